@@ -51,9 +51,19 @@ class InvalidAmountError(InvalidFieldError):
 class IllegalMoveError(CallerError):
     """A state machine was asked for a move that its table does not have."""
 
-    def __init__(self, subject: str, current: str, wanted: str, allowed: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        subject: str,
+        current: str,
+        wanted: str,
+        allowed: tuple[str, ...],
+        *,
+        advice: str = "",
+    ) -> None:
         legal = ", ".join(allowed) if allowed else "nothing, it is final"
-        super().__init__(f"{subject} is {current} and cannot become {wanted}; it may become {legal}")
+        line = f"{subject} is {current} and cannot become {wanted}; "
+        super().__init__(line + (advice or f"it may become {legal}"))
+        self.advice = advice
         self.subject = subject
         self.current = current
         self.wanted = wanted

@@ -1,0 +1,1 @@
+"""The pure core: decisions and arithmetic, as functions of a snapshot and `now`."""

@@ -1,0 +1,69 @@
+"""The `headgate` command: its groups, and the edge at which every error becomes one line.
+
+Exit codes: 0 success, 1 the work failed, 2 the input or the call was wrong, 70 a fault of
+Headgate's own, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from importlib.metadata import version
+
+import click
+
+from headgate.cli.decide import decide
+from headgate.cli.demo import demo
+from headgate.errors import HeadgateError
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERNAL = 70
+EXIT_INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("headgate"), "-V", "--version", message="headgate %(version)s")
+def cli() -> None:
+    """Decide which AI-agent task runs next, on whose quota, and inside whose budget."""
+
+
+cli.add_command(decide)
+cli.add_command(demo)
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line with these arguments, and return its exit code."""
+    try:
+        cli.main(arguments, prog_name="headgate", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except HeadgateError as error:
+        click.echo(f"headgate: {error}", err=True)
+        return EXIT_BAD_INPUT
+    except BrokenPipeError:
+        # The reader has gone, as `headgate decide … | head` does; there is nobody to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001
+        return _report_own_fault(error)
+    return 0
+
+
+def _report_own_fault(error: Exception) -> int:
+    if os.environ.get("HEADGATE_DEBUG"):
+        traceback.print_exception(error)
+    click.echo(
+        f"headgate: internal error, please report it: {type(error).__name__}: {error} "
+        "(HEADGATE_DEBUG=1 shows where)",
+        err=True,
+    )
+    return EXIT_INTERNAL

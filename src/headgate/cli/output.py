@@ -1,0 +1,58 @@
+"""Tables for people: drawn and coloured in a terminal, plain columns when piped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Row = Sequence[str]
+
+
+def is_terminal() -> bool:
+    """Say whether standard output is looked at by a person."""
+    return sys.stdout.isatty()
+
+
+def print_json(value: object) -> None:
+    """Write a value as indented JSON."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def print_table(title: str, header: Row, rows: Sequence[Row]) -> None:
+    """Write one table with its title."""
+    if is_terminal():
+        from rich.console import Console  # noqa: PLC0415  rich is slow to import, and unused in a pipe
+
+        Console().print(drawn_table(title, header, rows))
+    else:
+        click.echo(plain_table(title, header, rows))
+
+
+def plain_table(title: str, header: Row, rows: Sequence[Row]) -> str:
+    """Return a table as aligned columns."""
+    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+    lines = [title]
+    for row in (header, *rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return "\n".join(lines)
+
+
+def drawn_table(title: str, header: Row, rows: Sequence[Row]) -> Table:
+    """Return a table as rich draws it."""
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for name in header:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table

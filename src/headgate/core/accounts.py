@@ -1,0 +1,261 @@
+"""Accounts: what a scope has used, what it may use, and whether a request still fits.
+
+Rule: an admission never carries spent + reserved + overrun past a limit, in dollars or in tokens,
+in any scope that the request reaches. Limits stop admissions and nothing else: one that is lowered
+below what is used leaves every reservation as it is.
+
+A request of zero is held to the same inequality. In a scope that is exactly full it is admitted,
+since it takes nothing; in one that is over its limit it is refused, since the work behind it would
+add to the overrun.
+
+The journal is the truth and the balances are its sum: `balances_from` is that sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, tzinfo
+from enum import Enum
+
+import msgspec
+
+from headgate.core.budget_windows import NO_WINDOW, Window, bucket_start, live_from, resets_at
+from headgate.core.money import Columns, MicroUsd, Tokens
+from headgate.core.reservations import Call, Charge, Delta, Settlement
+from headgate.core.scopes import Scope
+
+
+class Balance(Columns, frozen=True, kw_only=True):
+    """What one scope has booked in one bucket. `spent` excludes the overrun."""
+
+    def add(self, other: Delta | Balance) -> Balance:
+        """Give this balance with a delta, or another bucket's balance, added to it."""
+        return Balance(
+            spent_micro_usd=MicroUsd(self.spent_micro_usd + other.spent_micro_usd),
+            reserved_micro_usd=MicroUsd(self.reserved_micro_usd + other.reserved_micro_usd),
+            overrun_micro_usd=MicroUsd(self.overrun_micro_usd + other.overrun_micro_usd),
+            spent_tokens=Tokens(self.spent_tokens + other.spent_tokens),
+            reserved_tokens=Tokens(self.reserved_tokens + other.reserved_tokens),
+            overrun_tokens=Tokens(self.overrun_tokens + other.overrun_tokens),
+        )
+
+    @property
+    def used_micro_usd(self) -> MicroUsd:
+        """The dollars that count against a limit."""
+        used = self.spent_micro_usd + self.reserved_micro_usd + self.overrun_micro_usd
+        return MicroUsd(used)
+
+    @property
+    def used_tokens(self) -> Tokens:
+        """The tokens that count against a limit."""
+        return Tokens(self.spent_tokens + self.reserved_tokens + self.overrun_tokens)
+
+
+EMPTY = Balance()
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scope may use within its window; None is no limit in that unit."""
+
+    limit_micro_usd: MicroUsd | None = None
+    limit_tokens: Tokens | None = None
+    window: Window = NO_WINDOW
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """A scope as one admission sees it: its limit, and what counts against it at `now`.
+
+    `tz` is the resolved zone of the limit's window. `oldest_bucket` is the earliest counted bucket
+    that holds anything; it tells when a rolling window next frees room.
+    """
+
+    scope: Scope
+    limit: Limit | None = None
+    balance: Balance = EMPTY
+    oldest_bucket: int | None = None
+    tz: tzinfo = UTC
+
+
+class Unit(Enum):
+    """The two columns of the books."""
+
+    MICRO_USD = "micro_usd"
+    TOKENS = "tokens"
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """The request fits in every scope."""
+
+
+ADMITTED = Admitted()
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """The first scope, root first, that cannot hold the request, and why; amounts are in `unit`.
+
+    `may_clear` tells whether waiting can help: the request fits the limit itself, and either the
+    window frees room at `resets_at` or reservations in flight may yet be given back.
+    """
+
+    scope: Scope
+    unit: Unit
+    limit: int
+    spent: int
+    reserved: int
+    overrun: int
+    requested: int
+    resets_at: int | None
+    may_clear: bool
+
+
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of one balance. The journal only grows; a backend adds its own sequence."""
+
+    at: float
+    reservation_id: str
+    scope: Scope
+    bucket_start: int
+    call: Call
+    delta: Delta
+
+
+def read_account(
+    scope: Scope, limit: Limit | None, buckets: Mapping[int, Balance], *, now: float, tz: tzinfo
+) -> Account:
+    """Sum the buckets of a scope that count at `now`."""
+    window = limit.window if limit is not None else NO_WINDOW
+    earliest = live_from(window, now, tz)
+    balance, oldest = EMPTY, None
+    for start, bucket in buckets.items():
+        if start < earliest or not (bucket.used_micro_usd or bucket.used_tokens):
+            continue
+        balance = balance.add(bucket)
+        oldest = start if oldest is None else min(oldest, start)
+    return Account(scope=scope, limit=limit, balance=balance, oldest_bucket=oldest, tz=tz)
+
+
+def admit(
+    accounts: Sequence[Account], *, micro_usd: MicroUsd, tokens: Tokens, now: float
+) -> Admitted | Refused:
+    """Ask whether every account can hold the request; give the first refusal, root first.
+
+    Within one scope dollars are asked about before tokens.
+    """
+    for account in accounts:
+        limit, balance = account.limit, account.balance
+        if limit is None:
+            continue
+        most_usd, most_tokens = limit.limit_micro_usd, limit.limit_tokens
+        if most_usd is not None and balance.used_micro_usd + micro_usd > most_usd:
+            return _refused_usd(account, limit.window, most_usd, micro_usd, now)
+        if most_tokens is not None and balance.used_tokens + tokens > most_tokens:
+            return _refused_tokens(account, limit.window, most_tokens, tokens, now)
+    return ADMITTED
+
+
+def charges_at(accounts: Iterable[Account], *, now: float) -> tuple[Charge, ...]:
+    """Give the balances that a reservation made at `now` weighs on, in the order given."""
+    return tuple(
+        Charge(
+            scope=account.scope,
+            bucket_start=bucket_start(account.limit.window, now, account.tz)
+            if account.limit is not None
+            else 0,
+        )
+        for account in accounts
+    )
+
+
+def journal_entries(settlement: Settlement, call: Call, *, at: float) -> tuple[JournalEntry, ...]:
+    """Give the journal rows of a call, one for each charge: none if nothing happened.
+
+    Renewing a lease is no row: it moves neither money nor state, and comes with every heartbeat.
+    """
+    if settlement.is_repeat or call is Call.EXTEND:
+        return ()
+    return tuple(
+        JournalEntry(
+            at=at,
+            reservation_id=settlement.reservation.id,
+            scope=charge.scope,
+            bucket_start=charge.bucket_start,
+            call=call,
+            delta=settlement.delta,
+        )
+        for charge in settlement.reservation.charges
+    )
+
+
+def balances_from(
+    entries: Iterable[JournalEntry],
+    *,
+    checkpoint: Mapping[tuple[Scope, int], Balance] | None = None,
+) -> dict[tuple[Scope, int], Balance]:
+    """Sum the journal into balances by scope and bucket, onto those of a checkpoint if given."""
+    balances = dict(checkpoint or {})
+    for entry in entries:
+        key = (entry.scope, entry.bucket_start)
+        balances[key] = balances.get(key, EMPTY).add(entry.delta)
+    return balances
+
+
+def _refused_usd(
+    account: Account, window: Window, limit: MicroUsd, requested: MicroUsd, now: float
+) -> Refused:
+    balance = account.balance
+    return _refused(
+        account,
+        window,
+        now,
+        unit=Unit.MICRO_USD,
+        limit=limit,
+        requested=requested,
+        spent=balance.spent_micro_usd,
+        reserved=balance.reserved_micro_usd,
+        overrun=balance.overrun_micro_usd,
+    )
+
+
+def _refused_tokens(
+    account: Account, window: Window, limit: Tokens, requested: Tokens, now: float
+) -> Refused:
+    balance = account.balance
+    return _refused(
+        account,
+        window,
+        now,
+        unit=Unit.TOKENS,
+        limit=limit,
+        requested=requested,
+        spent=balance.spent_tokens,
+        reserved=balance.reserved_tokens,
+        overrun=balance.overrun_tokens,
+    )
+
+
+def _refused(
+    account: Account,
+    window: Window,
+    now: float,
+    *,
+    unit: Unit,
+    limit: int,
+    requested: int,
+    spent: int,
+    reserved: int,
+    overrun: int,
+) -> Refused:
+    frees_at = resets_at(window, now, account.tz, oldest_bucket=account.oldest_bucket)
+    # The best that reservations in flight can do is to be given back, all of them.
+    could_be_released = spent + overrun + requested <= limit
+    return Refused(
+        scope=account.scope,
+        unit=unit,
+        limit=limit,
+        spent=spent,
+        reserved=reserved,
+        overrun=overrun,
+        requested=requested,
+        resets_at=frees_at,
+        may_clear=requested <= limit and (frees_at is not None or could_be_released),
+    )

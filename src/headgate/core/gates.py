@@ -1,0 +1,124 @@
+"""Gates: what must be open before a task can start.
+
+A gate is the set of things that a task passes through: its budget scopes with all their
+ancestors, its target, its slot. Tasks with the same gate are held together, so that a closed one
+costs nothing however many tasks stand behind it.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from headgate.core.scopes import ROOT, Scope, ancestors
+from headgate.core.tasks import Task
+
+GateKind = Literal["scope", "target", "slot"]
+
+
+class GatePart(NamedTuple):
+    """One thing that can be closed, such as the scope `session:eval` or the slot `work`."""
+
+    kind: GateKind
+    name: str
+
+
+class GateClosure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Why a part is closed, and the Unix seconds at which it may open, where that is known."""
+
+    kind: GateKind
+    name: str
+    until: float | None = None
+    why: str = ""
+
+    @property
+    def part(self) -> GatePart:
+        """The part that this closes."""
+        return GatePart(self.kind, self.name)
+
+
+GateKey = tuple[str | None, str | None, tuple[str, ...]]
+
+
+def gate_key(task: Task) -> GateKey:
+    """Return what tasks of the same gate have in common."""
+    return (task.target, task.slot, task.scopes)
+
+
+def gate_parts(key: GateKey) -> frozenset[GatePart]:
+    """List everything whose closing closes this gate.
+
+    The root of the budget tree, the empty scope, stands above every task.
+    """
+    target, slot, scopes = key
+    parts = {GatePart("scope", ROOT)}
+    for scope in scopes:
+        parts.update(GatePart("scope", charged) for charged in ancestors(Scope(scope)))
+    if target is not None:
+        parts.add(GatePart("target", target))
+    if slot is not None:
+        parts.add(GatePart("slot", slot))
+    return frozenset(parts)
+
+
+class Gate:
+    """One gate of the index, with whatever closes it at the moment."""
+
+    __slots__ = ("closed_by", "key", "parts", "serial")
+
+    def __init__(self, key: GateKey, serial: int) -> None:
+        self.key = key
+        self.serial = serial
+        self.parts = gate_parts(key)
+        self.closed_by: dict[GatePart, GateClosure] = {}
+
+
+class GateBook:
+    """All gates that tasks wait behind, and the parts that are closed."""
+
+    __slots__ = ("_by_part", "_closures", "_gates", "_serials")
+
+    def __init__(self) -> None:
+        self._gates: dict[GateKey, Gate] = {}
+        self._by_part: dict[GatePart, dict[Gate, None]] = {}
+        self._closures: dict[GatePart, GateClosure] = {}
+        self._serials = count()
+
+    def gate(self, key: GateKey) -> Gate:
+        """Return the gate of this key, closed by whatever is closed now."""
+        gate = self._gates.get(key)
+        if gate is None:
+            gate = self._gates[key] = Gate(key, next(self._serials))
+            for part in gate.parts:
+                self._by_part.setdefault(part, {})[gate] = None
+                if part in self._closures:
+                    gate.closed_by[part] = self._closures[part]
+        return gate
+
+    def drop(self, gate: Gate) -> None:
+        """Forget a gate that nobody waits behind."""
+        del self._gates[gate.key]
+        for part in gate.parts:
+            gates = self._by_part[part]
+            del gates[gate]
+            if not gates:
+                del self._by_part[part]
+
+    def close(self, closure: GateClosure) -> list[Gate]:
+        """Close a part, and return the gates that were open until now."""
+        self._closures[closure.part] = closure
+        gates = self._by_part.get(closure.part, ())
+        open_until_now = [gate for gate in gates if not gate.closed_by]
+        for gate in gates:
+            gate.closed_by[closure.part] = closure
+        return open_until_now
+
+    def open(self, part: GatePart) -> list[Gate]:
+        """Open a part, and return the gates that are open from now on."""
+        self._closures.pop(part, None)
+        closed = [gate for gate in self._by_part.get(part, ()) if part in gate.closed_by]
+        for gate in closed:
+            del gate.closed_by[part]
+        return [gate for gate in closed if not gate.closed_by]

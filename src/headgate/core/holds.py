@@ -1,0 +1,134 @@
+"""Why a task waits, as typed values.
+
+A task that got no agent gets a reason instead of silence. Each reason is a small record: a
+`reason` tag and fields for programs, a `message` for people.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True, tag_field="reason"):
+    """The base of all reasons; `line` is the message with the fields left open."""
+
+    line: ClassVar[str] = ""
+
+    @property
+    def message(self) -> str:
+        """One line for a person."""
+        return self.line.format_map(msgspec.structs.asdict(self))
+
+
+class GlobalBudgetExhausted(Hold, frozen=True, kw_only=True, tag="global_budget"):
+    """All projects together have used the global token budget."""
+
+    line = "the global budget is used up ({used} of {limit} tokens)"
+    used: int
+    limit: int
+
+
+class ProjectUnknown(Hold, frozen=True, kw_only=True, tag="project_unknown"):
+    """The task names a project that the snapshot does not have."""
+
+    line = "project {project_id} does not exist"
+    project_id: str
+
+
+class ProjectNotActive(Hold, frozen=True, kw_only=True, tag="project_paused"):
+    """The project is paused or archived."""
+
+    line = "project {project_id} is {status}"
+    project_id: str
+    status: str
+
+
+class NotYetDue(Hold, frozen=True, kw_only=True, tag="not_before"):
+    """The task asked not to start before a time."""
+
+    line = "it may not start before {until:.0f}"
+    until: float
+
+
+class GateClosed(Hold, frozen=True, kw_only=True, tag="gate_closed"):
+    """A scope, target or slot that the task passes through is closed."""
+
+    kind: str
+    name: str
+    until: float | None = None
+    why: str = ""
+
+    @property
+    def message(self) -> str:
+        """One line for a person; what is unknown is left out."""
+        because = f": {self.why}" if self.why else ""
+        until = f", until {self.until:.0f}" if self.until is not None else ""
+        return f"{self.kind} {self.name or '(root)'} is closed{because}{until}"
+
+
+class ProjectBudgetExhausted(Hold, frozen=True, kw_only=True, tag="project_budget"):
+    """The project has used its token budget for the window."""
+
+    line = "project {project_id} has used {used} of {limit} tokens"
+    project_id: str
+    used: int
+    limit: int
+
+
+class ProjectConcurrencyReached(Hold, frozen=True, kw_only=True, tag="project_concurrency"):
+    """The project runs as many agents as it may."""
+
+    line = "project {project_id} runs {active} of {limit} agents"
+    project_id: str
+    active: int
+    limit: int
+
+
+class InflightCapReached(Hold, frozen=True, kw_only=True, tag="inflight_cap"):
+    """As many tasks are in flight, over all agents, as may be."""
+
+    line = "{inflight} of {limit} tasks are in flight"
+    inflight: int
+    limit: int
+
+
+class RateLimited(Hold, frozen=True, kw_only=True, tag="rate_limit"):
+    """The agents that could run the task are of a type that is rate limited."""
+
+    line = "agents of type {agent_type} are rate limited until {until:.0f}"
+    agent_type: str
+    until: float
+
+
+class AgentFull(Hold, frozen=True, kw_only=True, tag="agent_full"):
+    """The agent that the task names has no free place."""
+
+    line = "agent {agent_id} has {inflight} of {capacity} places in use"
+    agent_id: str
+    inflight: int
+    capacity: int
+
+
+class AgentUnavailable(Hold, frozen=True, kw_only=True, tag="agent_unavailable"):
+    """The agent that the task names takes no work, or does not exist."""
+
+    line = "agent {agent_id} is {state}"
+    agent_id: str
+    state: str
+
+
+class NoIdleAgent(Hold, frozen=True, kw_only=True, tag="no_idle_agent"):
+    """No agent that may take the task is idle."""
+
+    line = "no agent is idle"
+
+
+class LaneBehind(Hold, frozen=True, kw_only=True, tag="lane_behind"):
+    """Nothing forbids the task; other work went first."""
+
+    line = "the lane of {agent} in {project_id} is behind others ({given_first} went first)"
+    project_id: str
+    agent: str
+    given_first: int

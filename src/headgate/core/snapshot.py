@@ -1,0 +1,180 @@
+"""What a decision is made from, and what it returns.
+
+A snapshot is immutable and complete: the same snapshot gives the same plan. The order of
+`projects` and of `agents` is part of the input, because it settles ties; the order of `tasks` and
+of every mapping is not. The first eight fields are the whole of plain fair share. Each further
+one is off by default and repairs one thing that fair share alone gets wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headgate.core.gates import GateClosure
+from headgate.core.projects import Agent, Project
+from headgate.core.tasks import LenientEnum, Task
+from headgate.errors import InvalidSnapshotError
+
+DEFAULT_TOKENS = 1_000
+
+
+class LanePolicy(LenientEnum):
+    """Which lane of a project goes first."""
+
+    FEWEST_IN_FLIGHT = "fair-fifo"
+    HIGHEST_LOAD = "load"
+
+
+@dataclass(frozen=True)
+class AssignAction:
+    """One idle agent and the READY task it is to run."""
+
+    agent_id: str
+    task_id: str
+    project_id: str
+
+
+@dataclass(frozen=True)
+class SchedulerState:
+    """Everything that the scheduler needs to know, at one moment.
+
+    charge_in_round           an assignment adds the task's tokens to its project's usage at once
+    default_tokens            tokens charged per unit of weight where a task has no estimate
+    project_reserved          tokens held for work in flight; they count as used
+    project_started           tasks started in the window; the guarantee then asks for a start
+                              instead of a completion
+    agent_inflight            tasks in flight per agent; agents then have `capacity` places
+    max_inflight              tasks in flight over all agents
+    lane_policy, tick, alpha  how the lane within a project is chosen, and the tick it happens at
+    lane_served               project -> agent -> tick at which that lane was last served; the
+                              open lane is the agent ""
+    max_wait_ticks            a lane that has waited this long goes first
+    max_lag_tokens            the most that a project can be owed
+    project_forgiven          tokens of lag already forgiven, from `Scheduler.forgive`
+    priority_ageing_seconds   waiting this long is worth one step of priority; 0 is strict
+    now                       Unix seconds; needed only where a task has `not_before`
+    closed_gates              scopes, targets and slots whose tasks cannot start
+    rate_limited              agent type -> Unix seconds until which it is limited
+    """
+
+    projects: list[Project]
+    tasks: list[Task]
+    agents: list[Agent]
+    project_token_usage: dict[str, int]
+    project_active_agent_counts: dict[str, int]
+    tasks_completed_in_window: dict[str, int]
+    global_budget: int | None = None
+    global_tokens_used: int = 0
+    charge_in_round: bool = False
+    default_tokens: int = DEFAULT_TOKENS
+    project_reserved: dict[str, int] = field(default_factory=dict)
+    project_started: dict[str, int] | None = None
+    agent_inflight: dict[str, int] | None = None
+    max_inflight: int | None = None
+    lane_policy: LanePolicy | None = None
+    tick: int = 0
+    alpha: float = 0.25
+    lane_served: dict[str, dict[str, int]] = field(default_factory=dict)
+    max_wait_ticks: int | None = None
+    max_lag_tokens: int | None = None
+    project_forgiven: dict[str, int] = field(default_factory=dict)
+    priority_ageing_seconds: float = 0.0
+    now: float | None = None
+    closed_gates: list[GateClosure] = field(default_factory=list)
+    rate_limited: dict[str, float] = field(default_factory=dict)
+
+
+def tokens_charged(task: Task, default_tokens: int) -> int:
+    """Return what the task counts as: its estimate, or its weight where tokens are unknown.
+
+    Work that reports no tokens must still count, or two projects of it would never be fair.
+    """
+    if task.estimate_tokens is not None:
+        return task.estimate_tokens
+    return math.ceil(task.weight * default_tokens)
+
+
+def is_due(task: Task, now: float | None) -> bool:
+    """Say whether the task may start at `now`, as far as its own `not_before` goes."""
+    return task.not_before is None or now is None or task.not_before <= now
+
+
+def check_snapshot(state: SchedulerState) -> None:
+    """Raise `InvalidSnapshotError`, naming the field, unless a decision can be made."""
+    for problem in _problems(state):
+        raise problem
+
+
+def _problems(state: SchedulerState) -> Iterator[InvalidSnapshotError]:
+    yield from _id_problems("projects", (project.id for project in state.projects))
+    yield from _id_problems("tasks", (task.id for task in state.tasks))
+    for position, project in enumerate(state.projects):
+        if not (math.isfinite(project.credit_weight) and project.credit_weight >= 0):
+            name = f"projects[{position}].credit_weight"
+            yield InvalidSnapshotError(name, "must be a finite number, zero or more")
+    for position, task in enumerate(state.tasks):
+        yield from _task_problems(f"tasks[{position}]", task, state.now)
+    yield from _option_problems(state)
+
+
+def _id_problems(name: str, ids: Iterable[str]) -> Iterator[InvalidSnapshotError]:
+    seen: set[str] = set()
+    for position, identifier in enumerate(ids):
+        if not identifier:
+            yield InvalidSnapshotError(f"{name}[{position}].id", "is empty; give it an id")
+        if identifier in seen:
+            problem = f"{identifier!r} is there twice; ids must be unique"
+            yield InvalidSnapshotError(f"{name}[{position}].id", problem)
+        seen.add(identifier)
+
+
+def _task_problems(name: str, task: Task, now: float | None) -> Iterator[InvalidSnapshotError]:
+    if not (math.isfinite(task.weight) and task.weight >= 0):
+        yield InvalidSnapshotError(f"{name}.weight", "must be a finite number, zero or more")
+    if task.estimate_tokens is not None and task.estimate_tokens < 0:
+        yield InvalidSnapshotError(f"{name}.estimate_tokens", "must be zero or more")
+    if not math.isfinite(task.created_at):
+        yield InvalidSnapshotError(f"{name}.created_at", "must be a finite number of seconds")
+    if task.not_before is not None and now is None:
+        yield InvalidSnapshotError("now", f"is needed because {name} has not_before; set it")
+
+
+def _option_problems(state: SchedulerState) -> Iterator[InvalidSnapshotError]:
+    for name in ("default_tokens", "max_inflight", "max_wait_ticks", "max_lag_tokens"):
+        value = getattr(state, name)
+        if value is not None and value < 0:
+            yield InvalidSnapshotError(name, "must be zero or more")
+    ageing = state.priority_ageing_seconds
+    if not (math.isfinite(ageing) and ageing >= 0):
+        yield InvalidSnapshotError("priority_ageing_seconds", "must be a number, zero or more")
+    if not 0.0 <= state.alpha <= 1.0:
+        yield InvalidSnapshotError("alpha", "must be between 0 and 1")
+
+
+def decode_snapshot(text: bytes) -> SchedulerState:
+    """Read a snapshot from JSON whose keys are the field names of `SchedulerState`."""
+    try:
+        raw = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise InvalidSnapshotError("snapshot", f"is not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise InvalidSnapshotError("snapshot", "must be a JSON object")
+    for key in raw:
+        if key not in SchedulerState.__dataclass_fields__:
+            raise InvalidSnapshotError(key, "is not a field of a snapshot; remove or correct it")
+    return _convert(raw)
+
+
+def _convert(raw: dict[str, object]) -> SchedulerState:
+    try:
+        state = msgspec.convert(raw, SchedulerState)
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).partition(" - at ")
+        field_name = place.strip("`").removeprefix("$").removeprefix(".") or "snapshot"
+        raise InvalidSnapshotError(field_name, problem) from None
+    check_snapshot(state)
+    return state

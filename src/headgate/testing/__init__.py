@@ -1,0 +1,37 @@
+"""Deterministic simulation: virtual time, seeded schedules, hosts that crash between two awaits.
+
+`simulate(main)` runs an async function on a fresh loop. The same program and seed give the same
+trace; another seed tries another order of the tasks that are ready at the same time.
+"""
+
+from __future__ import annotations
+
+from headgate.testing.clock import DEFAULT_START, VirtualClock
+from headgate.testing.failures import (
+    DeadlockError,
+    HostCrashedError,
+    NotSimulatedError,
+    SimulationError,
+    StepLimitError,
+    UnhandledError,
+)
+from headgate.testing.hosts import Host
+from headgate.testing.loop import DEFAULT_MAX_STEPS, SimulatedLoop, TraceEvent
+from headgate.testing.simulation import Simulation, simulate
+
+__all__ = [
+    "DEFAULT_MAX_STEPS",
+    "DEFAULT_START",
+    "DeadlockError",
+    "Host",
+    "HostCrashedError",
+    "NotSimulatedError",
+    "SimulatedLoop",
+    "Simulation",
+    "SimulationError",
+    "StepLimitError",
+    "TraceEvent",
+    "UnhandledError",
+    "VirtualClock",
+    "simulate",
+]

@@ -1,0 +1,204 @@
+"""The command line as a person meets it: output, bad input, exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headgate import Project, Task
+from headgate.cli import main as cli_main
+from headgate.cli.main import run
+from snapshots import idle, snapshot, tasks
+
+
+@pytest.fixture
+def snapshot_file(tmp_path: Path) -> Path:
+    state = snapshot(
+        projects=[Project(id="p", max_concurrent_agents=1)],
+        tasks=tasks("p", 2),
+        agents=idle("a", "b"),
+    )
+    path = tmp_path / "snapshot.json"
+    path.write_bytes(msgspec.json.encode(state))
+    return path
+
+
+def test_decide_prints_the_plan_and_the_reasons(
+    snapshot_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["decide", str(snapshot_file)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "Plan: 1 of 2 agents get work",
+        "  agent  task     project",
+        "  a      p-00000  p",
+        "",
+        "Waiting: 1 tasks",
+        "  task     reason",
+        "  p-00001  project p runs 1 of 1 agents",
+    ]
+
+
+def test_decide_writes_json(snapshot_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["decide", str(snapshot_file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "actions": [{"agent_id": "a", "task_id": "p-00000", "project_id": "p"}],
+        "waiting": {
+            "p-00001": [
+                {
+                    "reason": "project_concurrency",
+                    "project_id": "p",
+                    "active": 1,
+                    "limit": 1,
+                    "message": "project p runs 1 of 1 agents",
+                }
+            ]
+        },
+    }
+
+
+def test_decide_shortens_a_long_list_and_counts_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "long.json"
+    path.write_bytes(msgspec.json.encode(snapshot(tasks=tasks("gone", 60), agents=idle("a"))))
+    assert run(["decide", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  and 10 more; --json lists them all" in lines
+    assert "  60     project gone does not exist" in lines
+
+
+def valid() -> dict[str, object]:
+    return {
+        "projects": [{"id": "p"}],
+        "tasks": [{"id": "t", "project_id": "p"}],
+        "agents": [{"id": "a"}],
+        "project_token_usage": {},
+        "project_active_agent_counts": {},
+        "tasks_completed_in_window": {},
+    }
+
+
+def test_a_minimal_file_needs_only_the_fields_without_defaults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps(valid()))
+    assert run(["decide", str(path)]) == 0
+    assert "a      t     p" in capsys.readouterr().out
+
+
+BAD: list[tuple[bytes, str]] = [
+    (b"", "snapshot: is not JSON"),
+    (b"not json", "snapshot: is not JSON"),
+    (b"\xff\xfe", "snapshot: is not JSON"),
+    (b"[]", "snapshot: must be a JSON object"),
+    (b"{}", "snapshot: Object missing required field `projects`"),
+    (json.dumps(valid() | {"taks": []}).encode(), "taks: is not a field of a snapshot"),
+    (json.dumps(valid() | {"tasks": [{"id": 7}]}).encode(), "tasks[0].id: Expected `str`"),
+    (json.dumps(valid() | {"tasks": [{"id": ""}]}).encode(), "tasks[0].id: is empty"),
+    (
+        json.dumps(valid() | {"tasks": [{"id": "t"}, {"id": "t"}]}).encode(),
+        "tasks[1].id: 't' is there twice",
+    ),
+    (
+        json.dumps(valid() | {"projects": [{"id": "p", "credit_wieght": 2}]}).encode(),
+        "projects[0]: Object contains unknown field `credit_wieght`",
+    ),
+    (
+        json.dumps(valid() | {"tasks": [{"id": "t", "status": "lost"}]}).encode(),
+        "tasks[0].status: Invalid enum value 'lost'",
+    ),
+    (
+        json.dumps(valid() | {"project_token_usage": {"p": "many"}}).encode(),
+        "project_token_usage[...]: Expected `int`",
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "line"), BAD, ids=[line for _, line in BAD])
+def test_a_malformed_snapshot_is_one_line_and_exit_code_two(
+    content: bytes, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    assert run(["decide", str(path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"headgate: {line}")
+    assert printed.err.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_read_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (tmp_path / "missing.json", tmp_path):
+        assert run(["decide", str(path)]) == 2
+        printed = capsys.readouterr().err
+        assert f"cannot read {path}" in printed
+        assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["decide"], ["nonsense"], ["demo", "--seconds", "-1"]])
+def test_a_wrong_call_is_exit_code_two(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    assert "Error: " in capsys.readouterr().err
+
+
+def test_a_fault_of_our_own_is_one_line_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(cli_main.cli, "main", broken)
+    monkeypatch.delenv("HEADGATE_DEBUG", raising=False)
+    assert run(["demo"]) == 70
+    printed = capsys.readouterr().err
+    assert "internal error" in printed
+    assert "ZeroDivisionError: oops" in printed
+    assert "Traceback" not in printed
+
+
+def test_demo_shows_targets_beside_shares(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["demo", "--seconds", "20", "--json"]) == 0
+    lines = {line["project"]: line for line in json.loads(capsys.readouterr().out)["projects"]}
+    assert set(lines) == {"research", "noisy", "evals"}
+    for name in ("research", "noisy"):
+        assert lines[name]["actual_share"] == pytest.approx(lines[name]["target_share"], abs=0.03)
+    assert lines["evals"]["actual_share"] == 0.0
+    assert lines["evals"]["reason"] .startswith("project evals has used 30")
+
+
+def test_demo_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for seed in ("5", "5", "6"):
+        assert run(["demo", "--seconds", "2", "--seed", seed]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
+def test_a_reader_that_goes_away_is_not_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    waiting = [Task(id=f"t{number}") for number in range(20_000)]
+    path.write_bytes(msgspec.json.encode(snapshot(tasks=waiting)))
+    command = f"{sys.executable} -m headgate decide {path} --json | head -c 10"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_standard_input_is_read_for_a_dash(snapshot_file: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "headgate", "decide", "-"],
+        input=snapshot_file.read_bytes(),
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert b"Plan: 1 of 2 agents" in done.stdout

@@ -1,0 +1,233 @@
+"""Fairness over many grants: shares reach their targets, and nobody starves.
+
+The bound on a project's wait is stated once, in `most_grants_between`, and tested on the loads
+that break schedulers: tasks that always fail, a project that comes back, a lane that floods, work
+that reports no tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate import Agent, AssignAction, Project, Task
+from headgate.core.snapshot import LanePolicy, SchedulerState
+from headgate.testing.fleet import SimulatedFleet, Workload
+from snapshots import agents, snapshot
+
+GRANTS = 10_000
+LAG = 50_000
+
+
+def service_options(**fields: object) -> SchedulerState:
+    """Everything that the service turns on."""
+    values: dict[str, object] = {
+        "charge_in_round": True,
+        "project_started": {},
+        "lane_policy": LanePolicy.FEWEST_IN_FLIGHT,
+        "max_lag_tokens": LAG,
+    }
+    return snapshot(**(values | fields))
+
+
+def costs(low: int, high: int) -> Callable[[random.Random], Task]:
+    return lambda randomness: Task(estimate_tokens=randomness.randint(low, high))
+
+
+def project(name: str, weight: float = 1.0) -> Project:
+    return Project(id=name, credit_weight=weight, max_concurrent_agents=None)
+
+
+def run(fleet: SimulatedFleet, grants: int = GRANTS) -> list[AssignAction]:
+    while len(fleet.grants) < grants:
+        fleet.step()
+    return fleet.grants
+
+
+def shares(fleet: SimulatedFleet) -> dict[str, float]:
+    tokens = {name: fleet.used[name] + fleet.reserved[name] for name in fleet.used}
+    return {name: used / sum(tokens.values()) for name, used in tokens.items()}
+
+
+def longest_wait(grants: list[AssignAction], name: str, *, after: int = 0) -> int:
+    """Return the most grants in a row that went to others."""
+    longest = waited = 0
+    for action in grants[after:]:
+        waited = 0 if action.project_id == name else waited + 1
+        longest = max(longest, waited)
+    return longest
+
+
+def most_grants_between(
+    *, projects: int, share: float, cheapest: int, dearest: int, lag: int = LAG
+) -> int:
+    """State the bound: how many grants may go to others before an eligible project is served.
+
+    No project is ever owed more than `lag`, so none can be further ahead than all the others'
+    lag together; each token granted to others brings it closer by its share of that token.
+    """
+    return math.ceil((projects * lag + dearest) / (share * cheapest)) + 2 * projects
+
+
+@pytest.mark.parametrize("crew", [1, 7, 40])
+def test_shares_are_within_one_percent_for_equal_costs(crew: int) -> None:
+    weights = {"x": 1.0, "y": 2.0, "z": 5.0, "w": 0.5}
+    workloads = [
+        Workload(project=project(name, weight), make=costs(1_000, 1_000), backlog=60)
+        for name, weight in weights.items()
+    ]
+    fleet = SimulatedFleet(workloads, agents(crew), service_options())
+    run(fleet)
+    for name, share in shares(fleet).items():
+        assert share == pytest.approx(weights[name] / sum(weights.values()), abs=0.01)
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=5)
+def test_shares_are_within_two_percent_for_skewed_costs(seed: int) -> None:
+    weights = {"x": 1.0, "y": 2.0, "z": 5.0}
+    workloads = [
+        Workload(
+            project=project("x", 1.0),
+            make=costs(10, 5_000),
+            rounds=lambda randomness: randomness.randint(1, 9),
+        ),
+        Workload(project=project("y", 2.0), make=costs(1_000, 1_000)),
+        Workload(
+            project=project("z", 5.0),
+            make=lambda randomness: Task(
+                estimate_tokens=20_000 if randomness.random() < 0.05 else 100
+            ),
+        ),
+    ]
+    fleet = SimulatedFleet(workloads, agents(12), service_options(), seed=seed)
+    run(fleet)
+    for name, share in shares(fleet).items():
+        assert share == pytest.approx(weights[name] / sum(weights.values()), abs=0.02)
+
+
+def test_work_without_tokens_is_shared_by_weight() -> None:
+    workloads = [
+        Workload(project=project("x"), make=lambda _: Task(weight=1.0)),
+        Workload(project=project("y"), make=lambda _: Task(weight=4.0)),
+    ]
+    fleet = SimulatedFleet(workloads, agents(5), service_options())
+    grants = run(fleet)
+    counts = {name: sum(a.project_id == name for a in grants) for name in ("x", "y")}
+    assert counts["x"] / counts["y"] == pytest.approx(4.0, rel=0.02)
+
+
+def test_a_project_whose_tasks_always_fail_does_not_starve_the_others() -> None:
+    workloads = [
+        Workload(project=project("broken"), make=costs(1_000, 1_000), fails=True),
+        Workload(project=project("fine"), make=costs(1_000, 1_000)),
+    ]
+    fleet = SimulatedFleet(workloads, agents(1), service_options())
+    grants = run(fleet)
+    assert longest_wait(grants, "fine") <= 2
+    assert shares(fleet)["broken"] == pytest.approx(0.5, abs=0.01)
+    by_completion = SimulatedFleet(
+        workloads, agents(1), service_options(project_started=None, max_lag_tokens=None)
+    )
+    assert longest_wait(run(by_completion), "fine") > 9_000
+
+
+def test_a_returning_project_does_not_starve_the_others() -> None:
+    """Away for 3,000 rounds, it is owed the clamp and no more."""
+    workloads = [
+        Workload(project=project("steady"), make=costs(1_000, 1_000)),
+        Workload(
+            project=project("returning"),
+            make=costs(1_000, 1_000),
+            present=lambda number: number > 3_000,
+        ),
+    ]
+    clamped = SimulatedFleet(workloads, agents(1), service_options())
+    grants = run(clamped)
+    bound = most_grants_between(projects=2, share=0.5, cheapest=1_000, dearest=1_000)
+    assert longest_wait(grants, "steady") <= bound
+    assert longest_wait(grants, "returning", after=3_001) <= bound
+    unclamped = SimulatedFleet(workloads, agents(1), service_options(max_lag_tokens=None))
+    assert longest_wait(run(unclamped), "steady") > 2_500
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 8.0]), min_size=2, max_size=5),
+    lag=st.sampled_from([2_000, 20_000]),
+)
+@settings(deadline=None, max_examples=15)
+def test_no_project_waits_longer_than_the_bound(seed: int, weights: list[float], lag: int) -> None:
+    cheapest, dearest = 500, 2_000
+    workloads = [
+        Workload(
+            project=project(f"p{number}", weight),
+            make=costs(cheapest, dearest),
+            # Everybody but the first comes and goes.
+            present=(lambda n, k=number: k == 0 or (n // (97 * k)) % 3 != 1),  # type: ignore[misc]
+        )
+        for number, weight in enumerate(weights)
+    ]
+    fleet = SimulatedFleet(workloads, agents(3), service_options(max_lag_tokens=lag), seed=seed)
+    grants = run(fleet, 2_000)
+    bound = most_grants_between(
+        projects=len(weights),
+        share=weights[0] / sum(weights),
+        cheapest=cheapest,
+        dearest=dearest,
+        lag=lag,
+    )
+    assert longest_wait(grants, "p0") <= bound
+
+
+def lane_waits(policy: LanePolicy, max_wait_ticks: int | None) -> tuple[int, int]:
+    """Return the longest wait of a shallow lane beside a flooding one, and the bound on it."""
+    turns = iter(range(10**9))
+    flood = Workload(
+        project=project("p"),
+        backlog=400,
+        make=lambda _: Task(
+            agent_id="quiet" if next(turns) % 200 == 0 else "loud", estimate_tokens=10, weight=5.0
+        ),
+    )
+    crew = [Agent(id="loud", capacity=2), Agent(id="quiet", capacity=2)]
+    options = service_options(
+        lane_policy=policy, max_wait_ticks=max_wait_ticks, alpha=0.5, max_inflight=1
+    )
+    fleet = SimulatedFleet([flood], crew, options)
+    longest = waited = 0
+    for _ in range(4_000):
+        waiting = any(task.agent_id == "quiet" for task in fleet.index)
+        for action in fleet.step():
+            waited = 0 if action.agent_id == "quiet" or not waiting else waited + 1
+            longest = max(longest, waited)
+    return longest, (max_wait_ticks or 0) + len(crew)
+
+
+def test_a_flooding_lane_does_not_starve_a_quiet_one_by_fewest_in_flight() -> None:
+    longest, _ = lane_waits(LanePolicy.FEWEST_IN_FLIGHT, None)
+    assert longest <= 1
+
+
+def test_a_flooding_lane_does_not_starve_a_quiet_one_by_load_with_a_bound() -> None:
+    unbounded, _ = lane_waits(LanePolicy.HIGHEST_LOAD, None)
+    longest, bound = lane_waits(LanePolicy.HIGHEST_LOAD, 20)
+    assert longest <= bound < unbounded
+
+
+def test_the_same_seed_gives_the_same_day() -> None:
+    def day() -> list[AssignAction]:
+        workloads = [
+            Workload(
+                project=project(name), make=costs(100, 9_000), rounds=lambda r: r.randint(1, 9)
+            )
+            for name in ("x", "y")
+        ]
+        return run(SimulatedFleet(workloads, agents(4), service_options(), seed=7), 2_000)
+
+    assert day() == day()
