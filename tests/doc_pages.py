@@ -87,7 +87,7 @@ def prose_of(text: str) -> str:
 
 
 def run_page(page: Path) -> list[Output]:
-    """Run every Python and console block of a page, and pair what they show with what they print."""
+    """Run the Python and console blocks of a page; pair what they show with what they print."""
     text = page.read_text()
     names: dict[str, object] = {"__name__": "documentation"}
     outputs: list[Output] = []

@@ -125,7 +125,7 @@ def projects(draw: st.DrawFn) -> list[Project]:
 
 
 @st.composite
-def task_lists(draw: st.DrawFn, *, pinned: bool = False, most: int = 14) -> list[Task]:
+def task_lists(draw: st.DrawFn, *, pinned: bool = False, most: int = 10) -> list[Task]:
     owners = st.sampled_from([None, None, *AGENT_IDS]) if pinned else st.none()
     size = draw(st.integers(0, most))
     numbers = draw(st.permutations(range(size)))
@@ -166,15 +166,27 @@ def agent_lists(draw: st.DrawFn) -> list[Agent]:
 @st.composite
 def plain_snapshots(draw: st.DrawFn) -> SchedulerState:
     """Snapshots with nothing but the fields of plain fair share."""
-    accepting = [Agent(id=agent.id, state=agent.state) for agent in draw(agent_lists())]
-    open_tasks = [
-        Task(id=task.id, project_id=task.project_id, priority=task.priority, status=task.status)
-        for task in draw(task_lists())
-    ]
+    priorities = draw(st.lists(st.integers(-2, 2), max_size=14))
+    owners = st.sampled_from([*PROJECT_IDS, "unknown"])
+    statuses = st.sampled_from([TaskStatus.READY] * 4 + list(TaskStatus))
+    return _snapshot(
+        draw,
+        agents=[
+            Agent(id=name, state=draw(st.sampled_from([AgentState.IDLE] * 3 + list(AgentState))))
+            for name in draw(st.lists(st.sampled_from(AGENT_IDS), max_size=8))
+        ],
+        tasks=[
+            Task(id=f"t{n:02}", project_id=draw(owners), priority=priority, status=draw(statuses))
+            for n, priority in enumerate(priorities)
+        ],
+    )
+
+
+def _snapshot(draw: st.DrawFn, *, agents: list[Agent], tasks: list[Task]) -> SchedulerState:
     return snapshot(
         projects=draw(projects()),
-        tasks=open_tasks,
-        agents=accepting,
+        tasks=tasks,
+        agents=agents,
         project_token_usage=draw(usages),
         project_active_agent_counts=draw(counts),
         tasks_completed_in_window=draw(counts),
@@ -196,9 +208,7 @@ def full_snapshots(draw: st.DrawFn) -> SchedulerState:
         GateClosure(kind="scope", name="session:s/workflow:w"),
     ]
     return dataclasses.replace(
-        draw(plain_snapshots()),
-        tasks=draw(task_lists(pinned=True)),
-        agents=draw(agent_lists()),
+        _snapshot(draw, agents=draw(agent_lists()), tasks=draw(task_lists(pinned=True))),
         charge_in_round=draw(st.booleans()),
         default_tokens=draw(st.sampled_from([0, 100, 1_000])),
         project_reserved=draw(st.one_of(st.just({}), usages)),

@@ -1,13 +1,19 @@
 """Every error that Headgate raises, as one tree.
 
     HeadgateError
-    └── CallerError                  the input is wrong: fix it and call again
-        ├── InvalidSnapshotError     a snapshot that no decision can be made from
-        ├── IllegalTransitionError   a task was asked to make a move its state does not have
-        ├── InvalidSettingError      a setting outside its range, or two that exclude each other
-        ├── InvalidScopeError        a budget scope that is not a path of `kind:name` parts
-        ├── InvalidAmountError       an amount of money or tokens that cannot be booked
-        └── IllegalSettlementError   a reservation was asked to make a move its state does not have
+    ├── CallerError                      the input is wrong: fix it and call again
+    │   ├── InvalidFieldError            one named field has a value that cannot be used
+    │   │   ├── InvalidSnapshotError     a snapshot that no decision can be made from
+    │   │   ├── InvalidSettingError      a setting outside its range, or two that exclude each other
+    │   │   ├── InvalidScopeError        a budget scope that is not a path of `kind:name` parts
+    │   │   └── InvalidAmountError       an amount of money or tokens that cannot be booked
+    │   └── IllegalMoveError             a state machine was asked for a move that it does not have
+    │       ├── IllegalTransitionError   of a task
+    │       └── IllegalSettlementError   of a reservation
+    ├── LimitReachedError                the request is fine, but there is no room for it now
+    │   └── BudgetExceededError          a budget cannot hold the amount
+    └── StoreError                       what keeps the books did not answer, or answered wrongly
+        └── LedgerUnavailableError       nothing was granted; trying again may help
 
 Errors carry fields for programs and one line for people; the line says what to do next.
 """
@@ -76,3 +82,54 @@ class IllegalTransitionError(IllegalMoveError):
 
 class IllegalSettlementError(IllegalMoveError):
     """A reservation cannot make this move; see the table in `headgate.core.reservations`."""
+
+
+class LimitReachedError(HeadgateError):
+    """The request is fine, but there is no room for it now."""
+
+
+class BudgetExceededError(LimitReachedError):
+    """A budget cannot hold the amount; nothing was held anywhere.
+
+    Amounts are in micro-dollars or in tokens, as `unit` says. `resets_at` is the Unix time at which
+    the window next frees room, `may_clear` whether waiting can help at all.
+    """
+
+    def __init__(
+        self,
+        *,
+        scope: str,
+        unit: str,
+        limit: int,
+        spent: int,
+        reserved: int,
+        overrun: int,
+        requested: int,
+        resets_at: float | None,
+        may_clear: bool,
+    ) -> None:
+        used, most = _amount(spent + overrun, unit), _amount(limit, unit)
+        line = f"Budget exceeded: spent {used} of {most} limit"
+        details = f"scope {scope or '(root)'}, {_amount(reserved, unit)} reserved"
+        super().__init__(f"{line} ({details}, {_amount(requested, unit)} requested)")
+        self.scope = scope
+        self.unit = unit
+        self.limit = limit
+        self.spent = spent
+        self.reserved = reserved
+        self.overrun = overrun
+        self.requested = requested
+        self.resets_at = resets_at
+        self.may_clear = may_clear
+
+
+def _amount(amount: int, unit: str) -> str:
+    return f"${amount / 1_000_000:.4f}" if unit == "micro_usd" else f"{amount} tokens"
+
+
+class StoreError(HeadgateError):
+    """What keeps the books did not answer, or answered wrongly."""
+
+
+class LedgerUnavailableError(StoreError):
+    """The ledger could not be asked; nothing was granted, and trying again may help."""

@@ -173,7 +173,7 @@ def test_demo_shows_targets_beside_shares(capsys: pytest.CaptureFixture[str]) ->
     for name in ("research", "noisy"):
         assert lines[name]["actual_share"] == pytest.approx(lines[name]["target_share"], abs=0.03)
     assert lines["evals"]["actual_share"] == 0.0
-    assert lines["evals"]["reason"] .startswith("project evals has used 30")
+    assert lines["evals"]["reason"].startswith("project evals has used 30")
 
 
 def test_demo_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,13 +36,13 @@ from snapshots import (
 
 
 @given(plain_snapshots())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 def test_plan_equals_the_plain_reading_of_the_rule(state: SchedulerState) -> None:
     assert Scheduler.schedule(state) == plain_fair_share(state)
 
 
 @given(full_snapshots())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_scheduling_does_not_change_its_argument(state: SchedulerState) -> None:
     before = copy.deepcopy(state)
     Scheduler.schedule(state)
@@ -51,7 +51,7 @@ def test_scheduling_does_not_change_its_argument(state: SchedulerState) -> None:
 
 
 @given(full_snapshots(), st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_order_of_tasks_and_mappings_does_not_matter(state: SchedulerState, random: object) -> None:
     shuffled = list(state.tasks)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -66,7 +66,7 @@ def test_order_of_tasks_and_mappings_does_not_matter(state: SchedulerState, rand
 
 
 @given(full_snapshots())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_no_cap_is_passed_and_nothing_is_given_twice(state: SchedulerState) -> None:
     actions = Scheduler.schedule(state)
     known = {task.id: task for task in state.tasks}
@@ -109,7 +109,7 @@ def _check_project_caps(state: SchedulerState, actions: list[AssignAction]) -> N
 
 
 @given(full_snapshots())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_every_ready_task_is_planned_or_has_a_reason(state: SchedulerState) -> None:
     planned = {action.task_id for action in Scheduler.schedule(state)}
     reasons = Scheduler.explain_all(state)

@@ -15,8 +15,9 @@ import click
 
 from headgate.cli.decide import decide
 from headgate.cli.demo import demo
-from headgate.errors import HeadgateError
+from headgate.errors import CallerError, HeadgateError
 
+EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
@@ -48,7 +49,7 @@ def run(arguments: list[str]) -> int:
         return EXIT_INTERRUPTED
     except HeadgateError as error:
         click.echo(f"headgate: {error}", err=True)
-        return EXIT_BAD_INPUT
+        return EXIT_BAD_INPUT if isinstance(error, CallerError) else EXIT_FAILED
     except BrokenPipeError:
         # The reader has gone, as `headgate decide … | head` does; there is nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -109,13 +109,15 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of one balance. The journal only grows; a backend adds its own sequence."""
+    """One call that changed the books: the same delta for each balance that it charged.
+
+    The journal only grows; a backend adds its own sequence.
+    """
 
     at: float
     reservation_id: str
-    scope: Scope
-    bucket_start: int
     call: Call
+    charges: tuple[Charge, ...]
     delta: Delta
 
 
@@ -166,23 +168,19 @@ def charges_at(accounts: Iterable[Account], *, now: float) -> tuple[Charge, ...]
     )
 
 
-def journal_entries(settlement: Settlement, call: Call, *, at: float) -> tuple[JournalEntry, ...]:
-    """Give the journal rows of a call, one for each charge: none if nothing happened.
+def journal_entry(settlement: Settlement, call: Call, *, at: float) -> JournalEntry | None:
+    """Give the journal row of a call, None if nothing happened.
 
     Renewing a lease is no row: it moves neither money nor state, and comes with every heartbeat.
     """
     if settlement.is_repeat or call is Call.EXTEND:
-        return ()
-    return tuple(
-        JournalEntry(
-            at=at,
-            reservation_id=settlement.reservation.id,
-            scope=charge.scope,
-            bucket_start=charge.bucket_start,
-            call=call,
-            delta=settlement.delta,
-        )
-        for charge in settlement.reservation.charges
+        return None
+    return JournalEntry(
+        at=at,
+        reservation_id=settlement.reservation.id,
+        call=call,
+        charges=settlement.reservation.charges,
+        delta=settlement.delta,
     )
 
 
@@ -194,8 +192,9 @@ def balances_from(
     """Sum the journal into balances by scope and bucket, onto those of a checkpoint if given."""
     balances = dict(checkpoint or {})
     for entry in entries:
-        key = (entry.scope, entry.bucket_start)
-        balances[key] = balances.get(key, EMPTY).add(entry.delta)
+        for charge in entry.charges:
+            key = (charge.scope, charge.bucket_start)
+            balances[key] = balances.get(key, EMPTY).add(entry.delta)
     return balances
 
 

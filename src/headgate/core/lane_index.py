@@ -15,7 +15,7 @@ from headgate.core.gates import Gate, GateBook, GateClosure, GatePart, gate_key
 from headgate.core.grouped_heap import Rank
 from headgate.core.lane_choice import LaneChooser, lane_chooser
 from headgate.core.lanes import NEVER_SERVED, Lane
-from headgate.core.projects import Agent
+from headgate.core.projects import Agent, AgentState
 from headgate.core.snapshot import LanePolicy, SchedulerState, is_due
 from headgate.core.tasks import Task, TaskStatus
 
@@ -225,10 +225,8 @@ class LaneIndex:
 
     def _load_agents(self, state: SchedulerState) -> None:
         inflight = state.agent_inflight or {}
-        for agent in state.agents:
-            known = self.agents.get(agent.id)
-            if known is None or not known.is_free:
-                self.set_agent(agent, inflight=inflight.get(agent.id, 0))
+        for agent in _first_idle(state.agents):
+            self.set_agent(agent, inflight=inflight.get(agent.id, 0))
         for agent_type, until in state.rate_limited.items():
             self.limit_agent_type(agent_type, until)
 
@@ -308,3 +306,14 @@ class LaneIndex:
         del project.lanes[lane.owner]
         if not project.lanes:
             del self._projects[lane.project_id]
+
+
+def _first_idle(agents: Iterable[Agent]) -> Iterable[Agent]:
+    """Return each agent once, where it is named first, or first named idle if it ever is."""
+    chosen: dict[str, Agent] = {}
+    for agent in agents:
+        known = chosen.get(agent.id)
+        if known is None or (known.state is not AgentState.IDLE and agent.state is AgentState.IDLE):
+            chosen.pop(agent.id, None)
+            chosen[agent.id] = agent
+    return chosen.values()

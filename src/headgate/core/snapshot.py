@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headgate.core.gates import GateClosure
+from headgate.core.load import MOST_ALPHA
 from headgate.core.projects import Agent, Project
 from headgate.core.tasks import LenientEnum, Task
 from headgate.errors import InvalidSnapshotError
@@ -151,8 +152,8 @@ def _option_problems(state: SchedulerState) -> Iterator[InvalidSnapshotError]:
     ageing = state.priority_ageing_seconds
     if not (math.isfinite(ageing) and ageing >= 0):
         yield InvalidSnapshotError("priority_ageing_seconds", "must be a number, zero or more")
-    if not 0.0 <= state.alpha <= 1.0:
-        yield InvalidSnapshotError("alpha", "must be between 0 and 1")
+    if not 0.0 <= state.alpha <= MOST_ALPHA:
+        yield InvalidSnapshotError("alpha", f"must be between 0 and {MOST_ALPHA}")
 
 
 def decode_snapshot(text: bytes) -> SchedulerState:

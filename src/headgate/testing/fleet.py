@@ -95,6 +95,8 @@ class SimulatedFleet:
         self.round += 1
         self._settle()
         self._submit()
+        if not self.index.agents.free:
+            return []
         state = self.figures()
         if state.max_lag_tokens is not None:
             for turn in eligible_turns(self.index, state):

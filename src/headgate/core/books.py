@@ -1,0 +1,165 @@
+"""The books: limits, balances and reservations, and the one way in which a request changes them.
+
+Every ledger applies requests through `Books`. The one in memory keeps a single `Books`; a database
+loads the rows that a batch of requests touches, applies the batch, and writes back what changed.
+So the arithmetic of money is here once, whatever keeps the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import tzinfo
+
+import msgspec
+
+from headgate.core.accounts import (
+    EMPTY,
+    Account,
+    Balance,
+    JournalEntry,
+    Limit,
+    Refused,
+    admit,
+    charges_at,
+    journal_entry,
+    read_account,
+)
+from headgate.core.budget_windows import NO_WINDOW
+from headgate.core.money import MicroUsd, Tokens
+from headgate.core.reservations import (
+    Call,
+    Reservation,
+    Settlement,
+    commit,
+    expire,
+    extend,
+    mark_dispatched,
+    release,
+    reserve,
+    reserve_again,
+    unknown_reservation,
+)
+from headgate.core.scopes import Scope
+
+ZoneResolver = Callable[[str], tzinfo]
+"""Turns the name of a zone into the zone; reading zone data is for the edge."""
+
+
+class ReserveRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Hold amounts in all these scopes, root first, or in none."""
+
+    reservation_id: str
+    scopes: tuple[Scope, ...]
+    micro_usd: MicroUsd
+    tokens: Tokens
+    lease_seconds: float
+    dispatched: bool = False
+
+
+class SettleRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A further call on a reservation; the amounts go with commit, the lease with extend."""
+
+    reservation_id: str
+    call: Call
+    micro_usd: MicroUsd = MicroUsd(0)
+    tokens: Tokens = Tokens(0)
+    lease_seconds: float = 0.0
+
+
+class Books:
+    """Limits, balances by bucket, and reservations; with a record of what was changed.
+
+    `entries`, `changed_balances` and `changed_reservations` grow until `forget_changes`.
+    """
+
+    def __init__(self, zone: ZoneResolver) -> None:
+        self.limits: dict[Scope, Limit] = {}
+        self.balances: dict[Scope, dict[int, Balance]] = {}
+        self.reservations: dict[str, Reservation] = {}
+        self.entries: list[JournalEntry] = []
+        self.changed_balances: set[tuple[Scope, int]] = set()
+        self.changed_reservations: dict[str, Reservation] = {}
+        self._zone = zone
+
+    def account(self, scope: Scope, now: float) -> Account:
+        """Return a scope as an admission at `now` sees it."""
+        limit = self.limits.get(scope)
+        window = NO_WINDOW if limit is None else limit.window
+        zone = self._zone(window.zone)
+        return read_account(scope, limit, self.balances.get(scope, {}), now=now, tz=zone)
+
+    def reserve(self, request: ReserveRequest, now: float) -> Reservation | Refused:
+        """Hold the money, say which scope cannot hold it, or repeat the answer of a known id."""
+        known = self.reservations.get(request.reservation_id)
+        if known is not None:
+            return reserve_again(
+                known,
+                scopes=request.scopes,
+                micro_usd=request.micro_usd,
+                tokens=request.tokens,
+                dispatched=request.dispatched,
+            ).reservation
+        accounts = [self.account(scope, now) for scope in request.scopes]
+        answer = admit(accounts, micro_usd=request.micro_usd, tokens=request.tokens, now=now)
+        if isinstance(answer, Refused):
+            return answer
+        settlement = reserve(
+            reservation_id=request.reservation_id,
+            charges=charges_at(accounts, now=now),
+            micro_usd=request.micro_usd,
+            tokens=request.tokens,
+            lease_until=now + request.lease_seconds,
+            dispatched=request.dispatched,
+        )
+        return self._book(settlement, Call.RESERVE, now)
+
+    def settle(self, request: SettleRequest, now: float) -> Reservation:
+        """Apply a further call; an illegal one raises `IllegalSettlementError`."""
+        reservation = self.reservations.get(request.reservation_id)
+        if reservation is None:
+            raise unknown_reservation(request.reservation_id, request.call)
+        return self._book(_settlement(reservation, request, now), request.call, now)
+
+    def forget_changes(self) -> None:
+        """Start a new record of what is changed."""
+        self.entries = []
+        self.changed_balances = set()
+        self.changed_reservations = {}
+
+    def drop(self, reservation_ids: Iterable[str]) -> None:
+        """Forget reservations that were settled long ago; their ids are unknown from now on."""
+        for reservation_id in reservation_ids:
+            self.reservations.pop(reservation_id, None)
+
+    def _book(self, settlement: Settlement, call: Call, now: float) -> Reservation:
+        reservation = settlement.reservation
+        if settlement.is_repeat:
+            return reservation
+        self.reservations[reservation.id] = reservation
+        self.changed_reservations[reservation.id] = reservation
+        entry = journal_entry(settlement, call, at=now)
+        if entry is not None:
+            self.entries.append(entry)
+            for charge in entry.charges:
+                buckets = self.balances.setdefault(charge.scope, {})
+                balance = buckets.get(charge.bucket_start, EMPTY)
+                buckets[charge.bucket_start] = balance.add(entry.delta)
+                self.changed_balances.add((charge.scope, charge.bucket_start))
+        return reservation
+
+
+def _settlement(reservation: Reservation, request: SettleRequest, now: float) -> Settlement:
+    match request.call:
+        case Call.DISPATCHED:
+            return mark_dispatched(reservation)
+        case Call.EXTEND:
+            return extend(reservation, lease_until=now + request.lease_seconds)
+        case Call.COMMIT:
+            return commit(reservation, micro_usd=request.micro_usd, tokens=request.tokens)
+        case Call.RELEASE:
+            return release(reservation)
+        case Call.EXPIRE:
+            return expire(reservation, now=now)
+        case Call.RESERVE:
+            problem = "reserve is a request of its own"
+            raise ValueError(problem)

@@ -1,0 +1,308 @@
+"""The documentation is true: examples run, links lead somewhere, nothing public is left out.
+
+UPDATE_DOCS=1 in the environment writes outputs and generated parts anew; see CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+
+import click
+import msgspec
+import pytest
+
+import headgate
+import headgate.errors
+import headgate.testing
+import headgate.testing.fleet
+from doc_pages import (
+    PAGES,
+    ROOT,
+    UPDATING,
+    anchors_of,
+    blocks_of,
+    generated_names,
+    links_of,
+    name_of,
+    regenerated,
+    rows_under,
+    run_page,
+    write_outputs,
+)
+from headgate import Agent, Project, SchedulerState, Task
+from headgate.cli import main as cli_main
+from headgate.cli.main import cli
+from headgate.core.gates import GateClosure
+from headgate.core.holds import Hold
+from headgate.core.snapshot import decode_snapshot
+
+DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
+PYTHON_REFERENCE = (ROOT / "docs/reference/python.md").read_text()
+CLI_REFERENCE = (ROOT / "docs/reference/cli.md").read_text()
+SNAPSHOT_REFERENCE = (ROOT / "docs/reference/snapshot.md").read_text()
+REASONS = (ROOT / "docs/how-to/read-the-reasons.md").read_text()
+
+LANGUAGES = {"python", "text", "output", "console", "sh", "json", "mermaid"}
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
+@every_page
+def test_every_example_runs_and_prints_what_the_page_shows(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    outputs = run_page(page)
+    if UPDATING:
+        write_outputs(page, outputs)
+        return
+    for output in outputs:
+        assert output.is_right, f"shown:\n{output.shown}\nprinted:\n{output.printed}"
+
+
+@every_page
+def test_generated_parts_equal_the_code(page: Path) -> None:
+    text = page.read_text()
+    if UPDATING:
+        page.write_text(regenerated(text))
+    else:
+        assert text == regenerated(text)
+
+
+def test_the_state_diagram_and_the_table_of_rules_are_generated() -> None:
+    names = {name for page in PAGES for name in generated_names(page.read_text())}
+    assert names == {
+        "headgate.core.tasks.transition_diagram",
+        "headgate.core.reservations.rules_table_markdown",
+    }
+
+
+@every_page
+def test_every_block_says_what_it_is(page: Path) -> None:
+    text = page.read_text()
+    assert {block.language for block in blocks_of(text)} <= LANGUAGES
+    assert not any(block.is_excused for block in blocks_of(text))
+    assert text.count("```") == 2 * len(blocks_of(text))
+
+
+@every_page
+def test_every_json_block_is_a_snapshot(page: Path) -> None:
+    for block in blocks_of(page.read_text()):
+        if block.language == "json":
+            assert decode_snapshot(block.body.encode()).projects
+
+
+@every_page
+def test_every_make_command_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z]+)`|^make ([a-z]+)", page.read_text(), re.MULTILINE)) <= {
+        pair for target in targets for pair in ((target, ""), ("", target))
+    }
+
+
+@every_page
+def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
+    for target in links_of(page.read_text()):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors_of(linked.read_text()), target
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    reached: set[Path] = set()
+    waiting = [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page.suffix == ".md" and page.exists() and page not in reached:
+            reached.add(page)
+            paths = (target.partition("#")[0] for target in links_of(page.read_text()))
+            waiting += [(page.parent / path).resolve() for path in paths if path]
+    assert reached >= set(PAGES)
+
+
+def test_the_readme_is_short_and_starts_with_the_two_commands() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 125
+    for command in ("make up", "make test"):
+        assert any(line.startswith(command) for line in lines[:25])
+
+
+PUBLIC: list[tuple[ModuleType, str]] = [
+    *((headgate, name) for name in headgate.__all__),
+    *((headgate.testing, name) for name in headgate.testing.__all__),
+    (headgate.testing.fleet, "SimulatedFleet"),
+    (headgate.testing.fleet, "Workload"),
+    *((headgate.errors, name) for name in vars(headgate.errors) if name.endswith("Error")),
+]
+# What asyncio itself documents, and what only the harness calls.
+INHERITED_OR_INTERNAL = {
+    "SimulatedLoop": {
+        "abandon",
+        "call_at",
+        "call_soon",
+        "call_soon_threadsafe",
+        "check",
+        "close",
+        "create_task",
+        "default_exception_handler",
+        "run_in_executor",
+        "watch",
+    },
+    "RateLimitWindow": {"clock"},
+}
+
+
+def members_of(name: str, value: object) -> Iterator[str]:
+    """Yield the public methods and properties that a class defines itself."""
+    if not inspect.isclass(value) or issubclass(value, Enum):
+        return
+    skipped = INHERITED_OR_INTERNAL.get(name, set())
+    for member, definition in vars(value).items():
+        is_callable = callable(definition) or isinstance(definition, (property, staticmethod))
+        if is_callable and not member.startswith("_") and member not in skipped:
+            yield f"{name}.{member}"
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC, ids=[name for _, name in PUBLIC])
+def test_every_public_name_is_in_the_python_reference(module: ModuleType, name: str) -> None:
+    value = getattr(module, name)
+    for wanted in (name, *members_of(name, value)):
+        assert re.search(rf"`{re.escape(wanted)}[(`]", PYTHON_REFERENCE), f"{wanted} is missing"
+    if inspect.isclass(value) and issubclass(value, Enum):
+        for member in value.__members__:
+            assert f"`{member}`" in PYTHON_REFERENCE
+
+
+def signature_of(path: str) -> str:
+    """Return a signature as the reference writes it."""
+    first, *rest = path.split(".")
+    modules = [module for module, name in PUBLIC if name == first]
+    value = getattr(modules[0], first)
+    for part in rest:
+        value = getattr(value, part)
+    text = str(inspect.signature(value)).replace("'", "")
+    text = re.sub(r"\(self(, )?", "(", text)
+    text = re.sub(r"<function _wall_clock[^>]*>", "time.time", text)
+    return path + (text.removesuffix(" -> None") if inspect.isclass(value) else text)
+
+
+SIGNATURES = re.findall(r"^- `([\w.]+)(\(.*\).*)`:", PYTHON_REFERENCE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("path", "written"), SIGNATURES, ids=[path for path, _ in SIGNATURES])
+def test_signatures_in_the_python_reference_equal_the_code(path: str, written: str) -> None:
+    assert f"{path}{written}" == signature_of(path)
+
+
+def fields_of(kind: type) -> list[list[str]]:
+    """Return name, type and default of each field, as the reference writes them."""
+    if dataclasses.is_dataclass(kind):
+        found = [(f.name, f.type, f.default, f.default_factory) for f in dataclasses.fields(kind)]
+    else:
+        annotations = inspect.get_annotations(kind)
+        structs = msgspec.structs.fields(kind)
+        found = [(f.name, annotations[f.name], f.default, f.default_factory) for f in structs]
+    return [
+        [name, str(annotation), _default(value, factory)]
+        for name, annotation, value, factory in found
+    ]
+
+
+def _default(value: object, factory: object) -> str:
+    if callable(factory):
+        return repr(factory())
+    if value in (dataclasses.MISSING, msgspec.NODEFAULT):
+        return "required"
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value) if isinstance(value, Enum) else repr(value)
+
+
+@pytest.mark.parametrize("kind", [SchedulerState, Project, Task, Agent, GateClosure])
+def test_every_field_of_a_snapshot_is_in_its_reference(kind: type) -> None:
+    rows = rows_under(SNAPSHOT_REFERENCE, kind.__name__)
+    assert [row[:3] for row in rows] == fields_of(kind)
+    assert all(row[3] for row in rows)
+
+
+def test_every_optional_field_says_what_it_repairs() -> None:
+    page = (ROOT / "docs/fairness.md").read_text()
+    named = {name for row in rows_under(page, "What each option repairs") for name in _names(row)}
+    optional = [row[0] for row in fields_of(SchedulerState)][8:]
+    assert named == set(optional)
+
+
+def _names(row: list[str]) -> list[str]:
+    return [name.strip("` ") for name in row[0].split(",")]
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    yield "headgate", cli
+    for name, command in cli.commands.items():
+        yield f"headgate {name}", command
+
+
+COMMANDS = list(commands())
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
+def test_every_command_and_option_is_in_the_reference(name: str, command: click.Command) -> None:
+    page = CLI_REFERENCE.split("## Exit codes")[0]
+    if command is not cli:
+        assert f"\n## `{name}`\n" in CLI_REFERENCE
+        page = CLI_REFERENCE.split(f"\n## `{name}`\n")[1].split("\n## ")[0]
+    with click.Context(command) as context:
+        help_option = command.get_help_option(context)
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    for option in [*options, *filter(None, [help_option])]:
+        for spelling in option.opts:
+            assert f"`{spelling}`" in page
+
+
+def test_every_exit_code_is_in_the_reference() -> None:
+    codes = {row[0] for row in rows_under(CLI_REFERENCE, "Exit codes")}
+    constants = {str(code) for name, code in vars(cli_main).items() if name.startswith("EXIT_")}
+    assert codes >= constants | {"0"}
+
+
+def holds() -> list[type[Hold]]:
+    return Hold.__subclasses__()
+
+
+def test_every_reason_is_explained() -> None:
+    rows = rows_under(REASONS, "All reasons")
+    assert {(row[0], row[1]) for row in rows} == {
+        (str(kind.__struct_config__.tag), kind.__name__) for kind in holds()
+    }
+
+
+def test_every_module_is_in_the_table_of_the_architecture_page() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    listed = {row[1] for row in rows_under(page, "Where do I find…")}
+    core = {f"headgate.core.{path.stem}" for path in (ROOT / "src/headgate/core").glob("[a-z]*.py")}
+    assert listed == core | {"headgate.errors", "headgate.rate_windows"}
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=name_of)
+def test_a_decision_record_has_its_four_headings_and_is_in_the_index(page: Path) -> None:
+    text = page.read_text()
+    number = page.name[:4]
+    assert text.startswith(f"# {number}: ")
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings == ["Status", "Context", "Decision", "Consequences"]
+    title = text.split("\n", 1)[0].removeprefix(f"# {number}: ")
+    index = (ROOT / "docs/decisions/README.md").read_text()
+    assert f"| [{number}]({page.name}) | {title} |" in index
+
+
+def test_decision_records_are_numbered_without_gaps() -> None:
+    assert [int(page.name[:4]) for page in DECISIONS] == list(range(1, len(DECISIONS) + 1))

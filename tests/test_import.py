@@ -1,0 +1,107 @@
+"""Importing is cheap, and loads nothing that the bare package does not need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headgate
+
+PUBLIC_NAMES = [
+    "Agent",
+    "AgentState",
+    "AssignAction",
+    "BudgetManager",
+    "Project",
+    "ProjectStatus",
+    "RateLimitWindow",
+    "Scheduler",
+    "SchedulerState",
+    "Task",
+    "TaskStatus",
+]
+ROOT = Path(__file__).parent.parent
+BARE_INSTALL = {"click", "headgate", "markdown_it", "mdurl", "msgspec", "pygments", "rich"}
+NOT_FOR_DECIDING = {"asyncio", "click", "litestar", "logging", "random", "rich", "socket"}
+MOST_IMPORT_SECONDS = 2.0
+
+# Development installs more than users have, so whatever they lack is made to be missing.
+PROBE = """
+import json, sys, time
+
+class OnlyInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in {installed} | sys.stdlib_module_names:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, OnlyInstalled())
+before = set(sys.modules)
+started = time.perf_counter()
+{statement}
+seconds = time.perf_counter() - started
+loaded = sorted(set(sys.modules) - before)
+print(json.dumps({{"loaded": loaded, "seconds": seconds}}), file=sys.stderr)
+"""
+
+
+def probe(statement: str, *, installed: set[str]) -> tuple[set[str], float]:
+    """Run a statement in a fresh interpreter; return the packages it loads, and its seconds."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(statement=statement, installed=installed)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stderr)
+    return {name.partition(".")[0] for name in report["loaded"]}, report["seconds"]
+
+
+def test_deciding_needs_the_standard_library_and_msgspec_only() -> None:
+    loaded, _ = probe("import headgate", installed={"headgate", "msgspec"})
+    assert {"headgate", "msgspec"} <= loaded
+    assert loaded.isdisjoint(NOT_FOR_DECIDING)
+
+
+def test_importing_headgate_is_quick() -> None:
+    seconds = (probe("import headgate", installed=BARE_INSTALL)[1] for _ in range(3))
+    assert min(seconds) < MOST_IMPORT_SECONDS
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["decide", "docs/examples/snapshot.json"]])
+def test_a_command_in_a_pipe_does_not_import_rich(arguments: list[str]) -> None:
+    statement = f"from headgate.cli.main import run; assert run({arguments}) == 0"
+    loaded, _ = probe(statement, installed=BARE_INSTALL)
+    assert "click" in loaded
+    assert "rich" not in loaded
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import headgate.testing.fleet",
+        "from headgate.cli.main import run; assert run(['demo', '--seconds', '0.1']) == 0",
+        "from headgate.cli.output import drawn_table; assert drawn_table('t', ('a',), [('b',)])",
+    ],
+)
+def test_the_bare_install_is_enough(statement: str) -> None:
+    loaded, _ = probe(statement, installed=BARE_INSTALL)
+    assert "headgate" in loaded
+
+
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_the_names_of_the_decision_are_importable_from_the_package(name: str) -> None:
+    assert name in headgate.__all__
+    assert getattr(headgate, name).__name__ == name
+
+
+def test_python_m_headgate_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "headgate", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"headgate {headgate.__version__}\n"

@@ -1,0 +1,154 @@
+"""Style that a test can keep: lengths, docstrings, names, dead modules, foreign words."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src/headgate"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+PYTHON = [*MODULES, *sorted(ROOT.glob("tests/**/*.py")), *sorted(ROOT.glob("benchmarks/**/*.py"))]
+TEXTS = [
+    *PYTHON,
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("docs/**/*.json")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile")),
+    *(ROOT / name for name in ("pyproject.toml", "constraints.txt", ".ci/run", ".gitignore")),
+]
+
+MOST_MODULE_LINES = 400
+MOST_FUNCTION_LINES = 60
+# The layers are the list of what may lie at the top; import-linter reads the same one.
+LAYERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+TOP_LEVEL = {"__init__", "py", *LAYERS[0]["layers"]}
+ENTRIES = {"headgate", "headgate.__main__"}
+NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
+
+# Written so that this file does not contain what it looks for.
+BANNED = {
+    "unfinished work": re.compile(r"\bTO[D]O\b|\bFIX[M]E\b|\bXX[X]\b|NotImplemented[E]rror"),
+    "a path of one machine": re.compile(r"(?<![\w.])/(?:work|home|root|Users)/\w"),
+    "a document outside the project": re.compile(r"\bseed 0\d|\bissue #?\d|\bseeds/|\bshared/"),
+    "a registry's host": re.compile(r"pypi[.]org|pythonhosted[.]org"),
+}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def path_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def functions_of(path: Path) -> list[Function]:
+    found = ast.walk(tree_of(path))
+    return [node for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def length_of(function: Function) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+every_module = pytest.mark.parametrize("path", MODULES, ids=path_of)
+every_text = pytest.mark.parametrize("path", TEXTS, ids=path_of)
+
+
+@every_module
+def test_a_module_is_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MOST_MODULE_LINES
+
+
+@every_module
+def test_a_function_is_short(path: Path) -> None:
+    lengths = {function.name: length_of(function) for function in functions_of(path)}
+    assert {name: lines for name, lines in lengths.items() if lines > MOST_FUNCTION_LINES} == {}
+
+
+def test_most_functions_are_under_ten_lines() -> None:
+    lengths = sorted(length_of(function) for path in MODULES for function in functions_of(path))
+    assert lengths[len(lengths) // 2] < 10
+
+
+def test_nothing_stray_lies_at_the_top_of_the_package() -> None:
+    found = {path.stem for path in PACKAGE.iterdir() if path.name != "__pycache__"}
+    assert found <= TOP_LEVEL
+
+
+@every_module
+def test_everything_public_has_a_docstring(path: Path) -> None:
+    tree = tree_of(path)
+    assert ast.get_docstring(tree), "the module has none"
+    assert [name for name, node in public_definitions(tree) if not ast.get_docstring(node)] == []
+
+
+def public_definitions(
+    tree: ast.Module | ast.ClassDef, prefix: str = ""
+) -> Iterator[tuple[str, Function | ast.ClassDef]]:
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        if node.name.startswith("_"):
+            continue
+        yield f"{prefix}{node.name}", node
+        if isinstance(node, ast.ClassDef):
+            yield from public_definitions(node, f"{prefix}{node.name}.")
+
+
+@every_text
+def test_no_text_has_words_that_do_not_belong(path: Path) -> None:
+    text = path.read_text()
+    found = {name: match[0] for name, banned in BANNED.items() if (match := banned.search(text))}
+    assert found == {}
+
+
+@every_text
+def test_a_file_ends_in_one_newline_and_no_line_in_a_space(path: Path) -> None:
+    text = path.read_text()
+    assert text == "" or (text.endswith("\n") and not text.endswith("\n\n"))
+    assert not re.search(r"[ \t]$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=path_of)
+def test_a_module_is_named_after_its_subject(path: Path) -> None:
+    assert not NAMES_THAT_SAY_NOTHING & set(re.split(r"_", path.stem))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def imported_names() -> frozenset[str]:
+    """Return everything that is imported anywhere, as dotted names, with each name's parents."""
+    found: set[str] = set()
+    for path in PYTHON:
+        own = module_name(path) if path.is_relative_to(PACKAGE) else ""
+        found |= {name for name in imports_of(path) if name != own}
+    return frozenset(found | {name.rpartition(".")[0] for name in found})
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@every_module
+def test_a_module_is_imported_by_something_or_is_an_entry(path: Path) -> None:
+    name = module_name(path)
+    assert name in imported_names() | ENTRIES or path.name == "__init__.py"
