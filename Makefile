@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check bench clean
+.PHONY: help up test check bench torture clean
 
 help:
-	@echo "make up     install into $(VENV) and run the demonstration fleet"
-	@echo "make test   install, then format check, lint, types, layers and tests"
-	@echo "make bench  measure; prints ratios against a floor in the same run"
-	@echo "make clean  remove $(VENV) and caches"
+	@echo "make up       install into $(VENV) and run the demonstration fleet"
+	@echo "make test     install, then format check, lint, types, layers and tests"
+	@echo "make bench    measure; prints ratios against a floor in the same run"
+	@echo "make torture  kill processes at random for minutes; nothing may be lost"
+	@echo "make clean    remove $(VENV) and caches"
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "==> installing into $(VENV) (only when pyproject.toml or constraints.txt changed)"
@@ -40,6 +41,9 @@ test: check
 
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks
+
+torture: $(INSTALLED)
+	@$(BIN)/python -m torture
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -20,8 +20,8 @@ from headgate.core.model_weights import estimate_weight
 FEW, MANY = 8, 1000
 TASKS_PER_LANE = 4
 WARM_UP_STEPS = 6000
-STEPS = 1000
-TURNS = 25
+STEPS = 500
+TURNS = 100
 ALPHAS = (0.0, 0.25, 0.5)
 MOST_RATIO = 2.0
 

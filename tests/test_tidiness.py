@@ -64,6 +64,36 @@ every_module = pytest.mark.parametrize("path", MODULES, ids=path_of)
 every_text = pytest.mark.parametrize("path", TEXTS, ids=path_of)
 
 
+CORE_MAY_IMPORT = {
+    "__future__", "bisect", "collections", "dataclasses", "datetime", "decimal", "enum",
+    "functools", "headgate", "heapq", "itertools", "math", "msgspec", "re", "typing",
+}  # fmt: skip
+IMPURE_CALLS = {"now", "today", "utcnow", "open", "input", "print", "exec", "eval", "__import__"}
+CORE = [path for path in MODULES if path.is_relative_to(PACKAGE / "core")]
+
+
+@pytest.mark.parametrize("path", CORE, ids=path_of)
+def test_core_imports_and_calls_nothing_impure(path: Path) -> None:
+    """An import contract cannot see `datetime.now()`, nor a builtin that reads a file."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            assert {alias.name.split(".")[0] for alias in node.names} <= CORE_MAY_IMPORT
+        if isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] in CORE_MAY_IMPORT
+        if isinstance(node, ast.Call):
+            called = node.func
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            is_own = isinstance(called, ast.Attribute) and _is_self(called.value)
+            assert is_own or name not in IMPURE_CALLS, f"{name}() on line {node.lineno}"
+
+
+def _is_self(node: ast.expr) -> bool:
+    """Say whether this is `self`, or something that hangs on it."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
 @every_module
 def test_a_module_is_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MOST_MODULE_LINES

@@ -33,11 +33,11 @@ def test_decide_prints_the_plan_and_the_reasons(
 ) -> None:
     assert run(["decide", str(snapshot_file)]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "Plan: 1 of 2 agents get work",
+        "Plan: 1 task for 1 of 2 agents",
         "  agent  task     project",
         "  a      p-00000  p",
         "",
-        "Waiting: 1 tasks",
+        "Waiting: 1 task",
         "  task     reason",
         "  p-00001  project p runs 1 of 1 agents",
     ]
@@ -97,6 +97,7 @@ BAD: list[tuple[bytes, str]] = [
     (b"not json", "snapshot: is not JSON"),
     (b"\xff\xfe", "snapshot: is not JSON"),
     (b"[]", "snapshot: must be a JSON object"),
+    (b"[" * 100_000, "snapshot: is nested too deeply"),
     (b"{}", "snapshot: Object missing required field `projects`"),
     (json.dumps(valid() | {"taks": []}).encode(), "taks: is not a field of a snapshot"),
     (json.dumps(valid() | {"tasks": [{"id": 7}]}).encode(), "tasks[0].id: Expected `str`"),
@@ -131,6 +132,16 @@ def test_a_malformed_snapshot_is_one_line_and_exit_code_two(
     assert printed.out == ""
     assert printed.err.startswith(f"headgate: {line}")
     assert printed.err.count("\n") == 1
+
+
+def test_control_characters_in_an_id_are_written_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "hostile.json"
+    state = snapshot(tasks=[Task(id="t\n\x1b[31mred")])
+    path.write_bytes(msgspec.json.encode(state))
+    assert run(["decide", str(path)]) == 0
+    assert r"t\n\x1b[31mred" in capsys.readouterr().out
 
 
 def test_a_file_that_cannot_be_read_is_one_line(
@@ -201,4 +212,4 @@ def test_standard_input_is_read_for_a_dash(snapshot_file: Path) -> None:
         check=False,
     )
     assert done.returncode == 0
-    assert b"Plan: 1 of 2 agents" in done.stdout
+    assert b"Plan: 1 task for 1 of 2 agents" in done.stdout

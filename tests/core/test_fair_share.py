@@ -22,6 +22,7 @@ from headgate import (
     Task,
     TaskStatus,
 )
+from headgate.core.gates import GateClosure
 from headgate.errors import InvalidSnapshotError
 from snapshots import (
     agents,
@@ -258,6 +259,15 @@ def test_zero_total_weight_means_equal_shares() -> None:
         ({"tasks": [Task(id="t", estimate_tokens=-1)]}, "tasks[0].estimate_tokens"),
         ({"tasks": [Task(id="t", not_before=1.0)]}, "now"),
         ({"tasks": [Task(id="t", created_at=float("nan"))]}, "tasks[0].created_at"),
+        ({"tasks": [Task(id="t", weight=1e308)]}, "tasks[0].weight"),
+        ({"tasks": [Task(id="t", scopes=("Session:a",))]}, "tasks[0].scopes[0]"),
+        ({"tasks": [Task(id="t", scopes=("no scope",))]}, "tasks[0].scopes[0]"),
+        ({"closed_gates": [GateClosure(kind="scope", name="/x:y")]}, "closed_gates[0].name"),
+        ({"agents": [Agent(id="")]}, "agents[0].id"),
+        ({"agents": [Agent(id="a", capacity=-1)]}, "agents[0].capacity"),
+        ({"agent_inflight": {"a": -2}}, "agent_inflight['a']"),
+        ({"project_token_usage": {"p": -1}}, "project_token_usage['p']"),
+        ({"project_reserved": {"p": -1}}, "project_reserved['p']"),
         ({"max_inflight": -1}, "max_inflight"),
         ({"alpha": 1.5}, "alpha"),
         ({"priority_ageing_seconds": -1.0}, "priority_ageing_seconds"),
@@ -270,6 +280,11 @@ def test_a_snapshot_that_cannot_be_decided_is_refused(
         Scheduler.schedule(snapshot(**fields))
     assert refusal.value.field == named
     assert str(refusal.value).startswith(named)
+
+
+def test_now_is_asked_for_only_where_a_waiting_task_needs_it() -> None:
+    done = Task(id="t", not_before=1.0, status=TaskStatus.DONE)
+    assert Scheduler.schedule(snapshot(tasks=[done])) == []
 
 
 def test_a_task_of_an_unknown_project_is_left_alone() -> None:

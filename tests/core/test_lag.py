@@ -26,7 +26,22 @@ HALVES = [0.5, 0.5]
 def test_what_is_owed_beyond_the_bound_is_forgiven(
     usage: list[int], targets: list[float], bound: int, forgiven: list[int]
 ) -> None:
-    assert forgiven_lag(usage, targets, max_lag_tokens=bound) == forgiven
+    assert forgiven_lag(usage, targets, joins=[True] * len(usage), max_lag_tokens=bound) == forgiven
+
+
+@pytest.mark.parametrize(
+    ("usage", "joins", "forgiven"),
+    [
+        ([1_000, 0], [False, True], [0, 900]),
+        ([1_000, 950], [False, True], [0, 0]),
+        ([1_000, 0], [False, False], [0, 0]),
+        ([0, 1_000], [False, True], [0, 0]),
+    ],
+)
+def test_only_a_project_that_joins_is_forgiven(
+    usage: list[int], joins: list[bool], forgiven: list[int]
+) -> None:
+    assert forgiven_lag(usage, HALVES, joins=joins, max_lag_tokens=100) == forgiven
 
 
 @given(
@@ -40,7 +55,7 @@ def test_afterwards_nobody_is_owed_more_than_the_bound(
     usage = [used for used, _ in projects]
     weight = sum(share for _, share in projects)
     targets = [share / weight for _, share in projects]
-    forgiven = forgiven_lag(usage, targets, max_lag_tokens=bound)
+    forgiven = forgiven_lag(usage, targets, joins=[True] * len(usage), max_lag_tokens=bound)
     after = [used + more for used, more in zip(usage, forgiven, strict=True)]
     owed = [share * sum(after) - used for share, used in zip(targets, after, strict=True)]
     assert max(owed) <= bound + len(projects)

@@ -103,7 +103,7 @@ class KeptIndex(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         if self.tasks:
             task_id = data.draw(st.sampled_from(sorted(self.tasks)))
-            assert self.index.remove(task_id) is self.tasks.pop(task_id)
+            assert self.index.remove(task_id) == self.tasks.pop(task_id)
             assert self.index.remove(task_id) is None
 
     @rule(part=st.sampled_from(PARTS))
@@ -136,6 +136,14 @@ class KeptIndex(RuleBasedStateMachine):
         self.agents[agent_id] = agent
         self.inflight[agent_id] = inflight if self.counted else 0
         self.index.set_agent(agent, inflight=self.inflight[agent_id])
+
+    @rule(agent_id=st.sampled_from(AGENT_IDS))
+    def remove_agent(self, agent_id: str) -> None:
+        self.index.remove_agent(agent_id)
+        self.agents.pop(agent_id, None)
+        self.inflight.pop(agent_id, None)
+        for lanes in self.served.values():
+            lanes.pop(agent_id, None)
 
     @rule(agent_id=st.sampled_from(AGENT_IDS))
     def finish(self, agent_id: str) -> None:
@@ -295,6 +303,48 @@ def _footprint(thing: object) -> int:
     return total
 
 
+@pytest.mark.parametrize("policy", [None, *LanePolicy])
+def test_a_plan_that_is_refused_again_and_again_leaves_no_garbage(
+    policy: LanePolicy | None,
+) -> None:
+    index = LaneIndex(policy=policy, counts_inflight=True)
+    index.set_agent(Agent(id="a"))
+    waiting = {task.id: task for task in tasks("x", 3)}
+    index.load(waiting.values())
+    sizes: list[int] = []
+    for _ in range(2_000):
+        for action in decide(index, snapshot(projects=PROJECTS)):
+            index.add(waiting[action.task_id])
+            index.free_place(action.agent_id)
+        sizes.append(_footprint(index) if len(sizes) % 500 == 0 else 0)
+    assert max(sizes) <= 2 * sizes[0] + 200
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_priorities_that_come_and_go_leave_no_garbage(is_closed: bool) -> None:
+    index = LaneIndex(policy=LanePolicy.HIGHEST_LOAD)
+    index.set_agent(Agent(id="a"))
+    if is_closed:
+        index.close(GateClosure(kind="slot", name="s"))
+    index.add(Task(id="stays", project_id="x", slot="s"))
+    for priority in range(4_000):
+        index.add(Task(id=f"t{priority}", project_id="x", slot="s", priority=priority))
+        index.remove(f"t{priority}")
+    assert _footprint(index) < 1_000
+
+
+def test_lanes_that_come_and_go_leave_no_garbage() -> None:
+    index = LaneIndex(policy=LanePolicy.HIGHEST_LOAD, max_wait_ticks=5)
+    index.set_agent(Agent(id="stays"))
+    for number in range(2_000):
+        name = f"a{number}"
+        index.set_agent(Agent(id=name))
+        index.add(Task(id=f"t{number}", project_id="x", agent_id=name))
+        index.remove(f"t{number}")
+        index.remove_agent(name)
+    assert _footprint(index) < 400
+
+
 def test_a_parked_gate_costs_nothing_however_many_stand_behind_it() -> None:
     """A hundred thousand tasks on a closed budget are not looked at to start the one behind."""
     state = snapshot(projects=[Project(id="p")], charge_in_round=True)
@@ -349,11 +399,16 @@ def test_adding_a_waiting_id_again_replaces_the_task() -> None:
     assert decide(index, snapshot(projects=PROJECTS))[0].project_id == "y"
 
 
-def test_history_of_an_agent_can_be_forgotten() -> None:
+def test_an_agent_that_is_removed_takes_nothing_and_leaves_no_history() -> None:
     index = LaneIndex(policy=LanePolicy.FEWEST_IN_FLIGHT, counts_inflight=True)
     index.set_agent(Agent(id="a"))
     index.add(Task(id="t", project_id="x", agent_id="a"))
     decide(index, snapshot(projects=PROJECTS, tick=7))
     assert index.served() == {"x": {"a": 7}}
-    index.forget_agent("a")
+    index.free_place("a")
+    index.add(Task(id="u", project_id="x"))
+    index.remove_agent("a")
     assert index.served() == {}
+    assert decide(index, snapshot(projects=PROJECTS)) == []
+    index.set_agent(Agent(id="b"))
+    assert [action.agent_id for action in decide(index, snapshot(projects=PROJECTS))] == ["b"]

@@ -14,28 +14,28 @@ from headgate.core.load import (
 from headgate.errors import InvalidSettingError
 
 SCORES = [
-    # alpha   Q     max Q   D    max D   load
-    (0.25,    10,   10,     4,   4,      1.0),
-    (0.25,    5,    10,     4,   4,      0.875),
-    (0.25,    10,   10,     1,   4,      0.4375),
-    (0.0,     10,   10,     1,   4,      0.25),
-    (0.5,     10,   10,     1,   4,      0.625),
-    (0.5,     2.5,  10,     0,   0,      0.125),
-    (0.25,    0,    0,      3,   4,      0.5625),
-    (0.25,    0,    0,      0,   0,      0.0),
+    # alpha   Q, max Q     D, max D   load
+    (0.25,    (10, 10),    (4, 4),    1.0),
+    (0.25,    (5, 10),     (4, 4),    0.875),
+    (0.25,    (10, 10),    (1, 4),    0.4375),
+    (0.0,     (10, 10),    (1, 4),    0.25),
+    (0.5,     (10, 10),    (1, 4),    0.625),
+    (0.5,     (2.5, 10),   (0, 0),    0.125),
+    (0.25,    (0, 0),      (3, 4),    0.5625),
+    (0.25,    (0, 0),      (0, 0),    0.0),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("alpha", "depth", "max_depth", "wait", "max_wait", "load"), SCORES)
+@pytest.mark.parametrize(("alpha", "depths", "waits", "load"), SCORES)
 def test_load_is_the_weighted_sum_of_relative_depth_and_relative_wait(
-    alpha: float, depth: float, max_depth: float, wait: int, max_wait: int, load: float
+    alpha: float, depths: tuple[float, float], waits: tuple[int, int], load: float
 ) -> None:
     score = load_score(
         alpha=alpha,
-        queue_depth=depth,
-        max_queue_depth=max_depth,
-        oldest_wait=wait,
-        max_oldest_wait=max_wait,
+        queue_depth=depths[0],
+        max_queue_depth=depths[1],
+        oldest_wait=waits[0],
+        max_oldest_wait=waits[1],
     )
     assert score == load
 

@@ -207,7 +207,7 @@ def test_best_looks_at_few_lanes_after_a_burst_of_work_for_all(
     weight: Callable[[random.Random], int],
 ) -> None:
     fleet = Contention(lanes=1000, alpha=0.25, weight=weight, burst=True)
-    assert mean_examined(fleet, steps=1000) < 120
+    assert mean_examined(fleet, steps=1000) < 60
 
 
 TIES = [
@@ -270,7 +270,7 @@ def footprint(thing: object) -> int:
     return sum(sys.getsizeof(item) for item in seen.values())
 
 
-@pytest.mark.parametrize("asked_every", [1, 7, 1000])
+@pytest.mark.parametrize("asked_every", [1, 1000])
 def test_a_hundred_thousand_updates_of_ten_lanes_do_not_grow_the_ranking(asked_every: int) -> None:
     source = random.Random(asked_every)
     ranking: LoadRanking[int] = LoadRanking()

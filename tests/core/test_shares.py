@@ -68,10 +68,11 @@ def most_grants_between(
 ) -> int:
     """State the bound: how many grants may go to others before an eligible project is served.
 
-    No project is ever owed more than `lag`, so none can be further ahead than all the others'
-    lag together; each token granted to others brings it closer by its share of that token.
+    A project that joins is owed at most `lag`, and one that stays at most about its dearest task
+    more; so none can be further ahead than all the others' debts together, and each token granted
+    to others brings it closer by its share of that token.
     """
-    return math.ceil((projects * lag + dearest) / (share * cheapest)) + 2 * projects
+    return math.ceil(projects * (lag + dearest) / (share * cheapest)) + 2 * projects
 
 
 @pytest.mark.parametrize("crew", [1, 7, 40])
@@ -109,6 +110,45 @@ def test_shares_are_within_two_percent_for_skewed_costs(seed: int) -> None:
     run(fleet)
     for name, share in shares(fleet).items():
         assert share == pytest.approx(weights[name] / sum(weights.values()), abs=0.02)
+
+
+def test_tasks_dearer_than_the_clamp_do_not_bend_the_shares() -> None:
+    weights = {"dear": 1.0, "x": 1.0, "y": 2.0}
+    workloads = [
+        Workload(project=project("dear", 1.0), make=costs(10 * LAG, 10 * LAG)),
+        Workload(project=project("x", 1.0), make=costs(1_000, 1_000), backlog=60),
+        Workload(project=project("y", 2.0), make=costs(1_000, 1_000), backlog=60),
+    ]
+    fleet = SimulatedFleet(workloads, agents(4), service_options())
+    run(fleet)
+    for name, share in shares(fleet).items():
+        assert share == pytest.approx(weights[name] / sum(weights.values()), abs=0.02)
+
+
+def test_a_light_project_that_had_one_dear_task_does_not_bend_the_shares_of_others() -> None:
+    dear = iter([4 * LAG])
+    workloads = [
+        Workload(
+            project=project("background", 1e-6),
+            make=lambda _: Task(estimate_tokens=next(dear, 1_000)),
+        ),
+        Workload(project=project("x", 3.0), make=costs(1_000, 1_000)),
+        Workload(project=project("y", 2.0), make=costs(1_000, 1_000)),
+    ]
+    fleet = SimulatedFleet(workloads, agents(3), service_options())
+    grants = run(fleet)
+    counts = {name: sum(a.project_id == name for a in grants) for name in ("x", "y")}
+    assert counts["x"] / counts["y"] == pytest.approx(1.5, rel=0.02)
+
+
+def test_work_that_says_it_is_free_does_not_take_every_grant() -> None:
+    workloads = [
+        Workload(project=project("free"), make=lambda _: Task(estimate_tokens=0)),
+        Workload(project=project("paying"), make=costs(100, 100)),
+    ]
+    fleet = SimulatedFleet(workloads, agents(1), service_options())
+    bound = most_grants_between(projects=2, share=0.5, cheapest=1, dearest=100, lag=0)
+    assert longest_wait(run(fleet), "paying") <= bound
 
 
 def test_work_without_tokens_is_shared_by_weight() -> None:

@@ -152,6 +152,14 @@ def test_the_next_reset_fires_again() -> None:
     assert should_fire_wake(after_reset_config(), later, NOW + 5 * HOUR + MINUTE) is not None
 
 
+@pytest.mark.parametrize("told_again_ms", [1, 59_999, -1, -18_000_000])
+def test_a_reset_that_is_told_again_a_little_differently_fires_once(told_again_ms: int) -> None:
+    reset_ms = int(NOW * 1000)
+    schedule = fire(after_reset_config(), SlotSchedule(next_reset_epoch_ms=reset_ms), NOW + MINUTE)
+    again = msgspec.structs.replace(schedule, next_reset_epoch_ms=reset_ms + told_again_ms)
+    assert should_fire_wake(after_reset_config(), again, NOW + HOUR) is None
+
+
 def test_one_wake_serves_every_mode_that_is_due() -> None:
     now = berlin("2026-05-01T09:00")
     config = WakeConfig(wake_modes=frozenset(WakeMode), wake_times=("09:00",), zone=BERLIN)

@@ -45,9 +45,16 @@ def decide(snapshot: str, *, as_json: bool) -> None:
 
 def _read(name: str) -> bytes:
     try:
-        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except OSError as error:
-        problem = f"cannot read {name}: {error.strerror}; give a readable file, or - for input"
+        if name != "-":
+            return Path(name).read_bytes()
+        if sys.stdin is None:
+            raise InvalidSnapshotError("snapshot", "standard input is closed; give a file")
+        return sys.stdin.buffer.read()
+    except (OSError, ValueError) as error:
+        if isinstance(error, InvalidSnapshotError):
+            raise
+        why = error.strerror if isinstance(error, OSError) else error
+        problem = f"cannot read {name}: {why}; give a readable file, or - for input"
         raise InvalidSnapshotError("snapshot", problem) from None
 
 
@@ -64,17 +71,26 @@ def _show(
     reasons: dict[str, tuple[Hold, ...]],
 ) -> None:
     plan = [(action.agent_id, action.task_id, action.project_id) for action in actions]
-    title = f"Plan: {len(plan)} of {len(state.agents)} agents get work"
+    served = len({action.agent_id for action in actions})
+    title = (
+        f"Plan: {_number(len(plan), 'task')} for {served} of {_number(len(state.agents), 'agent')}"
+    )
     print_table(title, ("agent", "task", "project"), plan[:ROWS_SHOWN])
     _show_rest(len(plan))
     waiting = [(task_id, holds[0].message) for task_id, holds in reasons.items()]
     click.echo()
-    print_table(f"Waiting: {len(waiting)} tasks", ("task", "reason"), waiting[:ROWS_SHOWN])
+    print_table(
+        f"Waiting: {_number(len(waiting), 'task')}", ("task", "reason"), waiting[:ROWS_SHOWN]
+    )
     _show_rest(len(waiting))
     if len(waiting) > ROWS_SHOWN:
         counts = Counter(reason for _, reason in waiting).most_common(ROWS_SHOWN)
         click.echo()
         print_table("By reason", ("tasks", "reason"), [(str(n), reason) for reason, n in counts])
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _show_rest(count: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from headgate.core.projects import Agent, Project
 from headgate.core.scheduler import Scheduler
 from headgate.core.snapshot import LanePolicy, SchedulerState
 from headgate.core.tasks import Task
+from headgate.errors import InvalidSettingError
 from headgate.testing.fleet import SimulatedFleet, Workload
 
 ROUNDS_PER_SECOND = 20
@@ -37,7 +39,11 @@ class ProjectReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def row(self) -> tuple[str, ...]:
         """Return the cells of the table."""
-        limit = f"{self.tokens_used:,} of {self.budget_limit:,}" if self.budget_limit else "none"
+        limit = (
+            f"{self.tokens_used:,} of {self.budget_limit:,}"
+            if self.budget_limit is not None
+            else "none"
+        )
         return (
             self.project,
             f"{self.target_share:.1%}",
@@ -66,6 +72,8 @@ def demo(*, seconds: float, seed: int, as_json: bool) -> None:
 
     In a terminal the table is live; in a pipe the fleet runs at once and the end is printed.
     """
+    if math.isnan(seconds):
+        raise InvalidSettingError("--seconds", "must be a number")
     fleet = demo_fleet(seed)
     rounds = max(1, round(seconds * ROUNDS_PER_SECOND))
     if is_terminal() and not as_json:

@@ -13,8 +13,10 @@ from importlib.metadata import version
 
 import click
 
+from headgate.cli.budget import budget
 from headgate.cli.decide import decide
 from headgate.cli.demo import demo
+from headgate.cli.output import printable
 from headgate.errors import CallerError, HeadgateError
 
 EXIT_FAILED = 1
@@ -29,6 +31,7 @@ def cli() -> None:
     """Decide which AI-agent task runs next, on whose quota, and inside whose budget."""
 
 
+cli.add_command(budget)
 cli.add_command(decide)
 cli.add_command(demo)
 
@@ -42,21 +45,34 @@ def run(arguments: list[str]) -> int:
     """Run the command line with these arguments, and return its exit code."""
     try:
         cli.main(arguments, prog_name="headgate", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except HeadgateError as error:
-        click.echo(f"headgate: {error}", err=True)
-        return EXIT_BAD_INPUT if isinstance(error, CallerError) else EXIT_FAILED
     except BrokenPipeError:
         # The reader has gone, as `headgate decide … | head` does; there is nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001
-        return _report_own_fault(error)
+        return _report(error)
     return 0
+
+
+def _report(error: Exception) -> int:
+    """Tell a person in one line what went wrong, and return the exit code for it."""
+    if isinstance(error, click.ClickException):
+        error.show()
+        return error.exit_code
+    if isinstance(error, HeadgateError):
+        _complain(str(error))
+        return EXIT_BAD_INPUT if isinstance(error, CallerError) else EXIT_FAILED
+    if isinstance(error, OSError):
+        _complain(f"cannot read or write: {error.strerror or error}")
+        return EXIT_FAILED
+    return _report_own_fault(error)
+
+
+def _complain(line: str) -> None:
+    """Write one line to standard error, whatever characters a hostile input has put into it."""
+    click.echo(f"headgate: {printable(line)}", err=True)
 
 
 def _report_own_fault(error: Exception) -> int:

@@ -37,12 +37,23 @@ def print_table(title: str, header: Row, rows: Sequence[Row]) -> None:
 
 def plain_table(title: str, header: Row, rows: Sequence[Row]) -> str:
     """Return a table as aligned columns."""
-    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+    shown = (header, *_printable(rows))
+    widths = [max(len(cell) for cell in column) for column in zip(*shown, strict=True)]
     lines = [title]
-    for row in (header, *rows):
+    for row in shown:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         lines.append(("  " + "  ".join(cells)).rstrip())
     return "\n".join(lines)
+
+
+def _printable(rows: Sequence[Row]) -> list[list[str]]:
+    """Write out control characters: an id must not be able to move the reader's cursor."""
+    return [[printable(cell) for cell in row] for row in rows]
+
+
+def printable(text: str) -> str:
+    """Return the text with everything written out that a terminal would act upon."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def drawn_table(title: str, header: Row, rows: Sequence[Row]) -> Table:
@@ -53,6 +64,6 @@ def drawn_table(title: str, header: Row, rows: Sequence[Row]) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold")
     for name in header:
         table.add_column(name)
-    for row in rows:
+    for row in _printable(rows):
         table.add_row(*(Text(cell) for cell in row))
     return table

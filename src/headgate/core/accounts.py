@@ -25,6 +25,13 @@ from headgate.core.reservations import Call, Charge, Delta, Settlement
 from headgate.core.scopes import Scope
 
 
+class Unit(Enum):
+    """The two columns of the books."""
+
+    MICRO_USD = "micro_usd"
+    TOKENS = "tokens"
+
+
 class Balance(Columns, frozen=True, kw_only=True):
     """What one scope has booked in one bucket. `spent` excludes the overrun."""
 
@@ -38,6 +45,12 @@ class Balance(Columns, frozen=True, kw_only=True):
             reserved_tokens=Tokens(self.reserved_tokens + other.reserved_tokens),
             overrun_tokens=Tokens(self.overrun_tokens + other.overrun_tokens),
         )
+
+    def column(self, unit: Unit) -> tuple[int, int, int]:
+        """Return what is spent, reserved and overrun in one unit."""
+        if unit is Unit.TOKENS:
+            return self.spent_tokens, self.reserved_tokens, self.overrun_tokens
+        return self.spent_micro_usd, self.reserved_micro_usd, self.overrun_micro_usd
 
     @property
     def used_micro_usd(self) -> MicroUsd:
@@ -74,13 +87,6 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     balance: Balance = EMPTY
     oldest_bucket: int | None = None
     tz: tzinfo = UTC
-
-
-class Unit(Enum):
-    """The two columns of the books."""
-
-    MICRO_USD = "micro_usd"
-    TOKENS = "tokens"
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -131,7 +137,7 @@ def read_account(
     for start, bucket in buckets.items():
         if start < earliest or not (bucket.used_micro_usd or bucket.used_tokens):
             continue
-        balance = balance.add(bucket)
+        balance = bucket if oldest is None else balance.add(bucket)
         oldest = start if oldest is None else min(oldest, start)
     return Account(scope=scope, limit=limit, balance=balance, oldest_bucket=oldest, tz=tz)
 
@@ -149,9 +155,18 @@ def admit(
             continue
         most_usd, most_tokens = limit.limit_micro_usd, limit.limit_tokens
         if most_usd is not None and balance.used_micro_usd + micro_usd > most_usd:
-            return _refused_usd(account, limit.window, most_usd, micro_usd, now)
+            return _refused(
+                account,
+                limit.window,
+                now,
+                unit=Unit.MICRO_USD,
+                limit=most_usd,
+                requested=micro_usd,
+            )
         if most_tokens is not None and balance.used_tokens + tokens > most_tokens:
-            return _refused_tokens(account, limit.window, most_tokens, tokens, now)
+            return _refused(
+                account, limit.window, now, unit=Unit.TOKENS, limit=most_tokens, requested=tokens
+            )
     return ADMITTED
 
 
@@ -198,52 +213,10 @@ def balances_from(
     return balances
 
 
-def _refused_usd(
-    account: Account, window: Window, limit: MicroUsd, requested: MicroUsd, now: float
-) -> Refused:
-    balance = account.balance
-    return _refused(
-        account,
-        window,
-        now,
-        unit=Unit.MICRO_USD,
-        limit=limit,
-        requested=requested,
-        spent=balance.spent_micro_usd,
-        reserved=balance.reserved_micro_usd,
-        overrun=balance.overrun_micro_usd,
-    )
-
-
-def _refused_tokens(
-    account: Account, window: Window, limit: Tokens, requested: Tokens, now: float
-) -> Refused:
-    balance = account.balance
-    return _refused(
-        account,
-        window,
-        now,
-        unit=Unit.TOKENS,
-        limit=limit,
-        requested=requested,
-        spent=balance.spent_tokens,
-        reserved=balance.reserved_tokens,
-        overrun=balance.overrun_tokens,
-    )
-
-
 def _refused(
-    account: Account,
-    window: Window,
-    now: float,
-    *,
-    unit: Unit,
-    limit: int,
-    requested: int,
-    spent: int,
-    reserved: int,
-    overrun: int,
+    account: Account, window: Window, now: float, *, unit: Unit, limit: int, requested: int
 ) -> Refused:
+    spent, reserved, overrun = account.balance.column(unit)
     frees_at = resets_at(window, now, account.tz, oldest_bucket=account.oldest_bucket)
     # The best that reservations in flight can do is to be given back, all of them.
     could_be_released = spent + overrun + requested <= limit

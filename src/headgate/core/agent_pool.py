@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from itertools import count
 
 from headgate.core.projects import Agent, AgentState
 
@@ -38,20 +39,17 @@ def places_of(agent: Agent, *, counted: bool) -> int:
 
 
 class AgentPool:
-    """All agents in their order.
+    """All agents in their order; `free` counts those that could take a task."""
 
-    `free` counts those that could take a task, `free_for_open` those that could take an open one.
-    """
-
-    __slots__ = ("_agents", "_counted", "_heap", "_limited", "free", "free_for_open")
+    __slots__ = ("_agents", "_counted", "_heap", "_limited", "_orders", "free")
 
     def __init__(self, *, counted: bool) -> None:
         self.free = 0
-        self.free_for_open = 0
         self._counted = counted
         self._agents: dict[str, AgentPlaces] = {}
         self._heap: list[tuple[int, int, AgentPlaces]] = []
         self._limited: dict[str, float] = {}
+        self._orders = count()
 
     def __iter__(self) -> Iterator[AgentPlaces]:
         return iter(self._agents.values())
@@ -64,7 +62,7 @@ class AgentPool:
         """Add or replace an agent; a known one keeps its place in the order."""
         entry = self._agents.get(agent.id)
         if entry is None:
-            entry = self._agents[agent.id] = AgentPlaces(agent, order=len(self._agents))
+            entry = self._agents[agent.id] = AgentPlaces(agent, order=next(self._orders))
         self._leave(entry)
         entry.agent = agent
         entry.inflight = inflight
@@ -72,6 +70,12 @@ class AgentPool:
         entry.limited_until = self._limited.get(agent.agent_type)
         self._return(entry)
         return entry
+
+    def remove(self, agent_id: str) -> None:
+        """Forget an agent; the others keep their order."""
+        entry = self._agents.pop(agent_id, None)
+        if entry is not None:
+            self._leave(entry)
 
     def limit(self, agent_type: str, until: float | None) -> list[AgentPlaces]:
         """Limit a type until a time, or lift its limit with None; return the agents concerned."""
@@ -114,7 +118,6 @@ class AgentPool:
         if entry.is_free:
             entry.is_free = False
             self.free -= 1
-            self.free_for_open -= entry.agent.accepts_open
 
     def _return(self, entry: AgentPlaces) -> None:
         if entry.inflight >= entry.places or entry.limited_until is not None:
@@ -122,7 +125,6 @@ class AgentPool:
         entry.is_free = True
         self.free += 1
         if entry.agent.accepts_open:
-            self.free_for_open += 1
             heappush(self._heap, (entry.inflight, entry.order, entry))
             if len(self._heap) > 2 * len(self._agents) + SLACK:
                 self._rebuild()

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 
 from headgate.core.agent_pool import AgentPlaces
 from headgate.core.fair_share import (
     ShareOrder,
     Turn,
-    is_active,
     set_targets,
     total_tokens,
 )
 from headgate.core.lag import forgiven_lag
 from headgate.core.lane_index import LaneIndex
 from headgate.core.lanes import Lane
+from headgate.core.projects import ProjectStatus
 from headgate.core.snapshot import AssignAction, SchedulerState, tokens_charged
 
 
@@ -86,7 +87,8 @@ class Round:
                 self._assign(turn, lane, agent)
 
     def _agents_in_turn(self) -> None:
-        waiting = deque(entry for entry in self.index.agents if entry.is_free)
+        free = (entry for entry in self.index.agents if entry.is_free)
+        waiting = deque(entry for entry in free if self.index.has_lane_for(entry.agent))
         while waiting and not self.is_over:
             agent = waiting.popleft()
             if self._serve(agent) and agent.is_free:
@@ -128,16 +130,27 @@ def eligible_turns(index: LaneIndex, state: SchedulerState) -> list[Turn]:
     turns = [
         Turn(project, order=order, state=state)
         for order, project in enumerate(state.projects)
-        if index.ready(project.id) and is_active(project)
+        if index.ready(project.id) and project.status is ProjectStatus.ACTIVE
     ]
     set_targets(turns)
     if state.max_lag_tokens is not None:
-        usage = [turn.used + turn.forgiven for turn in turns]
-        targets = [turn.target for turn in turns]
-        forgiven = forgiven_lag(usage, targets, max_lag_tokens=state.max_lag_tokens)
-        for turn, tokens in zip(turns, forgiven, strict=True):
-            turn.forgiven += tokens
+        _forgive(turns, state.projects_present or (), state.max_lag_tokens)
     return turns
+
+
+def _forgive(turns: list[Turn], present: Iterable[str], max_lag_tokens: int) -> None:
+    stayed = frozenset(present)
+    joins = [turn.project.id not in stayed for turn in turns]
+    if not any(joins):
+        return
+    forgiven = forgiven_lag(
+        [turn.used + turn.forgiven for turn in turns],
+        [turn.target for turn in turns],
+        joins=joins,
+        max_lag_tokens=max_lag_tokens,
+    )
+    for turn, tokens in zip(turns, forgiven, strict=True):
+        turn.forgiven += tokens
 
 
 def _total(turns: list[Turn], state: SchedulerState) -> int:

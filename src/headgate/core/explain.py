@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from headgate.core.agent_pool import AgentPlaces
 from headgate.core.decision import Round
-from headgate.core.fair_share import Turn, is_active
+from headgate.core.fair_share import Turn
 from headgate.core.holds import (
     AgentFull,
     AgentUnavailable,
@@ -28,6 +28,7 @@ from headgate.core.holds import (
     RateLimited,
 )
 from headgate.core.lane_index import LaneIndex
+from headgate.core.projects import ProjectStatus
 from headgate.core.snapshot import SchedulerState, is_due
 from headgate.core.tasks import Task
 
@@ -41,6 +42,7 @@ class Explanation:
         # Who was free is asked before the round: an agent that the round itself filled is not
         # a reason, the work that went first is.
         self._free_before = {entry.agent.id for entry in self._index.agents if entry.is_free}
+        self._open_hold = _why_nobody_is_free(self._index, self._free_before)
         self._round = Round(self._index, state)
         self.actions = self._round.run()
         self._planned = {action.task_id for action in self.actions}
@@ -77,7 +79,7 @@ class Explanation:
         if project is None:
             yield ProjectUnknown(project_id=task.project_id)
             return
-        if not is_active(project):
+        if project.status is not ProjectStatus.ACTIVE:
             yield ProjectNotActive(project_id=project.id, status=project.status.value)
         turn = self._turns.get(project.id) or Turn(project, order=0, state=self._state)
         if project.budget_limit is not None and turn.is_over_budget:
@@ -101,14 +103,8 @@ class Explanation:
         if task.agent_id is not None:
             yield from self._own_agent_holds(task.agent_id)
             return
-        takers = [entry for entry in self._index.agents if entry.agent.accepts_open]
-        if any(entry.agent.id in self._free_before for entry in takers):
-            return
-        limited = [entry for entry in takers if _has_room(entry)]
-        if limited:
-            yield _soonest(limited)
-        else:
-            yield NoIdleAgent()
+        if self._open_hold is not None:
+            yield self._open_hold
 
     def _own_agent_holds(self, agent_id: str) -> Iterator[Hold]:
         entry = self._index.agents.get(agent_id)
@@ -123,6 +119,15 @@ class Explanation:
             agent=task.agent_id if task.agent_id is not None else "any agent",
             given_first=len(self.actions),
         )
+
+
+def _why_nobody_is_free(index: LaneIndex, free: set[str]) -> Hold | None:
+    """Return what keeps open tasks from being taken by anybody, None if somebody is free."""
+    takers = [entry for entry in index.agents if entry.agent.accepts_open]
+    if any(entry.agent.id in free for entry in takers):
+        return None
+    limited = [entry for entry in takers if _has_room(entry)]
+    return _soonest(limited) if limited else NoIdleAgent()
 
 
 def _has_room(entry: AgentPlaces) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush, heapreplace
 
-from headgate.core.projects import Project, ProjectStatus
+from headgate.core.projects import Project
 from headgate.core.snapshot import SchedulerState
 
 
@@ -56,11 +56,6 @@ class Turn:
 def total_tokens(state: SchedulerState) -> int:
     """Return what all projects have used, eligible or not."""
     return sum(state.project_token_usage.values()) + sum(state.project_reserved.values())
-
-
-def is_active(project: Project) -> bool:
-    """Say whether a project is given agents at all."""
-    return project.status is ProjectStatus.ACTIVE
 
 
 def set_targets(turns: list[Turn]) -> None:

@@ -132,8 +132,13 @@ class GroupedHeap:
         """Rebuild the rows once the dead outnumber the living."""
         if self._entries <= 2 * alive + SLACK:
             return
-        for row in self._all_rows():
-            row.rebuild([entry for entry in row if self._waiting.get(entry[2]) is entry[4]])
+        for rows in self._rows.values():
+            for group, row in list(rows.items()):
+                living = [entry for entry in row if self._waiting.get(entry[2]) is entry[4]]
+                row.rebuild(living)
+                if not living:
+                    row.offer = None
+                    del rows[group]
         self._entries = alive
 
     def peek(self) -> tuple[Entry, Gate] | None:
@@ -141,20 +146,31 @@ class GroupedHeap:
         heads = self._heads
         while heads:
             offer = heads[0]
-            row = offer[4]
+            row, entry = offer[4], offer[5]
             if row.offer is not offer or row.gate.closed_by:
                 heappop(heads)
-                continue
-            head = self._head(row)
-            if head is None:
+            elif self._waiting.get(entry[2]) is entry[4]:
+                return entry, row.gate
+            elif (head := self._head(row)) is None:
                 heappop(heads)
                 del self._rows[row.gate][row.group]
-            elif head is offer[5]:
-                return head, row.gate
             else:
                 row.offer = (head[0], head[1], head[2], row.serial, row, head)
                 heapreplace(heads, row.offer)
         return None
+
+    def pop(self) -> None:
+        """Drop the entry that `peek` has just returned, and offer the next of its row."""
+        row = self._heads[0][4]
+        row.drop_first()
+        self._entries -= 1
+        following = row.first()
+        if following is None:
+            heappop(self._heads)
+            del self._rows[row.gate][row.group]
+        else:
+            row.offer = (*following[:3], row.serial, row, following)
+            heapreplace(self._heads, row.offer)
 
     def _row(self, gate: Gate, group: int) -> Row:
         rows = self._rows.get(gate)
@@ -164,10 +180,6 @@ class GroupedHeap:
         if row is None:
             row = rows[group] = Row(gate, group, next(self._pushes))
         return row
-
-    def _all_rows(self) -> Iterator[Row]:
-        for rows in self._rows.values():
-            yield from rows.values()
 
     def _head(self, row: Row) -> Entry | None:
         waiting = self._waiting

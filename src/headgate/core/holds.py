@@ -120,9 +120,9 @@ class AgentUnavailable(Hold, frozen=True, kw_only=True, tag="agent_unavailable")
 
 
 class NoIdleAgent(Hold, frozen=True, kw_only=True, tag="no_idle_agent"):
-    """No agent that may take the task is idle."""
+    """No agent that takes open tasks is idle."""
 
-    line = "no agent is idle"
+    line = "no agent that takes open tasks is idle"
 
 
 class LaneBehind(Hold, frozen=True, kw_only=True, tag="lane_behind"):

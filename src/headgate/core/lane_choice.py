@@ -34,6 +34,9 @@ class LaneChooser(Protocol):
     def touch(self, lane: Lane) -> None:
         """Consider a lane whose depth or oldest task changed."""
 
+    def drop(self, lane: Lane) -> None:
+        """Forget a lane that is gone."""
+
     def best(self, *, tick: int, alpha: float) -> Lane | None:
         """Return the lane that goes first among those that could start a task."""
 
@@ -102,16 +105,19 @@ class FewestInFlight:
     def touch(self, lane: Lane) -> None:
         """Neither depth nor age matters here."""
 
+    def drop(self, lane: Lane) -> None:
+        """Forget a lane that is gone."""
+        if lane is self._open:
+            self._open = None
+
     def best(self, *, tick: int, alpha: float) -> Lane | None:  # noqa: ARG002
         """Return the lane that goes first."""
-        pinned = self._pinned.peek()
-        open_key = None if self._open is None else self._key(self._open)
-        if pinned is None:
-            return None if open_key is None else self._open
-        pinned_key = self._key(pinned)
-        if open_key is None or pinned_key is None or pinned_key < open_key:
+        pinned, open_lane = self._pinned.peek(), self._open
+        if open_lane is None or not open_lane.ready or self._agent_for(open_lane) is None:
             return pinned
-        return self._open
+        if pinned is None:
+            return open_lane
+        return min(pinned, open_lane, key=lambda lane: self._key(lane) or ())
 
     def _key(self, lane: Lane) -> Key | None:
         agent = self._agent_for(lane) if lane.ready else None
@@ -121,7 +127,11 @@ class FewestInFlight:
 
 
 class HighestLoad:
-    """The lane with the highest load: weighted depth against the age of its oldest task."""
+    """The lane with the highest load: weighted depth against the age of its oldest task.
+
+    Lanes compete while they have work and an agent of their own to serve them; the open lane, which
+    any agent serves, competes while it has work.
+    """
 
     __slots__ = ("_agent_for", "_changed", "_ranking")
 
@@ -136,61 +146,89 @@ class HighestLoad:
 
     touch = offer
 
+    def drop(self, lane: Lane) -> None:
+        """Forget a lane that is gone."""
+        self._changed.pop(lane, None)
+        self._ranking.discard(lane)
+
     def best(self, *, tick: int, alpha: float) -> Lane | None:
         """Return the lane that goes first."""
-        while True:
-            self._catch_up()
-            lane = self._ranking.best(tick=tick, alpha=alpha)
-            if lane is None or self._can_start(lane):
-                return lane
-            self._ranking.discard(lane)
-
-    def _can_start(self, lane: Lane) -> bool:
-        return lane.ready > 0 and self._agent_for(lane) is not None
+        self._catch_up()
+        lane = self._ranking.best(tick=tick, alpha=alpha)
+        if lane is None or self._agent_for(lane) is not None:
+            return lane
+        # Only the open lane can be first without an agent; the others are asked without it.
+        self._ranking.discard(lane)
+        second = self._ranking.best(tick=tick, alpha=alpha)
+        self._changed[lane] = None
+        return second
 
     def _catch_up(self) -> None:
         for lane in self._changed:
-            agent = self._agent_for(lane) if lane.ready else None
-            if agent is None:
-                self._ranking.discard(lane)
-                continue
-            self._ranking.put(
-                lane,
-                depth_micro=lane.depth_micro,
-                oldest_tick=lane.oldest_tick(),
-                last_served_tick=lane.served_tick,
-                order=OPEN_LANE_ORDER if lane.owner is None else agent.order,
-            )
+            if lane.owner is None:
+                order = OPEN_LANE_ORDER if lane.ready else None
+            else:
+                agent = self._agent_for(lane) if lane.ready else None
+                order = None if agent is None else agent.order
+            self._rank(lane, order)
         self._changed.clear()
+
+    def _rank(self, lane: Lane, order: int | None) -> None:
+        if order is None:
+            self._ranking.discard(lane)
+            return
+        self._ranking.put(
+            lane,
+            depth_micro=lane.depth_micro,
+            oldest_tick=lane.oldest_tick(),
+            last_served_tick=lane.served_tick,
+            order=order,
+        )
 
 
 class BoundedWait:
     """A policy under which a lane that has waited `max_wait_ticks` goes before all others."""
 
-    __slots__ = ("_agent_for", "_longest", "_max_wait_ticks", "_policy")
+    __slots__ = ("_agent_for", "_max_wait_ticks", "_open", "_pinned", "_policy")
 
     def __init__(self, policy: LaneChooser, agent_for: AgentFor, *, max_wait_ticks: int) -> None:
         self._policy = policy
         self._agent_for = agent_for
         self._max_wait_ticks = max_wait_ticks
-        self._longest = OfferHeap(self._key)
+        self._pinned = OfferHeap(self._key)
+        self._open: Lane | None = None
 
     def offer(self, lane: Lane) -> None:
         """Consider a lane that has got work, or an agent, and may now start."""
         self._policy.offer(lane)
-        self._longest.offer(lane)
+        self._remember(lane)
 
     def touch(self, lane: Lane) -> None:
         """Consider a lane whose depth or oldest task changed."""
         self._policy.touch(lane)
-        self._longest.offer(lane)
+        self._remember(lane)
+
+    def drop(self, lane: Lane) -> None:
+        """Forget a lane that is gone."""
+        self._policy.drop(lane)
+        if lane is self._open:
+            self._open = None
 
     def best(self, *, tick: int, alpha: float) -> Lane | None:
         """Return the lane that has waited too long, or the policy's choice."""
-        lane = self._longest.peek()
-        if lane is not None and tick - lane.waiting_since() >= self._max_wait_ticks:
-            return lane
+        waiting = (lane for lane in (self._open, self._pinned.peek()) if lane is not None)
+        keys = [(key, lane) for lane in waiting if (key := self._key(lane)) is not None]
+        if keys:
+            (waiting_since, _), lane = min(keys)
+            if tick - waiting_since >= self._max_wait_ticks:
+                return lane
         return self._policy.best(tick=tick, alpha=alpha)
+
+    def _remember(self, lane: Lane) -> None:
+        if lane.owner is None:
+            self._open = lane
+        else:
+            self._pinned.offer(lane)
 
     def _key(self, lane: Lane) -> Key | None:
         agent = self._agent_for(lane) if lane.ready else None

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from headgate.core.agent_pool import AgentPlaces, AgentPool
 from headgate.core.gates import Gate, GateBook, GateClosure, GatePart, gate_key
 from headgate.core.grouped_heap import Rank
@@ -18,6 +20,9 @@ from headgate.core.lanes import NEVER_SERVED, Lane
 from headgate.core.projects import Agent, AgentState
 from headgate.core.snapshot import LanePolicy, SchedulerState, is_due
 from headgate.core.tasks import Task, TaskStatus
+
+FEW = 8
+"""A lane this many times as large as what is added to it is not worth sorting again."""
 
 
 class ProjectLanes:
@@ -53,7 +58,6 @@ class LaneIndex:
         self._projects: dict[str, ProjectLanes] = {}
         self._owned: dict[str, dict[Lane, None]] = {}
         self._served: dict[tuple[str, str | None], int] = {}
-        self._open_can_start = False
 
     @classmethod
     def of(cls, state: SchedulerState) -> LaneIndex:
@@ -96,6 +100,9 @@ class LaneIndex:
     def add(self, task: Task) -> None:
         """Queue a task; a task of the same id that waits already is replaced."""
         self.remove(task.id)
+        # Each time a task is queued it is a new object, so that what is left of an earlier time
+        # cannot come alive again.
+        task = msgspec.structs.replace(task)
         gate = self.gate_of(task)
         lane = self._lane(task.project_id, task.agent_id)
         was_ready = lane.ready > 0
@@ -118,7 +125,11 @@ class LaneIndex:
             lane = self._lane(project_id, owner)
             was_ready = lane.ready > 0
             self._gate_lanes.setdefault(gate, {})[lane] = None
-            lane.load(gate, ranked)
+            if lane.size > FEW * len(ranked):
+                for rank, task in ranked:
+                    lane.push(gate, rank, task)
+            else:
+                lane.load(gate, ranked)
             if not gate.closed_by:
                 self._projects[project_id].ready += len(ranked)
                 self._announce(lane, was_ready=was_ready)
@@ -190,6 +201,10 @@ class LaneIndex:
         heads = [(head[0][:3], lane) for lane in lanes if lane and (head := lane.head())]
         return min(heads)[1] if heads else None
 
+    def has_lane_for(self, agent: Agent) -> bool:
+        """Say whether any lane at all is the agent's own, or open to it."""
+        return agent.id in self._owned or (agent.accepts_open and "" in self._owned)
+
     def take(self, lane: Lane, agent: AgentPlaces, *, tick: int) -> Task:
         """Plan the head of a lane for an agent; it leaves the index."""
         head = lane.head()
@@ -200,6 +215,7 @@ class LaneIndex:
         lane.served_tick = tick
         self.agents.take_place(agent)
         del self._waiting[entry[2]]
+        lane.pop()
         self._leave(lane, gate, entry[4])
         if not agent.is_free:
             self._availability_changed(agent.agent.id)
@@ -216,8 +232,10 @@ class LaneIndex:
                 lanes.setdefault(project_id, {})[owner or ""] = tick
         return lanes
 
-    def forget_agent(self, agent_id: str) -> None:
-        """Drop what is remembered of an agent that will not come back."""
+    def remove_agent(self, agent_id: str) -> None:
+        """Drop an agent that will not come back, with what is remembered of its lanes."""
+        self.agents.remove(agent_id)
+        self._availability_changed(agent_id)
         for key in [key for key in self._served if key[1] == agent_id]:
             del self._served[key]
         for lane in self._owned.get(agent_id, ()):
@@ -264,15 +282,8 @@ class LaneIndex:
             chooser.offer(lane)
 
     def _availability_changed(self, agent_id: str) -> None:
-        self._offer_lanes(agent_id)
-        # Open lanes depend only on whether anybody at all is free, which seldom changes.
-        can_start = self.agents.free_for_open > 0
-        if can_start != self._open_can_start:
-            self._open_can_start = can_start
-            self._offer_lanes("")
-
-    def _offer_lanes(self, owner: str) -> None:
-        for lane in self._owned.get(owner, ()):
+        # Open lanes are not offered again: a chooser asks who is free for them when it chooses.
+        for lane in self._owned.get(agent_id, ()):
             chooser = self._projects[lane.project_id].chooser
             if chooser is not None:
                 chooser.offer(lane)
@@ -303,6 +314,8 @@ class LaneIndex:
         if not owned:
             del self._owned[lane.owner or ""]
         project = self._projects[lane.project_id]
+        if project.chooser is not None:
+            project.chooser.drop(lane)
         del project.lanes[lane.owner]
         if not project.lanes:
             del self._projects[lane.project_id]

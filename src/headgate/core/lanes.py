@@ -83,6 +83,10 @@ class Lane:
         """Return the entry of the task that goes first, with its gate."""
         return self._order.peek()
 
+    def pop(self) -> None:
+        """Drop the entry that `head` has just returned."""
+        self._order.pop()
+
     def oldest_tick(self) -> int:
         """Return the tick at which the task that has waited longest was enqueued."""
         head = None if self._oldest is None else self._oldest.peek()

@@ -27,7 +27,6 @@ from headgate.errors import InvalidSettingError
 
 MICRO = 1_000_000
 
-_READS_PER_SORTED_DEPTH = 2
 _SLACK_VALUES = 64
 _LEADING_BITS = 2
 _BITS_BELOW_DEEPEST = 4
@@ -211,7 +210,7 @@ class LoadRanking(Generic[Lane]):
         depth = depth_share * (tick - self._oldest_ticks.least())
         # Where no lane has any depth, age alone decides.
         age = age_share * self._most_depth() or 1
-        if self._reads > _READS_PER_SORTED_DEPTH * len(self._by_depth):
+        if self._reads > len(self._by_depth):
             self._sort(depth, age)
         return self._find(depth, age)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headgate.core.tasks import LenientEnum
+from headgate.core.lenient_enum import LenientEnum
 
 
 class ProjectStatus(LenientEnum):

@@ -9,18 +9,36 @@ one is off by default and repairs one thing that fair share alone gets wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from headgate.core.gates import GateClosure
+from headgate.core.lenient_enum import LenientEnum
 from headgate.core.load import MOST_ALPHA
 from headgate.core.projects import Agent, Project
-from headgate.core.tasks import LenientEnum, Task
-from headgate.errors import InvalidSnapshotError
+from headgate.core.scopes import parse_scope
+from headgate.core.tasks import Task, TaskStatus
+from headgate.errors import InvalidScopeError, InvalidSnapshotError
 
 DEFAULT_TOKENS = 1_000
+MAX_WEIGHT = 1e9
+MIN_CREDIT_WEIGHT = 1e-6
+MAX_COUNT = 10**15
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+MAX_PRIORITY = 10**9
+
+
+COUNTS = (
+    "project_token_usage",
+    "project_active_agent_counts",
+    "tasks_completed_in_window",
+    "project_reserved",
+    "project_started",
+    "project_forgiven",
+    "agent_inflight",
+)
 
 
 class LanePolicy(LenientEnum):
@@ -54,7 +72,8 @@ class SchedulerState:
     lane_served               project -> agent -> tick at which that lane was last served; the
                               open lane is the agent ""
     max_wait_ticks            a lane that has waited this long goes first
-    max_lag_tokens            the most that a project can be owed
+    max_lag_tokens            the most that a project can be owed when it joins
+    projects_present          projects that took part in the last round; the others join now
     project_forgiven          tokens of lag already forgiven, from `Scheduler.forgive`
     priority_ageing_seconds   waiting this long is worth one step of priority; 0 is strict
     now                       Unix seconds; needed only where a task has `not_before`
@@ -82,6 +101,7 @@ class SchedulerState:
     lane_served: dict[str, dict[str, int]] = field(default_factory=dict)
     max_wait_ticks: int | None = None
     max_lag_tokens: int | None = None
+    projects_present: list[str] | None = None
     project_forgiven: dict[str, int] = field(default_factory=dict)
     priority_ageing_seconds: float = 0.0
     now: float | None = None
@@ -92,11 +112,12 @@ class SchedulerState:
 def tokens_charged(task: Task, default_tokens: int) -> int:
     """Return what the task counts as: its estimate, or its weight where tokens are unknown.
 
-    Work that reports no tokens must still count, or two projects of it would never be fair.
+    Work that reports no tokens must still count, or two projects of it would never be fair; and
+    nothing is free, or a project of free work would take every grant.
     """
     if task.estimate_tokens is not None:
-        return task.estimate_tokens
-    return math.ceil(task.weight * default_tokens)
+        return max(1, task.estimate_tokens)
+    return max(1, math.ceil(task.weight * default_tokens))
 
 
 def is_due(task: Task, now: float | None) -> bool:
@@ -113,10 +134,17 @@ def check_snapshot(state: SchedulerState) -> None:
 def _problems(state: SchedulerState) -> Iterator[InvalidSnapshotError]:
     yield from _id_problems("projects", (project.id for project in state.projects))
     yield from _id_problems("tasks", (task.id for task in state.tasks))
+    yield from _agent_problems(state)
+    for name in COUNTS:
+        yield from _count_problems(name, getattr(state, name) or {})
+    for position, closure in enumerate(state.closed_gates):
+        if closure.kind == "scope":
+            yield from _scope_problems(f"closed_gates[{position}].name", closure.name)
     for position, project in enumerate(state.projects):
-        if not (math.isfinite(project.credit_weight) and project.credit_weight >= 0):
-            name = f"projects[{position}].credit_weight"
-            yield InvalidSnapshotError(name, "must be a finite number, zero or more")
+        weight = project.credit_weight
+        if weight != 0 and not MIN_CREDIT_WEIGHT <= weight <= MAX_WEIGHT:
+            problem = f"must be 0, or between {MIN_CREDIT_WEIGHT} and {MAX_WEIGHT:.0f}"
+            yield InvalidSnapshotError(f"projects[{position}].credit_weight", problem)
     for position, task in enumerate(state.tasks):
         yield from _task_problems(f"tasks[{position}]", task, state.now)
     yield from _option_problems(state)
@@ -134,21 +162,50 @@ def _id_problems(name: str, ids: Iterable[str]) -> Iterator[InvalidSnapshotError
 
 
 def _task_problems(name: str, task: Task, now: float | None) -> Iterator[InvalidSnapshotError]:
-    if not (math.isfinite(task.weight) and task.weight >= 0):
-        yield InvalidSnapshotError(f"{name}.weight", "must be a finite number, zero or more")
-    if task.estimate_tokens is not None and task.estimate_tokens < 0:
-        yield InvalidSnapshotError(f"{name}.estimate_tokens", "must be zero or more")
+    if not 0 <= task.weight <= MAX_WEIGHT:
+        yield InvalidSnapshotError(f"{name}.weight", f"must be between 0 and {MAX_WEIGHT:.0f}")
+    for position, scope in enumerate(task.scopes):
+        yield from _scope_problems(f"{name}.scopes[{position}]", scope)
+    if task.estimate_tokens is not None and not 0 <= task.estimate_tokens <= MAX_COUNT:
+        yield InvalidSnapshotError(f"{name}.estimate_tokens", f"must be between 0 and {MAX_COUNT}")
+    if abs(task.priority) > MAX_PRIORITY:
+        yield InvalidSnapshotError(f"{name}.priority", f"must be within {MAX_PRIORITY} of 0")
     if not math.isfinite(task.created_at):
         yield InvalidSnapshotError(f"{name}.created_at", "must be a finite number of seconds")
-    if task.not_before is not None and now is None:
+    if task.not_before is not None and now is None and task.status is TaskStatus.READY:
         yield InvalidSnapshotError("now", f"is needed because {name} has not_before; set it")
+
+
+def _agent_problems(state: SchedulerState) -> Iterator[InvalidSnapshotError]:
+    for position, agent in enumerate(state.agents):
+        if not agent.id:
+            yield InvalidSnapshotError(f"agents[{position}].id", "is empty; give it an id")
+        if agent.capacity < 0:
+            yield InvalidSnapshotError(f"agents[{position}].capacity", "must be zero or more")
+
+
+def _count_problems(name: str, counts: Mapping[str, int]) -> Iterator[InvalidSnapshotError]:
+    for key, value in counts.items():
+        if not 0 <= value <= MAX_COUNT:
+            yield InvalidSnapshotError(f"{name}[{key!r}]", f"must be between 0 and {MAX_COUNT}")
+
+
+def _scope_problems(name: str, text: str) -> Iterator[InvalidSnapshotError]:
+    # A second spelling of a scope would slip past the gate that the first one closes.
+    try:
+        scope = parse_scope(text, field=name)
+    except InvalidScopeError as error:
+        yield InvalidSnapshotError(name, error.problem)
+        return
+    if scope != text:
+        yield InvalidSnapshotError(name, f"must be written as {scope!r}")
 
 
 def _option_problems(state: SchedulerState) -> Iterator[InvalidSnapshotError]:
     for name in ("default_tokens", "max_inflight", "max_wait_ticks", "max_lag_tokens"):
         value = getattr(state, name)
-        if value is not None and value < 0:
-            yield InvalidSnapshotError(name, "must be zero or more")
+        if value is not None and not 0 <= value <= MAX_COUNT:
+            yield InvalidSnapshotError(name, f"must be between 0 and {MAX_COUNT}")
     ageing = state.priority_ageing_seconds
     if not (math.isfinite(ageing) and ageing >= 0):
         yield InvalidSnapshotError("priority_ageing_seconds", "must be a number, zero or more")
@@ -159,9 +216,11 @@ def _option_problems(state: SchedulerState) -> Iterator[InvalidSnapshotError]:
 def decode_snapshot(text: bytes) -> SchedulerState:
     """Read a snapshot from JSON whose keys are the field names of `SchedulerState`."""
     try:
-        raw = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+        raw = msgspec.json.decode(text.removeprefix(BYTE_ORDER_MARK))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidSnapshotError("snapshot", f"is not JSON: {error}") from None
+    except RecursionError:
+        raise InvalidSnapshotError("snapshot", "is nested too deeply") from None
     if not isinstance(raw, dict):
         raise InvalidSnapshotError("snapshot", "must be a JSON object")
     for key in raw:

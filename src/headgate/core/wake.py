@@ -13,7 +13,7 @@ from datetime import UTC, tzinfo
 
 import msgspec
 
-from headgate.core.tasks import LenientEnum
+from headgate.core.lenient_enum import LenientEnum
 from headgate.core.wake_times import (
     TimeOccurrence,
     latest_occurrence,
@@ -29,6 +29,10 @@ SECONDS_PER_MINUTE = 60.0
 # A stored time that lies further ahead than this was written under a wrong clock. Believing it
 # would silence the slot until then.
 CLOCK_ERROR_SECONDS = 86_400.0
+
+
+SAME_RESET_MS = 60_000
+"""Reset times no further apart than this are one reset, told twice."""
 
 
 class WakeMode(LenientEnum):
@@ -269,7 +273,7 @@ def _after_reset_trigger(
     config: WakeConfig, schedule: SlotSchedule, _now: float
 ) -> WakeTrigger | None:
     reset_ms = schedule.next_reset_epoch_ms
-    if reset_ms is None or reset_ms == schedule.last_reset_marker:
+    if reset_ms is None or not _is_new_reset(reset_ms, schedule.last_reset_marker):
         return None
     minutes = config.wake_after_reset_minutes
     return WakeTrigger(
@@ -278,6 +282,11 @@ def _after_reset_trigger(
         due_at=reset_ms / 1000 + minutes * SECONDS_PER_MINUTE,
         reason=f"after_reset mode ({minutes} min after reset)",
     )
+
+
+def _is_new_reset(reset_ms: int, last_served_ms: int | None) -> bool:
+    # Two servers of a provider may differ by a moment, or one lag behind: neither is a new window.
+    return last_served_ms is None or reset_ms > last_served_ms + SAME_RESET_MS
 
 
 def _mark_interval(schedule: SlotSchedule, _trigger: WakeTrigger, now: float) -> SlotSchedule:

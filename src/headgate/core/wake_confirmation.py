@@ -13,10 +13,11 @@ ones after it.
 
 from __future__ import annotations
 
+from enum import Enum
+
 import msgspec
 
 from headgate.core.quota import QuotaFailure, QuotaFailureKind, QuotaLimit
-from headgate.core.tasks import LenientEnum
 from headgate.core.wake import (
     SECONDS_PER_MINUTE,
     SlotSchedule,
@@ -27,7 +28,7 @@ from headgate.core.wake import (
 )
 
 
-class Confirmation(LenientEnum):
+class Confirmation(Enum):
     """What a quota reading says about the wake that is pending."""
 
     NOT_PENDING = "not_pending"
@@ -35,7 +36,7 @@ class Confirmation(LenientEnum):
     NOT_CONFIRMED = "not_confirmed"
 
 
-class WindowEnd(LenientEnum):
+class WindowEnd(Enum):
     """What the end of a retry window calls for. RETRY_NOW: send the wake once more."""
 
     NOT_YET = "not_yet"

@@ -72,6 +72,7 @@ class SimulatedFleet:
         self.started: dict[str, int] = dict.fromkeys(self.workloads, 0)
         self.completed: dict[str, int] = dict.fromkeys(self.workloads, 0)
         self.forgiven: dict[str, int] = dict.fromkeys(self.workloads, 0)
+        self.present: list[str] = []
         self.closed: dict[str, GateClosure] = {}
         self.grants: list[AssignAction] = []
         self.index = LaneIndex(
@@ -99,8 +100,9 @@ class SimulatedFleet:
             return []
         state = self.figures()
         if state.max_lag_tokens is not None:
-            for turn in eligible_turns(self.index, state):
-                self.forgiven[turn.project.id] = turn.forgiven
+            turns = eligible_turns(self.index, state)
+            self.forgiven |= {turn.project.id: turn.forgiven for turn in turns}
+            self.present = [turn.project.id for turn in turns]
             state = self.figures()
         actions = decide(self.index, state)
         for action in actions:
@@ -120,6 +122,7 @@ class SimulatedFleet:
             tasks_completed_in_window=dict(self.completed),
             project_started=None if self.options.project_started is None else dict(self.started),
             project_forgiven=dict(self.forgiven),
+            projects_present=list(self.present),
             agent_inflight={entry.agent.id: entry.inflight for entry in self.index.agents},
             tick=self.tick,
             now=float(self.round),

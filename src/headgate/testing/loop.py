@@ -115,6 +115,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         """Let a callback run when virtual time has come to `when`."""
         self._refuse_if_closed()
+        if math.isnan(when):
+            raise ValueError("a timer needs a time, not NaN")
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._timers_set += 1
         heapq.heappush(self._timers, (when, self._timers_set, Entry(handle, boot_of(context))))

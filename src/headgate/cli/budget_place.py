@@ -1,0 +1,141 @@
+"""Which ledger a command asks: the options that say so, and the default when none does.
+
+Rule: two options that contradict each other are refused, never ranked.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from headgate.cli.data_directory import data_directory
+from headgate.errors import InvalidSettingError, LedgerUnavailableError
+
+if TYPE_CHECKING:
+    from headgate.tracker import LedgerTracker
+
+Result = TypeVar("Result")
+
+URL_VARIABLE = "HEADGATE_BUDGET_URL"
+ANSWER_SECONDS = 30.0
+
+_TRACKERS = {
+    "local": ("memory",),
+    "sqlite": ("sqlite",),
+    "redis": ("redis", "rediss", "unix"),
+    "postgres": ("postgresql", "postgres"),
+}
+_OPTIONS = (
+    click.option("--tracker", type=click.Choice(list(_TRACKERS)), help="What keeps the books."),
+    click.option("--url", help=f"Where the books are.  [default: {URL_VARIABLE}, else SQLite]"),
+    click.option("--redis-url", help="The same, for Redis or Valkey."),
+    click.option("--postgres-url", help="The same, for PostgreSQL."),
+    click.option("--sqlite-path", help="The same, for an SQLite file."),
+)
+
+
+class Place:
+    """The options of a command that say where the books are."""
+
+    def __init__(
+        self,
+        tracker: str | None,
+        url: str | None,
+        redis_url: str | None,
+        postgres_url: str | None,
+        sqlite_path: str | None,
+    ) -> None:
+        self.tracker = tracker
+        sqlite_url = None if sqlite_path is None else f"sqlite:///{sqlite_path}"
+        self.urls = {
+            "--url": url,
+            "--redis-url": redis_url,
+            "--postgres-url": postgres_url,
+            "--sqlite-path": sqlite_url,
+        }
+
+    def url(self) -> str:
+        """Return the URL of the ledger, or say what is wrong with the options."""
+        given = {option: url for option, url in self.urls.items() if url is not None}
+        if len(given) > 1:
+            raise InvalidSettingError(" and ".join(given), "name one ledger; leave out the others")
+        option, url = next(iter(given.items()), ("", ""))
+        url = url or self._default()
+        self._check(option or URL_VARIABLE, url)
+        return url
+
+    def _default(self) -> str:
+        named = os.environ.get(URL_VARIABLE, "")
+        if named and (self.tracker is None or _scheme(named) in _TRACKERS[self.tracker]):
+            return named
+        if self.tracker == "local":
+            return "memory:"
+        if self.tracker in (None, "sqlite"):
+            return f"sqlite:///{data_directory() / 'budget.db'}"
+        raise InvalidSettingError("--tracker", f"{self.tracker} needs --{self.tracker}-url")
+
+    def _check(self, option: str, url: str) -> None:
+        scheme = _scheme(url)
+        if scheme in _TRACKERS["local"]:
+            problem = "a local budget lives in the memory of one process, so a command has nothing"
+            advice = "to see or to set; use sqlite, redis or postgres"
+            raise InvalidSettingError("--tracker", f"{problem} {advice}")
+        kind = option.removeprefix("--").partition("-")[0]
+        for wanted in (self.tracker, kind):
+            if wanted in _TRACKERS and scheme not in _TRACKERS[wanted]:
+                problem = f"{scheme[:20]!r} is not a URL of {wanted}"
+                raise InvalidSettingError(option, f"{problem}; give one, or leave out --tracker")
+
+
+def with_place(command: Callable[..., Result]) -> Callable[..., Result]:
+    """Give a command the options that name a ledger, as one argument `place`."""
+
+    def run(
+        *,
+        tracker: str | None,
+        url: str | None,
+        redis_url: str | None,
+        postgres_url: str | None,
+        sqlite_path: str | None,
+        **others: object,
+    ) -> Result:
+        place = Place(tracker, url, redis_url, postgres_url, sqlite_path)
+        return command(place=place, **others)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    decorated: Callable[..., Result] = run
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+def ask(place: Place, question: Callable[[LedgerTracker], Awaitable[Result]]) -> Result:
+    """Open the ledger, ask it one question, and close it."""
+    import asyncio  # noqa: PLC0415  slow to load, and not needed to print a command's help
+
+    from headgate.ledgers.connect import connect_budget  # noqa: PLC0415
+
+    tracker = connect_budget(place.url())
+
+    async def answered() -> Result:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS), tracker:
+                return await question(tracker)
+        except TimeoutError:
+            problem = f"the ledger did not answer within {ANSWER_SECONDS:g} seconds"
+            raise LedgerUnavailableError(problem) from None
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        answer = asyncio.run(answered())
+    for warning in caught:
+        click.echo(f"headgate: warning: {warning.message}", err=True)
+    return answer
+
+
+def _scheme(url: str) -> str:
+    return url.partition(":")[0].lower()

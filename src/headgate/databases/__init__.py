@@ -1,0 +1,1 @@
+"""Databases: connections, transactions, migrations and the group-commit writer."""

@@ -1,0 +1,246 @@
+"""PostgreSQL: one connection, made again when it is lost.
+
+Several processes share the books, so every wait has a bound: to connect, for a lock, for a
+statement, for an acknowledgement on the wire. A server that is away, starting, read-only or full
+makes the books unavailable, and the next transaction tries again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from typing import Any, cast
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from headgate.databases.transaction import (
+    Dialect,
+    Insert,
+    LostTransactionError,
+    Row,
+    Statement,
+    Value,
+    first_line,
+    json_rows,
+    percent_placeholders,
+)
+from headgate.errors import InvalidSettingError, LedgerUnavailableError, StoreError
+
+LOCK_TIMEOUT_SECONDS = 10.0
+STATEMENT_TIMEOUT_SECONDS = 30.0
+# Waits before each try to connect; a server that restarts is back within the last.
+CONNECT_WAITS_SECONDS = (0.0, 0.1, 0.4)
+PREPARE_AFTER_USES = 2
+
+# Settings of libpq that the URL may replace.
+_CONNECTION_DEFAULTS = {
+    "application_name": "headgate",
+    "connect_timeout": "5",
+    "keepalives_idle": "10",
+    "tcp_user_timeout": "15000",
+}
+# The transaction is gone, and another try may do: a failover, a deadlock with somebody else.
+_LOST = (
+    psycopg.errors.AdminShutdown,
+    psycopg.errors.CannotConnectNow,
+    psycopg.errors.CrashShutdown,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+    psycopg.errors.ReadOnlySqlTransaction,
+    psycopg.errors.SerializationFailure,
+)
+
+
+class PostgresTransaction:
+    """An open transaction on one connection.
+
+    Statements that return nothing are sent without waiting for them; the next one that returns
+    something, or the end, waits for all of them and raises the first error among them.
+    """
+
+    dialect = Dialect.POSTGRES
+
+    def __init__(self, connection: psycopg.Connection[Row]) -> None:
+        self._connection = connection
+        self._pipeline: psycopg.Pipeline | None = None
+        self._open = ExitStack()
+
+    def begin(self) -> None:
+        """Open the transaction; the server hears of it together with the first statement."""
+        with self._translating():
+            self._pipeline = self._open.enter_context(self._connection.pipeline())
+        # Each statement must see what was committed before it, and not before the transaction:
+        # a lock on the books is only worth something if what is read after it is fresh.
+        self.run("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+
+    def end(self, sql: str) -> None:
+        """End the transaction, by commit or rollback, and wait for it."""
+        self.run(sql)
+        self._pipeline = None
+        with self._translating():
+            self._open.close()
+
+    def abandon(self) -> None:
+        """Leave a transaction whose connection is being given up."""
+        self._pipeline = None
+        with suppress(psycopg.Error):
+            self._open.close()
+
+    def run(self, sql: str, parameters: Sequence[Value] = ()) -> None:
+        """Run a statement that returns nothing of interest."""
+        self._execute(sql, parameters)
+
+    def read(self, sql: str, parameters: Sequence[Value] = ()) -> list[Row]:
+        """Run a statement and return its rows."""
+        return self.read_all([(sql, parameters)])[0]
+
+    def read_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Run statements in one round trip, and return the rows of each."""
+        cursors = [self._execute(sql, parameters) for sql, parameters in statements]
+        with self._translating():
+            return [cursor.fetchall() for cursor in cursors]
+
+    def write(self, sql: str, parameters: Sequence[Value] = ()) -> int:
+        """Run a statement and return how many rows it changed."""
+        cursor = self._execute(sql, parameters)
+        self._wait()
+        return cursor.rowcount
+
+    def insert(self, insert: Insert, rows: Sequence[Row]) -> None:
+        """Insert many rows in one statement, as one JSON text: half the cost of a row each."""
+        if rows:
+            self._execute(_insert_sql(insert), (json_rows(rows),))
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Undo what is done within the block, and only that, if it raises."""
+        self.run("SAVEPOINT inner_step")
+        try:
+            yield
+            self._wait()
+        except LedgerUnavailableError:
+            raise
+        except BaseException:
+            self.run("ROLLBACK TO inner_step")
+            self.run("RELEASE inner_step")
+            raise
+        self.run("RELEASE inner_step")
+
+    def _execute(self, sql: str, parameters: Sequence[Value]) -> psycopg.Cursor[Row]:
+        with self._translating():
+            return self._connection.execute(percent_placeholders(sql).encode(), parameters)
+
+    def _wait(self) -> None:
+        if self._pipeline is not None:
+            with self._translating():
+                self._pipeline.sync()
+
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            # After an error the server skips everything up to the next synchronisation.
+            if self._pipeline is not None:
+                with suppress(psycopg.Error):
+                    self._pipeline.sync()
+            raise translated(error, self._connection) from error
+
+
+class PostgresDatabase:
+    """The transactions of one connection."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
+        statement_timeout_seconds: float = STATEMENT_TIMEOUT_SECONDS,
+    ) -> None:
+        self._parameters = _connection_parameters(url)
+        self._lock_timeout_ms = int(lock_timeout_seconds * 1_000)
+        self._statement_timeout_ms = int(statement_timeout_seconds * 1_000)
+        self._connection: psycopg.Connection[Row] | None = None
+        self._transaction: PostgresTransaction | None = None
+
+    def begin(self) -> PostgresTransaction:
+        """Open a transaction, connecting first if need be."""
+        if self._transaction is None:
+            self._connection = self._connect()
+            self._transaction = PostgresTransaction(self._connection)
+        self._transaction.begin()
+        return self._transaction
+
+    def commit(self) -> None:
+        """End the transaction; it is on disk, or an error is raised."""
+        if self._transaction is not None:
+            self._transaction.end("COMMIT")
+
+    def rollback(self) -> None:
+        """Undo the transaction; a connection that cannot even do that is given up."""
+        if self._transaction is None:
+            return
+        try:
+            self._transaction.end("ROLLBACK")
+        except StoreError:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the connection; the next transaction makes a new one."""
+        connection, transaction = self._connection, self._transaction
+        self._connection, self._transaction = None, None
+        if connection is not None and transaction is not None:
+            transaction.abandon()
+            with suppress(psycopg.Error):
+                connection.close()
+
+    def _connect(self) -> psycopg.Connection[Row]:
+        problem = ""
+        for wait_seconds in CONNECT_WAITS_SECONDS:
+            time.sleep(wait_seconds)
+            try:
+                return self._connect_once()
+            except psycopg.Error as error:
+                problem = f"PostgreSQL: {first_line(error)}; nothing was granted"
+        raise LedgerUnavailableError(problem)
+
+    def _connect_once(self) -> psycopg.Connection[Row]:
+        connection = psycopg.connect(
+            **self._parameters, autocommit=True, prepare_threshold=PREPARE_AFTER_USES
+        )
+        connection.execute(
+            "SELECT set_config('lock_timeout', %s, false),"
+            " set_config('statement_timeout', %s, false),"
+            " set_config('idle_in_transaction_session_timeout', %s, false)",
+            (str(self._lock_timeout_ms), *[str(self._statement_timeout_ms)] * 2),
+        )
+        return connection
+
+
+def translated(error: psycopg.Error, connection: psycopg.Connection[Any]) -> StoreError:
+    """Turn an error of the driver into one of ours."""
+    line = f"PostgreSQL: {first_line(error)}"
+    if connection.closed or isinstance(error, _LOST):
+        return LostTransactionError(line)
+    if isinstance(error, psycopg.OperationalError):
+        return LedgerUnavailableError(line)
+    return StoreError(line)
+
+
+def _connection_parameters(url: str) -> dict[str, Any]:
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:
+        problem = f"is not a PostgreSQL URL: {first_line(error)}"
+        raise InvalidSettingError("url", problem) from None
+    return {**_CONNECTION_DEFAULTS, **cast("dict[str, Any]", given)}
+
+
+@cache
+def _insert_sql(insert: Insert) -> str:
+    given = Dialect.POSTGRES.given(dict(insert.columns))
+    names = ", ".join(f"given.{name}" for name, _ in insert.columns)
+    return f"{insert.into} SELECT {names} FROM {given}{insert.on_conflict}"  # noqa: S608

@@ -1,0 +1,187 @@
+"""SQLite: one file, in WAL mode, with every commit on disk before it is answered.
+
+The file may be shared with other processes: a transaction takes the write lock when it begins, so
+what it reads cannot be changed before it writes. A lock that is held for longer than the busy
+timeout, a full disk or a file that cannot be written make the books unavailable, and the next
+transaction tries again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import apsw
+
+from headgate.databases.transaction import Dialect, Insert, Row, Statement, Value, first_line
+from headgate.errors import InvalidSettingError, LedgerUnavailableError, StoreError
+
+BUSY_TIMEOUT_SECONDS = 10.0
+# One step for many rows: the driver lets other threads run at each step, and has to wait for its
+# turn after it. Statements of a few fixed lengths stay prepared.
+ROWS_PER_STEP = (64, 32, 16, 8, 4, 2, 1)
+CACHE_KIBIBYTES = 16_384
+CHECKPOINT_PAGES = 2_000
+
+_UNAVAILABLE = (
+    apsw.BusyError,
+    apsw.CantOpenError,
+    apsw.CorruptError,
+    apsw.FullError,
+    apsw.InterruptError,
+    apsw.IOError,
+    apsw.LockedError,
+    apsw.NoMemError,
+    apsw.NotADBError,
+    apsw.PermissionsError,
+    apsw.ReadOnlyError,
+    apsw.AuthError,
+)
+
+
+class SqliteTransaction:
+    """An open transaction on one connection."""
+
+    dialect = Dialect.SQLITE
+
+    def __init__(self, connection: apsw.Connection, path: Path) -> None:
+        self._cursor = connection.cursor()
+        self._connection = connection
+        self._path = path
+
+    def run(self, sql: str, parameters: Sequence[Value] = ()) -> None:
+        """Run a statement that returns nothing of interest."""
+        self.read(sql, parameters)
+
+    def read(self, sql: str, parameters: Sequence[Value] = ()) -> list[Row]:
+        """Run a statement and return its rows."""
+        try:
+            return self._cursor.execute(sql, parameters).fetchall()
+        except apsw.Error as error:
+            raise translated(error, self._path) from error
+
+    def read_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Run statements that do not depend on each other, and return the rows of each."""
+        return [self.read(sql, parameters) for sql, parameters in statements]
+
+    def write(self, sql: str, parameters: Sequence[Value] = ()) -> int:
+        """Run a statement and return how many rows it changed."""
+        self.read(sql, parameters)
+        return self._connection.changes()
+
+    def insert(self, insert: Insert, rows: Sequence[Row]) -> None:
+        """Insert many rows in few steps."""
+        start, left = 0, len(rows)
+        while left > 0:
+            step = next(size for size in ROWS_PER_STEP if size <= left)
+            taken = rows[start : start + step]
+            self.read(_insert_sql(insert, step), tuple(chain.from_iterable(taken)))
+            start, left = start + step, left - step
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Undo what is done within the block, and only that, if it raises."""
+        self.read("SAVEPOINT inner_step")
+        try:
+            yield
+        except BaseException:
+            # Some errors end the transaction by themselves, and the savepoint with it.
+            if self._connection.in_transaction:
+                self.read("ROLLBACK TO inner_step")
+                self.read("RELEASE inner_step")
+            raise
+        self.read("RELEASE inner_step")
+
+
+class SqliteDatabase:
+    """The transactions of one file."""
+
+    def __init__(
+        self, path: str | Path, *, busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS
+    ) -> None:
+        self._path = Path(path)
+        self._busy_timeout_ms = int(busy_timeout_seconds * 1_000)
+        self._connection: apsw.Connection | None = None
+        self._transaction: SqliteTransaction | None = None
+
+    def begin(self) -> SqliteTransaction:
+        """Take the write lock, connecting first if need be."""
+        if self._transaction is None or self._connection is None:
+            self._connection = self._connect()
+            self._transaction = SqliteTransaction(self._connection, self._path)
+        self._transaction.read("BEGIN IMMEDIATE")
+        return self._transaction
+
+    def commit(self) -> None:
+        """End the transaction; it is on disk, or an error is raised."""
+        if self._transaction is not None:
+            self._transaction.read("COMMIT")
+
+    def rollback(self) -> None:
+        """Undo the transaction, if there is one; never raises."""
+        connection = self._connection
+        if connection is None or not connection.in_transaction:
+            return
+        try:
+            connection.execute("ROLLBACK")
+        except apsw.Error:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the file; the next transaction opens it again."""
+        connection, self._connection, self._transaction = self._connection, None, None
+        if connection is not None:
+            with suppress(apsw.Error):
+                connection.close()
+
+    def _connect(self) -> apsw.Connection:
+        self._create_file()
+        try:
+            connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE)
+            self._configure(connection)
+        except apsw.Error as error:
+            raise translated(error, self._path) from error
+        return connection
+
+    def _create_file(self) -> None:
+        if not self._path.parent.is_dir():
+            problem = f"the folder {self._path.parent} does not exist; create it first"
+            raise InvalidSettingError("path", problem)
+        # Made here and not by SQLite, which would let everybody read it; the files that it adds
+        # take over the mode of this one.
+        try:
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            line = f"{self._path} cannot be opened: {error.strerror}"
+            raise LedgerUnavailableError(line) from error
+
+    def _configure(self, connection: apsw.Connection) -> None:
+        connection.set_busy_timeout(self._busy_timeout_ms)
+        mode = connection.pragma("journal_mode", "wal")
+        if mode != "wal":
+            problem = f"{self._path} cannot be used in WAL mode; use a disk of this machine"
+            raise LedgerUnavailableError(problem)
+        connection.pragma("synchronous", "full")
+        connection.pragma("cache_size", -CACHE_KIBIBYTES)
+        connection.wal_autocheckpoint(CHECKPOINT_PAGES)
+
+
+def translated(error: apsw.Error, path: Path) -> StoreError:
+    """Turn an error of the driver into one of ours."""
+    if isinstance(error, apsw.BusyError | apsw.LockedError):
+        return LedgerUnavailableError(f"{path} is locked by another process; nothing was granted")
+    if isinstance(error, apsw.FullError):
+        return LedgerUnavailableError(f"{path}: the disk is full; free some space")
+    if isinstance(error, _UNAVAILABLE):
+        return LedgerUnavailableError(f"{path} cannot be used: {first_line(error)}")
+    return StoreError(f"{path}: {first_line(error)}")
+
+
+@cache
+def _insert_sql(insert: Insert, rows: int) -> str:
+    row = f"({', '.join('?' * len(insert.columns))})"
+    return f"{insert.into} VALUES {', '.join([row] * rows)}{insert.on_conflict}"

@@ -1,0 +1,1 @@
+"""Ledgers: one module for each thing that can keep the books."""

@@ -1,0 +1,524 @@
+-- The books of a budget ledger. One run is one atomic step.
+--
+-- The arithmetic is that of headgate.core; it is repeated here because a decision and its booking
+-- must not be apart. The table of headgate.core.reservations is put before this text when the
+-- script is loaded, as RULES, MOVES and BOOKINGS by "state call", so it is not written twice.
+--
+-- Everything is read first, then decided on tables in memory, then written by `save`. So a step
+-- that fails, for want of memory or on a replica, fails at its first write and has changed nothing.
+--
+-- KEYS are those named below. ARGV[1] is the step, ARGV[2] its parameters in MessagePack; the reply
+-- is MessagePack too. Amounts are integers far below 2^53 and never leave MessagePack, which keeps
+-- them exact; numbers that Redis reads as text are written by `format`.
+--
+-- Most of the time goes into making tables and collecting them. So a reservation and a journal
+-- entry are kept as their values in a row, without an array around them, and answers are joined.
+
+local IDENTITY, LIMITS, SCOPES, BALANCES, CHECKPOINT = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local RESERVATIONS, LEASES, FINISHED, JOURNAL = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+
+-- Looking up a global costs more inside Redis than most of what is done with it.
+local call, pack_one, unpack_one = redis.call, cmsgpack.pack, cmsgpack.unpack
+local ipairs, pairs, unpack = ipairs, pairs, unpack
+local format, max, min = string.format, math.max, math.min
+
+-- The places of a reservation: state, amounts held, end of the lease, whether it was dispatched at
+-- once, when it was finished (0 before), its charges, the actual amounts. The charges are a text
+-- with a line of scope and bucket for each balance: most reservations share few such texts.
+local STATE, USD, TOKENS, LEASE, AT_ONCE, FINISHED_AT, CHARGES = 1, 2, 3, 4, 5, 6, 7
+local ACTUAL_USD, ACTUAL_TOKENS = 8, 9
+
+-- The columns of a balance: spent, reserved and overrun in micro-dollars, then in tokens.
+local COLUMNS = 6
+local RESERVED_USD, RESERVED_TOKENS = 2, 5
+
+-- Lua passes at most some thousand arguments to a function.
+local MOST_ARGUMENTS = 1000
+-- Folding has a cost of its own, so it waits for some entries; and it never takes long at once.
+local FEWEST_FOLDED, MOST_FOLDED = 64, 2000
+local FEWEST_FORGOTTEN, MOST_FORGOTTEN = 200, 2000
+
+local function write(command, key, values)
+  local result
+  for first = 1, #values, MOST_ARGUMENTS do
+    result = call(command, key, unpack(values, first, min(first + MOST_ARGUMENTS - 1, #values)))
+  end
+  return result
+end
+
+local function read(key, fields)
+  if #fields == 0 then return fields end
+  if #fields <= MOST_ARGUMENTS then return call('HMGET', key, unpack(fields)) end
+  local found = {}
+  for first = 1, #fields, MOST_ARGUMENTS do
+    local last = min(first + MOST_ARGUMENTS - 1, #fields)
+    local slice = call('HMGET', key, unpack(fields, first, last))
+    for at = 1, #slice do found[first + at - 1] = slice[at] end
+  end
+  return found
+end
+
+-- A sheet holds balances by scope and bucket: the kept ones, or those of the checkpoint.
+local function new_sheet(key)
+  return { key = key, rows = {}, changed = {}, unknown = {} }
+end
+
+local function load_rows(sheet, scopes)
+  local wanted = {}
+  for _, scope in ipairs(scopes) do
+    if not sheet.rows[scope] then
+      sheet.rows[scope] = {}
+      wanted[#wanted + 1] = scope
+    end
+  end
+  for at, packed in ipairs(read(sheet.key, wanted)) do
+    local row = sheet.rows[wanted[at]]
+    if packed then
+      local flat = unpack_one(packed)
+      for first = 1, #flat, COLUMNS + 1 do
+        row[flat[first]] = { unpack(flat, first + 1, first + COLUMNS) }
+      end
+    else
+      sheet.unknown[wanted[at]] = true
+    end
+  end
+end
+
+local function add(sheet, scope, bucket, delta)
+  local row = sheet.rows[scope]
+  local columns = row[bucket]
+  if not columns then
+    columns = { 0, 0, 0, 0, 0, 0 }
+    row[bucket] = columns
+  end
+  for at = 1, COLUMNS do columns[at] = columns[at] + delta[at] end
+  sheet.changed[scope] = true
+end
+
+local function is_zero(columns)
+  for at = 1, COLUMNS do
+    if columns[at] ~= 0 then return false end
+  end
+  return true
+end
+
+local function save_rows(sheet, keeps_zeros)
+  local values, gone = {}, {}
+  for scope in pairs(sheet.changed) do
+    local flat = {}
+    for bucket, columns in pairs(sheet.rows[scope]) do
+      if keeps_zeros or not is_zero(columns) then
+        flat[#flat + 1] = bucket
+        for at = 1, COLUMNS do flat[#flat + 1] = columns[at] end
+      end
+    end
+    if #flat > 0 then
+      values[#values + 1] = scope
+      values[#values + 1] = pack_one(flat)
+    else
+      gone[#gone + 1] = scope
+    end
+  end
+  write('HSET', sheet.key, values)
+  write('HDEL', sheet.key, gone)
+end
+
+local now = 0
+local most = {}        -- bounds: journal, finished, finished_seconds, expired
+local live_from = {}   -- the earliest bucket that counts, for each scope of the batch
+local used_usd, used_tokens = {}, {}  -- what counts against each limit, for scopes that have one
+local unbooked = {}    -- sums by what they weigh on, not yet added to the balances
+local balances, checkpoint = new_sheet(BALANCES), new_sheet(CHECKPOINT)
+local limits = {}
+local reservations, changed = {}, {}
+local entries = {}
+
+local pairs_of_text = {}
+local function charges_of(text)
+  local charges = pairs_of_text[text]
+  if not charges then
+    charges = {}
+    for scope, bucket in string.gmatch(text, '([^ \n]*) (%-?%d+)') do
+      charges[#charges + 1] = { scope, tonumber(bucket) }
+    end
+    pairs_of_text[text] = charges
+  end
+  return charges
+end
+
+-- Texts stand for scopes once, however many reservations have them.
+local function scopes_of(texts)
+  local scopes = {}
+  for text in pairs(texts) do
+    for _, charge in ipairs(charges_of(text)) do scopes[#scopes + 1] = charge[1] end
+  end
+  return scopes
+end
+
+local function load_reservations(ids)
+  local wanted = {}
+  for _, id in ipairs(ids) do
+    if reservations[id] == nil then
+      reservations[id] = false
+      wanted[#wanted + 1] = id
+    end
+  end
+  local texts = {}
+  for at, packed in ipairs(read(RESERVATIONS, wanted)) do
+    if packed then
+      local reservation = { unpack_one(packed) }
+      reservations[wanted[at]] = reservation
+      texts[reservation[CHARGES]] = true
+    end
+  end
+  load_rows(balances, scopes_of(texts))
+end
+
+local function add_all(sheet, sums)
+  for text, sum in pairs(sums) do
+    for _, charge in ipairs(charges_of(text)) do add(sheet, charge[1], charge[2], sum) end
+  end
+end
+
+local function add_unbooked()
+  add_all(balances, unbooked)
+  unbooked = {}
+end
+
+local function add_to(sums, text, s1, r1, o1, s2, r2, o2)
+  local sum = sums[text]
+  if sum then
+    sum[1], sum[2], sum[3] = sum[1] + s1, sum[2] + r1, sum[3] + o1
+    sum[4], sum[5], sum[6] = sum[4] + s2, sum[5] + r2, sum[6] + o2
+  else
+    sums[text] = { s1, r1, o1, s2, r2, o2 }
+  end
+end
+
+local function total_of(scope)
+  local total, oldest = { 0, 0, 0, 0, 0, 0 }, nil
+  for bucket, columns in pairs(balances.rows[scope]) do
+    local usd, tokens = columns[1] + columns[2] + columns[3], columns[4] + columns[5] + columns[6]
+    if bucket >= live_from[scope] and (usd ~= 0 or tokens ~= 0) then
+      for at = 1, COLUMNS do total[at] = total[at] + columns[at] end
+      if not oldest or bucket < oldest then oldest = bucket end
+    end
+  end
+  return total, oldest
+end
+
+local function watch(scope)
+  local total = total_of(scope)
+  used_usd[scope] = total[1] + total[2] + total[3]
+  used_tokens[scope] = total[4] + total[5] + total[6]
+end
+
+local function book(id, text, asked, s1, r1, o1, s2, r2, o2)
+  add_to(unbooked, text, s1, r1, o1, s2, r2, o2)
+  local usd, tokens = s1 + r1 + o1, s2 + r2 + o2
+  for _, charge in ipairs(charges_of(text)) do
+    local scope = charge[1]
+    if used_usd[scope] and charge[2] >= live_from[scope] then
+      used_usd[scope], used_tokens[scope] = used_usd[scope] + usd, used_tokens[scope] + tokens
+    end
+  end
+  entries[#entries + 1] = pack_one(now, id, asked, text, s1, r1, o1, s2, r2, o2)
+end
+
+-- What a reservation weighs in one unit: spent, reserved, overrun.
+local WEIGHTS = {
+  NOTHING = function() return 0, 0, 0 end,
+  RESERVED = function(held) return 0, held, 0 end,
+  ASSUMED = function(held) return held, 0, 0 end,
+  ACTUAL = function(held, actual) return min(actual, held), 0, max(0, actual - held) end,
+  UNHELD = function(_, actual) return 0, 0, actual end,
+}
+local STATE_BOOKING = {
+  held = 'RESERVED', dispatched = 'RESERVED', expired = 'NOTHING', assumed = 'ASSUMED',
+}
+local IS_LIVE = { held = true, dispatched = true }
+
+local function book_move(id, reservation, asked, after, actual_usd, actual_tokens)
+  local before, text = STATE_BOOKING[reservation[STATE]], reservation[CHARGES]
+  if before == after then return book(id, text, asked, 0, 0, 0, 0, 0, 0) end
+  local usd, tokens = reservation[USD], reservation[TOKENS]
+  local s1, r1, o1 = WEIGHTS[before](usd, actual_usd)
+  local s2, r2, o2 = WEIGHTS[after](usd, actual_usd)
+  local s3, r3, o3 = WEIGHTS[before](tokens, actual_tokens)
+  local s4, r4, o4 = WEIGHTS[after](tokens, actual_tokens)
+  return book(id, text, asked, s2 - s1, r2 - r1, o2 - o1, s4 - s3, r4 - r3, o4 - o3)
+end
+
+-- An answer is an array in MessagePack: a byte for its length, then its tag and its values.
+local function answer(tag, ...)
+  return string.char(0x91 + select('#', ...)) .. pack_one(tag, ...)
+end
+local MADE, AGAIN, UNKNOWN = answer('made'), answer('again'), answer('unknown')
+
+local function settle(id, asked, actual_usd, actual_tokens, lease_until)
+  local reservation = reservations[id]
+  if not reservation then return UNKNOWN end
+  local key = reservation[STATE] .. ' ' .. asked
+  local rule = RULES[key]
+  if rule == 'STAY' then
+    reservation[LEASE] = max(reservation[LEASE], lease_until)
+  elseif rule == 'MOVE' then
+    book_move(id, reservation, asked, BOOKINGS[key], actual_usd or 0, actual_tokens or 0)
+    reservation[STATE] = MOVES[key]
+    reservation[ACTUAL_USD], reservation[ACTUAL_TOKENS] = actual_usd, actual_tokens
+  else
+    local is_same = asked ~= 'commit'
+      or (reservation[ACTUAL_USD] == actual_usd and reservation[ACTUAL_TOKENS] == actual_tokens)
+    local is_refused = rule == 'REFUSE' or not is_same
+    return answer(is_refused and 'illegal' or 'known', unpack(reservation))
+  end
+  changed[id] = reservation
+  return answer('known', unpack(reservation))
+end
+
+local function expire_due()
+  local due = call(
+    'ZRANGEBYSCORE', LEASES, '-inf', format('%.17g', now), 'LIMIT', 0, most.expired
+  )
+  load_reservations(due)
+  for _, id in ipairs(due) do
+    local reservation = reservations[id]
+    if reservation and IS_LIVE[reservation[STATE]] and reservation[LEASE] <= now then
+      settle(id, 'expire')
+    else
+      -- Never written so, but one such lease would be due for ever.
+      call('ZREM', LEASES, id)
+    end
+  end
+  return #due
+end
+
+local function asks_for_the_same(reservation, wanted, usd, tokens, at_once)
+  local charges = charges_of(reservation[CHARGES])
+  if reservation[USD] ~= usd or reservation[TOKENS] ~= tokens or reservation[AT_ONCE] ~= at_once
+    or #charges ~= #wanted then
+    return false
+  end
+  for at, charge in ipairs(charges) do
+    if charge[1] ~= wanted[at][1] then return false end
+  end
+  return true
+end
+
+-- -1 stands for no limit in a unit.
+local function refusal(charges, usd, tokens)
+  for _, charge in ipairs(charges) do
+    local scope = charge[1]
+    local limit = limits[scope]
+    if limit then
+      local is_over_usd = limit[2] >= 0 and used_usd[scope] + usd > limit[2]
+      local is_over_tokens = limit[3] >= 0 and used_tokens[scope] + tokens > limit[3]
+      if is_over_usd or is_over_tokens then
+        add_unbooked()
+        return answer('refused', scope, limit[1], limit[2], limit[3], total_of(scope))
+      end
+    end
+  end
+end
+
+local function reserve(id, usd, tokens, lease_until, at_once, text, has_more_due)
+  local charges = charges_of(text)
+  local known = reservations[id]
+  if known then
+    local is_same = asks_for_the_same(known, charges, usd, tokens, at_once)
+    return answer(is_same and 'known' or 'illegal', unpack(known))
+  end
+  local refused = refusal(charges, usd, tokens)
+  -- Leases that are due may hold the room that is missing.
+  if refused then return has_more_due and AGAIN or refused end
+  local state = at_once and 'dispatched' or 'held'
+  local reservation = { state, usd, tokens, lease_until, at_once, 0, text }
+  reservations[id], changed[id] = reservation, reservation
+  book(id, text, 'reserve', 0, usd, 0, 0, tokens, 0)
+  return MADE
+end
+
+-- A request takes so many places: call, id, dollars, tokens, end of lease, dispatched, charges.
+local REQUEST_WIDTH = 7
+
+local function apply_all(requests, texts, has_more_due)
+  local answers = {}
+  for first = 1, #requests, REQUEST_WIDTH do
+    local asked, id, usd, tokens, lease_until, at_once, place = unpack(requests, first, first + 6)
+    if asked == 'reserve' then
+      local text = texts[place]
+      answers[#answers + 1] = reserve(id, usd, tokens, lease_until, at_once, text, has_more_due)
+    elseif asked == 'commit' then
+      answers[#answers + 1] = settle(id, asked, usd, tokens)
+    else
+      answers[#answers + 1] = settle(id, asked, nil, nil, lease_until)
+    end
+  end
+  return answers
+end
+
+-- Buckets that left their window more than a day ago go from both sides of the audit at once.
+local function purge_old_buckets()
+  for scope, earliest in pairs(live_from) do
+    if balances.changed[scope] then
+      for bucket, columns in pairs(balances.rows[scope]) do
+        local is_settled = columns[RESERVED_USD] == 0 and columns[RESERVED_TOKENS] == 0
+        if bucket < earliest - most.finished_seconds and is_settled then
+          local negated = {}
+          for at = 1, COLUMNS do negated[at] = -columns[at] end
+          load_rows(checkpoint, { scope })
+          add(checkpoint, scope, bucket, negated)
+          balances.rows[scope][bucket] = nil
+        end
+      end
+    end
+  end
+end
+
+local function fold_journal(length)
+  local count = min(length - most.journal, MOST_FOLDED)
+  if count < FEWEST_FOLDED then return end
+  local sums = {}
+  for _, packed in ipairs(call('LRANGE', JOURNAL, 0, count - 1)) do
+    local _, _, _, text, s1, r1, o1, s2, r2, o2 = unpack_one(packed)
+    add_to(sums, text, s1, r1, o1, s2, r2, o2)
+  end
+  load_rows(checkpoint, scopes_of(sums))
+  add_all(checkpoint, sums)
+  call('LTRIM', JOURNAL, count, -1)
+end
+
+local function forget_finished()
+  local excess = call('LLEN', FINISHED) - most.finished
+  local oldest = excess <= 0 and call('LINDEX', FINISHED, 0)
+  local is_any_old = oldest and unpack_one(oldest) < now - most.finished_seconds
+  if excess <= 0 and not is_any_old then return end
+  local count = min(max(excess, is_any_old and FEWEST_FORGOTTEN or 0), MOST_FORGOTTEN)
+  local finished_at, ids = {}, {}
+  for at, packed in ipairs(call('LRANGE', FINISHED, 0, count - 1)) do
+    local when, id = unpack_one(packed)
+    if at > excess and when >= now - most.finished_seconds then break end
+    finished_at[at], ids[at] = when, id
+  end
+  local gone = {}
+  for at, packed in ipairs(read(RESERVATIONS, ids)) do
+    -- One that was finished again, by a late commit, stands in the list a second time.
+    local when = packed and select(FINISHED_AT, unpack_one(packed))
+    if when == finished_at[at] then gone[#gone + 1] = ids[at] end
+  end
+  write('HDEL', RESERVATIONS, gone)
+  call('LTRIM', FINISHED, #ids, -1)
+end
+
+local function save_reservations()
+  local values, leases, ended, finished, texts = {}, {}, {}, {}, {}
+  for id, reservation in pairs(changed) do
+    if IS_LIVE[reservation[STATE]] then
+      local lease = reservation[LEASE]
+      texts[lease] = texts[lease] or format('%.17g', lease)
+      leases[#leases + 1] = texts[lease]
+      leases[#leases + 1] = id
+    else
+      reservation[FINISHED_AT] = now
+      ended[#ended + 1] = id
+      finished[#finished + 1] = pack_one(now, id)
+    end
+    values[#values + 1] = id
+    values[#values + 1] = pack_one(unpack(reservation))
+  end
+  write('HSET', RESERVATIONS, values)
+  write('ZADD', LEASES, leases)
+  write('ZREM', LEASES, ended)
+  write('RPUSH', FINISHED, finished)
+end
+
+local function save()
+  save_reservations()
+  add_unbooked()
+  purge_old_buckets()
+  save_rows(balances, true)
+  local scopes = {}
+  for scope in pairs(balances.unknown) do
+    if balances.changed[scope] then
+      scopes[#scopes + 1] = '0'
+      scopes[#scopes + 1] = scope
+    end
+  end
+  write('ZADD', SCOPES, scopes)
+  local length = write('RPUSH', JOURNAL, entries)
+  if length then fold_journal(length) end
+  save_rows(checkpoint, false)
+  forget_finished()
+end
+
+local function stale_windows(batch_scopes)
+  local stale = {}
+  for _, sent in ipairs(batch_scopes) do
+    local scope, window = sent[1], sent[2]
+    local kept = limits[scope] and limits[scope][1] or 'none'
+    if kept ~= window then stale[#stale + 1] = { scope, kept } end
+  end
+  return stale
+end
+
+local function apply(parameters)
+  local batch_scopes, texts, requests = parameters[4], parameters[5], parameters[6]
+  now = parameters[2]
+  most.journal, most.finished, most.finished_seconds, most.expired = unpack(parameters[3])
+  local names, ids = {}, {}
+  for at, sent in ipairs(batch_scopes) do
+    names[at] = sent[1]
+    live_from[sent[1]] = sent[3]
+  end
+  for at, packed in ipairs(read(LIMITS, names)) do
+    limits[names[at]] = packed and unpack_one(packed)
+  end
+  local stale = stale_windows(batch_scopes)
+  if #stale > 0 then return answer('stale', stale) end
+  load_rows(balances, names)
+  for first = 2, #requests, REQUEST_WIDTH do ids[#ids + 1] = requests[first] end
+  load_reservations(ids)
+  for scope, limit in pairs(limits) do
+    if limit then watch(scope) end
+  end
+  local expired = expire_due()
+  local has_more_due = expired >= most.expired
+  local answers = apply_all(requests, texts, has_more_due)
+  save()
+  local head = '\148' .. pack_one('done', expired, has_more_due)
+  return head .. struct.pack('>BI2', 0xdc, #answers) .. table.concat(answers)
+end
+
+local function set_limit(parameters)
+  local scope, limit = parameters[2], parameters[3]
+  if limit then
+    call('HSET', LIMITS, scope, pack_one(limit))
+    call('ZADD', SCOPES, '0', scope)
+  else
+    call('HDEL', LIMITS, scope)
+    if call('HEXISTS', BALANCES, scope) == 0 then call('ZREM', SCOPES, scope) end
+  end
+  return answer('done', 0, false, {})
+end
+
+-- The values are MessagePack already, so they are joined and not packed again.
+local function accounts(parameters)
+  local scope, most_scopes = parameters[2], parameters[3]
+  local first, last = '-', '+'
+  if scope ~= '' then first, last = '[' .. scope .. '/', '(' .. scope .. '0' end
+  local scopes = call('ZRANGEBYLEX', SCOPES, first, last, 'LIMIT', 0, most_scopes)
+  if scopes[1] ~= scope then table.insert(scopes, 1, scope) end
+  local kept_limits, kept_balances = read(LIMITS, scopes), read(BALANCES, scopes)
+  local parts = { '\146' .. pack_one('accounts') .. struct.pack('>BI4', 0xdd, #scopes) }
+  for at, name in ipairs(scopes) do
+    parts[#parts + 1] = '\147' .. pack_one(name)
+    parts[#parts + 1] = kept_limits[at] or '\192'
+    parts[#parts + 1] = kept_balances[at] or '\144'
+  end
+  return table.concat(parts)
+end
+
+local STEPS = { apply = apply, set_limit = set_limit, accounts = accounts }
+local parameters = unpack_one(ARGV[2])
+if call('GET', IDENTITY) ~= parameters[1] then return answer('lost') end
+return STEPS[ARGV[1]](parameters)

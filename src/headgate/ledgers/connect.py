@@ -1,0 +1,77 @@
+"""One door to every budget: the URL says what keeps the books.
+
+A backend's module, and the package that it needs, is loaded only when its URL is asked for. Rule: a
+URL may carry a password, so no error repeats more of it than its scheme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from headgate.errors import InvalidSettingError
+from headgate.tracker import LedgerTracker
+
+KNOWN_URLS = (
+    "memory:",
+    "sqlite:///budget.db",
+    "sqlite:////var/lib/headgate/budget.db",
+    "redis://127.0.0.1:6379/0",
+    "rediss://host:6379/0",
+    "unix:///run/redis.sock",
+    "postgresql://host/database",
+)
+"""One URL of each form."""
+
+# The packages that a bare install does not bring, and the extra that brings each.
+EXTRAS = {"apsw": "server", "psycopg": "postgres", "redis": "redis"}
+
+_BACKENDS = {
+    "sqlite": ("headgate.ledgers.sqlite", "SqliteBudgetTracker"),
+    "redis": ("headgate.ledgers.redis", "RedisBudgetTracker"),
+    "rediss": ("headgate.ledgers.redis", "RedisBudgetTracker"),
+    "unix": ("headgate.ledgers.redis", "RedisBudgetTracker"),
+    "postgresql": ("headgate.ledgers.postgres", "PostgresBudgetTracker"),
+    "postgres": ("headgate.ledgers.postgres", "PostgresBudgetTracker"),
+}
+
+
+def connect_budget(url: str = "memory:") -> LedgerTracker:
+    """Return the tracker of a URL; use it as an async context manager, which connects.
+
+    After `sqlite:///` comes a path, relative or absolute: `sqlite:////var/lib/budget.db` has four.
+    """
+    scheme, colon, rest = url.partition(":")
+    scheme = scheme.lower()
+    if scheme == "memory":
+        return _load("headgate.ledgers.local", "LocalBudgetTracker")()
+    backend = _BACKENDS.get(scheme)
+    if backend is None:
+        problem = f"{scheme[:20]!r} is not a scheme that keeps budgets"
+        raise InvalidSettingError("url", f"{problem}; write one as {', '.join(KNOWN_URLS)}")
+    place = _sqlite_path(rest) if scheme == "sqlite" else f"{scheme}{colon}{rest}"
+    return _load(*backend)(place)
+
+
+def _sqlite_path(rest: str) -> str:
+    path = rest.removeprefix("///")
+    if not path or path == rest:
+        problem = "a path follows sqlite:///, as in sqlite:///budget.db"
+        raise InvalidSettingError("url", f"{problem} or sqlite:////var/lib/headgate/budget.db")
+    if "?" in path:
+        raise InvalidSettingError("url", "a sqlite URL has no options; leave out what follows ?")
+    return str(Path(path).expanduser())
+
+
+def _load(module: str, name: str) -> Callable[..., LedgerTracker]:
+    try:
+        return cast("Callable[..., LedgerTracker]", getattr(import_module(module), name))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        problem = f"needs the package {package}, which is not installed"
+        advice = f"run pip install 'headgate[{EXTRAS[package]}]'"
+        raise InvalidSettingError("url", f"{problem}; {advice}") from None

@@ -1,0 +1,127 @@
+"""The ledger in a database: requests of concurrent callers share a transaction.
+
+Everything goes through one writer thread. Requests that wait together are applied as one batch,
+with one update a balance and one commit for all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
+
+from headgate.core.accounts import Account, JournalEntry, Limit, Refused
+from headgate.core.books import ReserveRequest, SettleRequest
+from headgate.core.reservations import Reservation
+from headgate.core.scopes import ROOT, Scope
+from headgate.databases.migrations import migrate
+from headgate.databases.transaction import Database, Transaction
+from headgate.databases.writer import GroupCommitWriter
+from headgate.errors import CallerError
+from headgate.ledger import Audit, Clock
+from headgate.ledgers import sql_books, sql_upkeep
+from headgate.ledgers.sql_schema import MIGRATIONS, PART
+from headgate.ledgers.zones import zone
+
+Result = TypeVar("Result")
+
+UPKEEP_SECONDS = 60.0
+
+
+class SqlLedger:
+    """Books in SQLite or PostgreSQL."""
+
+    def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
+        self.writer = GroupCommitWriter(database)
+        self._clock = time.time if clock is None else clock
+        self._tidied_at = float("-inf")
+        self._purged_up_to = ROOT
+
+    def now(self) -> float:
+        """Return the time by which this ledger judges leases and windows."""
+        return self._clock()
+
+    async def open(self) -> None:
+        """Connect, and bring the schema up to date."""
+        self.writer.start()
+        try:
+            await self.writer.submit(self._prepare)
+        except BaseException:
+            await self.writer.close()
+            raise
+
+    async def close(self) -> None:
+        """Finish what is queued, then let go of the connection."""
+        await self.writer.close()
+
+    async def set_limit(self, scope: Scope, limit: Limit) -> None:
+        """Replace the limit of a scope; one without any amount removes it."""
+        zone(limit.window.zone)
+        await self._run(lambda books, _now: sql_books.set_limit(books, scope, limit))
+
+    async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
+        """Hold the money in all scopes or in none; a known id gets its answer again."""
+        return await self.writer.submit_request(self._apply, request)
+
+    async def settle(self, request: SettleRequest) -> Reservation:
+        """Apply a further call, or raise `IllegalSettlementError`."""
+        answer = await self.writer.submit_request(self._apply, request)
+        return cast("Reservation", answer)
+
+    async def accounts(self, scope: Scope) -> list[Account]:
+        """Return the scope and everything within it that has a limit or a balance."""
+        return await self._run(lambda books, now: sql_books.accounts(books, scope, now))
+
+    async def journal(self, scope: Scope, *, since: float, limit: int) -> list[JournalEntry]:
+        """Return the latest entries that charge the scope, newest first."""
+        return await self._run(
+            lambda books, _now: sql_books.journal(books, scope, since=since, limit=limit)
+        )
+
+    async def sweep(self) -> int:
+        """Expire all leases that are due, and return how many there were."""
+        expired, has_more = 0, True
+        while has_more:
+            step, has_more = await self.writer.submit(self._sweep)
+            expired += step
+        return expired
+
+    async def audit(self) -> Audit:
+        """Return both sides of the promise that balances equal the journal."""
+        return await self._run(lambda books, _now: sql_upkeep.audit(books))
+
+    async def _run(self, operation: Callable[[Transaction, float], Result]) -> Result:
+        def on_books(transaction: Transaction) -> Result:
+            now = self._begin(transaction)
+            sql_books.expire_due(transaction, now)
+            return operation(transaction, now)
+
+        return await self.writer.submit(on_books)
+
+    def _prepare(self, transaction: Transaction) -> None:
+        migrate(transaction, PART, MIGRATIONS)
+
+    def _apply(
+        self, transaction: Transaction, requests: Sequence[sql_books.Request]
+    ) -> Sequence[sql_books.Answer | CallerError]:
+        now = self._begin(transaction)
+        return sql_books.apply_batch(transaction, requests, now)
+
+    def _sweep(self, transaction: Transaction) -> tuple[int, bool]:
+        now = self._begin(transaction)
+        expired = sql_books.expire_due(transaction, now)
+        return expired, sql_upkeep.tidy(transaction, now) or expired >= sql_books.MAX_EXPIRED
+
+    def _begin(self, transaction: Transaction) -> float:
+        sql_books.lock_books(transaction)
+        now = self.now()
+        if now - self._tidied_at >= UPKEEP_SECONDS:
+            self._keep_up(transaction, now)
+        return now
+
+    def _keep_up(self, transaction: Transaction, now: float) -> None:
+        # As long as there is more, the next call does the next step; none of them waits long.
+        if sql_upkeep.tidy(transaction, now):
+            return
+        self._tidied_at = now
+        self._purged_up_to = sql_upkeep.purge_buckets(transaction, now, after=self._purged_up_to)

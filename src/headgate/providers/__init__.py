@@ -1,0 +1,1 @@
+"""What providers publish and Headgate reads, such as their prices."""

@@ -1,0 +1,76 @@
+"""The status of a scope and of everything within it, as people and programs read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from headgate.core.accounts import Account, Limit
+from headgate.core.budget_windows import format_window, resets_at
+from headgate.core.scopes import Scope, is_within, parent
+
+NO_LIMIT = Limit()
+
+
+class ScopeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scope has used in its window, and what it may use; None means unlimited.
+
+    `remaining` can be negative where a limit was lowered or an overrun booked. The children are
+    the nearest scopes within it that have a limit or a balance.
+    """
+
+    scope: Scope
+    spent_micro_usd: int
+    reserved_micro_usd: int
+    overrun_micro_usd: int
+    limit_micro_usd: int | None
+    remaining_micro_usd: int | None
+    spent_tokens: int
+    reserved_tokens: int
+    overrun_tokens: int
+    limit_tokens: int | None
+    remaining_tokens: int | None
+    window: str
+    resets_at: int | None
+    children: tuple[ScopeStatus, ...] = ()
+
+
+def status_tree(accounts: Sequence[Account], *, now: float) -> ScopeStatus:
+    """Nest accounts, the outermost first, under the first of them."""
+    children: dict[Scope, list[Account]] = {account.scope: [] for account in accounts}
+    for account in accounts[1:]:
+        children[_nearest(account.scope, children, accounts[0].scope)].append(account)
+    return _status(accounts[0], children, now)
+
+
+def _nearest(scope: Scope, known: dict[Scope, list[Account]], top: Scope) -> Scope:
+    above = parent(scope)
+    while above is not None and is_within(above, top):
+        if above in known:
+            return above
+        above = parent(above)
+    return top
+
+
+def _status(account: Account, children: dict[Scope, list[Account]], now: float) -> ScopeStatus:
+    balance = account.balance
+    limit = NO_LIMIT if account.limit is None else account.limit
+    usd, tokens = limit.limit_micro_usd, limit.limit_tokens
+    inner = sorted(children[account.scope], key=lambda child: child.scope)
+    return ScopeStatus(
+        scope=account.scope,
+        spent_micro_usd=balance.spent_micro_usd,
+        reserved_micro_usd=balance.reserved_micro_usd,
+        overrun_micro_usd=balance.overrun_micro_usd,
+        limit_micro_usd=usd,
+        remaining_micro_usd=None if usd is None else usd - balance.used_micro_usd,
+        spent_tokens=balance.spent_tokens,
+        reserved_tokens=balance.reserved_tokens,
+        overrun_tokens=balance.overrun_tokens,
+        limit_tokens=tokens,
+        remaining_tokens=None if tokens is None else tokens - balance.used_tokens,
+        window=format_window(limit.window),
+        resets_at=resets_at(limit.window, now, account.tz, oldest_bucket=account.oldest_bucket),
+        children=tuple(_status(child, children, now) for child in inner),
+    )

@@ -1,0 +1,31 @@
+"""`make torture`: run every check, or those named; exit 1 if a promise was broken."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+ALL = ("ledger", "replies")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m torture", description=__doc__)
+    parser.add_argument("check", nargs="?", choices=ALL, help="one of them; without, all")
+    parser.add_argument("--backend", action="append", help="sqlite, redis or postgres; several")
+    parser.add_argument("--kills", type=int, default=200, help="processes to kill a backend")
+    parser.add_argument("--seconds", type=float, default=0.0, help="shortest time a backend")
+    parser.add_argument("--drops", type=int, default=10_000, help="replies to lose a backend")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    broken = [
+        name
+        for name in ([options.check] if options.check else ALL)
+        if not importlib.import_module(f"torture.{name}").run(options)
+    ]
+    print(f"\nbroken promises: {', '.join(broken) or 'none'}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
