@@ -52,10 +52,10 @@ class Ledger(Protocol):
     async def settle(self, request: SettleRequest) -> Reservation:
         """Apply a further call, or raise `IllegalSettlementError`."""
 
-    async def accounts(self, scope: Scope) -> list[Account]:
+    async def accounts(self, scope: Scope, *, most: int = MAX_ACCOUNTS) -> list[Account]:
         """Return the scope and everything within it that has a limit or a balance, root first.
 
-        The scope itself always comes first, known or not; at most `MAX_ACCOUNTS` are read.
+        The scope itself always comes first, known or not; so `most` 1 reads that one alone.
         """
 
     async def journal(self, scope: Scope, *, since: float, limit: int) -> list[JournalEntry]:

@@ -153,12 +153,12 @@ class LedgerTracker:
 
     async def get_spent(self, scope: str) -> float:
         """Return what a scope has spent in its window, overrun included, in dollars."""
-        balance = (await self.ledger.accounts(parse_scope(scope)))[0].balance
+        balance = (await self.ledger.accounts(parse_scope(scope), most=1))[0].balance
         return to_usd_float(balance.spent_micro_usd + balance.overrun_micro_usd)
 
     async def get_budget(self, scope: str) -> float | None:
         """Return the limit of a scope in dollars, None without one."""
-        limit = (await self.ledger.accounts(parse_scope(scope)))[0].limit
+        limit = (await self.ledger.accounts(parse_scope(scope), most=1))[0].limit
         if limit is None or limit.limit_micro_usd is None:
             return None
         return to_usd_float(limit.limit_micro_usd)

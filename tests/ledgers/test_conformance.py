@@ -12,6 +12,7 @@ import pytest
 from headgate.budget_tracker import ReservationToken
 from headgate.core.accounts import JournalEntry
 from headgate.core.reservations import Call, ReservationState
+from headgate.core.scopes import parse_scope
 from headgate.errors import (
     BudgetExceededError,
     IllegalSettlementError,
@@ -290,6 +291,16 @@ async def test_a_budget_of_nothing_admits_nothing(tracker_factory: TrackerFactor
         with pytest.raises(BudgetExceededError) as caught:
             await tracker.reserve(FLOW, "0.000001")
         assert (caught.value.scope, caught.value.limit) == ("", 0)
+
+
+@pytest.mark.parametrize("scope", ["", SESSION, FLOW, "session:unknown"])
+async def test_one_account_is_read_alone(tracker_factory: TrackerFactory, scope: str) -> None:
+    async with tracker_factory() as tracker:
+        for name in (FLOW, OTHER_FLOW):
+            await tracker.commit(await tracker.reserve(name, "0.10"), "0.10")
+        accounts = await tracker.ledger.accounts(parse_scope(scope), most=1)
+        assert accounts == (await tracker.ledger.accounts(parse_scope(scope)))[:1]
+        assert [account.scope for account in accounts] == [scope]
 
 
 async def test_get_spent_includes_the_overrun_and_status_tells_it_apart(

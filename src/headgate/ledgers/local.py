@@ -71,7 +71,7 @@ class LocalLedger:
         self._end(now)
         return reservation
 
-    async def accounts(self, scope: Scope) -> list[Account]:
+    async def accounts(self, scope: Scope, *, most: int = MAX_ACCOUNTS) -> list[Account]:
         """Return the scope and everything within it that has a limit or a balance."""
         now = self._begin()
         known = set(self._books.limits) | set(self._books.balances)
@@ -79,7 +79,7 @@ class LocalLedger:
             (name for name in known if is_within(name, scope) and name != scope),
             key=lambda name: (depth(name), name),
         )
-        return [self._books.account(name, now) for name in [scope, *within[: MAX_ACCOUNTS - 1]]]
+        return [self._books.account(name, now) for name in [scope, *within[: most - 1]]]
 
     async def journal(self, scope: Scope, *, since: float, limit: int) -> list[JournalEntry]:
         """Return the latest entries that charge the scope, newest first."""

@@ -144,14 +144,14 @@ class RedisLedger:
         """Apply a further call, or raise `IllegalSettlementError`."""
         return cast("Reservation", await self._call(request))
 
-    async def accounts(self, scope: Scope) -> list[Account]:
+    async def accounts(self, scope: Scope, *, most: int = MAX_ACCOUNTS) -> list[Account]:
         """Return the scope and everything within it that has a limit or a balance, root first."""
         await self.sweep()
-        parameters = encode((self._opened(), scope, MAX_ACCOUNTS))
+        parameters = encode((self._opened(), scope, most))
         reply = cast("Accounts", await self._step("accounts", parameters))
         now = self.now()
         found = []
-        for name, kept, row in reply.rows[:MAX_ACCOUNTS]:
+        for name, kept, row in reply.rows[:most]:
             limit = None if kept is None else limit_from(kept)
             tz = zone((NO_WINDOW if limit is None else limit.window).zone)
             found.append(read_account(name, limit, buckets_from(row), now=now, tz=tz))

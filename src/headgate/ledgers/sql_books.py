@@ -146,9 +146,12 @@ def write(transaction: Transaction, books: Books, now: float) -> None:
     books.forget_changes()
 
 
-def accounts(transaction: Transaction, scope: Scope, now: float) -> list[Account]:
+def accounts(
+    transaction: Transaction, scope: Scope, now: float, *, most: int = MAX_ACCOUNTS
+) -> list[Account]:
     """Return the scope and everything within it that has a limit or a balance, root first."""
-    scopes = [scope, *_scopes_within(transaction, scope)]
+    within = _scopes_within(transaction, scope, most - 1) if most > 1 else []
+    scopes = [scope, *within]
     books = Books(zone)
     limits = transaction.read(*_limits(transaction.dialect, scopes))
     books.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in limits}
@@ -229,7 +232,7 @@ def _counted_from(limit: Limit | None, now: float) -> int:
         return 0
 
 
-def _scopes_within(transaction: Transaction, scope: Scope) -> list[Scope]:
+def _scopes_within(transaction: Transaction, scope: Scope, most: int) -> list[Scope]:
     # A range and not a pattern: an underscore in a name is a wildcard of LIKE. The character after
     # the slash in byte order is the zero.
     bounds = (f"{scope}/", f"{scope}0") if scope else ("!", "~")
@@ -239,7 +242,7 @@ def _scopes_within(transaction: Transaction, scope: Scope) -> list[Scope]:
         f" UNION SELECT scope FROM ledger_balances WHERE {within}) AS known"
         f" ORDER BY {_DEPTH}, scope LIMIT ?"
     )
-    rows = transaction.read(sql, (*bounds, *bounds, MAX_ACCOUNTS - 1))
+    rows = transaction.read(sql, (*bounds, *bounds, most))
     return [Scope(row[0]) for row in rows]
 
 

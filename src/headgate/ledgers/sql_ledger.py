@@ -18,7 +18,7 @@ from headgate.databases.migrations import migrate
 from headgate.databases.transaction import Database, Transaction
 from headgate.databases.writer import GroupCommitWriter
 from headgate.errors import CallerError
-from headgate.ledger import Audit, Clock
+from headgate.ledger import MAX_ACCOUNTS, Audit, Clock
 from headgate.ledgers import sql_books, sql_upkeep
 from headgate.ledgers.sql_schema import MIGRATIONS, PART
 from headgate.ledgers.zones import zone
@@ -68,9 +68,9 @@ class SqlLedger:
         answer = await self.writer.submit_request(self._apply, request)
         return cast("Reservation", answer)
 
-    async def accounts(self, scope: Scope) -> list[Account]:
+    async def accounts(self, scope: Scope, *, most: int = MAX_ACCOUNTS) -> list[Account]:
         """Return the scope and everything within it that has a limit or a balance."""
-        return await self._run(lambda books, now: sql_books.accounts(books, scope, now))
+        return await self._run(lambda books, now: sql_books.accounts(books, scope, now, most=most))
 
     async def journal(self, scope: Scope, *, since: float, limit: int) -> list[JournalEntry]:
         """Return the latest entries that charge the scope, newest first."""
