@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-ALL = ("decide", "load_ranking")
+ALL = ("decide", "load_ranking", "ledger", "ledger_memory")
 
 
 def main() -> int:

@@ -186,8 +186,9 @@ async def _use_up(tracker: LedgerTracker, session: str) -> None:
     ends_at = time.monotonic() + LONGEST_ROUND_SECONDS
     while time.monotonic() < ends_at:
         await asyncio.sleep(REFUSING_SECONDS)
-        remaining = (await tracker.status(session)).remaining_micro_usd
-        if remaining is None or remaining < LIMIT_SESSION * (1 - FULL_RATIO):
+        status = await tracker.status(session)
+        remaining = min(status.remaining_micro_usd or 0, status.remaining_tokens or 0)
+        if remaining < LIMIT_SESSION * (1 - FULL_RATIO):
             break
     await asyncio.sleep(REFUSING_SECONDS)
 
