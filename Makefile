@@ -47,4 +47,4 @@ torture: $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
-	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find src tests benchmarks torture -name __pycache__ -prune -exec rm -rf {} +

@@ -250,7 +250,10 @@ def _names(row: list[str]) -> list[str]:
 
 def commands() -> Iterator[tuple[str, click.Command]]:
     yield "headgate", cli
-    for name, command in cli.commands.items():
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
         yield f"headgate {name}", command
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from headgate.core.budget import BudgetManager
-from headgate.core.projects import Agent, AgentState, Project, ProjectStatus
-from headgate.core.scheduler import Scheduler
-from headgate.core.snapshot import AssignAction, SchedulerState
-from headgate.core.tasks import Task, TaskStatus
-from headgate.errors import BudgetExceededError
-from headgate.rate_windows import RateLimitWindow
-
 if TYPE_CHECKING:
     from headgate.budget_tracker import BudgetTracker, ReservationToken
+    from headgate.core.budget import BudgetManager
+    from headgate.core.gates import GateClosure
+    from headgate.core.projects import Agent, AgentState, Project, ProjectStatus
+    from headgate.core.scheduler import Scheduler
+    from headgate.core.snapshot import AssignAction, LanePolicy, SchedulerState
+    from headgate.core.tasks import Task, TaskStatus
+    from headgate.errors import BudgetExceededError
     from headgate.ledgers.connect import connect_budget
     from headgate.ledgers.local import LocalBudgetTracker
     from headgate.ledgers.postgres import PostgresBudgetTracker as PostgresBudgetTracker
     from headgate.ledgers.redis import RedisBudgetTracker as RedisBudgetTracker
     from headgate.ledgers.sqlite import SqliteBudgetTracker as SqliteBudgetTracker
+    from headgate.rate_windows import RateLimitWindow, SlidingRateLimitWindow
 
 __all__ = [
     "Agent",
@@ -28,6 +28,8 @@ __all__ = [
     "BudgetExceededError",
     "BudgetManager",
     "BudgetTracker",
+    "GateClosure",
+    "LanePolicy",
     "LocalBudgetTracker",
     "Project",
     "ProjectStatus",
@@ -35,6 +37,7 @@ __all__ = [
     "ReservationToken",
     "Scheduler",
     "SchedulerState",
+    "SlidingRateLimitWindow",
     "Task",
     "TaskStatus",
     "connect_budget",
@@ -42,15 +45,30 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Loaded when first asked for, so that a program which only decides loads only that. The three that
-# need a package of an extra are not in `__all__`: a star import must work on the bare install.
-_LAZY = {
+# Loaded when first asked for, so that a command starts fast and a program loads what it uses. The
+# three that need a package of an extra are not in `__all__`: a star import must work without.
+_MODULES = {
+    "Agent": "headgate.core.projects",
+    "AgentState": "headgate.core.projects",
+    "AssignAction": "headgate.core.snapshot",
+    "BudgetExceededError": "headgate.errors",
+    "BudgetManager": "headgate.core.budget",
     "BudgetTracker": "headgate.budget_tracker",
+    "GateClosure": "headgate.core.gates",
+    "LanePolicy": "headgate.core.snapshot",
     "LocalBudgetTracker": "headgate.ledgers.local",
     "PostgresBudgetTracker": "headgate.ledgers.postgres",
+    "Project": "headgate.core.projects",
+    "ProjectStatus": "headgate.core.projects",
+    "RateLimitWindow": "headgate.rate_windows",
     "RedisBudgetTracker": "headgate.ledgers.redis",
     "ReservationToken": "headgate.budget_tracker",
+    "Scheduler": "headgate.core.scheduler",
+    "SchedulerState": "headgate.core.snapshot",
+    "SlidingRateLimitWindow": "headgate.rate_windows",
     "SqliteBudgetTracker": "headgate.ledgers.sqlite",
+    "Task": "headgate.core.tasks",
+    "TaskStatus": "headgate.core.tasks",
     "connect_budget": "headgate.ledgers.connect",
 }
 
@@ -62,18 +80,20 @@ _EXTRAS = {
 
 
 def __getattr__(name: str) -> object:
-    module = _LAZY.get(name)
+    module = _MODULES.get(name)
     if module is None:
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)
     try:
-        return getattr(import_module(module), name)
+        value = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("headgate"):
+        if name not in _EXTRAS or error.name is None or error.name.startswith("headgate"):
             raise
         message = f"{name} needs the package {error.name}; install headgate[{_EXTRAS[name]}]"
         raise ImportError(message) from None
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_MODULES})

@@ -17,7 +17,7 @@ import pytest
 
 from headgate.cli.budget import budget
 from headgate.cli.budget_report import BudgetReport, journal_row, report_lines
-from headgate.cli.main import cli, run
+from headgate.cli.main import run
 from headgate.core.accounts import JournalEntry
 from headgate.core.burn_rate import BurnRate
 from headgate.core.money import MicroUsd, Tokens
@@ -37,7 +37,6 @@ Scenario = Callable[[LedgerTracker], Awaitable[object]]
 @pytest.fixture(autouse=True)
 def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give every test a data directory of its own, and the command its place."""
-    monkeypatch.setitem(cli.commands, "budget", budget)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.delenv("HEADGATE_BUDGET_URL", raising=False)
     return tmp_path / "data"

@@ -9,13 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from importlib.metadata import version
+from importlib import import_module
 
 import click
 
-from headgate.cli.budget import budget
-from headgate.cli.decide import decide
-from headgate.cli.demo import demo
+import headgate
 from headgate.cli.output import printable
 from headgate.errors import CallerError, HeadgateError
 
@@ -24,16 +22,29 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 
+COMMANDS = ("budget", "decide", "demo")
+"""Each is in the module of its name."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("headgate"), "-V", "--version", message="headgate %(version)s")
+
+class LazyGroup(click.Group):
+    """A group whose commands are loaded when they are called, so that each starts fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Return the names of all commands."""
+        return sorted({*COMMANDS, *self.commands})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load a command from the module of its name."""
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            module = import_module(f"headgate.cli.{cmd_name}")
+            self.add_command(getattr(module, cmd_name), cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(headgate.__version__, "-V", "--version", message="headgate %(version)s")
 def cli() -> None:
     """Decide which AI-agent task runs next, on whose quota, and inside whose budget."""
-
-
-cli.add_command(budget)
-cli.add_command(decide)
-cli.add_command(demo)
 
 
 def main() -> None:
