@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry
 from headgate.budget_metrics import MAX_SCOPES, BudgetMetrics
 from headgate.errors import BudgetExceededError, LedgerUnavailableError
 from headgate.ledgers.local import LocalBudgetTracker
+from headgate.scope_status import ScopeStatus
+from headgate.testing import SimulatedLoop, simulate
 from headgate.tracker import LedgerTracker
 
 REMAINING = "headgate_budget_remaining_usd"
@@ -117,14 +119,15 @@ def test_beyond_two_hundred_scopes_the_rest_is_one_label() -> None:
             await metrics.refresh(tracker)
 
     asyncio.run(scenario())
-    for metric in (REMAINING, RESERVED):
-        assert len(labels_of(registry, metric)) == MAX_SCOPES + 1
+    # The root has a label of its own, and no limit that something could remain of.
+    assert len(labels_of(registry, REMAINING)) == MAX_SCOPES
+    assert len(labels_of(registry, RESERVED)) == MAX_SCOPES + 1
     assert len(labels_of(registry, REJECTIONS)) == MAX_SCOPES + 1
     other = {"scope": "other", "reason": "micro_usd"}
     assert registry.get_sample_value(REJECTIONS, other) == 50
     # The scope with the least room stands for all that share the label.
     least = registry.get_sample_value(REMAINING, {"workflow": "", "scope": "other"})
-    assert least == pytest.approx(MAX_SCOPES - 0.25)
+    assert least == pytest.approx(MAX_SCOPES - 1 - 0.25)
 
 
 def test_money_is_counted_once_among_the_scopes_that_share_a_label() -> None:
@@ -140,3 +143,36 @@ def test_money_is_counted_once_among_the_scopes_that_share_a_label() -> None:
 
     asyncio.run(scenario())
     assert registry.get_sample_value(RESERVED, {"scope": "other"}) == pytest.approx(0.25)
+
+
+def test_the_shared_label_leaves_out_what_labels_of_their_own_show() -> None:
+    registry = CollectorRegistry()
+
+    async def scenario() -> None:
+        metrics = BudgetMetrics(registry)
+        async with LocalBudgetTracker() as tracker:
+            for number in range(MAX_SCOPES + 1):
+                await tracker.set_budget(f"team:t/session:s{number:03}", 1)
+            await tracker.reserve("team:t/session:s000", "0.50")
+            await tracker.reserve("team:t/session:s200", "0.25")
+            await metrics.refresh(tracker)
+
+    asyncio.run(scenario())
+    assert registry.get_sample_value(RESERVED, {"scope": "(root)"}) == pytest.approx(0.75)
+    assert registry.get_sample_value(RESERVED, {"scope": "other"}) == pytest.approx(0.25)
+
+
+class SilentTracker(LocalBudgetTracker):
+    """A tracker whose ledger does not answer."""
+
+    async def status(self, scope: str = "") -> ScopeStatus:
+        await asyncio.sleep(3_600)
+        return await super().status(scope)
+
+
+def test_a_ledger_that_does_not_answer_is_unavailable() -> None:
+    async def main(_: SimulatedLoop) -> None:
+        with pytest.raises(LedgerUnavailableError, match="did not answer within 10 seconds"):
+            await BudgetMetrics(CollectorRegistry()).refresh(SilentTracker())
+
+    simulate(main)

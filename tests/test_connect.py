@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,18 @@ def test_an_unknown_scheme_is_one_line_without_the_password(url: str) -> None:
 @pytest.mark.parametrize("url", ["sqlite:", "sqlite:///", "sqlite:budget.db", "sqlite://budget.db"])
 def test_a_sqlite_url_needs_a_path(url: str) -> None:
     with pytest.raises(InvalidSettingError, match="a path follows sqlite:///"):
+        connect_budget(url)
+
+
+@pytest.mark.parametrize("url", ["memory", "memory:foo", "memory://"])
+def test_a_ledger_in_memory_has_no_place(url: str) -> None:
+    with pytest.raises(InvalidSettingError, match="write memory:"):
+        connect_budget(url)
+
+
+@pytest.mark.parametrize("url", [None, 5, b"memory:", Path("budget.db")])
+def test_a_url_is_a_text(url: Any) -> None:
+    with pytest.raises(InvalidSettingError, match="url: must be a text and not"):
         connect_budget(url)
 
 

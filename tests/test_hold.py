@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -16,6 +16,8 @@ from headgate.errors import (
     BudgetExceededError,
     IllegalSettlementError,
     InvalidAmountError,
+    InvalidFieldError,
+    InvalidSettingError,
     LedgerUnavailableError,
 )
 from headgate.hold import SETTLE_SECONDS, HeldMoney, hold
@@ -397,3 +399,69 @@ def test_under_an_id_of_the_caller_a_cancelled_reserve_is_left_to_its_lease() ->
         assert await books(tracker) == (0, 70_000, 0)
 
     run_slowly(scenario, slow=Call.RESERVE, seconds=5)
+
+
+WRONG_TYPES: list[tuple[dict[str, Any], str]] = [
+    ({"lease_seconds": "60"}, "lease_seconds: must be a number"),
+    ({"lease_seconds": None}, "lease_seconds: must be a number"),
+    ({"lease_seconds": True}, "lease_seconds: must be a number"),
+    ({"reservation_id": 5}, "reservation_id: must be a text"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "line"), WRONG_TYPES)
+def test_an_argument_of_a_wrong_type_is_told_and_holds_nothing(
+    arguments: dict[str, Any], line: str
+) -> None:
+    async def scenario(tracker: LedgerTracker) -> tuple[int, int, int]:
+        with pytest.raises(InvalidFieldError, match=line):
+            async with tracker.hold(SCOPE, "0.07", **arguments):
+                pytest.fail("the body must not run")
+        return await books(tracker)
+
+    assert run(scenario) == (0, 0, 0)
+
+
+def test_a_window_of_a_wrong_type_is_told() -> None:
+    async def scenario(tracker: LedgerTracker) -> None:
+        window: Any = 5
+        with pytest.raises(InvalidSettingError, match="window: must be a text"):
+            await tracker.set_budget(SCOPE, "1", window=window)
+
+    run(scenario)
+
+
+class HeldUpLedger(LocalLedger):
+    """A ledger on which a reserve takes until it is let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.let_through = asyncio.Event()
+
+    async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
+        self.asked.set()
+        await self.let_through.wait()
+        return await super().reserve(request)
+
+
+def test_a_reserve_that_lands_after_its_hold_was_cancelled_is_given_back() -> None:
+    async def cancel_while_reserving() -> int:
+        ledger = HeldUpLedger()
+        tracker = LedgerTracker(ledger)
+
+        async def call() -> None:
+            async with tracker.hold("session:s", "1.00"):
+                pytest.fail("the body must not run")
+
+        calling = asyncio.create_task(call())
+        await ledger.asked.wait()
+        calling.cancel()
+        # The cancellation has arrived before the reserve comes to its end.
+        await asyncio.sleep(0)
+        ledger.let_through.set()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        return (await tracker.status("session:s")).reserved_micro_usd
+
+    assert asyncio.run(cancel_while_reserving()) == 0

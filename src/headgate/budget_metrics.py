@@ -19,7 +19,7 @@ from headgate.core.accounts import Refused
 from headgate.core.books import ReserveRequest
 from headgate.core.money import to_usd_float
 from headgate.core.reservations import Reservation
-from headgate.core.scopes import Scope, ancestors, depth, leaf_kind, leaf_name
+from headgate.core.scopes import ROOT, Scope, ancestors, depth, leaf_kind, leaf_name
 from headgate.errors import LedgerUnavailableError
 from headgate.ledger import Ledger
 from headgate.scope_status import ScopeStatus
@@ -52,8 +52,13 @@ class BudgetMetrics(Collector):
 
     async def refresh(self, tracker: BudgetTracker) -> None:
         """Read the books for the gauges; call this every few seconds."""
-        async with asyncio.timeout(REFRESH_SECONDS):
-            self._statuses = tuple(_flat(await tracker.status()))
+        try:
+            async with asyncio.timeout(REFRESH_SECONDS):
+                self._statuses = tuple(_flat(await tracker.status()))
+        except TimeoutError:
+            waited = f"the ledger did not answer within {REFRESH_SECONDS:g} seconds"
+            problem = f"{waited}; the gauges stay as they were"
+            raise LedgerUnavailableError(problem) from None
 
     def count_rejection(self, scope: Scope, reason: str) -> None:
         """Count a refusal: `micro_usd` or `tokens` was short, or the ledger was `unavailable`."""
@@ -80,10 +85,12 @@ def _flat(status: ScopeStatus) -> Iterator[ScopeStatus]:
 def _shared_out(
     statuses: Iterable[ScopeStatus],
 ) -> tuple[list[ScopeStatus], list[ScopeStatus]]:
-    """Part the scopes that get a label from the rest: those with a limit first, outermost first."""
-    ranked = sorted(
-        statuses, key=lambda one: (one.limit_micro_usd is None, depth(one.scope), one.scope)
-    )
+    """Part the scopes that get a label from the rest: the root, then limited and outer ones."""
+
+    def rank(one: ScopeStatus) -> tuple[bool, bool, int, str]:
+        return one.scope != ROOT, one.limit_micro_usd is None, depth(one.scope), one.scope
+
+    ranked = sorted(statuses, key=rank)
     return ranked[:MAX_SCOPES], ranked[MAX_SCOPES:]
 
 
@@ -107,12 +114,22 @@ def _reserved(own: list[ScopeStatus], rest: list[ScopeStatus]) -> GaugeMetricFam
     for status in own:
         gauge.add_metric((status.scope or ROOT_LABEL,), to_usd_float(status.reserved_micro_usd))
     if rest:
-        # Money held in a scope is held in its ancestors too, and is counted in the outermost only.
-        scopes = {one.scope for one in rest}
-        outermost = [one for one in rest if not scopes & set(ancestors(one.scope)[:-1])]
-        total = sum(one.reserved_micro_usd for one in outermost)
+        total = sum(one.reserved_micro_usd for one in _counted(own, rest))
         gauge.add_metric((OTHER,), to_usd_float(total))
     return gauge
+
+
+def _counted(own: list[ScopeStatus], rest: list[ScopeStatus]) -> list[ScopeStatus]:
+    """Choose the scopes whose sum counts no money twice.
+
+    Money held in a scope is held in its ancestors too. It is counted in the outermost one that does
+    not also hold what a label of its own shows.
+    """
+    shown = {outer for one in own for outer in ancestors(one.scope)}
+    scopes = {one.scope for one in rest} - shown
+    return [
+        one for one in rest if one.scope in scopes and not scopes & set(ancestors(one.scope)[:-1])
+    ]
 
 
 class _CountingLedger:

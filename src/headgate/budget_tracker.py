@@ -99,9 +99,9 @@ class BudgetTracker(Protocol):
         """Return the latest changes of a scope, newest first."""
 
 
-def check_id(reservation_id: str) -> str:
+def check_id(reservation_id: object) -> str:
     """Return a reservation id that every backend can keep, or say what is wrong with it."""
-    if not reservation_id:
+    if not isinstance(reservation_id, str) or not reservation_id:
         raise InvalidFieldError("reservation_id", "must be a text that is not empty")
     if len(reservation_id) > MAX_ID_LENGTH or not reservation_id.isprintable():
         problem = f"must be printable and at most {MAX_ID_LENGTH} characters long"

@@ -15,14 +15,32 @@
     └── StoreError                       what keeps the books did not answer, or answered wrongly
         └── LedgerUnavailableError       nothing was granted; trying again may help
 
-Errors carry fields for programs and one line for people; the line says what to do next.
+Errors carry fields for programs and one line for people; the line says what to do next. They pass
+from process to process with their fields, so a worker of a pool may raise them.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import Any
+
+MICRO_PER_USD = 1_000_000
+
 
 class HeadgateError(Exception):
     """The base of everything that Headgate raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The inherited way calls __init__ with the line for people, which fits few of its children.
+        return _restored, (type(self), self.args, dict(vars(self)))
+
+
+def _restored(
+    kind: type[HeadgateError], args: tuple[object, ...], fields: dict[str, object]
+) -> HeadgateError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(fields)
+    return error
 
 
 class CallerError(HeadgateError, ValueError):
@@ -108,10 +126,11 @@ class BudgetExceededError(LimitReachedError):
         resets_at: float | None,
         may_clear: bool,
     ) -> None:
-        used, most = _amount(spent + overrun, unit), _amount(limit, unit)
+        used, most = _rounded(spent + overrun, unit), _rounded(limit, unit)
         line = f"Budget exceeded: spent {used} of {most} limit"
-        details = f"scope {scope or '(root)'}, {_amount(reserved, unit)} reserved"
-        super().__init__(f"{line} ({details}, {_amount(requested, unit)} requested)")
+        details = f"scope {scope or '(root)'}, {_exact(reserved, unit)} reserved"
+        advice = _advice(resets_at, may_clear=may_clear)
+        super().__init__(f"{line} ({details}, {_exact(requested, unit)} requested); {advice}")
         self.scope = scope
         self.unit = unit
         self.limit = limit
@@ -123,8 +142,31 @@ class BudgetExceededError(LimitReachedError):
         self.may_clear = may_clear
 
 
-def _amount(amount: int, unit: str) -> str:
-    return f"${amount / 1_000_000:.4f}" if unit == "micro_usd" else f"{amount} tokens"
+def _rounded(amount: int, unit: str) -> str:
+    return f"${amount / MICRO_PER_USD:.4f}" if unit == "micro_usd" else f"{amount} tokens"
+
+
+def _exact(amount: int, unit: str) -> str:
+    if unit != "micro_usd":
+        return f"{amount} tokens"
+    dollars, rest = divmod(abs(amount), MICRO_PER_USD)
+    decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
+    return f"{'-' if amount < 0 else ''}${dollars}.{decimals}"
+
+
+def _advice(resets_at: float | None, *, may_clear: bool) -> str:
+    if not may_clear:
+        return "waiting does not help, raise the limit or ask for less"
+    if resets_at is None:
+        return "reservations in flight may free room, try again later or raise the limit"
+    return f"room is freed at {_at(resets_at)}, wait for it or raise the limit"
+
+
+def _at(seconds: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, OSError, ValueError):
+        return "some far day"
 
 
 class StoreError(HeadgateError):

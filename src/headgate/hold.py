@@ -90,10 +90,13 @@ async def hold(
     """Hold an estimate while the body runs, and settle it when the body ends.
 
     An error of a kind in `not_charged_on` says that the provider cannot have charged.
+
+    One `reservation_id` is one call. While it is live it must not be held a second time: both
+    bodies would run on the same money, and the ledger keeps only the cost that is booked first.
     """
     own_id = new_reservation_id()
-    try:
-        token = await tracker.reserve(
+    reserving = asyncio.ensure_future(
+        tracker.reserve(
             scope,
             amount_usd,
             tokens=tokens,
@@ -102,11 +105,13 @@ async def hold(
             also=also,
             dispatched=True,
         )
+    )
+    try:
+        token = await asyncio.shield(reserving)
     except (asyncio.CancelledError, LedgerUnavailableError):
         # It may be held all the same. Nobody else knows this id and the provider was not called,
         # so it can be given back; under an id of the caller's another call may be under way.
-        if reservation_id is None:
-            await _finish(_give_up(tracker, own_id))
+        await _finish(_give_up(tracker, reserving, own_id if reservation_id is None else None))
         raise
     _check_live(token)
     held = HeldMoney(token)
@@ -176,10 +181,21 @@ async def _settle_after(
         error.add_note(f"and its reservation was not settled: {problem}")
 
 
-async def _give_up(tracker: BudgetTracker, reservation_id: str) -> None:
+async def _give_up(
+    tracker: BudgetTracker, reserving: asyncio.Future[ReservationToken], own_id: str | None
+) -> None:
+    """Let a reserve that nobody waits for any more come to its end, then give its money back.
+
+    The release must not overtake the reserve: it would find nothing, and leave the money held.
+    """
     with suppress(HeadgateError, TimeoutError):
         async with asyncio.timeout(SETTLE_SECONDS):
-            await tracker.release(reservation_id)
+            await asyncio.wait({reserving})
+            if own_id is not None:
+                await tracker.release(own_id)
+    reserving.cancel()
+    with suppress(HeadgateError, asyncio.CancelledError):
+        await reserving
 
 
 async def _finish(settlement: Coroutine[Any, Any, None]) -> None:

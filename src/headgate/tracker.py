@@ -20,7 +20,7 @@ from headgate.budget_tracker import (
 )
 from headgate.core.accounts import JournalEntry, Limit, Refused
 from headgate.core.books import ReserveRequest, SettleRequest
-from headgate.core.budget_windows import parse_window
+from headgate.core.budget_windows import Window, parse_window
 from headgate.core.money import (
     MicroUsd,
     Tokens,
@@ -32,7 +32,7 @@ from headgate.core.money import (
 )
 from headgate.core.reservations import Call, Reservation
 from headgate.core.scopes import Scope, charged_scopes, parse_scope
-from headgate.errors import BudgetExceededError, InvalidFieldError
+from headgate.errors import BudgetExceededError, InvalidFieldError, InvalidSettingError
 from headgate.hold import HeldMoney, hold
 from headgate.ledger import Ledger
 from headgate.scope_status import ScopeStatus, status_tree
@@ -72,7 +72,7 @@ class LedgerTracker:
         limit = Limit(
             limit_micro_usd=None if limit_usd is None else to_limit_micro_usd(limit_usd),
             limit_tokens=None if limit_tokens is None else to_limit_tokens(limit_tokens),
-            window=parse_window(window),
+            window=_window(window),
         )
         await self.ledger.set_limit(parse_scope(scope), limit)
 
@@ -100,7 +100,7 @@ class LedgerTracker:
             micro_usd=to_micro_usd(amount_usd),
             tokens=to_tokens(tokens),
             lease_seconds=_lease(lease_seconds),
-            dispatched=dispatched,
+            dispatched=bool(dispatched),
         )
         answer = await self.ledger.reserve(request)
         if isinstance(answer, Refused):
@@ -196,11 +196,18 @@ class LedgerTracker:
         return _token(reservation, scope)
 
 
-def _lease(seconds: float) -> float:
-    if not 0 < seconds <= MAX_LEASE_SECONDS:
-        problem = f"must be more than 0 and at most {MAX_LEASE_SECONDS:.0f}"
-        raise InvalidFieldError("lease_seconds", problem)
-    return float(seconds)
+def _window(text: object) -> Window:
+    if text is not None and not isinstance(text, str):
+        raise InvalidSettingError("window", "must be a text, as in day or rolling:24h")
+    return parse_window(text)
+
+
+def _lease(seconds: object) -> float:
+    is_switch = isinstance(seconds, bool)
+    if isinstance(seconds, int | float) and not is_switch and 0 < seconds <= MAX_LEASE_SECONDS:
+        return float(seconds)
+    problem = f"must be a number, more than 0 and at most {MAX_LEASE_SECONDS:.0f}"
+    raise InvalidFieldError("lease_seconds", problem)
 
 
 def _token(reservation: Reservation, scope: Scope) -> ReservationToken:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import re
+import signal
+import socket
 import stat
+import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -16,7 +19,7 @@ import msgspec
 import pytest
 
 from headgate.cli.budget import budget
-from headgate.cli.budget_report import BudgetReport, journal_row, report_lines
+from headgate.cli.budget_report import BudgetReport, Parent, journal_row, report_lines
 from headgate.cli.main import run
 from headgate.core.accounts import JournalEntry
 from headgate.core.burn_rate import BurnRate
@@ -62,26 +65,6 @@ async def an_evaluation(tracker: LedgerTracker) -> None:
     await tracker.reserve(f"{session}/workflow:scenario-001", "1.20")
 
 
-def test_budget_status_cli_shows_breakdown(
-    data_home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prepare(data_home / "headgate" / "budget.db", an_evaluation)
-    assert run(["budget", "status", "--session", "eval-2026-04-12"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == [
-        "Spent: $32.40 / $50.00 (64.8%)",
-        "Reserved: $1.20",
-        "Burn rate: $1944.00 an hour, over the last 1 min",
-    ]
-    assert re.fullmatch(r"Exhausted: at .* UTC at that rate, in 1 min", lines[3])
-    assert lines[4:] == [
-        "Per-workflow breakdown:",
-        "  scenario-003: $23.70",
-        "  scenario-001: $4.50",
-        "  scenario-002: $4.20",
-    ]
-
-
 def test_status_writes_the_keys_of_the_status_and_of_the_rate(
     data_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +91,35 @@ def test_status_works_while_the_budget_is_exhausted(
     assert lines[0] == "Spent: $1.25 / $1.00 (125.0%)"
     assert "Overrun: $0.25 of what was spent was never reserved" in lines
     assert "Exhausted: now" in lines
+
+
+def test_a_child_is_exhausted_with_the_budget_around_it(
+    data_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def exhausted(tracker: LedgerTracker) -> None:
+        await tracker.set_budget("session:s", "1")
+        await tracker.commit(await tracker.reserve("session:s/workflow:w", "1"), "1")
+
+    prepare(data_home / "headgate" / "budget.db", exhausted)
+    assert run(["budget", "status", "session:s/workflow:w"]) == 0
+    assert "Exhausted: now, of session:s" in capsys.readouterr().out.splitlines()
+    assert run(["budget", "status", "session:s/workflow:quiet"]) == 0
+    assert "Exhausted: now, of session:s" in capsys.readouterr().out.splitlines()
+    assert run(["budget", "status", "session:s/workflow:w", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["exhausted_at"] is not None
+
+
+def test_the_first_budget_that_ends_is_told_at_its_own_rate() -> None:
+    faster = BurnRate(micro_usd_per_hour=4_000_000, measured_seconds=HOUR)
+    limits = {"limit_micro_usd": 2_000_000, "remaining_micro_usd": 2_000_000}
+    report = BudgetReport(
+        status=status_of("session:s/workflow:w", **limits),
+        parents=(Parent(status=status_of("session:s", **limits), rate=faster),),
+        rate=A_DOLLAR_AN_HOUR,
+        now=NOW,
+    )
+    end = "at 2026-04-12 12:30:00 UTC at that rate, in 30 min, of session:s"
+    assert f"Exhausted: {end}" in list(report_lines(report))
 
 
 def test_a_child_shows_the_budgets_around_it(
@@ -375,6 +387,10 @@ BAD: list[tuple[list[str], str]] = [
     (["status", "--tracker", "redis"], "--tracker: redis needs --redis-url"),
     (["status", "--tracker", "postgres"], "--tracker: postgres needs --postgres-url"),
     (["status", "--tracker", "redis", "--sqlite-path", "x"], "--sqlite-path: 'sqlite' is not a"),
+    (["status", "--url", ""], "--url: is empty; name a ledger"),
+    (["status", "--sqlite-path", ""], "--sqlite-path: is empty; name a ledger"),
+    (["status", "--redis-url", "foo"], "--redis-url: 'foo' is not a URL of redis; write one as"),
+    (["set", "root", "--no-limit", "--window", "day"], "--window: is the time of a limit"),
     (["status", "--redis-url", "postgresql://h/d"], "--redis-url: 'postgresql' is not a URL of"),
     (["status", "--url", "a:", "--redis-url", "b:"], "--url and --redis-url: name one ledger"),
     (["status", "--url", "mysql://u:secret@h/d"], "url: 'mysql' is not a scheme"),
@@ -420,6 +436,20 @@ def test_an_unreachable_ledger_is_one_line_and_exit_code_one(
     assert printed.err.startswith("headgate: ")
     assert printed.err.count("\n") == 1
     assert "secret" not in printed.err
+
+
+def test_an_interrupt_ends_a_command_that_a_silent_server_keeps_waiting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://user@127.0.0.1:{silent.getsockname()[1]}/db"
+        command = [sys.executable, "-m", "headgate", "budget", "status", "--url", url]
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+            silent.settimeout(30)
+            connection, _ = silent.accept()
+            begun = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            with connection:
+                assert process.wait(30) == 130
+    assert time.monotonic() - begun < 6
 
 
 def test_a_data_directory_that_cannot_be_made_is_one_line(

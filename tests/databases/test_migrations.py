@@ -53,6 +53,11 @@ def test_parts_that_share_a_database_count_for_themselves(tmp_path: Path) -> Non
         assert migrate(transaction, "tree", [step(1, "CREATE TABLE trees (name TEXT)")]) == 1
 
 
+def test_a_database_without_any_part_is_before_the_first_number(tmp_path: Path) -> None:
+    with transaction_on(tmp_path / "schema.db") as transaction:
+        assert schema_version(transaction, "fruit") == 0
+
+
 def test_a_database_newer_than_the_program_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "schema.db"
     with transaction_on(path) as transaction:

@@ -41,6 +41,16 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         SqliteDatabase(tmp_path / "nowhere" / "books.db").begin()
 
 
+@pytest.mark.parametrize("path", [":memory:", Path(":memory:"), "./:memory:"])
+def test_books_in_memory_are_refused_before_a_file_of_that_name_is_made(
+    path: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidSettingError, match=r"^path: .* use memory: for books without a"):
+        SqliteDatabase(path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
     path = tmp_path / "books.db"
     path.write_text("these are not the books that you are looking for, " * 40)

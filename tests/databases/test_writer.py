@@ -23,9 +23,12 @@ class WatchedDatabase(SqliteDatabase):
         super().__init__(path)
         self.commits = 0
         self.next_errors: list[Exception] = []
+        self.answers = threading.Event()
+        self.answers.set()
 
     def commit(self) -> None:
         self.commits += 1
+        self.answers.wait()
         if self.next_errors:
             raise self.next_errors.pop(0)
         super().commit()
@@ -34,9 +37,18 @@ class WatchedDatabase(SqliteDatabase):
 class Bench:
     """A writer over a table of numbers, whose thread can be held up while callers queue."""
 
-    def __init__(self, path: Path, *, max_batch: int = 512, max_queued: int = 1_000) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_batch: int = 512,
+        max_queued: int = 1_000,
+        close_seconds: float = 30.0,
+    ) -> None:
         self.database = WatchedDatabase(path)
-        self.writer = GroupCommitWriter(self.database, max_batch=max_batch, max_queued=max_queued)
+        self.writer = GroupCommitWriter(
+            self.database, max_batch=max_batch, max_queued=max_queued, close_seconds=close_seconds
+        )
         self._may_go_on = threading.Event()
 
     async def hold_up(self) -> asyncio.Future[None]:
@@ -56,6 +68,7 @@ class Bench:
 
     def let_go(self) -> None:
         self._may_go_on.set()
+        self.database.answers.set()
 
     async def numbers(self) -> list[int]:
         rows = await self.writer.submit(
@@ -66,9 +79,14 @@ class Bench:
 
 @asynccontextmanager
 async def open_bench(
-    folder: Path, *, max_batch: int = 512, max_queued: int = 1_000
+    folder: Path, *, max_batch: int = 512, max_queued: int = 1_000, close_seconds: float = 30.0
 ) -> AsyncIterator[Bench]:
-    bench = Bench(folder / "writer.db", max_batch=max_batch, max_queued=max_queued)
+    bench = Bench(
+        folder / "writer.db",
+        max_batch=max_batch,
+        max_queued=max_queued,
+        close_seconds=close_seconds,
+    )
     bench.writer.start()
     create = "CREATE TABLE IF NOT EXISTS numbers (number INTEGER PRIMARY KEY)"
     await bench.writer.submit(lambda transaction: transaction.run(create))
@@ -262,6 +280,21 @@ def test_a_closed_writer_can_be_started_again(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_closing_does_not_wait_for_a_database_that_hangs(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_bench(tmp_path, close_seconds=0.05) as bench:
+            bench.database.answers.clear()
+            hangs = bench.writer.submit(add(1))
+            await asyncio.wait_for(bench.writer.close(), 10.0)
+            assert not hangs.done()
+            with pytest.raises(LedgerUnavailableError, match="not answered since"):
+                bench.writer.start()
+            bench.let_go()
+            assert await hangs == 1
+
+    asyncio.run(scenario())
+
+
 def test_a_full_queue_refuses_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with open_bench(tmp_path, max_queued=2) as bench:
@@ -295,3 +328,14 @@ def test_several_event_loops_can_share_a_writer(tmp_path: Path) -> None:
             assert len(answers) == 60
 
     asyncio.run(scenario())
+
+
+def test_a_writer_whose_thread_is_in_another_process_says_so(tmp_path: Path) -> None:
+    async def submit() -> None:
+        writer = GroupCommitWriter(SqliteDatabase(tmp_path / "books.db"))
+        # What a forked child finds: the object, but a thread that does not run here.
+        writer._thread = threading.Thread(target=print)
+        with pytest.raises(LedgerUnavailableError, match="another process"):
+            await writer.submit(lambda _: None)
+
+    asyncio.run(submit())

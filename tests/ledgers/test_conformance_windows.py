@@ -142,6 +142,48 @@ async def test_a_new_window_counts_what_lies_in_it(tracker_factory: TrackerFacto
         assert await tracker.get_spent(SESSION) == 0.3
 
 
+async def test_what_was_spent_without_a_window_counts_again_when_the_window_goes(
+    tracker_factory: TrackerFactory,
+) -> None:
+    async with tracker_factory() as tracker:
+        await tracker.set_budget(SESSION, "0.10")
+        await spend(tracker, "0.10")
+        await tracker.set_budget(SESSION, "0.10", window="day")
+        for _ in range(3):
+            await tracker.release(await tracker.reserve(FLOW, "0.01"))
+            tracker_factory.clock.advance(2 * A_DAY_SECONDS)
+        await tracker.set_budget(SESSION, "0.10")
+        assert await usd(tracker, SESSION) == (100_000, 0, 0)
+        with pytest.raises(BudgetExceededError):
+            await tracker.reserve(FLOW, "0.01")
+        await assert_books_are_right(tracker)
+
+
+# The window of the reservation, then the one that leaves it behind, then one that counts it again.
+LATE_COMMITS = [("none", "day", "none"), ("rolling:1h", "rolling:1h", "month")]
+
+
+@pytest.mark.parametrize(("window", "narrow", "wide"), LATE_COMMITS)
+async def test_a_late_commit_finds_the_bucket_in_which_its_amount_was_assumed(
+    tracker_factory: TrackerFactory, window: str, narrow: str, wide: str
+) -> None:
+    clock = tracker_factory.clock
+    set_clock(clock, "2026-03-02T12:00:00")
+    async with tracker_factory() as tracker:
+        await tracker.set_budget(SESSION, "1.00", window=window)
+        lease_seconds = 3 * A_DAY_SECONDS
+        token = await tracker.reserve(FLOW, "1.00", dispatched=True, lease_seconds=lease_seconds)
+        clock.advance(lease_seconds + 1)
+        await tracker.set_budget(SESSION, "1.00", window=narrow)
+        for _ in range(2):
+            await tracker.release(await tracker.reserve(FLOW, "0.01"))
+            clock.advance(A_DAY_SECONDS / 3)
+        await tracker.commit(token, "0.10")
+        await tracker.set_budget(SESSION, "1.00", window=wide)
+        assert await usd(tracker, SESSION) == (100_000, 0, 0)
+        await assert_books_are_right(tracker)
+
+
 # Spent, reserved, asked for; whether waiting can help, of a limit of $1.00 without a window.
 CLEARINGS = [
     ("1.00", "0.00", "0.01", False),

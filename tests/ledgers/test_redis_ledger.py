@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable
 from typing import cast
 
@@ -311,11 +312,58 @@ async def test_the_time_is_the_server_s(valkey_url: str, monkeypatch: pytest.Mon
     await ledger.open()
     ahead = ledger.now()
     monkeypatch.setattr("time.time", lambda: 1_000.0)
-    wrong = RedisLedger(valkey_url)
+    wrong = RedisLedger(valkey_url, clock=time.time)
     await wrong.open()
     assert abs(wrong.now() - ahead) < 30
     await wrong.close()
     await ledger.close()
+
+
+@pytest.mark.parametrize("step_seconds", [3_600.0, -3_600.0])
+async def test_a_step_of_this_machine_s_clock_ends_nobody_s_lease(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch, step_seconds: float
+) -> None:
+    wall = time.time
+    steps = [0.0]
+    monkeypatch.setattr("time.time", lambda: wall() + steps[0])
+    stepping = RedisBudgetTracker(valkey_url, clock=time.time)
+    async with RedisBudgetTracker(valkey_url) as other, stepping:
+        token = await other.reserve(FLOW, "0.10", lease_seconds=600)
+        steps[0] = step_seconds
+        assert await stepping.ledger.sweep() == 0
+        await stepping.reserve(FLOW, "0.20", lease_seconds=600)
+        assert await other.ledger.sweep() == 0
+        assert await usd(other) == (0, 300_000, 0)
+        await other.commit(token, "0.10")
+
+
+async def test_the_balance_of_an_old_bucket_is_kept_while_what_it_assumed_can_be_corrected(
+    valkey_url: str,
+) -> None:
+    clock = VirtualClock()
+    # The journal is folded at once, so it cannot tell what is still remembered.
+    bounds = Bounds(journal_entries=0)
+    async with LedgerTracker(RedisLedger(valkey_url, clock=clock, bounds=bounds)) as tracker:
+        await tracker.set_budget(SESSION, "1.00", window="rolling:1h")
+        lease_seconds = 3 * A_DAY_SECONDS
+        late = await tracker.reserve(FLOW, "1.00", dispatched=True, lease_seconds=lease_seconds)
+        clock.advance(lease_seconds)
+        for _ in range(80):
+            await tracker.release(await tracker.reserve(FLOW, "0.01"))
+        await tracker.commit(late, "0.10")
+        assert await spent_in_buckets(tracker) == [0, 100_000]
+        clock.advance(A_DAY_SECONDS + 1)
+        await tracker.release(await tracker.reserve(FLOW, "0.01"))
+        # Forgotten now; so the next that comes takes the bucket away, and later ones the others.
+        await tracker.release(await tracker.reserve(FLOW, "0.01"))
+        assert 100_000 not in await spent_in_buckets(tracker)
+        await assert_books_are_right(tracker)
+
+
+async def spent_in_buckets(tracker: LedgerTracker) -> list[int]:
+    audit = await tracker.ledger.audit()
+    kept = [balance for (scope, _), balance in audit.kept.items() if scope == SESSION]
+    return sorted(balance.spent_micro_usd for balance in kept)
 
 
 def test_reservations_of_the_core_have_no_field_that_the_script_does_not_keep() -> None:

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from redis import Redis
 
-from headgate.errors import LedgerUnavailableError
+from headgate.errors import InvalidSettingError, LedgerUnavailableError
 from headgate.ledgers import redis_server
 from headgate.ledgers.redis import RedisBudgetTracker, RedisLedger
 from headgate.ledgers.redis_server import RedisPersistenceWarning
@@ -247,3 +247,48 @@ async def test_a_password_is_not_shown() -> None:
         await open_and_close(url)
     assert "secret-word" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# Each has "secret" where a password, or a part of one that was not encoded, may stand.
+BAD_URLS = [
+    ("redis://:secret@h:notaport/0", "a port is a number"),
+    ("redis://:secret@h:99999/0", "a port is a number"),
+    ("redis://:secret/word@h:6379/0", "a port is a number"),
+    ("redis://:secret@[::1/0", "a port is a number"),
+    ("redis://:secret@h/notdb", "the database.*must be a number"),
+    ("redis://:secret@h/0/secret", "the database.*must be a number"),
+    ("redis://:secret@h/0?foo=secret", "an option that Redis does not take"),
+    ("redis://h/0?secret=1", "an option that Redis does not take"),
+    ("redis://h/0?db=secret", "an option that Redis does not take"),
+    ("redis://h/0?ssl_cert_reqs=none", "an option that Redis does not take"),
+    ("rediss://h/0?ssl_cert_reqs=secret", "an option that Redis does not take"),
+    ("unix:///run/redis.sock?foo=secret", "an option that Redis does not take"),
+    ("http://:secret@h/0", "the scheme must be one of"),
+]
+
+
+@pytest.mark.parametrize(("url", "problem"), BAD_URLS)
+def test_a_url_that_cannot_be_used_is_refused_in_one_line_without_repeating_it(
+    url: str, problem: str
+) -> None:
+    with pytest.raises(InvalidSettingError, match=problem) as caught:
+        RedisBudgetTracker(url)
+    assert caught.value.field == "url"
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+GOOD_URLS = [
+    "redis://h",
+    "redis://h/",
+    "redis://user:p%2Fw@h:6379/15?ledger=team-a&socket_connect_timeout=2&decode_responses=true",
+    "redis://[::1]:6379/0?client_name=headgate&health_check_interval=30",
+    "rediss://h:6379/0?ssl_cert_reqs=none&ssl_check_hostname=false",
+    "unix://user:word@/run/redis.sock?db=3",
+]
+
+
+@pytest.mark.parametrize("url", GOOD_URLS)
+def test_a_url_with_options_that_redis_takes_is_accepted(url: str) -> None:
+    RedisBudgetTracker(url)

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import apsw
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
-from headgate.errors import BudgetExceededError, LedgerUnavailableError, StoreError
+from headgate.databases.postgres import translated
+from headgate.errors import (
+    BudgetExceededError,
+    InvalidSettingError,
+    LedgerUnavailableError,
+    StoreError,
+)
+from headgate.ledgers.connect import connect_budget
 from headgate.ledgers.postgres import PostgresBudgetTracker
 from headgate.ledgers.sql_ledger import SqlLedger
 from headgate.ledgers.sqlite import SqliteBudgetTracker
 from headgate.testing import VirtualClock
 from headgate.tracker import LedgerTracker
-from ledgers.servers import running_postgres
+from ledgers.servers import PostgresServer, running_postgres
 from ledgers.support import assert_books_are_right, usd
 
 FLOW = "session:eval/workflow:w1"
+READ_ONLY = r"PostgreSQL: .*; the server is read-only, nothing was granted"
 
 
 async def run_sql(tracker: LedgerTracker, sql: str) -> None:
@@ -76,6 +86,11 @@ async def test_two_trackers_on_one_file_never_pass_the_limit_together(tmp_path: 
         refused = [answer for answer in answers if isinstance(answer, BudgetExceededError)]
         assert len(refused) == 100
         assert (await usd(second, "session:eval")).reserved == 1_000_000
+
+
+def test_a_url_of_books_in_memory_is_refused_as_a_file() -> None:
+    with pytest.raises(InvalidSettingError, match="use memory:"):
+        connect_budget("sqlite:///:memory:")
 
 
 class Load:
@@ -167,6 +182,87 @@ async def test_a_server_that_turned_read_only_grants_nothing_and_recovers(
         assert (await usd(tracker)).reserved == 200_000
 
 
+async def test_a_database_made_read_only_grants_nothing_and_recovers(
+    postgres: PostgresServer,
+) -> None:
+    url = postgres.new_database()
+    database = conninfo_to_dict(url)["dbname"]
+    async with PostgresBudgetTracker(url) as tracker:
+        await tracker.reserve(FLOW, "0.10")
+        with psycopg.connect(postgres.url, autocommit=True) as other:
+            alter = f"ALTER DATABASE {database} SET default_transaction_read_only"
+            other.execute(f"{alter} = on".encode())
+            await tracker.ledger.close()
+            await tracker.ledger.open()
+            with pytest.raises(LedgerUnavailableError, match=READ_ONLY):
+                await tracker.reserve(FLOW, "0.10")
+            other.execute(f"{alter} = off".encode())
+        await tracker.reserve(FLOW, "0.10")
+        assert (await usd(tracker)).reserved == 200_000
+
+
+async def test_books_cannot_be_made_where_the_url_says_read_only(postgres_url: str) -> None:
+    url = f"{postgres_url}%20-cdefault_transaction_read_only%3Don"
+    with pytest.raises(LedgerUnavailableError, match=READ_ONLY):
+        await PostgresBudgetTracker(url).ledger.open()
+
+
+async def test_a_standby_grants_nothing_until_it_is_promoted() -> None:
+    with running_postgres() as server:
+        async with PostgresBudgetTracker(server.url) as tracker:
+            await tracker.reserve(FLOW, "0.10")
+            server.stop()
+            (server.socket_path.parent / "data" / "standby.signal").touch()
+            server.start()
+            with pytest.raises(LedgerUnavailableError, match=READ_ONLY):
+                await tracker.reserve(FLOW, "0.10")
+            with psycopg.connect(server.url, autocommit=True) as other:
+                with pytest.raises(psycopg.errors.FeatureNotSupported) as refused:
+                    other.execute("BEGIN READ WRITE")
+                assert isinstance(translated(refused.value, other), LedgerUnavailableError)
+                other.execute("SELECT pg_promote()")
+            await tracker.reserve(FLOW, "0.10")
+            assert (await usd(tracker)).reserved == 200_000
+
+
+async def test_a_role_that_may_not_create_tables_uses_those_that_exist(
+    postgres: PostgresServer,
+) -> None:
+    url = postgres.new_database()
+    async with PostgresBudgetTracker(url) as tracker:
+        await tracker.reserve(FLOW, "0.10")
+    with psycopg.connect(url, autocommit=True) as owner:
+        owner.execute("CREATE ROLE clerk LOGIN")
+        owner.execute(
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO clerk"
+        )
+    async with PostgresBudgetTracker(url.replace("postgres@", "clerk@")) as tracker:
+        token = await tracker.reserve(FLOW, "0.20")
+        await tracker.commit(token, "0.20")
+        assert await usd(tracker) == (200_000, 100_000, 0)
+
+
+@pytest.mark.parametrize("step_seconds", [3_600.0, -3_600.0])
+async def test_a_wall_clock_that_is_set_ends_no_lease(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, step_seconds: float
+) -> None:
+    unset, step = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: unset() + step[0])
+    async with (
+        PostgresBudgetTracker(postgres_url) as steady,
+        PostgresBudgetTracker(postgres_url) as tracker,
+    ):
+        await steady.reserve(FLOW, "0.10", lease_seconds=600.0)
+        await tracker.status()
+        step[0] = step_seconds
+        assert abs(tracker.ledger.now() - unset()) < 60.0
+        await tracker.reserve(FLOW, "0.10", lease_seconds=600.0)
+        assert await tracker.ledger.sweep() == 0
+        step[0] = 0.0
+        assert await steady.ledger.sweep() == 0
+        assert (await usd(steady)).reserved == 200_000
+
+
 async def test_the_servers_clock_decides_unless_one_is_given(postgres_url: str) -> None:
     clock = VirtualClock()
     async with PostgresBudgetTracker(postgres_url, clock=clock) as tracker:
@@ -192,3 +288,9 @@ async def test_an_operation_that_fails_on_the_server_spoils_nobody_in_its_transa
         )
         assert [isinstance(answer, Exception) for answer in answers] == [False, True, False]
         assert (await usd(tracker)).reserved == 200_000
+
+
+def test_a_malformed_url_is_refused_without_its_password() -> None:
+    with pytest.raises(InvalidSettingError) as refusal:
+        PostgresBudgetTracker("postgresql://user:secret@[")
+    assert "secret" not in str(refusal.value)

@@ -12,12 +12,14 @@ from headgate.cli.budget_place import Place, ask, with_place
 from headgate.cli.budget_report import (
     JOURNAL_HEADER,
     BudgetReport,
+    Parent,
+    has_limit,
     journal_row,
     report_lines,
 )
 from headgate.cli.output import print_json, print_table
 from headgate.core.accounts import JournalEntry
-from headgate.core.burn_rate import burn_rate
+from headgate.core.burn_rate import BurnRate, burn_rate
 from headgate.core.scopes import ancestors, parse_scope
 from headgate.errors import InvalidScopeError, InvalidSettingError
 
@@ -76,6 +78,8 @@ def set_limits(
     if no_limit != (limit_usd is None and limit_tokens is None):
         problem = "give --limit-usd, --limit-tokens or both, or else --no-limit"
         raise InvalidSettingError("limit", problem)
+    if no_limit and window is not None:
+        raise InvalidSettingError("--window", "is the time of a limit; leave it out, or set one")
     ask(place, lambda tracker: tracker.set_budget(name, limit_usd, limit_tokens, window))
     click.echo(f"Set the budget of {name or ROOT_NAME}")
 
@@ -166,14 +170,22 @@ def _scope(scope: str | None, session: str | None) -> str | None:
 async def _report(tracker: LedgerTracker, scope: str) -> BudgetReport:
     status = await tracker.status(scope)
     around = [await tracker.status(name) for name in ancestors(status.scope)[:-1]]
-    entries = await tracker.journal(scope, limit=MOST_ENTRIES)
     now = tracker.ledger.now()
-    limited = [
-        one for one in around if one.limit_micro_usd is not None or one.limit_tokens is not None
+    parents = [
+        Parent(status=one, rate=await _rate(tracker, one.scope, now))
+        for one in around
+        if has_limit(one)
     ]
     return BudgetReport(
-        status=status, parents=tuple(limited), rate=burn_rate(entries, now=now), now=now
+        status=status,
+        rate=await _rate(tracker, scope, now),
+        parents=tuple(parents),
+        now=now,
     )
+
+
+async def _rate(tracker: LedgerTracker, scope: str, now: float) -> BurnRate:
+    return burn_rate(await tracker.journal(scope, limit=MOST_ENTRIES), now=now)
 
 
 def _is_confirmed(reservation_id: str) -> bool:

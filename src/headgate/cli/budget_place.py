@@ -29,6 +29,7 @@ _TRACKERS = {
     "redis": ("redis", "rediss", "unix"),
     "postgres": ("postgresql", "postgres"),
 }
+_EXAMPLES = {"redis": "redis://127.0.0.1:6379/0", "postgres": "postgresql://host/database"}
 _OPTIONS = (
     click.option("--tracker", type=click.Choice(list(_TRACKERS)), help="What keeps the books."),
     click.option("--url", help=f"Where the books are.  [default: {URL_VARIABLE}, else SQLite]"),
@@ -50,7 +51,7 @@ class Place:
         sqlite_path: str | None,
     ) -> None:
         self.tracker = tracker
-        sqlite_url = None if sqlite_path is None else f"sqlite:///{sqlite_path}"
+        sqlite_url = f"sqlite:///{sqlite_path}" if sqlite_path else sqlite_path
         self.urls = {
             "--url": url,
             "--redis-url": redis_url,
@@ -63,9 +64,13 @@ class Place:
         given = {option: url for option, url in self.urls.items() if url is not None}
         if len(given) > 1:
             raise InvalidSettingError(" and ".join(given), "name one ledger; leave out the others")
-        option, url = next(iter(given.items()), ("", ""))
-        url = url or self._default()
-        self._check(option or URL_VARIABLE, url)
+        option, url = next(iter(given.items()), (URL_VARIABLE, None))
+        if url is None:
+            url = self._default()
+        elif not url.strip():
+            # An unset variable of a script, most likely; the default would be another ledger.
+            raise InvalidSettingError(option, "is empty; name a ledger, or leave the option out")
+        self._check(option, url)
         return url
 
     def _default(self) -> str:
@@ -85,10 +90,12 @@ class Place:
             advice = "to see or to set; use sqlite, redis or postgres"
             raise InvalidSettingError("--tracker", f"{problem} {advice}")
         kind = option.removeprefix("--").partition("-")[0]
-        for wanted in (self.tracker, kind):
-            if wanted in _TRACKERS and scheme not in _TRACKERS[wanted]:
-                problem = f"{scheme[:20]!r} is not a URL of {wanted}"
-                raise InvalidSettingError(option, f"{problem}; give one, or leave out --tracker")
+        if kind in _EXAMPLES and scheme not in _TRACKERS[kind]:
+            advice = f"write one as {_EXAMPLES[kind]}"
+            raise InvalidSettingError(option, f"{scheme[:20]!r} is not a URL of {kind}; {advice}")
+        if self.tracker is not None and scheme not in _TRACKERS[self.tracker]:
+            problem = f"{scheme[:20]!r} is not a URL of {self.tracker}"
+            raise InvalidSettingError(option, f"{problem}; give one, or leave out --tracker")
 
 
 def with_place(command: Callable[..., Result]) -> Callable[..., Result]:
@@ -131,10 +138,27 @@ def ask(place: Place, question: Callable[[LedgerTracker], Awaitable[Result]]) ->
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        answer = asyncio.run(answered())
+        answer = _apart(lambda: asyncio.run(answered()))
     for warning in caught:
         click.echo(f"headgate: warning: {warning.message}", err=True)
     return answer
+
+
+def _apart(work: Callable[[], Result]) -> Result:
+    """Run in a thread that the process need not wait for: Ctrl-C ends it though a ledger hangs."""
+    from concurrent.futures import Future  # noqa: PLC0415  as slow as asyncio, which brings it
+    from threading import Thread  # noqa: PLC0415
+
+    answer: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as error:  # noqa: BLE001  whatever it is, the caller raises it
+            answer.set_exception(error)
+
+    Thread(target=run, name="headgate-budget", daemon=True).start()
+    return answer.result()
 
 
 def _scheme(url: str) -> str:

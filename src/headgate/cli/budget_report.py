@@ -18,24 +18,37 @@ ROWS_SHOWN = 50
 JOURNAL_HEADER = ("at", "call", "reservation", "scope", "spent", "reserved", "overrun", "tokens")
 
 
+class Parent(msgspec.Struct, frozen=True, kw_only=True):
+    """A budget around a scope, and how fast everything in it spends."""
+
+    status: ScopeStatus
+    rate: BurnRate
+
+
 class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
     """A scope with everything within it, the budgets around it, and how fast it spends."""
 
     status: ScopeStatus
-    parents: tuple[ScopeStatus, ...]
+    parents: tuple[Parent, ...]
     rate: BurnRate
     now: float
 
     @property
     def exhausted_at(self) -> float | None:
-        """When the budget is used up at this rate, None if it is not."""
-        return exhausted_at(
-            self.rate,
-            remaining_micro_usd=self.status.remaining_micro_usd,
-            remaining_tokens=self.status.remaining_tokens,
-            now=self.now,
-            resets_at=self.status.resets_at,
-        )
+        """When the first of the budgets that bind the scope is used up, None if none is."""
+        return min((when for when, _ in self._ends()), default=None)
+
+    @property
+    def exhausted_first(self) -> Scope | None:
+        """The scope whose budget is used up first, the innermost of several."""
+        return min(self._ends(), key=lambda end: end[0], default=(0.0, None))[1]
+
+    def _ends(self) -> Iterator[tuple[float, Scope]]:
+        own = Parent(status=self.status, rate=self.rate)
+        for one in (own, *reversed(self.parents)):
+            when = _end(one.status, one.rate, self.now)
+            if when is not None:
+                yield when, one.status.scope
 
     def as_keys(self) -> dict[str, object]:
         """Give the keys of the status, and after them those of the rate."""
@@ -60,6 +73,7 @@ def report_lines(report: BudgetReport) -> Iterator[str]:
         yield f"Tokens: {_tokens(status)}, {status.reserved_tokens:,} reserved"
     if report.rate.measured_seconds:
         yield f"Burn rate: {_rate(report.rate)}"
+    if report.rate.measured_seconds or report.exhausted_at is not None:
         yield f"Exhausted: {_exhausted(report)}"
     if status.window != "none":
         resets = "" if status.resets_at is None else f", next frees room at {_at(status.resets_at)}"
@@ -67,7 +81,12 @@ def report_lines(report: BudgetReport) -> Iterator[str]:
     yield from _breakdown(status)
     if report.parents:
         yield "Budgets around it:"
-        yield from (f"  {one.scope or '(root)'}: {_used(one)}" for one in report.parents)
+        yield from (f"  {one.scope or '(root)'}: {_used(one)}" for one in _statuses(report))
+
+
+def has_limit(status: ScopeStatus) -> bool:
+    """Whether anything limits the scope itself."""
+    return status.limit_micro_usd is not None or status.limit_tokens is not None
 
 
 def journal_row(entry: JournalEntry) -> tuple[str, ...]:
@@ -121,14 +140,31 @@ def _rate(rate: BurnRate) -> str:
 
 def _exhausted(report: BudgetReport) -> str:
     when = report.exhausted_at
+    binding = [one for one in (report.status, *_statuses(report)) if has_limit(one)]
+    if not binding:
+        return "never, there is no limit"
     if when is None:
-        status = report.status
-        if status.limit_micro_usd is None and status.limit_tokens is None:
-            return "never, there is no limit"
-        return "not at that rate" if status.resets_at is None else "not before room is freed"
+        frees_room = any(one.resets_at is not None for one in binding)
+        return "not before room is freed" if frees_room else "not at that rate"
+    first = report.exhausted_first
+    of = "" if first == report.status.scope else f", of {first or '(root)'}"
     if when <= report.now:
-        return "now"
-    return f"at {_at(when)} at that rate, in {_span(when - report.now)}"
+        return f"now{of}"
+    return f"at {_at(when)} at that rate, in {_span(when - report.now)}{of}"
+
+
+def _statuses(report: BudgetReport) -> list[ScopeStatus]:
+    return [one.status for one in report.parents]
+
+
+def _end(status: ScopeStatus, rate: BurnRate, now: float) -> float | None:
+    return exhausted_at(
+        rate,
+        remaining_micro_usd=status.remaining_micro_usd,
+        remaining_tokens=status.remaining_tokens,
+        now=now,
+        resets_at=status.resets_at,
+    )
 
 
 def _breakdown(status: ScopeStatus) -> Iterator[str]:

@@ -18,6 +18,12 @@ from headgate.errors import StoreError
 # PostgreSQL has no row to lock before the first table exists. The number is arbitrary.
 _ADVISORY_LOCK = 7_203_614_081
 
+_HAS_VERSIONS = {
+    Dialect.SQLITE: "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'headgate_schema'",
+    # The schema in which the table would be created, and not all that can be seen.
+    Dialect.POSTGRES: "SELECT 1 FROM pg_catalog.pg_tables"
+    " WHERE schemaname = current_schema() AND tablename = 'headgate_schema'",
+}
 _CREATE_VERSIONS = (
     "CREATE TABLE IF NOT EXISTS headgate_schema (part TEXT PRIMARY KEY, version INTEGER NOT NULL)"
 )
@@ -43,12 +49,14 @@ def migrate(transaction: Transaction, part: str, migrations: Sequence[Migration]
     """Bring a part of the schema up to date, and return how many steps that took."""
     if transaction.dialect is Dialect.POSTGRES:
         transaction.run("SELECT pg_advisory_xact_lock(?)", (_ADVISORY_LOCK,))
-    transaction.run(_CREATE_VERSIONS)
     version = schema_version(transaction, part)
     known = migrations[-1].number
     if version > known:
         raise _too_new(part, version, known)
     missing = [migration for migration in migrations if migration.number > version]
+    # Only then: a role that may use the tables need not be one that may create any.
+    if missing:
+        transaction.run(_CREATE_VERSIONS)
     for migration in missing:
         for statement in migration.statements(transaction.dialect):
             transaction.run(statement)
@@ -58,6 +66,8 @@ def migrate(transaction: Transaction, part: str, migrations: Sequence[Migration]
 
 def schema_version(transaction: Transaction, part: str) -> int:
     """Return the number of the last migration of a part; 0 before the first."""
+    if not transaction.read(_HAS_VERSIONS[transaction.dialect]):
+        return 0
     rows = transaction.read("SELECT version FROM headgate_schema WHERE part = ?", (part,))
     return int(rows[0][0]) if rows else 0
 

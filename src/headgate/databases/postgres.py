@@ -49,7 +49,6 @@ _LOST = (
     psycopg.errors.CrashShutdown,
     psycopg.errors.DeadlockDetected,
     psycopg.errors.IdleInTransactionSessionTimeout,
-    psycopg.errors.ReadOnlySqlTransaction,
     psycopg.errors.SerializationFailure,
 )
 
@@ -73,8 +72,9 @@ class PostgresTransaction:
         with self._translating():
             self._pipeline = self._open.enter_context(self._connection.pipeline())
         # Each statement must see what was committed before it, and not before the transaction:
-        # a lock on the books is only worth something if what is read after it is fresh.
-        self.run("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+        # a lock on the books is only worth something if what is read after it is fresh. Whether
+        # it may write is left to the server, which may have been made read-only on purpose.
+        self.run("BEGIN ISOLATION LEVEL READ COMMITTED")
 
     def end(self, sql: str) -> None:
         """End the transaction, by commit or rollback, and wait for it."""
@@ -223,6 +223,9 @@ class PostgresDatabase:
 def translated(error: psycopg.Error, connection: psycopg.Connection[Any]) -> StoreError:
     """Turn an error of the driver into one of ours."""
     line = f"PostgreSQL: {first_line(error)}"
+    if _is_read_only(error):
+        # Another try connects again, and after a failover reaches the server that may write.
+        return LostTransactionError(f"{line}; the server is read-only, nothing was granted")
     if connection.closed or isinstance(error, _LOST):
         return LostTransactionError(line)
     if isinstance(error, psycopg.OperationalError):
@@ -230,11 +233,18 @@ def translated(error: psycopg.Error, connection: psycopg.Connection[Any]) -> Sto
     return StoreError(line)
 
 
+def _is_read_only(error: psycopg.Error) -> bool:
+    # A standby refuses some statements as features that it lacks, and only the text says why.
+    is_refused = isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
+    return is_refused or "during recovery" in str(error)
+
+
 def _connection_parameters(url: str) -> dict[str, Any]:
     try:
         given = conninfo_to_dict(url)
-    except psycopg.ProgrammingError as error:
-        problem = f"is not a PostgreSQL URL: {first_line(error)}"
+    except psycopg.ProgrammingError:
+        # The driver's own words repeat the URL, and with it the password.
+        problem = "is not a PostgreSQL URL; write postgresql://user:password@host:5432/database"
         raise InvalidSettingError("url", problem) from None
     return {**_CONNECTION_DEFAULTS, **cast("dict[str, Any]", given)}
 

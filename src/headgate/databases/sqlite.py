@@ -104,6 +104,9 @@ class SqliteDatabase:
         self, path: str | Path, *, busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS
     ) -> None:
         self._path = Path(path)
+        if str(self._path) == ":memory:":
+            problem = "is not a file, and the books would be gone at every new connection"
+            raise InvalidSettingError("path", f"{problem}; use memory: for books without a file")
         self._busy_timeout_ms = int(busy_timeout_seconds * 1_000)
         self._connection: apsw.Connection | None = None
         self._transaction: SqliteTransaction | None = None

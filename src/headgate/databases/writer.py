@@ -35,6 +35,7 @@ Batch = Callable[[Transaction, Sequence[Request]], Sequence[Answer | Exception]]
 MAX_BATCH = 512
 MAX_QUEUED = 16_384
 TRIES = 2
+CLOSE_SECONDS = 5.0
 
 
 class _Job:
@@ -54,18 +55,29 @@ class GroupCommitWriter:
     """One thread that writes for all event loops of this process."""
 
     def __init__(
-        self, database: Database, *, max_batch: int = MAX_BATCH, max_queued: int = MAX_QUEUED
+        self,
+        database: Database,
+        *,
+        max_batch: int = MAX_BATCH,
+        max_queued: int = MAX_QUEUED,
+        close_seconds: float = CLOSE_SECONDS,
     ) -> None:
         self._database = database
         self._max_batch = max_batch
         self._max_queued = max_queued
+        self._close_seconds = close_seconds
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._left_behind: threading.Thread | None = None
         # Nothing may be queued behind the mark that ends the thread: it would wait for ever.
         self._closing = threading.Lock()
 
     def start(self) -> None:
         """Start the thread, if it does not run."""
+        # Two threads on one connection would end each other's transactions.
+        if self._left_behind is not None and self._left_behind.is_alive():
+            problem = "the database has not answered since the last close; try again later"
+            raise LedgerUnavailableError(problem)
         if self._thread is None:
             self._queue = SimpleQueue()
             self._thread = threading.Thread(
@@ -74,12 +86,17 @@ class GroupCommitWriter:
             self._thread.start()
 
     async def close(self) -> None:
-        """Finish what is queued, and end the thread."""
+        """Finish what is queued, and end the thread.
+
+        A database that hangs is waited for only so long. Then the thread is left behind: it ends
+        when the database answers, or with the process.
+        """
         with self._closing:
             thread, self._thread = self._thread, None
             self._queue.put(None)
         if thread is not None:
-            await asyncio.to_thread(thread.join)
+            self._left_behind = thread
+            await asyncio.to_thread(thread.join, self._close_seconds)
 
     def submit(self, operation: Callable[[Transaction], Answer]) -> asyncio.Future[Answer]:
         """Run an operation in the next transaction; its answer comes when that is on disk."""
@@ -95,6 +112,10 @@ class GroupCommitWriter:
         with self._closing:
             if self._thread is None:
                 raise LedgerUnavailableError("the ledger is closed; open it again")
+            if not self._thread.is_alive():
+                # A fork takes the object along but not its thread, and nobody would answer.
+                problem = "the ledger was opened in another process; open one in this process"
+                raise LedgerUnavailableError(problem)
             if self._queue.qsize() >= self._max_queued:
                 problem = f"{self._max_queued} calls wait already; try again later"
                 raise LedgerUnavailableError(problem)

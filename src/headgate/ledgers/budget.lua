@@ -20,7 +20,7 @@ local RESERVATIONS, LEASES, FINISHED, JOURNAL = KEYS[6], KEYS[7], KEYS[8], KEYS[
 -- Looking up a global costs more inside Redis than most of what is done with it.
 local call, pack_one, unpack_one = redis.call, cmsgpack.pack, cmsgpack.unpack
 local ipairs, pairs, unpack = ipairs, pairs, unpack
-local format, max, min = string.format, math.max, math.min
+local format, max, min, ceil = string.format, math.max, math.min, math.ceil
 
 -- The places of a reservation: state, amounts held, end of the lease, whether it was dispatched at
 -- once, when it was finished (0 before), its charges, the actual amounts. The charges are a text
@@ -28,9 +28,11 @@ local format, max, min = string.format, math.max, math.min
 local STATE, USD, TOKENS, LEASE, AT_ONCE, FINISHED_AT, CHARGES = 1, 2, 3, 4, 5, 6, 7
 local ACTUAL_USD, ACTUAL_TOKENS = 8, 9
 
--- The columns of a balance: spent, reserved and overrun in micro-dollars, then in tokens.
+-- The columns of a balance: spent, reserved and overrun in micro-dollars, then in tokens; after
+-- them the second by which it last changed.
 local COLUMNS = 6
-local RESERVED_USD, RESERVED_TOKENS = 2, 5
+local RESERVED_USD, RESERVED_TOKENS, CHANGED_AT = 2, 5, 7
+local ROW_WIDTH = 1 + CHANGED_AT
 
 -- Lua passes at most some thousand arguments to a function.
 local MOST_ARGUMENTS = 1000
@@ -75,8 +77,8 @@ local function load_rows(sheet, scopes)
     local row = sheet.rows[wanted[at]]
     if packed then
       local flat = unpack_one(packed)
-      for first = 1, #flat, COLUMNS + 1 do
-        row[flat[first]] = { unpack(flat, first + 1, first + COLUMNS) }
+      for first = 1, #flat, ROW_WIDTH do
+        row[flat[first]] = { unpack(flat, first + 1, first + CHANGED_AT) }
       end
     else
       sheet.unknown[wanted[at]] = true
@@ -84,14 +86,17 @@ local function load_rows(sheet, scopes)
   end
 end
 
+local now = 0
+
 local function add(sheet, scope, bucket, delta)
   local row = sheet.rows[scope]
   local columns = row[bucket]
   if not columns then
-    columns = { 0, 0, 0, 0, 0, 0 }
+    columns = { 0, 0, 0, 0, 0, 0, 0 }
     row[bucket] = columns
   end
   for at = 1, COLUMNS do columns[at] = columns[at] + delta[at] end
+  columns[CHANGED_AT] = max(columns[CHANGED_AT], ceil(now))
   sheet.changed[scope] = true
 end
 
@@ -109,7 +114,7 @@ local function save_rows(sheet, keeps_zeros)
     for bucket, columns in pairs(sheet.rows[scope]) do
       if keeps_zeros or not is_zero(columns) then
         flat[#flat + 1] = bucket
-        for at = 1, COLUMNS do flat[#flat + 1] = columns[at] end
+        for at = 1, CHANGED_AT do flat[#flat + 1] = columns[at] end
       end
     end
     if #flat > 0 then
@@ -123,7 +128,6 @@ local function save_rows(sheet, keeps_zeros)
   write('HDEL', sheet.key, gone)
 end
 
-local now = 0
 local most = {}        -- bounds: journal, finished, finished_seconds, expired
 local live_from = {}   -- the earliest bucket that counts, for each scope of the batch
 local used_usd, used_tokens = {}, {}  -- what counts against each limit, for scopes that have one
@@ -357,13 +361,22 @@ local function apply_all(requests, texts, has_more_due)
   return answers
 end
 
+-- What a reservation is corrected by must meet what it was booked as. So a bucket is final only
+-- when nothing in it is held and all that was finished since its last change is forgotten.
+local function is_final(columns)
+  if columns[RESERVED_USD] ~= 0 or columns[RESERVED_TOKENS] ~= 0 then return false end
+  local oldest = call('LINDEX', FINISHED, 0)
+  return not oldest or columns[CHANGED_AT] < unpack_one(oldest)
+end
+
 -- Buckets that left their window more than a day ago go from both sides of the audit at once.
+-- Bucket 0 is that of no window, and counts again whenever a scope has none.
 local function purge_old_buckets()
   for scope, earliest in pairs(live_from) do
     if balances.changed[scope] then
+      local left_before = earliest - most.finished_seconds
       for bucket, columns in pairs(balances.rows[scope]) do
-        local is_settled = columns[RESERVED_USD] == 0 and columns[RESERVED_TOKENS] == 0
-        if bucket < earliest - most.finished_seconds and is_settled then
+        if bucket > 0 and bucket < left_before and is_final(columns) then
           local negated = {}
           for at = 1, COLUMNS do negated[at] = -columns[at] end
           load_rows(checkpoint, { scope })

@@ -43,9 +43,14 @@ def connect_budget(url: str = "memory:") -> LedgerTracker:
 
     After `sqlite:///` comes a path, relative or absolute: `sqlite:////var/lib/budget.db` has four.
     """
+    if not isinstance(url, str):
+        problem = f"must be a text and not {type(url).__name__}"
+        raise InvalidSettingError("url", f"{problem}; write one as {', '.join(KNOWN_URLS)}")
     scheme, colon, rest = url.partition(":")
     scheme = scheme.lower()
     if scheme == "memory":
+        if not colon or rest:
+            raise InvalidSettingError("url", "memory has no name or place; write memory:")
         return _load("headgate.ledgers.local", "LocalBudgetTracker")()
     backend = _BACKENDS.get(scheme)
     if backend is None:

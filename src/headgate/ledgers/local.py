@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
 from heapq import heappop, heappush
 
-from headgate.core.accounts import Account, Balance, JournalEntry, Limit, Refused, balances_from
+from headgate.core.accounts import (
+    EMPTY,
+    Account,
+    Balance,
+    JournalEntry,
+    Limit,
+    Refused,
+    balances_from,
+)
 from headgate.core.books import Books, ReserveRequest, SettleRequest
+from headgate.core.budget_windows import live_from
 from headgate.core.reservations import LIVE, Call, Reservation
 from headgate.core.scopes import Scope, depth, is_within
 from headgate.errors import LedgerUnavailableError
@@ -22,10 +30,16 @@ from headgate.tracker import LedgerTracker
 
 MAX_ENTRIES = 20_000
 MAX_FINISHED = 100_000
+# Upkeep is done in small steps by every call. A call books few entries, so these keep ahead.
+FOLDED_PER_CALL = 16
+PURGED_PER_CALL = 8
 
 
 class LocalLedger:
-    """Books in memory; the journal beyond `MAX_ENTRIES` is folded into a checkpoint."""
+    """Books in memory; a journal that is old or long is folded into a checkpoint.
+
+    Buckets that left their window long ago are dropped, from both sides of the audit at once.
+    """
 
     def __init__(self, *, clock: Clock = time.time) -> None:
         self._clock = clock
@@ -33,7 +47,8 @@ class LocalLedger:
         self._leases: list[tuple[float, str]] = []
         self._finished: dict[str, float] = {}
         self._journal: deque[JournalEntry] = deque()
-        self._checkpoint: Mapping[tuple[Scope, int], Balance] = {}
+        self._checkpoint: dict[tuple[Scope, int], Balance] = {}
+        self._folded_buckets: deque[tuple[Scope, int]] = deque()
         self._is_closed = False
 
     def now(self) -> float:
@@ -141,8 +156,8 @@ class LocalLedger:
         self._journal.extend(self._books.entries)
         self._books.forget_changes()
         self._forget(now)
-        if len(self._journal) > 2 * MAX_ENTRIES:
-            self._fold()
+        self._fold(now)
+        self._purge(now)
 
     def _forget(self, now: float) -> None:
         while self._finished:
@@ -153,9 +168,42 @@ class LocalLedger:
             del self._finished[reservation_id]
             self._books.drop([reservation_id])
 
-    def _fold(self) -> None:
-        old = [self._journal.popleft() for _ in range(len(self._journal) - MAX_ENTRIES)]
-        self._checkpoint = balances_from(old, checkpoint=self._checkpoint)
+    def _fold(self, now: float) -> None:
+        for _ in range(FOLDED_PER_CALL):
+            is_long = len(self._journal) > MAX_ENTRIES
+            if not is_long and not self._starts_before(now - FINISHED_KEPT_SECONDS):
+                return
+            entry = self._journal.popleft()
+            for charge in entry.charges:
+                key = (charge.scope, charge.bucket_start)
+                if charge.bucket_start and key not in self._checkpoint:
+                    self._folded_buckets.append(key)
+                self._checkpoint[key] = self._checkpoint.get(key, EMPTY).add(entry.delta)
+
+    def _starts_before(self, moment: float) -> bool:
+        return bool(self._journal) and self._journal[0].at < moment
+
+    def _purge(self, now: float) -> None:
+        for _ in range(min(PURGED_PER_CALL, len(self._folded_buckets))):
+            scope, start = self._folded_buckets.popleft()
+            if not self._is_over(scope, start, now):
+                # The next call looks at the next one, so a long window does not block others.
+                self._folded_buckets.append((scope, start))
+                return
+            del self._checkpoint[scope, start]
+            del self._books.balances[scope][start]
+            if not self._books.balances[scope]:
+                del self._books.balances[scope]
+
+    def _is_over(self, scope: Scope, start: int, now: float) -> bool:
+        """Whether a bucket left its window long ago, and the checkpoint has all of it."""
+        limit = self._books.limits.get(scope)
+        balance = self._books.balances[scope][start]
+        if limit is None or balance.reserved_micro_usd or balance.reserved_tokens:
+            return False
+        first_live = live_from(limit.window, now, zone(limit.window.zone))
+        is_old = start < first_live - FINISHED_KEPT_SECONDS
+        return is_old and self._checkpoint[scope, start] == balance
 
 
 def _is_due(reservation: Reservation, now: float) -> bool:

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from typing import cast
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlunsplit
 
 from headgate.core.accounts import (
     Account,
@@ -30,7 +30,7 @@ from headgate.core.scopes import Scope, depth
 from headgate.errors import InvalidFieldError, InvalidSettingError, LedgerUnavailableError
 from headgate.ledger import MAX_ACCOUNTS, Audit, Clock
 from headgate.ledgers.redis_pipeline import SharedPipeline
-from headgate.ledgers.redis_server import DEADLINE_SECONDS, RedisServer
+from headgate.ledgers.redis_server import DEADLINE_SECONDS, RedisServer, split_url
 from headgate.ledgers.redis_wire import (
     Accounts,
     Again,
@@ -67,7 +67,7 @@ KEY_NAMES = (
 DEFAULT_BOUNDS = Bounds()
 MAX_NAME_LENGTH = 64
 MAX_CACHED_WINDOWS = 100_000
-MAX_STALE_ROUNDS = 10
+MAX_STALE_ROUNDS = 100
 MAX_EXPIRY_ROUNDS = 1_000
 RECENT_ENTRIES = 1_000
 
@@ -91,7 +91,7 @@ class RedisLedger:
         name = _check_name(ledger or named or DEFAULT_NAME)
         self._keys = {key: f"{{headgate:budget:{name}}}:{key}" for key in KEY_NAMES}
         self._key_list = tuple(self._keys.values())
-        self._clock = clock
+        self._clock = None if clock is time.time else clock
         self._bounds = bounds
         self._server = RedisServer(
             url,
@@ -106,9 +106,7 @@ class RedisLedger:
 
     def now(self) -> float:
         """Return the server's time, or that of the clock that was given instead."""
-        if self._clock is time.time:
-            return time.time() + self._server.offset_seconds
-        return self._clock()
+        return self._server.now() if self._clock is None else self._clock()
 
     async def open(self) -> None:
         """Connect, check that the server is fit to keep books, and find or found the ledger."""
@@ -313,7 +311,7 @@ def _lost() -> LedgerUnavailableError:
 
 def _split_url(url: str) -> tuple[str, str | None]:
     """Take the name of the ledger out of a URL; the rest is for redis-py."""
-    parts = urlsplit(url)
+    parts = split_url(url)
     query = parse_qsl(parts.query, keep_blank_values=True)
     names = [value for key, value in query if key == "ledger"]
     rest = urlencode([(key, value) for key, value in query if key != "ledger"])

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar, cast
+from urllib.parse import SplitResult, urlsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -24,7 +25,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from headgate.errors import LedgerUnavailableError
+from headgate.errors import InvalidSettingError, LedgerUnavailableError
 
 OLDEST_VERSION = (6, 2)
 MAX_TRIES = 3
@@ -32,6 +33,8 @@ MAX_CONNECTIONS = 8
 DEADLINE_SECONDS = 5.0
 CHECKED_EVERY_SECONDS = 60.0
 POLICY_FIELD = "maxmemory_policy"
+SCHEMES = ("redis", "rediss", "unix")
+URL_FORM = "write redis://host:6379/0, with the special characters of a password percent-encoded"
 
 Result = TypeVar("Result")
 
@@ -41,12 +44,12 @@ class RedisPersistenceWarning(UserWarning):
 
 
 class RedisServer:
-    """A server that holds one script; `offset_seconds` is how far its clock is ahead of ours."""
+    """A server that holds one script, and whose clock is the clock of the books."""
 
     def __init__(
         self, url: str, script: str, *, deadline_seconds: float, accepts_unseen_policy: bool
     ) -> None:
-        self.offset_seconds = 0.0
+        _check_options(url)
         self._url = url
         self._script = script
         self._deadline_seconds = deadline_seconds
@@ -54,6 +57,12 @@ class RedisServer:
         self._client: Redis | None = None
         self._digest: bytes | str = ""
         self._checked_at = -CHECKED_EVERY_SECONDS
+        # Against the monotonic clock: the wall clock of this machine may be set at any time.
+        self._ahead_seconds = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        """Return the time of the server, in Unix seconds, as the last check found it."""
+        return time.monotonic() + self._ahead_seconds
 
     async def open(self) -> None:
         """Connect, refuse a server that is unfit, and warn about one that forgets."""
@@ -158,7 +167,7 @@ class RedisServer:
             problem = "the maxmemory-policy of Redis cannot be read"
             advice = "allow CONFIG GET or INFO, or pass accepts_unseen_policy=True"
             raise _unavailable(problem, advice)
-        self.offset_seconds = await _clock_offset(client)
+        self._ahead_seconds = await _seconds_ahead(client)
         self._checked_at = time.monotonic()
 
     async def _load_script(self) -> None:
@@ -176,6 +185,36 @@ class RedisServer:
             return
         problem = "Redis keeps this ledger in memory only, a restart forgets what was spent"
         warnings.warn(f"{problem}; set appendonly yes", RedisPersistenceWarning, stacklevel=2)
+
+
+def split_url(url: str) -> SplitResult:
+    """Take a URL apart, or refuse it without repeating any of it: it may carry a password."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise _bad_url("the host and the port cannot be read, a port is a number") from None
+    if parts.scheme not in SCHEMES:
+        problem = f"the scheme must be one of {', '.join(SCHEMES)}"
+        raise _bad_url(problem)
+    database = parts.path.removeprefix("/")
+    if parts.scheme != "unix" and database and not (database.isascii() and database.isdecimal()):
+        raise _bad_url("the database, which follows the host, must be a number")
+    return parts
+
+
+def _check_options(url: str) -> None:
+    """Refuse options that a connection does not take; redis-py says so only when it connects."""
+    try:
+        pool = _client_for(url).connection_pool
+        cast("Callable[[], object]", pool.make_connection)()
+    except (TypeError, ValueError, RedisError):
+        problem = "what follows ? has an option that Redis does not take, or not with this value"
+        raise _bad_url(problem) from None
+
+
+def _bad_url(problem: str) -> InvalidSettingError:
+    return InvalidSettingError("url", f"{problem}; {URL_FORM}")
 
 
 def _client_for(url: str) -> Redis:
@@ -223,10 +262,10 @@ async def _setting(client: Redis, name: str) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
-async def _clock_offset(client: Redis) -> float:
-    before = time.time()
+async def _seconds_ahead(client: Redis) -> float:
+    before = time.monotonic()
     seconds, microseconds = await client.time()
-    after = time.time()
+    after = time.monotonic()
     return seconds + microseconds / 1_000_000 - (before + after) / 2
 
 

@@ -50,7 +50,9 @@ Request = ReserveRequest | SettleRequest
 Columns = tuple[int, int, int, int, int, int]
 
 NO_LIMIT = -1
-ROW_WIDTH = 7
+# A bucket, the columns of its balance, and when it last changed, which only the script reads.
+ROW_WIDTH = 8
+COLUMNS = 6
 
 
 class Made(msgspec.Struct, frozen=True, array_like=True, tag="made"):
@@ -124,7 +126,7 @@ class KeptLimit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Accounts(msgspec.Struct, frozen=True, array_like=True, tag="accounts"):
-    """Scopes with their limits, and their balances in one row each, bucket before columns."""
+    """Scopes with their limits, and their balances in one row each, of `ROW_WIDTH` a bucket."""
 
     rows: list[tuple[Scope, KeptLimit | None, list[int]]]
 
@@ -319,7 +321,7 @@ def balance_from(columns: Sequence[int]) -> Balance:
 def buckets_from(row: Sequence[int]) -> dict[int, Balance]:
     """Give the balances of a scope by bucket."""
     return {
-        row[first]: balance_from(row[first + 1 : first + ROW_WIDTH])
+        row[first]: balance_from(row[first + 1 : first + 1 + COLUMNS])
         for first in range(0, len(row), ROW_WIDTH)
     }
 

@@ -1,0 +1,93 @@
+"""The ledger in memory over a long time: what it lets go, and that its books stay right."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headgate.core.scopes import ROOT, Scope
+from headgate.ledger import FINISHED_KEPT_SECONDS
+from headgate.ledgers.local import LocalLedger
+from headgate.tracker import LedgerTracker
+
+SCOPE = Scope("session:s")
+BUCKET_SECONDS = 150
+START = 1_775_995_200.0
+BUCKETS_KEPT = 2 * (FINISHED_KEPT_SECONDS + 3_600) / BUCKET_SECONDS
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def spend(tracker: LedgerTracker) -> None:
+    await tracker.commit(await tracker.reserve(SCOPE, "0.01"), "0.01")
+
+
+async def kept_starts(ledger: LocalLedger) -> list[int]:
+    audit = await ledger.audit()
+    assert audit.kept == audit.journalled
+    return sorted(start for scope, start in audit.kept if scope == SCOPE)
+
+
+def test_buckets_that_left_their_window_long_ago_are_dropped() -> None:
+    async def scenario() -> None:
+        hands = Hands()
+        ledger = LocalLedger(clock=hands)
+        tracker = LedgerTracker(ledger)
+        await tracker.set_budget(SCOPE, "1", window="rolling:1h")
+        for step in range(3_000):
+            await spend(tracker)
+            if step % 500 == 0:
+                await kept_starts(ledger)
+            hands.now += BUCKET_SECONDS
+        starts = await kept_starts(ledger)
+        assert len(starts) < BUCKETS_KEPT / 2 + 50
+        assert starts[-1] == hands.now - BUCKET_SECONDS
+        assert await tracker.get_spent(SCOPE) == 0.24
+        # All that was ever spent stays with the root, which has no window.
+        assert await tracker.get_spent(ROOT) == 30.0
+
+    asyncio.run(scenario())
+
+
+def test_a_bucket_that_holds_money_stays() -> None:
+    async def scenario() -> None:
+        hands = Hands()
+        ledger = LocalLedger(clock=hands)
+        tracker = LedgerTracker(ledger)
+        await tracker.set_budget(SCOPE, "1", window="rolling:1h")
+        held = await tracker.reserve(SCOPE, "0.50", lease_seconds=7 * 86_400)
+        for _ in range(1_000):
+            hands.now += BUCKET_SECONDS * 3
+            await spend(tracker)
+        assert (await kept_starts(ledger))[0] == START
+        await tracker.commit(held, "0.40")
+        assert (await kept_starts(ledger))[0] == START
+        hands.now += FINISHED_KEPT_SECONDS + 1
+        for _ in range(200):
+            await tracker.status(SCOPE)
+        assert START not in await kept_starts(ledger)
+        assert await tracker.get_spent(ROOT) == 10.4
+
+    asyncio.run(scenario())
+
+
+def test_a_window_that_was_taken_away_counts_all_that_is_left() -> None:
+    async def scenario() -> None:
+        hands = Hands()
+        tracker = LedgerTracker(LocalLedger(clock=hands))
+        await tracker.set_budget(SCOPE, "1", window="day")
+        await spend(tracker)
+        await tracker.set_budget(SCOPE, "1")
+        hands.now += 10 * FINISHED_KEPT_SECONDS
+        for _ in range(100):
+            await tracker.status(SCOPE)
+        assert await tracker.get_spent(SCOPE) == 0.01
+
+    asyncio.run(scenario())

@@ -1,0 +1,93 @@
+"""Errors pass between processes whole, and their line says what to do next."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+
+import headgate.databases.transaction
+import headgate.providers.prices
+import headgate.testing.failures
+from headgate.errors import BudgetExceededError, HeadgateError, InvalidFieldError
+from headgate.ledgers.connect import connect_budget
+
+LOADED = (headgate.databases.transaction, headgate.providers.prices, headgate.testing.failures)
+
+
+def tree_of(kind: type[HeadgateError]) -> list[type[HeadgateError]]:
+    return [kind, *(inner for child in kind.__subclasses__() for inner in tree_of(child))]
+
+
+def exceeded(
+    *, requested: int = 1, resets_at: float | None = None, may_clear: bool = False
+) -> BudgetExceededError:
+    return BudgetExceededError(
+        scope="session:s",
+        unit="micro_usd",
+        limit=1_000_000,
+        spent=999_999,
+        reserved=1,
+        overrun=0,
+        requested=requested,
+        resets_at=resets_at,
+        may_clear=may_clear,
+    )
+
+
+def is_same(copied: HeadgateError, error: HeadgateError) -> bool:
+    parts = (type(error), str(error), error.args, vars(error))
+    return (type(copied), str(copied), copied.args, vars(copied)) == parts
+
+
+@pytest.mark.parametrize("kind", tree_of(HeadgateError), ids=lambda kind: kind.__name__)
+def test_every_error_is_pickled_and_copied_with_its_fields(kind: type[HeadgateError]) -> None:
+    error = kind.__new__(kind, "a line")
+    vars(error).update(field="url", problem="is wrong", limit=3)
+    error.add_note("a note")
+    for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert is_same(copied, error)
+
+
+@pytest.mark.parametrize("error", [exceeded(), InvalidFieldError("url", "is wrong")])
+def test_an_error_that_was_raised_is_pickled_whole(error: HeadgateError) -> None:
+    assert is_same(pickle.loads(pickle.dumps(error)), error)
+
+
+def test_a_worker_of_a_pool_may_raise_an_error_with_fields() -> None:
+    with (
+        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,
+        pytest.raises(InvalidFieldError) as caught,
+    ):
+        pool.submit(connect_budget, "nothing:").result(timeout=60)
+    assert caught.value.field == "url"
+
+
+ADVICE = [
+    (None, False, "waiting does not help, raise the limit or ask for less"),
+    (None, True, "reservations in flight may free room, try again later or raise the limit"),
+    (1_775_995_200.0, True, "room is freed at 2026-04-12 12:00:00 UTC, wait for it or raise the"),
+    (1e18, True, "room is freed at some far day"),
+    (1_775_995_200.0, False, "waiting does not help"),
+]
+
+
+@pytest.mark.parametrize(("resets_at", "may_clear", "advice"), ADVICE)
+def test_a_refusal_ends_with_what_to_do(
+    resets_at: float | None, *, may_clear: bool, advice: str
+) -> None:
+    line = str(exceeded(resets_at=resets_at, may_clear=may_clear))
+    beginning = "Budget exceeded: spent $1.0000 of $1.0000 limit"
+    details = "(scope session:s, $0.000001 reserved, $0.000001 requested)"
+    assert line.startswith(f"{beginning} {details}; {advice}")
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("requested", "text"), [(60_000_000, "$60.00"), (1_234_500, "$1.2345"), (10, "$0.00001")]
+)
+def test_a_refusal_names_amounts_exactly(requested: int, text: str) -> None:
+    assert f" {text} requested)" in str(exceeded(requested=requested))
