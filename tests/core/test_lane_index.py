@@ -284,22 +284,22 @@ def test_long_use_leaves_no_garbage_behind(policy: LanePolicy | None) -> None:
 def _footprint(thing: object) -> int:
     """Count the elements of every container reachable from the index."""
     seen: set[int] = set()
-    todo, total = [thing], 0
-    while todo:
-        item = todo.pop()
+    pending, total = [thing], 0
+    while pending:
+        item = pending.pop()
         if id(item) in seen or isinstance(item, str | int | float | Task | Agent | type):
             continue
         seen.add(id(item))
         if isinstance(item, dict):
             total += len(item)
-            todo += [*item.keys(), *item.values()]
+            pending += [*item.keys(), *item.values()]
         elif isinstance(item, list | tuple | set | frozenset):
             total += len(item)
-            todo += list(item)
+            pending += list(item)
         else:
             names = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
-            todo += [getattr(item, name) for name in names if hasattr(item, name)]
-            todo += list(getattr(item, "__dict__", {}).values())
+            pending += [getattr(item, name) for name in names if hasattr(item, name)]
+            pending += list(getattr(item, "__dict__", {}).values())
     return total
 
 

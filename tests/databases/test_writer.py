@@ -285,7 +285,8 @@ def test_closing_does_not_wait_for_a_database_that_hangs(tmp_path: Path) -> None
         async with open_bench(tmp_path, close_seconds=0.05) as bench:
             bench.database.answers.clear()
             hangs = bench.writer.submit(add(1))
-            await asyncio.wait_for(bench.writer.close(), 10.0)
+            async with asyncio.timeout(10.0):
+                await bench.writer.close()
             assert not hangs.done()
             with pytest.raises(LedgerUnavailableError, match="not answered since"):
                 bench.writer.start()
