@@ -86,6 +86,12 @@ async def open_and_close(url: str) -> None:
 
 async def test_where_config_is_forbidden_info_tells_the_policy(own_valkey: ValkeyServer) -> None:
     with admin(own_valkey) as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        client.execute_command("ACL SETUSER default -config")
+        with pytest.raises(LedgerUnavailableError, match=r"allkeys-lru.*set it to noeviction"):
+            await open_and_close(own_valkey.url)
+        client.execute_command("ACL SETUSER default +config")
+        client.config_set("maxmemory-policy", "noeviction")
         client.execute_command("ACL SETUSER default -config")
         await open_and_close(own_valkey.url)
 

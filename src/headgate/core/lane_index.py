@@ -74,8 +74,7 @@ class LaneIndex:
         index._load_agents(state)
         for closure in state.closed_gates:
             index.close(closure)
-        is_ready = (task.status is TaskStatus.READY for task in state.tasks)
-        ready = (task for task, yes in zip(state.tasks, is_ready, strict=True) if yes)
+        ready = (task for task in state.tasks if task.status is TaskStatus.READY)
         index.load(task for task in ready if is_due(task, state.now))
         return index
 
