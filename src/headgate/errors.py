@@ -6,14 +6,18 @@
     │   │   ├── InvalidSnapshotError     a snapshot that no decision can be made from
     │   │   ├── InvalidSettingError      a setting outside its range, or two that exclude each other
     │   │   ├── InvalidScopeError        a budget scope that is not a path of `kind:name` parts
-    │   │   └── InvalidAmountError       an amount of money or tokens that cannot be booked
+    │   │   ├── InvalidAmountError       an amount of money or tokens that cannot be booked
+    │   │   └── InvalidTaskError         a submitted task that cannot be taken as it is
     │   └── IllegalMoveError             a state machine was asked for a move that it does not have
     │       ├── IllegalTransitionError   of a task
     │       └── IllegalSettlementError   of a reservation
     ├── LimitReachedError                the request is fine, but there is no room for it now
     │   └── BudgetExceededError          a budget cannot hold the amount
-    └── StoreError                       what keeps the books did not answer, or answered wrongly
-        └── LedgerUnavailableError       nothing was granted; trying again may help
+    └── StoreError                       what keeps tasks or books gave no answer, or a wrong one
+        ├── StoreUnavailableError        nothing was changed; trying again may help
+        │   └── LedgerUnavailableError   nothing was granted either
+        ├── StaleEpochError              another node dispatches now
+        └── DirectoryInUseError          another process has the data directory
 
 Errors carry fields for programs and one line for people; the line says what to do next. They pass
 from process to process with their fields, so a worker of a pool may raise them.
@@ -70,6 +74,18 @@ class InvalidScopeError(InvalidFieldError):
 
 class InvalidAmountError(InvalidFieldError):
     """An amount of money or tokens cannot be booked."""
+
+
+class InvalidTaskError(InvalidFieldError):
+    """A submitted task cannot be taken as it is; `code` is one that programs can rely on.
+
+    Its line is the whole message: clients compare some of them.
+    """
+
+    def __init__(self, code: str, field: str, message: str) -> None:
+        super().__init__(field, message)
+        self.args = (message,)
+        self.code = code
 
 
 class IllegalMoveError(CallerError):
@@ -170,8 +186,38 @@ def _at(seconds: float) -> str:
 
 
 class StoreError(HeadgateError):
-    """What keeps the books did not answer, or answered wrongly."""
+    """What keeps tasks or books did not answer, or answered wrongly."""
 
 
-class LedgerUnavailableError(StoreError):
+class StoreUnavailableError(StoreError):
+    """The store could not be asked; trying again may help."""
+
+
+class NotDispatchingError(StoreError):
+    """Only the node that dispatches can answer; `address` is where it serves, if it does."""
+
+    def __init__(self, address: str) -> None:
+        where = f"ask the node at {address}" if address else "none is elected now, try again"
+        super().__init__(f"this node does not dispatch; {where}")
+        self.address = address
+
+
+class StaleEpochError(StoreError):
+    """A dispatcher wrote under an epoch that is over; another node dispatches now."""
+
+
+class DirectoryInUseError(StoreError):
+    """Another process has the data directory; one at a time may use it."""
+
+    def __init__(self, directory: str, *, pid: int | None = None, address: str = "") -> None:
+        process = "another process" if pid is None else f"process {pid}"
+        place = f", which serves {address}" if address else ""
+        advice = "stop it, or name another directory with --data"
+        super().__init__(f"{directory} is in use by {process}{place}; {advice}")
+        self.directory = directory
+        self.pid = pid
+        self.address = address
+
+
+class LedgerUnavailableError(StoreUnavailableError):
     """The ledger could not be asked; nothing was granted, and trying again may help."""

@@ -17,7 +17,8 @@ class ScopeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What a scope has used in its window, and what it may use; None means unlimited.
 
     `remaining` can be negative where a limit was lowered or an overrun booked. The children are
-    the nearest scopes within it that have a limit or a balance.
+    the nearest scopes within it that have a limit or a balance; `is_truncated` tells that there are
+    more scopes than one status reads, so that some within this one may be missing.
     """
 
     scope: Scope
@@ -33,15 +34,17 @@ class ScopeStatus(msgspec.Struct, frozen=True, kw_only=True):
     remaining_tokens: int | None
     window: str
     resets_at: int | None
+    is_truncated: bool = False
     children: tuple[ScopeStatus, ...] = ()
 
 
-def status_tree(accounts: Sequence[Account], *, now: float) -> ScopeStatus:
-    """Nest accounts, the outermost first, under the first of them."""
+def status_tree(accounts: Sequence[Account], *, now: float, most: int) -> ScopeStatus:
+    """Nest accounts, the outermost first and at most so many, under the first of them."""
+    is_truncated, accounts = len(accounts) > most, accounts[:most]
     children: dict[Scope, list[Account]] = {account.scope: [] for account in accounts}
     for account in accounts[1:]:
         children[_nearest(account.scope, children, accounts[0].scope)].append(account)
-    return _status(accounts[0], children, now)
+    return _status(accounts[0], children, now, is_truncated=is_truncated)
 
 
 def _nearest(scope: Scope, known: dict[Scope, list[Account]], top: Scope) -> Scope:
@@ -53,7 +56,9 @@ def _nearest(scope: Scope, known: dict[Scope, list[Account]], top: Scope) -> Sco
     return top
 
 
-def _status(account: Account, children: dict[Scope, list[Account]], now: float) -> ScopeStatus:
+def _status(
+    account: Account, children: dict[Scope, list[Account]], now: float, *, is_truncated: bool
+) -> ScopeStatus:
     balance = account.balance
     limit = NO_LIMIT if account.limit is None else account.limit
     usd, tokens = limit.limit_micro_usd, limit.limit_tokens
@@ -72,5 +77,6 @@ def _status(account: Account, children: dict[Scope, list[Account]], now: float) 
         remaining_tokens=None if tokens is None else tokens - balance.used_tokens,
         window=format_window(limit.window),
         resets_at=resets_at(limit.window, now, account.tz, oldest_bucket=account.oldest_bucket),
-        children=tuple(_status(child, children, now) for child in inner),
+        is_truncated=is_truncated,
+        children=tuple(_status(child, children, now, is_truncated=is_truncated) for child in inner),
     )

@@ -18,7 +18,7 @@ from headgate.budget_tracker import (
     check_id,
     new_reservation_id,
 )
-from headgate.core.accounts import JournalEntry, Limit, Refused
+from headgate.core.accounts import JournalEntry, Limit, Refused, exceeded
 from headgate.core.books import ReserveRequest, SettleRequest
 from headgate.core.budget_windows import Window, parse_window
 from headgate.core.money import (
@@ -32,9 +32,9 @@ from headgate.core.money import (
 )
 from headgate.core.reservations import Call, Reservation
 from headgate.core.scopes import Scope, charged_scopes, parse_scope
-from headgate.errors import BudgetExceededError, InvalidFieldError, InvalidSettingError
+from headgate.errors import InvalidFieldError, InvalidSettingError
 from headgate.hold import HeldMoney, hold
-from headgate.ledger import Ledger
+from headgate.ledger import MAX_ACCOUNTS, Ledger
 from headgate.scope_status import ScopeStatus, status_tree
 
 MAX_LEASE_SECONDS = 7 * 86_400.0
@@ -104,7 +104,7 @@ class LedgerTracker:
         )
         answer = await self.ledger.reserve(request)
         if isinstance(answer, Refused):
-            raise _exceeded(answer)
+            raise exceeded(answer)
         return _token(answer, charged)
 
     def hold(
@@ -165,8 +165,9 @@ class LedgerTracker:
 
     async def status(self, scope: str = "") -> ScopeStatus:
         """Return a scope with everything within it, exactly."""
-        accounts = await self.ledger.accounts(parse_scope(scope))
-        return status_tree(accounts, now=self.ledger.now())
+        # One more than is shown tells whether there are more.
+        accounts = await self.ledger.accounts(parse_scope(scope), most=MAX_ACCOUNTS + 1)
+        return status_tree(accounts, now=self.ledger.now(), most=MAX_ACCOUNTS)
 
     async def journal(
         self, scope: str = "", *, since: float = 0.0, limit: int = 100
@@ -218,18 +219,4 @@ def _token(reservation: Reservation, scope: Scope) -> ReservationToken:
         tokens=reservation.tokens,
         state=reservation.state,
         lease_until=reservation.lease_until,
-    )
-
-
-def _exceeded(refused: Refused) -> BudgetExceededError:
-    return BudgetExceededError(
-        scope=refused.scope,
-        unit=refused.unit.value,
-        limit=refused.limit,
-        spent=refused.spent,
-        reserved=refused.reserved,
-        overrun=refused.overrun,
-        requested=refused.requested,
-        resets_at=refused.resets_at,
-        may_clear=refused.may_clear,
     )

@@ -144,6 +144,7 @@ def status_of(scope: str = "session:s", /, **fields: object) -> ScopeStatus:
         for field in msgspec.structs.fields(ScopeStatus)
     }
     empty |= {"scope": scope, "window": "none", "resets_at": None, "children": ()}
+    empty["is_truncated"] = False
     return msgspec.convert(empty | fields, ScopeStatus)
 
 
@@ -218,6 +219,11 @@ def test_a_long_breakdown_is_cut() -> None:
     lines = written(status_of(children=children))
     assert lines[-1] == "  and 10 more; --json lists them all"
     assert len(lines) == 2 + 1 + 50 + 1
+
+
+def test_a_status_that_was_cut_says_so() -> None:
+    lines = written(status_of(children=(status_of("session:s/run:1"),), is_truncated=True))
+    assert lines[-1] == "Only 10,000 scopes were read; ask for the status of one within to see more"
 
 
 def test_a_journal_row_names_the_innermost_scopes_and_the_changes() -> None:
@@ -335,8 +341,11 @@ def test_release_in_a_script_needs_the_option(
     assert reserved_now(capsys) == 0
 
 
+SET = ["budget", "set", "root", "--limit-usd", "1"]
+
+
 def test_the_data_directory_is_made_for_its_owner_only(data_home: Path) -> None:
-    assert run(["budget", "status"]) == 0
+    assert run(SET) == 0
     mode = stat.S_IMODE((data_home / "headgate").stat().st_mode)
     assert mode == 0o700
     assert (data_home / "headgate" / "budget.db").exists()
@@ -348,7 +357,7 @@ def test_a_data_home_that_is_not_absolute_is_ignored(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert run(["budget", "status"]) == 0
+    assert run(SET) == 0
     assert (tmp_path / "home/.local/share/headgate/budget.db").exists()
     assert not (tmp_path / "relative").exists()
 
@@ -369,15 +378,63 @@ def test_the_ledger_is_named_by_an_option_or_by_the_environment(
 ) -> None:
     if variable is not None:
         monkeypatch.setenv("HEADGATE_BUDGET_URL", variable.format(tmp_path))
-    assert run(["budget", "status", *(option.format(tmp_path) for option in options)]) == 0
+    given = [option.format(tmp_path) for option in options]
+    assert run([*SET, *given]) == 0
     assert [path.name for path in tmp_path.glob("*.db")] == ["a.db"]
+    assert run(["budget", "status", *given]) == 0
+
+
+READERS = [["status"], ["status", "--json"], ["journal"], ["release", "call-1", "--yes"]]
+NO_BOOKS: list[tuple[list[str], str | None, str]] = [
+    (["--sqlite-path", "{}/typo.db"], None, "--sqlite-path"),
+    (["--url", "sqlite:///{}/typo.db"], None, "--url"),
+    ([], "sqlite:///{}/typo.db", "HEADGATE_BUDGET_URL"),
+    (["--tracker", "sqlite"], "sqlite:///{}/typo.db", "HEADGATE_BUDGET_URL"),
+]
+
+
+@pytest.mark.parametrize("command", READERS, ids=[" ".join(command) for command in READERS])
+@pytest.mark.parametrize(("options", "variable", "name"), NO_BOOKS)
+def test_a_command_that_reads_founds_no_books(
+    command: list[str],
+    options: list[str],
+    variable: str | None,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("HEADGATE_BUDGET_URL", variable.format(tmp_path))
+    assert run(["budget", *command, *(option.format(tmp_path) for option in options)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        f"headgate: {name}: there are no books at {tmp_path}/typo.db;"
+        " headgate budget set founds them\n"
+    )
+    assert list(tmp_path.glob("*.db*")) == []
+
+
+def test_without_any_books_in_the_data_directory_a_reader_says_what_to_do(
+    data_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["budget", "status"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    place = data_home / "headgate" / "budget.db"
+    assert printed.err == (
+        f"headgate: no budget was set yet: there are no books at {place};"
+        " headgate budget set founds them\n"
+    )
+    assert not place.exists()
 
 
 def test_the_named_tracker_outweighs_another_one_in_the_environment(
     data_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADGATE_BUDGET_URL", "redis://127.0.0.1:1/0")
-    assert run(["budget", "status", "--tracker", "sqlite"]) == 0
+    assert run([*SET, "--tracker", "sqlite"]) == 0
     assert (data_home / "headgate" / "budget.db").exists()
 
 
@@ -403,7 +460,6 @@ BAD: list[tuple[list[str], str]] = [
     (["set", "root", "--limit-usd", "1", "--no-limit"], "limit: give --limit-usd"),
     (["set", "root", "--limit-usd", "1", "--window", "year"], "window: 'year' is no window"),
     (["set", "root", "--limit-usd", "1", "--window", "day@Mars/X"], "window: 'Mars/X' is not a"),
-    (["release", "never-made", "--yes"], "reservation never-made is unknown"),
 ]
 
 
@@ -417,6 +473,16 @@ def test_bad_input_is_one_line_and_exit_code_two(
     assert printed.err.startswith(f"headgate: {line}")
     assert printed.err.count("\n") == 1
     assert "secret" not in printed.err
+
+
+def test_a_release_of_what_was_never_made_is_one_line_and_exit_code_two(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(SET) == 0
+    assert run(["budget", "release", "never-made", "--yes"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("headgate: reservation never-made is unknown")
+    assert printed.count("\n") == 1
 
 
 UNREACHABLE = [

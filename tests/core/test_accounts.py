@@ -13,18 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.accounts import (
-    ADMITTED,
     EMPTY,
     Account,
-    Admitted,
     Balance,
     JournalEntry,
     Limit,
     Refused,
     Unit,
-    admit,
     balances_from,
     charges_at,
+    first_refusal,
     journal_entry,
     read_account,
 )
@@ -70,8 +68,8 @@ def balance(*usd: int, tokens: tuple[int, int, int] = (0, 0, 0)) -> Balance:
     )
 
 
-def ask(*accounts: Account, usd: int = 0, tokens: int = 0) -> Admitted | Refused:
-    return admit(accounts, micro_usd=MicroUsd(usd), tokens=Tokens(tokens), now=NOW)
+def ask(*accounts: Account, usd: int = 0, tokens: int = 0) -> Refused | None:
+    return first_refusal(accounts, micro_usd=MicroUsd(usd), tokens=Tokens(tokens), now=NOW)
 
 
 def refusal_of(*accounts: Account, usd: int = 0, tokens: int = 0) -> Refused:
@@ -103,12 +101,12 @@ def test_what_is_used_and_requested_must_fit_the_limit(
     dollars = Account(scope=ROOT, limit=limit(most), balance=balance(*booked))
     tokens = Account(scope=ROOT, limit=limit(tokens=most), balance=balance(tokens=booked))
 
-    assert (ask(dollars, usd=requested) == ADMITTED) is fits
-    assert (ask(tokens, tokens=requested) == ADMITTED) is fits
+    assert (ask(dollars, usd=requested) is None) is fits
+    assert (ask(tokens, tokens=requested) is None) is fits
 
 
 def test_a_scope_without_a_limit_holds_anything() -> None:
-    assert ask(Account(scope=ROOT, balance=balance(10**15, 0, 0)), usd=10**12) == ADMITTED
+    assert ask(Account(scope=ROOT, balance=balance(10**15, 0, 0)), usd=10**12) is None
 
 
 def test_the_first_scope_that_is_full_is_named_root_first() -> None:
@@ -134,7 +132,7 @@ def test_tokens_are_enforced_beside_dollars() -> None:
         scope=ROOT, limit=limit(100, tokens=10), balance=balance(0, 0, 0, tokens=(5, 3, 1))
     )
 
-    assert ask(account, usd=100, tokens=1) == ADMITTED
+    assert ask(account, usd=100, tokens=1) is None
     refused = refusal_of(account, usd=100, tokens=2)
     assert (refused.unit, refused.limit, refused.requested) == (Unit.TOKENS, 10, 2)
     assert (refused.spent, refused.reserved, refused.overrun) == (5, 3, 1)
@@ -172,7 +170,7 @@ def test_a_refusal_tells_when_the_calendar_window_resets() -> None:
     # 2026-03-29 is a day of 23 hours there.
     noon = 1_774_778_400.0
 
-    refused = admit([account], micro_usd=MicroUsd(1), tokens=Tokens(0), now=noon)
+    refused = first_refusal([account], micro_usd=MicroUsd(1), tokens=Tokens(0), now=noon)
 
     assert isinstance(refused, Refused)
     assert refused.resets_at == noon + 12 * HOUR

@@ -41,6 +41,24 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         SqliteDatabase(tmp_path / "nowhere" / "books.db").begin()
 
 
+def test_a_folder_that_is_a_file_and_a_link_that_leads_to_itself_are_unavailable(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop.db").symlink_to(tmp_path / "loop.db")
+    for path in (tmp_path / "file" / "books.db", tmp_path / "loop.db"):
+        with pytest.raises(LedgerUnavailableError, match="cannot be opened"):
+            SqliteDatabase(path).begin()
+
+
+def test_a_link_to_a_file_that_is_not_there_yet_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "books.db")
+    database = SqliteDatabase(tmp_path / "link.db")
+    database.begin()
+    database.close()
+    assert (tmp_path / "books.db").stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize("path", [":memory:", Path(":memory:"), "./:memory:"])
 def test_books_in_memory_are_refused_before_a_file_of_that_name_is_made(
     path: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

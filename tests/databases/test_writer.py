@@ -253,6 +253,49 @@ def test_a_lost_transaction_is_run_once_more_and_not_again(
     asyncio.run(scenario())
 
 
+def test_a_request_that_spoils_its_batch_fails_alone(tmp_path: Path) -> None:
+    def add_all(transaction: Transaction, requests: Sequence[int]) -> list[int | Exception]:
+        for number in requests:
+            # The table takes no text that is no number, and the whole statement fails.
+            transaction.run("INSERT INTO numbers VALUES (?)", (number if number != 5 else "five",))
+        return list(requests)
+
+    async def scenario() -> None:
+        async with open_bench(tmp_path) as bench:
+            await bench.hold_up()
+            waiting = [bench.writer.submit_request(add_all, n) for n in range(9)]
+            bench.let_go()
+            answers = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [type(answer).__name__ for answer in answers] == [
+                *["int"] * 5,
+                "StoreError",
+                *["int"] * 3,
+            ]
+            assert await bench.numbers() == [0, 1, 2, 3, 4, 6, 7, 8]
+
+    asyncio.run(scenario())
+
+
+def test_what_renews_a_lease_is_in_the_next_transaction_whatever_is_queued(tmp_path: Path) -> None:
+    ran: list[int] = []
+
+    def note(number: int) -> Callable[[Transaction], None]:
+        return lambda _transaction: ran.append(number)
+
+    async def scenario() -> None:
+        async with open_bench(tmp_path, max_batch=2, max_queued=4) as bench:
+            await bench.hold_up()
+            waiting = [bench.writer.submit(note(n)) for n in range(4)]
+            first = bench.writer.submit(note(100), goes_first=True)
+            bench.let_go()
+            await asyncio.gather(first, *waiting)
+            assert ran == [100, 0, 1, 2, 3]
+            await bench.writer.submit(note(101), goes_first=True)
+            assert ran[-1] == 101
+
+    asyncio.run(scenario())
+
+
 def test_closing_finishes_what_is_queued_and_refuses_what_comes_after(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with open_bench(tmp_path) as bench:

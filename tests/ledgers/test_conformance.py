@@ -9,6 +9,7 @@ from decimal import Decimal
 
 import pytest
 
+import headgate.tracker
 from headgate.budget_tracker import ReservationToken
 from headgate.core.accounts import JournalEntry
 from headgate.core.reservations import Call, ReservationState
@@ -360,6 +361,22 @@ async def test_the_status_of_a_scope_nests_what_lies_within_it(
         assert set(flat(await tracker.status())) == {"", *strangers, *flat(top)}
         unknown = await tracker.status("session:never")
         assert (unknown.reserved_micro_usd, unknown.children) == (0, ())
+
+
+async def test_a_status_that_leaves_scopes_out_says_so(
+    tracker_factory: TrackerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headgate.tracker, "MAX_ACCOUNTS", 4)
+    async with tracker_factory() as tracker:
+        for number in range(3):
+            await tracker.reserve(f"{SESSION}/run:{number}", "0.01")
+        whole = flat(await tracker.status(SESSION))
+        assert [status.is_truncated for status in whole.values()] == [False] * 4
+        await tracker.set_budget(f"{SESSION}/run:3", "1.00")
+        cut = flat(await tracker.status(SESSION))
+        assert list(cut) == list(whole)
+        assert [status.is_truncated for status in cut.values()] == [True] * 4
+        assert cut[SESSION].reserved_micro_usd == 30_000
 
 
 async def test_the_journal_has_one_row_a_change_newest_first(

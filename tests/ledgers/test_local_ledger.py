@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 
 from headgate.core.scopes import ROOT, Scope
+from headgate.errors import BudgetExceededError
 from headgate.ledger import FINISHED_KEPT_SECONDS
-from headgate.ledgers.local import LocalLedger
+from headgate.ledgers.local import LocalBudgetTracker, LocalLedger
 from headgate.tracker import LedgerTracker
 
 SCOPE = Scope("session:s")
@@ -91,3 +97,37 @@ def test_a_window_that_was_taken_away_counts_all_that_is_left() -> None:
         assert await tracker.get_spent(SCOPE) == 0.01
 
     asyncio.run(scenario())
+
+
+@pytest.fixture
+def switches_often() -> Iterator[None]:
+    """Let threads take turns as often as they can."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("switches_often")
+def test_threads_with_a_loop_each_share_the_books() -> None:
+    threads, calls = 8, 150
+    tracker = LocalBudgetTracker()
+
+    async def spend_and_look() -> int:
+        spent = 0
+        for number in range(calls):
+            try:
+                token = await tracker.reserve(f"session:s/run:{number}", "0.01")
+                await tracker.commit(token, "0.01")
+                spent += 1
+            except BudgetExceededError:
+                await tracker.status()
+        return spent
+
+    asyncio.run(tracker.set_budget(SCOPE, "6.00"))
+    with ThreadPoolExecutor(threads) as pool:
+        spent = [pool.submit(asyncio.run, spend_and_look()) for _ in range(threads)]
+    assert sum(thread.result() for thread in spent) == 600
+    assert asyncio.run(tracker.get_spent(SCOPE)) == 6.0
+    audit = asyncio.run(tracker.ledger.audit())
+    assert audit.kept == audit.journalled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Awaitable
 from typing import cast
@@ -20,6 +21,7 @@ from headgate.errors import (
     IllegalSettlementError,
     InvalidFieldError,
     InvalidSettingError,
+    LedgerUnavailableError,
 )
 from headgate.ledgers.redis import RedisBudgetTracker, RedisLedger
 from headgate.ledgers.redis_wire import Bounds
@@ -370,3 +372,53 @@ def test_reservations_of_the_core_have_no_field_that_the_script_does_not_keep() 
     kept = {"charges", "micro_usd", "tokens", "lease_until", "state", "dispatched_at_once"}
     kept |= {"id", "actual_micro_usd", "actual_tokens"}
     assert set(Reservation.__struct_fields__) == kept
+
+
+IN_ANOTHER_LOOP = "opened in another event loop; open a tracker in each loop"
+
+
+async def test_a_second_loop_is_told_so_and_the_first_goes_on(valkey_url: str) -> None:
+    tracker = RedisBudgetTracker(valkey_url)
+
+    async def everything() -> None:
+        calls = (
+            tracker.reserve(FLOW, "0.10"),
+            tracker.set_budget(FLOW, "1.00"),
+            tracker.status(),
+            tracker.journal(),
+            tracker.ledger.open(),
+            tracker.ledger.close(),
+        )
+        for call in calls:
+            with pytest.raises(LedgerUnavailableError, match=IN_ANOTHER_LOOP):
+                await call
+
+    async with tracker:
+        await tracker.reserve(FLOW, "0.10")
+        await asyncio.to_thread(lambda: asyncio.run(everything()))
+        await tracker.reserve(FLOW, "0.10")
+        assert (await tracker.status()).reserved_micro_usd == 200_000
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_tracker_that_its_loop_left_open_is_opened_again_in_the_next(valkey_url: str) -> None:
+    tracker = RedisBudgetTracker(valkey_url)
+
+    async def leave_open() -> None:
+        await tracker.ledger.open()
+        await tracker.reserve(FLOW, "0.10")
+
+    async def use_without_opening() -> None:
+        with pytest.raises(LedgerUnavailableError, match=IN_ANOTHER_LOOP):
+            await tracker.reserve(FLOW, "0.10")
+
+    async def open_again() -> None:
+        async with tracker:
+            await tracker.reserve(FLOW, "0.10")
+            assert (await tracker.status()).reserved_micro_usd == 200_000
+
+    for scenario in (leave_open(), use_without_opening(), open_again()):
+        asyncio.run(scenario)
+    # The connections that were left open warn here, and not in the tests that follow.
+    gc.collect()

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headgate.core.accounts import Refused, admit
+from headgate.core.accounts import Refused, first_refusal
 from headgate.core.books import ReserveRequest
 from headgate.core.reservations import Reservation
 from headgate.ledger import Clock
@@ -53,10 +53,12 @@ class ReadsThenWrites(LocalLedger):
         if request.reservation_id in self._books.reservations:
             return await super().reserve(request)
         accounts = [(await self.accounts(scope))[0] for scope in request.scopes]
-        answer = admit(accounts, micro_usd=request.micro_usd, tokens=request.tokens, now=self.now())
+        refused = first_refusal(
+            accounts, micro_usd=request.micro_usd, tokens=request.tokens, now=self.now()
+        )
         await asyncio.sleep(0)
-        if isinstance(answer, Refused):
-            return answer
+        if refused is not None:
+            return refused
         return await self._book_without_looking(request)
 
     async def _book_without_looking(self, request: ReserveRequest) -> Reservation | Refused:

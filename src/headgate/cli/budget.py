@@ -80,7 +80,11 @@ def set_limits(
         raise InvalidSettingError("limit", problem)
     if no_limit and window is not None:
         raise InvalidSettingError("--window", "is the time of a limit; leave it out, or set one")
-    ask(place, lambda tracker: tracker.set_budget(name, limit_usd, limit_tokens, window))
+    ask(
+        place,
+        lambda tracker: tracker.set_budget(name, limit_usd, limit_tokens, window),
+        founds=True,
+    )
     click.echo(f"Set the budget of {name or ROOT_NAME}")
 
 

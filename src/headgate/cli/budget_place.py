@@ -1,6 +1,7 @@
 """Which ledger a command asks: the options that say so, and the default when none does.
 
-Rule: two options that contradict each other are refused, never ranked.
+Rules: two options that contradict each other are refused, never ranked; and a command that only
+reads founds no books, since a path with a mistake in it would show that nothing was spent.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -22,6 +24,8 @@ Result = TypeVar("Result")
 
 URL_VARIABLE = "HEADGATE_BUDGET_URL"
 ANSWER_SECONDS = 30.0
+NOTHING = ""
+"""What names the ledger that is asked when nobody names one."""
 
 _TRACKERS = {
     "local": ("memory",),
@@ -59,28 +63,38 @@ class Place:
             "--sqlite-path": sqlite_url,
         }
 
-    def url(self) -> str:
-        """Return the URL of the ledger, or say what is wrong with the options."""
+    def url(self, *, founds: bool) -> str:
+        """Return the URL of the ledger, or say what is wrong with the options.
+
+        Unless it may be founded, a file has to be there.
+        """
+        option, url = self._named()
+        self._check(option, url)
+        if not founds and _scheme(url) in _TRACKERS["sqlite"]:
+            _check_file(option, url)
+        return url
+
+    def _named(self) -> tuple[str, str]:
+        """Return the URL, and what names it: an option, the environment, or nothing."""
         given = {option: url for option, url in self.urls.items() if url is not None}
         if len(given) > 1:
             raise InvalidSettingError(" and ".join(given), "name one ledger; leave out the others")
-        option, url = next(iter(given.items()), (URL_VARIABLE, None))
-        if url is None:
-            url = self._default()
-        elif not url.strip():
+        if not given:
+            return self._default()
+        option, url = next(iter(given.items()))
+        if not url.strip():
             # An unset variable of a script, most likely; the default would be another ledger.
             raise InvalidSettingError(option, "is empty; name a ledger, or leave the option out")
-        self._check(option, url)
-        return url
+        return option, url
 
-    def _default(self) -> str:
+    def _default(self) -> tuple[str, str]:
         named = os.environ.get(URL_VARIABLE, "")
         if named and (self.tracker is None or _scheme(named) in _TRACKERS[self.tracker]):
-            return named
+            return URL_VARIABLE, named
         if self.tracker == "local":
-            return "memory:"
+            return NOTHING, "memory:"
         if self.tracker in (None, "sqlite"):
-            return f"sqlite:///{data_directory() / 'budget.db'}"
+            return NOTHING, f"sqlite:///{data_directory() / 'budget.db'}"
         raise InvalidSettingError("--tracker", f"{self.tracker} needs --{self.tracker}-url")
 
     def _check(self, option: str, url: str) -> None:
@@ -120,13 +134,18 @@ def with_place(command: Callable[..., Result]) -> Callable[..., Result]:
     return decorated
 
 
-def ask(place: Place, question: Callable[[LedgerTracker], Awaitable[Result]]) -> Result:
-    """Open the ledger, ask it one question, and close it."""
+def ask(
+    place: Place,
+    question: Callable[[LedgerTracker], Awaitable[Result]],
+    *,
+    founds: bool = False,
+) -> Result:
+    """Open the ledger, ask it one question, and close it; `founds` makes one where none is."""
     import asyncio  # noqa: PLC0415  slow to load, and not needed to print a command's help
 
     from headgate.ledgers.connect import connect_budget  # noqa: PLC0415
 
-    tracker = connect_budget(place.url())
+    tracker = connect_budget(place.url(founds=founds))
 
     async def answered() -> Result:
         try:
@@ -159,6 +178,27 @@ def _apart(work: Callable[[], Result]) -> Result:
 
     Thread(target=run, name="headgate-budget", daemon=True).start()
     return answer.result()
+
+
+def _check_file(option: str, url: str) -> None:
+    from headgate.ledgers.connect import sqlite_path  # noqa: PLC0415  slow to load, as asyncio
+
+    path = sqlite_path(url)
+    try:
+        path.stat()
+    except FileNotFoundError:
+        _refuse_to_found(option, path)
+    except OSError:
+        # Whatever else is wrong with the path, the ledger has the words for it.
+        return
+
+
+def _refuse_to_found(option: str, path: Path) -> None:
+    problem = f"there are no books at {path}; headgate budget set founds them"
+    if option != NOTHING:
+        raise InvalidSettingError(option, problem)
+    line = f"no budget was set yet: {problem}"
+    raise LedgerUnavailableError(line)
 
 
 def _scheme(url: str) -> str:

@@ -12,6 +12,7 @@ from headgate.core.burn_rate import BurnRate, exhausted_at
 from headgate.core.money import format_usd
 from headgate.core.reservations import Delta
 from headgate.core.scopes import Scope, is_within, leaf_kind
+from headgate.ledger import MAX_ACCOUNTS
 from headgate.scope_status import ScopeStatus
 
 ROWS_SHOWN = 50
@@ -79,6 +80,9 @@ def report_lines(report: BudgetReport) -> Iterator[str]:
         resets = "" if status.resets_at is None else f", next frees room at {_at(status.resets_at)}"
         yield f"Window: {status.window}{resets}"
     yield from _breakdown(status)
+    if status.is_truncated:
+        most = f"{MAX_ACCOUNTS:,} scopes"
+        yield f"Only {most} were read; ask for the status of one within to see more"
     if report.parents:
         yield "Budgets around it:"
         yield from (f"  {one.scope or '(root)'}: {_used(one)}" for one in _statuses(report))

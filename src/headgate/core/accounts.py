@@ -23,6 +23,7 @@ from headgate.core.budget_windows import NO_WINDOW, Window, bucket_start, live_f
 from headgate.core.money import Columns, MicroUsd, Tokens
 from headgate.core.reservations import Call, Charge, Delta, Settlement
 from headgate.core.scopes import Scope
+from headgate.errors import BudgetExceededError
 
 
 class Unit(Enum):
@@ -51,6 +52,11 @@ class Balance(Columns, frozen=True, kw_only=True):
         if unit is Unit.TOKENS:
             return self.spent_tokens, self.reserved_tokens, self.overrun_tokens
         return self.spent_micro_usd, self.reserved_micro_usd, self.overrun_micro_usd
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything at all counts here."""
+        return bool(self.used_micro_usd or self.used_tokens)
 
     @property
     def used_micro_usd(self) -> MicroUsd:
@@ -88,12 +94,15 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     oldest_bucket: int | None = None
     tz: tzinfo = UTC
 
-
-class Admitted(msgspec.Struct, frozen=True):
-    """The request fits in every scope."""
-
-
-ADMITTED = Admitted()
+    def with_balance(self, balance: Balance) -> Account:
+        """Return the account with another balance; the oldest bucket stays the oldest."""
+        return Account(
+            scope=self.scope,
+            limit=self.limit,
+            balance=balance,
+            oldest_bucket=self.oldest_bucket,
+            tz=self.tz,
+        )
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,17 +144,17 @@ def read_account(
     earliest = live_from(window, now, tz)
     balance, oldest = EMPTY, None
     for start, bucket in buckets.items():
-        if start < earliest or not (bucket.used_micro_usd or bucket.used_tokens):
+        if start < earliest or not bucket.is_used:
             continue
         balance = bucket if oldest is None else balance.add(bucket)
         oldest = start if oldest is None else min(oldest, start)
     return Account(scope=scope, limit=limit, balance=balance, oldest_bucket=oldest, tz=tz)
 
 
-def admit(
+def first_refusal(
     accounts: Sequence[Account], *, micro_usd: MicroUsd, tokens: Tokens, now: float
-) -> Admitted | Refused:
-    """Ask whether every account can hold the request; give the first refusal, root first.
+) -> Refused | None:
+    """Give the first account, root first, that cannot hold the request; None if all of them can.
 
     Within one scope dollars are asked about before tokens.
     """
@@ -167,7 +176,22 @@ def admit(
             return _refused(
                 account, limit.window, now, unit=Unit.TOKENS, limit=most_tokens, requested=tokens
             )
-    return ADMITTED
+    return None
+
+
+def exceeded(refused: Refused) -> BudgetExceededError:
+    """Return the error that says the same as a refusal."""
+    return BudgetExceededError(
+        scope=refused.scope,
+        unit=refused.unit.value,
+        limit=refused.limit,
+        spent=refused.spent,
+        reserved=refused.reserved,
+        overrun=refused.overrun,
+        requested=refused.requested,
+        resets_at=refused.resets_at,
+        may_clear=refused.may_clear,
+    )
 
 
 def charges_at(accounts: Iterable[Account], *, now: float) -> tuple[Charge, ...]:

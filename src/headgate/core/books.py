@@ -7,7 +7,7 @@ So the arithmetic of money is here once, whatever keeps the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import tzinfo
 
 import msgspec
@@ -19,8 +19,8 @@ from headgate.core.accounts import (
     JournalEntry,
     Limit,
     Refused,
-    admit,
     charges_at,
+    first_refusal,
     journal_entry,
     read_account,
 )
@@ -28,6 +28,8 @@ from headgate.core.budget_windows import NO_WINDOW
 from headgate.core.money import MicroUsd, Tokens
 from headgate.core.reservations import (
     Call,
+    Charge,
+    Delta,
     Reservation,
     Settlement,
     commit,
@@ -70,9 +72,13 @@ class Books:
     """Limits, balances by bucket, and reservations; with a record of what was changed.
 
     `entries`, `changed_balances` and `changed_reservations` grow until `forget_changes`.
+
+    Books that are read for one batch, applied `at` one moment, keep the accounts that they have
+    summed up, and carry them on from request to request. Their limits and balances are loaded
+    before the first request.
     """
 
-    def __init__(self, zone: ZoneResolver) -> None:
+    def __init__(self, zone: ZoneResolver, *, at: float | None = None) -> None:
         self.limits: dict[Scope, Limit] = {}
         self.balances: dict[Scope, dict[int, Balance]] = {}
         self.reservations: dict[str, Reservation] = {}
@@ -80,9 +86,20 @@ class Books:
         self.changed_balances: set[tuple[Scope, int]] = set()
         self.changed_reservations: dict[str, Reservation] = {}
         self._zone = zone
+        self._at = at
+        self._carried: dict[Scope, Account] = {}
+        self._charges: dict[tuple[Scope, ...], tuple[Charge, ...]] = {}
 
     def account(self, scope: Scope, now: float) -> Account:
         """Return a scope as an admission at `now` sees it."""
+        if now != self._at:
+            return self._read(scope, now)
+        account = self._carried.get(scope)
+        if account is None:
+            account = self._carried[scope] = self._read(scope, now)
+        return account
+
+    def _read(self, scope: Scope, now: float) -> Account:
         limit = self.limits.get(scope)
         window = NO_WINDOW if limit is None else limit.window
         zone = self._zone(window.zone)
@@ -100,12 +117,14 @@ class Books:
                 dispatched=request.dispatched,
             ).reservation
         accounts = [self.account(scope, now) for scope in request.scopes]
-        answer = admit(accounts, micro_usd=request.micro_usd, tokens=request.tokens, now=now)
-        if isinstance(answer, Refused):
-            return answer
+        refused = first_refusal(
+            accounts, micro_usd=request.micro_usd, tokens=request.tokens, now=now
+        )
+        if refused is not None:
+            return refused
         settlement = reserve(
             reservation_id=request.reservation_id,
-            charges=charges_at(accounts, now=now),
+            charges=self._charges_at(request.scopes, accounts, now),
             micro_usd=request.micro_usd,
             tokens=request.tokens,
             lease_until=now + request.lease_seconds,
@@ -141,11 +160,35 @@ class Books:
         if entry is not None:
             self.entries.append(entry)
             for charge in entry.charges:
-                buckets = self.balances.setdefault(charge.scope, {})
-                balance = buckets.get(charge.bucket_start, EMPTY)
-                buckets[charge.bucket_start] = balance.add(entry.delta)
-                self.changed_balances.add((charge.scope, charge.bucket_start))
+                self._add(charge.scope, charge.bucket_start, entry.delta)
         return reservation
+
+    def _add(self, scope: Scope, start: int, delta: Delta) -> None:
+        buckets = self.balances.get(scope)
+        if buckets is None:
+            buckets = self.balances[scope] = {}
+        balance = buckets[start] = buckets.get(start, EMPTY).add(delta)
+        self.changed_balances.add((scope, start))
+        account = self._carried.get(scope)
+        if account is None:
+            return
+        if account.oldest_bucket == start and len(buckets) == 1 and balance.is_used:
+            self._carried[scope] = account.with_balance(balance)
+        elif account.oldest_bucket is not None and account.oldest_bucket < start:
+            # Whether the bucket counts is settled by an older one that does.
+            self._carried[scope] = account.with_balance(account.balance.add(delta))
+        else:
+            del self._carried[scope]
+
+    def _charges_at(
+        self, scopes: tuple[Scope, ...], accounts: Sequence[Account], now: float
+    ) -> tuple[Charge, ...]:
+        if now != self._at:
+            return charges_at(accounts, now=now)
+        charges = self._charges.get(scopes)
+        if charges is None:
+            charges = self._charges[scopes] = charges_at(accounts, now=now)
+        return charges
 
 
 def _settlement(reservation: Reservation, request: SettleRequest, now: float) -> Settlement:

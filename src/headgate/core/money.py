@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_CEILING, Context, Decimal, InvalidOperation
+from functools import lru_cache
 from typing import NewType
 
 import msgspec
@@ -107,6 +108,8 @@ def _to_decimal(amount: object, field: str) -> Decimal:
     raise InvalidAmountError(field, problem)
 
 
+# The same few prices are written again and again.
+@lru_cache(maxsize=1_024)
 def _parse_decimal(text: str, field: str) -> Decimal:
     stripped = text.strip()
     try:

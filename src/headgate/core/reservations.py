@@ -18,12 +18,13 @@ from enum import Enum
 
 import msgspec
 
+from headgate.core.enums import FastEnum
 from headgate.core.money import Columns, MicroUsd, Tokens
 from headgate.core.scopes import Scope
 from headgate.errors import IllegalSettlementError
 
 
-class ReservationState(Enum):
+class ReservationState(FastEnum):
     """Where a reservation is between being held and being settled."""
 
     HELD = "held"
@@ -37,7 +38,7 @@ class ReservationState(Enum):
 LIVE = frozenset({ReservationState.HELD, ReservationState.DISPATCHED})
 
 
-class Call(Enum):
+class Call(FastEnum):
     """What can be asked of a reservation; `expire` is asked by time."""
 
     RESERVE = "reserve"
@@ -58,7 +59,7 @@ class Answer(Enum):
     REFUSE = "refused"
 
 
-class Booking(Enum):
+class Booking(FastEnum):
     """What a reservation weighs on each of its scopes, in dollars and in tokens alike."""
 
     NOTHING = "nothing"

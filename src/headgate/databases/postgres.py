@@ -31,7 +31,9 @@ from headgate.errors import InvalidSettingError, LedgerUnavailableError, StoreEr
 
 LOCK_TIMEOUT_SECONDS = 10.0
 STATEMENT_TIMEOUT_SECONDS = 30.0
-# Waits before each try to connect; a server that restarts is back within the last.
+TRANSACTION_TIMEOUT_SECONDS = 60.0
+# Waits before each try to connect; a server that restarts is often back within the last. After that
+# a server that is still away is asked once each time, so that callers are refused at once.
 CONNECT_WAITS_SECONDS = (0.0, 0.1, 0.4)
 PREPARE_AFTER_USES = 2
 
@@ -42,6 +44,20 @@ _CONNECTION_DEFAULTS = {
     "keepalives_idle": "10",
     "tcp_user_timeout": "15000",
 }
+# Rows are looked up by their keys. A plan that was made while a table was empty would read all of
+# it, and is kept for as long as the connection. Older servers take a plan that cannot do without
+# what is off for an immense one, and would compile it.
+_BY_KEY = {
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+# Passes over what the server does not know, since it may be older than a setting.
+_CONFIGURE = (
+    "SELECT set_config(given.name, given.value, false)"
+    " FROM unnest(%s::text[], %s::text[]) AS given (name, value) JOIN pg_settings USING (name)"
+)
 # The transaction is gone, and another try may do: a failover, a deadlock with somebody else.
 _LOST = (
     psycopg.errors.AdminShutdown,
@@ -62,8 +78,9 @@ class PostgresTransaction:
 
     dialect = Dialect.POSTGRES
 
-    def __init__(self, connection: psycopg.Connection[Row]) -> None:
+    def __init__(self, connection: psycopg.Connection[Row], begin_sql: str) -> None:
         self._connection = connection
+        self._begin_sql = begin_sql
         self._pipeline: psycopg.Pipeline | None = None
         self._open = ExitStack()
 
@@ -71,10 +88,7 @@ class PostgresTransaction:
         """Open the transaction; the server hears of it together with the first statement."""
         with self._translating():
             self._pipeline = self._open.enter_context(self._connection.pipeline())
-        # Each statement must see what was committed before it, and not before the transaction:
-        # a lock on the books is only worth something if what is read after it is fresh. Whether
-        # it may write is left to the server, which may have been made read-only on purpose.
-        self.run("BEGIN ISOLATION LEVEL READ COMMITTED")
+        self.run(self._begin_sql)
 
     def end(self, sql: str) -> None:
         """End the transaction, by commit or rollback, and wait for it."""
@@ -100,6 +114,8 @@ class PostgresTransaction:
     def read_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Run statements in one round trip, and return the rows of each."""
         cursors = [self._execute(sql, parameters) for sql, parameters in statements]
+        # Only after a synchronisation the server counts how long it waits for the next statement.
+        self._wait()
         with self._translating():
             return [cursor.fetchall() for cursor in cursors]
 
@@ -151,7 +167,17 @@ class PostgresTransaction:
 
 
 class PostgresDatabase:
-    """The transactions of one connection."""
+    """The transactions of one connection.
+
+    A process that stands still within a transaction keeps its locks until the server takes them
+    back: after `idle_timeout_seconds` if it has just read something, and on PostgreSQL 17 and later
+    after `transaction_timeout_seconds` in any case.
+    """
+
+    # Each statement must see what was committed before it, and not before the transaction: a lock
+    # on the books is only worth something if what is read after it is fresh. Whether it may write
+    # is left to the server, which may have been made read-only on purpose.
+    _begin_sql = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
     def __init__(
         self,
@@ -159,18 +185,28 @@ class PostgresDatabase:
         *,
         lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
         statement_timeout_seconds: float = STATEMENT_TIMEOUT_SECONDS,
+        idle_timeout_seconds: float = STATEMENT_TIMEOUT_SECONDS,
+        transaction_timeout_seconds: float = TRANSACTION_TIMEOUT_SECONDS,
     ) -> None:
-        self._parameters = _connection_parameters(url)
-        self._lock_timeout_ms = int(lock_timeout_seconds * 1_000)
-        self._statement_timeout_ms = int(statement_timeout_seconds * 1_000)
+        self._parameters = connection_parameters(url)
+        timeouts_seconds = {
+            "lock_timeout": lock_timeout_seconds,
+            "statement_timeout": statement_timeout_seconds,
+            "idle_in_transaction_session_timeout": idle_timeout_seconds,
+            "transaction_timeout": transaction_timeout_seconds,
+        }
+        self._settings = _BY_KEY | {
+            name: str(int(seconds * 1_000)) for name, seconds in timeouts_seconds.items()
+        }
         self._connection: psycopg.Connection[Row] | None = None
         self._transaction: PostgresTransaction | None = None
+        self._is_away = False
 
     def begin(self) -> PostgresTransaction:
         """Open a transaction, connecting first if need be."""
         if self._transaction is None:
             self._connection = self._connect()
-            self._transaction = PostgresTransaction(self._connection)
+            self._transaction = PostgresTransaction(self._connection, self._begin_sql)
         self._transaction.begin()
         return self._transaction
 
@@ -199,25 +235,34 @@ class PostgresDatabase:
 
     def _connect(self) -> psycopg.Connection[Row]:
         problem = ""
-        for wait_seconds in CONNECT_WAITS_SECONDS:
+        for wait_seconds in CONNECT_WAITS_SECONDS[: 1 if self._is_away else None]:
             time.sleep(wait_seconds)
             try:
-                return self._connect_once()
+                connection = self._connect_once()
             except psycopg.Error as error:
                 problem = f"PostgreSQL: {first_line(error)}; nothing was granted"
+            else:
+                self._is_away = False
+                return connection
+        self._is_away = True
         raise LedgerUnavailableError(problem)
 
     def _connect_once(self) -> psycopg.Connection[Row]:
         connection = psycopg.connect(
             **self._parameters, autocommit=True, prepare_threshold=PREPARE_AFTER_USES
         )
-        connection.execute(
-            "SELECT set_config('lock_timeout', %s, false),"
-            " set_config('statement_timeout', %s, false),"
-            " set_config('idle_in_transaction_session_timeout', %s, false)",
-            (str(self._lock_timeout_ms), *[str(self._statement_timeout_ms)] * 2),
-        )
+        try:
+            connection.execute(_CONFIGURE, (list(self._settings), list(self._settings.values())))
+        except psycopg.Error:
+            connection.close()
+            raise
         return connection
+
+
+class PostgresReader(PostgresDatabase):
+    """Transactions that only read; each sees one state, with all that was committed before it."""
+
+    _begin_sql = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 
 def translated(error: psycopg.Error, connection: psycopg.Connection[Any]) -> StoreError:
@@ -239,7 +284,8 @@ def _is_read_only(error: psycopg.Error) -> bool:
     return is_refused or "during recovery" in str(error)
 
 
-def _connection_parameters(url: str) -> dict[str, Any]:
+def connection_parameters(url: str) -> dict[str, Any]:
+    """Return what libpq needs to connect, with bounds on how long it waits."""
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError:

@@ -4,6 +4,10 @@ The file may be shared with other processes: a transaction takes the write lock 
 what it reads cannot be changed before it writes. A lock that is held for longer than the busy
 timeout, a full disk or a file that cannot be written make the books unavailable, and the next
 transaction tries again.
+
+Rule: what is written is the file at the path. One that was deleted is not made again by whoever had
+it open, and one that was replaced is left for the new one, so that nobody spends a second time what
+is written where no other process looks.
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ BUSY_TIMEOUT_SECONDS = 10.0
 ROWS_PER_STEP = (64, 32, 16, 8, 4, 2, 1)
 CACHE_KIBIBYTES = 16_384
 CHECKPOINT_PAGES = 2_000
+
+FileIdentity = tuple[int, int]
+"""The device and the inode of a file: what a path leads to, and not what it is called."""
 
 _UNAVAILABLE = (
     apsw.BusyError,
@@ -100,29 +107,38 @@ class SqliteTransaction:
 class SqliteDatabase:
     """The transactions of one file."""
 
+    _begin_sql = "BEGIN IMMEDIATE"
+
     def __init__(
         self, path: str | Path, *, busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS
     ) -> None:
-        self._path = Path(path)
-        if str(self._path) == ":memory:":
+        if str(Path(path)) == ":memory:":
             problem = "is not a file, and the books would be gone at every new connection"
             raise InvalidSettingError("path", f"{problem}; use memory: for books without a file")
+        self._path = Path(path).absolute()
         self._busy_timeout_ms = int(busy_timeout_seconds * 1_000)
         self._connection: apsw.Connection | None = None
         self._transaction: SqliteTransaction | None = None
+        self._opened: FileIdentity | None = None
+        self.begun = 0
+        self.committed = 0
 
     def begin(self) -> SqliteTransaction:
         """Take the write lock, connecting first if need be."""
+        if self._opened is not None and self._file() != self._opened:
+            self.close()
         if self._transaction is None or self._connection is None:
             self._connection = self._connect()
             self._transaction = SqliteTransaction(self._connection, self._path)
-        self._transaction.read("BEGIN IMMEDIATE")
+        self.begun += 1
+        self._transaction.read(self._begin_sql)
         return self._transaction
 
     def commit(self) -> None:
         """End the transaction; it is on disk, or an error is raised."""
         if self._transaction is not None:
             self._transaction.read("COMMIT")
+            self.committed += 1
 
     def rollback(self) -> None:
         """Undo the transaction, if there is one; never raises."""
@@ -139,28 +155,56 @@ class SqliteDatabase:
         connection, self._connection, self._transaction = self._connection, None, None
         if connection is not None:
             with suppress(apsw.Error):
+                self._spare_new_files(connection)
                 connection.close()
 
     def _connect(self) -> apsw.Connection:
-        self._create_file()
+        if self._opened is None:
+            self._create_file()
+        # Asked before it is opened: if it is replaced meanwhile, the next transaction sees that.
+        opened = self._file()
         try:
             connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE)
             self._configure(connection)
         except apsw.Error as error:
             raise translated(error, self._path) from error
+        self._opened = opened
         return connection
 
-    def _create_file(self) -> None:
-        if not self._path.parent.is_dir():
-            problem = f"the folder {self._path.parent} does not exist; create it first"
-            raise InvalidSettingError("path", problem)
-        # Made here and not by SQLite, which would let everybody read it; the files that it adds
-        # take over the mode of this one.
+    def _file(self) -> FileIdentity:
         try:
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            found = self._path.stat()
+        except FileNotFoundError:
+            advice = "put it back, or restart this process to found new books"
+            line = f"{self._path} is gone, nothing was granted; {advice}"
+            raise LedgerUnavailableError(line) from None
         except OSError as error:
-            line = f"{self._path} cannot be opened: {error.strerror}"
-            raise LedgerUnavailableError(line) from error
+            raise self._cannot_be_opened(error) from error
+        return found.st_dev, found.st_ino
+
+    def _spare_new_files(self, connection: apsw.Connection) -> None:
+        """Have SQLite not clean up by name: a file that was replaced has new ones beside it."""
+        with suppress(LedgerUnavailableError):
+            if self._file() != self._opened:
+                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+
+    def _create_file(self) -> None:
+        # Made here and not by SQLite, which would let everybody read it; the files that it adds
+        # take over the mode of this one. One that exists is not touched: to close it would end the
+        # locks that this process has on it through other connections.
+        new = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
+        try:
+            os.close(os.open(os.path.realpath(self._path), new, 0o600))
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            problem = f"the folder {self._path.parent} does not exist; create it first"
+            raise InvalidSettingError("path", problem) from None
+        except OSError as error:
+            raise self._cannot_be_opened(error) from error
+
+    def _cannot_be_opened(self, error: OSError) -> LedgerUnavailableError:
+        return LedgerUnavailableError(f"{self._path} cannot be opened: {error.strerror}")
 
     def _configure(self, connection: apsw.Connection) -> None:
         connection.set_busy_timeout(self._busy_timeout_ms)
@@ -171,6 +215,17 @@ class SqliteDatabase:
         connection.pragma("synchronous", "full")
         connection.pragma("cache_size", -CACHE_KIBIBYTES)
         connection.wal_autocheckpoint(CHECKPOINT_PAGES)
+
+
+class SqliteReader(SqliteDatabase):
+    """Transactions that only read; each sees all that was committed before it began."""
+
+    # It waits for no writer, and none waits for it.
+    _begin_sql = "BEGIN"
+
+    def _configure(self, connection: apsw.Connection) -> None:
+        super()._configure(connection)
+        connection.pragma("query_only", "on")
 
 
 def translated(error: apsw.Error, path: Path) -> StoreError:

@@ -10,7 +10,7 @@ Rule: no error of a driver leaves this folder. One after which nothing can be gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
 from functools import cache
@@ -129,6 +129,17 @@ def first_line(error: Exception) -> str:
 def json_rows(rows: Sequence[Row]) -> str:
     """Write rows as the parameter of `Dialect.given`."""
     return msgspec.json.encode(rows).decode()
+
+
+def about(dialect: Dialect, statement: str, column: str, texts: Iterable[str]) -> Statement:
+    """Complete a statement, so that it is about the rows whose column is one of these texts."""
+    return _where_given(dialect, statement, column), (json_rows([(text,) for text in texts]),)
+
+
+@cache
+def _where_given(dialect: Dialect, statement: str, column: str) -> str:
+    given = dialect.given({"text": "TEXT"})
+    return f"{statement} WHERE {column} IN (SELECT given.text FROM {given})"  # noqa: S608
 
 
 @cache

@@ -5,50 +5,41 @@ operations to one thread, which takes all that are queued, runs them in one tran
 and then answers all of them. Nobody waits for a batch to fill up: it fills while the one before
 it is being committed.
 
-There are two kinds of work. An operation is any function on the transaction; it runs within a
-savepoint, so that one that fails leaves the others as they are. Requests of the same `Batch`
-function that stand next to each other are handed to it together, and it answers each by itself.
-
-An operation may be run twice: when the connection is lost while it commits, nobody can tell
-whether it was. So what is submitted must recognise its own work, as by an id that the caller made.
+What renews a lease goes first. However many calls are queued, it is in the next transaction;
+otherwise a node under load would lose its lease, and with it all that it runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from itertools import groupby
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
-from headgate.databases.transaction import Database, LostTransactionError, Transaction
+from headgate.databases.jobs import (
+    MAX_BATCH,
+    MAX_QUEUED,
+    Answer,
+    Batch,
+    Job,
+    Request,
+    answer,
+    perform,
+)
+from headgate.databases.transaction import Database, Transaction
 from headgate.errors import LedgerUnavailableError
 
-Answer = TypeVar("Answer")
-Request = TypeVar("Request")
-
-Batch = Callable[[Transaction, Sequence[Request]], Sequence[Answer | Exception]]
-"""Applies requests in their order, and returns an answer or an exception for each of them."""
-
-MAX_BATCH = 512
-MAX_QUEUED = 16_384
-TRIES = 2
 CLOSE_SECONDS = 5.0
+MAX_FIRST = 1_024
 
 
-class _Job:
-    """One operation, or one request of a batch, with the caller that waits for its answer."""
+class _Look(Enum):
+    """Stands in the queue for a job that is beside it, so that the thread wakes up."""
 
-    __slots__ = ("answer", "batch", "error", "future", "work")
-
-    def __init__(self, work: Any, batch: Batch[Any, Any] | None) -> None:  # noqa: ANN401
-        self.work = work
-        self.batch = batch
-        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.answer: Any = None
-        self.error: BaseException | None = None
+    FIRST = "first"
 
 
 class GroupCommitWriter:
@@ -66,7 +57,8 @@ class GroupCommitWriter:
         self._max_batch = max_batch
         self._max_queued = max_queued
         self._close_seconds = close_seconds
-        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._queue: SimpleQueue[Job | _Look | None] = SimpleQueue()
+        self._first: deque[Job] = deque()
         self._thread: threading.Thread | None = None
         self._left_behind: threading.Thread | None = None
         # Nothing may be queued behind the mark that ends the thread: it would wait for ever.
@@ -98,44 +90,56 @@ class GroupCommitWriter:
             self._left_behind = thread
             await asyncio.to_thread(thread.join, self._close_seconds)
 
-    def submit(self, operation: Callable[[Transaction], Answer]) -> asyncio.Future[Answer]:
+    def submit(
+        self, operation: Callable[[Transaction], Answer], *, goes_first: bool = False
+    ) -> asyncio.Future[Answer]:
         """Run an operation in the next transaction; its answer comes when that is on disk."""
-        return self._enqueue(_Job(operation, None))
+        job = Job(operation)
+        return self._enqueue_first(job) if goes_first else self._enqueue(job)
 
     def submit_request(
         self, batch: Batch[Request, Answer], request: Request
     ) -> asyncio.Future[Answer]:
         """Hand a request to its batch function together with those beside it."""
-        return self._enqueue(_Job(request, batch))
+        return self._enqueue(Job(request, batch))
 
-    def _enqueue(self, job: _Job) -> asyncio.Future[Any]:
+    def _enqueue(self, job: Job) -> asyncio.Future[Any]:
         with self._closing:
-            if self._thread is None:
-                raise LedgerUnavailableError("the ledger is closed; open it again")
-            if not self._thread.is_alive():
-                # A fork takes the object along but not its thread, and nobody would answer.
-                problem = "the ledger was opened in another process; open one in this process"
-                raise LedgerUnavailableError(problem)
-            if self._queue.qsize() >= self._max_queued:
-                problem = f"{self._max_queued} calls wait already; try again later"
-                raise LedgerUnavailableError(problem)
+            self._refuse_unless_open()
+            _refuse_if_full(self._queue.qsize(), self._max_queued)
             self._queue.put(job)
         return job.future
 
-    def _run(self, queue: SimpleQueue[_Job | None]) -> None:
+    def _enqueue_first(self, job: Job) -> asyncio.Future[Any]:
+        with self._closing:
+            self._refuse_unless_open()
+            _refuse_if_full(len(self._first), MAX_FIRST)
+            self._first.append(job)
+            self._queue.put(_Look.FIRST)
+        return job.future
+
+    def _refuse_unless_open(self) -> None:
+        if self._thread is None:
+            raise LedgerUnavailableError("the database is closed; open it again")
+        if not self._thread.is_alive():
+            # A fork takes the object along but not its thread, and nobody would answer.
+            problem = "the database was opened in another process; open it in this process"
+            raise LedgerUnavailableError(problem)
+
+    def _run(self, queue: SimpleQueue[Job | _Look | None]) -> None:
         is_last = False
         while not is_last:
             jobs, is_last = self._take(queue)
             if jobs:
-                self._perform(jobs)
-                _answer(jobs)
+                perform(self._database, jobs)
+                answer(jobs)
         self._database.close()
 
-    def _take(self, queue: SimpleQueue[_Job | None]) -> tuple[list[_Job], bool]:
-        jobs: list[_Job] = []
+    def _take(self, queue: SimpleQueue[Job | _Look | None]) -> tuple[list[Job], bool]:
         job = queue.get()
+        jobs = self._take_first()
         while job is not None:
-            if not job.future.cancelled():
+            if isinstance(job, Job) and not job.future.cancelled():
                 jobs.append(job)
             if len(jobs) >= self._max_batch:
                 return jobs, False
@@ -145,75 +149,13 @@ class GroupCommitWriter:
                 return jobs, False
         return jobs, True
 
-    def _perform(self, jobs: list[_Job]) -> None:
-        for tries_left in reversed(range(TRIES)):
-            try:
-                self._perform_once(jobs)
-            except LostTransactionError as error:
-                self._database.close()
-                if not tries_left:
-                    _fail(jobs, error)
-                    return
-            # The thread must outlive whatever an operation does; its callers get the error.
-            except BaseException as error:  # noqa: BLE001
-                self._database.rollback()
-                _fail(jobs, error)
-                return
-            else:
-                return
-
-    def _perform_once(self, jobs: list[_Job]) -> None:
-        transaction = self._database.begin()
-        for batch, group in groupby(jobs, key=lambda job: job.batch):
-            if batch is None:
-                for job in group:
-                    _run_operation(transaction, job)
-            else:
-                _run_batch(transaction, batch, list(group))
-        self._database.commit()
+    def _take_first(self) -> list[Job]:
+        # As many as there are now: others may be added meanwhile.
+        taken = [self._first.popleft() for _ in range(len(self._first))]
+        return [job for job in taken if not job.future.cancelled()]
 
 
-def _run_operation(transaction: Transaction, job: _Job) -> None:
-    job.error = None
-    try:
-        with transaction.savepoint():
-            job.answer = job.work(transaction)
-    except LedgerUnavailableError:
-        raise
-    except StopIteration as error:
-        # A future cannot carry this one, and the callers after it would never be answered.
-        job.error = RuntimeError(f"an operation raised {error!r}")
-    except Exception as error:  # noqa: BLE001
-        job.error = error
-
-
-def _run_batch(transaction: Transaction, batch: Batch[Any, Any], jobs: list[_Job]) -> None:
-    answers = batch(transaction, [job.work for job in jobs])
-    for job, answer in zip(jobs, answers, strict=True):
-        is_error = isinstance(answer, Exception)
-        job.answer, job.error = (None, answer) if is_error else (answer, None)
-
-
-def _fail(jobs: list[_Job], error: BaseException) -> None:
-    for job in jobs:
-        job.error = error
-
-
-def _answer(jobs: list[_Job]) -> None:
-    waiting: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
-    for job in jobs:
-        waiting.setdefault(job.future.get_loop(), []).append(job)
-    for loop, its_jobs in waiting.items():
-        # A loop that was closed meanwhile has nobody left who waits.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(_deliver, its_jobs)
-
-
-def _deliver(jobs: list[_Job]) -> None:
-    for job in jobs:
-        if job.future.done():
-            continue
-        if job.error is None:
-            job.future.set_result(job.answer)
-        else:
-            job.future.set_exception(job.error)
+def _refuse_if_full(waiting: int, most: int) -> None:
+    if waiting >= most:
+        problem = f"{most} calls wait already; try again later"
+        raise LedgerUnavailableError(problem)

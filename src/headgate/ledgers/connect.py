@@ -56,18 +56,20 @@ def connect_budget(url: str = "memory:") -> LedgerTracker:
     if backend is None:
         problem = f"{scheme[:20]!r} is not a scheme that keeps budgets"
         raise InvalidSettingError("url", f"{problem}; write one as {', '.join(KNOWN_URLS)}")
-    place = _sqlite_path(rest) if scheme == "sqlite" else f"{scheme}{colon}{rest}"
+    place = sqlite_path(url) if scheme == "sqlite" else f"{scheme}{colon}{rest}"
     return _load(*backend)(place)
 
 
-def _sqlite_path(rest: str) -> str:
+def sqlite_path(url: str) -> Path:
+    """Return the path that a sqlite URL names."""
+    rest = url.partition(":")[2]
     path = rest.removeprefix("///")
     if not path or path == rest:
         problem = "a path follows sqlite:///, as in sqlite:///budget.db"
         raise InvalidSettingError("url", f"{problem} or sqlite:////var/lib/headgate/budget.db")
     if "?" in path:
         raise InvalidSettingError("url", "a sqlite URL has no options; leave out what follows ?")
-    return str(Path(path).expanduser())
+    return Path(path).expanduser()
 
 
 def _load(module: str, name: str) -> Callable[..., LedgerTracker]:

@@ -1,7 +1,7 @@
 """The ledger in memory: for one process, and the plainest reading of the contract.
 
-No method awaits between reading and writing, so each is atomic in its event loop. Nothing survives
-the process.
+Each method is one step under one lock, and awaits nothing within it: it is atomic, for callers of
+one event loop and for threads that have a loop each. Nothing survives the process.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from heapq import heappop, heappush
+from threading import Lock
 
 from headgate.core.accounts import (
     EMPTY,
@@ -43,6 +44,7 @@ class LocalLedger:
 
     def __init__(self, *, clock: Clock = time.time) -> None:
         self._clock = clock
+        self._lock = Lock()
         self._books = Books(zone)
         self._leases: list[tuple[float, str]] = []
         self._finished: dict[str, float] = {}
@@ -65,63 +67,69 @@ class LocalLedger:
 
     async def set_limit(self, scope: Scope, limit: Limit) -> None:
         """Replace the limit of a scope; one without any amount removes it."""
-        self._begin()
         zone(limit.window.zone)
-        if limit.limit_micro_usd is None and limit.limit_tokens is None:
-            self._books.limits.pop(scope, None)
-        else:
-            self._books.limits[scope] = limit
+        with self._lock:
+            self._begin()
+            if limit.limit_micro_usd is None and limit.limit_tokens is None:
+                self._books.limits.pop(scope, None)
+            else:
+                self._books.limits[scope] = limit
 
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
         """Hold the money in all scopes or in none; a known id gets its answer again."""
-        now = self._begin()
-        answer = self._books.reserve(request, now)
-        self._end(now)
+        with self._lock:
+            now = self._begin()
+            answer = self._books.reserve(request, now)
+            self._end(now)
         return answer
 
     async def settle(self, request: SettleRequest) -> Reservation:
         """Apply a further call, or raise `IllegalSettlementError`."""
-        now = self._begin()
-        reservation = self._books.settle(request, now)
-        self._end(now)
+        with self._lock:
+            now = self._begin()
+            reservation = self._books.settle(request, now)
+            self._end(now)
         return reservation
 
     async def accounts(self, scope: Scope, *, most: int = MAX_ACCOUNTS) -> list[Account]:
         """Return the scope and everything within it that has a limit or a balance."""
-        now = self._begin()
-        known = set(self._books.limits) | set(self._books.balances)
-        within = sorted(
-            (name for name in known if is_within(name, scope) and name != scope),
-            key=lambda name: (depth(name), name),
-        )
-        return [self._books.account(name, now) for name in [scope, *within[: most - 1]]]
+        with self._lock:
+            now = self._begin()
+            known = set(self._books.limits) | set(self._books.balances)
+            within = sorted(
+                (name for name in known if is_within(name, scope) and name != scope),
+                key=lambda name: (depth(name), name),
+            )
+            return [self._books.account(name, now) for name in [scope, *within[: most - 1]]]
 
     async def journal(self, scope: Scope, *, since: float, limit: int) -> list[JournalEntry]:
         """Return the latest entries that charge the scope, newest first."""
-        self._begin()
         found: list[JournalEntry] = []
-        for entry in reversed(self._journal):
-            if len(found) >= limit or entry.at < since:
-                break
-            if any(charge.scope == scope for charge in entry.charges):
-                found.append(entry)
+        with self._lock:
+            self._begin()
+            for entry in reversed(self._journal):
+                if len(found) >= limit or entry.at < since:
+                    break
+                if any(charge.scope == scope for charge in entry.charges):
+                    found.append(entry)
         return found
 
     async def sweep(self) -> int:
         """Expire all leases that are due, and return how many there were."""
-        return self._expire(self._open_books())
+        with self._lock:
+            return self._expire(self._open_books())
 
     async def audit(self) -> Audit:
         """Return both sides of the promise that balances equal the journal."""
-        self._begin()
-        kept = {
-            (scope, start): balance
-            for scope, buckets in self._books.balances.items()
-            for start, balance in buckets.items()
-        }
-        return Audit(
-            kept=kept, journalled=balances_from(self._journal, checkpoint=self._checkpoint)
-        )
+        with self._lock:
+            self._begin()
+            kept = {
+                (scope, start): balance
+                for scope, buckets in self._books.balances.items()
+                for start, balance in buckets.items()
+            }
+            journalled = balances_from(self._journal, checkpoint=self._checkpoint)
+        return Audit(kept=kept, journalled=journalled)
 
     def _open_books(self) -> float:
         if self._is_closed:

@@ -9,6 +9,7 @@ without it grants nothing, since it has forgotten the limits as well as what was
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Sequence
@@ -101,6 +102,7 @@ class RedisLedger:
         )
         self._pipeline: SharedPipeline[Request, Answer] = SharedPipeline(self._apply)
         self._identity: str | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         # Only scopes that have a window; the script says when this is out of date.
         self._windows: dict[Scope, Window] = {}
 
@@ -111,16 +113,21 @@ class RedisLedger:
     async def open(self) -> None:
         """Connect, check that the server is fit to keep books, and find or found the ledger."""
         await self.close()
+        self._loop = asyncio.get_running_loop()
         try:
             await self._server.open()
             self._identity = await self._server.found(self._keys["identity"], secrets.token_hex(8))
         except BaseException:
+            self._loop = None
             await self._server.close()
             raise
 
     async def close(self) -> None:
         """Let go of the server; calls under way end with `LedgerUnavailableError`."""
-        self._identity = None
+        if self._loop is not None and self._loop.is_closed():
+            self._forget_loop()
+        self._check_loop()
+        self._identity = self._loop = None
         await self._pipeline.close()
         await self._server.close()
 
@@ -237,7 +244,20 @@ class RedisLedger:
     def _opened(self) -> str:
         if self._identity is None:
             raise LedgerUnavailableError("the ledger is closed; open it again")
+        self._check_loop()
         return self._identity
+
+    def _check_loop(self) -> None:
+        """Refuse a second event loop: connections belong to the one that made them."""
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            problem = "the ledger was opened in another event loop; open a tracker in each loop"
+            raise LedgerUnavailableError(problem)
+
+    def _forget_loop(self) -> None:
+        """Leave everything behind that only a loop which has ended could have let go of."""
+        self._loop = None
+        self._pipeline = SharedPipeline(self._apply)
+        self._server.abandon()
 
     def _remember_window(self, scope: Scope, window: Window) -> None:
         if window == NO_WINDOW:

@@ -77,6 +77,10 @@ class RedisServer:
         if client is not None:
             await client.aclose()
 
+    def abandon(self) -> None:
+        """Forget the connections, where the event loop that made them is closed."""
+        self._client = None
+
     async def run(self, step: str, keys: Sequence[str], parameters: bytes) -> bytes:
         """Run a step of the script, and return what it replied."""
 

@@ -22,7 +22,7 @@ from headgate.core.accounts import (
     JournalEntry,
     Limit,
     Refused,
-    admit,
+    first_refusal,
 )
 from headgate.core.books import Books, ReserveRequest, SettleRequest
 from headgate.core.budget_windows import (
@@ -280,8 +280,8 @@ def refused(request: ReserveRequest, reply: NoRoom, now: float) -> Refused:
         oldest_bucket=reply.oldest_bucket,
         tz=zone(limit.window.zone),
     )
-    answer = admit([account], micro_usd=request.micro_usd, tokens=request.tokens, now=now)
-    if not isinstance(answer, Refused):
+    answer = first_refusal([account], micro_usd=request.micro_usd, tokens=request.tokens, now=now)
+    if answer is None:
         problem = "the script and this version disagree about a limit; upgrade both"
         raise LedgerUnavailableError(problem)
     return answer

@@ -18,7 +18,7 @@ from headgate.core.books import Books, ReserveRequest, SettleRequest
 from headgate.core.budget_windows import format_window, live_from
 from headgate.core.reservations import Call, Reservation
 from headgate.core.scopes import Scope
-from headgate.databases.transaction import Dialect, Statement, Transaction, json_rows
+from headgate.databases.transaction import Dialect, Statement, Transaction, about, json_rows
 from headgate.errors import CallerError, InvalidSettingError
 from headgate.ledger import MAX_ACCOUNTS
 from headgate.ledgers.sql_rows import (
@@ -44,6 +44,8 @@ MAX_SCANNED_ENTRIES = 200_000
 
 _AMOUNTS = ", ".join(AMOUNTS)
 _RESERVATION = ", ".join(RESERVATION)
+_RESERVATIONS = f"SELECT {_RESERVATION} FROM ledger_reservations"  # noqa: S608
+_LIMITS = "SELECT scope, limit_micro_usd, limit_tokens, time_window FROM ledger_limits"
 _DEPTH = "LENGTH(scope) - LENGTH(REPLACE(scope, '/', ''))"
 
 _LOCK = "SELECT 1 FROM ledger_balances WHERE scope = '' AND bucket_start = 0 FOR UPDATE"
@@ -126,7 +128,7 @@ def load(transaction: Transaction, requests: Sequence[Request], now: float) -> B
     if any_due:
         expire_due(transaction, now)
         known, limits = transaction.read_all(touched)
-    books = Books(zone)
+    books = Books(zone, at=now)
     books.reservations = {row[0]: to_reservation(row) for row in known}
     books.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in limits}
     _load_balances(transaction, books, scopes, now)
@@ -246,34 +248,12 @@ def _scopes_within(transaction: Transaction, scope: Scope, most: int) -> list[Sc
     return [Scope(row[0]) for row in rows]
 
 
-def _texts(values: Iterable[str]) -> str:
-    return json_rows([(value,) for value in values])
-
-
 def _reservations(dialect: Dialect, ids: Iterable[str]) -> Statement:
-    return _reservations_sql(dialect), (_texts(ids),)
+    return about(dialect, _RESERVATIONS, "id", ids)
 
 
 def _limits(dialect: Dialect, scopes: Iterable[Scope]) -> Statement:
-    return _limits_sql(dialect), (_texts(scopes),)
-
-
-@cache
-def _reservations_sql(dialect: Dialect) -> str:
-    given = dialect.given({"id": "TEXT"})
-    return (
-        f"SELECT {_RESERVATION} FROM ledger_reservations"  # noqa: S608
-        f" WHERE id IN (SELECT given.id FROM {given})"
-    )
-
-
-@cache
-def _limits_sql(dialect: Dialect) -> str:
-    given = dialect.given({"scope": "TEXT"})
-    return (
-        "SELECT scope, limit_micro_usd, limit_tokens, time_window FROM ledger_limits"  # noqa: S608
-        f" WHERE scope IN (SELECT given.scope FROM {given})"
-    )
+    return about(dialect, _LIMITS, "scope", scopes)
 
 
 @cache

@@ -14,10 +14,10 @@ from headgate.core.accounts import Account, JournalEntry, Limit, Refused
 from headgate.core.books import ReserveRequest, SettleRequest
 from headgate.core.reservations import Reservation
 from headgate.core.scopes import ROOT, Scope
-from headgate.databases.migrations import migrate
+from headgate.databases.migrations import migrate, schema_version
 from headgate.databases.transaction import Database, Transaction
 from headgate.databases.writer import GroupCommitWriter
-from headgate.errors import CallerError
+from headgate.errors import CallerError, LedgerUnavailableError
 from headgate.ledger import MAX_ACCOUNTS, Audit, Clock
 from headgate.ledgers import sql_books, sql_upkeep
 from headgate.ledgers.sql_schema import MIGRATIONS, PART
@@ -36,6 +36,8 @@ class SqlLedger:
         self._clock = time.time if clock is None else clock
         self._tidied_at = float("-inf")
         self._purged_up_to = ROOT
+        # A database has one transaction object for each of its connections.
+        self._checked: Transaction | None = None
 
     def now(self) -> float:
         """Return the time by which this ledger judges leases and windows."""
@@ -113,11 +115,25 @@ class SqlLedger:
         return expired, sql_upkeep.tidy(transaction, now) or expired >= sql_books.MAX_EXPIRED
 
     def _begin(self, transaction: Transaction) -> float:
+        if transaction is not self._checked:
+            self._check_books(transaction)
         sql_books.lock_books(transaction)
         now = self.now()
         if now - self._tidied_at >= UPKEEP_SECONDS:
             self._keep_up(transaction, now)
         return now
+
+    def _check_books(self, transaction: Transaction) -> None:
+        """Look whether a new connection leads to the books: a file or a server can be replaced."""
+        version = schema_version(transaction, PART)
+        if not version:
+            advice = "put them back, or open the ledger again to found new ones"
+            line = f"the database has no books any more, nothing was granted; {advice}"
+            raise LedgerUnavailableError(line)
+        if version == MIGRATIONS[-1].number:
+            self._checked = transaction
+        else:
+            migrate(transaction, PART, MIGRATIONS)
 
     def _keep_up(self, transaction: Transaction, now: float) -> None:
         # As long as there is more, the next call does the next step; none of them waits long.

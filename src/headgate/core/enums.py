@@ -1,4 +1,4 @@
-"""An enumeration for what people write: by value or by name, in any case."""
+"""Enumerations: hashed by identity, and those for what people write, read in any case."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from enum import Enum
 from typing import Self
 
 
-class LenientEnum(Enum):
+class FastEnum(Enum):
+    """An enumeration whose members are cheap keys.
+
+    Members are single objects; the inherited hash is a function in Python, and asked very often.
+    """
+
+    __hash__ = object.__hash__
+
+
+class LenientEnum(FastEnum):
     """An enumeration that reads its members by value or by name, in any case."""
 
     @classmethod
