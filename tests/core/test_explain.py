@@ -12,6 +12,7 @@ from headgate.core.gates import GateClosure
 from headgate.core.holds import (
     AgentFull,
     AgentUnavailable,
+    BudgetShort,
     GateClosed,
     GlobalBudgetExhausted,
     Hold,
@@ -19,6 +20,7 @@ from headgate.core.holds import (
     LaneBehind,
     NoIdleAgent,
     NotYetDue,
+    ParentsPending,
     ProjectBudgetExhausted,
     ProjectConcurrencyReached,
     ProjectNotActive,
@@ -151,8 +153,13 @@ def test_a_waiting_task_has_this_reason(state: SchedulerState, expected: Hold) -
     assert Scheduler.explain(state)["t"] == expected
 
 
+KEPT_BY_THE_DESK = {ParentsPending, BudgetShort}
+"""Reasons that no snapshot has: who waits for them is not in the round."""
+
+
 def test_every_kind_of_reason_is_in_the_table() -> None:
-    assert {type(case[2]) for case in CASES} == set(Hold.__subclasses__())
+    kinds = set(Hold.__subclasses__()) - KEPT_BY_THE_DESK
+    assert {type(case[2]) for case in CASES} == kinds
 
 
 def test_a_task_that_got_an_agent_has_no_reason() -> None:

@@ -132,3 +132,22 @@ class LaneBehind(Hold, frozen=True, kw_only=True, tag="lane_behind"):
     project_id: str
     agent: str
     given_first: int
+
+
+class ParentsPending(Hold, frozen=True, kw_only=True, tag="parents_pending"):
+    """Tasks that this one depends on have not ended."""
+
+    line = "{count} of the tasks that it depends on have not ended"
+    count: int
+    parents: tuple[str, ...] = ()
+
+
+class BudgetShort(Hold, frozen=True, kw_only=True, tag="budget_short"):
+    """A scope has some room left, but less than this task needs."""
+
+    line = "scope {scope} has {room} {unit} left, and it needs {requested}"
+    scope: str
+    unit: str
+    room: int
+    requested: int
+    until: float | None = None

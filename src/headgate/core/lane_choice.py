@@ -18,6 +18,7 @@ from headgate.core.snapshot import LanePolicy
 
 SLACK = 16
 OPEN_LANE_ORDER = -1
+_NEVER_OFFERED = 1 << 62
 
 AgentFor = Callable[[Lane], AgentPlaces | None]
 """Names the agent that would take a lane's next task, or None while none is free."""
@@ -189,7 +190,7 @@ class HighestLoad:
 class BoundedWait:
     """A policy under which a lane that has waited `max_wait_ticks` goes before all others."""
 
-    __slots__ = ("_agent_for", "_max_wait_ticks", "_open", "_pinned", "_policy")
+    __slots__ = ("_agent_for", "_max_wait_ticks", "_offered", "_open", "_pinned", "_policy")
 
     def __init__(self, policy: LaneChooser, agent_for: AgentFor, *, max_wait_ticks: int) -> None:
         self._policy = policy
@@ -197,6 +198,7 @@ class BoundedWait:
         self._max_wait_ticks = max_wait_ticks
         self._pinned = OfferHeap(self._key)
         self._open: Lane | None = None
+        self._offered: dict[Lane, int] = {}
 
     def offer(self, lane: Lane) -> None:
         """Consider a lane that has got work, or an agent, and may now start."""
@@ -204,13 +206,21 @@ class BoundedWait:
         self._remember(lane)
 
     def touch(self, lane: Lane) -> None:
-        """Consider a lane whose depth or oldest task changed."""
+        """Consider a lane whose depth or oldest task changed.
+
+        The heap notices by itself when a lane has waited for less long than it was offered with,
+        which is what happens whenever a lane is served; only a longer wait is news.
+        """
         self._policy.touch(lane)
-        self._remember(lane)
+        offered = self._offered.get(lane, _NEVER_OFFERED)
+        # The first comparison is the cheap one: a lane waits at least since it was served.
+        if lane.ready and lane.served_tick < offered and lane.waiting_since() < offered:
+            self._remember(lane)
 
     def drop(self, lane: Lane) -> None:
         """Forget a lane that is gone."""
         self._policy.drop(lane)
+        self._offered.pop(lane, None)
         if lane is self._open:
             self._open = None
 
@@ -228,6 +238,7 @@ class BoundedWait:
         if lane.owner is None:
             self._open = lane
         else:
+            self._offered[lane] = lane.waiting_since()
             self._pinned.offer(lane)
 
     def _key(self, lane: Lane) -> Key | None:

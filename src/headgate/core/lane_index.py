@@ -8,7 +8,7 @@ one whose plan is refused is added again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -68,9 +68,7 @@ class LaneIndex:
             priority_ageing_seconds=state.priority_ageing_seconds,
             counts_inflight=state.agent_inflight is not None,
         )
-        for project_id, lanes in state.lane_served.items():
-            for owner, tick in lanes.items():
-                index._served[project_id, owner or None] = tick
+        index.remember_served(state.lane_served)
         index._load_agents(state)
         for closure in state.closed_gates:
             index.close(closure)
@@ -171,6 +169,13 @@ class LaneIndex:
             self.agents.give_back(entry)
             self._availability_changed(agent_id)
 
+    def take_place(self, agent_id: str) -> None:
+        """Count one more task in flight of an agent that was found with it."""
+        entry = self.agents.get(agent_id)
+        if entry is not None:
+            self.agents.take_place(entry)
+            self._availability_changed(agent_id)
+
     def limit_agent_type(self, agent_type: str, until: float | None) -> None:
         """Hold all agents of a type until a time, or release them with None."""
         for entry in self.agents.limit(agent_type, until):
@@ -204,6 +209,10 @@ class LaneIndex:
         """Say whether any lane at all is the agent's own, or open to it."""
         return agent.id in self._owned or (agent.accepts_open and "" in self._owned)
 
+    def has_own_lane(self, agent_id: str) -> bool:
+        """Say whether any task waits for this agent alone."""
+        return agent_id in self._owned
+
     def take(self, lane: Lane, agent: AgentPlaces, *, tick: int) -> Task:
         """Plan the head of a lane for an agent; it leaves the index."""
         head = lane.head()
@@ -230,6 +239,12 @@ class LaneIndex:
             if tick != NEVER_SERVED:
                 lanes.setdefault(project_id, {})[owner or ""] = tick
         return lanes
+
+    def remember_served(self, lanes: Mapping[str, Mapping[str, int]]) -> None:
+        """Go on from what `served` returned; for an index without tasks."""
+        for project_id, owners in lanes.items():
+            for owner, tick in owners.items():
+                self._served[project_id, owner or None] = tick
 
     def remove_agent(self, agent_id: str) -> None:
         """Drop an agent that will not come back, with what is remembered of its lanes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headgate.core.lenient_enum import LenientEnum
+from headgate.core.enums import LenientEnum
 
 
 class ProjectStatus(LenientEnum):

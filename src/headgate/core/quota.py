@@ -14,7 +14,7 @@ from datetime import datetime, timedelta, timezone, tzinfo
 
 import msgspec
 
-from headgate.core.lenient_enum import LenientEnum
+from headgate.core.enums import LenientEnum
 
 TOKENS_LIMIT = "TOKENS_LIMIT"
 CREDIT_LIMIT = "CREDIT_LIMIT"

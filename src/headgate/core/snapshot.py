@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from headgate.core.enums import LenientEnum
 from headgate.core.gates import GateClosure
-from headgate.core.lenient_enum import LenientEnum
 from headgate.core.load import MOST_ALPHA
 from headgate.core.projects import Agent, Project
 from headgate.core.scopes import parse_scope

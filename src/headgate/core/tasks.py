@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headgate.core.lenient_enum import LenientEnum
+from headgate.core.enums import LenientEnum
 from headgate.errors import IllegalTransitionError
 
 

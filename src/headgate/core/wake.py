@@ -13,7 +13,7 @@ from datetime import UTC, tzinfo
 
 import msgspec
 
-from headgate.core.lenient_enum import LenientEnum
+from headgate.core.enums import LenientEnum
 from headgate.core.wake_times import (
     TimeOccurrence,
     latest_occurrence,

@@ -1,0 +1,399 @@
+"""The desk: the dispatcher's picture of everything that waits and runs, kept between rounds.
+
+Whatever changes in the store is shown to the desk as a record, and `see` brings the picture in line
+with it: the record carries the whole truth of its attempt, so seeing it twice or late does no harm.
+`plan` makes a round of decisions and takes what it plans as in flight at once; what the store then
+refuses is given back. The desk may be behind the store, and is never asked whether a limit holds:
+it plans, and the transaction that applies the plan decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headgate.core.accounts import Refused, Unit
+from headgate.core.budget_parking import BudgetParking, ask_again_at
+from headgate.core.decision import decide, eligible_turns
+from headgate.core.desk_settings import DeskSettings, Planned, Waiting
+from headgate.core.flights import Flights, InFlight
+from headgate.core.gates import GateClosure, GatePart
+from headgate.core.lane_index import LaneIndex
+from headgate.core.load import AdaptiveAlpha
+from headgate.core.made_agents import MadeAgents
+from headgate.core.project_figures import ProjectFigures, UsageRow
+from headgate.core.rate_limits import NoRoom, RateBook, RateCharge, RateLimit
+from headgate.core.records import TaskRecord
+from headgate.core.snapshot import AssignAction, SchedulerState
+from headgate.core.tasks import Task, TaskStatus
+from headgate.core.timers import Timers
+
+MAX_DUE = 1_000
+IN_FLIGHT = (TaskStatus.ASSIGNED, TaskStatus.RUNNING)
+
+
+class Desk:
+    """The picture; every method takes the time that it is to be judged at."""
+
+    def __init__(self, settings: DeskSettings) -> None:
+        self.settings = settings
+        self.tick = 0
+        self.waiting: dict[str, Waiting] = {}
+        self.flights = Flights()
+        self.closures: dict[GatePart, GateClosure] = {}
+        self.limited: dict[str, NoRoom] = {}
+        self.too_large: dict[str, NoRoom] = {}
+        self.hopeless: dict[str, str] = {}
+        self.figures = ProjectFigures(window_hours=settings.usage_window_hours)
+        self.rates = RateBook(settings.rate_limits)
+        self.parking = BudgetParking()
+        self.tuning = AdaptiveAlpha(alpha=settings.alpha)
+        self.forgiven_now: dict[str, int] = {}
+        self._present: list[str] = []
+        self._starts: Timers[str] = Timers()
+        self._deadlines: Timers[str] = Timers()
+        self._openings: Timers[GatePart] = Timers()
+        self._lifts: Timers[str] = Timers()
+        self.index = LaneIndex(
+            policy=settings.lane_policy,
+            max_wait_ticks=settings.max_wait_ticks,
+            priority_ageing_seconds=settings.priority_ageing_seconds,
+            counts_inflight=True,
+        )
+        for agent in settings.agents:
+            self.index.set_agent(agent)
+        capacity = settings.max_per_agent_inflight
+        self.made_agents = MadeAgents(self.index, self.flights, capacity=capacity)
+
+    def load(
+        self,
+        records: Iterable[TaskRecord],
+        *,
+        usage: Iterable[UsageRow],
+        rate_counts: Iterable[RateCharge],
+        closures: Iterable[GateClosure],
+        lane_served: dict[str, dict[str, int]],
+        tick: int,
+        now: float,
+    ) -> None:
+        """Start from what the store has; only on a new desk."""
+        window_hours = self.settings.usage_window_hours
+        self.figures = ProjectFigures(window_hours=window_hours, rows=usage)
+        self.rates.load(rate_counts)
+        self.tick = tick
+        self.index.remember_served(lane_served)
+        for closure in closures:
+            self.close(closure, now)
+        self.load_more(records, now)
+
+    def load_more(self, records: Iterable[TaskRecord], now: float) -> None:
+        """Go on loading, where all of it at once would take too long; before anything is seen."""
+        for record in records:
+            if record.task.status in IN_FLIGHT:
+                self._take_off(record)
+            else:
+                self.see(record, now)
+
+    def see(self, record: TaskRecord, now: float) -> None:
+        """Bring the picture in line with a record; one from before what is known changes nothing.
+
+        Only loading finds attempts that the desk has not planned. Later a record of an attempt
+        that it does not know is an old one, of an attempt that has landed since.
+        """
+        task_id, status = record.task.id, record.task.status
+        flight = self.flights.get(task_id)
+        if flight is not None and not self._lands(flight, record, now):
+            return
+        if status is TaskStatus.QUEUED:
+            self._queue(record, now)
+        elif status not in IN_FLIGHT:
+            self._unqueue(task_id)
+
+    def forget(self, task_id: str) -> None:
+        """Drop a task that the store no longer has."""
+        known = self.flights.get(task_id)
+        if known is not None:
+            self._give_back_place(known)
+        self._unqueue(task_id)
+
+    def close(self, closure: GateClosure, now: float) -> None:
+        """Park what stands behind a scope, target or slot, until its time."""
+        if closure.until is not None and closure.until <= now:
+            return
+        known = self.closures.get(closure.part)
+        if known is not None and (known.until or 0.0) > (closure.until or 0.0):
+            return
+        self.closures[closure.part] = closure
+        self.index.close(closure)
+        if closure.until is not None:
+            self._openings.set(closure.part, closure.until)
+
+    def open(self, part: GatePart) -> None:
+        """Offer again what stood behind a scope, target or slot."""
+        if self.closures.pop(part, None) is not None:
+            self._openings.drop(part)
+            self.index.open(part)
+        if part.kind == "scope":
+            for task_id in self.parking.leave(part.name):
+                self._offer(task_id)
+
+    def next_at(self) -> float | None:
+        """Return when something falls due by itself."""
+        timers = (self._starts, self._deadlines, self._openings, self._lifts)
+        times = (timer.next_at() for timer in timers)
+        return min((at for at in times if at is not None), default=None)
+
+    def fall_due(self, now: float) -> list[str]:
+        """Let everything due happen; return the queued tasks that missed their deadline."""
+        self.figures.roll(now)
+        for part in self._openings.pop_due(now, most=MAX_DUE):
+            self.open(part)
+        for agent_type in self._lifts.pop_due(now, most=MAX_DUE):
+            self.limited.pop(agent_type, None)
+            self.index.limit_agent_type(agent_type, None)
+        for task_id in self._starts.pop_due(now, most=MAX_DUE):
+            self._offer(task_id)
+        due = self._deadlines.pop_due(now, most=MAX_DUE)
+        # A task stays on the desk until the store says that it ended; until then it is due again.
+        for task_id in due:
+            self._deadlines.set(task_id, now + 1.0)
+            self.index.remove(task_id)
+        return due
+
+    def take_hopeless(self) -> dict[str, str]:
+        """Return why tasks can never start that a budget would refuse and that will not wait."""
+        hopeless, self.hopeless = self.hopeless, {}
+        return hopeless
+
+    def plan(self, now: float, *, most: int) -> list[Planned]:
+        """Decide a round; what is planned is in flight from now on, until it is refused."""
+        planned: list[Planned] = []
+        while True:
+            free = min(self.flights.free_places(), most - len(planned))
+            if not len(self.index) or free <= 0:
+                return planned
+            self._forgive(self.state(now, max_started=free), now)
+            actions = decide(self.index, self.state(now, max_started=free))
+            lines = [line for action in actions if (line := self._line(action, now))]
+            planned += lines
+            # What met a rate limit has left its place to others, who are asked at once.
+            if len(lines) == len(actions):
+                return planned
+
+    def refuse(
+        self, line: Planned, record: TaskRecord | None, refused: Refused | None, now: float
+    ) -> str | None:
+        """Give back what was planned; return why the task can never start, if it cannot.
+
+        The gate of the scope that refused is parked, or only this task if others may still fit.
+        """
+        task_id = line.task.id
+        flight = self.flights.get(task_id)
+        if flight is not None and flight.attempt == line.attempt:
+            self._take_back(flight, now)
+        own = len(self._rate_limits(line.task, line.agent_id))
+        self.rates.take_back(line.rate_charges, own=own)
+        if record is None:
+            self._unqueue(task_id)
+            return None
+        self.see(record, now)
+        if refused is None or task_id not in self.waiting:
+            return None
+        verdict = self.parking.judge(task_id, refused, line.terms)
+        if verdict.error is not None:
+            self.index.remove(task_id)
+            return verdict.error
+        if verdict.closure is not None:
+            self.close(verdict.closure, now)
+            for unwilling in self.parking.unwilling(refused.scope):
+                self._offer(unwilling)
+        else:
+            self.index.remove(task_id)
+        ask_at = ask_again_at(refused, now)
+        if ask_at is not None:
+            self._openings.set(GatePart("scope", refused.scope), ask_at)
+        return None
+
+    def state(self, now: float, *, max_started: int | None = None) -> SchedulerState:
+        """Return the figures of this moment; tasks, agents and gates are in the index."""
+        settings = self.settings
+        total = len(self.flights)
+        most = settings.max_inflight
+        if max_started is not None:
+            most = min(most, total + max_started)
+        return SchedulerState(
+            projects=list(settings.projects),
+            tasks=[],
+            agents=[],
+            project_token_usage=self.figures.tokens,
+            project_active_agent_counts=self.flights.active,
+            tasks_completed_in_window=self.figures.completed,
+            charge_in_round=True,
+            default_tokens=settings.default_tokens,
+            project_reserved=self.flights.reserved,
+            project_started=self.figures.started,
+            # The index has the agents one by one; a round only asks for the sum.
+            agent_inflight={"": total},
+            max_inflight=most,
+            lane_policy=settings.lane_policy,
+            tick=self.tick,
+            alpha=self.tuning.alpha,
+            max_wait_ticks=settings.max_wait_ticks,
+            max_lag_tokens=settings.max_lag_tokens,
+            projects_present=self._present,
+            project_forgiven=self.figures.forgiven,
+            priority_ageing_seconds=settings.priority_ageing_seconds,
+            now=now,
+        )
+
+    def _forgive(self, state: SchedulerState, now: float) -> None:
+        if state.max_lag_tokens is None:
+            return
+        turns = eligible_turns(self.index, state)
+        for turn in turns:
+            tokens = turn.forgiven - state.project_forgiven.get(turn.project.id, 0)
+            if tokens:
+                self.figures.add(turn.project.id, now, forgiven=tokens)
+                known = self.forgiven_now.get(turn.project.id, 0)
+                self.forgiven_now[turn.project.id] = known + tokens
+        self._present = [turn.project.id for turn in turns]
+
+    def _line(self, action: AssignAction, now: float) -> Planned | None:
+        waiting = self.waiting[action.task_id]
+        task, terms = waiting.task, waiting.terms
+        needs = self.settings.needs(waiting)
+        tokens = needs[Unit.TOKENS]
+        limits = self._rate_limits(task, action.agent_id)
+        no_room = self.rates.reached(limits, tokens=tokens, now=now)
+        if no_room is not None:
+            self.index.free_place(action.agent_id)
+            self._limit(task, no_room, now)
+            return None
+        if self.settings.auto_tune:
+            wait_ticks = max(0, self.tick - task.enqueued_tick)
+            self.tuning = self.tuning.observe(wait_ticks=wait_ticks, queue_depth=len(self.index))
+        attempt = waiting.attempt + 1
+        node_id = self.flights.node_for_next()
+        self.flights.add(InFlight(task, attempt, action.agent_id, node_id, tokens))
+        self.figures.add(task.project_id, now, started=1)
+        self._unqueue(task.id)
+        return Planned(
+            task=task,
+            terms=terms,
+            attempt=attempt,
+            agent_id=action.agent_id,
+            node_id=node_id,
+            tokens=tokens,
+            micro_usd=needs[Unit.MICRO_USD],
+            rate_charges=self.rates.count(limits, tokens=tokens, now=now),
+        )
+
+    def _rate_limits(self, task: Task, agent_id: str) -> list[RateLimit]:
+        entry = self.index.agents.get(agent_id)
+        agent_type = None if entry is None else entry.agent.agent_type
+        return self.rates.limits_on(
+            ("agent_type", agent_type), ("target", task.target), ("slot", task.slot)
+        )
+
+    def _limit(self, task: Task, no_room: NoRoom, now: float) -> None:
+        limit, until = no_room.limit, no_room.until
+        if until is None:
+            # It is larger than the limit. Closing the limit for it would keep all others out, so
+            # it alone waits, and is tried again in case that the configuration has changed.
+            self.too_large[task.id] = no_room
+            self._starts.set(task.id, now + limit.window_seconds)
+            return
+        if limit.kind == "agent_type":
+            self.limited[limit.name] = no_room
+            self.index.limit_agent_type(limit.name, until)
+            self._lifts.set(limit.name, until)
+        else:
+            self.close(
+                GateClosure(kind=limit.kind, name=limit.name, until=until, why=no_room.why), now
+            )
+        self.index.add(task)
+
+    def _queue(self, record: TaskRecord, now: float) -> None:
+        task, progress = record.task, record.progress
+        waiting = Waiting(task, record.terms, progress.attempt, progress.waiting_for)
+        known = self.waiting.get(task.id)
+        if known is not None and not waiting.is_after(known):
+            return
+        self.waiting[task.id] = waiting
+        if task.deadline is not None:
+            self._deadlines.set(task.id, task.deadline)
+        if task.not_before is not None and task.not_before > now:
+            self._starts.set(task.id, task.not_before)
+            return
+        self._offer(task.id)
+
+    def _offer(self, task_id: str) -> None:
+        waiting = self.waiting.get(task_id)
+        if waiting is None or waiting.waiting_for:
+            return
+        self.too_large.pop(task_id, None)
+        error = self.parking.refuses(waiting, self.settings.needs)
+        if error is not None:
+            self.hopeless[task_id] = error
+            self.index.remove(task_id)
+            return
+        self.made_agents.know(waiting.task.agent_id)
+        self.index.add(waiting.task)
+
+    def _unqueue(self, task_id: str) -> None:
+        waiting = self.waiting.pop(task_id, None)
+        if waiting is not None:
+            self.index.remove(task_id)
+            self._starts.drop(task_id)
+            self._deadlines.drop(task_id)
+            self.parking.drop(task_id, waiting.task.scopes)
+            self.too_large.pop(task_id, None)
+            self.hopeless.pop(task_id, None)
+
+    def _take_off(self, record: TaskRecord) -> None:
+        task, progress = record.task, record.progress
+        agent_id = record.agent_id or task.agent_id or ""
+        self.made_agents.know(agent_id)
+        self.index.take_place(agent_id)
+        node_id = progress.node_id or ""
+        self.flights.add(
+            InFlight(task, progress.attempt, agent_id, node_id, progress.reserved_tokens)
+        )
+
+    def _lands(self, flight: InFlight, record: TaskRecord, now: float) -> bool:
+        """Say whether a record ends an attempt, and if so let it land."""
+        is_before = record.progress.attempt < flight.attempt
+        if is_before and record.is_terminal:
+            self._take_back(flight, now)
+            return True
+        is_under_way = record.task.status in IN_FLIGHT and record.progress.attempt == flight.attempt
+        if is_before or is_under_way:
+            return False
+        self._land(flight, record, now)
+        return True
+
+    def _land(self, flight: InFlight, record: TaskRecord, now: float) -> None:
+        self._give_back_place(flight)
+        self.tick += 1
+        tokens = record.tokens or 0
+        is_done = record.task.status is TaskStatus.DONE
+        self.figures.add(flight.task.project_id, now, tokens=tokens, completed=int(is_done))
+        self._count_overrun(flight, tokens, now)
+        has_freed = tokens < flight.tokens or (record.micro_usd or 0) < (
+            record.progress.reserved_micro_usd
+        )
+        for scope in self.parking.wake(flight.task.scopes, has_freed=has_freed):
+            self.open(GatePart("scope", scope))
+
+    def _count_overrun(self, flight: InFlight, tokens: int, now: float) -> None:
+        if tokens > flight.tokens:
+            limits = self._rate_limits(flight.task, flight.agent_id)
+            self.rates.count_more(limits, tokens=tokens - flight.tokens, now=now)
+
+    def _take_back(self, flight: InFlight, now: float) -> None:
+        """Give back the place of an attempt that never began."""
+        self._give_back_place(flight)
+        self.figures.add(flight.task.project_id, now, started=-1)
+
+    def _give_back_place(self, flight: InFlight) -> None:
+        self.flights.remove(flight)
+        self.index.free_place(flight.agent_id)

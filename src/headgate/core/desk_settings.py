@@ -1,0 +1,65 @@
+"""What the desk is told, what it remembers of a waiting task, and what it plans."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headgate.core.accounts import Unit
+from headgate.core.projects import Agent, Project
+from headgate.core.rate_limits import RateCharge, RateLimit
+from headgate.core.records import Terms
+from headgate.core.snapshot import DEFAULT_TOKENS, LanePolicy, tokens_charged
+from headgate.core.tasks import Task
+
+
+class DeskSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How to decide, for whom, and with which agents."""
+
+    projects: tuple[Project, ...]
+    agents: tuple[Agent, ...] = ()
+    rate_limits: tuple[RateLimit, ...] = ()
+    lane_policy: LanePolicy = LanePolicy.FEWEST_IN_FLIGHT
+    alpha: float = 0.25
+    auto_tune: bool = False
+    max_wait_ticks: int | None = None
+    priority_ageing_seconds: float = 0.0
+    default_tokens: int = DEFAULT_TOKENS
+    default_micro_usd: int = 0
+    max_inflight: int = 20
+    max_per_agent_inflight: int = 10
+    max_lag_tokens: int | None = None
+    usage_window_hours: int = 24
+
+    def needs(self, waiting: Waiting) -> dict[Unit, int]:
+        """Return what is to be held for an attempt at a task."""
+        micro_usd = waiting.terms.estimate_micro_usd or self.default_micro_usd
+        tokens = tokens_charged(waiting.task, self.default_tokens)
+        return {Unit.TOKENS: tokens, Unit.MICRO_USD: micro_usd}
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """A queued task, the conditions of it, and how often it was assigned before."""
+
+    task: Task
+    terms: Terms
+    attempt: int
+    waiting_for: int
+
+    def is_after(self, other: Waiting) -> bool:
+        """Say whether the task has come further: another attempt, or fewer parents to wait for."""
+        if self.attempt != other.attempt:
+            return self.attempt > other.attempt
+        return self.waiting_for < other.waiting_for
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a plan, with what is to be held for it."""
+
+    task: Task
+    terms: Terms
+    attempt: int
+    agent_id: str
+    node_id: str
+    tokens: int
+    micro_usd: int
+    rate_charges: tuple[RateCharge, ...] = ()

@@ -1,0 +1,94 @@
+"""Tasks in flight: which places they take, on which node, and what projects have at stake.
+
+A place is taken when an attempt is planned and given back when the store says that it is over, or
+that it never began. So the sums here are never below the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from headgate.core.tasks import Task
+
+
+class InFlight(msgspec.Struct, frozen=True):
+    """A place that is taken: by which attempt, whose, where, and what is held for it."""
+
+    task: Task
+    attempt: int
+    agent_id: str
+    node_id: str
+    tokens: int
+
+
+class Flights:
+    """All attempts in flight, with the sums over nodes and projects."""
+
+    def __init__(self) -> None:
+        self.active: dict[str, int] = {}
+        self.reserved: dict[str, int] = {}
+        self.places: dict[str, int] = {}
+        self._flights: dict[str, InFlight] = {}
+        self._used: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def __contains__(self, task_id: str) -> bool:
+        return task_id in self._flights
+
+    def __iter__(self) -> Iterator[InFlight]:
+        return iter(self._flights.values())
+
+    def get(self, task_id: str) -> InFlight | None:
+        """Return the attempt that a task is in."""
+        return self._flights.get(task_id)
+
+    def add(self, flight: InFlight) -> None:
+        """Take a place."""
+        task, node_id = flight.task, flight.node_id
+        self._flights[task.id] = flight
+        self._used[node_id] = self._used.get(node_id, 0) + 1
+        self.active[task.project_id] = self.active.get(task.project_id, 0) + 1
+        self.reserved[task.project_id] = self.reserved.get(task.project_id, 0) + flight.tokens
+
+    def remove(self, flight: InFlight) -> None:
+        """Give a place back."""
+        task, node_id = flight.task, flight.node_id
+        del self._flights[task.id]
+        self.active[task.project_id] -= 1
+        self.reserved[task.project_id] -= flight.tokens
+        self._used[node_id] -= 1
+        if not self._used[node_id] and node_id not in self.places:
+            del self._used[node_id]
+
+    def set_node(self, node_id: str, places: int) -> None:
+        """Count the places of a node; 0 takes no more tasks, and keeps those it has."""
+        self.places[node_id] = places
+
+    def drop_node(self, node_id: str) -> None:
+        """Forget a node that is gone."""
+        self.places.pop(node_id, None)
+        if not self._used.get(node_id):
+            self._used.pop(node_id, None)
+
+    def on_node(self, node_id: str) -> list[str]:
+        """Return the tasks that a node has."""
+        return [flight.task.id for flight in self if flight.node_id == node_id]
+
+    def nodes(self) -> set[str]:
+        """Return every node that has a task."""
+        return {flight.node_id for flight in self}
+
+    def free_places(self) -> int:
+        """Return how many more tasks the nodes take together."""
+        return sum(max(0, self._free_on(node_id)) for node_id in self.places)
+
+    def node_for_next(self) -> str:
+        """Return the node with the most free places; there must be one."""
+        return max(self.places, key=self._free_on)
+
+    def _free_on(self, node_id: str) -> int:
+        return self.places[node_id] - self._used.get(node_id, 0)

@@ -1,0 +1,49 @@
+"""Agents that nobody declared: made by their first task, and forgotten when they are idle.
+
+Clients name them, so their number has no bound of its own. Rule: beyond `MAX_KNOWN_AGENTS` those
+with nothing queued and nothing in flight are dropped; the next task makes them anew.
+"""
+
+from __future__ import annotations
+
+from headgate.core.flights import Flights
+from headgate.core.lane_index import LaneIndex
+from headgate.core.projects import Agent
+
+MAX_KNOWN_AGENTS = 10_000
+
+
+class MadeAgents:
+    """Makes agents in an index, and drops those that nobody needs."""
+
+    def __init__(self, index: LaneIndex, flights: Flights, *, capacity: int) -> None:
+        self._index = index
+        self._flights = flights
+        self._capacity = capacity
+        self._made: dict[str, None] = {}
+        self._most = MAX_KNOWN_AGENTS
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def make(self, agent_id: str) -> Agent:
+        """Return the agent that a task which names it would bring about."""
+        return Agent(id=agent_id, capacity=self._capacity, accepts_open=False)
+
+    def know(self, agent_id: str | None) -> None:
+        """Make the agent that a task names, unless it is there; it takes only its own tasks."""
+        if agent_id is None or self._index.agents.get(agent_id) is not None:
+            return
+        self._index.set_agent(self.make(agent_id))
+        self._made[agent_id] = None
+        if len(self._made) > self._most:
+            self._forget_idle(agent_id)
+            # Where all of them are busy, looking again at each new one would take ever longer.
+            self._most = max(MAX_KNOWN_AGENTS, 2 * len(self._made))
+
+    def _forget_idle(self, needed: str) -> None:
+        busy = {flight.agent_id for flight in self._flights} | {needed}
+        for agent_id in list(self._made):
+            if agent_id not in busy and not self._index.has_own_lane(agent_id):
+                del self._made[agent_id]
+                self._index.remove_agent(agent_id)

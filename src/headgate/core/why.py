@@ -1,0 +1,139 @@
+"""Why one task waits: every rule that holds it, who has what it waits for, and until when.
+
+The rules are those of a round over this task alone, with everything else as it is; a task that
+such a round would start waits only because others go first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+
+from headgate.core.desk import Desk
+from headgate.core.desk_settings import Waiting
+from headgate.core.explain import Explanation
+from headgate.core.flights import InFlight
+from headgate.core.holds import (
+    AgentFull,
+    BudgetShort,
+    GateClosed,
+    Hold,
+    InflightCapReached,
+    LaneBehind,
+    ParentsPending,
+    ProjectConcurrencyReached,
+)
+from headgate.core.scopes import Scope, is_within
+
+MAX_HOLDERS = 10
+
+IsHolder = Callable[[InFlight], bool]
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """One rule that holds a task; `held_by` are tasks in flight that have what it waits for."""
+
+    hold: Hold
+    message: str
+    until: float | None = None
+    held_by: tuple[str, ...] = ()
+
+
+def reasons(desk: Desk, task_id: str, now: float) -> tuple[Reason, ...]:
+    """Return every rule that keeps a queued task waiting; empty if the desk does not know it."""
+    waiting = desk.waiting.get(task_id)
+    if waiting is None:
+        return ()
+    holds = [*_own_holds(desk, task_id, waiting), *_round_holds(desk, waiting, now)]
+    if not holds:
+        holds = [_behind(desk, waiting)]
+    return tuple(_reason(desk, hold) for hold in holds)
+
+
+def _own_holds(desk: Desk, task_id: str, waiting: Waiting) -> list[Hold]:
+    holds: list[Hold] = []
+    if waiting.waiting_for:
+        holds.append(ParentsPending(count=waiting.waiting_for, parents=waiting.terms.depends_on))
+    scope = desk.parking.scope_of(task_id)
+    refused = None if scope is None else desk.parking.refusals.get(scope)
+    if refused is not None:
+        used = refused.spent + refused.reserved + refused.overrun
+        holds.append(
+            BudgetShort(
+                scope=refused.scope,
+                unit=refused.unit.value,
+                room=refused.limit - used,
+                requested=refused.requested,
+                until=refused.resets_at,
+            )
+        )
+    no_room = desk.too_large.get(task_id)
+    if no_room is not None:
+        limit = no_room.limit
+        why = f"{limit.most} {limit.unit} in {limit.window_seconds} seconds can never hold it"
+        holds.append(GateClosed(kind=limit.kind, name=limit.name, why=why))
+    return holds
+
+
+def _round_holds(desk: Desk, waiting: Waiting, now: float) -> list[Hold]:
+    pool = desk.index.agents
+    limited = ((name, room.until) for name, room in desk.limited.items())
+    agents = [entry.agent for entry in pool]
+    own = waiting.task.agent_id
+    # An agent that no configuration names comes about with the first task that may start.
+    if own is not None and pool.get(own) is None:
+        agents.append(desk.made_agents.make(own))
+    state = replace(
+        desk.state(now, max_started=desk.flights.free_places()),
+        tasks=[waiting.task],
+        agents=agents,
+        agent_inflight={entry.agent.id: entry.inflight for entry in pool},
+        closed_gates=list(desk.closures.values()),
+        rate_limited={name: until for name, until in limited if until is not None},
+    )
+    explanation = Explanation(state)
+    if not explanation.is_waiting(waiting.task):
+        return []
+    return [hold for hold in explanation.holds(waiting.task) if not isinstance(hold, LaneBehind)]
+
+
+def _behind(desk: Desk, waiting: Waiting) -> Hold:
+    task = waiting.task
+    ahead = max(0, desk.index.ready(task.project_id) - 1)
+    return LaneBehind(
+        project_id=task.project_id, agent=task.agent_id or "any agent", given_first=ahead
+    )
+
+
+def _reason(desk: Desk, hold: Hold) -> Reason:
+    holder = _holder_test(hold)
+    held_by = [flight.task.id for flight in desk.flights if holder(flight)] if holder else []
+    return Reason(
+        hold=hold,
+        message=hold.message,
+        until=getattr(hold, "until", None),
+        held_by=tuple(sorted(held_by)[:MAX_HOLDERS]),
+    )
+
+
+def _holder_test(hold: Hold) -> IsHolder | None:
+    """Return how to tell which tasks in flight have what the hold is about."""
+    match hold:
+        case AgentFull():
+            return lambda flight: flight.agent_id == hold.agent_id
+        case ProjectConcurrencyReached():
+            return lambda flight: flight.task.project_id == hold.project_id
+        case InflightCapReached():
+            return lambda _flight: True
+        case GateClosed(kind="scope"):
+            return lambda flight: _is_charged(flight, hold.name)
+        case BudgetShort():
+            return lambda flight: _is_charged(flight, hold.scope)
+        case _:
+            return None
+
+
+def _is_charged(flight: InFlight, scope: str) -> bool:
+    return not scope or any(is_within(Scope(own), Scope(scope)) for own in flight.task.scopes)

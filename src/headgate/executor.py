@@ -1,0 +1,40 @@
+"""The contract of an executor: it does the work of one attempt, and says what came of it.
+
+The runner cancels the coroutine when the task is cancelled, when its deadline passes and when the
+node stops. An executor then ends whatever it started (a request, a group of processes) before it
+lets the cancellation through; it never swallows one. Everything else is an outcome, not an
+exception: an executor raises nothing for work that went wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from headgate.core.outcomes import Outcome
+from headgate.core.records import Submission
+
+
+class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at one task; `deadline` is in Unix seconds."""
+
+    task_id: str
+    attempt: int
+    project_id: str
+    agent_id: str
+    submission: Submission
+    deadline: float | None = None
+
+
+class Executor(Protocol):
+    """Runs work orders for one target."""
+
+    async def open(self) -> None:
+        """Make ready what all orders share, such as connections."""
+
+    async def close(self) -> None:
+        """Let go of it; nothing is under way any more."""
+
+    async def execute(self, order: WorkOrder) -> Outcome:
+        """Do the work, and say what came of it."""
