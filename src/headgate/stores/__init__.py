@@ -1,0 +1,1 @@
+"""Task stores: memory, SQLite and PostgreSQL behind the contract of `headgate.store`."""

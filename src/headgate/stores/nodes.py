@@ -1,0 +1,107 @@
+"""Which nodes are alive: one row a life, with a lease that the node renews while it lives.
+
+The lease of a node covers all that it runs; tasks have none of their own.
+
+Rule: a life ends once. When somebody has acted on the end of a lease, or the node itself has asked
+too late, the row is gone, and a node without a row is not alive. So a clock that is set back
+revives nobody, and a process that comes back joins under a new id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+from headgate.databases.transaction import Dialect, Transaction, json_rows
+from headgate.store import Beat, Node
+
+FORGOTTEN_AFTER_SECONDS = 86_400.0
+"""When nodes that died with nothing to run are forgotten, counted from the end of their lease."""
+
+# A repeat of a join whose answer got lost finds the row, and changes nothing.
+_JOIN = (
+    "INSERT INTO nodes (id, places, address, lease_until) VALUES (?, ?, ?, ?)"
+    " ON CONFLICT (id) DO NOTHING"
+)
+_RENEW = "UPDATE nodes SET places = ?, lease_until = ? WHERE id = ? AND lease_until > ?"
+_IS_ALIVE = "SELECT 1 FROM nodes WHERE id = ? AND lease_until > ?"
+_LIVE = "SELECT id, places, address, lease_until FROM nodes WHERE lease_until > ? ORDER BY id"
+
+
+def join(transaction: Transaction, node: Node, lease_until: float) -> None:
+    """Take up a node under an id that no life had before."""
+    transaction.run(_JOIN, (node.id, node.places, node.address, lease_until))
+    long_ended = "SELECT id FROM nodes WHERE lease_until <= ?"
+    rows = transaction.read(long_ended, (lease_until - FORGOTTEN_AFTER_SECONDS,))
+    _forget(transaction, [row[0] for row in rows])
+
+
+def forget_others(transaction: Transaction, node_id: str) -> None:
+    """Take out every other node, where only one process can be alive at a time."""
+    rows = transaction.read("SELECT id FROM nodes WHERE id <> ?", (node_id,))
+    _forget(transaction, [row[0] for row in rows])
+
+
+def beat(
+    transaction: Transaction, node_id: str, *, places: int, now: float, lease_seconds: float
+) -> Beat:
+    """Renew a lease that has not ended; otherwise the node is not alive, now or later."""
+    lease_until = now + lease_seconds
+    if transaction.write(_RENEW, (places, lease_until, node_id, now)):
+        return Beat(is_alive=True, lease_until=lease_until)
+    _forget(transaction, [node_id])
+    return Beat(is_alive=False, lease_until=0.0)
+
+
+def leave(transaction: Transaction, node_id: str) -> None:
+    """Take a node out, with what it was told and has not read."""
+    _forget(transaction, [node_id])
+
+
+def is_alive(transaction: Transaction, node_id: str, now: float) -> bool:
+    """Tell whether the lease of a node has not ended; a node that it has may start nothing."""
+    return bool(transaction.read(_IS_ALIVE, (node_id, now)))
+
+
+def live(transaction: Transaction, now: float) -> tuple[Node, ...]:
+    """Return the nodes whose lease has not ended, by id."""
+    rows = transaction.read(_LIVE, (now,))
+    return tuple(
+        Node(id=node_id, places=places, address=address, lease_until=lease_until)
+        for node_id, places, address, lease_until in rows
+    )
+
+
+def lease_ended(transaction: Transaction, node_ids: Iterable[str], now: float) -> set[str]:
+    """Return which of these nodes are not alive, and see to it that they stay so."""
+    asked = set(node_ids)
+    rows = transaction.read(_alive_sql(transaction.dialect), (_texts(asked), now))
+    ended = asked - {row[0] for row in rows}
+    _forget(transaction, sorted(ended))
+    return ended
+
+
+def _forget(transaction: Transaction, node_ids: Sequence[str]) -> None:
+    if node_ids:
+        texts = _texts(node_ids)
+        transaction.run(_delete_sql(transaction.dialect, "nodes", "id"), (texts,))
+        transaction.run(_delete_sql(transaction.dialect, "messages", "recipient"), (texts,))
+
+
+def _texts(values: Iterable[str]) -> str:
+    return json_rows([(value,) for value in values])
+
+
+@cache
+def _alive_sql(dialect: Dialect) -> str:
+    given = dialect.given({"id": "TEXT"})
+    return (
+        f"SELECT id FROM nodes WHERE id IN (SELECT given.id FROM {given})"  # noqa: S608
+        " AND lease_until > ?"
+    )
+
+
+@cache
+def _delete_sql(dialect: Dialect, table: str, column: str) -> str:
+    given = dialect.given({"id": "TEXT"})
+    return f"DELETE FROM {table} WHERE {column} IN (SELECT given.id FROM {given})"  # noqa: S608

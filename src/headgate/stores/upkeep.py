@@ -1,0 +1,67 @@
+"""What keeps the tables of a task store from growing: everything in them ends, and then goes.
+
+A result goes when its time is over and nothing needs it any more; the row says since when that is
+so. The rest goes by age: usage after thirty days, rate counts after their window, closures with
+their time, and lanes that are empty and were not served for long, or never: anybody can make a
+lane by naming an agent.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from headgate.core.lanes import NEVER_SERVED
+from headgate.core.retention import usage_kept_since
+from headgate.core.windows import BUCKETS_PER_WINDOW
+from headgate.databases.transaction import Dialect, Transaction, about, json_rows
+from headgate.stores.task_rows import parents_in
+
+LANE_KEPT_TICKS = 10_000
+
+_EVICT = (
+    "DELETE FROM tasks WHERE id IN (SELECT id FROM tasks WHERE evictable_since IS NOT NULL"
+    " AND evictable_since < ? ORDER BY evictable_since LIMIT ?) RETURNING id, spec"
+)
+_PURGE_RATES = (
+    "DELETE FROM rate_counts WHERE bucket < (SELECT MAX(newest.bucket) FROM rate_counts AS newest"
+    " WHERE newest.limit_id = rate_counts.limit_id) - ?"
+)
+_PURGE_LANES = (
+    "DELETE FROM lanes WHERE queued = 0 AND inflight = 0"  # noqa: S608
+    # An agent that takes open tasks has work, and yet no lane of its own that is served.
+    f" AND ((served_tick = {NEVER_SERVED} AND started = 0 AND completed = 0) OR served_tick <"
+    " (SELECT COALESCE(MAX(amount), 0) FROM counters WHERE name = 'tick') - ?)"
+)
+
+
+def evict(transaction: Transaction, *, completed_before: float, limit: int) -> int:
+    """Forget ended tasks that nothing needs, oldest first, and return how many."""
+    rows = transaction.read(_EVICT, (completed_before, limit))
+    if rows:
+        ids = [task_id for task_id, _ in rows]
+        for forget, column in (
+            ("DELETE FROM task_inputs", "id"),
+            ("DELETE FROM task_parents", "parent_id"),
+        ):
+            transaction.run(*about(transaction.dialect, forget, column, ids))
+        pairs = [(parent, task_id) for task_id, spec in rows for parent in parents_in(spec)]
+        if pairs:
+            transaction.run(_part_sql(transaction.dialect), (json_rows(pairs),))
+    return len(rows)
+
+
+def purge(transaction: Transaction, now: float) -> None:
+    """Forget counts that are too old to matter."""
+    transaction.run("DELETE FROM project_usage WHERE hour < ?", (int(usage_kept_since(now)),))
+    transaction.run("DELETE FROM gate_closures WHERE closed_until <= ?", (now,))
+    transaction.run(_PURGE_RATES, (2 * BUCKETS_PER_WINDOW,))
+    transaction.run(_PURGE_LANES, (LANE_KEPT_TICKS,))
+
+
+@cache
+def _part_sql(dialect: Dialect) -> str:
+    given = dialect.given({"parent_id": "TEXT", "task_id": "TEXT"})
+    return (
+        "DELETE FROM task_parents WHERE (parent_id, task_id) IN"  # noqa: S608
+        f" (SELECT given.parent_id, given.task_id FROM {given})"
+    )
