@@ -1,0 +1,1 @@
+"""Executors: one module for each way of doing the work of a task."""

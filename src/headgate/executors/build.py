@@ -1,0 +1,54 @@
+"""From a target of the configuration to the executor that serves it.
+
+Everything that is wrong with a target and can be known without a network or an import is an
+`InvalidSettingError` here, with the name of the target in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from headgate.errors import InvalidSettingError
+from headgate.executor import Executor
+from headgate.executors.callable import CallableExecutor
+from headgate.executors.command import CommandExecutor
+from headgate.executors.targets import CallableTarget, CommandTarget, HttpTarget, Target
+from headgate.providers.prices import PriceList
+
+
+def build_executor(
+    name: str,
+    target: Target,
+    *,
+    environ: Mapping[str, str],
+    clock: Callable[[], float],
+    prices: PriceList | None = None,
+) -> Executor:
+    """Return the executor of a target; it does nothing before it is opened."""
+    prices = prices or PriceList()
+    match target:
+        case HttpTarget():
+            return _http_executor(name, target, environ, clock, prices)
+        case CommandTarget():
+            return CommandExecutor(name, target, environ=environ, prices=prices)
+        case CallableTarget():
+            return CallableExecutor(name, target, prices=prices)
+
+
+def _http_executor(
+    name: str,
+    target: HttpTarget,
+    environ: Mapping[str, str],
+    clock: Callable[[], float],
+    prices: PriceList,
+) -> Executor:
+    try:
+        from headgate.executors.http import HttpExecutor  # noqa: PLC0415  httpx2 is an extra
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "httpx2":
+            raise
+        setting = f"targets.{name}.kind"
+        problem = "needs the package httpx2, which is not installed"
+        advice = "run pip install 'headgate[server]'"
+        raise InvalidSettingError(setting, f"{problem}; {advice}") from None
+    return HttpExecutor(name, target, environ=environ, clock=clock, prices=prices)

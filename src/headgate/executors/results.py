@@ -1,0 +1,42 @@
+"""Results and errors in the form in which a task keeps them: JSON, and lines of bounded length."""
+
+from __future__ import annotations
+
+import msgspec
+
+MAX_ERROR_CHARACTERS = 500
+_CUT = "…"
+
+
+def as_json(body: bytes) -> msgspec.Raw | None:
+    """Return a body as JSON if it is exactly one JSON value, unchanged; otherwise None."""
+    try:
+        # Skipping over a string does not look at its bytes, so they are looked at here.
+        body.decode()
+        return msgspec.json.decode(body, type=msgspec.Raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def as_json_or_text(body: bytes) -> msgspec.Raw | None:
+    """Return a body as the result of a task; what is no JSON is wrapped as `{"text": …}`."""
+    if not body:
+        return None
+    found = as_json(body)
+    if found is not None:
+        return found
+    return msgspec.Raw(msgspec.json.encode({"text": body.decode(errors="replace")}))
+
+
+def shortened(text: str) -> str:
+    """Return a text on one line that is short enough for an error."""
+    # Only the beginning can be shown, and a body may be large.
+    line = " ".join(text[: 4 * MAX_ERROR_CHARACTERS].split())
+    if len(line) <= MAX_ERROR_CHARACTERS:
+        return line
+    return line[: MAX_ERROR_CHARACTERS - 1] + _CUT
+
+
+def too_large(max_bytes: int) -> str:
+    """Say that a result passes its cap."""
+    return f"result is larger than {max_bytes} bytes"

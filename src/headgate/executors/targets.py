@@ -1,0 +1,99 @@
+"""Targets as the configuration writes them: where tasks are executed, and within which bounds.
+
+A target is a table with a `kind`. These types only say what may be written; what a target means is
+checked when its executor is built, which needs no network and runs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+MAX_RESULT_BYTES = 1 << 20
+MAX_OUTPUT_BYTES = MAX_RESULT_BYTES // 4
+"""Both outputs, and the JSON in one of them, make one result."""
+_LARGEST_RESULT_BYTES = 64 << 20
+
+ResultBytes = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_RESULT_BYTES)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=3_600)]
+Places = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Resolver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where an endpoint is looked up: `pointer` (RFC 6901) finds it in the JSON at `url`.
+
+    What is found takes the place of `{resolved}` in the target's own URL.
+    """
+
+    url: Text
+    pointer: str = ""
+    headers: dict[str, str] = {}
+    timeout_seconds: Seconds = 10.0
+
+
+class HttpTarget(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="http",
+):
+    """An HTTP endpoint; `body` says whether it gets the action or just the task's input."""
+
+    url: Text = "{resolved}"
+    method: Literal["POST", "PUT", "PATCH"] = "POST"
+    headers: dict[str, str] = {}
+    body: Literal["action", "input"] = "action"
+    resolver: Resolver | None = None
+    proxy: Text | None = None
+    connect_timeout_seconds: Seconds = 10.0
+    max_connections: Places = 100
+    max_result_bytes: ResultBytes = MAX_RESULT_BYTES
+    slot: str | None = None
+    default: bool = False
+
+
+class CommandTarget(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="command",
+):
+    """A program and its arguments; `pass_env` names variables that it gets from the service's."""
+
+    command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    env: dict[str, str] = {}
+    pass_env: tuple[str, ...] = ()
+    cwd: Text | None = None
+    max_output_bytes: ResultBytes = MAX_OUTPUT_BYTES
+    kill_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 5.0
+    slot: str | None = None
+    default: bool = False
+
+
+class CallableTarget(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="callable",
+):
+    """A Python function as `package.module:function`; plain ones run on at most `threads`."""
+
+    entry_point: Text
+    threads: Places = 16
+    max_result_bytes: ResultBytes = MAX_RESULT_BYTES
+    slot: str | None = None
+    default: bool = False
+
+
+Target = HttpTarget | CommandTarget | CallableTarget
+
+ECHO = CallableTarget(entry_point="headgate.executors.echo:echo", default=True)
+"""The target of a configuration that names none, so that a first task runs to its end."""

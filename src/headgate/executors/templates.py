@@ -1,0 +1,208 @@
+"""URLs with places for what a task says.
+
+Rule: a task chooses among the addresses that the configuration describes, and no others. What it
+says is percent-encoded, so that it is one part of a path or of a query; it never stands in the
+scheme, the host or the port, and never makes a step up the path. Only what a resolver answered may
+stand in the address, because the configuration names the resolver.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import Enum, auto
+from urllib.parse import quote
+
+import msgspec
+
+from headgate.errors import InvalidSettingError
+from headgate.executor import WorkOrder
+from headgate.executors.environment import PREFIX, Environment
+
+RESOLVED = "resolved"
+PARAMS = "params."
+
+_FIELDS: dict[str, Callable[[WorkOrder], str | None]] = {
+    "tabId": lambda order: order.submission.tab_id,
+    "agentId": lambda order: order.agent_id,
+    "projectId": lambda order: order.project_id,
+    "taskId": lambda order: order.task_id,
+    "action": lambda order: order.submission.action,
+}
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_HOST = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^/?#@\s:\[\]]+)"
+_URL = re.compile(
+    rf"https?://{_HOST}(?::(?P<port>[0-9]{{1,5}}|\0))?(?:[/?][^\s#]*)?", re.IGNORECASE
+)
+_IN_HOST = re.compile(r"https?://[^/?#:]*", re.IGNORECASE)
+_IN_PORT = re.compile(r"https?://[^/?#]*:", re.IGNORECASE)
+_LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_MAX_LABEL_LENGTH = 63
+_MAX_HOST_LENGTH = 253
+_MAX_PORT = 65_535
+_STEPS = frozenset((".", ".."))
+# Stands for a field while the shape of a template is looked at; no URL has it.
+_MARK = "\0"
+
+
+class UnfilledError(Exception):
+    """A task lacks what the URL of its target needs; the text is the error of the task."""
+
+
+class _Place(Enum):
+    """Where in a URL a field stands: at its start, in its host, in its port, or behind those."""
+
+    START = auto()
+    HOST = auto()
+    PORT = auto()
+    BEHIND = auto()
+
+
+class _Field(msgspec.Struct, frozen=True):
+    name: str
+    place: _Place
+
+
+class UrlTemplate:
+    """A URL that is filled for each task."""
+
+    def __init__(self, text: str, *, setting: str, environment: Environment) -> None:
+        self._setting = setting
+        self._parts = self._parsed(text, environment)
+        self._check_shape()
+
+    @property
+    def needs_resolved(self) -> bool:
+        """Whether `{resolved}` is part of it."""
+        return any(isinstance(part, _Field) and part.name == RESOLVED for part in self._parts)
+
+    def fill(self, order: WorkOrder, *, resolved: str = "") -> str:
+        """Return the URL for one task, or raise `UnfilledError`."""
+        url = "".join(
+            part if isinstance(part, str) else self._filled(part, order, resolved)
+            for part in self._parts
+        )
+        if _has_steps(url):
+            raise UnfilledError("the path of the executor's URL cannot have the steps . and ..")
+        return url
+
+    def _filled(self, field: _Field, order: WorkOrder, resolved: str) -> str:
+        if field.place is _Place.BEHIND:
+            value = resolved if field.name == RESOLVED else _value(field.name, order)
+            return quote(value, safe="", errors="replace")
+        if field.place is _Place.START:
+            return self._filled_start(resolved)
+        is_usable = _is_host if field.place is _Place.HOST else _is_port
+        if not is_usable(resolved):
+            problem = f"what the resolver answered is not a {field.place.name.lower()}"
+            raise UnfilledError(problem)
+        return resolved
+
+    def _filled_start(self, resolved: str) -> str:
+        is_alone = len(self._parts) == 1
+        if not _is_url(resolved) or not (is_alone or "?" not in resolved):
+            raise UnfilledError("what the resolver answered is not an http or https URL")
+        return resolved if is_alone else resolved.removesuffix("/")
+
+    def _parsed(self, text: str, environment: Environment) -> list[str | _Field]:
+        parts: list[str | _Field] = []
+        before = ""
+        # Odd pieces are the names within braces.
+        for position, piece in enumerate(_PLACEHOLDER.split(text)):
+            part = piece if position % 2 == 0 else self._field(piece, before, environment)
+            if part:
+                parts.append(part)
+            before += part if isinstance(part, str) else _MARK
+        return parts
+
+    def _field(self, name: str, before: str, environment: Environment) -> str | _Field:
+        if name.startswith(PREFIX):
+            return environment.value(name.removeprefix(PREFIX), setting=self._setting)
+        is_param = name.startswith(PARAMS) and name != PARAMS
+        if name != RESOLVED and name not in _FIELDS and not is_param:
+            known = ", ".join(f"{{{field}}}" for field in _FIELDS)
+            problem = f"{{{name}}} is unknown; it may be {known}, {{params.name}} or {{env.NAME}}"
+            raise self._wrong(problem)
+        place = _place_after(before)
+        if place is not _Place.BEHIND and name != RESOLVED:
+            problem = f"{{{name}}} would let a task choose the host; put it in the path"
+            raise self._wrong(problem)
+        return _Field(name, place)
+
+    def _check_shape(self) -> None:
+        shape = "".join(part if isinstance(part, str) else _MARK for part in self._parts)
+        if "{" in shape or "}" in shape:
+            raise self._wrong("has a brace without its counterpart")
+        if "#" in shape:
+            raise self._wrong("has a fragment; leave out what follows #")
+        if shape.startswith(_MARK):
+            if shape[1:2] not in ("", "/", "?"):
+                raise self._wrong("must go on with / or ? after {resolved}")
+        elif not _is_url(shape):
+            raise self._wrong("must be http:// or https:// and a host; credentials go into headers")
+        if _has_steps(shape):
+            raise self._wrong("must not have the steps . or .. in its path")
+
+    def _wrong(self, problem: str) -> InvalidSettingError:
+        return InvalidSettingError(self._setting, problem)
+
+
+def _place_after(before: str) -> _Place:
+    if not before:
+        return _Place.START
+    if _IN_HOST.fullmatch(before):
+        return _Place.HOST
+    return _Place.PORT if _IN_PORT.fullmatch(before) else _Place.BEHIND
+
+
+def _is_url(text: str) -> bool:
+    """Say whether this is an address that can be connected to, followed by a path and a query."""
+    match = _URL.fullmatch(text)
+    if match is None or len(match["host"]) > _MAX_HOST_LENGTH:
+        return False
+    labels = match["host"].removesuffix(".").split(".")
+    is_port = match["port"] in (None, _MARK) or _is_port(match["port"])
+    return is_port and all(0 < len(label) <= _MAX_LABEL_LENGTH for label in labels)
+
+
+def _is_host(text: str) -> bool:
+    return len(text) <= _MAX_HOST_LENGTH and all(map(_LABEL.fullmatch, text.split(".")))
+
+
+def _is_port(text: str) -> bool:
+    return (
+        text.isascii()
+        and text.isdecimal()
+        and len(text) <= len(str(_MAX_PORT))
+        and (0 < int(text) <= _MAX_PORT)
+    )
+
+
+def _has_steps(url: str) -> bool:
+    return not _STEPS.isdisjoint(url.partition("?")[0].split("/"))
+
+
+def _value(name: str, order: WorkOrder) -> str:
+    read = _FIELDS.get(name)
+    value = _param(name.removeprefix(PARAMS), order) if read is None else read(order)
+    if not value:
+        problem = f"{name} is required for task execution"
+        raise UnfilledError(problem)
+    return value
+
+
+def _param(name: str, order: WorkOrder) -> str | None:
+    params = order.submission.params
+    try:
+        given = msgspec.json.decode(params, type=dict[str, msgspec.Raw]) if params else {}
+        found = msgspec.json.decode(given[name]) if name in given else None
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise UnfilledError("params must be a JSON object") from None
+    if found is None or isinstance(found, str):
+        return found
+    if isinstance(found, bool):
+        return "true" if found else "false"
+    if isinstance(found, int | float):
+        return str(found)
+    problem = f"params.{name} must be a text or a number to be part of a URL"
+    raise UnfilledError(problem)

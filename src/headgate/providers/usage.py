@@ -1,0 +1,173 @@
+"""What a call to a model used, as its answer says.
+
+It reads the shapes of OpenAI (chat completions, responses, embeddings) and of Anthropic (messages),
+whole or as a stream of events. Rule: nothing that a provider sends raises anything here. What
+cannot be read is unknown, and whoever books it takes what was reserved; a model without a price has
+known tokens and an unknown cost.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headgate.core.money import MAX_RESERVATION_MICRO_USD, to_tokens
+from headgate.core.outcomes import UNKNOWN_USAGE, Usage
+from headgate.errors import CallerError
+from headgate.providers.prices import PriceList
+
+_MENTION = b'"usage"'
+_DATA = b"data:"
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Counts(msgspec.Struct):
+    """The counts of all shapes; an answer has some of them."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Details | None = None
+    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+
+
+class _Answer(msgspec.Struct):
+    model: object = None
+    usage: _Counts | None = None
+
+
+class _Event(msgspec.Struct):
+    """One event of a stream; its usage may lie in the message or the response that it reports."""
+
+    model: object = None
+    usage: _Counts | None = None
+    message: _Answer | None = None
+    response: _Answer | None = None
+
+
+class _Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens as they are priced: the input counts everything, from the cache or not."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+
+
+_answers = msgspec.json.Decoder(_Answer)
+_events = msgspec.json.Decoder(_Event)
+# A body is somebody else's: it may be no JSON, no UTF-8, or nested until the stack ends.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def usage_of(body: bytes | msgspec.Raw, prices: PriceList) -> Usage:
+    """Return what the body of an answer says was used: JSON, or server-sent events."""
+    body = bytes(body)
+    if _MENTION not in body:
+        return UNKNOWN_USAGE
+    try:
+        return _priced(_answers.decode(body), prices)
+    except _UNREADABLE:
+        return _priced(_merged(body), prices)
+
+
+def _merged(body: bytes) -> _Answer:
+    """Put together what the events of a stream say; a later count replaces an earlier one."""
+    merged = _Answer()
+    for line in body.splitlines():
+        if line.startswith(_DATA) and _MENTION in line:
+            for answer in _answers_in(line.removeprefix(_DATA)):
+                _merge(merged, answer)
+    return merged
+
+
+def _answers_in(data: bytes) -> list[_Answer]:
+    try:
+        event = _events.decode(data)
+    except _UNREADABLE:
+        return []
+    found = [event.message, event.response, _Answer(model=event.model, usage=event.usage)]
+    return [answer for answer in found if answer is not None]
+
+
+def _merge(merged: _Answer, later: _Answer) -> None:
+    merged.model = later.model or merged.model
+    if merged.usage is None or later.usage is None:
+        merged.usage = later.usage or merged.usage
+        return
+    for name in _Counts.__struct_fields__:
+        count = getattr(later.usage, name)
+        if count is not None:
+            setattr(merged.usage, name, count)
+
+
+def _priced(answer: _Answer, prices: PriceList) -> Usage:
+    tokens = None if answer.usage is None else _tokens(answer.usage)
+    if tokens is None:
+        return UNKNOWN_USAGE
+    model = answer.model if isinstance(answer.model, str) else ""
+    try:
+        total = to_tokens(to_tokens(tokens.input_tokens) + to_tokens(tokens.output_tokens))
+    except CallerError:
+        return UNKNOWN_USAGE
+    return Usage(tokens=total, micro_usd=_micro_usd(model, tokens, prices))
+
+
+def _micro_usd(model: str, tokens: _Tokens, prices: PriceList) -> int | None:
+    try:
+        cost = prices.cost(model, **msgspec.structs.asdict(tokens))
+    except CallerError:
+        return None
+    # The books refuse a larger amount, and then the task could not be settled at all.
+    return cost.micro_usd if cost.micro_usd <= MAX_RESERVATION_MICRO_USD else None
+
+
+def _tokens(counts: _Counts) -> _Tokens | None:
+    """Read the counts of whichever shape they have."""
+    if counts.prompt_tokens is not None:
+        return _whole_input(
+            counts, counts.prompt_tokens, counts.completion_tokens, counts.prompt_tokens_details
+        )
+    if counts.input_tokens is None:
+        return None
+    if counts.cache_creation_input_tokens is None and counts.cache_read_input_tokens is None:
+        return _whole_input(
+            counts, counts.input_tokens, counts.output_tokens, counts.input_tokens_details
+        )
+    return _input_beside_cache(counts, counts.input_tokens)
+
+
+def _whole_input(
+    counts: _Counts, given: int, produced: int | None, details: _Details | None
+) -> _Tokens | None:
+    """OpenAI: the input includes what the cache gave, and a total may count hidden output."""
+    if produced is None and counts.total_tokens is None:
+        return None
+    beyond = 0 if counts.total_tokens is None else counts.total_tokens - given
+    cached = 0 if details is None else details.cached_tokens or 0
+    # A negative count stays as it is, to be refused; the larger of two is what may be charged.
+    output = beyond if produced is None else produced if produced < 0 else max(produced, beyond)
+    return _Tokens(
+        input_tokens=given, output_tokens=output, cache_read_tokens=cached, cache_write_tokens=0
+    )
+
+
+def _input_beside_cache(counts: _Counts, given: int) -> _Tokens | None:
+    """Anthropic: the input is what came neither from the cache nor went into it."""
+    if counts.output_tokens is None:
+        return None
+    written, read = counts.cache_creation_input_tokens or 0, counts.cache_read_input_tokens or 0
+    if min(given, written, read) < 0:
+        return None
+    return _Tokens(
+        input_tokens=given + written + read,
+        output_tokens=counts.output_tokens,
+        cache_read_tokens=read,
+        cache_write_tokens=written,
+    )

@@ -1,0 +1,35 @@
+"""The settings of the service: where they come from, what they may be, what they make."""
+
+from headgate.settings.budgets import budgets
+from headgate.settings.decoding import load_settings
+from headgate.settings.rates import rate_limits, warnings_of
+from headgate.settings.sections import (
+    AgentSettings,
+    BudgetSettings,
+    LedgerSettings,
+    ProjectSettings,
+    RateLimitSettings,
+    SchedulerSettings,
+    ServerSettings,
+    Settings,
+    StoreSettings,
+)
+from headgate.settings.sources import FILE_NAME, settings_file
+
+__all__ = [
+    "FILE_NAME",
+    "AgentSettings",
+    "BudgetSettings",
+    "LedgerSettings",
+    "ProjectSettings",
+    "RateLimitSettings",
+    "SchedulerSettings",
+    "ServerSettings",
+    "Settings",
+    "StoreSettings",
+    "budgets",
+    "load_settings",
+    "rate_limits",
+    "settings_file",
+    "warnings_of",
+]

@@ -1,0 +1,234 @@
+"""The settings as types: one struct for each section of the file, with its defaults and ranges.
+
+A range stands in the type of its key, so that the check, the message and the reference page agree.
+Defaults are those of a service on one machine.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, inspect
+
+from headgate.core.admission import QueueLimits
+from headgate.core.budget_windows import MAX_ROLLING_HOURS, Window, WindowKind
+from headgate.core.load import MOST_ALPHA, resolve_alpha
+from headgate.core.money import (
+    MAX_LIMIT_TOKENS,
+    MAX_RESERVATION_TOKENS,
+    MicroUsd,
+    to_micro_usd,
+)
+from headgate.core.outcomes import RetryPolicy
+from headgate.core.projects import Agent, Project, ProjectStatus
+from headgate.core.rate_limits import RateKind
+from headgate.core.records import MAX_ATTEMPTS
+from headgate.core.retries import Backoff
+from headgate.core.snapshot import DEFAULT_TOKENS, MAX_COUNT, MAX_WEIGHT, LanePolicy
+from headgate.executors.targets import Target
+
+DEFAULT_PROJECT = "default"
+DEFAULT_PORT = 7420
+DEFAULT_MAX_CONCURRENT_AGENTS = 2
+ONE_YEAR_SECONDS = 365 * 86_400
+
+Dollars = str | int | float
+Places = Annotated[int, Meta(ge=1, le=1_000_000)]
+QueueLength = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+Workers = Annotated[int, Meta(ge=1, le=10_000)]
+Seconds = Annotated[float, Meta(ge=0.001, le=ONE_YEAR_SECONDS)]
+SecondsOrNone = Annotated[float, Meta(ge=0, le=ONE_YEAR_SECONDS)]
+Hours = Annotated[int, Meta(ge=1, le=MAX_ROLLING_HOURS)]
+Rate = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+Text = Annotated[str, Meta(min_length=1, max_length=2_000)]
+OptimizeFor = Literal["latency", "balanced", "throughput"]
+
+
+class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tasks are admitted, chosen, run and kept."""
+
+    enabled: bool = True
+    strategy: LanePolicy = LanePolicy.FEWEST_IN_FLIGHT
+    optimize_for: OptimizeFor | None = None
+    alpha: Annotated[float, Meta(ge=0, le=MOST_ALPHA)] | None = None
+    auto_tune: bool = False
+    max_wait_ticks: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1_000
+    max_queue_size: QueueLength = 1_000
+    max_per_agent: QueueLength = 100
+    max_inflight: Places = 20
+    max_per_agent_inflight: Places = 10
+    worker_count: Workers = 20
+    result_ttl_seconds: Seconds = 300.0
+    default_timeout_seconds: Seconds = 900.0
+    tick_seconds: Annotated[float, Meta(ge=0.01, le=3_600)] = 5.0
+    usage_window_hours: Hours = 24
+    global_budget: Annotated[int, Meta(ge=0, le=MAX_LIMIT_TOKENS)] = 0
+    default_tokens: Annotated[int, Meta(ge=1, le=MAX_RESERVATION_TOKENS)] = DEFAULT_TOKENS
+    default_cost_usd: Dollars = "0"
+    max_attempts: Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)] = 1
+    max_lag_tokens: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1_000_000
+    priority_ageing_seconds: SecondsOrNone = 0.0
+    lease_seconds: Annotated[float, Meta(ge=1, le=3_600)] = 10.0
+    max_result_bytes: Annotated[int, Meta(ge=1, le=64 * 2**20)] = 2**20
+    drain_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
+    retry_base_seconds: Seconds = 1.0
+    retry_max_seconds: Seconds = 60.0
+
+    @property
+    def resolved_alpha(self) -> float:
+        """The alpha of the load policy, whichever way it was given."""
+        return resolve_alpha(alpha=self.alpha, optimize_for=self.optimize_for)
+
+    @property
+    def queue_limits(self) -> QueueLimits:
+        """How many tasks may wait."""
+        return QueueLimits(max_queue=self.max_queue_size, max_per_agent=self.max_per_agent)
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """How long tasks wait before another try."""
+        base, longest = self.retry_base_seconds, self.retry_max_seconds
+        return RetryPolicy(backoff=Backoff(base_seconds=base, max_seconds=longest))
+
+    @property
+    def default_cost_micro_usd(self) -> MicroUsd:
+        """What is held for a task without an estimate in dollars."""
+        return to_micro_usd(self.default_cost_usd, field="default_cost_usd")
+
+    @property
+    def usage_window(self) -> Window:
+        """The window of shares, of `global_budget` and of each project's `budget_limit`."""
+        return Window(kind=WindowKind.ROLLING, hours=self.usage_window_hours)
+
+
+class RateLimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an agent type, a target or a slot may use; once loaded, `kind` is always known."""
+
+    kind: RateKind | None = None
+    tokens_per_minute: Rate | None = None
+    tokens_per_hour: Rate | None = None
+    tokens_per_day: Rate | None = None
+    requests_per_minute: Rate | None = None
+    requests_per_hour: Rate | None = None
+    requests_per_day: Rate | None = None
+
+
+class ProjectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The share, the cap and the budget of one project."""
+
+    name: str = ""
+    credit_weight: Annotated[float, Meta(ge=0, le=MAX_WEIGHT)] = 1.0
+    max_concurrent_agents: Places | None = None
+    budget_limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT_TOKENS)] | None = None
+    status: ProjectStatus = ProjectStatus.ACTIVE
+
+    def to_project(self, project_id: str) -> Project:
+        """Return the project as the decision knows it; only `default` may be without a cap."""
+        most = self.max_concurrent_agents
+        if most is None and project_id != DEFAULT_PROJECT:
+            most = DEFAULT_MAX_CONCURRENT_AGENTS
+        return Project(
+            id=project_id,
+            name=self.name,
+            credit_weight=self.credit_weight,
+            max_concurrent_agents=most,
+            budget_limit=self.budget_limit,
+            status=self.status,
+        )
+
+
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The places of one agent, its type, and whether it takes tasks that name none."""
+
+    capacity: Places | None = None
+    type: str = ""
+    accepts_open: bool = True
+
+    def to_agent(self, agent_id: str, scheduler: SchedulerSettings) -> Agent:
+        """Return the agent as the decision knows it."""
+        capacity = scheduler.max_per_agent_inflight if self.capacity is None else self.capacity
+        return Agent(
+            id=agent_id,
+            agent_type=self.type,
+            capacity=capacity,
+            accepts_open=self.accepts_open,
+        )
+
+
+class BudgetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The limits of one scope, and the window that they hold for."""
+
+    limit_usd: Dollars | None = None
+    limit_tokens: Annotated[int, Meta(ge=0, le=MAX_LIMIT_TOKENS)] | None = None
+    window: str = "none"
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the API is served."""
+
+    host: Text = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535)] = DEFAULT_PORT
+    advertise: Text | None = None
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What keeps the tasks; without a URL, an SQLite file in the data directory."""
+
+    url: Text | None = None
+
+
+class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What keeps the books; without a URL, the store does."""
+
+    url: Text | None = None
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that was configured, decoded and checked."""
+
+    scheduler: SchedulerSettings = SchedulerSettings()
+    rate_limits: dict[str, RateLimitSettings] = {}
+    targets: dict[str, Target] = {}
+    projects: dict[str, ProjectSettings] = {}
+    agents: dict[str, AgentSettings] = {}
+    budgets: dict[str, BudgetSettings] = {}
+    server: ServerSettings = ServerSettings()
+    store: StoreSettings = StoreSettings()
+    ledger: LedgerSettings = LedgerSettings()
+
+    @property
+    def default_target(self) -> str | None:
+        """The target of a task that names none: the one marked so, or the only one there is."""
+        marked = [name for name, target in self.targets.items() if target.default]
+        if not marked and len(self.targets) == 1:
+            marked = list(self.targets)
+        return marked[0] if marked else None
+
+    def core_projects(self) -> tuple[Project, ...]:
+        """Return all projects as the decision knows them, in the order of the file."""
+        return tuple(project.to_project(name) for name, project in self.projects.items())
+
+    def core_agents(self) -> tuple[Agent, ...]:
+        """Return the declared agents as the decision knows them, in the order of the file."""
+        agents = self.agents.items()
+        return tuple(agent.to_agent(name, self.scheduler) for name, agent in agents)
+
+
+TABLES: dict[str, type[msgspec.Struct]] = {
+    "scheduler": SchedulerSettings,
+    "server": ServerSettings,
+    "store": StoreSettings,
+    "ledger": LedgerSettings,
+}
+"""The sections that are one table each; environment variables reach these."""
+
+NAMED_TABLES = ("rate_limits", "targets", "projects", "agents", "budgets")
+"""The sections that have a table for each name."""
+
+ZERO_LEAVES_OUT = frozenset(
+    field.name
+    for field in msgspec.structs.fields(SchedulerSettings)
+    if getattr(inspect.type_info(field.type), "ge", None)
+)
+"""The keys of `[scheduler]` whose least value is above 0: a 0 there leaves the key out."""

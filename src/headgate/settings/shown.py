@@ -1,0 +1,86 @@
+"""Settings for the eye: every effective value with its origin, and no secret among them.
+
+Rule: what may be a secret is replaced, not shortened. A header or a variable is shown only where it
+consists of a reference such as `Bearer {env.TOKEN}`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from headgate.executors.targets import CommandTarget, Target
+from headgate.settings.messages import key_path
+from headgate.settings.sections import NAMED_TABLES, Settings
+
+HIDDEN = "***"
+DEFAULT_ORIGIN = "default"
+
+_VARIABLE = re.compile(r"\{env\.(\w+)\}")
+_REFERENCE = re.compile(r"(?:[A-Za-z]+ )?\{env\.\w+\}")
+_CREDENTIALS = re.compile(r"(?<=://).*@", re.DOTALL)
+_QUERY_VALUE = re.compile(r"(?<==)(?!\{[\w.]+\}(?:[&#]|$))[^&#]+")
+_SECRET_ARGUMENT = re.compile(
+    r"((?:key|token|secret|password)[\w-]*=).+", re.IGNORECASE | re.DOTALL
+)
+_URL_KEYS = {"url", "proxy"}
+_SECRET_KEYS = {"headers", "env"}
+
+Origins = dict[tuple[str, ...], str]
+
+
+class ShownValue(msgspec.Struct, frozen=True, kw_only=True):
+    """One effective value, and the file, variable or option that it comes from."""
+
+    value: object
+    origin: str
+
+
+def shown_settings(settings: Settings, origins: Origins) -> dict[str, ShownValue]:
+    """Return every effective value by its key, with secrets hidden."""
+    return {
+        key_path(*path): ShownValue(
+            value=hidden(path[-1], value), origin=origins.get(path, DEFAULT_ORIGIN)
+        )
+        for path, value in _values(settings)
+    }
+
+
+def _values(settings: Settings) -> Iterator[tuple[tuple[str, ...], object]]:
+    for section, table in msgspec.to_builtins(settings).items():
+        for name, value in table.items():
+            if section in NAMED_TABLES:
+                yield from (((section, name, key), inner) for key, inner in value.items())
+            else:
+                yield (section, name), value
+
+
+def hidden(key: str, value: object) -> object:
+    """Return the value of a key without what may be a secret in it."""
+    if key in _SECRET_KEYS and isinstance(value, dict):
+        return {name: _reference_or_hidden(text) for name, text in value.items()}
+    if isinstance(value, dict):
+        return {name: hidden(name, inner) for name, inner in value.items()}
+    if key in _URL_KEYS and isinstance(value, str):
+        return _hidden_url(value)
+    if key == "command" and isinstance(value, list | tuple):
+        return [_SECRET_ARGUMENT.sub(rf"\1{HIDDEN}", str(argument)) for argument in value]
+    return value
+
+
+def variables_of(target: Target) -> set[str]:
+    """Return the environment variables that a target refers to."""
+    written = msgspec.json.encode(target).decode()
+    passed = target.pass_env if isinstance(target, CommandTarget) else ()
+    return {*_VARIABLE.findall(written), *passed}
+
+
+def _reference_or_hidden(text: object) -> object:
+    return text if isinstance(text, str) and _REFERENCE.fullmatch(text) else HIDDEN
+
+
+def _hidden_url(url: str) -> str:
+    place, mark, query = _CREDENTIALS.sub(f"{HIDDEN}@", url).partition("?")
+    return f"{place}{mark}{_QUERY_VALUE.sub(HIDDEN, query)}"

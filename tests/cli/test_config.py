@@ -1,0 +1,199 @@
+"""`headgate config` as a person meets it: what it prints, what it refuses, what it hides."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from headgate.cli.config import config
+from headgate.cli.config_report import EXAMPLE
+from headgate.cli.main import run
+from headgate.settings import SchedulerSettings
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give every test a working directory of its own, without a file."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(here: Path, text: str) -> None:
+    (here / "headgate.toml").write_text(text)
+
+
+def test_check_says_ok_and_counts_what_there_is(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    projects = "\n".join(f"[projects.p{number}]" for number in range(7))
+    write(here, f"{projects}\n[scheduler]\nglobal_budget = 5\n[agents.a]\ntype = 'claude'")
+    assert run(["config", "check"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "headgate.toml: ok",
+        "  settings     number  names",
+        "  projects     8       p0, p1, p2, p3, p4, p5 and 2 more",
+        "  agents       1       a",
+        "  targets      1       echo",
+        "  budgets      1       root",
+        "  rate limits  0",
+    ]
+
+
+def test_check_without_a_file_checks_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "check"]) == 0
+    assert capsys.readouterr().out.startswith("no headgate.toml here, all defaults: ok\n")
+
+
+def test_check_writes_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(here, "[rate_limits.claude]\ntokens_per_day = 5")
+    assert run(["config", "check", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.pop("warnings")[0].startswith("rate_limits.claude: no agent type")
+    assert printed == {
+        "file": "headgate.toml",
+        "ok": True,
+        "projects": ["default"],
+        "agents": [],
+        "targets": ["echo"],
+        "budgets": [],
+        "rate_limits": ["claude"],
+    }
+
+
+WRONG = [
+    (
+        "[scheduler]\nmax_inflght = 5",
+        "scheduler.max_inflght: is not a setting; did you mean max_inflight?",
+    ),
+    (
+        "[scheduler",
+        "headgate.toml, line 1, column 11: Expected ']' at the end of a table declaration",
+    ),
+    (
+        '[agents."\\u001b[31m"]',
+        'agents."\\u001b[31m": a name has 1 to 128 characters, all of them printable',
+    ),
+]
+
+
+@pytest.mark.parametrize("command", ["check", "show"])
+@pytest.mark.parametrize(("text", "line"), WRONG)
+def test_a_wrong_file_is_one_line_and_exit_code_two(
+    command: str, text: str, line: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here, text)
+    assert run(["config", command, "--json"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == f"headgate: {line}\n"
+
+
+def test_check_refuses_what_the_executor_of_a_target_would(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here, '[targets.a]\nkind = "command"\ncommand = ["run", "{taskId}"]')
+    assert run(["config", "check"]) == 2
+    line = "headgate: targets.a.command: {taskId} is not filled in a command"
+    assert capsys.readouterr().err.startswith(line)
+
+
+def test_a_wrong_variable_is_one_line_and_exit_code_two(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADGATE_SERVER__PROT", "5")
+    assert run(["config", "check"]) == 2
+    line = "HEADGATE_SERVER__PROT: is not a setting; did you mean port?"
+    assert capsys.readouterr().err == f"headgate: {line}\n"
+
+
+def test_a_named_file_that_is_missing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "check", "--config", "no.toml"]) == 2
+    line = "no.toml: cannot be read: No such file or directory; name a file with --config"
+    assert capsys.readouterr().err == f"headgate: {line}\n"
+
+
+def test_a_variable_that_a_target_lacks_is_a_warning(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HEADGATE_TEST_TOKEN", raising=False)
+    target = '[targets.a]\nkind = "command"\ncommand = ["run"]\nenv = { K = "{env.%s}" }'
+    write(here, target % "HEADGATE_TEST_TOKEN")
+    assert run(["config", "check"]) == 0
+    warning = "targets.a: needs HEADGATE_TEST_TOKEN in the environment"
+    assert capsys.readouterr().err == f"headgate: warning: {warning}\n"
+
+
+def test_show_has_every_key_with_its_origin(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADGATE_SCHEDULER__MAX_INFLIGHT", "5")
+    write(here, "[server]\nport = 8080")
+    assert run(["config", "show", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["server.port"] == {"value": 8080, "origin": "headgate.toml"}
+    assert shown["scheduler.max_inflight"] == {
+        "value": 5,
+        "origin": "HEADGATE_SCHEDULER__MAX_INFLIGHT",
+    }
+    assert shown["server.host"] == {"value": "127.0.0.1", "origin": "default"}
+    assert {f"scheduler.{name}" for name in SchedulerSettings.__struct_fields__} <= set(shown)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_show_hides_secrets(
+    arguments: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(
+        here,
+        """
+        [store]
+        url = "postgresql://headgate:hunter2@db/tasks?sslpassword=hunter2"
+        [targets.a]
+        kind = "http"
+        url = "http://h/?token=hunter2"
+        headers = { Authorization = "Bearer hunter2", Other = "Bearer {env.TOKEN}" }
+        """,
+    )
+    assert run(["config", "show", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "hunter2" not in printed
+    assert "postgresql://***@db/tasks" in printed
+    assert "Bearer {env.TOKEN}" in printed
+
+
+def test_show_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "show"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1] == ["key", "value", "from"]
+    assert ["scheduler.strategy", "fair-fifo", "default"] in lines
+
+
+def test_example_prints_a_file_that_check_accepts(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["config", "example"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == EXAMPLE.read_text() == (DOCS / "examples/headgate.toml").read_text()
+    write(here, printed)
+    assert run(["config", "check"]) == 0
+
+
+def test_example_writes_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "example", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == tomllib.loads(EXAMPLE.read_text())
+
+
+def test_every_command_and_option_is_in_the_reference() -> None:
+    page = (DOCS / "reference/configuration.md").read_text()
+    for name, command in config.commands.items():
+        assert f"\n## `headgate config {name}`\n" in page
+        section = page.split(f"\n## `headgate config {name}`\n")[1].split("\n## ")[0]
+        for parameter in command.params:
+            assert isinstance(parameter, click.Option)
+            assert f"`{parameter.opts[0]}`" in section
