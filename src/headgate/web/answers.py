@@ -1,0 +1,51 @@
+"""What goes back to a client: a status, a JSON body, and the few headers around them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from headgate.web.refusals import RETRY_AFTER_SECONDS, Refusal
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+_ENCODER = msgspec.json.Encoder()
+_TOO_MANY = 429
+_UNAVAILABLE = 503
+_JSON = (b"content-type", b"application/json")
+_RETRY_AFTER = (b"retry-after", str(RETRY_AFTER_SECONDS).encode())
+_CLOSE = (b"connection", b"close")
+
+
+class Answer(NamedTuple):
+    """One HTTP response."""
+
+    status: int
+    body: bytes
+    headers: Headers = ()
+
+    def head(self, request_id: bytes) -> list[tuple[bytes, bytes]]:
+        """Return all headers of the response."""
+        length = (b"content-length", b"%d" % len(self.body))
+        if not self.body:
+            return [length, (b"x-request-id", request_id), *self.headers]
+        return [_JSON, length, (b"x-request-id", request_id), *self.headers]
+
+
+def json_answer(status: int, body: object, headers: Headers = ()) -> Answer:
+    """Return an answer with a struct or a mapping as its JSON."""
+    return Answer(status, _ENCODER.encode(body), headers)
+
+
+def refusal_answer(refusal: Refusal) -> Answer:
+    """Return the answer that a refusal stands for."""
+    status = refusal.kind.status
+    headers: list[tuple[bytes, bytes]] = []
+    if status in (_TOO_MANY, _UNAVAILABLE):
+        headers.append(_RETRY_AFTER)
+    if refusal.allow:
+        headers.append((b"allow", refusal.allow.encode()))
+    if refusal.closes:
+        headers.append(_CLOSE)
+    return json_answer(status, refusal.body, tuple(headers))

@@ -1,0 +1,158 @@
+"""The ASGI application: a table of routes, and the edge where errors become answers.
+
+Rule: every request gets an answer in the one shape, and no answer tells how the service is made.
+What nobody expected is logged once, under the id that the client is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from itertools import count
+from typing import Any
+
+from headgate.errors import HeadgateError
+from headgate.intake import Intake
+from headgate.runtime.deadline_watch import DeadlineWatch
+from headgate.web.answers import Answer, refusal_answer
+from headgate.web.api import Api, Handler, LimitsShown, Route
+from headgate.web.refusals import Refusal, refusal_of
+from headgate.web.requests import ClientGoneError, Request
+from headgate.web.service import TaskService
+from headgate.web.status import show_alive, show_ready, show_stats
+from headgate.web.submitting import submit_batch, submit_task
+from headgate.web.tasks import cancel_task, explain_task, list_tasks, show_task
+
+ROUTES = (
+    Route("POST", "/tasks", submit_task, "submit a task"),
+    Route("GET", "/tasks", list_tasks, "list tasks, newest first"),
+    Route("POST", "/tasks/batch", submit_batch, "submit 1 to 50 tasks"),
+    Route("GET", "/tasks/{id}", show_task, "show a task"),
+    Route("POST", "/tasks/{id}/cancel", cancel_task, "cancel a task"),
+    Route("GET", "/tasks/{id}/why", explain_task, "say why a task waits"),
+    Route("GET", "/scheduler/stats", show_stats, "counts and limits"),
+    Route("GET", "/livez", show_alive, "say that the process serves"),
+    Route("GET", "/readyz", show_ready, "say whether this node takes and runs tasks"),
+)
+
+ANSWER_SECONDS = 30.0
+_NO_ANSWER = "the store has not answered; whether the request was carried out is not known"
+_PLACEHOLDER = "{id}"
+_NO_CONTENT = 204
+_LOG = logging.getLogger("headgate.web")
+
+
+class App:
+    """The application of one node. `api` may be given other rules while it serves."""
+
+    def __init__(self, api: Api, routes: tuple[Route, ...] = ROUTES) -> None:
+        self.api = api
+        self._fixed: dict[str, dict[str, Handler]] = {}
+        self._patterns: dict[tuple[str, ...], dict[str, Handler]] = {}
+        for route in routes:
+            self._add(route)
+        self._patience: DeadlineWatch[asyncio.Task[Any]] = DeadlineWatch(time.monotonic, self._lose)
+        self._lost: set[asyncio.Task[Any]] = set()
+        self._request_ids = (b"%b-%x" % (os.urandom(6).hex().encode(), n) for n in count(1))
+
+    def _add(self, route: Route) -> None:
+        if _PLACEHOLDER not in route.path:
+            self._fixed.setdefault(route.path, {})[route.method] = route.handler
+            return
+        shape = tuple(route.path.split("/")[1:])
+        self._patterns.setdefault(shape, {})[route.method] = route.handler
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
+        """Answer one request, as ASGI has it."""
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        request.request_id = request.sent_request_id() or next(self._request_ids)
+        try:
+            answer = await self._answer_in_time(request, scope["path"])
+        except ClientGoneError:
+            return
+        head = answer.head(request.request_id)
+        await send({"type": "http.response.start", "status": answer.status, "headers": head})
+        await send({"type": "http.response.body", "body": answer.body})
+
+    async def _answer_in_time(self, request: Request, path: str) -> Answer:
+        """Answer, if need be that the store has not: one that hangs must not hang its clients."""
+        task = asyncio.current_task()
+        if task is None:
+            return await self._answer(request, path)
+        self._patience.watch(task, time.monotonic() + ANSWER_SECONDS)
+        try:
+            return await self._answer(request, path)
+        except asyncio.CancelledError:
+            if task not in self._lost:
+                raise
+            self._lost.discard(task)
+            task.uncancel()
+            return refusal_answer(Refusal("unavailable", _NO_ANSWER))
+        finally:
+            self._patience.leave(task)
+
+    def _lose(self, task: asyncio.Task[Any]) -> None:
+        self._lost.add(task)
+        task.cancel()
+
+    async def _answer(self, request: Request, path: str) -> Answer:
+        try:
+            handlers, task_id = self._find(request, path)
+            handler = handlers.get("GET" if request.method == "HEAD" else request.method)
+            if handler is None:
+                return _other_method(request.method, handlers)
+            return await handler(self.api, request, task_id)
+        except Refusal as refusal:
+            return refusal_answer(refusal)
+        except HeadgateError as error:
+            return self._answer_to(error, request, path)
+        except ClientGoneError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the edge: whatever it is, the client gets an answer
+            return self._answer_to(error, request, path)
+
+    def _answer_to(self, error: Exception, request: Request, path: str) -> Answer:
+        refusal = refusal_of(error)
+        if refusal.body.code == "internal":
+            request_id = request.request_id.decode("ascii")
+            _LOG.error("request %s: %s %r", request_id, request.method, path, exc_info=error)
+        return refusal_answer(refusal)
+
+    def _find(self, request: Request, path: str) -> tuple[dict[str, Handler], str]:
+        handlers = self._fixed.get(path)
+        if handlers is not None:
+            return handlers, ""
+        segments = request.segments()
+        for shape, found in self._patterns.items():
+            if len(shape) == len(segments):
+                task_id = _task_id(shape, segments)
+                if task_id is not None:
+                    return found, task_id
+        raise Refusal("not_found", "there is nothing at this address")
+
+
+def build_app(engine: TaskService, *, intake: Intake, limits: LimitsShown | None = None) -> App:
+    """Return the application that serves an engine."""
+    return App(Api(engine, intake, limits or LimitsShown()))
+
+
+def _task_id(shape: tuple[str, ...], segments: list[str]) -> str | None:
+    task_id = None
+    for wanted, given in zip(shape, segments, strict=True):
+        if wanted == _PLACEHOLDER:
+            task_id = given
+        elif wanted != given:
+            return None
+    return task_id
+
+
+def _other_method(method: str, handlers: dict[str, Handler]) -> Answer:
+    allowed = [*handlers, *(["HEAD"] if "GET" in handlers else []), "OPTIONS"]
+    allow = ", ".join(sorted(allowed))
+    if method == "OPTIONS":
+        return Answer(_NO_CONTENT, b"", ((b"allow", allow.encode()),))
+    raise Refusal("method_not_allowed", f"use {allow} here", allow=allow)

@@ -1,0 +1,140 @@
+"""Reading a request: its headers, its body within bounds, its query."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from headgate.web.refusals import Refusal
+
+MAX_BODY_BYTES = 1024 * 1024
+BODY_SECONDS = 30.0
+MAX_QUERY_FIELDS = 32
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+# curl says this of any body that it is given without a type.
+_TAKEN_TYPES = (b"application/json", b"text/json", b"application/x-www-form-urlencoded")
+_CHARSET = re.compile(rb";\s*charset=\"?([^\s;\"]*)", re.IGNORECASE)
+_TAKEN_CHARSETS = (b"utf-8", b"utf8", b"us-ascii", b"ascii", b"")
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before it had sent its request."""
+
+
+class Request:
+    """One HTTP request. What is asked for is looked up when it is asked for."""
+
+    __slots__ = ("_receive", "_scope", "method", "request_id")
+
+    def __init__(self, scope: Any, receive: Any) -> None:  # noqa: ANN401 - as ASGI has it
+        self._scope = scope
+        self._receive = receive
+        self.method: str = scope["method"]
+        self.request_id: bytes = b""
+
+    def header(self, name: bytes) -> bytes:
+        """Return the first header of this name; empty if there is none."""
+        for given, value in self._scope["headers"]:
+            if given == name:
+                return bytes(value)
+        return b""
+
+    def sent_request_id(self) -> bytes:
+        """Return the client's own id for the request, if it can be echoed."""
+        given = self.header(b"x-request-id")
+        return given if given and _REQUEST_ID.fullmatch(given) else b""
+
+    def segments(self) -> list[str]:
+        """Return the parts of the path, each decoded by itself: %2F does not split one."""
+        raw: bytes = self._scope.get("raw_path") or self._scope["path"].encode()
+        return [unquote(part) for part in raw.partition(b"?")[0].decode("latin-1").split("/")[1:]]
+
+    def query(self) -> dict[str, str]:
+        """Return the query; of a name that is given twice, the last."""
+        text = self._scope["query_string"].decode("latin-1")
+        try:
+            return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS))
+        except ValueError:
+            raise Refusal("invalid_field", "the query has too many fields") from None
+
+    async def json_body(self) -> bytes:
+        """Return the whole body, or refuse it as too large, too slow or of another type."""
+        self._check_headers()
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        body: bytes = message.get("body", b"")
+        if message.get("more_body", False):
+            return await self._rest_of_body(body)
+        if len(body) > MAX_BODY_BYTES:
+            raise too_large()
+        return body
+
+    def _check_headers(self) -> None:
+        for name, value in self._scope["headers"]:
+            if name == b"content-length":
+                _check_length(value)
+            elif name == b"content-type":
+                _check_type(value)
+            elif name == b"content-encoding" and value.lower() != b"identity":
+                raise Refusal("unsupported_media_type", "send the body uncompressed", closes=True)
+            elif name == b"origin":
+                self._check_origin(value)
+
+    def check_change(self) -> None:
+        """Refuse a change without a body that the page of another site asks for."""
+        origin = self.header(b"origin")
+        if origin:
+            self._check_origin(origin)
+
+    def _check_origin(self, origin: bytes) -> None:
+        if origin.partition(b"://")[2] != self.header(b"host"):
+            message = "requests that change something are not taken from pages of other sites"
+            raise Refusal("forbidden_origin", message, closes=True)
+
+    async def _rest_of_body(self, first: bytes) -> bytes:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                return await self._collect(first)
+        except TimeoutError:
+            message = f"the body did not arrive within {BODY_SECONDS:.0f} seconds"
+            raise Refusal("request_timeout", message, closes=True) from None
+
+    async def _collect(self, first: bytes) -> bytes:
+        parts, size, has_more = [first], len(first), True
+        while has_more:
+            if size > MAX_BODY_BYTES:
+                raise too_large()
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            has_more = message.get("more_body", False)
+        if size > MAX_BODY_BYTES:
+            raise too_large()
+        return b"".join(parts)
+
+
+def _check_length(value: bytes) -> None:
+    if len(value) > len(str(MAX_BODY_BYTES)) or (value.isdigit() and int(value) > MAX_BODY_BYTES):
+        raise too_large()
+
+
+def _check_type(value: bytes) -> None:
+    kind = value.partition(b";")[0].strip().lower()
+    if kind and kind not in _TAKEN_TYPES and not kind.endswith(b"+json"):
+        raise Refusal("unsupported_media_type", "send application/json", closes=True)
+    charset = _CHARSET.search(value)
+    if charset is not None and charset[1].lower() not in _TAKEN_CHARSETS:
+        raise Refusal("unsupported_media_type", "send the body in UTF-8", closes=True)
+
+
+def too_large() -> Refusal:
+    """Return the answer to a body of more than the limit."""
+    # The rest of the body is not read, so nothing after it could be understood.
+    message = f"the body has more than {MAX_BODY_BYTES} bytes"
+    return Refusal("body_too_large", message, closes=True)

@@ -1,0 +1,61 @@
+"""What the API asks of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Protocol
+
+import msgspec
+
+from headgate.core.records import Submission, TaskRecord, Terms
+from headgate.core.tasks import Task
+from headgate.store import Queued, TaskPage, TaskQuery, Totals, TurnedAway, UnknownParent
+
+
+class HealthReport(Protocol):
+    """Whether this node can do its work, as what, and what is wrong."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether tasks are taken and run now."""
+
+    @property
+    def role(self) -> str:
+        """What this node does among others."""
+
+    @property
+    def problem(self) -> str:
+        """What keeps it from being ready; empty if nothing does."""
+
+
+class TaskService(Protocol):
+    """Takes tasks and tells what became of them.
+
+    Every method may raise `StoreUnavailableError`.
+    """
+
+    def now(self) -> float:
+        """Return the time by which deadlines are judged."""
+
+    def submit(
+        self, task: Task, terms: Terms, submission: Submission
+    ) -> Awaitable[Queued | TurnedAway | UnknownParent]:
+        """Take a task without an id; the answer means that it is on disk."""
+
+    async def cancel(self, task_id: str) -> TaskRecord | None:
+        """Cancel a task, and wait a while for it to stop; `IllegalTransitionError` if it ended."""
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        """Return a task; None if there is no such task."""
+
+    async def find(self, query: TaskQuery) -> TaskPage:
+        """List tasks, newest first, as many as fit on one page."""
+
+    async def totals(self) -> Totals:
+        """Count what waits, runs and has happened."""
+
+    async def why(self, task_id: str) -> msgspec.Struct | None:
+        """Return every rule that keeps a task waiting; None if there is no such task."""
+
+    def health(self) -> HealthReport:
+        """Say whether this node can do its work."""

@@ -1,0 +1,127 @@
+"""A task as clients see it: everything that is known of it, and nothing that is not set."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from headgate.core.money import to_usd_float
+from headgate.core.records import OnExhausted, OnParentFailure, TaskRecord
+from headgate.core.tasks import TaskStatus
+
+
+class AmountBody(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Tokens and dollars, as far as they are known."""
+
+    tokens: int | None = None
+    usd: float | None = None
+
+
+class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """The JSON of a task. Times are RFC 3339 in UTC; `latency_ms` is from start to end."""
+
+    task_id: str
+    agent_id: str | None = None
+    action: str = ""
+    tab_id: str | None = None
+    selector: str | None = None
+    ref: str | None = None
+    params: msgspec.Raw | None = None
+    priority: int
+    state: TaskStatus
+    deadline: datetime | None = None
+    created_at: datetime
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    latency_ms: int | None = None
+    result: msgspec.Raw | None = None
+    error: str | None = None
+    callback_url: str | None = None
+    position: int | None = None
+    project_id: str
+    target: str | None = None
+    input: msgspec.Raw | None = None
+    weight: float
+    estimate: AmountBody | None = None
+    scopes: tuple[str, ...] = ()
+    depends_on: tuple[str, ...] = ()
+    on_parent_failure: OnParentFailure
+    not_before: datetime | None = None
+    labels: dict[str, str] = {}
+    max_attempts: int
+    on_exhausted: OnExhausted
+    attempt: int
+    usage: AmountBody | None = None
+
+
+def snapshot_of(record: TaskRecord) -> TaskSnapshot:
+    """Return what clients see of a task."""
+    task, terms, given, progress = record.task, record.terms, record.submission, record.progress
+    return TaskSnapshot(
+        task_id=task.id,
+        agent_id=record.agent_id or task.agent_id,
+        action=given.action,
+        tab_id=given.tab_id,
+        selector=given.selector,
+        ref=given.ref,
+        params=given.params or None,
+        priority=task.priority,
+        state=task.status,
+        deadline=moment(task.deadline),
+        created_at=exact_moment(task.created_at),
+        started_at=moment(progress.started_at),
+        completed_at=moment(progress.completed_at),
+        latency_ms=_latency_ms(progress.started_at, progress.completed_at),
+        result=record.result or None,
+        error=record.error or None,
+        callback_url=given.callback_url,
+        position=_position(record),
+        project_id=task.project_id,
+        target=task.target,
+        input=given.input or None,
+        weight=task.weight,
+        estimate=_amount(task.estimate_tokens, terms.estimate_micro_usd or None),
+        scopes=task.scopes,
+        depends_on=terms.depends_on,
+        on_parent_failure=terms.on_parent_failure,
+        not_before=moment(task.not_before),
+        labels=given.labels,
+        max_attempts=terms.max_attempts,
+        on_exhausted=terms.on_exhausted,
+        attempt=progress.attempt,
+        usage=_used(record),
+    )
+
+
+def moment(seconds: float | None) -> datetime | None:
+    """Return Unix seconds as a time in UTC."""
+    return None if seconds is None else exact_moment(seconds)
+
+
+def exact_moment(seconds: float) -> datetime:
+    """Return Unix seconds as a time in UTC."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _used(record: TaskRecord) -> AmountBody | None:
+    """Return what all attempts were booked at; None before the first has ended."""
+    if record.tokens is None and record.micro_usd is None:
+        return None
+    return _amount(record.progress.used_tokens, record.progress.used_micro_usd)
+
+
+def _position(record: TaskRecord) -> int | None:
+    return record.position or None if record.task.status is TaskStatus.QUEUED else None
+
+
+def _latency_ms(started_at: float | None, completed_at: float | None) -> int | None:
+    if started_at is None or completed_at is None:
+        return None
+    return max(0, round((completed_at - started_at) * 1000))
+
+
+def _amount(tokens: int | None, micro_usd: int | None) -> AmountBody | None:
+    if tokens is None and micro_usd is None:
+        return None
+    return AmountBody(tokens=tokens, usd=None if micro_usd is None else to_usd_float(micro_usd))
