@@ -22,6 +22,7 @@ UPDATING = bool(os.environ.get("UPDATE_DOCS"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 OUTPUT_LANGUAGES = ("text", "output")
 ANY_LINES = "..."
+ANY_TEXT = "…"
 
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _NOT_RUN = re.compile(r"<!-- not run: \S[^>]* -->\s*\Z")
@@ -55,11 +56,18 @@ class Output(NamedTuple):
 
     @property
     def is_right(self) -> bool:
-        """Whether the page shows what was printed, where `...` stands for any lines."""
-        if ANY_LINES not in self.shown.split("\n"):
+        """Whether the page shows what was printed.
+
+        A line of `...` stands for any lines, and `…` for any text within a line.
+        """
+        if ANY_LINES not in self.shown.split("\n") and ANY_TEXT not in self.shown:
             return self.shown == self.printed
-        parts = [re.escape(part) for part in self.shown.split(f"{ANY_LINES}\n")]
+        parts = [_pattern(part) for part in self.shown.split(f"{ANY_LINES}\n")]
         return re.fullmatch(r"(?:.*\n)*?".join(parts), self.printed) is not None
+
+
+def _pattern(shown: str) -> str:
+    return ".*".join(re.escape(part) for part in shown.split(ANY_TEXT))
 
 
 def name_of(page: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import tomllib
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -41,6 +42,7 @@ from headgate.cli.main import cli
 from headgate.core.gates import GateClosure
 from headgate.core.holds import Hold
 from headgate.core.snapshot import decode_snapshot
+from headgate.settings import load_settings
 
 DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
 PYTHON_REFERENCE = (ROOT / "docs/reference/python.md").read_text()
@@ -48,7 +50,7 @@ CLI_REFERENCE = (ROOT / "docs/reference/cli.md").read_text()
 SNAPSHOT_REFERENCE = (ROOT / "docs/reference/snapshot.md").read_text()
 REASONS = (ROOT / "docs/how-to/read-the-reasons.md").read_text()
 
-LANGUAGES = {"python", "text", "output", "console", "sh", "json", "mermaid"}
+LANGUAGES = {"python", "text", "output", "console", "shell", "sh", "json", "toml", "mermaid"}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
@@ -97,6 +99,17 @@ def test_every_json_block_is_a_snapshot(page: Path) -> None:
     for block in blocks_of(page.read_text()):
         if block.language == "json":
             assert decode_snapshot(block.body.encode()).projects
+
+
+@every_page
+def test_every_toml_block_is_settings_that_a_service_starts_with(
+    page: Path, tmp_path: Path
+) -> None:
+    for block in blocks_of(page.read_text()):
+        if block.language == "toml":
+            path = tmp_path / "headgate.toml"
+            path.write_text(block.body)
+            load_settings(path, {}, {})
 
 
 @every_page
@@ -291,11 +304,25 @@ def test_every_reason_is_explained() -> None:
     }
 
 
-def test_every_module_is_in_the_table_of_the_architecture_page() -> None:
+def test_the_modules_of_the_architecture_page_exist_and_none_of_the_core_is_missing() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
     listed = {row[1] for row in rows_under(page, "Where do I find…")}
-    core = {f"headgate.core.{path.stem}" for path in (ROOT / "src/headgate/core").glob("[a-z]*.py")}
-    assert listed == core | {"headgate.errors", "headgate.rate_windows"}
+    modules = {
+        ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        for path in (ROOT / "src/headgate").rglob("[a-z]*.py")
+    }
+    # Of other packages only the main modules are listed; of these two all are.
+    whole = tuple(f"headgate.{package}." for package in ("core", "runtime"))
+    assert listed >= {name for name in modules if name.startswith(whole)}
+    assert listed <= modules
+
+
+def test_every_layer_is_in_the_table_of_the_architecture_page() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = [name for name in contracts["contracts"][0]["layers"] if name != "__main__"]
+    rows = rows_under(page, "Layers")
+    assert re.findall(r"headgate\.(\w+)", " ".join(row[0] for row in rows)) == layers
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=name_of)

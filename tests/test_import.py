@@ -26,7 +26,7 @@ PUBLIC_NAMES = [
 ]
 ROOT = Path(__file__).parent.parent
 BARE_INSTALL = {"click", "headgate", "markdown_it", "mdurl", "msgspec", "pygments", "rich"}
-NOT_FOR_DECIDING = {"asyncio", "click", "litestar", "logging", "random", "rich", "socket"}
+NOT_FOR_DECIDING = {"asyncio", "click", "logging", "random", "rich", "socket", "structlog"}
 MOST_IMPORT_SECONDS = 2.0
 
 # Development installs more than users have, so whatever they lack is made to be missing.
@@ -92,6 +92,22 @@ def test_a_command_in_a_pipe_does_not_import_rich(arguments: list[str]) -> None:
 def test_the_bare_install_is_enough(statement: str) -> None:
     loaded, _ = probe(statement, installed=BARE_INSTALL)
     assert "headgate" in loaded
+
+
+def test_the_service_on_a_bare_install_says_which_extra_it_needs() -> None:
+    statement = "from headgate.cli.main import run; import os; os._exit(run(['up', '--port', '0']))"
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(statement=statement, installed=BARE_INSTALL)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "headgate: headgate up: needs the package structlog, which is not installed; "
+        "run pip install 'headgate[server]'\n"
+    )
 
 
 @pytest.mark.parametrize("name", PUBLIC_NAMES)

@@ -22,7 +22,7 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 
-COMMANDS = ("budget", "decide", "demo")
+COMMANDS = ("budget", "config", "decide", "demo", "up")
 """Each is in the module of its name."""
 
 

@@ -1,0 +1,72 @@
+"""What `headgate config` finds out, as values that it can print or write.
+
+It is apart from the commands so that a list of these loads no settings.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from headgate.executors.build import build_executor
+from headgate.settings import Settings, budgets, load_settings, settings_file, warnings_of
+from headgate.settings.decoding import decode
+from headgate.settings.messages import key_path
+from headgate.settings.shown import ShownValue, shown_settings, variables_of
+from headgate.settings.sources import merge
+
+EXAMPLE = Path(__file__).parent.parent / "settings" / "example.toml"
+ROOT_NAME = "root"
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What is configured, by name, and what may be a mistake."""
+
+    file: str | None
+    ok: bool = True
+    projects: list[str]
+    agents: list[str]
+    targets: list[str]
+    budgets: list[str]
+    rate_limits: list[str]
+    warnings: list[str]
+
+
+def check_settings(given: Path | None) -> CheckReport:
+    """Check what the service would start with; the first mistake is raised."""
+    path = settings_file(given)
+    settings = load_settings(path, os.environ, {})
+    return CheckReport(
+        file=None if path is None else str(path),
+        projects=list(settings.projects),
+        agents=list(settings.agents),
+        targets=list(settings.targets),
+        budgets=[scope or ROOT_NAME for scope in budgets(settings)],
+        rate_limits=list(settings.rate_limits),
+        warnings=[*warnings_of(settings), *_target_warnings(settings)],
+    )
+
+
+def settings_in_effect(given: Path | None) -> dict[str, ShownValue]:
+    """Return every value in effect by its key, with its origin, and with secrets hidden."""
+    merged = merge(settings_file(given), os.environ, {})
+    return shown_settings(decode(merged), merged.origins)
+
+
+def _target_warnings(settings: Settings) -> list[str]:
+    """Build what would serve each target; where variables are missing, only say which.
+
+    A file is also checked where its secrets are not, as before a deployment.
+    """
+    warnings = []
+    for name, target in settings.targets.items():
+        missing = sorted(variables_of(target) - set(os.environ))
+        if missing:
+            key = key_path("targets", name)
+            warnings.append(f"{key}: needs {', '.join(missing)} in the environment")
+        else:
+            build_executor(name, target, environ=os.environ, clock=time.time)
+    return warnings

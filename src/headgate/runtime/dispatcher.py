@@ -1,0 +1,372 @@
+"""The dispatcher: decides what runs next, and applies the plan in one transaction.
+
+It keeps a desk between rounds and is shown every record that changes. A submit, a settlement or a
+timer wakes it; the tick is only a net below that. It dispatches while it is elected. When nobody
+knows whether a step was applied, the desk is thrown away and made again from the store. What is
+seen while that goes on may be newer than what is read, so it is kept and seen again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import structlog
+
+from headgate.core.accounts import Refused
+from headgate.core.desk import Desk
+from headgate.core.desk_settings import DeskSettings, Planned
+from headgate.core.gates import GateClosure
+from headgate.core.records import Progress, TaskRecord
+from headgate.core.tasks import TaskStatus
+from headgate.errors import StaleEpochError, StoreUnavailableError
+from headgate.ledger import Ledger
+from headgate.runtime.drops import expired, rejected
+from headgate.runtime.forgotten import ForgottenStarts, Runs, Start
+from headgate.runtime.holding import OutsideBooks, reservation_id, reserve_request
+from headgate.runtime.loading import desk_from
+from headgate.store import Assigned, Assignment, Drop, NotAssigned, TaskStore
+
+log = structlog.get_logger("headgate.dispatcher")
+
+MAX_PLANNED = 512
+MAX_RECOVERED = 500
+MAX_IN_DOUBT = 1_000
+RETRY_SECONDS = 0.5
+NEWS_SECONDS = 1.0
+
+
+class Dispatcher:
+    """Makes plans for all nodes, while this node is the elected one."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        settings: DeskSettings,
+        *,
+        start: Start,
+        runs: Runs = lambda _task_id: False,
+        tick_seconds: float = 5.0,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._start = start
+        self._runs = runs
+        self._forgotten = ForgottenStarts(store, start=start, runs=runs)
+        self._tick_seconds = tick_seconds
+        # Nodes come and go without a word where several share a store.
+        self._news_seconds = min(tick_seconds, NEWS_SECONDS) if store.is_shared else tick_seconds
+        self._outside = None if ledger is None else OutsideBooks(ledger)
+        self._wake = asyncio.Event()
+        self._loaded = asyncio.Event()
+        self._epoch: int | None = None
+        self._node_id = ""
+        self._has_news = False
+        self._news_at = 0.0
+        self._loads = 0
+        self._unseen: list[TaskRecord] = []
+        self._unclosed: list[GateClosure] = []
+        self._in_doubt: dict[str, None] = {}
+        self.desk: Desk | None = None
+        self.problem = ""
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this node dispatches."""
+        return self._epoch is not None
+
+    async def loaded(self) -> None:
+        """Wait until this node knows what there is to do, if it is the one that dispatches."""
+        if self._epoch is not None:
+            await self._loaded.wait()
+
+    def lead(self, node_id: str, epoch: int) -> None:
+        """Dispatch from now on, under this epoch."""
+        if (node_id, epoch) != (self._node_id, self._epoch):
+            self._node_id, self._epoch = node_id, epoch
+            self._start_anew()
+
+    def follow(self) -> None:
+        """Dispatch no more; another node does."""
+        if self._epoch is not None:
+            self._epoch = None
+            self._start_anew()
+
+    def see(self, records: Iterable[TaskRecord], closure: GateClosure | None = None) -> None:
+        """Look at records that changed.
+
+        A gate that closes is closed first, or what it holds would be planned once more.
+        """
+        if self.desk is None:
+            self._keep(records, closure)
+            return
+        now = self._store.now()
+        if closure is not None:
+            self.desk.close(closure, now)
+        for record in records:
+            self.desk.see(record, now)
+        self._wake.set()
+
+    def doubt(self, task_id: str) -> None:
+        """Look at a task of which nobody knows whether it was changed, at the next round."""
+        if self._epoch is None:
+            return
+        self._in_doubt[task_id] = None
+        if len(self._in_doubt) > MAX_IN_DOUBT:
+            self._start_anew()
+        self._wake.set()
+
+    def hear(self) -> None:
+        """Read what other nodes changed, at the next round."""
+        self._has_news = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Dispatch until cancelled."""
+        while True:
+            self._wake.clear()
+            is_busy = await self._run_safely()
+            if not is_busy:
+                await self._sleep()
+
+    async def run_once(self) -> bool:
+        """Make one round; return whether another may find more to do at once."""
+        if len(self._forgotten):
+            await self._forgotten.look(self._node_id)
+        epoch = self._epoch
+        if epoch is None:
+            return False
+        desk = self.desk or await self._load(epoch)
+        if self._in_doubt:
+            await self._look_again(desk)
+        # Whoever is never at rest must hear of lost nodes, too.
+        if self._has_news or self._store.now() >= self._news_at + self._news_seconds:
+            await self._read_news(desk, epoch)
+        due = desk.fall_due(self._store.now())
+        drops = [*expired(due), *rejected(desk.take_hopeless())]
+        if drops:
+            await self._drop(desk, epoch, drops)
+        # Asked again: rates count from when they are taken, and time has passed since.
+        planned = desk.plan(self._store.now(), most=MAX_PLANNED)
+        if planned:
+            await self._apply(desk, epoch, planned)
+        if desk.forgiven_now:
+            forgiven, desk.forgiven_now = desk.forgiven_now, {}
+            await self._store.forgive(epoch, forgiven)
+        return bool(planned or drops)
+
+    async def recover(self, dead_nodes: Sequence[str]) -> None:
+        """Take tasks back from nodes whose lease has ended."""
+        desk, epoch = self.desk, self._epoch
+        if desk is None or epoch is None:
+            return
+        for node_id in dead_nodes:
+            desk.flights.drop_node(node_id)
+            tasks = desk.flights.on_node(node_id)
+            for start in range(0, len(tasks), MAX_RECOVERED):
+                batch = tasks[start : start + MAX_RECOVERED]
+                self.see(await self._store.recover(epoch, batch))
+            if tasks:
+                log.warning("recovered tasks of a lost node", node_id=node_id, tasks=len(tasks))
+
+    async def _run_safely(self) -> bool:
+        epoch = self._epoch
+        try:
+            is_busy = await self.run_once()
+        except StaleEpochError:
+            log.warning("another node dispatches now", epoch=epoch)
+            if self._epoch == epoch:
+                self.follow()
+            return False
+        except StoreUnavailableError as error:
+            # Whether the step was applied is not known; the store is asked for everything again.
+            if self.problem != str(error):
+                log.warning("the store cannot be asked", problem=str(error))
+            self.problem = str(error)
+            self._start_anew()
+            await asyncio.sleep(RETRY_SECONDS)
+            return True
+        except Exception:
+            # What was planned and not applied would hold its places for ever.
+            self._start_anew()
+            raise
+        self.problem = ""
+        return is_busy
+
+    async def _sleep(self) -> None:
+        seconds = self._news_seconds
+        next_at = None if self.desk is None else self.desk.next_at()
+        if next_at is not None:
+            seconds = min(seconds, max(0.0, next_at - self._store.now()))
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            self._has_news = True
+
+    def _start_anew(self) -> None:
+        """Throw the desk away; the next round makes another from the store."""
+        self.desk = None
+        if self._epoch is not None:
+            self._loaded.clear()
+        self._loads += 1
+        self._unseen, self._unclosed, self._in_doubt = [], [], {}
+        self._wake.set()
+
+    def _keep(self, records: Iterable[TaskRecord], closure: GateClosure | None) -> None:
+        if self._epoch is None:
+            return
+        self._unseen += records
+        if closure is not None:
+            self._unclosed.append(closure)
+
+    async def _load(self, epoch: int) -> Desk:
+        self._start_anew()
+        load = self._loads
+        backlog = await self._store.backlog(epoch)
+        if load != self._loads:
+            raise _ended_while_loading(epoch)
+        now, node_id = self._store.now(), self._node_id
+        desk = await desk_from(backlog, self._settings, now, node_id=node_id)
+        if load != self._loads:
+            raise _ended_while_loading(epoch)
+        self.desk = desk
+        self._loaded.set()
+        self._see_what_came(desk)
+        self._has_news = True
+        log.info("dispatching", epoch=epoch, waiting=len(desk.waiting), running=len(desk.flights))
+        own = desk.flights.on_node(self._node_id)
+        self._forgotten.suspect(task_id for task_id in own if not self._runs(task_id))
+        return desk
+
+    def _see_what_came(self, desk: Desk) -> None:
+        now = self._store.now()
+        unseen, unclosed = self._unseen, self._unclosed
+        self._unseen, self._unclosed = [], []
+        for closure in unclosed:
+            desk.close(closure, now)
+        for record in unseen:
+            desk.see(record, now)
+
+    async def _look_again(self, desk: Desk) -> None:
+        in_doubt, self._in_doubt = self._in_doubt, {}
+        for task_id in in_doubt:
+            record = await self._store.get(task_id)
+            if record is not None and record.is_terminal and record.progress.dependants:
+                # Its end has changed others, too.
+                self._start_anew()
+                return
+            if record is not None:
+                desk.see(record, self._store.now())
+
+    async def _read_news(self, desk: Desk, epoch: int) -> None:
+        self._has_news = False
+        news = await self._store.news(epoch)
+        now = self._news_at = self._store.now()
+        for record in news.records:
+            desk.see(record, now)
+        for task_id in news.gone:
+            desk.forget(task_id)
+        for closure in news.closures:
+            desk.close(closure, now)
+        alive = {node.id: node.places for node in news.nodes}
+        for node_id, places in alive.items():
+            desk.flights.set_node(node_id, places)
+        known = desk.flights.nodes() | desk.flights.places.keys()
+        await self.recover(sorted(known - alive.keys()))
+
+    async def _drop(self, desk: Desk, epoch: int, drops: list[Drop]) -> None:
+        records = await self._store.drop(epoch, drops)
+        now = self._store.now()
+        for record in records:
+            desk.see(record, now)
+
+    async def _apply(self, desk: Desk, epoch: int, planned: list[Planned]) -> None:
+        now = self._store.now()
+        drops: list[Drop] = []
+        if self._outside is not None:
+            plan = await self._outside.hold(planned, epoch, now)
+            planned = plan.held
+            for line, refused in plan.refused:
+                drops += self._refusal(desk, line, _not_held(line, refused))
+            for line, error in plan.wrong:
+                self._refusal(desk, line, _not_held(line, None))
+                drops += rejected({line.task.id: error})
+        answers = await self._assign(planned, epoch, now) if planned else []
+        drops += await self._take_answers(desk, epoch, planned, answers)
+        if drops:
+            await self._drop(desk, epoch, drops)
+
+    async def _take_answers(
+        self,
+        desk: Desk,
+        epoch: int,
+        planned: list[Planned],
+        answers: list[Assigned | NotAssigned],
+    ) -> list[Drop]:
+        drops: list[Drop] = []
+        not_applied: list[Planned] = []
+        for line, answer in zip(planned, answers, strict=True):
+            if isinstance(answer, Assigned):
+                self._assigned(answer.record)
+                continue
+            drops += self._refusal(desk, line, answer)
+            not_applied.append(line)
+            # Its node may be gone. The same plan again would be refused again, and so on.
+            self._has_news = self._has_news or answer.refused is None
+        if self._outside is not None:
+            await self._outside.give_back(not_applied, epoch)
+        return drops
+
+    async def _assign(
+        self, planned: list[Planned], epoch: int, now: float
+    ) -> list[Assigned | NotAssigned]:
+        assignments = [self._assignment(line, epoch, now) for line in planned]
+        try:
+            return await self._store.assign(epoch, assignments)
+        except StaleEpochError:
+            # Nothing of the plan was applied, and the next dispatcher does not know its names.
+            if self._outside is not None:
+                await self._outside.give_back(planned, epoch)
+            raise
+        except Exception:
+            self._forgotten.suspect(line.task.id for line in planned)
+            raise
+
+    def _assigned(self, record: TaskRecord) -> None:
+        if record.task.status is TaskStatus.RUNNING and record.progress.node_id == self._node_id:
+            self._start(record)
+
+    def _refusal(self, desk: Desk, line: Planned, answer: NotAssigned) -> list[Drop]:
+        error = desk.refuse(line, answer.record, answer.refused, self._store.now())
+        return [] if error is None else rejected({line.task.id: error})
+
+    def _assignment(self, line: Planned, epoch: int, now: float) -> Assignment:
+        is_own = line.node_id == self._node_id
+        name = (self._outside.name if self._outside else reservation_id)(line, epoch)
+        reserve = reserve_request(line, name, now, dispatched=is_own)
+        return Assignment(
+            task_id=line.task.id,
+            attempt=line.attempt,
+            agent_id=line.agent_id,
+            node_id=line.node_id,
+            starts=is_own,
+            reservation_id=name,
+            tokens=line.tokens,
+            micro_usd=line.micro_usd,
+            reserve=reserve if self._outside is None else None,
+            rate_charges=line.rate_charges,
+            tick=self.desk.tick if self.desk is not None else 0,
+        )
+
+
+def _ended_while_loading(epoch: int) -> StaleEpochError:
+    return StaleEpochError(f"epoch {epoch} ended while the backlog was read")
+
+
+def _not_held(line: Planned, refused: Refused | None) -> NotAssigned:
+    record = TaskRecord(
+        task=line.task, terms=line.terms, progress=Progress(attempt=line.attempt - 1)
+    )
+    return NotAssigned(task_id=line.task.id, record=record, refused=refused)

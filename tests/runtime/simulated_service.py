@@ -1,0 +1,378 @@
+"""The whole engine on a simulated loop: several nodes on one store, clients, faults and crashes.
+
+`run_service` plays one seed: engines on hosts that crash between any two awaits, a store whose
+commits are refused or whose replies get lost, clients that submit and cancel. A witness sees each
+commit. In the end faults stop, and everything that was acknowledged must come to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from random import Random
+
+import msgspec
+
+from headgate.core.accounts import Limit
+from headgate.core.admission import QueueLimits
+from headgate.core.desk_settings import DeskSettings
+from headgate.core.money import Tokens
+from headgate.core.outcomes import Outcome
+from headgate.core.projects import Agent, Project
+from headgate.core.rate_limits import RateLimit
+from headgate.core.records import OnExhausted, OnParentFailure, Submission, Terms
+from headgate.core.scopes import Scope
+from headgate.core.snapshot import LanePolicy
+from headgate.core.tasks import Task
+from headgate.databases.inline import Fault
+from headgate.errors import IllegalTransitionError, StoreError
+from headgate.executor import WorkOrder
+from headgate.runtime.engine import Engine, EngineSettings
+from headgate.store import Queued, TaskQuery, TurnedAway
+from headgate.stores.memory import MemoryTaskStore
+from headgate.testing import Host, HostCrashedError, SimulatedLoop, simulate
+from runtime.simulated_work import SimulatedExecutor, by_chance
+from runtime.witness import WatchedDatabase, Witness
+from stores.store_audit import audit
+
+MAX_STEPS = 5_000_000
+LAST_SECONDS = 600.0
+"""How long everything may take to come to its end once nothing goes wrong any more."""
+
+LATE_SECONDS = 5_000.0
+"""A deadline that saves nobody who is forgotten."""
+
+REQUESTS = RateLimit(kind="target", name="t", unit="requests", most=6, window_seconds=60)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens in one simulation."""
+
+    seed: int
+    nodes: int = 2
+    tasks: int = 40
+    crashes: int = 6
+    fault_rate: float = 0.03
+    lost_answer_rate: float = 0.0
+    outages: int = 1
+    overruns: bool = False
+    slow_replies: bool = False
+    policy: LanePolicy = LanePolicy.FEWEST_IN_FLIGHT
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What came out of one simulation."""
+
+    acknowledged: int
+    tasks: int
+    attempts: int
+    crashes: int
+    commits: int
+    faults: int
+    ended: dict[str, int]
+    seconds: float
+    problems: tuple[str, ...]
+
+
+def plan_of(seed: int) -> Plan:
+    """Return a plan that is different for each seed."""
+    draws = Random(seed)
+    return Plan(
+        seed=seed,
+        nodes=draws.choice([1, 2, 2, 3]),
+        tasks=draws.choice([10, 30, 40]),
+        crashes=draws.choice([0, 5, 20]),
+        fault_rate=draws.choice([0.0, 0.0, 0.0, 0.03, 0.2]),
+        lost_answer_rate=draws.choice([0.0, 0.05]),
+        outages=draws.choice([0, 0, 1, 3]),
+        overruns=draws.random() < 0.3,
+        slow_replies=draws.random() < 0.4,
+        policy=draws.choice(list(LanePolicy)),
+    )
+
+
+def engine_settings(policy: LanePolicy = LanePolicy.FEWEST_IN_FLIGHT) -> EngineSettings:
+    """Return a configuration in which every kind of limit is met soon."""
+    desk = DeskSettings(
+        projects=(
+            Project(id="x", max_concurrent_agents=None),
+            Project(id="y", credit_weight=2.0, max_concurrent_agents=3),
+        ),
+        agents=(Agent(id="a", agent_type="claude", capacity=2), Agent(id="b", capacity=3)),
+        rate_limits=(REQUESTS,),
+        lane_policy=policy,
+        max_wait_ticks=20,
+        max_inflight=6,
+        max_per_agent_inflight=1,
+        default_tokens=100,
+    )
+    return EngineSettings(
+        desk=desk,
+        limits=QueueLimits(max_queue=30, max_per_agent=10),
+        budgets={
+            Scope("session:tight"): Limit(limit_tokens=Tokens(1_000)),
+            Scope(""): Limit(limit_tokens=Tokens(100_000)),
+        },
+        places=4,
+        result_ttl_seconds=1e9,
+    )
+
+
+class SimulatedService:
+    """Nodes, clients and faults around one store."""
+
+    def __init__(self, loop: SimulatedLoop, plan: Plan) -> None:
+        self.loop = loop
+        self.plan = plan
+        self.settings = engine_settings(plan.policy)
+        self.witness = Witness(self.settings, loop.clock)
+        self.database = WatchedDatabase()
+        self.database.look = self.witness.look
+        self.engines: dict[str, Engine] = {}
+        self.hosts = [Host(loop, f"h{number}") for number in range(plan.nodes)]
+        self.acknowledged: set[str] = set()
+        self.executed: Counter[tuple[str, int]] = Counter()
+        self.crashes_left = plan.crashes
+        self.faults = 0
+        self.lost_answers = 0
+        self.cut_off: set[str] = set()
+        self.is_quiet = False
+
+    async def run(self) -> Report:
+        """Play the plan, and return what came of it."""
+        keepers = [asyncio.create_task(self._keep(host)) for host in self.hosts]
+        outages = asyncio.create_task(self._have_outages())
+        await asyncio.gather(*(self._be_a_client(number) for number in range(4)))
+        await outages
+        self.is_quiet = True
+        ended = await self._wait_for_the_end()
+        await asyncio.sleep(10.0)
+        for _ in range(60):
+            if self._leading():
+                break
+            await asyncio.sleep(1.0)
+        self._check_desks()
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.wait(keepers)
+        self._check_executions()
+        return Report(
+            acknowledged=len(self.acknowledged),
+            tasks=sum(ended.values()),
+            attempts=len(self.executed),
+            crashes=sum(host.crashes for host in self.hosts),
+            commits=self.witness.commits,
+            faults=self.faults,
+            ended=ended,
+            seconds=self.loop.time(),
+            problems=tuple(self.witness.problems),
+        )
+
+    def fault(self, host_name: str) -> Fault | None:
+        """Say what befalls the next commit of a host."""
+        if self.is_quiet:
+            return None
+        if self.lost_answers:
+            self.lost_answers -= 1
+            return Fault.REPLY_LOST
+        if self.loop.random.random() < self.plan.lost_answer_rate:
+            # The transaction is run once more, and the second reply gets lost, too.
+            self.faults += 1
+            self.lost_answers = 1
+            return Fault.REPLY_LOST
+        if host_name not in self.cut_off and self.loop.random.random() >= self.plan.fault_rate:
+            return None
+        self.faults += 1
+        return self.loop.random.choice([Fault.REFUSED, Fault.REPLY_LOST])
+
+    def _reply_seconds(self) -> float:
+        return self.loop.random.choice([0.0, 0.0, 0.001, 0.02, 0.5])
+
+    async def _have_outages(self) -> None:
+        for _ in range(self.plan.outages):
+            await asyncio.sleep(self.loop.random.uniform(1, 10))
+            # The store is away, or one node cannot reach it for longer than its lease.
+            hosts = self.loop.random.choice([self.hosts, self.hosts[:1], self.hosts[-1:]])
+            self.cut_off = {host.name for host in hosts}
+            await asyncio.sleep(self.loop.random.choice([1.0, 5.0, 25.0]))
+            self.cut_off = set()
+
+    async def _keep(self, host: Host) -> None:
+        """Start a host again and again."""
+        while True:
+            life = host.spawn(self._live(host))
+            if self.crashes_left and not self.is_quiet:
+                self.crashes_left -= 1
+                host.crash_after(self.loop.random.choice([9, 40, 150, 600, 2_000]))
+            try:
+                await life
+            except HostCrashedError:
+                self.engines.pop(host.name, None)
+            await asyncio.sleep(self.loop.random.choice([0.0, 0.5, 4.0, 14.0]))
+
+    async def _live(self, host: Host) -> None:
+        store = MemoryTaskStore(
+            self.database,
+            clock=self.loop.clock,
+            is_shared=True,
+            faults=partial(self.fault, host.name),
+            reply_seconds=self._reply_seconds if self.plan.slow_replies else None,
+        )
+        executors = {target: self._executor() for target in ("", "t", "u")}
+        engine = Engine(store, executors, self.settings, draws=self.loop.random)
+        while True:
+            try:
+                await engine.start()
+                break
+            except StoreError:
+                await asyncio.sleep(0.5)
+        self.engines[host.name] = engine
+        if self.loop.random.random() < 0.2 and not self.is_quiet:
+            await asyncio.sleep(self.loop.random.uniform(1, 20))
+            self.engines.pop(host.name)
+            await engine.stop(drain_seconds=self.loop.random.choice([0.0, 5.0]))
+            return
+        await asyncio.Event().wait()
+
+    def _executor(self) -> SimulatedExecutor:
+        chance = by_chance(self.loop.random, overruns=self.plan.overruns)
+
+        def work(order: WorkOrder) -> tuple[float, Outcome]:
+            self.executed[order.task_id, order.attempt] += 1
+            seconds, outcome = chance(order)
+            time_left = (order.deadline or 0.0) - self.loop.clock()
+            # Whoever hangs is stopped by a deadline that is near.
+            return (seconds if time_left < 100.0 else min(seconds, 9.0)), outcome
+
+        return SimulatedExecutor(work, stop_seconds=0.1)
+
+    async def _be_a_client(self, number: int) -> None:
+        share = self.plan.tasks // 4
+        draws = self.loop.random
+        while share > 0:
+            await asyncio.sleep(draws.choice([0.0, 0.05, 1.0, 4.0]))
+            batch = min(share, draws.choice([1, 1, 5]))
+            share -= batch
+            await asyncio.gather(*(self._submit(number) for _ in range(batch)))
+            if draws.random() < 0.3:
+                await self._cancel()
+
+    async def _submit(self, number: int) -> None:
+        while (host := self._any_host()) is None:  # noqa: ASYNC110
+            await asyncio.sleep(1.0)
+        engine = self.engines[host.name]
+        task, terms = self._some_work(engine.now())
+        submission = Submission(action="work", labels={"client": str(number)})
+
+        async def ask() -> None:
+            answer = await engine.submit(task, terms, submission)
+            if isinstance(answer, Queued | TurnedAway):
+                self.acknowledged.add(answer.record.task.id)
+
+        with suppress(HostCrashedError, StoreError):
+            await host.spawn(ask())
+
+    async def _cancel(self) -> None:
+        host = self._any_host()
+        if host is None or not self.acknowledged:
+            return
+        task_id = self.loop.random.choice(sorted(self.acknowledged))
+        with suppress(HostCrashedError, StoreError, IllegalTransitionError):
+            await host.spawn(self.engines[host.name].cancel(task_id))
+
+    def _any_host(self) -> Host | None:
+        alive = [host for host in self.hosts if host.name in self.engines]
+        return self.loop.random.choice(alive) if alive else None
+
+    def _some_work(self, now: float) -> tuple[Task, Terms]:
+        draws = self.loop.random
+        known = sorted(self.acknowledged)
+        parents = draws.sample(known[-4:], k=min(len(known), draws.choice([0] * 6 + [1, 2])))
+        task = Task(
+            project_id=draws.choice(["x", "y"]),
+            agent_id=draws.choice([None, None, "a", "b", "made"]),
+            priority=draws.choice([0, 0, 1]),
+            created_at=now,
+            estimate_tokens=draws.choice([None, 50, 400, 2_000]),
+            deadline=now + draws.choice([3.0, 60.0, LATE_SECONDS, LATE_SECONDS]),
+            not_before=draws.choice([None, None, now + 3.0]),
+            target=draws.choice(["", "t", "u"]),
+            scopes=draws.choice([(), ("project:x",), ("session:tight",)]),
+        )
+        terms = Terms(
+            max_attempts=draws.choice([1, 3]),
+            on_exhausted=draws.choice(list(OnExhausted)),
+            on_parent_failure=draws.choice(list(OnParentFailure)),
+            depends_on=tuple(parents),
+        )
+        return task, terms
+
+    async def _wait_for_the_end(self) -> dict[str, int]:
+        store = MemoryTaskStore(self.database, clock=self.loop.clock, is_shared=True)
+        await store.open()
+        last = self.loop.time() + LAST_SECONDS
+        while True:
+            records = (await store.find(TaskQuery(limit=10_000))).records
+            await audit(store)
+            if all(record.is_terminal for record in records):
+                break
+            if self.loop.time() > last:
+                left = [record for record in records if not record.is_terminal]
+                self.witness.problems.append(f"{len(left)} tasks do not end: {left[:3]}")
+                break
+            await asyncio.sleep(1.0)
+        lost = self.acknowledged - {record.task.id for record in records}
+        if lost:
+            self.witness.problems.append(f"acknowledged and lost: {sorted(lost)}")
+        return dict(Counter(record.task.status.value for record in records))
+
+    def _leading(self) -> list[Engine]:
+        return [each for each in self.engines.values() if each.dispatcher.desk is not None]
+
+    def _check_desks(self) -> None:
+        """Nothing waits and nothing runs, and whoever dispatches knows it."""
+        leading = self._leading()
+        if len(leading) != 1:
+            self.witness.problems.append(f"{len(leading)} nodes dispatch")
+        for engine in leading:
+            desk = engine.dispatcher.desk
+            if desk is None or desk.waiting or len(desk.flights) or len(desk.index):
+                self.witness.problems.append("the desk believes in tasks that have ended")
+            elif any(entry.inflight for entry in desk.index.agents):
+                self.witness.problems.append("the desk believes in places that were freed")
+        for name, engine in self.engines.items():
+            if len(engine.runner):
+                self.witness.problems.append(f"{name} still runs {engine.runner.known()}")
+
+    def _check_executions(self) -> None:
+        twice = [attempt for attempt, count in self.executed.items() if count > 1]
+        if twice:
+            self.witness.problems.append(f"executed twice under one lease: {twice}")
+        times = [at for at, target in self.witness.starts if target == REQUESTS.name]
+        for first in times:
+            lately = sum(first <= at < first + REQUESTS.window_seconds for at in times)
+            if lately > REQUESTS.most:
+                self.witness.problems.append(f"{lately} requests in a window from {first}")
+
+
+@contextmanager
+def seeded_names(seed: int) -> Iterator[None]:
+    """Draw ids of tasks and nodes from a seed, so that a run can be repeated."""
+    before, os.urandom = os.urandom, Random(seed).randbytes
+    try:
+        yield
+    finally:
+        os.urandom = before
+
+
+def run_service(plan: Plan) -> Report:
+    """Play one plan, and return what came of it."""
+    with seeded_names(plan.seed):
+        simulation = simulate(
+            lambda loop: SimulatedService(loop, plan).run(), seed=plan.seed, max_steps=MAX_STEPS
+        )
+    return simulation.result

@@ -1,0 +1,189 @@
+"""A real `headgate up` in a process of its own, over a folder that outlives it.
+
+The process is what a user starts: no part of it is replaced. It can be ended in every way in which
+a process ends, and started again over the same data.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+ROOT = Path(__file__).parent.parent.parent
+START_SECONDS = 30.0
+STOP_SECONDS = 30.0
+LOOK_SECONDS = 0.02
+TERMINAL = ("done", "failed", "cancelled", "rejected")
+
+_ADDRESS = re.compile(r"^headgate serves (http://\S+)$", re.MULTILINE)
+
+
+class Answer(NamedTuple):
+    """The status and the decoded body of a response."""
+
+    status: int
+    body: Any
+
+
+class DidNotHappenError(AssertionError):
+    """What was waited for did not come in time."""
+
+
+class ServiceProcess:
+    """One service, which may have several processes one after the other."""
+
+    def __init__(self, folder: Path, *arguments: str, port: int = 0) -> None:
+        self.folder = folder
+        self.log_path = folder / "service.log"
+        self.address = f"http://127.0.0.1:{port}"
+        self._command = [sys.executable, "-m", "headgate", "up", "--port", str(port), *arguments]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+
+    @property
+    def pid(self) -> int:
+        """The id of the process that runs."""
+        return self._running().pid
+
+    def spawn(self) -> None:
+        """Start a process, and do not wait for anything."""
+        with self.log_path.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self.folder,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C ends the tests first, and they end the service.
+                start_new_session=True,
+            )
+
+    def start(self) -> None:
+        """Start a process, and return when it says where it serves."""
+        self.spawn()
+        wait_until(self._says_address, seconds=START_SECONDS, what=self.output)
+        self.address = self._says_address() or self.address
+
+    def output(self) -> str:
+        """Return what the latest process has printed."""
+        return self.log_path.read_bytes()[self._log_start :].decode(errors="replace")
+
+    def has_ended(self) -> bool:
+        """Tell whether no process runs."""
+        return self._process is None or self._process.poll() is not None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self._running().send_signal(number)
+
+    def wait(self, seconds: float = STOP_SECONDS) -> int:
+        """Wait for the end of the process, and return its exit code."""
+        code = self._running().wait(seconds)
+        self._process = None
+        return code
+
+    def stop(self) -> int:
+        """End the process as an operator does, and return its exit code."""
+        self.send(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        """End the process as a power cut would, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            self.wait()
+
+    def ask(self, method: str, path: str, body: object = None, *, seconds: float = 30.0) -> Answer:
+        """Send one request, and return its answer."""
+        place = urlsplit(self.address)
+        connection = http.client.HTTPConnection(place.netloc, timeout=seconds)
+        try:
+            content = None if body is None else msgspec.json.encode(body)
+            connection.request(method, path, content, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return Answer(response.status, msgspec.json.decode(response.read()))
+        finally:
+            connection.close()
+
+    def submit(self, **fields: object) -> str:
+        """Submit a task that must be taken, and return its id."""
+        answer = self.ask("POST", "/tasks", {"agentId": "a", "action": "work", **fields})
+        assert answer.status == 202, answer
+        return str(answer.body["taskId"])
+
+    def task(self, task_id: str) -> Any:
+        """Return a task that must be there."""
+        answer = self.ask("GET", f"/tasks/{task_id}")
+        assert answer.status == 200, answer
+        return answer.body
+
+    def wait_for(self, task_id: str, *states: str, seconds: float = 20.0) -> Any:
+        """Wait until a task is in one of these states, or ends if none is named, and return it."""
+        wanted = states or TERMINAL
+        wait_until(
+            lambda: self.task(task_id)["state"] in wanted,
+            seconds=seconds,
+            what=lambda: f"{self.task(task_id)}\n{self.output()}",
+        )
+        return self.task(task_id)
+
+    def is_ready(self) -> bool:
+        """Tell whether the service says that it does its work."""
+        try:
+            return self.ask("GET", "/readyz").status == 200
+        except OSError:
+            return False
+
+    def _says_address(self) -> str | None:
+        if self.has_ended():
+            raise DidNotHappenError(self.output())
+        found = _ADDRESS.search(self.output())
+        return None if found is None else found[1]
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise DidNotHappenError(f"no process runs\n{self.output()}")
+        return self._process
+
+
+@contextmanager
+def running_service(folder: Path, *arguments: str, port: int = 0) -> Iterator[ServiceProcess]:
+    """Run a service over the data in a folder, and end whatever process is left of it."""
+    service = ServiceProcess(folder, "--data", str(folder / "data"), *arguments, port=port)
+    service.start()
+    try:
+        yield service
+    finally:
+        service.kill()
+
+
+def wait_until(
+    condition: Callable[[], object], *, seconds: float, what: Callable[[], str] = str
+) -> float:
+    """Wait until something is so, and return how many seconds that took."""
+    started = time.monotonic()
+    while not condition():
+        if time.monotonic() - started > seconds:
+            raise DidNotHappenError(f"not within {seconds} seconds: {what()}")
+        time.sleep(LOOK_SECONDS)
+    return time.monotonic() - started
+
+
+def _environment() -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+    # Targets of tests are functions in these folders.
+    return {**own, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}

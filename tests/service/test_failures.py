@@ -1,0 +1,203 @@
+"""What the service does when its store fails, and when the store comes back.
+
+Clients go on submitting all the time. Each of them gets an answer within a bound: taken, or 503
+with a reason. What was taken is done in the end, by the process that was there all along.
+"""
+
+from __future__ import annotations
+
+import resource
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from headgate.stores.sqlite import BUSY_TIMEOUT_SECONDS
+from headgate.wiring import STORE_FILE
+from ledgers.servers import PostgresServer
+from service.support import Answer, ServiceProcess, running_service, wait_until
+
+SETTINGS = """
+[scheduler]
+max_queue_size = 100_000
+max_per_agent = 100_000
+lease_seconds = {lease_seconds}
+
+[targets.python]
+kind = "callable"
+entry_point = "service.work:run"
+"""
+CLIENTS = 3
+PAUSE_SECONDS = 0.02
+ENOUGH_REFUSALS = 10
+SOON_SECONDS = 10.0
+ROOM_BYTES = 4_096
+
+FULL = "disk I/O error"
+LOCKED = "is locked by another process"
+
+
+class Clients:
+    """Threads that submit without pause, and remember every answer."""
+
+    def __init__(self, service: ServiceProcess) -> None:
+        self.answers: list[Answer] = []
+        self.longest_seconds = 0.0
+        self._service = service
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=self._submit) for _ in range(CLIENTS)]
+
+    @property
+    def acknowledged(self) -> list[str]:
+        """The tasks that were taken."""
+        return [answer.body["taskId"] for answer in self.answers if answer.status == 202]
+
+    @property
+    def refusals(self) -> list[Answer]:
+        """What was answered otherwise."""
+        return [answer for answer in self.answers if answer.status != 202]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def wait_for_refusals(self) -> None:
+        """Wait until the failure has been told to clients, several times."""
+        wait_until(lambda: len(self.refusals) >= ENOUGH_REFUSALS, seconds=30.0)
+
+    def _submit(self) -> None:
+        body = {"agentId": "a", "action": "work", "params": {"seconds": 0.05}}
+        while not self._is_over.wait(PAUSE_SECONDS):
+            started = time.monotonic()
+            self.answers.append(self._service.ask("POST", "/tasks", body))
+            self.longest_seconds = max(self.longest_seconds, time.monotonic() - started)
+
+
+@contextmanager
+def under_load(service: ServiceProcess) -> Iterator[Clients]:
+    """Let clients submit, beginning with some whose tasks are taken."""
+    clients = Clients(service)
+    clients.start()
+    try:
+        wait_until(lambda: len(clients.acknowledged) >= CLIENTS, seconds=SOON_SECONDS)
+        yield clients
+    finally:
+        clients.stop()
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceProcess]:
+    # Nobody else can have taken the tasks of a process that is alone, however long it is silent.
+    with running_service(tmp_path, *config(tmp_path, lease_seconds=1.0)) as running:
+        yield running
+
+
+def config(folder: Path, *, lease_seconds: float) -> tuple[str, str]:
+    path = folder / "service.toml"
+    path.write_text(SETTINGS.format(lease_seconds=lease_seconds))
+    return "--config", str(path)
+
+
+def check_refusals(clients: Clients, reason: str, *, most_seconds: float) -> None:
+    """Hold what clients were told against the shape of a refusal."""
+    assert clients.longest_seconds < most_seconds
+    for answer in clients.refusals:
+        assert answer.status == 503, answer
+        assert (answer.body["code"], answer.body["retryable"]) == ("unavailable", True)
+    assert any(reason in answer.body["error"] for answer in clients.refusals), clients.refusals[:3]
+
+
+def check_readiness(service: ServiceProcess) -> None:
+    """See that the service says by itself what is wrong, and that it lives."""
+    wait_until(lambda: not service.is_ready(), seconds=SOON_SECONDS)
+    answer = service.ask("GET", "/readyz")
+    assert (answer.status, answer.body["code"]) == (503, "not_ready")
+    assert answer.body["error"]
+    assert service.ask("GET", "/livez").status == 200
+
+
+def check_recovery(service: ServiceProcess, clients: Clients, *, running: str) -> None:
+    """See that the same process works on, and that nothing that it took is lost."""
+    wait_until(service.is_ready, seconds=SOON_SECONDS, what=service.output)
+    taken = len(clients.acknowledged)
+    wait_until(lambda: len(clients.acknowledged) > taken, seconds=SOON_SECONDS)
+    clients.stop()
+    for task_id in clients.acknowledged:
+        assert service.wait_for(task_id)["state"] == "done"
+    # What ran through the failure is not run a second time.
+    task = service.wait_for(running)
+    assert (task["state"], task["result"]) == ("done", {"attempt": 1})
+    assert service.stop() == 0
+
+
+def test_a_full_disk_is_told_and_outlived(service: ServiceProcess) -> None:
+    """The limit on the size of files stands for the disk: writes fail in the middle of a file."""
+    running = service.submit(params={"seconds": 1.0})
+    service.wait_for(running, "running")
+    with under_load(service) as clients:
+        limit_file_size(service, largest_file(service.folder / "data") + ROOM_BYTES)
+        clients.wait_for_refusals()
+        check_readiness(service)
+        limit_file_size(service, resource.RLIM_INFINITY)
+        check_recovery(service, clients, running=running)
+    check_refusals(clients, FULL, most_seconds=SOON_SECONDS)
+
+
+def test_a_store_that_another_process_has_locked_is_told_and_outlived(
+    service: ServiceProcess,
+) -> None:
+    running = service.submit(params={"seconds": 1.0})
+    service.wait_for(running, "running")
+    with under_load(service) as clients:
+        path = service.folder / "data" / STORE_FILE
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            check_readiness(service)
+            wait_until(lambda: clients.refusals, seconds=SOON_SECONDS)
+        check_recovery(service, clients, running=running)
+    # A request may come while another transaction is still waiting for the lock.
+    check_refusals(clients, LOCKED, most_seconds=2 * BUSY_TIMEOUT_SECONDS + SOON_SECONDS)
+
+
+def test_a_postgresql_that_is_restarted_is_told_and_outlived(
+    tmp_path: Path, postgres: PostgresServer, postgres_url: str
+) -> None:
+    arguments = (*config(tmp_path, lease_seconds=30.0), "--store", postgres_url)
+    with running_service(tmp_path, *arguments) as service:
+        running = service.submit(params={"seconds": 1.0})
+        service.wait_for(running, "running")
+        with under_load(service) as clients:
+            postgres.stop()
+            try:
+                clients.wait_for_refusals()
+                check_readiness(service)
+            finally:
+                postgres.start()
+            check_recovery(service, clients, running=running)
+        check_refusals(clients, "PostgreSQL", most_seconds=SOON_SECONDS)
+
+
+def test_a_postgresql_that_is_away_at_the_start_is_told_in_one_line(tmp_path: Path) -> None:
+    service = ServiceProcess(tmp_path, "--store", f"postgresql:///none?host={tmp_path}")
+    service.spawn()
+    assert service.wait() == 1
+    assert service.output().count("\n") == 1, service.output()
+    assert "PostgreSQL" in service.output()
+
+
+def largest_file(folder: Path) -> int:
+    return max(path.stat().st_size for path in folder.iterdir())
+
+
+def limit_file_size(service: ServiceProcess, size_bytes: int) -> None:
+    _, hard = resource.prlimit(service.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (size_bytes, hard))

@@ -1,0 +1,231 @@
+"""`headgate up` as somebody uses it who has never seen it: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from executors.endpoint import free_port
+from headgate.stores.sqlite import SqliteTaskStore
+from headgate.wiring import STORE_FILE
+from service.support import ServiceProcess, running_service, wait_until
+
+TARGETS = """
+[scheduler]
+drain_seconds = {drain_seconds}
+
+[targets.python]
+kind = "callable"
+entry_point = "service.work:run"
+default = true
+
+[targets.hangs]
+kind = "callable"
+entry_point = "service.work:hang_at_first"
+
+[targets.child]
+kind = "command"
+command = ["sh", "-c", "echo $$ > child.pid; sleep 3600"]
+kill_grace_seconds = 0.1
+"""
+DRAINING = "finishing what runs"
+
+
+def config(folder: Path, *, drain_seconds: float = 20.0) -> tuple[str, str]:
+    path = folder / "service.toml"
+    path.write_text(TARGETS.format(drain_seconds=drain_seconds))
+    return "--config", str(path)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceProcess]:
+    with running_service(tmp_path, *config(tmp_path)) as running:
+        yield running
+
+
+def refused(folder: Path, *arguments: str, port: int = 0) -> tuple[int, str]:
+    """Start a process that must not come up, and return its exit code and what it printed."""
+    other = ServiceProcess(folder, *arguments, port=port)
+    other.spawn()
+    code = other.wait()
+    return code, other.output()
+
+
+def state_of(folder: Path, task_id: str) -> str:
+    with sqlite3.connect(folder / "data" / STORE_FILE) as database:
+        return str(
+            database.execute("SELECT state FROM tasks WHERE id = ?", (task_id,)).fetchone()[0]
+        )
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def run_line(service: ServiceProcess, line: str) -> str:
+    """Run a curl line as it is; where there is no curl, send what it would send."""
+    if shutil.which("curl"):
+        done = subprocess.run(["sh", "-c", line], capture_output=True, check=True, timeout=20)
+        return done.stdout.decode()
+    body = msgspec.json.decode(shlex.split(line)[-1])
+    return msgspec.json.encode(service.ask("POST", "/tasks", body).body).decode()
+
+
+def test_the_line_that_is_printed_first_runs_a_task_to_its_end(tmp_path: Path) -> None:
+    with running_service(tmp_path) as service:
+        line = next(line for line in service.output().splitlines() if "curl" in line)
+        submitted = msgspec.json.decode(run_line(service, line))
+        task = service.wait_for(submitted["taskId"])
+        assert task["state"] == "done", task
+        assert not service.address.endswith(":0")
+        assert service.ask("GET", "/livez").body == {"status": "ok"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_first_signal_lets_what_runs_come_to_its_end(
+    service: ServiceProcess, number: signal.Signals
+) -> None:
+    task_id = service.submit(params={"seconds": 0.5})
+    service.wait_for(task_id, "running")
+    service.send(number)
+    assert service.wait() == 0
+    assert state_of(service.folder, task_id) == "done"
+
+
+def test_a_second_signal_ends_the_process_at_once(service: ServiceProcess) -> None:
+    task_id = service.submit(target="hangs")
+    service.wait_for(task_id, "running")
+    service.send(signal.SIGINT)
+    wait_until(lambda: DRAINING in service.output(), seconds=10.0)
+    answer = service.ask("GET", "/readyz")
+    assert (answer.status, answer.body["error"]) == (503, "draining")
+    service.send(signal.SIGINT)
+    assert service.wait(5.0) == 130
+
+
+def test_a_child_process_does_not_outlive_the_drain(tmp_path: Path) -> None:
+    with running_service(tmp_path, *config(tmp_path, drain_seconds=0.1)) as service:
+        task_id = service.submit(target="child")
+        note = tmp_path / "child.pid"
+        wait_until(lambda: note.exists() and note.read_text().strip(), seconds=10.0)
+        child = int(note.read_text())
+        assert is_alive(child)
+        assert service.stop() == 0
+        assert not is_alive(child)
+        assert state_of(tmp_path, task_id) == "queued"
+
+
+def test_what_ran_and_waited_at_a_crash_is_run_at_the_next_start(service: ServiceProcess) -> None:
+    parent = service.submit(target="hangs")
+    child = service.submit(dependsOn=[parent])
+    service.wait_for(parent, "running")
+    service.kill()
+    service.start()
+    # The lease of the process that was killed has ten seconds to go.
+    task = service.wait_for(parent, seconds=5.0)
+    assert (task["state"], task["result"]) == ("done", {"attempt": 2})
+    assert service.wait_for(child)["state"] == "done"
+
+
+def test_a_second_process_on_the_same_data_is_refused(service: ServiceProcess) -> None:
+    data, other = service.folder / "data", service.folder / "other"
+    other.mkdir()
+    for arguments in (
+        ("--data", str(data)),
+        ("--data", str(other), "--store", f"sqlite:///{data / STORE_FILE}"),
+    ):
+        code, output = refused(other, *arguments)
+        assert code == 1
+        assert output.count("\n") == 1, output
+        assert f"is in use by process {service.pid}" in output
+
+
+def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, output = refused(tmp_path, "--data", str(tmp_path), port=port)
+    assert code == 2
+    assert output.count("\n") == 1, output
+    assert f"port {port} is in use by another program" in output
+
+
+def test_a_key_that_does_not_exist_is_told_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text("[scheduler]\nmax_inflght = 3\n")
+    code, output = refused(tmp_path, "--data", str(tmp_path), "--config", str(path))
+    assert code == 2
+    assert output.count("\n") == 1, output
+    assert "max_inflght" in output
+
+
+async def test_tables_of_a_newer_version_are_refused(tmp_path: Path) -> None:
+    store = SqliteTaskStore(tmp_path / STORE_FILE)
+    await store.open()
+    await store.close()
+    with sqlite3.connect(tmp_path / STORE_FILE) as database:
+        database.execute("UPDATE headgate_schema SET version = 99 WHERE part = 'tasks'")
+    code, output = refused(tmp_path, "--data", str(tmp_path))
+    assert code == 1
+    assert output.count("\n") == 1, output
+    assert "install a newer headgate" in output
+
+
+@contextmanager
+def two_nodes(
+    folder: Path, store_url: str, *, advertise: str = ""
+) -> Iterator[tuple[ServiceProcess, ServiceProcess]]:
+    """Run two nodes on one store; the first one dispatches, and may say where it is reached."""
+    folders = (folder / "first", folder / "second")
+    for each in folders:
+        each.mkdir()
+    path = folder / "first.toml"
+    path.write_text(f'[server]\nadvertise = "{advertise}"\n' if advertise else "")
+    store = ("--store", store_url)
+    with running_service(folders[0], *store, "--config", str(path)) as first:
+        wait_until(first.is_ready, seconds=10.0, what=first.output)
+        with running_service(folders[1], *store) as second:
+            wait_until(second.is_ready, seconds=10.0, what=second.output)
+            assert second.ask("GET", "/readyz").body["role"] == "worker"
+            yield first, second
+
+
+def test_every_node_says_why_a_task_waits(tmp_path: Path, postgres_url: str) -> None:
+    with two_nodes(tmp_path, postgres_url) as (first, second):
+        task_ids = [node.submit(notBefore="2100-01-01T00:00:00Z") for node in (first, second)]
+        for path in [f"/tasks/{task_id}/why" for task_id in task_ids]:
+            wait_until(partial(is_explained, first, path), seconds=10.0)
+            assert second.ask("GET", path) == first.ask("GET", path)
+        assert second.ask("GET", "/tasks/tsk_none/why").status == 404
+
+
+def is_explained(node: ServiceProcess, path: str) -> bool:
+    """Tell whether a node has reasons; one of a task that another took comes a little later."""
+    answer = node.ask("GET", path)
+    return answer.status == 200 and bool(answer.body["reasons"])
+
+
+def test_a_dispatcher_is_asked_where_it_says_that_it_is_reached(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    with two_nodes(tmp_path, postgres_url, advertise=nowhere) as (_, second):
+        task_id = second.submit(notBefore="2100-01-01T00:00:00Z")
+        answer = second.ask("GET", f"/tasks/{task_id}/why")
+        assert (answer.status, answer.body["code"]) == (503, "not_dispatching")
+        assert answer.body["details"] == {"address": nowhere}

@@ -1,0 +1,39 @@
+"""The benchmark of the service runs to its end, so that it can be run when it is wanted."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from service.support import ROOT
+
+FIGURES = (
+    "SQLite alone (floor)",
+    "SQLite, batches",
+    "SQLite, single requests",
+    "SQLite, single submits",
+    "PostgreSQL alone (floor)",
+    "PostgreSQL, batches",
+    "PostgreSQL, single requests",
+    "sent by the client to first line",
+    "createdAt to startedAt",
+    "1,000",
+    "2,000",
+)
+PEERS = (
+    *("Dramatiq", "Huey", "Huey on SQLite", "Huey on SQLite, no fsync"),
+    *("Taskiq", "SAQ", "Celery"),
+)
+
+
+def test_a_quick_run_prints_every_figure_and_goes_without_peers(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks", "engine", "--quick"]
+    command += ["--peers", str(tmp_path / "no-python")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in FIGURES:
+        assert re.search(rf"^  {re.escape(name)} +[\d,.]+", done.stdout, re.MULTILINE), name
+    for name in PEERS:
+        assert re.search(rf"^  {re.escape(name)} +not installed", done.stdout, re.MULTILINE), name
