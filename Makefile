@@ -4,12 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PEERS_VENV := .venv-bench
+PEERS_INSTALLED := $(PEERS_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help up test check bench torture clean
 
 help:
-	@echo "make up       install into $(VENV) and run the demonstration fleet"
+	@echo "make up       install into $(VENV) and start the service on 127.0.0.1:7420"
 	@echo "make test     install, then format check, lint, types, layers and tests"
 	@echo "make bench    measure; prints ratios against a floor in the same run"
 	@echo "make torture  kill processes at random for minutes; nothing may be lost"
@@ -23,7 +25,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 up: $(INSTALLED)
-	@$(BIN)/headgate demo
+	@$(BIN)/headgate up
 
 check: $(INSTALLED)
 	@echo "==> format"
@@ -39,12 +41,20 @@ test: check
 	@echo "==> tests"
 	@$(BIN)/python -m pytest
 
-bench: $(INSTALLED)
+# What is only measured beside must not change what the tests see, so it lies apart; and where it
+# does not install, the run goes without.
+$(PEERS_INSTALLED): pyproject.toml constraints.txt
+	@echo "==> installing other task queues into $(PEERS_VENV), to measure them in the same run"
+	@test -x $(PEERS_VENV)/bin/python || $(PYTHON) -m venv $(PEERS_VENV)
+	@if PIP_DISABLE_PIP_VERSION_CHECK=1 $(PEERS_VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[bench]'; \
+		then touch $@; else echo "==> not all of them install here; what is missing is left out"; fi
+
+bench: $(INSTALLED) $(PEERS_INSTALLED)
 	@$(BIN)/python -m benchmarks
 
 torture: $(INSTALLED)
 	@$(BIN)/python -m torture
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) $(PEERS_VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 	find src tests benchmarks torture -name __pycache__ -prune -exec rm -rf {} +

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
+from pathlib import Path
 
-ALL = ("decide", "load_ranking", "ledger", "ledger_memory")
+from benchmarks.options import PEERS_PYTHON, QUEUED, Options
+
+ALL = ("decide", "load_ranking", "ledger", "ledger_memory", "engine")
 
 
 def main() -> int:
-    names = sys.argv[1:] or list(ALL)
-    missed = []
-    for name in names:
-        if name not in ALL:
-            print(f"no benchmark {name}; there are: {', '.join(ALL)}")
-            return 2
-        if not importlib.import_module(f"benchmarks.{name}").run():
-            missed.append(name)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("name", nargs="*", help=f"some of {', '.join(ALL)}; without, all")
+    parser.add_argument("--quick", action="store_true", help="engine: small, and judges nothing")
+    parser.add_argument("--queued", type=int, default=QUEUED, help="engine: tasks of a long queue")
+    parser.add_argument(
+        "--peers", type=Path, default=PEERS_PYTHON, metavar="PYTHON", help="engine: who has them"
+    )
+    given = parser.parse_args()
+    names = given.name or ALL
+    if unknown := [name for name in names if name not in ALL]:
+        parser.error(f"no benchmark {unknown[0]}; there are: {', '.join(ALL)}")
+    options = Options(quick=given.quick, queued=given.queued, peers_python=given.peers)
+    missed = [
+        name for name in names if not importlib.import_module(f"benchmarks.{name}").run(options)
+    ]
     print(f"\n{len(names) - len(missed)} of {len(names)} targets met", *missed)
     return 1 if missed else 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,6 +14,7 @@ import statistics
 import time
 from dataclasses import replace
 
+from benchmarks.options import Options
 from benchmarks.report import Row, table
 from headgate import Agent, AssignAction, Project, SchedulerState, Task
 from headgate.core.decision import decide
@@ -120,7 +121,7 @@ def best_median(seconds: list[float]) -> float:
     return min(statistics.median(stretch) for stretch in stretches) * 1e6
 
 
-def run() -> bool:
+def run(_options: Options) -> bool:
     benches = [Bench(size) for size in SIZES]
     gc.collect()
     gc.freeze()

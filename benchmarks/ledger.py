@@ -18,6 +18,7 @@ from typing import NamedTuple, cast
 import redis
 from torture.backends import running_books
 
+from benchmarks.options import Options
 from benchmarks.report import Row, table
 from headgate.core.books import ReserveRequest, SettleRequest
 from headgate.core.money import MicroUsd, Tokens
@@ -200,7 +201,7 @@ def run_one(bench: Bench) -> tuple[Row, bool]:
     return row, is_fast and is_prompt
 
 
-def run() -> bool:
+def run(_options: Options) -> bool:
     results = [run_one(bench) for bench in BENCHES]
     table(
         "ledger: lifecycles a second (reserve and commit, three scopes, durable)",

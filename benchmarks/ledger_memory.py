@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from benchmarks.ledger import lifecycles
+from benchmarks.options import Options
 from benchmarks.report import Row, table
 from headgate.ledgers.connect import connect_budget
 from ledgers.servers import ValkeyServer, running_valkey
@@ -29,7 +30,7 @@ async def fill(server: ValkeyServer) -> list[tuple[int, int]]:
     return used
 
 
-def run() -> bool:
+def run(_options: Options) -> bool:
     started = time.monotonic()
     with running_valkey(*SETTINGS) as server:
         used = asyncio.run(fill(server))

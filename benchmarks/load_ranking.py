@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable
 
+from benchmarks.options import Options
 from benchmarks.report import Row, table
 from headgate.core.load_ranking import MICRO, LoadRanking, to_micro_weight
 from headgate.core.model_weights import estimate_weight
@@ -135,7 +136,7 @@ def quickest(few: Fleet, many: Fleet) -> tuple[float, float]:
     return min(turn[0] for turn in turns), min(turn[1] for turn in turns)
 
 
-def run() -> bool:
+def run(_options: Options) -> bool:
     rows: list[Row] = []
     worst = 0.0
     for name, weight in WEIGHTS.items():

@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-ALL = ("ledger", "replies")
+ALL = ("ledger", "replies", "service", "nodes")
 
 
 def main() -> int:

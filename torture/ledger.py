@@ -15,7 +15,7 @@ import multiprocessing
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_long
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -175,7 +175,7 @@ async def _turn_rounds(tracker: LedgerTracker, fleet: Fleet, findings: Findings)
             ended.append((session, time.monotonic()))
             while ended and time.monotonic() - ended[0][1] > SETTLED_SECONDS:
                 entries = await tracker.journal(ended[0][0], limit=MAX_JOURNAL_ENTRIES)
-                play_back(entries[::-1], findings)
+                play_back(entries[::-1], findings, _limit_of)
                 ended.popleft()
         except LedgerUnavailableError:
             await asyncio.sleep(0.01)
@@ -193,8 +193,10 @@ async def _use_up(tracker: LedgerTracker, session: str) -> None:
     await asyncio.sleep(REFUSING_SECONDS)
 
 
-def play_back(entries: Sequence[JournalEntry], findings: Findings) -> None:
-    """Book a round's journal again, oldest first, and look at each admission."""
+def play_back(
+    entries: Sequence[JournalEntry], findings: Findings, limit_of: Callable[[str], int | None]
+) -> None:
+    """Book a journal again, oldest first, and look at each admission."""
     balances: dict[str, Balance] = {}
     known: set[str] = set()
     findings.rounds += 1
@@ -208,7 +210,7 @@ def play_back(entries: Sequence[JournalEntry], findings: Findings) -> None:
         for charge in entry.charges:
             balance = balances.get(charge.scope, EMPTY).add(entry.delta)
             balances[charge.scope] = balance
-            limit = _limit_of(charge.scope)
+            limit = limit_of(charge.scope)
             if entry.call is Call.RESERVE and limit is not None:
                 used = max(balance.used_micro_usd, balance.used_tokens)
                 findings.highest_ratio = max(findings.highest_ratio, used / limit)

@@ -1,0 +1,69 @@
+"""A plain HTTP client for load: keep-alive connections that send one request after the other.
+
+It parses only what it needs, so that on a machine with few cores the service has most of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+
+class Connection:
+    """One connection to the service."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def request(self, head: bytes, body: bytes = b"") -> tuple[int, bytes]:
+        """Send a request, and return its status and body."""
+        self._writer.write(head + body)
+        answer = await self._reader.readuntil(b"\r\n\r\n")
+        status = int(answer[9:12])
+        lower = answer.lower()
+        start = lower.index(b"content-length:") + 15
+        length = int(lower[start : lower.index(b"\r", start)])
+        return status, await self._reader.readexactly(length)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Client:
+    """Requests over a fixed number of connections."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+
+    async def connect(self) -> Connection:
+        reader, writer = await asyncio.open_connection(self._host, self._port)
+        return Connection(reader, writer)
+
+    def head(self, method: str, path: str, length: int = 0) -> bytes:
+        line = f"{method} {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
+        return f"{line}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n".encode()
+
+    async def get(self, path: str) -> object:
+        connection = await self.connect()
+        try:
+            _, body = await connection.request(self.head("GET", path))
+            return msgspec.json.decode(body)
+        finally:
+            connection.close()
+
+    async def send_all(self, path: str, bodies: Sequence[bytes], *, connections: int) -> None:
+        """Send all bodies, in their order as far as connections are free."""
+        left = iter(bodies)
+        await asyncio.gather(*(self._send(path, left) for _ in range(connections)))
+
+    async def _send(self, path: str, bodies: Iterator[bytes]) -> None:
+        connection = await self.connect()
+        for body in bodies:
+            status, answer = await connection.request(self.head("POST", path, len(body)), body)
+            if status != 202:
+                problem = f"{path} answered {status}: {answer[:200]!r}"
+                raise RuntimeError(problem)
+        connection.close()

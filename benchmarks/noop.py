@@ -1,0 +1,15 @@
+"""Work that takes no time, so that what is measured is everything around it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+
+async def noop(_order: Mapping[str, object]) -> None:
+    return None
+
+
+async def clock(_order: Mapping[str, object]) -> float:
+    """Tell when it was called, which is when the task really started."""
+    return time.time()

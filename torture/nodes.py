@@ -1,0 +1,180 @@
+"""Two nodes on one PostgreSQL: the one that dispatches is killed, or stopped past its leases.
+
+The other must take over within five seconds of a kill. A node that is stopped in the middle of a
+transaction keeps its locks until the server takes them back, so that may take longer. It comes
+back with attempts that are no longer its own, and what it says of them must change nothing. At the
+end the tables are held against what clients were told and what was executed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from executors.endpoint import free_port, running_endpoint
+from headgate.stores.postgres import TRANSACTION_TIMEOUT_SECONDS
+from service.support import ServiceProcess
+from torture.service import (
+    Findings,
+    Place,
+    come_to_rest,
+    is_ready,
+    limit_of,
+    new_place,
+    report,
+    until,
+)
+from torture.service_audit import look
+from torture.service_load import Workplace, callers, dismiss
+
+NODES = 2
+KILLS_PER_FALL = 10
+FEWEST_FALLS = 2
+MOST_SECONDS = {"killed": 5.0, "stopped": 5.0 + TRANSACTION_TIMEOUT_SECONDS}
+STOPPED_SECONDS = 5.0
+BETWEEN_SECONDS = 1.5
+# So long that an attempt which was taken back is under way again when its first node returns.
+LONGEST_TASK_SECONDS = 5.0
+LONG_RATIO = 0.8
+
+
+@dataclass
+class NodeFindings(Findings):
+    """What was found, and how long each way of taking over has taken."""
+
+    takeovers: dict[str, list[float]] = field(default_factory=dict)
+
+    def is_right(self, kills: int) -> bool:
+        """Tell whether every promise was kept, and enough was done to say so."""
+        is_in_time = all(max(each) <= MOST_SECONDS[kind] for kind, each in self.takeovers.items())
+        return super().is_right(kills) and is_in_time
+
+
+class Fleet:
+    """The nodes of one system."""
+
+    def __init__(self, place: Place) -> None:
+        self.ports = [free_port() for _ in range(NODES)]
+        self._nodes = [place.service(port, f"node-{port}") for port in self.ports]
+
+    async def start(self) -> None:
+        """Start all nodes, and wait until they do their work."""
+        for node in self._nodes:
+            node.spawn()
+        for port in self.ports:
+            await is_ready(port, role=None)
+
+    async def kill_dispatcher(self) -> float:
+        """Kill the dispatcher, and start it once another dispatches; return how long that took."""
+        port, node = await self._dispatcher()
+        node.kill()
+        seconds = await self._taken_over(port)
+        node.spawn()
+        await is_ready(port, role=None)
+        return seconds
+
+    async def stop_dispatcher(self) -> float:
+        """Stop the dispatcher past its leases and let it go on; return how long nobody was it."""
+        port, node = await self._dispatcher()
+        node.send(signal.SIGSTOP)
+        started = time.monotonic()
+        seconds = await self._taken_over(port)
+        await asyncio.sleep(max(0.0, STOPPED_SECONDS - (time.monotonic() - started)))
+        node.send(signal.SIGCONT)
+        await is_ready(port, role="worker")
+        return seconds
+
+    async def drain(self) -> int:
+        """Stop all nodes, and return the highest of their exit codes."""
+        codes = [await asyncio.to_thread(node.stop) for node in self._nodes]
+        return max(codes)
+
+    def kill(self) -> None:
+        """Kill all nodes for good."""
+        for node in self._nodes:
+            node.kill()
+
+    async def _dispatcher(self) -> tuple[int, ServiceProcess]:
+        found = asyncio.get_running_loop().create_future()
+
+        async def look_at(port: int) -> None:
+            await is_ready(port, role="dispatcher")
+            if not found.done():
+                found.set_result(port)
+
+        looking = [asyncio.create_task(look_at(port)) for port in self.ports]
+        port = await found
+        for task in looking:
+            task.cancel()
+        return port, self._nodes[self.ports.index(port)]
+
+    async def _taken_over(self, fallen: int) -> float:
+        started = time.monotonic()
+
+        def dispatches(answer: dict[str, Any]) -> bool:
+            return answer.get("status") == "ready" and answer["role"] == "dispatcher"
+
+        others = [port for port in self.ports if port != fallen]
+        waiting = [asyncio.create_task(until(port, "/readyz", dispatches, 30.0)) for port in others]
+        _, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in left:
+            task.cancel()
+        return time.monotonic() - started
+
+
+async def torture(place: Place, *, falls: int, seed: int) -> NodeFindings:
+    """Let dispatchers fall under load, let the system come to rest, and look at what it left."""
+    findings, workplace = NodeFindings(), Workplace()
+    findings.memory.longest_seconds = LONGEST_TASK_SECONDS
+    findings.memory.long_ratio = LONG_RATIO
+    started = time.monotonic()
+    async with running_endpoint(workplace.answer) as endpoint:
+        place.write_settings(endpoint.url, rounds=falls + 1)
+        fleet = Fleet(place)
+        try:
+            await fleet.start()
+            clients = callers(fleet.ports, findings.memory, seed)
+            await asyncio.sleep(BETWEEN_SECONDS)
+            for number in range(falls):
+                findings.memory.round = number
+                await _fall(fleet, findings, "stopped" if number % 2 else "killed")
+            await dismiss(clients)
+            await come_to_rest(fleet.ports)
+            findings.exit_code = await fleet.drain()
+        finally:
+            fleet.kill()
+    executions = [*workplace.executions, *place.traced()]
+    findings.executions = len(executions)
+    findings.remains = await look(place.store(), findings.memory, executions, limit_of)
+    findings.seconds = time.monotonic() - started
+    return findings
+
+
+async def _fall(fleet: Fleet, findings: NodeFindings, kind: str) -> None:
+    fall = fleet.kill_dispatcher if kind == "killed" else fleet.stop_dispatcher
+    seconds = await fall()
+    findings.takeovers.setdefault(kind, []).append(seconds)
+    findings.kills[kind] = findings.kills.get(kind, 0) + 1
+    print(f"  the dispatcher was {kind}; another took over after {seconds:.2f} s", flush=True)
+    await asyncio.sleep(BETWEEN_SECONDS)
+
+
+def run(options: argparse.Namespace) -> bool:
+    """Torture two nodes, print what was found, and tell whether all is right."""
+    if options.backend and "postgres" not in options.backend:
+        return True
+    falls = max(FEWEST_FALLS, options.kills // KILLS_PER_FALL)
+    print(f"\n{NODES} nodes on postgres", flush=True)
+    with new_place("postgres") as place:
+        found = asyncio.run(torture(place, falls=falls, seed=options.seed))
+        is_kept = found.is_right(falls)
+        if not is_kept:
+            place.keep_logs()
+    report(f"{NODES} nodes on postgres", found, is_kept=is_kept)
+    for kind, times in found.takeovers.items():
+        print(f"  taken over after, {kind:<9} {min(times):.2f} to {max(times):.2f} s")
+    return is_kept

@@ -1,0 +1,202 @@
+"""What a tortured store must look like when everything has ended, read from its tables.
+
+Nothing here asks the service: rows are held against what clients were told, against what was
+executed, and against the journal of the books.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headgate.core.accounts import JournalEntry
+from headgate.core.reservations import Call
+from headgate.core.tasks import TaskStatus
+from headgate.databases.transaction import Transaction
+from headgate.ledgers import sql_upkeep
+from headgate.ledgers.sql_rows import to_entry
+from headgate.ledgers.sql_schema import AMOUNTS
+from headgate.stores.sql_store import SqlTaskStore
+from headgate.stores.tallies import ENDED
+from headgate.stores.task_rows import TaskRow, to_task_row
+from headgate.stores.task_schema import TASK_COLUMNS
+from headgate.web.snapshots import exact_moment
+from ledgers.support import drift_of
+from torture.ledger import Findings as LedgerFindings
+from torture.ledger import play_back
+from torture.service_load import End, Memory
+from torture.service_tasks import Execution
+
+_JOURNAL = (
+    f"SELECT at, reservation_id, call, charges, {', '.join(AMOUNTS)} FROM ledger_journal"
+    " ORDER BY seq"
+)
+_ENDS = (Call.COMMIT, Call.RELEASE, Call.EXPIRE)
+
+
+@dataclass
+class Remains:
+    """What is wrong in a store at rest; each list names the rows."""
+
+    tasks: int = 0
+    attempts: int = 0
+    states: dict[str, int] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+    unended: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    unexecuted: list[str] = field(default_factory=list)
+    executed_twice: list[str] = field(default_factory=list)
+    recorded_twice: list[str] = field(default_factory=list)
+    stale_results: list[str] = field(default_factory=list)
+    overlapping: list[str] = field(default_factory=list)
+    leaked: list[str] = field(default_factory=list)
+    drift: list[str] = field(default_factory=list)
+    highest_ratio: float = 0.0
+
+    def is_right(self) -> bool:
+        """Tell whether every promise was kept."""
+        return not any(self.broken().values()) and self.highest_ratio <= 1.0
+
+    def broken(self) -> dict[str, list[str]]:
+        """Return the promises by name, each with what breaks it."""
+        return {
+            "acknowledged and lost": self.lost,
+            "without an end": self.unended,
+            "changed after their end": self.changed,
+            "done but not executed": self.unexecuted,
+            "attempts executed twice": self.executed_twice,
+            "recorded twice": self.recorded_twice,
+            "results of another attempt": self.stale_results,
+            "under two leases": self.overlapping,
+            "capacity leaked": self.leaked,
+            "budget drift": self.drift,
+        }
+
+
+async def look(
+    store: SqlTaskStore,
+    memory: Memory,
+    executions: Iterable[Execution],
+    limit_of: Callable[[str], int | None],
+) -> Remains:
+    """Hold everything in a store at rest against what is known of it."""
+    await store.open()
+    try:
+        return await store.writer.submit(
+            lambda transaction: _look(transaction, memory, executions, limit_of)
+        )
+    finally:
+        await store.close()
+
+
+def _look(
+    transaction: Transaction,
+    memory: Memory,
+    executions: Iterable[Execution],
+    limit_of: Callable[[str], int | None],
+) -> Remains:
+    found = Remains()
+    sql = f"SELECT {', '.join(TASK_COLUMNS)} FROM tasks"
+    rows = {row[0]: to_task_row(row) for row in transaction.read(sql)}
+    journal = [to_entry(row) for row in transaction.read(_JOURNAL)]
+    _look_at_tasks(found, rows, memory)
+    _look_at_executions(found, rows, Counter(executions))
+    _look_at_journal(found, journal)
+    _look_at_counts(found, transaction, rows)
+    _look_at_balances(found, transaction)
+    played = LedgerFindings()
+    play_back(journal, played, limit_of)
+    found.highest_ratio = played.highest_ratio
+    return found
+
+
+def _look_at_tasks(found: Remains, rows: dict[str, TaskRow], memory: Memory) -> None:
+    found.tasks = len(rows)
+    found.states = dict(Counter(row.status.value for row in rows.values()))
+    found.lost = sorted(memory.acknowledged - rows.keys())
+    found.unended = sorted(row.id for row in rows.values() if not row.is_terminal)
+    for task_id, end in memory.ended.items():
+        row = rows.get(task_id)
+        if row is not None and end != _end_of(row):
+            found.changed.append(f"{task_id}: {end} became {_end_of(row)}")
+    for task_id in memory.cancelled:
+        row = rows.get(task_id)
+        if row is not None and row.status is not TaskStatus.CANCELLED:
+            found.changed.append(f"{task_id}: cancelled became {row.status.value}")
+
+
+def _end_of(row: TaskRow) -> End:
+    at = msgspec.to_builtins(exact_moment(row.progress.completed_at or 0.0))
+    return End(row.status.value, row.progress.attempt, at)
+
+
+def _look_at_executions(
+    found: Remains, rows: dict[str, TaskRow], executed: Counter[Execution]
+) -> None:
+    found.executed_twice = [
+        f"{each} {times} times" for each, times in executed.items() if times > 1
+    ]
+    for row in rows.values():
+        if row.status is not TaskStatus.DONE:
+            continue
+        if Execution(row.id, row.progress.attempt) not in executed:
+            found.unexecuted.append(row.id)
+        if msgspec.json.decode(row.result or "{}").get("attempt") != row.progress.attempt:
+            found.stale_results.append(f"{row.id}: {row.result}, attempt {row.progress.attempt}")
+
+
+def _look_at_journal(found: Remains, journal: list[JournalEntry]) -> None:
+    """Have each reservation end once, and each attempt begin after the one before has ended."""
+    ends: Counter[str] = Counter()
+    reserved: Counter[str] = Counter()
+    holding: dict[str, str] = {}
+    for entry in journal:
+        task_id, name = entry.reservation_id.split(":")[0], entry.reservation_id
+        if entry.call is Call.RESERVE:
+            reserved[name] += 1
+            if task_id in holding:
+                found.overlapping.append(f"{name} beside {holding[task_id]}")
+            holding[task_id] = name
+        elif entry.call in _ENDS:
+            ends[name] += 1
+            holding.pop(task_id, None)
+    found.attempts = len(reserved)
+    found.recorded_twice = [name for name in reserved if reserved[name] > 1 or ends[name] > 1]
+    found.leaked += [f"reservation {name} has no end" for name in reserved if not ends[name]]
+
+
+def _look_at_counts(found: Remains, transaction: Transaction, rows: dict[str, TaskRow]) -> None:
+    lanes = transaction.read("SELECT agent_id, project_id, queued, inflight FROM lanes")
+    found.leaked += [f"lane {row}" for row in lanes if row[2] or row[3]]
+    counters: dict[str, int] = dict(transaction.read("SELECT name, amount FROM counters"))
+    if counters.get("queued"):
+        found.leaked.append(f"{counters['queued']} are counted as queued")
+    counted = Counter(row.status for row in rows.values())
+    for status, name in ENDED.items():
+        if counters.get(name, 0) != counted[status]:
+            found.recorded_twice.append(f"{counters.get(name)} {name}, not {counted[status]}")
+    usage = "SELECT CAST(SUM(started) AS BIGINT), CAST(SUM(completed) AS BIGINT) FROM project_usage"
+    started, completed = transaction.read(usage)[0]
+    for name, amount in (("started", started), ("completed", completed)):
+        if counters.get(name, 0) != amount:
+            found.recorded_twice.append(f"{counters.get(name)} {name}, {amount} in usage")
+    live = transaction.read("SELECT id, state FROM ledger_reservations WHERE finished_at IS NULL")
+    found.leaked += [f"reservation {row} is held" for row in live]
+
+
+def _look_at_balances(found: Remains, transaction: Transaction) -> None:
+    audit = sql_upkeep.audit(transaction)
+    found.drift = [f"{key}: {pair}" for key, pair in drift_of(audit).items()]
+    spent: Counter[str] = Counter()
+    for (scope, _), balance in audit.kept.items():
+        spent[scope] += balance.spent_tokens + balance.overrun_tokens
+        if balance.reserved_micro_usd or balance.reserved_tokens:
+            found.leaked.append(f"{scope or 'root'} has {balance}")
+    sql = "SELECT project_id, CAST(SUM(tokens) AS BIGINT) FROM project_usage GROUP BY project_id"
+    for project_id, tokens in transaction.read(sql):
+        booked = spent[f"project:{project_id}"]
+        if booked != tokens:
+            found.drift.append(f"project {project_id} used {tokens} and is booked {booked}")
