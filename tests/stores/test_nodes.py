@@ -108,13 +108,6 @@ def test_where_one_process_can_be_alive_the_earlier_ones_are_dead(tables: Tables
     assert ended(tables, "n1", "n2", "n3", now=1.0) == {"n1", "n2"}
 
 
-@pytest.mark.parametrize("now", [0.0, 9.9, 10.0, 11.0])
-def test_a_node_may_start_tasks_exactly_while_it_is_listed(tables: Tables, now: float) -> None:
-    join(tables, "n1", now=0.0)
-    is_alive = tables.do(lambda tx: nodes.is_alive(tx, "n1", now))
-    assert is_alive == (live(tables, now=now) == ["n1"])
-
-
 def test_nodes_that_died_long_ago_are_forgotten_when_another_joins(tables: Tables) -> None:
     join(tables, "n1", now=0.0)
     join(tables, "n2", now=100.0)

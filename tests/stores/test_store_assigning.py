@@ -313,3 +313,13 @@ async def test_a_settlement_ends_a_task_whose_reservation_has_expired(place: Pla
         scene.clock.advance(2)
         (record,) = await scene.settle("t1")
         assert record.task.status is TaskStatus.DONE
+
+
+async def test_a_start_is_counted_with_the_agent_that_took_the_task(place: Place) -> None:
+    async with place.scene() as scene:
+        await scene.submit("open", agent_id=None)
+        record = await scene.assign("open", agent_id="taker")
+        assert record.agent_id == "taker"
+        lanes = {lane.agent_id: lane for lane in (await scene.store.totals()).lanes}
+        assert (lanes["taker"].started, lanes[""].started) == (1, 0)
+        assert (lanes[""].submitted, lanes["taker"].submitted) == (1, 0)

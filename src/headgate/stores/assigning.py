@@ -105,11 +105,12 @@ def _reserve(sheet: Worksheet, line: Assignment) -> tuple[bool, Refused | None]:
 
 def _take(sheet: Worksheet, row: TaskRow, line: Assignment) -> None:
     leave_queue(sheet, row)
+    # A start is counted with the agent that takes the task, here as when another node collects it.
+    row.agent_id = line.agent_id
     if line.starts:
         count_start(sheet, row)
     old, tallies = row.progress, sheet.tallies
     row.status = TaskStatus.RUNNING if line.starts else TaskStatus.ASSIGNED
-    row.agent_id = line.agent_id
     row.settled_by = None
     row.progress = msgspec.structs.replace(
         old,

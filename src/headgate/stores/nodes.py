@@ -24,7 +24,6 @@ _JOIN = (
     " ON CONFLICT (id) DO NOTHING"
 )
 _RENEW = "UPDATE nodes SET places = ?, lease_until = ? WHERE id = ? AND lease_until > ?"
-_IS_ALIVE = "SELECT 1 FROM nodes WHERE id = ? AND lease_until > ?"
 _LIVE = "SELECT id, places, address, lease_until FROM nodes WHERE lease_until > ? ORDER BY id"
 
 
@@ -56,11 +55,6 @@ def beat(
 def leave(transaction: Transaction, node_id: str) -> None:
     """Take a node out, with what it was told and has not read."""
     _forget(transaction, [node_id])
-
-
-def is_alive(transaction: Transaction, node_id: str, now: float) -> bool:
-    """Tell whether the lease of a node has not ended; a node that it has may start nothing."""
-    return bool(transaction.read(_IS_ALIVE, (node_id, now)))
 
 
 def live(transaction: Transaction, now: float) -> tuple[Node, ...]:
