@@ -23,7 +23,7 @@ from headgate.stores.sql_store import SqlTaskStore
 from headgate.stores.tallies import ENDED
 from headgate.stores.task_rows import TaskRow, to_task_row
 from headgate.stores.task_schema import TASK_COLUMNS
-from headgate.web.snapshots import exact_moment
+from headgate.task_snapshot import exact_moment
 from ledgers.support import drift_of
 from torture.ledger import Findings as LedgerFindings
 from torture.ledger import play_back

@@ -6,10 +6,10 @@ import msgspec
 
 from doc_pages import ROOT, rows_under
 from headgate.intake.bodies import BATCH_FIELDS, TASK_FIELDS
+from headgate.task_snapshot import TaskSnapshot
 from headgate.web.api import LimitsShown
-from headgate.web.app import ROUTES
 from headgate.web.refusals import CODES
-from headgate.web.snapshots import TaskSnapshot
+from headgate.web.routes import ROUTES
 from headgate.web.status import MetricsBody, QueueBody
 from headgate.web.tasks import QUERY_FIELDS
 

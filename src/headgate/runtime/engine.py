@@ -96,7 +96,9 @@ class Engine:
         *,
         ledger: Ledger | None = None,
         draws: random.Random | None = None,
+        further_loops: Mapping[str, Loop] | None = None,
     ) -> None:
+        self._further_loops = further_loops or {}
         self.store = store
         self.settings = settings
         self._executors = executors
@@ -246,7 +248,7 @@ class Engine:
         }
         if self._ledger is not None:
             loops["outbox"] = SettlementOutbox(self.store, self._ledger).run
-        return loops
+        return loops | dict(self._further_loops)
 
     async def _set_budgets(self) -> None:
         budgets = self.settings.budgets

@@ -10,12 +10,13 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from headgate.core.accounts import Limit
 from headgate.core.books import SettleRequest
 from headgate.core.records import TaskRecord
 from headgate.core.scopes import ROOT, Scope
+from headgate.databases.access import Result
 from headgate.databases.jobs import Batch, Writer
 from headgate.databases.migrations import migrate, schema_version
 from headgate.databases.transaction import Transaction
@@ -65,8 +66,6 @@ from headgate.stores.collecting import collect
 from headgate.stores.row_cache import RowCache
 from headgate.stores.steps import Step, StepAnswer, apply_steps
 from headgate.stores.worksheet import Worksheet
-
-Result = TypeVar("Result")
 
 UPKEEP_SECONDS = 60.0
 ENDLESS_SECONDS = 100 * 365 * 86_400.0
@@ -164,27 +163,27 @@ class SqlTaskStore:
 
     async def get(self, task_id: str) -> TaskRecord | None:
         """Return a task with all that is known of it."""
-        return await self._reader.submit(lambda tasks: reading.get(tasks, task_id))
+        return await self.ask(lambda tasks: reading.get(tasks, task_id))
 
     async def find(self, query: TaskQuery) -> TaskPage:
         """List tasks, newest first, as many as fit on one page."""
-        return await self._reader.submit(lambda tasks: reading.find(tasks, query))
+        return await self.ask(lambda tasks: reading.find(tasks, query))
 
     async def totals(self) -> Totals:
         """Count what waits, what runs and what has happened."""
-        return await self._reader.submit(reading.totals)
+        return await self.ask(reading.totals)
 
     async def outbox(self, *, limit: int) -> list[SettleRequest]:
         """Return settlements that a ledger outside the store has yet to be told."""
-        return await self._reader.submit(lambda tasks: outbox.unsent(tasks, limit=limit))
+        return await self.ask(lambda tasks: outbox.unsent(tasks, limit=limit))
 
     async def sent(self, reservation_ids: Sequence[str]) -> None:
         """Forget settlements that the ledger has answered."""
-        await self._run(lambda tasks, _now: outbox.forget(tasks, reservation_ids))
+        await self.run(lambda tasks, _now: outbox.forget(tasks, reservation_ids))
 
     async def evict(self, *, completed_before: float, limit: int) -> int:
         """Forget ended tasks that nothing needs, oldest first, and return how many."""
-        return await self._run(
+        return await self.run(
             lambda tasks, _now: upkeep.evict(tasks, completed_before=completed_before, limit=limit)
         )
 
@@ -213,7 +212,7 @@ class SqlTaskStore:
 
     async def leave(self, node_id: str) -> None:
         """Take a node out that runs nothing any more."""
-        await self._run(lambda tasks, _now: nodes.leave(tasks, node_id))
+        await self.run(lambda tasks, _now: nodes.leave(tasks, node_id))
         self._seen.pop(node_id, None)
 
     def watch(self, recipient: str, callback: Callable[[], None]) -> None:
@@ -257,9 +256,9 @@ class SqlTaskStore:
             # Whoever is about to read everything needs no message about any of it.
             messages.discard(tasks, DISPATCHER)
 
-        await self._run(prepare)
+        await self.run(prepare)
         # A long backlog takes seconds. In the writer it would keep leases from being renewed.
-        return await self._reader.submit(lambda tasks: reading.backlog(tasks, self.now()))
+        return await self.ask(lambda tasks: reading.backlog(tasks, self.now()))
 
     async def drop(self, epoch: int, drops: Sequence[Drop]) -> list[TaskRecord]:
         """End queued tasks without running them, and return all that changed."""
@@ -277,13 +276,13 @@ class SqlTaskStore:
             election.check_epoch(tasks, epoch, now)
             forgiving.forgive(tasks, pardon, now)
 
-        await self._run(write)
+        await self.run(write)
 
     async def set_limits(self, limits: dict[Scope, Limit]) -> tuple[Scope, ...]:
         """Set the budgets that the configuration names, and remove those that it named before."""
         for limit in limits.values():
             zone(limit.window.zone)
-        return await self._run(
+        return await self.run(
             lambda tasks, _now: configured.set_limits(tasks, limits, keeps_books=self.keeps_books)
         )
 
@@ -291,8 +290,13 @@ class SqlTaskStore:
         # Where nobody else can take over, a process that was held up has lost nothing.
         return seconds if self.is_shared else ENDLESS_SECONDS
 
-    async def _run(self, operation: Callable[[Transaction, float], Result]) -> Result:
+    async def run(self, operation: Callable[[Transaction, float], Result]) -> Result:
+        """Change something; the answer means that it is on disk."""
         return await self.writer.submit(lambda tasks: operation(tasks, self._begin(tasks)))
+
+    async def ask(self, question: Callable[[Transaction], Result]) -> Result:
+        """Read what has been committed."""
+        return await self._reader.submit(question)
 
     async def _run_first(self, operation: Callable[[Transaction, float], Result]) -> Result:
         return await self.writer.submit(
@@ -309,7 +313,7 @@ class SqlTaskStore:
             sheet.write()
             return records
 
-        return await self._run(write)
+        return await self.run(write)
 
     async def _receive(
         self,
@@ -329,7 +333,7 @@ class SqlTaskStore:
                 sheet.write()
                 return answer
 
-            result, received = await self._run(write)
+            result, received = await self.run(write)
             if received:
                 self._seen[recipient] = received[-1].seq
             return result

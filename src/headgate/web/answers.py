@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 import msgspec
@@ -13,24 +14,29 @@ Headers = tuple[tuple[bytes, bytes], ...]
 _ENCODER = msgspec.json.Encoder()
 _TOO_MANY = 429
 _UNAVAILABLE = 503
-_JSON = (b"content-type", b"application/json")
+_JSON = b"application/json"
 _RETRY_AFTER = (b"retry-after", str(RETRY_AFTER_SECONDS).encode())
 _CLOSE = (b"connection", b"close")
 
 
 class Answer(NamedTuple):
-    """One HTTP response."""
+    """One HTTP response; with a `stream`, its pieces are sent as they come, and `body` is not."""
 
     status: int
     body: bytes
     headers: Headers = ()
+    content_type: bytes = _JSON
+    stream: AsyncIterator[bytes] | None = None
 
     def head(self, request_id: bytes) -> list[tuple[bytes, bytes]]:
         """Return all headers of the response."""
+        kind = (b"content-type", self.content_type)
+        if self.stream is not None:
+            return [kind, (b"x-request-id", request_id), *self.headers]
         length = (b"content-length", b"%d" % len(self.body))
         if not self.body:
             return [length, (b"x-request-id", request_id), *self.headers]
-        return [_JSON, length, (b"x-request-id", request_id), *self.headers]
+        return [kind, length, (b"x-request-id", request_id), *self.headers]
 
 
 def json_answer(status: int, body: object, headers: Headers = ()) -> Answer:

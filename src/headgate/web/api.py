@@ -9,6 +9,7 @@ import msgspec
 
 from headgate.intake import Intake
 from headgate.web.answers import Answer
+from headgate.web.callers import Permission
 from headgate.web.forwarding import Forwarder
 from headgate.web.requests import Request
 from headgate.web.service import TaskService
@@ -43,13 +44,17 @@ class Api:
 
 
 Handler = Callable[[Api, Request, str], Awaitable[Answer]]
-"""Answers a request; the text is the task id of the path, empty where it has none."""
+"""Answers a request; the text is what stands for `{id}` in the path, empty where it has none."""
 
 
 class Route(NamedTuple):
-    """One method on one path, where `{id}` stands for a task id."""
+    """One method on one path, where `{id}` stands for the id of a task or the name of a thing.
+
+    `needs` is the permission that a caller must have; None is free to all.
+    """
 
     method: str
     path: str
     handler: Handler
     summary: str
+    needs: Permission | None = "admin"

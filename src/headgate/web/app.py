@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any
 
@@ -17,25 +18,11 @@ from headgate.errors import HeadgateError
 from headgate.intake import Intake
 from headgate.runtime.deadline_watch import DeadlineWatch
 from headgate.web.answers import Answer, refusal_answer
-from headgate.web.api import Api, Handler, LimitsShown, Route
+from headgate.web.api import Api, LimitsShown, Route
 from headgate.web.refusals import Refusal, refusal_of
 from headgate.web.requests import ClientGoneError, Request
+from headgate.web.routes import ROUTES
 from headgate.web.service import TaskService
-from headgate.web.status import show_alive, show_ready, show_stats
-from headgate.web.submitting import submit_batch, submit_task
-from headgate.web.tasks import cancel_task, explain_task, list_tasks, show_task
-
-ROUTES = (
-    Route("POST", "/tasks", submit_task, "submit a task"),
-    Route("GET", "/tasks", list_tasks, "list tasks, newest first"),
-    Route("POST", "/tasks/batch", submit_batch, "submit 1 to 50 tasks"),
-    Route("GET", "/tasks/{id}", show_task, "show a task"),
-    Route("POST", "/tasks/{id}/cancel", cancel_task, "cancel a task"),
-    Route("GET", "/tasks/{id}/why", explain_task, "say why a task waits"),
-    Route("GET", "/scheduler/stats", show_stats, "counts and limits"),
-    Route("GET", "/livez", show_alive, "say that the process serves"),
-    Route("GET", "/readyz", show_ready, "say whether this node takes and runs tasks"),
-)
 
 ANSWER_SECONDS = 30.0
 _NO_ANSWER = "the store has not answered; whether the request was carried out is not known"
@@ -49,8 +36,8 @@ class App:
 
     def __init__(self, api: Api, routes: tuple[Route, ...] = ROUTES) -> None:
         self.api = api
-        self._fixed: dict[str, dict[str, Handler]] = {}
-        self._patterns: dict[tuple[str, ...], dict[str, Handler]] = {}
+        self._fixed: dict[str, dict[str, Route]] = {}
+        self._patterns: dict[tuple[str, ...], dict[str, Route]] = {}
         for route in routes:
             self._add(route)
         self._patience: DeadlineWatch[asyncio.Task[Any]] = DeadlineWatch(time.monotonic, self._lose)
@@ -59,10 +46,10 @@ class App:
 
     def _add(self, route: Route) -> None:
         if _PLACEHOLDER not in route.path:
-            self._fixed.setdefault(route.path, {})[route.method] = route.handler
+            self._fixed.setdefault(route.path, {})[route.method] = route
             return
         shape = tuple(route.path.split("/")[1:])
-        self._patterns.setdefault(shape, {})[route.method] = route.handler
+        self._patterns.setdefault(shape, {})[route.method] = route
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
         """Answer one request, as ASGI has it."""
@@ -76,7 +63,10 @@ class App:
             return
         head = answer.head(request.request_id)
         await send({"type": "http.response.start", "status": answer.status, "headers": head})
-        await send({"type": "http.response.body", "body": answer.body})
+        if answer.stream is not None and request.method != "HEAD":
+            await _stream(answer.stream, request, send)
+        else:
+            await send({"type": "http.response.body", "body": answer.body})
 
     async def _answer_in_time(self, request: Request, path: str) -> Answer:
         """Answer, if need be that the store has not: one that hangs must not hang its clients."""
@@ -101,11 +91,11 @@ class App:
 
     async def _answer(self, request: Request, path: str) -> Answer:
         try:
-            handlers, task_id = self._find(request, path)
-            handler = handlers.get("GET" if request.method == "HEAD" else request.method)
-            if handler is None:
-                return _other_method(request.method, handlers)
-            return await handler(self.api, request, task_id)
+            routes, name = self._find(request, path)
+            route = routes.get("GET" if request.method == "HEAD" else request.method)
+            if route is None:
+                return _other_method(request.method, routes)
+            return await route.handler(self.api, request, name)
         except Refusal as refusal:
             return refusal_answer(refusal)
         except HeadgateError as error:
@@ -122,17 +112,35 @@ class App:
             _LOG.error("request %s: %s %r", request_id, request.method, path, exc_info=error)
         return refusal_answer(refusal)
 
-    def _find(self, request: Request, path: str) -> tuple[dict[str, Handler], str]:
-        handlers = self._fixed.get(path)
-        if handlers is not None:
-            return handlers, ""
+    def _find(self, request: Request, path: str) -> tuple[dict[str, Route], str]:
+        routes = self._fixed.get(path)
+        if routes is not None:
+            return routes, ""
         segments = request.segments()
         for shape, found in self._patterns.items():
             if len(shape) == len(segments):
-                task_id = _task_id(shape, segments)
-                if task_id is not None:
-                    return found, task_id
+                name = _name(shape, segments)
+                if name is not None:
+                    return found, name
         raise Refusal("not_found", "there is nothing at this address")
+
+
+async def _stream(pieces: AsyncIterator[bytes], request: Request, send: Any) -> None:  # noqa: ANN401
+    """Send pieces as they come, until there are no more or the client has gone."""
+    sending = asyncio.create_task(_send_pieces(pieces, send))
+    leaving = asyncio.create_task(request.gone())
+    try:
+        await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in (sending, leaving):
+            one.cancel()
+        await asyncio.gather(sending, leaving, return_exceptions=True)
+
+
+async def _send_pieces(pieces: AsyncIterator[bytes], send: Any) -> None:  # noqa: ANN401
+    async for piece in pieces:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def build_app(engine: TaskService, *, intake: Intake, limits: LimitsShown | None = None) -> App:
@@ -140,18 +148,18 @@ def build_app(engine: TaskService, *, intake: Intake, limits: LimitsShown | None
     return App(Api(engine, intake, limits or LimitsShown()))
 
 
-def _task_id(shape: tuple[str, ...], segments: list[str]) -> str | None:
-    task_id = None
+def _name(shape: tuple[str, ...], segments: list[str]) -> str | None:
+    name = None
     for wanted, given in zip(shape, segments, strict=True):
         if wanted == _PLACEHOLDER:
-            task_id = given
+            name = given
         elif wanted != given:
             return None
-    return task_id
+    return name
 
 
-def _other_method(method: str, handlers: dict[str, Handler]) -> Answer:
-    allowed = [*handlers, *(["HEAD"] if "GET" in handlers else []), "OPTIONS"]
+def _other_method(method: str, routes: dict[str, Route]) -> Answer:
+    allowed = [*routes, *(["HEAD"] if "GET" in routes else []), "OPTIONS"]
     allow = ", ".join(sorted(allowed))
     if method == "OPTIONS":
         return Answer(_NO_CONTENT, b"", ((b"allow", allow.encode()),))

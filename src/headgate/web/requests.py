@@ -7,6 +7,7 @@ import re
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from headgate.web.callers import LOCAL
 from headgate.web.refusals import Refusal
 
 MAX_BODY_BYTES = 1024 * 1024
@@ -27,13 +28,14 @@ class ClientGoneError(Exception):
 class Request:
     """One HTTP request. What is asked for is looked up when it is asked for."""
 
-    __slots__ = ("_receive", "_scope", "method", "request_id")
+    __slots__ = ("_receive", "_scope", "caller", "method", "request_id")
 
     def __init__(self, scope: Any, receive: Any) -> None:  # noqa: ANN401 - as ASGI has it
         self._scope = scope
         self._receive = receive
         self.method: str = scope["method"]
         self.request_id: bytes = b""
+        self.caller = LOCAL
 
     def header(self, name: bytes) -> bytes:
         """Return the first header of this name; empty if there is none."""
@@ -72,6 +74,11 @@ class Request:
         if len(body) > MAX_BODY_BYTES:
             raise too_large()
         return body
+
+    async def gone(self) -> None:
+        """Wait until the client has closed the connection; what it still sends is not read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
     def _check_headers(self) -> None:
         for name, value in self._scope["headers"]:

@@ -16,11 +16,11 @@ from headgate.core.tasks import TaskStatus
 from headgate.errors import HeadgateError, InvalidTaskError, StoreError
 from headgate.intake import Draft
 from headgate.store import Queued, TurnedAway, UnknownParent
+from headgate.task_snapshot import exact_moment
 from headgate.web.answers import Answer, json_answer, refusal_answer
 from headgate.web.api import Api
 from headgate.web.refusals import Refusal, queue_full, refusal_of
 from headgate.web.requests import Request
-from headgate.web.snapshots import exact_moment
 
 ACCEPTED = 202
 Outcome = Queued | TurnedAway | UnknownParent

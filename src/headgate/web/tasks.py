@@ -10,11 +10,11 @@ from headgate.core.tasks import TERMINAL, TaskStatus
 from headgate.errors import NotDispatchingError
 from headgate.intake.bodies import check_unknown, shown
 from headgate.store import TaskQuery
+from headgate.task_snapshot import TaskSnapshot, snapshot_of
 from headgate.web.answers import Answer, json_answer
 from headgate.web.api import Api
 from headgate.web.refusals import Refusal, not_found
 from headgate.web.requests import Request
-from headgate.web.snapshots import TaskSnapshot, snapshot_of
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
