@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -50,7 +51,10 @@ Handler = Callable[[Api, Request, str], Awaitable[Answer]]
 class Route(NamedTuple):
     """One method on one path, where `{id}` stands for the id of a task or the name of a thing.
 
-    `needs` is the permission that a caller must have; None is free to all.
+    `needs` is the permission that a caller must have; None is free to all. The rest describes the
+    route to programs: the struct of its body, what each status carries (a struct, or a media type
+    where it is not JSON), its query parameters, and the codes with which it refuses beyond those
+    that every route may answer with.
     """
 
     method: str
@@ -58,3 +62,7 @@ class Route(NamedTuple):
     handler: Handler
     summary: str
     needs: Permission | None = "admin"
+    takes: type[msgspec.Struct] | None = None
+    answers: Mapping[int, type[msgspec.Struct] | str] = MappingProxyType({})
+    query: tuple[str, ...] = ()
+    refuses: tuple[str, ...] = ()
