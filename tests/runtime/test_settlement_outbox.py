@@ -14,7 +14,7 @@ from headgate.core.outcomes import Succeeded, Usage
 from headgate.core.reservations import Call, Reservation
 from headgate.core.scopes import Scope
 from headgate.core.tasks import TaskStatus
-from headgate.errors import LedgerUnavailableError, StaleEpochError
+from headgate.errors import IllegalMoveError, LedgerUnavailableError, StaleEpochError
 from headgate.ledger import Clock
 from headgate.ledgers.local import LocalLedger
 from runtime.one_service import Service, play
@@ -149,6 +149,50 @@ def test_a_ledger_that_is_away_grants_nothing_and_loses_no_settlement() -> None:
         await service.ended(second)
         await asyncio.sleep(2)
         assert await spent(service) == (120, 0)
+
+    play(scenario, always(1.0, USED), budgets=BUDGETS, new_ledger=new_ledger)
+
+
+def test_a_settlement_that_cannot_be_told_keeps_no_other_from_being_told() -> None:
+    async def scenario(service: Service) -> None:
+        ledger = ledger_of(service)
+        settle, stuck = ledger.settle, set[str]()
+
+        async def refusing(request: SettleRequest) -> Reservation:
+            if request.call is Call.COMMIT and (not stuck or request.reservation_id in stuck):
+                stuck.add(request.reservation_id)
+                raise LedgerUnavailableError("this one cannot be told")
+            return await settle(request)
+
+        ledger.settle = refusing  # type: ignore[method-assign]
+        tasks = [await service.submit(scopes=(S,)) for _ in range(2)]
+        for task_id in tasks:
+            await service.ended(task_id)
+        await asyncio.sleep(5)
+        assert await spent(service) == (60, 100), "one is told, the other still held"
+        ledger.settle = settle  # type: ignore[method-assign]
+        await asyncio.sleep(5)
+        assert await spent(service) == (120, 0)
+
+    play(scenario, always(1.0, USED), budgets=BUDGETS, new_ledger=new_ledger)
+
+
+def test_a_settlement_that_the_books_refuse_for_good_is_let_go() -> None:
+    async def scenario(service: Service) -> None:
+        ledger = ledger_of(service)
+        settle, calls = ledger.settle, Counter[str]()
+
+        async def forgetful(request: SettleRequest) -> Reservation:
+            if request.call is Call.COMMIT:
+                calls[request.reservation_id] += 1
+                raise IllegalMoveError("reservation", "released", "committed", ())
+            return await settle(request)
+
+        ledger.settle = forgetful  # type: ignore[method-assign]
+        await service.ended(await service.submit(scopes=(S,)))
+        await asyncio.sleep(5)
+        assert list(calls.values()) == [1], "it is not said again"
+        assert await service.engine.store.outbox(limit=10) == []
 
     play(scenario, always(1.0, USED), budgets=BUDGETS, new_ledger=new_ledger)
 

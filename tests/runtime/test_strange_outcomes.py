@@ -9,6 +9,7 @@ from headgate.core.money import MAX_RESERVATION_TOKENS
 from headgate.core.outcomes import Failed, Limited, Succeeded, Usage
 from headgate.core.records import TaskRecord
 from headgate.core.tasks import TaskStatus
+from headgate.store import Settled, Settlement, StaleLease
 from runtime.one_service import Service, play
 from runtime.simulated_work import DONE, always, in_turn
 
@@ -24,6 +25,26 @@ def test_an_outcome_that_cannot_be_stored_fails_its_task() -> None:
     assert record.task.status is TaskStatus.FAILED
     assert record.error == "its outcome cannot be stored: UnicodeDecodeError"
     assert record.tokens == RESERVED_TOKENS, "what nobody knows is booked as reserved"
+
+
+def test_a_settlement_that_the_store_fails_at_is_offered_until_it_is_taken() -> None:
+    async def scenario(service: Service) -> TaskRecord:
+        store = service.engine.store
+        settle, failures = store.settle, iter(range(6))
+
+        async def failing(settlement: Settlement) -> Settled | StaleLease:
+            if next(failures, None) is not None:
+                raise RuntimeError("a fault of the store's own")
+            return await settle(settlement)
+
+        store.settle = failing  # type: ignore[method-assign]
+        record = await run_one(service)
+        assert len(service.engine.runner) == 0, "its place is free"
+        return record
+
+    record = play(scenario, always(0.0))
+    assert record.task.status is TaskStatus.FAILED
+    assert record.error == "its outcome cannot be stored: RuntimeError"
 
 
 @pytest.mark.parametrize("error", ["no file \udcff", "an odd \0 one", ""])

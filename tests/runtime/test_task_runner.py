@@ -16,6 +16,7 @@ from headgate.core.scopes import Scope
 from headgate.core.tasks import TaskStatus
 from headgate.databases.inline import Fault
 from headgate.executor import WorkOrder
+from headgate.runtime.task_runner import SETTLE_SECONDS
 from runtime.one_service import Service, play
 from runtime.simulated_work import DONE, FOREVER_SECONDS, always, in_turn
 
@@ -271,6 +272,27 @@ def test_a_stop_lets_short_work_finish_and_queues_long_work_again() -> None:
         assert (await service.ended(long)).task.status is TaskStatus.DONE
 
     play(scenario, always(2.0))
+
+
+@pytest.mark.parametrize("stop_seconds", [1.0, FOREVER_SECONDS])
+def test_work_that_will_not_stop_is_left_behind_and_taken_back(stop_seconds: float) -> None:
+    async def scenario(service: Service) -> bool:
+        task_id = await service.submit()
+        await service.running(task_id)
+        engine = service.engine
+        service.engines.remove(engine)
+        started = service.now()
+        await engine.stop(drain_seconds=1.0)
+        assert service.now() - started <= 1.0 + SETTLE_SECONDS + 1.0
+        service.executor.work = always(1.0)
+        service.engine = service.new_engine()
+        await service.engine.start()
+        record = await service.ended(task_id)
+        assert (record.task.status, record.progress.losses) == (TaskStatus.DONE, 1)
+        return engine.runner.has_left_behind
+
+    has_left_behind = play(scenario, always(FOREVER_SECONDS), stop_seconds=stop_seconds)
+    assert has_left_behind == (stop_seconds == FOREVER_SECONDS)
 
 
 def test_a_settlement_is_offered_until_the_store_takes_it() -> None:
