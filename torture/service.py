@@ -22,21 +22,25 @@ from typing import Any
 from benchmarks.http_load import Client
 
 from executors.endpoint import free_port, running_endpoint
+from headgate.ledgers.redis import RedisLedger
 from headgate.settings import Settings, load_settings
 from headgate.stores.sql_store import SqlTaskStore
 from headgate.wiring import build_store
-from ledgers.servers import running_postgres
+from ledgers.servers import running_postgres, running_valkey
 from service.support import ServiceProcess
-from torture.service_audit import Remains, look
+from torture.service_audit import Books, Remains, books_outside, look
 from torture.service_load import Memory, Workplace, callers, dismiss, settings
 from torture.service_tasks import Execution, traced
 
-BACKENDS = ("sqlite", "postgres")
+BACKENDS = ("sqlite", "postgres", "redis")
+"""Where the tasks are; with `redis` they are in SQLite, and their books on the server."""
+
 KILLS_PER_ROUND = 2
 LIMIT_SESSION = 5_000
 LIMIT_WORKFLOW = 2_200
 READY_SECONDS = 20.0
 REST_SECONDS = 90.0
+LEASES_SECONDS = 7_200.0
 LOOK_SECONDS = 0.05
 RESTING_LOOKS = 20
 STARTING_RATIO, DRAINING_RATIO = 0.25, 0.15
@@ -66,9 +70,12 @@ class Findings:
 class Place:
     """The data of one service: a folder for its files, and where its tasks are kept."""
 
-    def __init__(self, folder: Path, store_url: str | None) -> None:
+    def __init__(
+        self, folder: Path, store_url: str | None = None, ledger_url: str | None = None
+    ) -> None:
         self.folder = folder
         self._store_url = store_url
+        self._ledger_url = ledger_url
         self._config = folder / "torture.toml"
 
     def write_settings(self, url: str, *, rounds: int) -> None:
@@ -85,6 +92,8 @@ class Place:
         arguments = ["--config", str(self._config), "--data", str(self.folder / "data")]
         if self._store_url is not None:
             arguments += ["--store", self._store_url]
+        if self._ledger_url is not None:
+            arguments += ["--ledger", self._ledger_url]
         return ServiceProcess(folder, *arguments, port=port)
 
     def traced(self) -> list[Execution]:
@@ -107,13 +116,27 @@ class Place:
         assert isinstance(store, SqlTaskStore)
         return store
 
+    async def books(self) -> Books | None:
+        """Return the books that lie outside the store, as they are when every lease has ended."""
+        if self._ledger_url is None:
+            return None
+        return await books_outside(RedisLedger(self._ledger_url, clock=_when_leases_have_ended))
+
+
+def _when_leases_have_ended() -> float:
+    return time.time() + LEASES_SECONDS
+
 
 @contextmanager
 def new_place(backend: str) -> Iterator[Place]:
     """Give an empty place for a service; a server is durable, or a kill would prove nothing."""
     with tempfile.TemporaryDirectory(prefix="hg-") as name:
         if backend == "sqlite":
-            yield Place(Path(name), None)
+            yield Place(Path(name))
+            return
+        if backend == "redis":
+            with running_valkey() as valkey:
+                yield Place(Path(name), ledger_url=valkey.url)
             return
         with running_postgres(is_durable=True) as postgres:
             yield Place(Path(name), postgres.url)
@@ -145,7 +168,9 @@ async def torture(place: Place, *, kills: int, seed: int) -> Findings:
             service.kill()
     executions = [*workplace.executions, *place.traced()]
     findings.executions = len(executions)
-    findings.remains = await look(place.store(), findings.memory, executions, limit_of)
+    findings.remains = await look(
+        place.store(), findings.memory, executions, limit_of, outside=await place.books()
+    )
     findings.seconds = time.monotonic() - started
     return findings
 

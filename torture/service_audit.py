@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
-from headgate.core.accounts import JournalEntry
+from headgate.core.accounts import Balance, JournalEntry
 from headgate.core.reservations import Call
+from headgate.core.scopes import ROOT
 from headgate.core.tasks import TaskStatus
 from headgate.databases.transaction import Transaction
+from headgate.ledger import Audit, Ledger
 from headgate.ledgers import sql_upkeep
 from headgate.ledgers.sql_rows import to_entry
 from headgate.ledgers.sql_schema import AMOUNTS
@@ -34,6 +37,7 @@ _JOURNAL = (
     f"SELECT at, reservation_id, call, charges, {', '.join(AMOUNTS)} FROM ledger_journal"
     " ORDER BY seq"
 )
+MOST_ENTRIES = 10_000_000
 _ENDS = (Call.COMMIT, Call.RELEASE, Call.EXPIRE)
 
 
@@ -76,20 +80,49 @@ class Remains:
         }
 
 
+class Books(NamedTuple):
+    """What the books say when everything has ended; `lie_outside` if the store has none."""
+
+    journal: list[JournalEntry]
+    audit: Audit
+    lie_outside: bool = False
+
+
 async def look(
     store: SqlTaskStore,
     memory: Memory,
     executions: Iterable[Execution],
     limit_of: Callable[[str], int | None],
+    *,
+    outside: Books | None = None,
 ) -> Remains:
     """Hold everything in a store at rest against what is known of it."""
     await store.open()
     try:
         return await store.writer.submit(
-            lambda transaction: _look(transaction, memory, executions, limit_of)
+            lambda transaction: _look(
+                transaction, memory, executions, limit_of, outside or _books_in(transaction)
+            )
         )
     finally:
         await store.close()
+
+
+async def books_outside(ledger: Ledger) -> Books:
+    """Read the books of a ledger whose clock is past the end of every lease."""
+    await ledger.open()
+    try:
+        while await ledger.sweep():
+            pass
+        journal = await ledger.journal(ROOT, since=0.0, limit=MOST_ENTRIES)
+        return Books(journal[::-1], await ledger.audit(), lie_outside=True)
+    finally:
+        await ledger.close()
+
+
+def _books_in(transaction: Transaction) -> Books:
+    journal = [to_entry(row) for row in transaction.read(_JOURNAL)]
+    return Books(journal, sql_upkeep.audit(transaction))
 
 
 def _look(
@@ -97,20 +130,26 @@ def _look(
     memory: Memory,
     executions: Iterable[Execution],
     limit_of: Callable[[str], int | None],
+    books: Books,
 ) -> Remains:
     found = Remains()
     sql = f"SELECT {', '.join(TASK_COLUMNS)} FROM tasks"
     rows = {row[0]: to_task_row(row) for row in transaction.read(sql)}
-    journal = [to_entry(row) for row in transaction.read(_JOURNAL)]
     _look_at_tasks(found, rows, memory)
     _look_at_executions(found, rows, Counter(executions))
-    _look_at_journal(found, journal)
+    _look_at_journal(found, books)
     _look_at_counts(found, transaction, rows)
-    _look_at_balances(found, transaction)
+    _look_at_balances(found, transaction, books.audit)
     played = LedgerFindings()
-    play_back(journal, played, limit_of)
-    found.highest_ratio = played.highest_ratio
+    play_back(books.journal, played, limit_of)
+    # A journal that was folded cannot be played back; what is left then is where it ended.
+    ended = (_ratio(balance, limit_of(scope)) for (scope, _), balance in books.audit.kept.items())
+    found.highest_ratio = max(played.highest_ratio, *ended)
     return found
+
+
+def _ratio(balance: Balance, limit: int | None) -> float:
+    return max(balance.spent_micro_usd, balance.spent_tokens) / limit if limit else 0.0
 
 
 def _look_at_tasks(found: Remains, rows: dict[str, TaskRow], memory: Memory) -> None:
@@ -148,16 +187,19 @@ def _look_at_executions(
             found.stale_results.append(f"{row.id}: {row.result}, attempt {row.progress.attempt}")
 
 
-def _look_at_journal(found: Remains, journal: list[JournalEntry]) -> None:
-    """Have each reservation end once, and each attempt begin after the one before has ended."""
+def _look_at_journal(found: Remains, books: Books) -> None:
+    """Have each reservation end once, and each attempt begin after the one before has ended.
+
+    What a crash left held outside the store, and never began, is given back by its lease alone.
+    """
     ends: Counter[str] = Counter()
     reserved: Counter[str] = Counter()
     holding: dict[str, str] = {}
-    for entry in journal:
+    for entry in books.journal:
         task_id, name = entry.reservation_id.split(":")[0], entry.reservation_id
         if entry.call is Call.RESERVE:
             reserved[name] += 1
-            if task_id in holding:
+            if task_id in holding and not books.lie_outside:
                 found.overlapping.append(f"{name} beside {holding[task_id]}")
             holding[task_id] = name
         elif entry.call in _ENDS:
@@ -185,10 +227,11 @@ def _look_at_counts(found: Remains, transaction: Transaction, rows: dict[str, Ta
             found.recorded_twice.append(f"{counters.get(name)} {name}, {amount} in usage")
     live = transaction.read("SELECT id, state FROM ledger_reservations WHERE finished_at IS NULL")
     found.leaked += [f"reservation {row} is held" for row in live]
+    untold = transaction.read("SELECT reservation_id FROM ledger_outbox")
+    found.leaked += [f"settlement {row} was never told" for row in untold]
 
 
-def _look_at_balances(found: Remains, transaction: Transaction) -> None:
-    audit = sql_upkeep.audit(transaction)
+def _look_at_balances(found: Remains, transaction: Transaction, audit: Audit) -> None:
     found.drift = [f"{key}: {pair}" for key, pair in drift_of(audit).items()]
     spent: Counter[str] = Counter()
     for (scope, _), balance in audit.kept.items():
