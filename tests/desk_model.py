@@ -5,7 +5,7 @@ It keeps what a task store would, answers plans as one would, and says what chan
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -215,7 +215,12 @@ class StoreModel:
         }
 
     def fresh_desk(
-        self, desk_settings: DeskSettings, nodes: dict[str, int], lines: Iterable[Planned] = ()
+        self,
+        desk_settings: DeskSettings,
+        nodes: dict[str, int],
+        lines: Iterable[Planned] = (),
+        *,
+        workers: Mapping[str, tuple[str, int]] | None = None,
     ) -> Desk:
         """Return a desk that starts from what is kept here, and takes these lines as applied."""
         desk = Desk(desk_settings)
@@ -238,6 +243,8 @@ class StoreModel:
         )
         for node_id, places in nodes.items():
             desk.flights.set_node(node_id, places)
+        for node_id, (agent_id, places) in (workers or {}).items():
+            desk.workers.set_node(node_id, places, agent_id=agent_id, now=self.now)
         return desk
 
     def _purses_of(self, task: Task) -> list[str]:

@@ -207,6 +207,8 @@ def full_snapshots(draw: st.DrawFn) -> SchedulerState:
         GateClosure(kind="scope", name="session:s", until=90.0, why="exhausted"),
         GateClosure(kind="scope", name="session:s/workflow:w"),
     ]
+    lane_policy = draw(st.sampled_from([None, *LanePolicy]))
+    pulls = lane_policy is not None and draw(st.booleans())
     return dataclasses.replace(
         _snapshot(draw, agents=draw(agent_lists()), tasks=draw(task_lists(pinned=True))),
         charge_in_round=draw(st.booleans()),
@@ -215,7 +217,7 @@ def full_snapshots(draw: st.DrawFn) -> SchedulerState:
         project_started=draw(maybe_counts),
         agent_inflight=draw(st.one_of(st.none(), inflight)),
         max_inflight=draw(st.one_of(st.none(), st.integers(0, 12))),
-        lane_policy=draw(st.sampled_from([None, *LanePolicy])),
+        lane_policy=lane_policy,
         tick=draw(st.integers(20, 40)),
         alpha=draw(st.sampled_from([0.0, 0.25, 0.5])),
         lane_served=draw(st.dictionaries(st.sampled_from(PROJECT_IDS), ticks, max_size=3)),
@@ -225,4 +227,6 @@ def full_snapshots(draw: st.DrawFn) -> SchedulerState:
         priority_ageing_seconds=draw(st.sampled_from([0.0, 10.0])),
         closed_gates=draw(st.lists(st.sampled_from(closures), unique=True, max_size=3)),
         rate_limited=draw(st.sampled_from([{}, {}, {"claude": 99.0}])),
+        pull_targets=frozenset({"browser"}) if pulls else frozenset(),
+        worker_places=draw(inflight) if pulls else {},
     )

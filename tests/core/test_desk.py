@@ -164,8 +164,8 @@ def test_what_a_plan_asked_for_in_vain_is_offered_again() -> None:
 def test_a_task_that_is_gone_is_forgotten_wherever_it_is() -> None:
     desk = desk_of(queued("t1"), queued("t2", not_before=START + 9))
     line = only_line(desk)
-    desk.forget("t1")
-    desk.forget("t2")
+    desk.forget("t1", START)
+    desk.forget("t2", START)
     assert desk.refuse(line, None, None, START) is None
     assert (len(desk.flights), len(desk.waiting), desk.next_at()) == (0, 0, None)
 

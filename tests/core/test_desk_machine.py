@@ -22,19 +22,23 @@ from headgate.core.holds import (
     InflightCapReached,
     LaneBehind,
     NotYetDue,
+    NoWorker,
     ParentsPending,
     ProjectConcurrencyReached,
     RateLimited,
+    WorkersFull,
 )
 from headgate.core.rate_limits import RateLimit
 from headgate.core.records import OnExhausted, Progress, TaskRecord, Terms
 from headgate.core.snapshot import LanePolicy
 from headgate.core.tasks import Task, TaskStatus
 from headgate.core.why import reasons
+from headgate.core.worker_watch import DEADLINE_GRACE_SECONDS
 
 AGENTS = [None, None, "a", "b", "made-1", "made-2"]
 CAPACITY = {"a": 2, "b": 1, "made-1": 1, "made-2": 1}
 PLACES = 4
+PULL = frozenset({"pull"})
 LIMITS = (
     RateLimit(kind="target", name="t", unit="requests", most=3, window_seconds=60),
     RateLimit(kind="agent_type", name="claude", unit="tokens", most=900, window_seconds=60),
@@ -46,6 +50,8 @@ GATES: list[dict[str, Any]] = [
     {"scopes": ("session:window",)},
     {"scopes": ("session:none",)},
     {"scopes": ("session:none/workflow:w",), "target": "u"},
+    {"target": "pull"},
+    {"target": "pull", "scopes": ("session:window",)},
 ]
 
 
@@ -55,7 +61,11 @@ class DeskBesideAStore(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(list(LanePolicy)), max_lag=st.sampled_from([None, 500]))
     def begin(self, policy: LanePolicy, max_lag: int | None) -> None:
         self.settings = desk_settings(
-            rate_limits=LIMITS, lane_policy=policy, max_wait_ticks=5, max_lag_tokens=max_lag
+            rate_limits=LIMITS,
+            lane_policy=policy,
+            max_wait_ticks=5,
+            max_lag_tokens=max_lag,
+            pull_targets=PULL,
         )
         self.model = StoreModel(
             {
@@ -64,6 +74,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
             }
         )
         self.nodes = {"n1": PLACES, "n2": PLACES - 2}
+        self.workers: dict[str, tuple[str, int]] = {}
         self.desk = self.model.fresh_desk(self.settings, self.nodes)
         self.open_lines: list[Planned] = []
         self.number = 0
@@ -191,10 +202,44 @@ class DeskBesideAStore(RuleBasedStateMachine):
         for node, places in self.nodes.items():
             self.desk.flights.set_node(node, places)
 
+    @precondition(lambda self: len(self.workers) < 4)
+    @rule(agent_id=st.sampled_from(["a", "b", "made-1"]), places=st.integers(0, 2))
+    def a_worker_connects(self, agent_id: str, places: int) -> None:
+        self.number += 1
+        self.set_worker(f"worker-{self.number}", agent_id, places)
+
+    @precondition(lambda self: bool(self.workers))
+    @rule(data=st.data(), places=st.integers(0, 3))
+    def a_worker_offers_other_places(self, data: st.DataObject, places: int) -> None:
+        node = data.draw(st.sampled_from(sorted(self.workers)))
+        self.set_worker(node, self.workers[node][0], places)
+
+    @precondition(lambda self: bool(self.workers) and not self.open_lines)
+    @rule(data=st.data())
+    def lose_a_worker(self, data: st.DataObject) -> None:
+        node = data.draw(st.sampled_from(sorted(self.workers)))
+        del self.workers[node]
+        self.desk.workers.drop_node(node, self.model.now)
+        for task_id in self.desk.flights.on_node(node):
+            tokens = self.model.records[task_id].progress.reserved_tokens
+            self.show(self.model.land(task_id, TaskStatus.QUEUED, tokens=tokens))
+
+    def set_worker(self, node: str, agent_id: str, places: int) -> None:
+        self.workers[node] = (agent_id, places)
+        self.desk.workers.set_node(node, places, agent_id=agent_id, now=self.model.now)
+
+    def places_on(self, node: str) -> int:
+        return self.workers[node][1] if node in self.workers else self.nodes[node]
+
     @rule(seconds=st.sampled_from([0.5, 9.0, 40.0, 61.0, 700.0]))
     def pass_time(self, seconds: float) -> None:
         self.model.pass_time(seconds)
         self.expire()
+        for flight in self.desk.workers.take_overdue(self.model.now):
+            assert (flight.task.deadline or 9e99) + DEADLINE_GRACE_SECONDS <= self.model.now
+            tokens = self.model.records[flight.task.id].progress.reserved_tokens
+            if flight.task.id in self.model.in_state(*IN_FLIGHT):
+                self.show(self.model.land(flight.task.id, TaskStatus.FAILED, tokens=tokens))
 
     def expire(self) -> None:
         """Let everything due happen, as every round does first."""
@@ -239,7 +284,9 @@ class DeskBesideAStore(RuleBasedStateMachine):
     def the_desk_is_what_a_fresh_one_would_be(self) -> None:
         if not hasattr(self, "desk"):
             return
-        fresh = self.model.fresh_desk(self.settings, self.nodes, self.open_lines)
+        fresh = self.model.fresh_desk(
+            self.settings, self.nodes, self.open_lines, workers=self.workers
+        )
         assert picture(self.desk) == picture(fresh)
         assert self.desk.tick == self.model.tick
 
@@ -301,7 +348,11 @@ class DeskBesideAStore(RuleBasedStateMachine):
         counts = Counter(flight.agent_id for flight in desk.flights)
         assert counts[line.agent_id] <= CAPACITY[line.agent_id]
         on_node = Counter(flight.node_id for flight in desk.flights)
-        assert on_node[line.node_id] <= self.nodes[line.node_id]
+        assert on_node[line.node_id] <= self.places_on(line.node_id)
+        if record.task.target in PULL:
+            assert self.workers[line.node_id][0] == line.agent_id
+        else:
+            assert line.node_id in self.nodes
         assert len(desk.flights) <= desk.settings.max_inflight
         assert desk.flights.active.get("y", 0) <= 2
         self.check_rates(line)
@@ -330,6 +381,8 @@ class DeskBesideAStore(RuleBasedStateMachine):
                 is_true = hold.inflight == CAPACITY[hold.agent_id] == in_flight
             case ProjectConcurrencyReached():
                 is_true = hold.active == hold.limit == desk.flights.active[hold.project_id]
+            case NoWorker() | WorkersFull():
+                is_true = self.lacks_a_worker(hold, record.task)
             case InflightCapReached():
                 is_full = desk.flights.free_places() == 0
                 is_true = hold.inflight == len(desk.flights) and (is_full or hold.limit == 5)
@@ -338,6 +391,20 @@ class DeskBesideAStore(RuleBasedStateMachine):
             case _:
                 is_true = not isinstance(hold, LaneBehind) or task_id in desk.index
         return is_true
+
+    def lacks_a_worker(self, hold: NoWorker | WorkersFull, task: Task) -> bool:
+        assert task.target in PULL
+        assert hold.agent_id == (task.agent_id or "")
+        used = Counter(flight.node_id for flight in self.desk.flights)
+        own = {
+            node: places
+            for node, (agent_id, places) in self.workers.items()
+            if agent_id in ((task.agent_id,) if task.agent_id else ("a", "b"))
+        }
+        has_room = any(used[node] < places for node, places in own.items())
+        if isinstance(hold, WorkersFull):
+            return not has_room and hold.places == sum(own.values()) > 0
+        return not sum(own.values()) or (task.agent_id is None and has_room)
 
     def is_short(self, hold: GateClosed | BudgetShort | RateLimited, task_id: str) -> bool:
         desk, now = self.desk, self.model.now
@@ -371,6 +438,9 @@ def picture(desk: Desk) -> dict[str, object]:
         "reserved": {name: tokens for name, tokens in desk.flights.reserved.items() if tokens},
         "used": {name: tokens for name, tokens in desk.figures.tokens.items() if tokens},
         "free": desk.flights.free_places(),
+        "workers": {name: free for name, free in desk.flights.free_by_agent().items() if free},
+        "pulling": desk.index.agents.pulling,
+        "overdue": desk.workers.next_at(),
         "agents": {entry.agent.id: entry.inflight for entry in desk.index.agents if entry.inflight},
     }
 

@@ -13,6 +13,7 @@ from headgate.core.holds import (
     AgentFull,
     AgentUnavailable,
     BudgetShort,
+    EverythingPaused,
     GateClosed,
     GlobalBudgetExhausted,
     Hold,
@@ -20,12 +21,14 @@ from headgate.core.holds import (
     LaneBehind,
     NoIdleAgent,
     NotYetDue,
+    NoWorker,
     ParentsPending,
     ProjectBudgetExhausted,
     ProjectConcurrencyReached,
     ProjectNotActive,
     ProjectUnknown,
     RateLimited,
+    WorkersFull,
 )
 from snapshots import idle, snapshot, tasks
 
@@ -153,7 +156,7 @@ def test_a_waiting_task_has_this_reason(state: SchedulerState, expected: Hold) -
     assert Scheduler.explain(state)["t"] == expected
 
 
-KEPT_BY_THE_DESK = {ParentsPending, BudgetShort}
+KEPT_BY_THE_DESK = {ParentsPending, BudgetShort, EverythingPaused, NoWorker, WorkersFull}
 """Reasons that no snapshot has: who waits for them is not in the round."""
 
 

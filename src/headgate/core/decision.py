@@ -22,7 +22,7 @@ from headgate.core.fair_share import (
 from headgate.core.lag import forgiven_lag
 from headgate.core.lane_index import LaneIndex
 from headgate.core.lanes import Lane
-from headgate.core.projects import ProjectStatus
+from headgate.core.projects import WORKING
 from headgate.core.snapshot import AssignAction, SchedulerState, tokens_charged
 
 
@@ -60,6 +60,7 @@ class Round:
         """Whether nothing more can be given to anybody."""
         return (
             not self.index.agents.free
+            or self.index.offers.is_over
             or self.inflight >= self._max_inflight
             or self.global_used >= self._global_budget
         )
@@ -130,7 +131,7 @@ def eligible_turns(index: LaneIndex, state: SchedulerState) -> list[Turn]:
     turns = [
         Turn(project, order=order, state=state)
         for order, project in enumerate(state.projects)
-        if index.ready(project.id) and project.status is ProjectStatus.ACTIVE
+        if index.ready(project.id) and project.status in WORKING
     ]
     set_targets(turns)
     if state.max_lag_tokens is not None:

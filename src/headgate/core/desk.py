@@ -13,11 +13,11 @@ from collections.abc import Iterable
 
 from headgate.core.accounts import Refused, Unit
 from headgate.core.budget_parking import BudgetParking, ask_again_at
-from headgate.core.decision import decide, eligible_turns
+from headgate.core.decision import decide
 from headgate.core.desk_settings import DeskSettings, Planned, Waiting
+from headgate.core.desk_state import forgive, state_of
 from headgate.core.flights import Flights, InFlight
 from headgate.core.gates import GateClosure, GatePart
-from headgate.core.lane_index import LaneIndex
 from headgate.core.load import AdaptiveAlpha
 from headgate.core.made_agents import MadeAgents
 from headgate.core.project_figures import ProjectFigures, UsageRow
@@ -26,6 +26,7 @@ from headgate.core.records import TaskRecord
 from headgate.core.snapshot import AssignAction, SchedulerState
 from headgate.core.tasks import Task, TaskStatus
 from headgate.core.timers import Timers
+from headgate.core.worker_watch import WorkerWatch
 
 MAX_DUE = 1_000
 IN_FLIGHT = (TaskStatus.ASSIGNED, TaskStatus.RUNNING)
@@ -40,6 +41,8 @@ class Desk:
         self.waiting: dict[str, Waiting] = {}
         self.flights = Flights()
         self.closures: dict[GatePart, GateClosure] = {}
+        self.paused: dict[GatePart, GateClosure] = {}
+        self.rate_closed: dict[GatePart, GateClosure] = {}
         self.limited: dict[str, NoRoom] = {}
         self.too_large: dict[str, NoRoom] = {}
         self.hopeless: dict[str, str] = {}
@@ -48,21 +51,18 @@ class Desk:
         self.parking = BudgetParking()
         self.tuning = AdaptiveAlpha(alpha=settings.alpha)
         self.forgiven_now: dict[str, int] = {}
-        self._present: list[str] = []
+        self.present: list[str] = []
         self._starts: Timers[str] = Timers()
         self._deadlines: Timers[str] = Timers()
         self._openings: Timers[GatePart] = Timers()
         self._lifts: Timers[str] = Timers()
-        self.index = LaneIndex(
-            policy=settings.lane_policy,
-            max_wait_ticks=settings.max_wait_ticks,
-            priority_ageing_seconds=settings.priority_ageing_seconds,
-            counts_inflight=True,
-        )
+        self.index = settings.new_index()
+        self.workers = WorkerWatch(self.index, self.flights)
         for agent in settings.agents:
             self.index.set_agent(agent)
         capacity = settings.max_per_agent_inflight
         self.made_agents = MadeAgents(self.index, self.flights, capacity=capacity)
+        self.set_pauses(settings.pauses())
 
     def load(
         self,
@@ -89,7 +89,7 @@ class Desk:
         """Go on loading, where all of it at once would take too long; before anything is seen."""
         for record in records:
             if record.task.status in IN_FLIGHT:
-                self._take_off(record)
+                self._take_off(record, now)
             else:
                 self.see(record, now)
 
@@ -108,11 +108,11 @@ class Desk:
         elif status not in IN_FLIGHT:
             self._unqueue(task_id)
 
-    def forget(self, task_id: str) -> None:
+    def forget(self, task_id: str, now: float) -> None:
         """Drop a task that the store no longer has."""
         known = self.flights.get(task_id)
         if known is not None:
-            self._give_back_place(known)
+            self._give_back_place(known, now)
         self._unqueue(task_id)
 
     def close(self, closure: GateClosure, now: float) -> None:
@@ -132,13 +132,25 @@ class Desk:
         if self.closures.pop(part, None) is not None:
             self._openings.drop(part)
             self.index.open(part)
+            self.rate_closed.pop(part, None)
+            if part in self.paused:
+                self.close(self.paused[part], 0.0)
         if part.kind == "scope":
             for task_id in self.parking.leave(part.name):
                 self._offer(task_id)
 
+    def set_pauses(self, pauses: dict[GatePart, GateClosure]) -> None:
+        """Hold what an administrator has paused, and offer again what is paused no more."""
+        ended, self.paused = self.paused, pauses
+        for part, closure in ended.items():
+            if part not in pauses and self.closures.get(part) is closure:
+                self.open(part)
+        for closure in pauses.values():
+            self.close(closure, 0.0)
+
     def next_at(self) -> float | None:
         """Return when something falls due by itself."""
-        timers = (self._starts, self._deadlines, self._openings, self._lifts)
+        timers = (self._starts, self._deadlines, self._openings, self._lifts, self.workers)
         times = (timer.next_at() for timer in timers)
         return min((at for at in times if at is not None), default=None)
 
@@ -148,8 +160,7 @@ class Desk:
         for part in self._openings.pop_due(now, most=MAX_DUE):
             self.open(part)
         for agent_type in self._lifts.pop_due(now, most=MAX_DUE):
-            self.limited.pop(agent_type, None)
-            self.index.limit_agent_type(agent_type, None)
+            self.lift(agent_type)
         for task_id in self._starts.pop_due(now, most=MAX_DUE):
             self._offer(task_id)
         due = self._deadlines.pop_due(now, most=MAX_DUE)
@@ -159,6 +170,12 @@ class Desk:
             self.index.remove(task_id)
         return due
 
+    def lift(self, agent_type: str) -> None:
+        """Let the agents of a type work again."""
+        self._lifts.drop(agent_type)
+        self.limited.pop(agent_type, None)
+        self.index.limit_agent_type(agent_type, None)
+
     def take_hopeless(self) -> dict[str, str]:
         """Return why tasks can never start that a budget would refuse and that will not wait."""
         hopeless, self.hopeless = self.hopeless, {}
@@ -167,17 +184,21 @@ class Desk:
     def plan(self, now: float, *, most: int) -> list[Planned]:
         """Decide a round; what is planned is in flight from now on, until it is refused."""
         planned: list[Planned] = []
-        while True:
-            free = min(self.flights.free_places(), most - len(planned))
-            if not len(self.index) or free <= 0:
+        while not self.settings.is_paused:
+            room = most - len(planned)
+            has_places = self.index.begin_round(self.flights.free_places())
+            if not len(self.index) or room <= 0 or not has_places:
                 return planned
-            self._forgive(self.state(now, max_started=free), now)
-            actions = decide(self.index, self.state(now, max_started=free))
+            # Who waits for a place on a node has not left, though it is not asked now.
+            if not self.index.offers.are_nodes_shut:
+                forgive(self, self.state(now, max_started=room), now)
+            actions = decide(self.index, self.state(now, max_started=room))
             lines = [line for action in actions if (line := self._line(action, now))]
             planned += lines
             # What met a rate limit has left its place to others, who are asked at once.
             if len(lines) == len(actions):
-                return planned
+                break
+        return planned
 
     def refuse(
         self, line: Planned, record: TaskRecord | None, refused: Refused | None, now: float
@@ -215,47 +236,7 @@ class Desk:
 
     def state(self, now: float, *, max_started: int | None = None) -> SchedulerState:
         """Return the figures of this moment; tasks, agents and gates are in the index."""
-        settings = self.settings
-        total = len(self.flights)
-        most = settings.max_inflight
-        if max_started is not None:
-            most = min(most, total + max_started)
-        return SchedulerState(
-            projects=list(settings.projects),
-            tasks=[],
-            agents=[],
-            project_token_usage=self.figures.tokens,
-            project_active_agent_counts=self.flights.active,
-            tasks_completed_in_window=self.figures.completed,
-            charge_in_round=True,
-            default_tokens=settings.default_tokens,
-            project_reserved=self.flights.reserved,
-            project_started=self.figures.started,
-            # The index has the agents one by one; a round only asks for the sum.
-            agent_inflight={"": total},
-            max_inflight=most,
-            lane_policy=settings.lane_policy,
-            tick=self.tick,
-            alpha=self.tuning.alpha,
-            max_wait_ticks=settings.max_wait_ticks,
-            max_lag_tokens=settings.max_lag_tokens,
-            projects_present=self._present,
-            project_forgiven=self.figures.forgiven,
-            priority_ageing_seconds=settings.priority_ageing_seconds,
-            now=now,
-        )
-
-    def _forgive(self, state: SchedulerState, now: float) -> None:
-        if state.max_lag_tokens is None:
-            return
-        turns = eligible_turns(self.index, state)
-        for turn in turns:
-            tokens = turn.forgiven - state.project_forgiven.get(turn.project.id, 0)
-            if tokens:
-                self.figures.add(turn.project.id, now, forgiven=tokens)
-                known = self.forgiven_now.get(turn.project.id, 0)
-                self.forgiven_now[turn.project.id] = known + tokens
-        self._present = [turn.project.id for turn in turns]
+        return state_of(self, now, max_started=max_started)
 
     def _line(self, action: AssignAction, now: float) -> Planned | None:
         waiting = self.waiting[action.task_id]
@@ -266,14 +247,18 @@ class Desk:
         no_room = self.rates.reached(limits, tokens=tokens, now=now)
         if no_room is not None:
             self.index.free_place(action.agent_id)
+            self.workers.look(action.agent_id, now)
             self._limit(task, no_room, now)
             return None
         if self.settings.auto_tune:
             wait_ticks = max(0, self.tick - task.enqueued_tick)
             self.tuning = self.tuning.observe(wait_ticks=wait_ticks, queue_depth=len(self.index))
         attempt = waiting.attempt + 1
-        node_id = self.flights.node_for_next()
-        self.flights.add(InFlight(task, attempt, action.agent_id, node_id, tokens))
+        is_pull = task.target in self.settings.pull_targets
+        node_id = self.flights.node_for_next(action.agent_id if is_pull else "")
+        flight = InFlight(task, attempt, action.agent_id, node_id, tokens)
+        self.flights.add(flight)
+        self.workers.take_off(flight, now)
         self.figures.add(task.project_id, now, started=1)
         self._unqueue(task.id)
         return Planned(
@@ -307,9 +292,9 @@ class Desk:
             self.index.limit_agent_type(limit.name, until)
             self._lifts.set(limit.name, until)
         else:
-            self.close(
-                GateClosure(kind=limit.kind, name=limit.name, until=until, why=no_room.why), now
-            )
+            closure = GateClosure(kind=limit.kind, name=limit.name, until=until, why=no_room.why)
+            self.rate_closed[closure.part] = closure
+            self.close(closure, now)
         self.index.add(task)
 
     def _queue(self, record: TaskRecord, now: float) -> None:
@@ -339,6 +324,11 @@ class Desk:
         self.made_agents.know(waiting.task.agent_id)
         self.index.add(waiting.task)
 
+    def offer_again(self, task_id: str) -> None:
+        """Try a task that a rule had set aside, because the rule has changed."""
+        self._starts.drop(task_id)
+        self._offer(task_id)
+
     def _unqueue(self, task_id: str) -> None:
         waiting = self.waiting.pop(task_id, None)
         if waiting is not None:
@@ -349,15 +339,15 @@ class Desk:
             self.too_large.pop(task_id, None)
             self.hopeless.pop(task_id, None)
 
-    def _take_off(self, record: TaskRecord) -> None:
+    def _take_off(self, record: TaskRecord, now: float) -> None:
         task, progress = record.task, record.progress
         agent_id = record.agent_id or task.agent_id or ""
         self.made_agents.know(agent_id)
         self.index.take_place(agent_id)
         node_id = progress.node_id or ""
-        self.flights.add(
-            InFlight(task, progress.attempt, agent_id, node_id, progress.reserved_tokens)
-        )
+        flight = InFlight(task, progress.attempt, agent_id, node_id, progress.reserved_tokens)
+        self.flights.add(flight)
+        self.workers.take_off(flight, now, is_cancelled=progress.cancel_requested)
 
     def _lands(self, flight: InFlight, record: TaskRecord, now: float) -> bool:
         """Say whether a record ends an attempt, and if so let it land."""
@@ -366,13 +356,15 @@ class Desk:
             self._take_back(flight, now)
             return True
         is_under_way = record.task.status in IN_FLIGHT and record.progress.attempt == flight.attempt
+        if is_under_way and record.progress.cancel_requested:
+            self.workers.cancel(flight, now)
         if is_before or is_under_way:
             return False
         self._land(flight, record, now)
         return True
 
     def _land(self, flight: InFlight, record: TaskRecord, now: float) -> None:
-        self._give_back_place(flight)
+        self._give_back_place(flight, now)
         self.tick += 1
         tokens = record.tokens or 0
         is_done = record.task.status is TaskStatus.DONE
@@ -391,9 +383,10 @@ class Desk:
 
     def _take_back(self, flight: InFlight, now: float) -> None:
         """Give back the place of an attempt that never began."""
-        self._give_back_place(flight)
+        self._give_back_place(flight, now)
         self.figures.add(flight.task.project_id, now, started=-1)
 
-    def _give_back_place(self, flight: InFlight) -> None:
+    def _give_back_place(self, flight: InFlight, now: float) -> None:
         self.flights.remove(flight)
         self.index.free_place(flight.agent_id)
+        self.workers.land(flight, now)

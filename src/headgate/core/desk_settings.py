@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from headgate.core.accounts import Unit
+from headgate.core.gates import GateClosure, GatePart
+from headgate.core.lane_index import LaneIndex
 from headgate.core.projects import Agent, Project
 from headgate.core.rate_limits import RateCharge, RateLimit
 from headgate.core.records import Terms
@@ -29,6 +31,27 @@ class DeskSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_per_agent_inflight: int = 10
     max_lag_tokens: int | None = None
     usage_window_hours: int = 24
+    pull_targets: frozenset[str] = frozenset()
+    paused_targets: tuple[str, ...] = ()
+    is_paused: bool = False
+
+    def new_index(self) -> LaneIndex:
+        """Return an index in which nothing waits and nobody works."""
+        return LaneIndex(
+            policy=self.lane_policy,
+            max_wait_ticks=self.max_wait_ticks,
+            priority_ageing_seconds=self.priority_ageing_seconds,
+            counts_inflight=True,
+            pull_targets=self.pull_targets,
+        )
+
+    def pauses(self) -> dict[GatePart, GateClosure]:
+        """Return the closures that stand for paused targets; only a resume opens them."""
+        closures = [
+            GateClosure(kind="target", name=name, why="paused by an administrator")
+            for name in self.paused_targets
+        ]
+        return {closure.part: closure for closure in closures}
 
     def needs(self, waiting: Waiting) -> dict[Unit, int]:
         """Return what is to be held for an attempt at a task."""

@@ -28,7 +28,7 @@ from headgate.core.holds import (
     RateLimited,
 )
 from headgate.core.lane_index import LaneIndex
-from headgate.core.projects import ProjectStatus
+from headgate.core.projects import WORKING
 from headgate.core.snapshot import SchedulerState, is_due
 from headgate.core.tasks import Task
 
@@ -79,7 +79,7 @@ class Explanation:
         if project is None:
             yield ProjectUnknown(project_id=task.project_id)
             return
-        if project.status is not ProjectStatus.ACTIVE:
+        if project.status not in WORKING:
             yield ProjectNotActive(project_id=project.id, status=project.status.value)
         turn = self._turns.get(project.id) or Turn(project, order=0, state=self._state)
         if project.budget_limit is not None and turn.is_over_budget:

@@ -2,6 +2,8 @@
 
 A place is taken when an attempt is planned and given back when the store says that it is over, or
 that it never began. So the sums here are never below the truth.
+
+The places of a worker are those of one agent, and are counted apart from those of the nodes.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ class Flights:
         self.active: dict[str, int] = {}
         self.reserved: dict[str, int] = {}
         self.places: dict[str, int] = {}
+        self._workers: dict[str, dict[str, int]] = {}
+        self._agents: dict[str, str] = {}
         self._flights: dict[str, InFlight] = {}
         self._used: dict[str, int] = {}
 
@@ -61,16 +65,31 @@ class Flights:
         self.active[task.project_id] -= 1
         self.reserved[task.project_id] -= flight.tokens
         self._used[node_id] -= 1
-        if not self._used[node_id] and node_id not in self.places:
+        is_known = node_id in self.places or node_id in self._agents
+        if not self._used[node_id] and not is_known:
             del self._used[node_id]
 
     def set_node(self, node_id: str, places: int) -> None:
         """Count the places of a node; 0 takes no more tasks, and keeps those it has."""
         self.places[node_id] = places
 
+    def set_worker(self, node_id: str, places: int, *, agent_id: str) -> None:
+        """Count the places of a worker, which only tasks of its agent can take."""
+        self._agents[node_id] = agent_id
+        self._workers.setdefault(agent_id, {})[node_id] = places
+
+    def agent_of(self, node_id: str) -> str | None:
+        """Return the agent that a worker serves; None of a node."""
+        return self._agents.get(node_id)
+
     def drop_node(self, node_id: str) -> None:
-        """Forget a node that is gone."""
+        """Forget a node or a worker that is gone."""
         self.places.pop(node_id, None)
+        agent_id = self._agents.pop(node_id, None)
+        if agent_id is not None:
+            del self._workers[agent_id][node_id]
+            if not self._workers[agent_id]:
+                del self._workers[agent_id]
         if not self._used.get(node_id):
             self._used.pop(node_id, None)
 
@@ -82,13 +101,36 @@ class Flights:
         """Return every node that has a task."""
         return {flight.node_id for flight in self}
 
+    def known_nodes(self) -> set[str]:
+        """Return every node and worker that has places, taken or not."""
+        return self.places.keys() | self._agents.keys()
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether any worker is connected."""
+        return bool(self._agents)
+
+    def workers_of(self, agent_id: str) -> dict[str, int]:
+        """Return the workers of an agent with their places."""
+        return self._workers.get(agent_id, {})
+
+    def free_at_workers(self, agent_id: str) -> int:
+        """Return how many more tasks the workers of an agent take together."""
+        own = self._workers.get(agent_id, {})
+        return sum(max(0, places - self._used.get(node, 0)) for node, places in own.items())
+
+    def free_by_agent(self) -> dict[str, int]:
+        """Return how many more tasks workers take, for each agent that has any."""
+        return {agent_id: self.free_at_workers(agent_id) for agent_id in self._workers}
+
     def free_places(self) -> int:
         """Return how many more tasks the nodes take together."""
         return sum(max(0, self._free_on(node_id)) for node_id in self.places)
 
-    def node_for_next(self) -> str:
-        """Return the node with the most free places; there must be one."""
-        return max(self.places, key=self._free_on)
+    def node_for_next(self, agent_id: str = "") -> str:
+        """Return the node, or the worker of an agent, with the most free places; there is one."""
+        places = self._workers[agent_id] if agent_id else self.places
+        return max(places, key=lambda node: places[node] - self._used.get(node, 0))
 
     def _free_on(self, node_id: str) -> int:
         return self.places[node_id] - self._used.get(node_id, 0)

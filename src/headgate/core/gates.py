@@ -1,12 +1,14 @@
 """Gates: what must be open before a task can start.
 
 A gate is the set of things that a task passes through: its budget scopes with all their
-ancestors, its target, its slot. Tasks with the same gate are held together, so that a closed one
-costs nothing however many tasks stand behind it.
+ancestors, its target, its slot, and where it can run: on the nodes of the service, or, if it is to
+be pulled, at a worker of its agent. Tasks with the same gate are held together, so that a closed
+one costs nothing however many tasks stand behind it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from typing import Literal, NamedTuple
 
@@ -15,7 +17,7 @@ import msgspec
 from headgate.core.scopes import ROOT, Scope, ancestors
 from headgate.core.tasks import Task
 
-GateKind = Literal["scope", "target", "slot"]
+GateKind = Literal["scope", "target", "slot", "agent", "worker", "node"]
 
 
 class GatePart(NamedTuple):
@@ -39,12 +41,25 @@ class GateClosure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return GatePart(self.kind, self.name)
 
 
-GateKey = tuple[str | None, str | None, tuple[str, ...]]
+NODES = GatePart("node", "")
+"""What tasks pass through that run on the nodes of the service."""
+
+ANY_WORKER = GatePart("worker", "")
+"""What tasks pass through that any agent with a worker may take."""
+
+OFFERED = frozenset(("node", "worker"))
+"""The kinds whose parts are open while places are offered; nobody closes them by a closure."""
+
+GateKey = tuple[str | None, str | None, tuple[str, ...], str | None]
+
+Shut = Callable[[GatePart], "GateClosure | None"]
+"""Says whether a part of an offered kind is closed now."""
 
 
-def gate_key(task: Task) -> GateKey:
-    """Return what tasks of the same gate have in common."""
-    return (task.target, task.slot, task.scopes)
+def gate_key(task: Task, pull_targets: frozenset[str] = frozenset()) -> GateKey:
+    """Return what tasks of the same gate have in common; the last is who may pull them."""
+    puller = (task.agent_id or "") if task.target in pull_targets else None
+    return (task.target, task.slot, task.scopes, puller)
 
 
 def gate_parts(key: GateKey) -> frozenset[GatePart]:
@@ -52,7 +67,7 @@ def gate_parts(key: GateKey) -> frozenset[GatePart]:
 
     The root of the budget tree, the empty scope, stands above every task.
     """
-    target, slot, scopes = key
+    target, slot, scopes, puller = key
     parts = {GatePart("scope", ROOT)}
     for scope in scopes:
         parts.update(GatePart("scope", charged) for charged in ancestors(Scope(scope)))
@@ -60,17 +75,21 @@ def gate_parts(key: GateKey) -> frozenset[GatePart]:
         parts.add(GatePart("target", target))
     if slot is not None:
         parts.add(GatePart("slot", slot))
+    parts.add(NODES if puller is None else GatePart("worker", puller))
+    if puller:
+        parts.add(GatePart("agent", puller))
     return frozenset(parts)
 
 
 class Gate:
     """One gate of the index, with whatever closes it at the moment."""
 
-    __slots__ = ("closed_by", "key", "parts", "serial")
+    __slots__ = ("closed_by", "is_pull", "key", "parts", "serial")
 
     def __init__(self, key: GateKey, serial: int) -> None:
         self.key = key
         self.serial = serial
+        self.is_pull = key[3] is not None
         self.parts = gate_parts(key)
         self.closed_by: dict[GatePart, GateClosure] = {}
 
@@ -78,9 +97,10 @@ class Gate:
 class GateBook:
     """All gates that tasks wait behind, and the parts that are closed."""
 
-    __slots__ = ("_by_part", "_closures", "_gates", "_serials")
+    __slots__ = ("_by_part", "_closures", "_gates", "_serials", "_shut")
 
-    def __init__(self) -> None:
+    def __init__(self, shut: Shut = lambda _part: None) -> None:
+        self._shut = shut
         self._gates: dict[GateKey, Gate] = {}
         self._by_part: dict[GatePart, dict[Gate, None]] = {}
         self._closures: dict[GatePart, GateClosure] = {}
@@ -93,8 +113,11 @@ class GateBook:
             gate = self._gates[key] = Gate(key, next(self._serials))
             for part in gate.parts:
                 self._by_part.setdefault(part, {})[gate] = None
-                if part in self._closures:
-                    gate.closed_by[part] = self._closures[part]
+                closure = self._closures.get(part)
+                if closure is None and part.kind in OFFERED:
+                    closure = self._shut(part)
+                if closure is not None:
+                    gate.closed_by[part] = closure
         return gate
 
     def drop(self, gate: Gate) -> None:
@@ -108,7 +131,8 @@ class GateBook:
 
     def close(self, closure: GateClosure) -> list[Gate]:
         """Close a part, and return the gates that were open until now."""
-        self._closures[closure.part] = closure
+        if closure.kind not in OFFERED:
+            self._closures[closure.part] = closure
         gates = self._by_part.get(closure.part, ())
         open_until_now = [gate for gate in gates if not gate.closed_by]
         for gate in gates:

@@ -30,6 +30,12 @@ class GlobalBudgetExhausted(Hold, frozen=True, kw_only=True, tag="global_budget"
     limit: int
 
 
+class EverythingPaused(Hold, frozen=True, kw_only=True, tag="paused"):
+    """An administrator has paused the whole service; nothing new starts."""
+
+    line = "the scheduler is paused; resume it with POST /scheduler/resume"
+
+
 class ProjectUnknown(Hold, frozen=True, kw_only=True, tag="project_unknown"):
     """The task names a project that the snapshot does not have."""
 
@@ -151,3 +157,37 @@ class BudgetShort(Hold, frozen=True, kw_only=True, tag="budget_short"):
     room: int
     requested: int
     until: float | None = None
+
+
+class NoWorker(Hold, frozen=True, kw_only=True, tag="no_worker"):
+    """Only a worker of the agent can run the task, and none is connected."""
+
+    agent_id: str
+    since: float | None = None
+
+    @property
+    def message(self) -> str:
+        """One line for a person; a worker that was never there has not left."""
+        return f"no worker of {_agent(self.agent_id)} is connected{_since(self.since)}"
+
+
+class WorkersFull(Hold, frozen=True, kw_only=True, tag="workers_full"):
+    """Only a worker of the agent can run the task, and all of them have enough to do."""
+
+    agent_id: str
+    places: int
+    since: float | None = None
+
+    @property
+    def message(self) -> str:
+        """One line for a person."""
+        taken = f"all {self.places} places of {_agent(self.agent_id)}'s workers are taken"
+        return taken + _since(self.since)
+
+
+def _agent(agent_id: str) -> str:
+    return f"agent {agent_id}" if agent_id else "any agent that is free for open tasks"
+
+
+def _since(seconds: float | None) -> str:
+    return "" if seconds is None else f", since {seconds:.0f}"

@@ -12,12 +12,21 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from headgate.core.agent_pool import AgentPlaces, AgentPool
-from headgate.core.gates import Gate, GateBook, GateClosure, GatePart, gate_key
+from headgate.core.agent_pool import AgentPlaces, AgentPool, first_idle
+from headgate.core.gates import (
+    ANY_WORKER,
+    NODES,
+    Gate,
+    GateBook,
+    GateClosure,
+    GatePart,
+    gate_key,
+)
 from headgate.core.grouped_heap import Rank
 from headgate.core.lane_choice import LaneChooser, lane_chooser
 from headgate.core.lanes import NEVER_SERVED, Lane
-from headgate.core.projects import Agent, AgentState
+from headgate.core.offers import NODES_SHUT, Offers, no_worker
+from headgate.core.projects import Agent
 from headgate.core.snapshot import LanePolicy, SchedulerState, is_due
 from headgate.core.tasks import Task, TaskStatus
 
@@ -46,14 +55,17 @@ class LaneIndex:
         max_wait_ticks: int | None = None,
         priority_ageing_seconds: float = 0.0,
         counts_inflight: bool = False,
+        pull_targets: frozenset[str] = frozenset(),
     ) -> None:
         self.policy = policy
         self.agents = AgentPool(counted=counts_inflight)
+        self.offers = Offers(self.agents)
+        self._pull_targets = pull_targets
         self._max_wait_ticks = max_wait_ticks
         self._ageing_seconds = priority_ageing_seconds
         self._tracks_ticks = policy is LanePolicy.HIGHEST_LOAD or max_wait_ticks is not None
         self._waiting: dict[str, Task] = {}
-        self._gates = GateBook()
+        self._gates = GateBook(self.offers.closure)
         self._gate_lanes: dict[Gate, dict[Lane, None]] = {}
         self._projects: dict[str, ProjectLanes] = {}
         self._owned: dict[str, dict[Lane, None]] = {}
@@ -67,7 +79,10 @@ class LaneIndex:
             max_wait_ticks=state.max_wait_ticks,
             priority_ageing_seconds=state.priority_ageing_seconds,
             counts_inflight=state.agent_inflight is not None,
+            pull_targets=state.pull_targets,
         )
+        for agent_id, free in state.worker_places.items():
+            index.set_workers(agent_id, free)
         index.remember_served(state.lane_served)
         index._load_agents(state)
         for closure in state.closed_gates:
@@ -92,7 +107,7 @@ class LaneIndex:
 
     def gate_of(self, task: Task) -> Gate:
         """Return the gate that the task stands behind."""
-        return self._gates.gate(gate_key(task))
+        return self._gates.gate(gate_key(task, self._pull_targets))
 
     def add(self, task: Task) -> None:
         """Queue a task; a task of the same id that waits already is replaced."""
@@ -108,6 +123,7 @@ class LaneIndex:
         lane.push(gate, self._rank(task), task)
         if not gate.closed_by:
             self._projects[task.project_id].ready += 1
+            self.offers.count(gate, 1)
             self._announce(lane, was_ready=was_ready)
 
     def load(self, tasks: Iterable[Task]) -> None:
@@ -129,6 +145,7 @@ class LaneIndex:
                 lane.load(gate, ranked)
             if not gate.closed_by:
                 self._projects[project_id].ready += len(ranked)
+                self.offers.count(gate, len(ranked))
                 self._announce(lane, was_ready=was_ready)
 
     def remove(self, task_id: str) -> Task | None:
@@ -145,7 +162,9 @@ class LaneIndex:
         for gate in self._gates.close(closure):
             for lane in self._gate_lanes[gate]:
                 project = self._projects[lane.project_id]
-                project.ready -= lane.park(gate)
+                parked = lane.park(gate)
+                project.ready -= parked
+                self.offers.count(gate, -parked)
                 if project.chooser is not None:
                     project.chooser.touch(lane)
 
@@ -154,13 +173,37 @@ class LaneIndex:
         for gate in self._gates.open(part):
             for lane in self._gate_lanes[gate]:
                 was_ready = lane.ready > 0
-                self._projects[lane.project_id].ready += lane.unpark(gate)
+                unparked = lane.unpark(gate)
+                self._projects[lane.project_id].ready += unparked
+                self.offers.count(gate, unparked)
                 self._announce(lane, was_ready=was_ready)
 
     def set_agent(self, agent: Agent, *, inflight: int = 0) -> None:
         """Add an agent, or replace what is known of it."""
         self.agents.put(agent, inflight=inflight)
         self._availability_changed(agent.id)
+
+    def set_workers(self, agent_id: str, free: int) -> None:
+        """Count the places that are free at the workers of an agent."""
+        had = self.agents.workers(agent_id)
+        if free == had:
+            return
+        self.agents.set_workers(agent_id, free)
+        if not free:
+            self.close(no_worker(agent_id))
+        elif not had:
+            self.open(GatePart("worker", agent_id))
+        self._availability_changed(agent_id)
+
+    def begin_round(self, node_places: float) -> bool:
+        """Say how many places the nodes have left; return whether anybody could have one."""
+        offers = self.offers
+        offers.nodes_left = node_places
+        if node_places > 0 and offers.are_nodes_shut:
+            offers.are_nodes_shut = False
+            self.open(NODES)
+        self._shut_nodes_if_need_be()
+        return not offers.is_over
 
     def free_place(self, agent_id: str) -> None:
         """Give back one place of an agent whose task has ended."""
@@ -184,6 +227,9 @@ class LaneIndex:
     def agent_for(self, lane: Lane) -> AgentPlaces | None:
         """Return the agent that would take the lane's next task, None while none is free."""
         if lane.owner is None:
+            head = lane.head() if self.offers.pulled else None
+            if head is not None and head[1].is_pull:
+                return self.agents.for_open_pull()
             return self.agents.for_open_task()
         entry = self.agents.get(lane.owner)
         return entry if entry is not None and entry.is_free else None
@@ -225,6 +271,11 @@ class LaneIndex:
         del self._waiting[entry[2]]
         lane.pop()
         self._leave(lane, gate, entry[4])
+        if gate.is_pull:
+            self.set_workers(agent.agent.id, agent.workers - 1)
+        else:
+            self.offers.nodes_left -= 1
+            self._shut_nodes_if_need_be()
         if not agent.is_free:
             self._availability_changed(agent.agent.id)
         return entry[4]
@@ -257,7 +308,7 @@ class LaneIndex:
 
     def _load_agents(self, state: SchedulerState) -> None:
         inflight = state.agent_inflight or {}
-        for agent in _first_idle(state.agents):
+        for agent in first_idle(state.agents):
             self.set_agent(agent, inflight=inflight.get(agent.id, 0))
         for agent_type, until in state.rate_limited.items():
             self.limit_agent_type(agent_type, until)
@@ -295,7 +346,19 @@ class LaneIndex:
         else:
             chooser.offer(lane)
 
+    def _shut_nodes_if_need_be(self) -> None:
+        if self.offers.must_shut_nodes:
+            self.offers.are_nodes_shut = True
+            self.close(NODES_SHUT)
+
     def _availability_changed(self, agent_id: str) -> None:
+        is_any_shut = not self.agents.pulling
+        if is_any_shut is not self.offers.is_any_shut:
+            self.offers.is_any_shut = is_any_shut
+            if is_any_shut:
+                self.close(no_worker(""))
+            else:
+                self.open(ANY_WORKER)
         # Open lanes are not offered again: a chooser asks who is free for them when it chooses.
         for lane in self._owned.get(agent_id, ()):
             chooser = self._projects[lane.project_id].chooser
@@ -306,6 +369,7 @@ class LaneIndex:
         project = self._projects[lane.project_id]
         if not gate.closed_by:
             project.ready -= 1
+            self.offers.count(gate, -1)
         if lane.forget(gate, task):
             self._unlink(lane, gate)
         if project.chooser is not None:
@@ -333,14 +397,3 @@ class LaneIndex:
         del project.lanes[lane.owner]
         if not project.lanes:
             del self._projects[lane.project_id]
-
-
-def _first_idle(agents: Iterable[Agent]) -> Iterable[Agent]:
-    """Return each agent once, where it is named first, or first named idle if it ever is."""
-    chosen: dict[str, Agent] = {}
-    for agent in agents:
-        known = chosen.get(agent.id)
-        if known is None or (known.state is not AgentState.IDLE and agent.state is AgentState.IDLE):
-            chosen.pop(agent.id, None)
-            chosen[agent.id] = agent
-    return chosen.values()

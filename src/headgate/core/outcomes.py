@@ -26,15 +26,20 @@ from headgate.core.tasks import TaskStatus
 DEADLINE_EXCEEDED = "deadline exceeded while running"
 CANCELLED = "cancelled"
 SHORTEST_PAUSE_SECONDS = 1.0
+MAX_MODEL_LENGTH = 128
 MAX_PAUSE_SECONDS = 86_400.0
 """The longest pause that a provider can ask for: a wrong header must not stop work for a year."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What an execution used, as far as anybody knows; None is unknown, 0 is nothing."""
+    """What an execution used, as far as anybody knows; None is unknown, 0 is nothing.
+
+    `model` is what the provider calls the one that answered.
+    """
 
     tokens: int | None = None
     micro_usd: int | None = None
+    model: str | None = None
 
 
 UNKNOWN_USAGE = Usage()
@@ -165,12 +170,20 @@ def cost_of(outcome: Outcome, *, reserved_tokens: int, reserved_micro_usd: int) 
     return Usage(
         tokens=_known(usage.tokens, reserved_tokens, most=MAX_RESERVATION_TOKENS),
         micro_usd=_known(usage.micro_usd, reserved_micro_usd, most=MAX_RESERVATION_MICRO_USD),
+        model=_model(usage.model),
     )
 
 
 def _known(used: int | None, reserved: int, *, most: int) -> int:
     """Return a figure; one that the books would refuse counts as unknown."""
     return reserved if used is None or not 0 <= used <= most else used
+
+
+def _model(name: object) -> str | None:
+    """Return the name of a model; one that could not be kept or shown counts as unknown."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_MODEL_LENGTH:
+        return None
+    return name if name.isprintable() else None
 
 
 def _after_failure(

@@ -8,11 +8,23 @@ from headgate.core.enums import LenientEnum
 
 
 class ProjectStatus(LenientEnum):
-    """Only an ACTIVE project is given agents."""
+    """An ACTIVE project is given agents; a DRAINING one too, for what it has, and takes no more."""
 
     ACTIVE = "active"
     PAUSED = "paused"
+    DRAINING = "draining"
     ARCHIVED = "archived"
+
+
+WORKING = (ProjectStatus.ACTIVE, ProjectStatus.DRAINING)
+
+
+class Standing(LenientEnum):
+    """Whether an agent or a target works: PAUSED starts nothing, DRAINING takes nothing new."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    DRAINING = "draining"
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

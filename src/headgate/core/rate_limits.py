@@ -65,9 +65,15 @@ class RateBook:
         self._limits: dict[tuple[str, str], list[RateLimit]] = {}
         self._counts: dict[str, SlidingCount] = {}
         self._unkept: tuple[RateCharge, ...] = ()
+        self.change(limits)
+
+    def change(self, limits: Iterable[RateLimit]) -> None:
+        """Go by other limits; what was counted for a window that is still limited stays."""
+        counts, self._counts, self._limits = self._counts, {}, {}
         for limit in limits:
             self._limits.setdefault((limit.kind, limit.name), []).append(limit)
-            self._counts[limit.id] = SlidingCount(window_seconds=limit.window_seconds)
+            empty = SlidingCount(window_seconds=limit.window_seconds)
+            self._counts[limit.id] = counts.get(limit.id, empty)
 
     def limits_on(self, *names: tuple[RateKind, str | None]) -> list[RateLimit]:
         """Return every limit on these agent types, targets and slots."""

@@ -13,8 +13,16 @@ from headgate.core.enums import LenientEnum
 from headgate.core.tasks import TERMINAL, Task
 
 MAX_ATTEMPTS = 100
+WORKER_PREFIX = "worker-"
+"""How the names of workers begin, and of no node: so a task in flight tells where it is."""
+
 MAX_LOSSES = 5
 """How often a task may lose its node while it runs; then it is taken to be what kills them."""
+
+
+def is_worker(node_id: str | None) -> bool:
+    """Tell whether a node is the worker of an agent, and not a process of the service."""
+    return node_id is not None and node_id.startswith(WORKER_PREFIX)
 
 
 class OnExhausted(LenientEnum):
@@ -35,7 +43,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The conditions of a task; the estimate in dollars is held beside that in tokens.
 
     `max_attempts` counts executions that failed by themselves: neither a lost node nor a
-    provider's rate limit costs one.
+    provider's rate limit costs one. `callback_url` is told of the end of the task.
     """
 
     estimate_micro_usd: int = 0
@@ -43,6 +51,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     on_exhausted: OnExhausted = OnExhausted.WAIT
     on_parent_failure: OnParentFailure = OnParentFailure.FAIL
     depends_on: tuple[str, ...] = ()
+    callback_url: str | None = None
 
 
 DEFAULT_TERMS = Terms()
@@ -57,8 +66,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     ref: str | None = None
     params: msgspec.Raw | None = None
     input: msgspec.Raw | None = None
-    callback_url: str | None = None
     labels: dict[str, str] = {}
+    retry_of: str | None = None
+    traceparent: str | None = None
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,3 +140,11 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
         if node_id is None:
             return None
         return Lease(node_id=node_id, attempt=self.progress.attempt)
+
+
+def waits_since(record: TaskRecord) -> float | None:
+    """Return since when the latest attempt could have started; None if nobody knows."""
+    task = record.task
+    if record.progress.attempt == 1:
+        return max(task.created_at, task.not_before or 0.0)
+    return task.not_before

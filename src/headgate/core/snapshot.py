@@ -38,6 +38,7 @@ COUNTS = (
     "project_started",
     "project_forgiven",
     "agent_inflight",
+    "worker_places",
 )
 
 
@@ -79,6 +80,9 @@ class SchedulerState:
     now                       Unix seconds; needed only where a task has `not_before`
     closed_gates              scopes, targets and slots whose tasks cannot start
     rate_limited              agent type -> Unix seconds until which it is limited
+    pull_targets              targets whose tasks only the workers of agents can take; these need
+                              a lane policy
+    worker_places             agent -> places that are free at its workers
     """
 
     projects: list[Project]
@@ -107,6 +111,8 @@ class SchedulerState:
     now: float | None = None
     closed_gates: list[GateClosure] = field(default_factory=list)
     rate_limited: dict[str, float] = field(default_factory=dict)
+    pull_targets: frozenset[str] = frozenset()
+    worker_places: dict[str, int] = field(default_factory=dict)
 
 
 def tokens_charged(task: Task, default_tokens: int) -> int:
@@ -206,6 +212,8 @@ def _option_problems(state: SchedulerState) -> Iterator[InvalidSnapshotError]:
         value = getattr(state, name)
         if value is not None and not 0 <= value <= MAX_COUNT:
             yield InvalidSnapshotError(name, f"must be between 0 and {MAX_COUNT}")
+    if state.pull_targets and state.lane_policy is None:
+        yield InvalidSnapshotError("pull_targets", "needs a lane_policy; set one")
     ageing = state.priority_ageing_seconds
     if not (math.isfinite(ageing) and ageing >= 0):
         yield InvalidSnapshotError("priority_ageing_seconds", "must be a number, zero or more")

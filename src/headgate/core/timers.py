@@ -44,6 +44,10 @@ class Timers(Generic[Key]):
         if len(self._heap) > 2 * len(self._due) + SLACK:
             self._rebuild()
 
+    def at(self, key: Key) -> float | None:
+        """Return when a key falls due."""
+        return self._due.get(key)
+
     def next_at(self) -> float | None:
         """Return when the first key falls due."""
         while self._heap:

@@ -18,13 +18,17 @@ from headgate.core.flights import InFlight
 from headgate.core.holds import (
     AgentFull,
     BudgetShort,
+    EverythingPaused,
     GateClosed,
     Hold,
     InflightCapReached,
     LaneBehind,
+    NoWorker,
     ParentsPending,
     ProjectConcurrencyReached,
+    WorkersFull,
 )
+from headgate.core.records import is_worker
 from headgate.core.scopes import Scope, is_within
 
 MAX_HOLDERS = 10
@@ -53,7 +57,7 @@ def reasons(desk: Desk, task_id: str, now: float) -> tuple[Reason, ...]:
 
 
 def _own_holds(desk: Desk, task_id: str, waiting: Waiting) -> list[Hold]:
-    holds: list[Hold] = []
+    holds: list[Hold] = [EverythingPaused()] if desk.settings.is_paused else []
     if waiting.waiting_for:
         holds.append(ParentsPending(count=waiting.waiting_for, parents=waiting.terms.depends_on))
     scope = desk.parking.scope_of(task_id)
@@ -85,18 +89,39 @@ def _round_holds(desk: Desk, waiting: Waiting, now: float) -> list[Hold]:
     # An agent that no configuration names comes about with the first task that may start.
     if own is not None and pool.get(own) is None:
         agents.append(desk.made_agents.make(own))
+    is_pull = waiting.task.target in desk.settings.pull_targets
     state = replace(
-        desk.state(now, max_started=desk.flights.free_places()),
+        desk.state(now, max_started=None if is_pull else desk.flights.free_places()),
         tasks=[waiting.task],
         agents=agents,
         agent_inflight={entry.agent.id: entry.inflight for entry in pool},
-        closed_gates=list(desk.closures.values()),
+        closed_gates=list((desk.closures | desk.paused).values()),
         rate_limited={name: until for name, until in limited if until is not None},
+        pull_targets=desk.settings.pull_targets,
+        worker_places=desk.flights.free_by_agent(),
     )
     explanation = Explanation(state)
     if not explanation.is_waiting(waiting.task):
         return []
-    return [hold for hold in explanation.holds(waiting.task) if not isinstance(hold, LaneBehind)]
+    holds = (hold for hold in explanation.holds(waiting.task) if not isinstance(hold, LaneBehind))
+    return [_worker_hold(desk, hold) for hold in holds]
+
+
+def _worker_hold(desk: Desk, hold: Hold) -> Hold:
+    """Say of a gate that is closed for want of a worker which it is; others stay as they are."""
+    if not isinstance(hold, GateClosed) or hold.kind != "worker":
+        return hold
+    since = desk.workers.since(hold.name) if hold.name else None
+    owners = [hold.name] if hold.name else _open_agents(desk)
+    places = sum(sum(desk.flights.workers_of(agent_id).values()) for agent_id in owners)
+    is_full = places and not any(desk.flights.free_at_workers(agent_id) for agent_id in owners)
+    if is_full:
+        return WorkersFull(agent_id=hold.name, places=places, since=since)
+    return NoWorker(agent_id=hold.name, since=since)
+
+
+def _open_agents(desk: Desk) -> list[str]:
+    return [entry.agent.id for entry in desk.index.agents if entry.agent.accepts_open]
 
 
 def _behind(desk: Desk, waiting: Waiting) -> Hold:
@@ -127,10 +152,12 @@ def _holder_test(hold: Hold) -> IsHolder | None:
             return lambda flight: flight.task.project_id == hold.project_id
         case InflightCapReached():
             return lambda _flight: True
-        case GateClosed(kind="scope"):
-            return lambda flight: _is_charged(flight, hold.name)
-        case BudgetShort():
-            return lambda flight: _is_charged(flight, hold.scope)
+        case WorkersFull():
+            return lambda flight: (
+                is_worker(flight.node_id) and hold.agent_id in ("", flight.agent_id)
+            )
+        case GateClosed(kind="scope", name=scope) | BudgetShort(scope=scope):
+            return lambda flight: _is_charged(flight, scope)
         case _:
             return None
 
