@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headgate.budget_tracker import BudgetTracker, ReservationToken
+    from headgate.client.async_client import Client
+    from headgate.client.sync_client import SyncClient
     from headgate.core.budget import BudgetManager
     from headgate.core.gates import GateClosure
     from headgate.core.projects import Agent, AgentState, Project, ProjectStatus
@@ -28,6 +30,7 @@ __all__ = [
     "BudgetExceededError",
     "BudgetManager",
     "BudgetTracker",
+    "Client",
     "GateClosure",
     "LanePolicy",
     "LocalBudgetTracker",
@@ -38,6 +41,7 @@ __all__ = [
     "Scheduler",
     "SchedulerState",
     "SlidingRateLimitWindow",
+    "SyncClient",
     "Task",
     "TaskStatus",
     "connect_budget",
@@ -54,6 +58,7 @@ _MODULES = {
     "BudgetExceededError": "headgate.errors",
     "BudgetManager": "headgate.core.budget",
     "BudgetTracker": "headgate.budget_tracker",
+    "Client": "headgate.client.async_client",
     "GateClosure": "headgate.core.gates",
     "LanePolicy": "headgate.core.snapshot",
     "LocalBudgetTracker": "headgate.ledgers.local",
@@ -67,6 +72,7 @@ _MODULES = {
     "SchedulerState": "headgate.core.snapshot",
     "SlidingRateLimitWindow": "headgate.rate_windows",
     "SqliteBudgetTracker": "headgate.ledgers.sqlite",
+    "SyncClient": "headgate.client.sync_client",
     "Task": "headgate.core.tasks",
     "TaskStatus": "headgate.core.tasks",
     "connect_budget": "headgate.ledgers.connect",

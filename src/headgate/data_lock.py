@@ -48,6 +48,35 @@ def hold_directory(path: Path, *, address: str = "") -> Iterator[None]:
         os.close(lock)
 
 
+def holder_of(path: Path) -> Holder:
+    """Return who holds a directory, or held it last; nothing is known where it was never held."""
+    try:
+        lock = os.open(path / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return Holder()
+    try:
+        return _read(lock)
+    finally:
+        os.close(lock)
+
+
+def is_held(path: Path) -> bool:
+    """Tell whether a process holds a directory now; nothing is changed by looking."""
+    try:
+        lock = os.open(path / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return False
+
+
 def _opened(path: Path) -> int:
     try:
         path.mkdir(mode=_ONLY_THE_OWNER_ENTERS, parents=True, exist_ok=True)

@@ -8,16 +8,24 @@
     │   │   ├── InvalidScopeError        a budget scope that is not a path of `kind:name` parts
     │   │   ├── InvalidAmountError       an amount of money or tokens that cannot be booked
     │   │   └── InvalidTaskError         a submitted task that cannot be taken as it is
+    │   ├── StaleWorkerError             a worker has lost its lease, or was never known
     │   └── IllegalMoveError             a state machine was asked for a move that it does not have
     │       ├── IllegalTransitionError   of a task
     │       └── IllegalSettlementError   of a reservation
     ├── LimitReachedError                the request is fine, but there is no room for it now
     │   └── BudgetExceededError          a budget cannot hold the amount
-    └── StoreError                       what keeps tasks or books gave no answer, or a wrong one
-        ├── StoreUnavailableError        nothing was changed; trying again may help
-        │   └── LedgerUnavailableError   nothing was granted either
-        ├── StaleEpochError              another node dispatches now
-        └── DirectoryInUseError          another process has the data directory
+    ├── StoreError                       what keeps tasks or books gave no answer, or a wrong one
+    │   ├── StoreUnavailableError        nothing was changed; trying again may help
+    │   │   ├── LedgerUnavailableError   nothing was granted either
+    │   │   └── NotTakingWorkError       this node was told to take no work
+    │   ├── StaleEpochError              another node dispatches now
+    │   └── DirectoryInUseError          another process has the data directory
+    └── ServiceError                     a service was asked over HTTP and did not do it
+        ├── RequestRefusedError          a CallerError too: the request is wrong
+        │   └── NotAllowedError          the token is missing, unknown, or not for this
+        ├── ServiceLimitError            a LimitReachedError too: there is no room for it now
+        ├── ServiceUnavailableError      it was not reached, or cannot answer now
+        └── WaitTimeoutError             what was waited for has not happened in time
 
 Errors carry fields for programs and one line for people; the line says what to do next. They pass
 from process to process with their fields, so a worker of a pool may raise them.
@@ -193,6 +201,10 @@ class StoreUnavailableError(StoreError):
     """The store could not be asked; trying again may help."""
 
 
+class NotTakingWorkError(StoreUnavailableError):
+    """This node was told to take no work; unlike a driver's, its line may be shown to anybody."""
+
+
 class NotDispatchingError(StoreError):
     """Only the node that dispatches can answer; `address` is where it serves, if it does."""
 
@@ -200,6 +212,15 @@ class NotDispatchingError(StoreError):
         where = f"ask the node at {address}" if address else "none is elected now, try again"
         super().__init__(f"this node does not dispatch; {where}")
         self.address = address
+
+
+class StaleWorkerError(CallerError):
+    """A worker is not known, or not any more; what it runs is not its own."""
+
+    def __init__(self, worker_id: str) -> None:
+        advice = "drop what it runs, and claim without a worker id"
+        super().__init__(f"worker {worker_id[:64]!r} is not known any more; {advice}")
+        self.worker_id = worker_id
 
 
 class StaleEpochError(StoreError):
@@ -221,3 +242,50 @@ class DirectoryInUseError(StoreError):
 
 class LedgerUnavailableError(StoreUnavailableError):
     """The ledger could not be asked; nothing was granted, and trying again may help."""
+
+
+class ServiceError(HeadgateError):
+    """A service was asked over HTTP and did not do it.
+
+    `code` is one that programs can rely on, `status` the HTTP status, 0 where nothing answered.
+    `request_id` is what the service's log knows the request by.
+    """
+
+    def __init__(
+        self,
+        line: str,
+        *,
+        code: str,
+        status: int = 0,
+        request_id: str = "",
+        details: dict[str, Any] | None = None,
+        task_id: str | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(line)
+        self.code = code
+        self.status = status
+        self.request_id = request_id
+        self.details = details or {}
+        self.task_id = task_id
+        self.retry_after_seconds = retry_after_seconds
+
+
+class RequestRefusedError(ServiceError, CallerError):
+    """The service does not take the request as it is; trying again unchanged cannot help."""
+
+
+class NotAllowedError(RequestRefusedError):
+    """The token is missing, unknown or over, or does not allow this."""
+
+
+class ServiceLimitError(ServiceError, LimitReachedError):
+    """The service has no room for the request now; `retry_after_seconds` is when to ask again."""
+
+
+class ServiceUnavailableError(ServiceError):
+    """The service was not reached, or cannot answer now; trying again may help."""
+
+
+class WaitTimeoutError(ServiceError, TimeoutError):
+    """What was waited for has not happened in time; the task goes on."""

@@ -17,7 +17,11 @@ from headgate.core.records import Submission
 
 
 class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt at one task; `deadline` is in Unix seconds."""
+    """One attempt at one task; times are in Unix seconds.
+
+    `waits_since` is when the attempt could have started, if anybody knows; `traceparent` is the
+    trace that it belongs to.
+    """
 
     task_id: str
     attempt: int
@@ -25,6 +29,9 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     agent_id: str
     submission: Submission
     deadline: float | None = None
+    waits_since: float | None = None
+    started_at: float | None = None
+    traceparent: str | None = None
 
 
 class Executor(Protocol):

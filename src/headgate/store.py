@@ -28,7 +28,9 @@ from headgate.core.project_figures import UsageRow
 from headgate.core.rate_limits import RateCharge
 from headgate.core.records import Lease, Submission, TaskRecord, Terms
 from headgate.core.scopes import Scope
+from headgate.core.submit_keys import InvalidEntry, KeyRefusal, SubmitEntry, SubmitKey
 from headgate.core.tasks import Task, TaskStatus
+from headgate.worker_store import WorkerStore
 
 DISPATCHER = "dispatcher"
 """The recipient of what the elected dispatcher is to look at."""
@@ -68,6 +70,21 @@ class UnknownParent(msgspec.Struct, frozen=True, kw_only=True):
     """The task depends on one that the store does not have; nothing is stored."""
 
     parent_id: str
+
+
+class KeyedSubmit(msgspec.Struct, frozen=True, kw_only=True):
+    """The tasks of one request, to be stored once under a key; those that are wrong say so."""
+
+    key: SubmitKey
+    tasks: tuple[NewTask | InvalidEntry, ...]
+
+
+class KeyedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the tasks of a request; `fresh` is what this very call has stored."""
+
+    entries: tuple[SubmitEntry, ...]
+    fresh: tuple[Queued | TurnedAway | UnknownParent, ...] = ()
+    is_replay: bool = True
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +127,8 @@ class NotAssigned(msgspec.Struct, frozen=True, kw_only=True):
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """What came of an attempt: the next step, the money, and a pause that the provider asked for.
 
-    A cost of nothing gives the reservation back.
+    A cost of nothing gives the reservation back. `node_id` is the node that writes it for a
+    worker; a node that settles its own attempts need not say so.
     """
 
     task_id: str
@@ -119,6 +137,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     cost: Usage
     result: msgspec.Raw | None = None
     closure: GateClosure | None = None
+    node_id: str = ""
 
 
 class Settled(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,12 +171,16 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """One life of one process that runs tasks; a process that lost its lease comes back as new."""
+    """One life of one process that runs tasks; a process that lost its lease comes back as new.
+
+    `agent_id` is the agent that a worker serves, and empty for a node of the service.
+    """
 
     id: str
     places: int
     address: str = ""
     lease_until: float = 0.0
+    agent_id: str = ""
 
 
 class Election(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,7 +284,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: int = 0
 
 
-class TaskStore(Protocol):
+class TaskStore(WorkerStore, Protocol):
     """Keeps tasks, in memory or in a database; `now` is the clock that all nodes go by."""
 
     @property
@@ -279,6 +302,9 @@ class TaskStore(Protocol):
 
     def submit(self, new: NewTask) -> asyncio.Future[Queued | TurnedAway | UnknownParent]:
         """Store a task if it may wait; the same id again gets its answer again."""
+
+    def submit_keyed(self, keyed: KeyedSubmit) -> asyncio.Future[KeyedAnswer | KeyRefusal]:
+        """Store the tasks of a request and keep the answer; the same key gets its answer again."""
 
     async def cancel(self, task_id: str, *, node_id: str) -> CancelAnswer | None:
         """Cancel what waits, and ask the node of what runs; None if there is no such task.
@@ -322,8 +348,8 @@ class TaskStore(Protocol):
         A store that no other process shares never calls; whoever watches looks now and then, too.
         """
 
-    def unwatch(self) -> None:
-        """Call nobody back any more."""
+    def unwatch(self, recipient: str | None = None) -> None:
+        """Call nobody back any more, or no more for this recipient."""
 
     async def elect(self, node_id: str, *, lease_seconds: float) -> Election:
         """Become or stay the dispatcher if nobody else is, and return who is."""

@@ -43,6 +43,11 @@ class TaskIds:
         return int.from_bytes(self._random[self._used - size : self._used])
 
 
+def first_id_at(seconds: float) -> str:
+    """Return what no id of this time or later is below, and every earlier one is."""
+    return PREFIX + _text(max(0, int(seconds * 1000)) << _RANDOM_BITS)
+
+
 def _text(number: int) -> str:
     return "".join(
         [_PAIRS[(number >> shift) & 1023] for shift in range(_LENGTH_BITS - 10, -10, -10)]

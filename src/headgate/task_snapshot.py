@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -19,7 +20,11 @@ class AmountBody(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """The JSON of a task. Times are RFC 3339 in UTC; `latency_ms` is from start to end."""
+    """The JSON of a task. Times are RFC 3339 in UTC; `latency_ms` is from start to end.
+
+    A service gives `params`, `input` and `result` as the bytes that it stored, a client reads them
+    as values; the encoder takes both.
+    """
 
     task_id: str
     agent_id: str | None = None
@@ -27,7 +32,7 @@ class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     tab_id: str | None = None
     selector: str | None = None
     ref: str | None = None
-    params: msgspec.Raw | None = None
+    params: Any = None
     priority: int
     state: TaskStatus
     deadline: datetime | None = None
@@ -35,13 +40,13 @@ class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     started_at: datetime | None = None
     completed_at: datetime | None = None
     latency_ms: int | None = None
-    result: msgspec.Raw | None = None
+    result: Any = None
     error: str | None = None
     callback_url: str | None = None
     position: int | None = None
     project_id: str
     target: str | None = None
-    input: msgspec.Raw | None = None
+    input: Any = None
     weight: float
     estimate: AmountBody | None = None
     scopes: tuple[str, ...] = ()
@@ -49,6 +54,7 @@ class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     on_parent_failure: OnParentFailure
     not_before: datetime | None = None
     labels: dict[str, str] = {}
+    retry_of: str | None = None
     max_attempts: int
     on_exhausted: OnExhausted
     attempt: int
@@ -75,7 +81,7 @@ def snapshot_of(record: TaskRecord) -> TaskSnapshot:
         latency_ms=_latency_ms(progress.started_at, progress.completed_at),
         result=record.result or None,
         error=record.error or None,
-        callback_url=given.callback_url,
+        callback_url=terms.callback_url,
         position=_position(record),
         project_id=task.project_id,
         target=task.target,
@@ -87,6 +93,7 @@ def snapshot_of(record: TaskRecord) -> TaskSnapshot:
         on_parent_failure=terms.on_parent_failure,
         not_before=moment(task.not_before),
         labels=given.labels,
+        retry_of=given.retry_of,
         max_attempts=terms.max_attempts,
         on_exhausted=terms.on_exhausted,
         attempt=progress.attempt,

@@ -8,53 +8,161 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
+from headgate.administration import Administration
+from headgate.administration.bulk import BulkWork
+from headgate.administration.watching import SettingsWatch, Upkeep
+from headgate.audit import AuditLog
 from headgate.core.desk_settings import DeskSettings
+from headgate.core.projects import ProjectStatus, Standing
 from headgate.errors import InvalidSettingError
 from headgate.executor import Executor
 from headgate.executors.build import build_executor
-from headgate.intake import Defaults, Intake
+from headgate.executors.targets import PullTarget, Target
+from headgate.http_bodies import LimitsShown
+from headgate.intake import Defaults, Draining, Intake
 from headgate.ledger import Ledger
 from headgate.ledgers.connect import connect_budget
 from headgate.runtime.engine import Engine, EngineSettings
-from headgate.settings import Settings, budgets, rate_limits
-from headgate.store import TaskStore
-from headgate.web.api import LimitsShown
+from headgate.runtime.webhooks import Webhooks
+from headgate.service_metrics import Beside, ServiceMetrics
+from headgate.settings import AgentSettings, ProjectSettings, Settings, budgets, rate_limits
+from headgate.settings.origin import Loaded, loaded_from
+from headgate.stores.audit_trail import StoredAudit
+from headgate.stores.books import StoreLedger
+from headgate.stores.delivery_counts import DeliveryCounts
+from headgate.stores.sql_store import SqlTaskStore
+from headgate.stores.tokens import SqlTokens
+from headgate.stores.usage_rows import SqlUsage
+from headgate.telemetry import Telemetry, build_telemetry
+from headgate.tokens import Tokens
+from headgate.tracker import LedgerTracker
+from headgate.usage_report import UsageReports
 from headgate.web.app import App
 from headgate.web.app import build_app as build_web_app
+from headgate.web.entrance import Entrance, EntranceRules, is_loopback
+from headgate.webhook_wiring import attach_webhooks, callback_check
 
 STORE_FILE = "headgate.db"
 POSTGRES_SCHEMES = ("postgresql", "postgres")
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """A built service: the engine, and what reads the tasks that clients send."""
+    """A built service: the engine, and what reads the tasks that clients send.
+
+    `settings` are those that it was started with; `administration` has those in force.
+    """
 
     engine: Engine
     intake: Intake
     settings: Settings
+    administration: Administration
+    bulk: BulkWork
+    audit: AuditLog
+    tokens: Tokens
+    tracker: LedgerTracker
+    usage: UsageReports
+    webhooks: Webhooks | None = None
+    telemetry: Telemetry | None = None
 
 
-def build_service(settings: Settings, *, data: Path, environ: Mapping[str, str]) -> Service:
-    """Build everything that settings describe; `data` is where an SQLite store lies."""
+class Parts:
+    """How settings become parts, with the variables that targets refer to."""
+
+    def __init__(self, environ: Mapping[str, str], telemetry: Telemetry | None) -> None:
+        self._environ = environ
+        self._telemetry = telemetry
+
+    def engine_settings(self, settings: Settings, *, is_paused: bool) -> EngineSettings:
+        """Return the part of the settings that the engine goes by."""
+        return engine_settings(settings, is_paused=is_paused)
+
+    def executors(self, targets: Mapping[str, Target]) -> dict[str, Executor]:
+        """Return an executor for each target; none of them is open."""
+        executors = build_executors(targets, self._environ)
+        if self._telemetry is None:
+            return executors
+        return {name: self._telemetry.traced(name, one) for name, one in executors.items()}
+
+
+def build_service(
+    settings: Settings,
+    *,
+    data: Path,
+    environ: Mapping[str, str],
+    loaded: Loaded | None = None,
+) -> Service:
+    """Build everything that settings describe; `data` is where an SQLite store lies.
+
+    `loaded` says how these settings were read, so that they can be read again.
+    """
     ledger = _ledger(settings)
+    store = build_store(settings, data=data, keeps_books=ledger is None)
+    telemetry = build_telemetry(environ) if settings.telemetry.otel else None
+    parts = Parts(environ, telemetry)
+    executors = parts.executors(settings.targets)
     engine = Engine(
-        build_store(settings, data=data, keeps_books=ledger is None),
-        build_executors(settings, environ),
+        store,
+        executors,
         engine_settings(settings),
         ledger=ledger,
     )
-    return Service(engine=engine, intake=build_intake(settings), settings=settings)
+    webhooks = attach_webhooks(
+        engine, store, settings, ledger=ledger, is_alone=not is_shared(settings)
+    )
+    administration = _administration(
+        engine,
+        store,
+        loaded or loaded_from(settings),
+        parts,
+        executors=executors,
+        ledger=ledger,
+    )
+    return Service(
+        engine=engine,
+        intake=build_intake(settings),
+        settings=settings,
+        administration=administration,
+        bulk=BulkWork(engine, store),
+        audit=StoredAudit(store),
+        webhooks=webhooks,
+        tokens=SqlTokens(store),
+        tracker=LedgerTracker(StoreLedger(store) if engine.ledger is None else engine.ledger),
+        usage=SqlUsage(store),
+        telemetry=telemetry,
+    )
 
 
-def build_app(service: Service) -> App:
-    """Return the HTTP application of a service."""
-    scheduler = service.settings.scheduler
-    limits = LimitsShown(
+def _administration(
+    engine: Engine,
+    store: SqlTaskStore,
+    loaded: Loaded,
+    parts: Parts,
+    *,
+    executors: dict[str, Executor],
+    ledger: Ledger | None,
+) -> Administration:
+    administration = Administration(
+        engine, store, parts, loaded, executors=executors, ledger=ledger
+    )
+    engine.before_start(administration.prepare)
+    upkeep = Upkeep(administration, is_shared=is_shared(loaded.settings))
+    engine.also_run("administration", upkeep.run)
+    origin = loaded.origin
+    if origin is not None and origin.path is not None:
+        engine.also_run("settings", SettingsWatch(administration, origin.path).run)
+    return administration
+
+
+def limits_shown(settings: Settings) -> LimitsShown:
+    """Return the limits that clients may see."""
+    scheduler = settings.scheduler
+    return LimitsShown(
         strategy=scheduler.strategy.value,
         max_queue_size=scheduler.max_queue_size,
         max_per_agent=scheduler.max_per_agent,
@@ -63,27 +171,80 @@ def build_app(service: Service) -> App:
         result_ttl_seconds=scheduler.result_ttl_seconds,
         worker_count=scheduler.worker_count,
     )
-    return build_web_app(service.engine, intake=service.intake, limits=limits)
 
 
-def engine_settings(settings: Settings) -> EngineSettings:
+def build_app(service: Service) -> App:
+    """Return the HTTP application of a service."""
+    limits = limits_shown(service.settings)
+    app = build_web_app(service.engine, intake=service.intake, limits=limits)
+
+    def come_into_force(settings: Settings, is_paused: bool) -> None:  # noqa: FBT001
+        app.api.intake, app.api.limits = build_intake(settings), limits_shown(settings)
+        app.api.is_paused = is_paused
+
+    service.administration.listen(come_into_force)
+    app.api.administration = service.administration
+    app.api.bulk = service.bulk
+    app.api.audit = service.audit
+    app.api.webhooks = service.webhooks
+    app.api.entrance = Entrance(service.tokens, entrance_rules(service.settings))
+    app.api.tokens = service.tokens
+    app.api.tracker = service.tracker
+    app.api.usage = service.usage
+    app.api.workers = service.engine.workers
+    app.api.metrics = _metrics(service, app)
+    app.api.telemetry = service.telemetry
+    return app
+
+
+def _metrics(service: Service, app: App) -> ServiceMetrics:
+    store = service.engine.store
+    beside = Beside(tracker=service.tracker, streams=lambda: app.api.streams)
+    if isinstance(store, SqlTaskStore):
+        writer = store.writer
+        beside = beside._replace(
+            writer_queue=lambda: writer.queue_length, deliveries=DeliveryCounts(store).read
+        )
+    return ServiceMetrics(service.engine, beside)
+
+
+def entrance_rules(settings: Settings) -> EntranceRules:
+    """Return whom the service lets in; whatever is not surely loopback needs tokens."""
+    server, auth = settings.server, settings.auth
+    on_loopback = is_loopback(server.host)
+    hosts = {host.lower() for host in auth.allowed_hosts}
+    # Other nodes ask this one under the name that it gives them.
+    if server.advertise is not None and (hosts or on_loopback):
+        hosts.add(urlsplit(server.advertise).netloc.lower())
+    if hosts:
+        hosts.add(server.host.lower())
+    return EntranceRules(
+        is_loopback=on_loopback,
+        needs_token=auth.required or not on_loopback,
+        hosts=frozenset(hosts),
+        origins=frozenset(origin.lower() for origin in auth.allowed_origins),
+    )
+
+
+def engine_settings(settings: Settings, *, is_paused: bool = False) -> EngineSettings:
     """Return the part of the settings that the engine goes by."""
     scheduler = settings.scheduler
     return EngineSettings(
-        desk=desk_settings(settings),
+        desk=desk_settings(settings, is_paused=is_paused),
         is_enabled=scheduler.enabled,
         limits=scheduler.queue_limits,
         budgets=budgets(settings),
         policy=scheduler.retry_policy,
         places=scheduler.worker_count,
         lease_seconds=scheduler.lease_seconds,
+        worker_lease_seconds=scheduler.worker_lease_seconds,
         tick_seconds=scheduler.tick_seconds,
         result_ttl_seconds=scheduler.result_ttl_seconds,
         max_result_bytes=scheduler.max_result_bytes,
     )
 
 
-def desk_settings(settings: Settings) -> DeskSettings:
+def desk_settings(settings: Settings, *, is_paused: bool = False) -> DeskSettings:
     """Return the part of the settings that decisions go by.
 
     A project's budget is a scope of the ledger, and its closed gate is what holds tasks. Asking
@@ -106,6 +267,11 @@ def desk_settings(settings: Settings) -> DeskSettings:
         max_per_agent_inflight=scheduler.max_per_agent_inflight,
         max_lag_tokens=scheduler.max_lag_tokens,
         usage_window_hours=scheduler.usage_window_hours,
+        paused_targets=tuple(
+            name for name, target in settings.targets.items() if target.status is Standing.PAUSED
+        ),
+        is_paused=is_paused,
+        pull_targets=settings.pull_targets,
     )
 
 
@@ -114,24 +280,34 @@ def build_intake(settings: Settings) -> Intake:
     scheduler = settings.scheduler
     return Intake(
         projects=settings.projects,
-        targets={name: target.slot for name, target in settings.targets.items()},
+        targets={name: target.slot for name, target in settings.all_targets.items()},
         default_target=settings.default_target,
+        agent_targets=settings.agent_targets,
         defaults=Defaults(
             timeout_seconds=scheduler.default_timeout_seconds,
             max_attempts=scheduler.max_attempts,
         ),
+        draining=Draining(
+            projects=_having(settings.projects, ProjectStatus.DRAINING),
+            agents=_having(settings.agents, Standing.DRAINING),
+            targets=_having(settings.targets, Standing.DRAINING),
+        ),
+        check_url=callback_check(settings),
     )
 
 
-def build_executors(settings: Settings, environ: Mapping[str, str]) -> dict[str, Executor]:
-    """Return the executor of every target."""
+def build_executors(
+    targets: Mapping[str, Target], environ: Mapping[str, str]
+) -> dict[str, Executor]:
+    """Return the executor of every target; what workers pull has none."""
     return {
         name: build_executor(name, target, environ=environ, clock=time.time)
-        for name, target in settings.targets.items()
+        for name, target in targets.items()
+        if not isinstance(target, PullTarget)
     }
 
 
-def build_store(settings: Settings, *, data: Path, keeps_books: bool) -> TaskStore:
+def build_store(settings: Settings, *, data: Path, keeps_books: bool) -> SqlTaskStore:
     """Return the store that the URL names; the modules of the others are not loaded."""
     url = settings.store.url
     scheme = "" if url is None else urlsplit(url).scheme
@@ -177,3 +353,9 @@ def held_folder(settings: Settings, data: Path) -> Path | None:
 def _ledger(settings: Settings) -> Ledger | None:
     url = settings.ledger.url
     return None if url is None or url == settings.store.url else connect_budget(url).ledger
+
+
+def _having(
+    tables: Mapping[str, ProjectSettings | AgentSettings | Target], status: Enum
+) -> frozenset[str]:
+    return frozenset(name for name, one in tables.items() if one.status is status)

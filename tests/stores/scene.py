@@ -126,6 +126,7 @@ class Scene:
         node_id: str = HERE,
         submission: Submission | None = None,
         not_before: float | None = None,
+        deadline: float | None = None,
     ) -> NewTask:
         """Make a task to be submitted."""
         task = Task(
@@ -134,6 +135,7 @@ class Scene:
             agent_id=agent_id,
             created_at=self.clock(),
             not_before=not_before,
+            deadline=deadline,
             scopes=("session:s",),
             target="browser",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from headgate.core.records import is_worker
 from headgate.core.retention import StoredResult, evictable_at
 from headgate.core.tasks import TaskStatus
 from headgate.databases.transaction import Transaction
@@ -29,11 +30,12 @@ async def audit(store: SqlTaskStore, *, has_evicted: bool = False) -> None:
     checks: list[Callable[[Transaction, dict[str, TaskRow]], None]] = [
         _audit_lanes,
         _audit_leases,
+        _audit_workers,
         _audit_dependants,
         _audit_side_tables,
     ]
     if not has_evicted:
-        checks.append(_audit_counters)
+        checks += [_audit_counters, _audit_usage]
     if store.keeps_books:
         checks.append(_audit_books)
 
@@ -48,6 +50,13 @@ async def audit(store: SqlTaskStore, *, has_evicted: bool = False) -> None:
             each(transaction, rows)
 
     await store.writer.submit(check)
+
+
+def _audit_workers(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
+    """What a worker is noted to have is what is in flight there."""
+    noted = set(transaction.read("SELECT node_id, task_id FROM worker_tasks"))
+    placed = {(row.progress.node_id, row.id) for row in rows.values() if row.is_in_flight}
+    assert noted == {pair for pair in placed if is_worker(pair[0])}
 
 
 def _retained_until(row: TaskRow) -> float | None:
@@ -101,6 +110,16 @@ def _audit_side_tables(transaction: Transaction, rows: dict[str, TaskRow]) -> No
     assert inputs == set(rows)
     pairs = transaction.read("SELECT parent_id, task_id FROM task_parents")
     assert {name for pair in pairs for name in pair} <= set(rows)
+
+
+def _audit_usage(transaction: Transaction, _: dict[str, TaskRow]) -> None:
+    """Whoever reports usage and whoever reckons shares have added up the same."""
+    sums = "SELECT CAST(SUM(tokens) AS BIGINT), CAST(SUM(micro_usd) AS BIGINT)"
+    (reported,) = transaction.read(f"{sums}, CAST(SUM(attempts) AS BIGINT) FROM usage_rows")
+    (shared,) = transaction.read(f"{sums} FROM project_usage")
+    ticks = transaction.read("SELECT amount FROM counters WHERE name = 'tick'")
+    expected = (*shared, ticks[0][0] if ticks else 0)
+    assert [amount or 0 for amount in reported] == [amount or 0 for amount in expected]
 
 
 def _audit_counters(transaction: Transaction, rows: dict[str, TaskRow]) -> None:

@@ -9,10 +9,9 @@ from typing import TypeVar
 import pytest
 
 from headgate.databases.memory import MemoryDatabase
-from headgate.databases.migrations import migrate
 from headgate.databases.postgres import PostgresDatabase
 from headgate.databases.transaction import Database, Transaction
-from headgate.stores.task_schema import MIGRATIONS, PART
+from headgate.stores.schema import migrate_all
 
 Result = TypeVar("Result")
 
@@ -24,7 +23,7 @@ class Tables:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.do(lambda transaction: migrate(transaction, PART, MIGRATIONS))
+        self.do(migrate_all)
 
     def do(self, step: Callable[[Transaction], Result]) -> Result:
         """Run a step and commit it."""

@@ -62,6 +62,11 @@ class InlineWriter:
         self._queue: list[Job] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    @property
+    def queue_length(self) -> int:
+        """How many calls wait for the next transaction."""
+        return len(self._queue)
+
     def start(self) -> None:
         """Begin to take work."""
         self._is_open = True

@@ -35,6 +35,10 @@ TRIES = 2
 class Writer(Protocol):
     """Takes work for a database from an event loop; its answer comes when it is on disk."""
 
+    @property
+    def queue_length(self) -> int:
+        """How many calls wait for the next transaction."""
+
     def start(self) -> None:
         """Begin to take work."""
 

@@ -21,7 +21,7 @@ from headgate.errors import StoreUnavailableError
 
 Watcher = Callable[[], None]
 
-MAX_WATCHERS = 64
+MAX_WATCHERS = 2_000
 # How long a thread that was told to stop may go on waiting.
 POLL_SECONDS = 0.5
 FIRST_WAIT_SECONDS = 0.1
@@ -48,6 +48,11 @@ class PostgresListener:
             self._watchers[payload] = (loop, watcher)
             if self._stop is None:
                 self._stop = self._started()
+
+    def unwatch(self, payload: str) -> None:
+        """Call nobody any more for this payload."""
+        with self._lock:
+            self._watchers.pop(payload, None)
 
     def close(self) -> None:
         """Call nobody any more; the thread ends within a moment and is not waited for."""

@@ -64,6 +64,11 @@ class GroupCommitWriter:
         # Nothing may be queued behind the mark that ends the thread: it would wait for ever.
         self._closing = threading.Lock()
 
+    @property
+    def queue_length(self) -> int:
+        """How many calls wait for the next transaction."""
+        return self._queue.qsize()
+
     def start(self) -> None:
         """Start the thread, if it does not run."""
         # Two threads on one connection would end each other's transactions.

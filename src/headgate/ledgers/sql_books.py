@@ -161,6 +161,18 @@ def accounts(
     return [books.account(name, now) for name in scopes]
 
 
+def limited_accounts(
+    transaction: Transaction, *, now: float, after: str | None, most: int
+) -> list[Account]:
+    """Return scopes that have a limit, in their order, from behind one on."""
+    where, values = ("", ()) if after is None else (" WHERE scope > ?", (after,))
+    rows = transaction.read(f"{_LIMITS}{where} ORDER BY scope LIMIT ?", (*values, most))
+    books = Books(zone)
+    books.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in rows}
+    _load_balances(transaction, books, list(books.limits), now)
+    return [books.account(scope, now) for scope in books.limits]
+
+
 def journal(
     transaction: Transaction, scope: Scope, *, since: float, limit: int
 ) -> list[JournalEntry]:

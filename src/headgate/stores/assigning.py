@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from headgate.core.accounts import Refused
+from headgate.core.records import is_worker
 from headgate.core.reservations import LIVE
 from headgate.core.tasks import TaskStatus
 from headgate.errors import CallerError
@@ -54,6 +55,8 @@ def assign(sheet: Worksheet, line: Assignment, *, dead: set[str]) -> Assigned | 
     _take(sheet, row, line)
     if not line.starts:
         sheet.tell(line.node_id, Kind.ASSIGNED, row.id)
+        if is_worker(line.node_id):
+            sheet.give_to_worker(line.node_id, row.id)
     return _assigned(sheet, row, line)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headgate.core.records import is_worker
 from headgate.core.tasks import TaskStatus
 from headgate.store import CancelAnswer
 from headgate.stores.ending import descendants, finish, leave_queue
@@ -45,6 +46,9 @@ def _ask_to_stop(sheet: Worksheet, row: TaskRow, asked_at: str) -> None:
     sheet.change(row)
     if row.progress.node_id not in (None, asked_at):
         sheet.tell(row.progress.node_id, Kind.CANCELLED, row.id)
+    if is_worker(row.progress.node_id):
+        # Whoever dispatches sees to it that a worker which does not stop is not waited for.
+        sheet.tell_dispatcher((row,), by=asked_at)
 
 
 def _cancel(sheet: Worksheet, row: TaskRow, request: Cancellation) -> list[TaskRow]:

@@ -30,7 +30,7 @@ def collect(sheet: Worksheet, node_id: str, received: Sequence[Message]) -> Coll
     ]
     sheet.load_books((), [row for row in rows if row.status is TaskStatus.ASSIGNED])
     assigned = {message.task_id for message in received if message.kind is Kind.ASSIGNED}
-    started = [row for row in rows if row.id in assigned and _is_running(sheet, row)]
+    started = [row for row in rows if row.id in assigned and is_running(sheet, row)]
     sheet.load_submissions(row.id for row in started)
     return Collected(
         started=tuple([row.record(sheet.submission(row.id)) for row in started]),
@@ -38,7 +38,8 @@ def collect(sheet: Worksheet, node_id: str, received: Sequence[Message]) -> Coll
     )
 
 
-def _is_running(sheet: Worksheet, row: TaskRow) -> bool:
+def is_running(sheet: Worksheet, row: TaskRow) -> bool:
+    """Start a task that is assigned, and tell whether it runs now."""
     if row.status is TaskStatus.ASSIGNED:
         _start(sheet, row)
     return row.status is TaskStatus.RUNNING
@@ -48,7 +49,7 @@ def _start(sheet: Worksheet, row: TaskRow) -> None:
     old = row.progress
     if not sheet.mark_dispatched(old.reservation_id):
         # The money went back before the node came: the task has to be decided again.
-        _give_back(sheet, row, old)
+        give_back(sheet, row, old)
         return
     count_start(sheet, row)
     row.status = TaskStatus.RUNNING
@@ -56,7 +57,8 @@ def _start(sheet: Worksheet, row: TaskRow) -> None:
     sheet.change(row)
 
 
-def _give_back(sheet: Worksheet, row: TaskRow, progress: Progress) -> None:
+def give_back(sheet: Worksheet, row: TaskRow, progress: Progress) -> None:
+    """Have a task decided again that its node has not begun."""
     again = TryAgain(
         not_before=None,
         failures=progress.failures,

@@ -14,7 +14,7 @@ import msgspec
 
 from headgate.core.deadlines import EXPIRED_WHILE_QUEUED
 from headgate.core.outcomes import Finish, TryAgain
-from headgate.core.records import OnParentFailure
+from headgate.core.records import OnParentFailure, is_worker
 from headgate.core.tasks import TaskStatus, check_move
 from headgate.stores.tallies import ENDED, EXPIRED, TICK
 from headgate.stores.task_rows import TaskRow
@@ -43,6 +43,9 @@ def free_place(sheet: Worksheet, row: TaskRow, *, tokens: int, micro_usd: int) -
     if tokens or micro_usd:
         sheet.tallies.spend(row.project_id, tokens=tokens, micro_usd=micro_usd)
     sheet.settle_money(row.progress.reservation_id, tokens=tokens, micro_usd=micro_usd)
+    node_id = row.progress.node_id
+    if node_id is not None and is_worker(node_id):
+        sheet.take_from_worker(node_id, row.id)
     row.tokens, row.micro_usd = tokens, micro_usd
     if tokens or micro_usd:
         old = row.progress
@@ -126,6 +129,8 @@ def _end(sheet: Worksheet, row: TaskRow, end: Finish) -> None:
         sheet.tallies.happen(EXPIRED, row.agent_id, row.project_id)
     if row.spec.terms.depends_on:
         release_parents(sheet, row)
+    if row.spec.terms.callback_url is not None:
+        sheet.tell_receiver(row, row.spec.terms.callback_url)
 
 
 def _storable(error: str | None) -> str | None:

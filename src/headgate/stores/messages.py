@@ -52,8 +52,13 @@ def post(transaction: Transaction, rows: Iterable[tuple[str, Kind, str]]) -> Non
     # A task that changed more than once in a transaction is still looked at once.
     distinct = dict.fromkeys(rows)
     transaction.insert(_POST, [(recipient, kind.value, task) for recipient, kind, task in distinct])
+    call(transaction, {row[0] for row in distinct})
+
+
+def call(transaction: Transaction, recipients: Iterable[str]) -> None:
+    """Have recipients look for themselves; only PostgreSQL has anybody to tell."""
     if transaction.dialect is Dialect.POSTGRES:
-        for recipient in sorted({row[0] for row in distinct}):
+        for recipient in sorted(recipients):
             transaction.run(_NOTIFY, (recipient,))
 
 

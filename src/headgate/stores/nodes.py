@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import NamedTuple
 
+from headgate.core.records import is_worker
 from headgate.databases.transaction import Dialect, Transaction, json_rows
 from headgate.store import Beat, Node
 
@@ -24,20 +26,87 @@ _JOIN = (
     " ON CONFLICT (id) DO NOTHING"
 )
 _RENEW = "UPDATE nodes SET places = ?, lease_until = ? WHERE id = ? AND lease_until > ?"
-_LIVE = "SELECT id, places, address, lease_until FROM nodes WHERE lease_until > ? ORDER BY id"
+_LIVE = (
+    "SELECT id, places, address, lease_until, COALESCE(workers.agent_id, '') FROM nodes"
+    " LEFT JOIN workers ON workers.node_id = nodes.id WHERE lease_until > ? ORDER BY id"
+)
+_IS_WORKER = "id IN (SELECT workers.node_id FROM workers)"
+_ALIVE_NODES = f"SELECT 1 FROM nodes WHERE NOT {_IS_WORKER} AND lease_until > ? LIMIT 1"  # noqa: S608
+_SERVE = (
+    "INSERT INTO workers (node_id, agent_id, lease_seconds, offered_until) VALUES (?, ?, ?, ?)"
+    " ON CONFLICT (node_id) DO NOTHING"
+)
+_OFFER = (
+    "SELECT places, offered_until FROM nodes JOIN workers ON workers.node_id = nodes.id"
+    " WHERE id = ? AND agent_id = ? AND lease_until > ?"
+)
+_GRACE = (
+    "UPDATE nodes SET lease_until = ? + (SELECT workers.lease_seconds FROM workers"  # noqa: S608
+    f" WHERE workers.node_id = nodes.id) WHERE {_IS_WORKER}"
+    " AND lease_until < ? + (SELECT workers.lease_seconds FROM workers"
+    " WHERE workers.node_id = nodes.id)"
+)
 
 
 def join(transaction: Transaction, node: Node, lease_until: float) -> None:
     """Take up a node under an id that no life had before."""
     transaction.run(_JOIN, (node.id, node.places, node.address, lease_until))
-    long_ended = "SELECT id FROM nodes WHERE lease_until <= ?"
+    # A worker that joins sees to the workers: their leases end also where those of nodes do not.
+    kind = _IS_WORKER if node.agent_id else f"NOT {_IS_WORKER}"
+    long_ended = f"SELECT id FROM nodes WHERE lease_until <= ? AND {kind}"  # noqa: S608
     rows = transaction.read(long_ended, (lease_until - FORGOTTEN_AFTER_SECONDS,))
     _forget(transaction, [row[0] for row in rows])
 
 
+def join_worker(
+    transaction: Transaction, worker: Node, *, now: float, lease_seconds: float
+) -> None:
+    """Take up a worker of an agent."""
+    lease_until = now + lease_seconds
+    transaction.run(_SERVE, (worker.id, worker.agent_id, lease_seconds, lease_until))
+    join(transaction, worker, lease_until)
+
+
+class Offer(NamedTuple):
+    """How many places a worker has offered, and until when that counts."""
+
+    places: int
+    until: float
+
+
+def offer_of(transaction: Transaction, worker_id: str, agent_id: str, now: float) -> Offer | None:
+    """Return what a worker of this agent that is alive has offered; None if there is none."""
+    rows = transaction.read(_OFFER, (worker_id, agent_id, now))
+    return Offer(*rows[0]) if rows else None
+
+
+def renew_worker(
+    transaction: Transaction, worker_id: str, *, places: int, lease_until: float, offers: bool
+) -> None:
+    """Renew the lease of a worker, and its offer if it makes one."""
+    transaction.run(
+        "UPDATE nodes SET places = ?, lease_until = ? WHERE id = ?",
+        (places, lease_until, worker_id),
+    )
+    if offers:
+        transaction.run(
+            "UPDATE workers SET offered_until = ? WHERE node_id = ?", (lease_until, worker_id)
+        )
+
+
+def give_grace(transaction: Transaction, now: float) -> None:
+    """Renew the leases of all workers, if no process of the service was there to renew them.
+
+    Whoever comes first after an outage does this: workers that went on working have lost nothing.
+    """
+    if not transaction.read(_ALIVE_NODES, (now,)):
+        transaction.run(_GRACE, (now, now))
+
+
 def forget_others(transaction: Transaction, node_id: str) -> None:
-    """Take out every other node, where only one process can be alive at a time."""
-    rows = transaction.read("SELECT id FROM nodes WHERE id <> ?", (node_id,))
+    """Take out every other node, where only one process can be alive at a time; workers stay."""
+    others = f"SELECT id FROM nodes WHERE id <> ? AND NOT {_IS_WORKER}"  # noqa: S608
+    rows = transaction.read(others, (node_id,))
     _forget(transaction, [row[0] for row in rows])
 
 
@@ -61,8 +130,14 @@ def live(transaction: Transaction, now: float) -> tuple[Node, ...]:
     """Return the nodes whose lease has not ended, by id."""
     rows = transaction.read(_LIVE, (now,))
     return tuple(
-        Node(id=node_id, places=places, address=address, lease_until=lease_until)
-        for node_id, places, address, lease_until in rows
+        Node(
+            id=node_id,
+            places=places,
+            address=address,
+            lease_until=lease_until,
+            agent_id=agent_id,
+        )
+        for node_id, places, address, lease_until, agent_id in rows
     )
 
 
@@ -80,6 +155,11 @@ def _forget(transaction: Transaction, node_ids: Sequence[str]) -> None:
         texts = _texts(node_ids)
         transaction.run(_delete_sql(transaction.dialect, "nodes", "id"), (texts,))
         transaction.run(_delete_sql(transaction.dialect, "messages", "recipient"), (texts,))
+        workers = [(node_id,) for node_id in node_ids if is_worker(node_id)]
+        if workers:
+            transaction.run(
+                _delete_sql(transaction.dialect, "workers", "node_id"), (json_rows(workers),)
+            )
 
 
 def _texts(values: Iterable[str]) -> str:

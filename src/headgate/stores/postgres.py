@@ -57,9 +57,12 @@ class PostgresTaskStore(SqlTaskStore):
         """Call back in this event loop when a message for the recipient may have come."""
         self._listener.watch(recipient, callback)
 
-    def unwatch(self) -> None:
-        """Call nobody back any more."""
-        self._listener.close()
+    def unwatch(self, recipient: str | None = None) -> None:
+        """Call nobody back any more, or no more for this recipient."""
+        if recipient is None:
+            self._listener.close()
+        else:
+            self._listener.unwatch(recipient)
 
     def _prepare(self, transaction: Transaction) -> None:
         super()._prepare(transaction)

@@ -129,7 +129,8 @@ def news(sheet: Worksheet, received: Iterable[Message]) -> News:
     return News(
         records=tuple([row.record() for row in rows]),
         gone=tuple(task_id for task_id in task_ids if task_id not in found),
-        closures=tuple(closure for closure in closed if closure.part in passed),
+        # Which agent had a task that was open is not known any more when it waits again.
+        closures=tuple(one for one in closed if one.part in passed or one.kind == "agent"),
         nodes=nodes.live(transaction, now),
         tick=_counters(transaction).get(TICK, 0),
     )

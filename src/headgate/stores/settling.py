@@ -30,13 +30,25 @@ def settle(sheet: Worksheet, settlement: Settlement) -> Settled | StaleLease:
 
 
 def conclude(
-    sheet: Worksheet, row: TaskRow, step: Finish | TryAgain, *, tokens: int, micro_usd: int
+    sheet: Worksheet,
+    row: TaskRow,
+    step: Finish | TryAgain,
+    *,
+    tokens: int,
+    micro_usd: int,
+    model: str = "",
 ) -> list[TaskRow]:
     """End an attempt, and with it the task unless it is tried again; return the other tasks.
 
     A task that somebody wants cancelled is not tried again.
     """
     free_place(sheet, row, tokens=tokens, micro_usd=micro_usd)
+    sheet.tallies.use(
+        (row.project_id, row.agent_id or "", model),
+        is_over=row.progress.cancel_requested or isinstance(step, Finish),
+        tokens=tokens,
+        micro_usd=micro_usd,
+    )
     if isinstance(step, TryAgain):
         if not row.progress.cancel_requested:
             requeue(sheet, row, step)
@@ -51,14 +63,15 @@ def _apply(sheet: Worksheet, row: TaskRow, settlement: Settlement) -> list[TaskR
     cost, progress = settlement.cost, row.progress
     tokens = progress.reserved_tokens if cost.tokens is None else cost.tokens
     micro_usd = progress.reserved_micro_usd if cost.micro_usd is None else cost.micro_usd
-    others = conclude(sheet, row, settlement.step, tokens=tokens, micro_usd=micro_usd)
+    model = cost.model or ""
+    others = conclude(sheet, row, settlement.step, tokens=tokens, micro_usd=micro_usd, model=model)
     row.settled_by = settlement.lease.node_id
     if settlement.result is not None and row.is_terminal:
         row.result = bytes(settlement.result).decode()
     if settlement.closure is not None:
         sheet.close_gate(settlement.closure)
     changed = [row, *others]
-    sheet.tell_dispatcher(changed, by=settlement.lease.node_id)
+    sheet.tell_dispatcher(changed, by=settlement.node_id or settlement.lease.node_id)
     return changed
 
 

@@ -16,13 +16,14 @@ from headgate.core.accounts import Limit
 from headgate.core.books import SettleRequest
 from headgate.core.records import TaskRecord
 from headgate.core.scopes import ROOT, Scope
+from headgate.core.submit_keys import KeyRefusal
 from headgate.databases.access import Result
 from headgate.databases.jobs import Batch, Writer
-from headgate.databases.migrations import migrate, schema_version
+from headgate.databases.migrations import schema_version
 from headgate.databases.transaction import Transaction
 from headgate.errors import LedgerUnavailableError
 from headgate.ledger import Clock
-from headgate.ledgers import sql_books, sql_schema, sql_upkeep
+from headgate.ledgers import sql_books, sql_upkeep
 from headgate.ledgers.zones import zone
 from headgate.store import (
     DISPATCHER,
@@ -34,6 +35,8 @@ from headgate.store import (
     Collected,
     Drop,
     Election,
+    KeyedAnswer,
+    KeyedSubmit,
     News,
     NewTask,
     Node,
@@ -52,6 +55,7 @@ from headgate.stores import (
     configured,
     election,
     forgiving,
+    keyed_submits,
     messages,
     nodes,
     outbox,
@@ -64,16 +68,14 @@ from headgate.stores.assigning import Plan
 from headgate.stores.cancelling import Cancellation
 from headgate.stores.collecting import collect
 from headgate.stores.row_cache import RowCache
+from headgate.stores.schema import migrate_all
 from headgate.stores.steps import Step, StepAnswer, apply_steps
+from headgate.stores.worker_steps import WorkerSteps
 from headgate.stores.worksheet import Worksheet
 
 UPKEEP_SECONDS = 60.0
 ENDLESS_SECONDS = 100 * 365 * 86_400.0
 MAX_MESSAGES = 10_000
-PARTS = (
-    (sql_schema.PART, sql_schema.MIGRATIONS),
-    (task_schema.PART, task_schema.MIGRATIONS),
-)
 
 
 class Reader(Protocol):
@@ -89,7 +91,7 @@ class Reader(Protocol):
         """Ask a question."""
 
 
-class SqlTaskStore:
+class SqlTaskStore(WorkerSteps):
     """Tasks in SQLite or PostgreSQL, with the books beside them if it `keeps_books`."""
 
     def __init__(
@@ -140,6 +142,10 @@ class SqlTaskStore:
     def submit(self, new: NewTask) -> asyncio.Future[Queued | TurnedAway | UnknownParent]:
         """Store a task if it may wait; the same id again gets its answer again."""
         return self.writer.submit_request(self._steps, new)
+
+    def submit_keyed(self, keyed: KeyedSubmit) -> asyncio.Future[KeyedAnswer | KeyRefusal]:
+        """Store the tasks of a request and keep the answer; the same key gets its answer again."""
+        return self.writer.submit_request(self._steps, keyed)
 
     async def cancel(self, task_id: str, *, node_id: str) -> CancelAnswer | None:
         """Cancel what waits, and ask the node of what runs; None if there is no such task."""
@@ -194,6 +200,7 @@ class SqlTaskStore:
             if not self.is_shared:
                 nodes.forget_others(tasks, node.id)
                 election.depose_others(tasks, node.id)
+            nodes.give_grace(tasks, now)
             nodes.join(tasks, node, now + self._lease(lease_seconds))
 
         await self._run_first(write)
@@ -218,8 +225,8 @@ class SqlTaskStore:
     def watch(self, recipient: str, callback: Callable[[], None]) -> None:
         """Call back when somebody may have been told something; this store has nobody to tell."""
 
-    def unwatch(self) -> None:
-        """Call nobody back any more."""
+    def unwatch(self, recipient: str | None = None) -> None:
+        """Call nobody back any more, or no more for this recipient."""
 
     async def elect(self, node_id: str, *, lease_seconds: float) -> Election:
         """Become or stay the dispatcher if nobody else is, and return who is."""
@@ -351,8 +358,7 @@ class SqlTaskStore:
         return apply_steps(self._sheet(transaction, now), steps)
 
     def _prepare(self, transaction: Transaction) -> None:
-        for part, migrations in PARTS:
-            migrate(transaction, part, migrations)
+        migrate_all(transaction)
 
     def _sheet(self, transaction: Transaction, now: float) -> Worksheet:
         return Worksheet(transaction, now, keeps_books=self.keeps_books, cache=self._cache)
@@ -379,7 +385,7 @@ class SqlTaskStore:
 
     def _keep_up(self, transaction: Transaction, now: float) -> None:
         # As long as there is more, the next call does the next step; none of them waits long.
-        if sql_upkeep.tidy(transaction, now):
+        if sql_upkeep.tidy(transaction, now) or keyed_submits.purge(transaction, now):
             return
         self._tidied_at = now
         self._purged_up_to = sql_upkeep.purge_buckets(transaction, now, after=self._purged_up_to)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headgate.core.submit_keys import KeyRefusal
 from headgate.errors import StaleEpochError
 from headgate.store import (
     Assigned,
     CancelAnswer,
+    KeyedAnswer,
+    KeyedSubmit,
     NewTask,
     NotAssigned,
     Settled,
@@ -21,13 +24,16 @@ from headgate.store import (
 from headgate.stores import assigning, election, submitting
 from headgate.stores.assigning import Plan
 from headgate.stores.cancelling import Cancellation, cancel
+from headgate.stores.keyed_submits import Keys, new_tasks, submit_keyed
 from headgate.stores.settling import settle
 from headgate.stores.submitting import SubmitAnswer, submit
 from headgate.stores.worksheet import Worksheet
 
-Step = NewTask | Settlement | Cancellation | Plan
+Step = NewTask | Settlement | Cancellation | Plan | KeyedSubmit
 StepAnswer = (
     SubmitAnswer
+    | KeyedAnswer
+    | KeyRefusal
     | Settled
     | StaleLease
     | CancelAnswer
@@ -43,18 +49,22 @@ def apply_steps(sheet: Worksheet, steps: Sequence[Step]) -> list[StepAnswer]:
     _load(sheet, batch)
     dead = assigning.prepare(sheet, batch.plans)
     epochs: dict[int, StaleEpochError | None] = {}
-    answers = [_apply(sheet, step, dead, epochs) for step in steps]
+    keys = Keys(sheet, batch.keyed) if batch.keyed else None
+    answers = [_apply(sheet, step, dead, epochs, keys) for step in steps]
     sheet.write()
+    if keys is not None:
+        keys.write()
     return answers
 
 
 class _Batch:
     """Steps by their kind."""
 
-    __slots__ = ("new", "other", "plans")
+    __slots__ = ("keyed", "new", "other", "plans")
 
     def __init__(self) -> None:
         self.new: list[NewTask] = []
+        self.keyed: list[KeyedSubmit] = []
         self.other: list[Settlement | Cancellation] = []
         self.plans: list[Plan] = []
 
@@ -66,6 +76,9 @@ def _sorted(steps: Sequence[Step]) -> _Batch:
             batch.new.append(step)
         elif isinstance(step, Plan):
             batch.plans.append(step)
+        elif isinstance(step, KeyedSubmit):
+            batch.keyed.append(step)
+            batch.new += new_tasks([step])
         else:
             batch.other.append(step)
     return batch
@@ -85,7 +98,11 @@ def _load(sheet: Worksheet, batch: _Batch) -> None:
 
 
 def _apply(
-    sheet: Worksheet, step: Step, dead: set[str], epochs: dict[int, StaleEpochError | None]
+    sheet: Worksheet,
+    step: Step,
+    dead: set[str],
+    epochs: dict[int, StaleEpochError | None],
+    keys: Keys | None,
 ) -> StepAnswer:
     if isinstance(step, NewTask):
         return submit(sheet, step)
@@ -93,6 +110,8 @@ def _apply(
         return settle(sheet, step)
     if isinstance(step, Cancellation):
         return cancel(sheet, step)
+    if isinstance(step, KeyedSubmit):
+        return submit_keyed(sheet, keys or Keys(sheet, [step]), step)
     stale = _stale(sheet, step.epoch, epochs)
     if stale is not None:
         return stale

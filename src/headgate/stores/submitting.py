@@ -96,12 +96,15 @@ def _store_failed(sheet: Worksheet, new: NewTask, parent: TaskRow) -> Queued:
     row = _row(sheet, new, position=0)
     _end_at_once(sheet, row, TaskStatus.FAILED, parent_error(parent))
     sheet.tallies.happen(SUBMITTED, row.agent_id, row.project_id)
+    sheet.tell_dispatcher((row,), by=new.node_id)
     return Queued(record=row.record(new.submission), position=0)
 
 
 def _store_rejected(sheet: Worksheet, new: NewTask, rejected: Rejected) -> TurnedAway:
     row = _row(sheet, new, position=0, rejected=rejected)
     _end_at_once(sheet, row, TaskStatus.REJECTED, rejected.message)
+    # It has nothing to decide there, but tells those who listen.
+    sheet.tell_dispatcher((row,), by=new.node_id)
     return TurnedAway(record=row.record(new.submission), rejected=rejected)
 
 
@@ -109,6 +112,8 @@ def _end_at_once(sheet: Worksheet, row: TaskRow, status: TaskStatus, error: str)
     row.status, row.error = status, error
     row.progress = Progress(completed_at=sheet.now)
     sheet.tallies.happen(ENDED[status], row.agent_id, row.project_id)
+    if row.spec.terms.callback_url is not None:
+        sheet.tell_receiver(row, row.spec.terms.callback_url)
 
 
 def _row(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.core.outcomes import Finish, Lost, next_step
+from headgate.core.deadlines import EXPIRED_WHILE_QUEUED
+from headgate.core.outcomes import DEADLINE_EXCEEDED, Finish, Lost, TryAgain, next_step
 from headgate.core.tasks import TaskStatus
 from headgate.store import Drop
 from headgate.stores import nodes
 from headgate.stores.ending import descendants, finish, leave_queue
-from headgate.stores.settling import conclude
+from headgate.stores.settling import CANCELLED_ON_REQUEST, conclude
 from headgate.stores.task_rows import TaskRow
 from headgate.stores.worksheet import Worksheet
+from headgate.worker_store import Overdue
 
 
 def drop(sheet: Worksheet, drops: Sequence[Drop]) -> list[TaskRow]:
@@ -40,6 +42,34 @@ def recover(sheet: Worksheet, task_ids: Sequence[str]) -> list[TaskRow]:
     return list(changed.values())
 
 
+def give_up(sheet: Worksheet, overdue: Sequence[Overdue]) -> list[TaskRow]:
+    """End attempts at workers that have had their time; all that was held for them is booked."""
+    rows = sheet.rows(wanted.task_id for wanted in overdue)
+    sheet.load_books((), rows)
+    attempts = {wanted.task_id: wanted.attempt for wanted in overdue}
+    changed: dict[str, TaskRow] = {}
+    for row in rows:
+        is_meant = row.is_in_flight and row.progress.attempt == attempts[row.id]
+        end = _end_of_overdue(row, sheet.now) if is_meant else None
+        others = descendants(sheet, row) if end is None else _conclude(sheet, row, end)
+        changed.update((each.id, each) for each in (row, *others))
+    return list(changed.values())
+
+
+def take_from_worker(sheet: Worksheet, row: TaskRow) -> list[TaskRow]:
+    """End an attempt that its worker does not know of: it was lost, or is not wanted any more."""
+    return _recover(sheet, row)
+
+
+def _end_of_overdue(row: TaskRow, now: float) -> Finish | None:
+    deadline = row.spec.task.deadline
+    if deadline is not None and deadline <= now:
+        has_started = row.status is TaskStatus.RUNNING
+        error = DEADLINE_EXCEEDED if has_started else EXPIRED_WHILE_QUEUED
+        return Finish(status=TaskStatus.FAILED, error=error)
+    return CANCELLED_ON_REQUEST if row.progress.cancel_requested else None
+
+
 def _drop(sheet: Worksheet, row: TaskRow, wanted: Drop) -> list[TaskRow]:
     if row.status is not TaskStatus.QUEUED:
         return descendants(sheet, row)
@@ -49,10 +79,15 @@ def _drop(sheet: Worksheet, row: TaskRow, wanted: Drop) -> list[TaskRow]:
 
 def _recover(sheet: Worksheet, row: TaskRow) -> list[TaskRow]:
     """End a lost attempt; one that had begun is booked at all that was held for it."""
-    progress, has_started = row.progress, row.status is TaskStatus.RUNNING
+    has_started = row.status is TaskStatus.RUNNING
     step = next_step(
-        Lost(has_started=has_started), progress, row.spec.terms, now=sheet.now, draw=0.0
+        Lost(has_started=has_started), row.progress, row.spec.terms, now=sheet.now, draw=0.0
     )
+    return _conclude(sheet, row, step)
+
+
+def _conclude(sheet: Worksheet, row: TaskRow, step: Finish | TryAgain) -> list[TaskRow]:
+    progress, has_started = row.progress, row.status is TaskStatus.RUNNING
     return conclude(
         sheet,
         row,

@@ -81,13 +81,18 @@ USAGE = _tally(
     {"project_id": "TEXT", "hour": "BIGINT"},
     ("tokens", "micro_usd", "started", "completed", "forgiven"),
 )
+USED = _tally(
+    "usage_rows",
+    {"hour": "BIGINT", "project_id": "TEXT", "agent_id": "TEXT", "model": "TEXT"},
+    ("tasks", "attempts", "tokens", "micro_usd"),
+)
 RATES = _tally("rate_counts", {"limit_id": "TEXT", "bucket": "BIGINT"}, ("amount",))
 
 
 class Tallies:
     """What one transaction adds to the counts."""
 
-    __slots__ = ("_hour", "_lanes", "_rates", "_usage", "counters", "queued_by_agent")
+    __slots__ = ("_hour", "_lanes", "_rates", "_usage", "_used", "counters", "queued_by_agent")
 
     def __init__(self, now: float) -> None:
         self.counters: dict[str, int] = {QUEUED: 0}
@@ -95,6 +100,7 @@ class Tallies:
         self._hour = int(now) // SECONDS_PER_HOUR * SECONDS_PER_HOUR
         self._lanes: dict[tuple[str, str], list[int]] = {}
         self._usage: dict[str, list[int]] = {}
+        self._used: dict[tuple[str, str, str], list[int]] = {}
         self._rates: dict[tuple[str, int], int] = {}
 
     def count(self, name: str, amount: int = 1) -> None:
@@ -128,6 +134,16 @@ class Tallies:
         sums[0] += tokens
         sums[1] += micro_usd
 
+    def use(self, key: tuple[str, str, str], *, is_over: bool, tokens: int, micro_usd: int) -> None:
+        """Add an attempt to what a project, an agent and a model used; its task may be over."""
+        sums = self._used.get(key)
+        if sums is None:
+            sums = self._used[key] = [0, 0, 0, 0]
+        sums[0] += is_over
+        sums[1] += 1
+        sums[2] += tokens
+        sums[3] += micro_usd
+
     def start(self, project_id: str) -> None:
         """Count a task of a project that was started."""
         self._project(project_id)[2] += 1
@@ -153,6 +169,10 @@ class Tallies:
         transaction.insert(LANES, [(*key, *sums) for key, sums in self._lanes.items()])
         usage = [(project_id, self._hour, *sums) for project_id, sums in self._usage.items()]
         transaction.insert(USAGE, usage)
+        if self._used:
+            transaction.insert(
+                USED, [(self._hour, *key, *sums) for key, sums in self._used.items()]
+            )
         transaction.insert(RATES, [(*key, amount) for key, amount in self._rates.items()])
 
     def _lane(self, agent_id: str, project_id: str) -> list[int]:

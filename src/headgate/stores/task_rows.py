@@ -37,8 +37,9 @@ class _Work(msgspec.Struct, frozen=True, rename="camel"):
     ref: str | None = None
     params: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
-    callback_url: str | None = None
     labels: dict[str, str] = {}
+    retry_of: str | None = None
+    traceparent: str | None = None
 
 
 _encoder = msgspec.json.Encoder()
@@ -182,8 +183,9 @@ def to_submission(text: str) -> Submission:
         ref=work.ref,
         params=work.params or None,
         input=work.input or None,
-        callback_url=work.callback_url,
         labels=work.labels,
+        retry_of=work.retry_of,
+        traceparent=work.traceparent,
     )
 
 

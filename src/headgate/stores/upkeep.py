@@ -1,9 +1,9 @@
 """What keeps the tables of a task store from growing: everything in them ends, and then goes.
 
 A result goes when its time is over and nothing needs it any more; the row says since when that is
-so. The rest goes by age: usage after thirty days, rate counts after their window, closures with
-their time, and lanes that are empty and were not served for long, or never: anybody can make a
-lane by naming an agent.
+so, except for a webhook: until a first try its body is made from the task. The rest goes by age:
+usage after thirty days, rate counts after their window, closures with their time, and lanes that
+are empty and were not served for long, or never: anybody can make a lane by naming an agent.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from headgate.core.lanes import NEVER_SERVED
 from headgate.core.retention import usage_kept_since
 from headgate.core.windows import BUCKETS_PER_WINDOW
 from headgate.databases.transaction import Dialect, Transaction, about, json_rows
+from headgate.stores import usage_rows
 from headgate.stores.task_rows import parents_in
 
 LANE_KEPT_TICKS = 10_000
 
 _EVICT = (
     "DELETE FROM tasks WHERE id IN (SELECT id FROM tasks WHERE evictable_since IS NOT NULL"
-    " AND evictable_since < ? ORDER BY evictable_since LIMIT ?) RETURNING id, spec"
+    " AND evictable_since < ? AND NOT EXISTS (SELECT 1 FROM deliveries WHERE deliveries.id ="
+    " 'msg_' || replace(tasks.id, 'tsk_', '') AND deliveries.state = 'pending' AND NOT EXISTS"
+    " (SELECT 1 FROM delivery_bodies WHERE delivery_bodies.id = deliveries.id))"
+    " ORDER BY evictable_since LIMIT ?) RETURNING id, spec"
 )
 _PURGE_RATES = (
     "DELETE FROM rate_counts WHERE bucket < (SELECT MAX(newest.bucket) FROM rate_counts AS newest"
@@ -53,6 +57,7 @@ def evict(transaction: Transaction, *, completed_before: float, limit: int) -> i
 def purge(transaction: Transaction, now: float) -> None:
     """Forget counts that are too old to matter."""
     transaction.run("DELETE FROM project_usage WHERE hour < ?", (int(usage_kept_since(now)),))
+    usage_rows.purge(transaction, now)
     transaction.run("DELETE FROM gate_closures WHERE closed_until <= ?", (now,))
     transaction.run(_PURGE_RATES, (2 * BUCKETS_PER_WINDOW,))
     transaction.run(_PURGE_LANES, (LANE_KEPT_TICKS,))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from headgate.core.books import Books, ReserveRequest, SettleRequest
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.records import Submission
+from headgate.core.records import Submission, is_worker
 from headgate.core.reservations import Call
 from headgate.databases.transaction import Row, Transaction, about
 from headgate.errors import IllegalSettlementError
@@ -21,6 +21,8 @@ from headgate.ledgers import sql_books
 from headgate.ledgers.zones import zone
 from headgate.store import DISPATCHER
 from headgate.stores import election, messages
+from headgate.stores.delivery_schema import DELIVERIES
+from headgate.stores.filing import row_for_end
 from headgate.stores.row_cache import RowCache
 from headgate.stores.tallies import QUEUED, TICK, Tallies
 from headgate.stores.task_rows import (
@@ -32,10 +34,12 @@ from headgate.stores.task_rows import (
     to_task_row,
 )
 from headgate.stores.task_schema import CLOSURES, INPUTS, OUTBOX, PARENTS, TASK_COLUMNS, TASKS
+from headgate.stores.worker_schema import WORKER_TASKS
 
 SHORT_SUBMISSION = 2_000
 """Longer ones are read again rather than kept in memory until the task starts."""
 
+_TAKE_FROM_WORKER = "DELETE FROM worker_tasks WHERE node_id = ? AND task_id = ?"
 _TASKS = f"SELECT {', '.join(TASK_COLUMNS)} FROM tasks"  # noqa: S608
 _INPUTS = "SELECT id, submission FROM task_inputs"
 _PARENTS = "SELECT parent_id, task_id FROM task_parents"
@@ -67,7 +71,11 @@ class Worksheet:
         self._parents: dict[str, list[str]] = {}
         self._closures: dict[GatePart, GateClosure] = {}
         self._outbox: list[Row] = []
+        self._deliveries: list[Row] = []
         self._messages: list[tuple[str, messages.Kind, str]] = []
+        self._called: set[str] = set()
+        self._given: list[Row] = []
+        self._taken: list[Row] = []
         self._queued_before = 0
         self._tick_before = 0
         self._queued_by_agent: dict[str, int] = {}
@@ -221,9 +229,28 @@ class Worksheet:
             return False
         return True
 
+    def tell_receiver(self, row: TaskRow, url: str) -> None:
+        """File what tells an address of the end of a task."""
+        self._deliveries.append(row_for_end(row, url, self.now))
+
     def tell(self, node_id: str, kind: messages.Kind, task_id: str) -> None:
-        """Leave a message for a node."""
-        self._messages.append((node_id, kind, task_id))
+        """Leave a message for a node; a worker looks at the tasks that it has."""
+        if is_worker(node_id):
+            self._called.add(node_id)
+        else:
+            self._messages.append((node_id, kind, task_id))
+
+    def give_to_worker(self, node_id: str, task_id: str) -> None:
+        """Note that a worker has a task."""
+        self._given.append((node_id, task_id))
+
+    def take_from_worker(self, node_id: str, task_id: str) -> None:
+        """Note that a worker does not have a task any more."""
+        self._taken.append((node_id, task_id))
+
+    def call(self, recipient: str) -> None:
+        """Have a recipient look for itself when this is written."""
+        self._called.add(recipient)
 
     def tell_dispatcher(self, rows: Iterable[TaskRow], *, by: str) -> None:
         """Have the dispatcher look at tasks, unless it is the node that changed them.
@@ -244,11 +271,19 @@ class Worksheet:
         transaction.insert(PARENTS, pairs)
         keep_closures(transaction, self._closures.values())
         transaction.insert(OUTBOX, self._outbox)
+        if self._deliveries:
+            transaction.insert(DELIVERIES, self._deliveries)
         self.tallies.write(transaction)
         if self.keeps_books:
             sql_books.write(transaction, self.books, self.now)
         if self._messages:
             messages.post(transaction, self._messages)
+        if self._called:
+            messages.call(transaction, self._called)
+        if self._taken:
+            for pair in self._taken:
+                transaction.run(_TAKE_FROM_WORKER, pair)
+        transaction.insert(WORKER_TASKS, self._given)
         if self._cache is not None:
             for row in self._rows.values():
                 if row is not None and not row.is_terminal:

@@ -1,0 +1,211 @@
+"""The JSON of administration, as one struct for each body; service and clients import them both.
+
+In a change, a field that is left out stays as it is; null takes the value away, which leaves the
+default. `reset` names fields that are to be as the file says again.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+StandingText = Literal["active", "paused", "draining"]
+ProjectStatusText = Literal["active", "paused", "draining", "archived"]
+
+
+class ProjectBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """A project as it is in force; `overridden` names what is not as the file says.
+
+    One that is not `configured` has left the file, and is gone when it has no tasks.
+    """
+
+    id: str
+    name: str
+    credit_weight: float
+    max_concurrent_agents: int | None
+    budget_limit: int | None
+    status: ProjectStatusText
+    queued: int
+    inflight: int
+    configured: bool
+    overridden: list[str]
+
+
+class AgentBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """An agent as it is in force; one that is not `configured` came with its first task."""
+
+    id: str
+    type: str
+    capacity: int
+    accepts_open: bool
+    status: StandingText
+    queued: int
+    inflight: int
+    configured: bool
+    overridden: list[str]
+
+
+class TargetBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """A target as it is in force; of headers and variables only the names are shown."""
+
+    id: str
+    kind: str
+    status: StandingText
+    default: bool
+    slot: str | None
+    headers: list[str]
+    env: list[str]
+    configured: bool
+    overridden: list[str]
+
+
+class BudgetBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """What a scope may use; the empty scope is the root."""
+
+    scope: str
+    limit_usd: str | None
+    limit_tokens: int | None
+    window: str
+    overridden: list[str]
+
+
+class ProjectListBody(msgspec.Struct, kw_only=True):
+    """All projects, in the order of the file."""
+
+    projects: list[ProjectBody]
+
+
+class AgentListBody(msgspec.Struct, kw_only=True):
+    """The agents that are configured, or that have tasks now."""
+
+    agents: list[AgentBody]
+
+
+class TargetListBody(msgspec.Struct, kw_only=True):
+    """All targets, in the order of the file."""
+
+    targets: list[TargetBody]
+
+
+class BudgetListBody(msgspec.Struct, kw_only=True):
+    """The budgets that are configured or were set here."""
+
+    budgets: list[BudgetBody]
+
+
+class PatchBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """A change of something that is configured."""
+
+    reset: list[str] = []
+
+
+class ProjectPatchBody(PatchBody, kw_only=True, omit_defaults=True, rename="camel"):
+    """A change of a project."""
+
+    credit_weight: float | UnsetType | None = UNSET
+    max_concurrent_agents: int | UnsetType | None = UNSET
+    budget_limit: int | UnsetType | None = UNSET
+    status: ProjectStatusText | UnsetType | None = UNSET
+
+
+class AgentPatchBody(PatchBody, kw_only=True, omit_defaults=True, rename="camel"):
+    """A change of an agent."""
+
+    type: str | UnsetType | None = UNSET
+    capacity: int | UnsetType | None = UNSET
+    accepts_open: bool | UnsetType | None = UNSET
+    status: StandingText | UnsetType | None = UNSET
+
+
+class TargetPatchBody(PatchBody, kw_only=True, omit_defaults=True, rename="camel"):
+    """A change of a target."""
+
+    status: StandingText | UnsetType | None = UNSET
+
+
+class BudgetPatchBody(PatchBody, kw_only=True, omit_defaults=True, rename="camel"):
+    """A change of a budget; a budget without limits is none."""
+
+    limit_usd: str | int | float | UnsetType | None = UNSET
+    limit_tokens: int | UnsetType | None = UNSET
+    window: str | UnsetType | None = UNSET
+
+
+class ChangeBody(msgspec.Struct, kw_only=True):
+    """One key that changed."""
+
+    key: str
+    before: Any = msgspec.field(name="from", default=None)
+    after: Any = msgspec.field(name="to", default=None)
+
+
+class ReloadBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """What a reload changed, and what is written otherwise and waits for a restart."""
+
+    changed: list[ChangeBody]
+    needs_restart: list[ChangeBody]
+
+
+class SwitchBody(msgspec.Struct, kw_only=True):
+    """Whether everything is paused."""
+
+    paused: bool
+
+
+class TaskFilterBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """Which tasks are meant; without `confirm` they are only counted.
+
+    `label` is written as `key=value`. `limit` is how many are worked on in one request.
+    """
+
+    agent_id: str | None = None
+    project_id: str | None = None
+    state: list[str] = []
+    target: str | None = None
+    label: str | None = None
+    created_before: datetime | None = None
+    created_after: datetime | None = None
+    confirm: bool = False
+    limit: int = 1000
+
+
+class BulkCancelBody(msgspec.Struct, kw_only=True):
+    """What became of the tasks that matched; while `remaining` is not 0, ask again."""
+
+    matched: int
+    cancelled: int = 0
+    skipped: int = 0
+    remaining: int = 0
+
+
+class BulkRetryBody(msgspec.Struct, kw_only=True):
+    """What became of the tasks that matched; while `remaining` is not 0, ask again."""
+
+    matched: int
+    retried: int = 0
+    skipped: int = 0
+    remaining: int = 0
+
+
+class AuditEntryBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """One change: who made it, what it was, and from what to what."""
+
+    seq: int
+    at: datetime
+    actor: str
+    token_id: str
+    action: str
+    subject: str
+    detail: Any
+    request_id: str
+
+
+class AuditListBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """One page of changes, newest first; `next_cursor` is there if there is a further page."""
+
+    entries: list[AuditEntryBody]
+    count: int
+    next_cursor: str | None = None

@@ -1,0 +1,193 @@
+"""Submitting under a key: the answer is kept in the transaction that stores the tasks.
+
+So there is no moment at which one of the two is on disk without the other, and a request that is
+sent again after a crash gets the answer that it has missed. Requests with the same key stand one
+behind the other in the writer, and over all nodes behind its lock; the second one finds what the
+first has kept.
+
+A key is forgotten when it is old enough, and never because there are many: a key that was
+forgotten early would run its tasks twice without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import msgspec
+
+from headgate.core.submit_keys import (
+    KEPT_SECONDS,
+    MAX_KEPT_BYTES,
+    MAX_KEYS,
+    InvalidEntry,
+    KeyRefusal,
+    OrphanEntry,
+    RejectedEntry,
+    SubmitEntry,
+    SubmitKey,
+    TakenEntry,
+    is_kept,
+)
+from headgate.databases.migrations import Migration
+from headgate.databases.transaction import Dialect, Insert, Row, Transaction, json_rows
+from headgate.store import KeyedAnswer, KeyedSubmit, NewTask, Queued, TurnedAway
+from headgate.stores.submitting import SubmitAnswer, submit
+from headgate.stores.worksheet import Worksheet
+
+PART = "submit_keys"
+PURGED_AT_ONCE = 1_000
+ROW_BYTES = 100
+"""What a row takes beside its texts, about."""
+
+_TABLE = """
+CREATE TABLE submit_keys (
+    owner {text},
+    name {text},
+    digest {text} NOT NULL,
+    entries {text} NOT NULL,
+    bytes INTEGER NOT NULL,
+    kept_at DOUBLE PRECISION NOT NULL,
+    PRIMARY KEY (owner, name)
+) {by_key}
+"""
+_BY_AGE = "CREATE INDEX old_submit_keys ON submit_keys (kept_at)"
+
+MIGRATIONS = (
+    Migration(
+        number=1,
+        sqlite=(_TABLE.format(text="TEXT", by_key="WITHOUT ROWID"), _BY_AGE),
+        postgres=(_TABLE.format(text='TEXT COLLATE "C"', by_key=""), _BY_AGE),
+    ),
+)
+
+_KEEP = Insert(
+    table="submit_keys",
+    columns=(
+        ("owner", "TEXT"),
+        ("name", "TEXT"),
+        ("digest", "TEXT"),
+        ("entries", "TEXT"),
+        ("bytes", "INTEGER"),
+        ("kept_at", "DOUBLE PRECISION"),
+    ),
+)
+_COUNT, _BYTES = "submit_keys", "submit_key_bytes"
+_SUMS = f"SELECT name, amount FROM counters WHERE name IN ('{_COUNT}', '{_BYTES}')"  # noqa: S608
+_LESS = "UPDATE counters SET amount = amount - ? WHERE name = ?"
+_PURGE = (
+    "DELETE FROM submit_keys WHERE (owner, name) IN (SELECT owner, name FROM submit_keys"
+    " WHERE kept_at < ? ORDER BY kept_at LIMIT ?) RETURNING bytes"
+)
+
+_DECODER = msgspec.json.Decoder(tuple[SubmitEntry, ...])
+_ENCODER = msgspec.json.Encoder()
+
+Entries = tuple[SubmitEntry, ...]
+
+
+class Keys:
+    """What is kept under the keys of one transaction, and what it adds."""
+
+    def __init__(self, sheet: Worksheet, steps: Sequence[KeyedSubmit]) -> None:
+        self._sheet = sheet
+        self._kept: dict[tuple[str, str], tuple[str, Entries]] = {}
+        self._new: list[Row] = []
+        transaction = sheet.transaction
+        wanted = json_rows([(step.key.owner, step.key.name) for step in steps])
+        find = (_find_sql(transaction.dialect), (wanted,))
+        rows, sums = transaction.read_all([find, (_SUMS, ())])
+        for owner, name, digest, entries in rows:
+            self._kept[owner, name] = (digest, _DECODER.decode(entries))
+        amounts: dict[str, int] = dict(sums)
+        self._count, self._bytes = amounts.get(_COUNT, 0), amounts.get(_BYTES, 0)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further key can be kept."""
+        return self._count >= MAX_KEYS or self._bytes >= MAX_KEPT_BYTES
+
+    def get(self, key: SubmitKey) -> tuple[str, Entries] | None:
+        """Return the digest and the answer that are kept under a key."""
+        return self._kept.get((key.owner, key.name))
+
+    def keep(self, key: SubmitKey, entries: Entries) -> None:
+        """Keep an answer, beginning with the steps after this one."""
+        text = _ENCODER.encode(entries).decode()
+        texts = (key.owner, key.name, key.digest, text)
+        size = ROW_BYTES + sum(len(one) for one in texts)
+        self._kept[key.owner, key.name] = (key.digest, entries)
+        self._new.append((*texts, size, self._sheet.now))
+        self._count += 1
+        self._bytes += size
+        self._sheet.tallies.count(_COUNT)
+        self._sheet.tallies.count(_BYTES, size)
+
+    def write(self) -> None:
+        """Write the answers that were kept."""
+        self._sheet.transaction.insert(_KEEP, self._new)
+
+
+def submit_keyed(sheet: Worksheet, keys: Keys, step: KeyedSubmit) -> KeyedAnswer | KeyRefusal:
+    """Store the tasks of a request and what to answer, or find what was answered."""
+    known = keys.get(step.key)
+    if known is not None:
+        digest, entries = known
+        if digest != step.key.digest:
+            return KeyRefusal.MISMATCH
+        own = _own(sheet, step, entries)
+        return KeyedAnswer(entries=entries, fresh=own, is_replay=not own)
+    if keys.is_full:
+        return KeyRefusal.FULL
+    outcomes = [one if isinstance(one, InvalidEntry) else submit(sheet, one) for one in step.tasks]
+    entries = tuple([entry_of(outcome) for outcome in outcomes])
+    if is_kept(entries):
+        keys.keep(step.key, entries)
+    fresh = tuple([outcome for outcome in outcomes if not isinstance(outcome, InvalidEntry)])
+    return KeyedAnswer(entries=entries, fresh=fresh, is_replay=False)
+
+
+def new_tasks(steps: Sequence[KeyedSubmit]) -> list[NewTask]:
+    """Return the tasks that requests would store."""
+    return [task for step in steps for task in step.tasks if isinstance(task, NewTask)]
+
+
+def purge(transaction: Transaction, now: float) -> bool:
+    """Forget some keys that are old enough, and tell whether there may be more."""
+    rows = transaction.read(_PURGE, (now - KEPT_SECONDS, PURGED_AT_ONCE))
+    if rows:
+        transaction.run(_LESS, (len(rows), _COUNT))
+        transaction.run(_LESS, (sum(row[0] for row in rows), _BYTES))
+    return len(rows) == PURGED_AT_ONCE
+
+
+def _own(sheet: Worksheet, step: KeyedSubmit, entries: Entries) -> tuple[SubmitAnswer, ...]:
+    """Return what this step stored itself, if its transaction is run once more after its commit."""
+    stored = {one.task_id for one in entries if isinstance(one, TakenEntry | RejectedEntry)}
+    return tuple([submit(sheet, new) for new in new_tasks([step]) if new.task.id in stored])
+
+
+def entry_of(outcome: SubmitAnswer | InvalidEntry) -> SubmitEntry:
+    """Return what is kept of what became of a task."""
+    if isinstance(outcome, InvalidEntry):
+        return outcome
+    if isinstance(outcome, Queued):
+        task = outcome.record.task
+        return TakenEntry(
+            task_id=task.id,
+            state=task.status,
+            position=outcome.position,
+            created_at=task.created_at,
+        )
+    if isinstance(outcome, TurnedAway):
+        return RejectedEntry(task_id=outcome.record.task.id, rejected=outcome.rejected)
+    return OrphanEntry(parent_id=outcome.parent_id)
+
+
+@cache
+def _find_sql(dialect: Dialect) -> str:
+    given = dialect.given({"owner": "TEXT", "name": "TEXT"})
+    return (
+        "SELECT owner, name, digest, entries FROM submit_keys WHERE (owner, name) IN"  # noqa: S608
+        f" (SELECT given.owner, given.name FROM {given})"
+    )

@@ -1,0 +1,228 @@
+"""Tasks as spans of OpenTelemetry, where the settings ask for it and the package is there.
+
+A submit is a span, and everything that becomes of its tasks is below it: each wait, and each
+attempt at a target, which is told the trace by `traceparent`. Where spans go is said by the
+variables of OpenTelemetry. Rule: a span has names and figures; never what a task was given or what
+it answered.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headgate.core.money import to_usd_float
+from headgate.core.outcomes import Cancelled, Failed, Limited, Lost, Outcome, Succeeded
+from headgate.core.task_events import shortened_error
+from headgate.errors import InvalidSettingError
+from headgate.executor import Executor, WorkOrder
+from headgate.providers.usage import counted_tokens
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+SERVICE_NAME = "headgate"
+EXPORTERS = ("otlp", "console", "none")
+CLOSE_SECONDS = 5.0
+_NS = 1_000_000_000
+
+_OUTCOMES = {
+    Succeeded: "done",
+    Failed: "failed",
+    Limited: "rate limited",
+    Cancelled: "cancelled",
+    Lost: "lost",
+}
+
+
+class _Asked(msgspec.Struct):
+    """What a request to a model says about it."""
+
+    model: object = None
+
+
+_requests = msgspec.json.Decoder(_Asked)
+
+
+class Telemetry:
+    """Makes the spans of one process."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
+            TraceContextTextMapPropagator,
+        )
+
+        self._provider = provider
+        self._tracer = provider.get_tracer("headgate")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def submitted(self, traceparent: str | None) -> str | None:
+        """Note a submit; return the header under which its tasks go on."""
+        from opentelemetry.trace import SpanKind  # noqa: PLC0415
+
+        span = self._tracer.start_span(
+            "submit", context=self._context(traceparent), kind=SpanKind.PRODUCER
+        )
+        span.end()
+        return self._traceparent(span)
+
+    def traced(self, target: str, executor: Executor) -> Executor:
+        """Return an executor that does the same, and is seen."""
+        return TracedExecutor(self, target, executor)
+
+    async def execute(self, target: str, executor: Executor, order: WorkOrder) -> Outcome:
+        """Have an attempt executed within a span, after one for its wait."""
+        from opentelemetry.trace import SpanKind, use_span  # noqa: PLC0415
+
+        context = self._context(order.traceparent)
+        names = _names_of(target, order)
+        if order.waits_since is not None and order.started_at is not None:
+            wait = self._tracer.start_span(
+                "wait",
+                context=context,
+                attributes=names,
+                start_time=int(order.waits_since * _NS),
+            )
+            wait.end(int(order.started_at * _NS))
+        span = self._tracer.start_span(
+            f"invoke_agent {order.agent_id}".strip(),
+            context=context,
+            kind=SpanKind.CLIENT,
+            attributes=names | _model_names_of(order),
+        )
+        try:
+            with use_span(span, record_exception=False, set_status_on_exception=False):
+                passed_on = msgspec.structs.replace(order, traceparent=self._traceparent(span))
+                outcome = await executor.execute(passed_on)
+            _note(span, outcome)
+        finally:
+            span.end()
+        return outcome
+
+    def close(self) -> None:
+        """Send what is left; a collector that does not answer is waited for only so long."""
+        thread = threading.Thread(target=self._provider.shutdown, daemon=True)
+        thread.start()
+        thread.join(CLOSE_SECONDS)
+
+    def _context(self, traceparent: str | None) -> Context:
+        from opentelemetry.context import Context  # noqa: PLC0415
+
+        if traceparent is None:
+            return Context()
+        return self._propagator.extract({"traceparent": traceparent}, context=Context())
+
+    def _traceparent(self, span: Span) -> str | None:
+        from opentelemetry.trace import set_span_in_context  # noqa: PLC0415
+
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, context=set_span_in_context(span))
+        return carrier.get("traceparent")
+
+
+class TracedExecutor:
+    """An executor whose attempts are spans."""
+
+    def __init__(self, telemetry: Telemetry, target: str, executor: Executor) -> None:
+        self._telemetry = telemetry
+        self._target = target
+        self._executor = executor
+        self.open = executor.open
+        self.close = executor.close
+
+    async def execute(self, order: WorkOrder) -> Outcome:
+        """Do the work, and say what came of it."""
+        return await self._telemetry.execute(self._target, self._executor, order)
+
+
+def build_telemetry(environ: Mapping[str, str] = os.environ) -> Telemetry:
+    """Return what makes spans, and sends them where the variables of OpenTelemetry say."""
+    try:
+        from opentelemetry.sdk.resources import SERVICE_NAME as NAME  # noqa: PLC0415
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+    except ModuleNotFoundError:
+        problem = "needs the package opentelemetry-sdk, which is not installed"
+        advice = "run pip install 'headgate[otel]', or leave the key out"
+        raise InvalidSettingError("telemetry.otel", f"{problem}; {advice}") from None
+    named = environ.get("OTEL_SERVICE_NAME") or SERVICE_NAME
+    resource = Resource.create({NAME: named})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    _add_exporter(provider, environ.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower())
+    return Telemetry(provider)
+
+
+def _add_exporter(provider: TracerProvider, kind: str) -> None:
+    from opentelemetry.sdk.trace.export import (  # noqa: PLC0415
+        BatchSpanProcessor,
+        ConsoleSpanExporter,
+    )
+
+    if kind not in EXPORTERS:
+        problem = f"must be one of {', '.join(EXPORTERS)}, not {kind!r}"
+        raise InvalidSettingError("OTEL_TRACES_EXPORTER", problem)
+    if kind == "console":
+        provider.add_span_processor(BatchSpanProcessor(ConsoleSpanExporter()))
+    elif kind == "otlp":
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+            OTLPSpanExporter,
+        )
+
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+
+
+def _names_of(target: str, order: WorkOrder) -> dict[str, str | int]:
+    return {
+        "headgate.task.id": order.task_id,
+        "headgate.task.attempt": order.attempt,
+        "headgate.project.id": order.project_id,
+        "headgate.target": target,
+        "headgate.action": order.submission.action,
+    }
+
+
+def _model_names_of(order: WorkOrder) -> dict[str, str | int]:
+    names: dict[str, str | int] = {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": order.agent_id,
+    }
+    model = _model_of(order.submission.input or order.submission.params)
+    if model:
+        names["gen_ai.request.model"] = model
+    return names
+
+
+def _model_of(json: msgspec.Raw | None) -> str:
+    if json is None:
+        return ""
+    try:
+        model = _requests.decode(json).model
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    return model if isinstance(model, str) else ""
+
+
+def _note(span: Span, outcome: Outcome) -> None:
+    """Write down how an attempt ended, and what it used as far as anybody knows."""
+    from opentelemetry.trace import StatusCode  # noqa: PLC0415
+
+    span.set_attribute("headgate.outcome", _OUTCOMES[type(outcome)])
+    if isinstance(outcome, Failed | Limited):
+        span.set_status(StatusCode.ERROR, shortened_error(outcome.error))
+    if isinstance(outcome, Succeeded | Failed | Cancelled):
+        if outcome.usage.tokens is not None:
+            span.set_attribute("headgate.usage.tokens", outcome.usage.tokens)
+        if outcome.usage.micro_usd is not None:
+            span.set_attribute("headgate.usage.usd", to_usd_float(outcome.usage.micro_usd))
+    counted = None if not isinstance(outcome, Succeeded) else counted_tokens(outcome.result)
+    if counted is not None:
+        span.set_attribute("gen_ai.usage.input_tokens", counted.input_tokens)
+        span.set_attribute("gen_ai.usage.output_tokens", counted.output_tokens)
+        if counted.model:
+            span.set_attribute("gen_ai.response.model", counted.model)
