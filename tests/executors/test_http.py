@@ -124,7 +124,7 @@ async def test_the_usage_in_an_answer_is_priced() -> None:
     ):
         outcome = await executor.execute(order())
     assert result_of(outcome) == CHAT
-    assert outcome.usage == Usage(tokens=15, micro_usd=20)  # type: ignore[union-attr]
+    assert outcome.usage == Usage(tokens=15, micro_usd=20, model="mine")  # type: ignore[union-attr]
 
 
 STATUSES: list[tuple[int, bool, Usage]] = [

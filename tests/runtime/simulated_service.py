@@ -36,6 +36,7 @@ from headgate.store import Queued, TaskQuery, TurnedAway
 from headgate.stores.memory import MemoryTaskStore
 from headgate.testing import Host, HostCrashedError, SimulatedLoop, simulate
 from runtime.simulated_work import SimulatedExecutor, by_chance
+from runtime.simulated_workers import SimulatedWorker
 from runtime.witness import WatchedDatabase, Witness
 from stores.store_audit import audit
 
@@ -43,8 +44,14 @@ MAX_STEPS = 5_000_000
 LAST_SECONDS = 600.0
 """How long everything may take to come to its end once nothing goes wrong any more."""
 
+LAST_WORD_SECONDS = 20.0
+"""How long a worker may take to hand in what came of a task that others have ended."""
+
 LATE_SECONDS = 5_000.0
 """A deadline that saves nobody who is forgotten."""
+
+WORKERS = ("a", "b", "made", "a")
+"""The agents that workers serve, where there are any."""
 
 REQUESTS = RateLimit(kind="target", name="t", unit="requests", most=6, window_seconds=60)
 
@@ -61,6 +68,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     outages: int = 1
     overruns: bool = False
     slow_replies: bool = False
+    workers: int = 0
     policy: LanePolicy = LanePolicy.FEWEST_IN_FLIGHT
 
 
@@ -92,6 +100,7 @@ def plan_of(seed: int) -> Plan:
         overruns=draws.random() < 0.3,
         slow_replies=draws.random() < 0.4,
         policy=draws.choice(list(LanePolicy)),
+        workers=draws.choice([0, 3, 4]),
     )
 
 
@@ -109,6 +118,7 @@ def engine_settings(policy: LanePolicy = LanePolicy.FEWEST_IN_FLIGHT) -> EngineS
         max_inflight=6,
         max_per_agent_inflight=1,
         default_tokens=100,
+        pull_targets=frozenset({"pull"}),
     )
     return EngineSettings(
         desk=desk,
@@ -118,6 +128,7 @@ def engine_settings(policy: LanePolicy = LanePolicy.FEWEST_IN_FLIGHT) -> EngineS
             Scope(""): Limit(limit_tokens=Tokens(100_000)),
         },
         places=4,
+        worker_lease_seconds=8.0,
         result_ttl_seconds=1e9,
     )
 
@@ -141,16 +152,21 @@ class SimulatedService:
         self.lost_answers = 0
         self.cut_off: set[str] = set()
         self.is_quiet = False
+        self.workers = [self._worker(agent_id) for agent_id in WORKERS[: plan.workers]]
 
     async def run(self) -> Report:
         """Play the plan, and return what came of it."""
         keepers = [asyncio.create_task(self._keep(host)) for host in self.hosts]
+        keepers += [asyncio.create_task(worker.keep()) for worker in self.workers]
+        keepers += [asyncio.create_task(one.stand_still_now_and_then()) for one in self.workers]
         outages = asyncio.create_task(self._have_outages())
         await asyncio.gather(*(self._be_a_client(number) for number in range(4)))
         await outages
         self.is_quiet = True
+        for worker in self.workers:
+            worker.calm_down()
         ended = await self._wait_for_the_end()
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(LAST_WORD_SECONDS)
         for _ in range(60):
             if self._leading():
                 break
@@ -171,6 +187,20 @@ class SimulatedService:
             seconds=self.loop.time(),
             problems=tuple(self.witness.problems),
         )
+
+    def _worker(self, agent_id: str) -> SimulatedWorker:
+        return SimulatedWorker(
+            self.loop,
+            agent_id,
+            self._any_engine,
+            self._executor,
+            lost_rate=self.plan.lost_answer_rate,
+            crashes=self.plan.crashes // 2,
+        )
+
+    def _any_engine(self) -> tuple[Host, Engine] | None:
+        host = self._any_host()
+        return None if host is None else (host, self.engines[host.name])
 
     def fault(self, host_name: str) -> Fault | None:
         """Say what befalls the next commit of a host."""
@@ -300,7 +330,7 @@ class SimulatedService:
             estimate_tokens=draws.choice([None, 50, 400, 2_000]),
             deadline=now + draws.choice([3.0, 60.0, LATE_SECONDS, LATE_SECONDS]),
             not_before=draws.choice([None, None, now + 3.0]),
-            target=draws.choice(["", "t", "u"]),
+            target=draws.choice(["", "t", "u", *(["pull", "pull"] if self.workers else [])]),
             scopes=draws.choice([(), ("project:x",), ("session:tight",)]),
         )
         terms = Terms(
@@ -344,6 +374,9 @@ class SimulatedService:
                 self.witness.problems.append("the desk believes in tasks that have ended")
             elif any(entry.inflight for entry in desk.index.agents):
                 self.witness.problems.append("the desk believes in places that were freed")
+        for worker in self.workers:
+            if worker.worker is not None and len(worker.worker):
+                self.witness.problems.append(f"{worker.host.name} still runs something")
         for name, engine in self.engines.items():
             if len(engine.runner):
                 self.witness.problems.append(f"{name} still runs {engine.runner.known()}")

@@ -94,7 +94,7 @@ def test_a_new_node_is_given_work_within_two_seconds_whatever_the_tick() -> None
 def test_a_target_that_one_node_lacks_does_not_fail_the_task() -> None:
     async def scenario(service: Service) -> None:
         other = await service.start_another()
-        del other._executors["t"]  # type: ignore[attr-defined]
+        del other.executors["t"]  # type: ignore[attr-defined]
         await asyncio.sleep(2)
         tasks = [await service.submit(target="t") for _ in range(6)]
         records = [await service.ended(task_id) for task_id in tasks]

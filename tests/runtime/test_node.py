@@ -46,7 +46,7 @@ def test_one_of_two_nodes_dispatches_and_both_run_tasks() -> None:
 
 
 def other_orders(engine: Engine) -> list[str]:
-    executor = engine._executors[""]
+    executor = engine.executors[""]
     return [order.task_id for order in executor.orders]  # type: ignore[attr-defined]
 
 

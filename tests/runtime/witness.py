@@ -12,7 +12,7 @@ import msgspec
 
 from headgate.core.accounts import Limit
 from headgate.core.budget_windows import live_from
-from headgate.core.records import Progress
+from headgate.core.records import Progress, is_worker
 from headgate.core.scopes import Scope
 from headgate.databases.memory import MemoryDatabase
 from headgate.databases.sqlite import SqliteTransaction
@@ -93,6 +93,9 @@ class Witness:
         if state in IN_FLIGHT:
             flying.append((project_id, agent_id, progress.node_id or ""))
             self._check_lease(task_id, progress)
+            is_pulled = _specs.decode(str(row[-1])).task.target in self.settings.desk.pull_targets
+            if is_worker(progress.node_id) is not is_pulled:
+                self.problems.append(f"{task_id} is at {progress.node_id}")
 
     def _check_attempt(self, task_id: str, progress: Progress, spec: str) -> None:
         before = self._attempts.get(task_id, 0)

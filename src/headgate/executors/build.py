@@ -12,7 +12,13 @@ from headgate.errors import InvalidSettingError
 from headgate.executor import Executor
 from headgate.executors.callable import CallableExecutor
 from headgate.executors.command import CommandExecutor
-from headgate.executors.targets import CallableTarget, CommandTarget, HttpTarget, Target
+from headgate.executors.targets import (
+    CallableTarget,
+    CommandTarget,
+    HttpTarget,
+    PullTarget,
+    Target,
+)
 from headgate.providers.prices import PriceList
 
 
@@ -24,7 +30,10 @@ def build_executor(
     clock: Callable[[], float],
     prices: PriceList | None = None,
 ) -> Executor:
-    """Return the executor of a target; it does nothing before it is opened."""
+    """Return the executor of a target; it does nothing before it is opened.
+
+    What workers pull is not executed here, and has none.
+    """
     prices = prices or PriceList()
     match target:
         case HttpTarget():
@@ -33,6 +42,9 @@ def build_executor(
             return CommandExecutor(name, target, environ=environ, prices=prices)
         case CallableTarget():
             return CallableExecutor(name, target, prices=prices)
+        case PullTarget():
+            setting = f"targets.{name}.kind"
+            raise InvalidSettingError(setting, "has no executor; workers run what they pull")
 
 
 def _http_executor(

@@ -19,6 +19,7 @@ AGENT_ID = "x-agent-id"
 TASK_ID = "x-headgate-task-id"
 ATTEMPT = "x-headgate-attempt"
 IDEMPOTENCY_KEY = "idempotency-key"
+TRACEPARENT = "traceparent"
 _CARRIAGE = ("connection", "content-length", "host", "transfer-encoding")
 _NOT_CONFIGURABLE = frozenset((AGENT_ID, TASK_ID, ATTEMPT, IDEMPOTENCY_KEY, *_CARRIAGE))
 

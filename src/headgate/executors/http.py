@@ -133,6 +133,12 @@ class HttpExecutor:
         return bytes(submission.input)
 
     def _headers_for(self, order: WorkOrder) -> dict[str, str]:
+        headers = self._own_headers(order)
+        if order.traceparent is not None:
+            headers[header_names.TRACEPARENT] = order.traceparent
+        return headers
+
+    def _own_headers(self, order: WorkOrder) -> dict[str, str]:
         return {
             "content-type": "application/json",
             **self._headers,

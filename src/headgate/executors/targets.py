@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from headgate.core.projects import Standing
+
 MAX_RESULT_BYTES = 1 << 20
 MAX_OUTPUT_BYTES = MAX_RESULT_BYTES // 4
 """Both outputs, and the JSON in one of them, make one result."""
@@ -54,6 +56,7 @@ class HttpTarget(
     max_result_bytes: ResultBytes = MAX_RESULT_BYTES
     slot: str | None = None
     default: bool = False
+    status: Standing = Standing.ACTIVE
 
 
 class CommandTarget(
@@ -74,6 +77,7 @@ class CommandTarget(
     kill_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 5.0
     slot: str | None = None
     default: bool = False
+    status: Standing = Standing.ACTIVE
 
 
 class CallableTarget(
@@ -91,9 +95,29 @@ class CallableTarget(
     max_result_bytes: ResultBytes = MAX_RESULT_BYTES
     slot: str | None = None
     default: bool = False
+    status: Standing = Standing.ACTIVE
 
 
-Target = HttpTarget | CommandTarget | CallableTarget
+class PullTarget(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="pull",
+):
+    """The workers of agents, on machines of their own, which ask for their tasks."""
+
+    slot: str | None = None
+    default: bool = False
+    status: Standing = Standing.ACTIVE
+
+
+Target = HttpTarget | CommandTarget | CallableTarget | PullTarget
+
+PULL_NAME = "pull"
+PULL = PullTarget()
+"""The target of this name is always there."""
 
 ECHO = CallableTarget(entry_point="headgate.executors.echo:echo", default=True)
 """The target of a configuration that names none, so that a first task runs to its end."""

@@ -8,6 +8,8 @@ known tokens and an unknown cost.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from headgate.core.money import MAX_RESERVATION_MICRO_USD, to_tokens
@@ -17,6 +19,14 @@ from headgate.providers.prices import PriceList
 
 _MENTION = b'"usage"'
 _DATA = b"data:"
+
+
+class CountedTokens(NamedTuple):
+    """What an answer says of its model and its tokens."""
+
+    model: str
+    input_tokens: int
+    output_tokens: int
 
 
 class _Details(msgspec.Struct):
@@ -77,6 +87,22 @@ def usage_of(body: bytes | msgspec.Raw, prices: PriceList) -> Usage:
         return _priced(_merged(body), prices)
 
 
+def counted_tokens(body: bytes | msgspec.Raw | None) -> CountedTokens | None:
+    """Return what went in and came out by the body of an answer; None if it does not say."""
+    text = b"" if body is None else bytes(body)
+    if _MENTION not in text:
+        return None
+    try:
+        answer = _answers.decode(text)
+    except _UNREADABLE:
+        return None
+    tokens = None if answer.usage is None else _tokens(answer.usage)
+    if tokens is None:
+        return None
+    model = answer.model if isinstance(answer.model, str) else ""
+    return CountedTokens(model, tokens.input_tokens, tokens.output_tokens)
+
+
 def _merged(body: bytes) -> _Answer:
     """Put together what the events of a stream say; a later count replaces an earlier one."""
     merged = _Answer()
@@ -116,7 +142,7 @@ def _priced(answer: _Answer, prices: PriceList) -> Usage:
         total = to_tokens(to_tokens(tokens.input_tokens) + to_tokens(tokens.output_tokens))
     except CallerError:
         return UNKNOWN_USAGE
-    return Usage(tokens=total, micro_usd=_micro_usd(model, tokens, prices))
+    return Usage(tokens=total, micro_usd=_micro_usd(model, tokens, prices), model=model or None)
 
 
 def _micro_usd(model: str, tokens: _Tokens, prices: PriceList) -> int | None:

@@ -9,23 +9,26 @@ seen while that goes on may be newer than what is read, so it is kept and seen a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
-from headgate.core.accounts import Refused
 from headgate.core.desk import Desk
 from headgate.core.desk_settings import DeskSettings, Planned
 from headgate.core.gates import GateClosure
-from headgate.core.records import Progress, TaskRecord
+from headgate.core.records import TaskRecord, is_worker
 from headgate.core.tasks import TaskStatus
 from headgate.errors import StaleEpochError, StoreUnavailableError
 from headgate.ledger import Ledger
+from headgate.runtime.assignments import assignment_of, not_held
 from headgate.runtime.drops import expired, rejected
+from headgate.runtime.event_feed import EventFeed
 from headgate.runtime.forgotten import ForgottenStarts, Runs, Start
-from headgate.runtime.holding import OutsideBooks, reservation_id, reserve_request
+from headgate.runtime.holding import OutsideBooks, reservation_id
 from headgate.runtime.loading import desk_from
+from headgate.runtime.pending_settings import PendingSettings
 from headgate.store import Assigned, Assignment, Drop, NotAssigned, TaskStore
+from headgate.worker_store import Overdue
 
 log = structlog.get_logger("headgate.dispatcher")
 
@@ -48,15 +51,16 @@ class Dispatcher:
         runs: Runs = lambda _task_id: False,
         tick_seconds: float = 5.0,
         ledger: Ledger | None = None,
+        feed: EventFeed | None = None,
     ) -> None:
+        self.call_worker: Callable[[str], None] = lambda _worker_id: None
         self._store = store
-        self._settings = settings
+        self.pending = PendingSettings(settings)
         self._start = start
         self._runs = runs
-        self._forgotten = ForgottenStarts(store, start=start, runs=runs)
-        self._tick_seconds = tick_seconds
-        # Nodes come and go without a word where several share a store.
-        self._news_seconds = min(tick_seconds, NEWS_SECONDS) if store.is_shared else tick_seconds
+        self._feed = feed or EventFeed(store.now)
+        self._forgotten = ForgottenStarts(store, start=self._begin, runs=runs)
+        self._set_tick(tick_seconds)
         self._outside = None if ledger is None else OutsideBooks(ledger)
         self._wake = asyncio.Event()
         self._loaded = asyncio.Event()
@@ -86,27 +90,28 @@ class Dispatcher:
         if (node_id, epoch) != (self._node_id, self._epoch):
             self._node_id, self._epoch = node_id, epoch
             self._start_anew()
+            self._feed.open(epoch)
 
     def follow(self) -> None:
         """Dispatch no more; another node does."""
         if self._epoch is not None:
             self._epoch = None
             self._start_anew()
+            self._feed.close()
 
-    def see(self, records: Iterable[TaskRecord], closure: GateClosure | None = None) -> None:
+    def see(self, changed: Iterable[TaskRecord], closure: GateClosure | None = None) -> None:
         """Look at records that changed.
 
         A gate that closes is closed first, or what it holds would be planned once more.
         """
+        records = tuple(changed)
         if self.desk is None:
             self._keep(records, closure)
-            return
-        now = self._store.now()
-        if closure is not None:
-            self.desk.close(closure, now)
-        for record in records:
-            self.desk.see(record, now)
-        self._wake.set()
+        else:
+            if closure is not None:
+                self.desk.close(closure, self._store.now())
+            self._look_at(self.desk, records)
+            self._wake.set()
 
     def doubt(self, task_id: str) -> None:
         """Look at a task of which nobody knows whether it was changed, at the next round."""
@@ -122,6 +127,14 @@ class Dispatcher:
         self._has_news = True
         self._wake.set()
 
+    def reconfigure(
+        self, settings: DeskSettings, *, tick_seconds: float, asks_budgets: bool
+    ) -> None:
+        """Decide by other settings, from the next round on."""
+        self._set_tick(tick_seconds)
+        self.pending.put(settings, asks_budgets=asks_budgets)
+        self._wake.set()
+
     async def run(self) -> None:
         """Dispatch until cancelled."""
         while True:
@@ -134,6 +147,8 @@ class Dispatcher:
         """Make one round; return whether another may find more to do at once."""
         if len(self._forgotten):
             await self._forgotten.look(self._node_id)
+        if self.pending.is_waiting and not self.pending.come_into_force(self.desk):
+            self._start_anew()
         epoch = self._epoch
         if epoch is None:
             return False
@@ -141,10 +156,11 @@ class Dispatcher:
         if self._in_doubt:
             await self._look_again(desk)
         # Whoever is never at rest must hear of lost nodes, too.
-        if self._has_news or self._store.now() >= self._news_at + self._news_seconds:
+        if self._has_news or self._store.now() >= self._news_at + self._patience(desk):
             await self._read_news(desk, epoch)
         due = desk.fall_due(self._store.now())
         drops = [*expired(due), *rejected(desk.take_hopeless())]
+        await self._give_up(desk, epoch)
         if drops:
             await self._drop(desk, epoch, drops)
         # Asked again: rates count from when they are taken, and time has passed since.
@@ -162,7 +178,7 @@ class Dispatcher:
         if desk is None or epoch is None:
             return
         for node_id in dead_nodes:
-            desk.flights.drop_node(node_id)
+            desk.workers.drop_node(node_id, self._store.now())
             tasks = desk.flights.on_node(node_id)
             for start in range(0, len(tasks), MAX_RECOVERED):
                 batch = tasks[start : start + MAX_RECOVERED]
@@ -195,7 +211,7 @@ class Dispatcher:
         return is_busy
 
     async def _sleep(self) -> None:
-        seconds = self._news_seconds
+        seconds = self._patience(self.desk)
         next_at = None if self.desk is None else self.desk.next_at()
         if next_at is not None:
             seconds = min(seconds, max(0.0, next_at - self._store.now()))
@@ -204,6 +220,15 @@ class Dispatcher:
                 await self._wake.wait()
         except TimeoutError:
             self._has_news = True
+
+    def _set_tick(self, seconds: float) -> None:
+        # Nodes come and go without a word where several share a store.
+        self._news_seconds = min(seconds, NEWS_SECONDS) if self._store.is_shared else seconds
+
+    def _patience(self, desk: Desk | None) -> float:
+        """Return how long nobody need look for nodes that are gone; workers go without a word."""
+        has_workers = desk is not None and desk.flights.has_workers
+        return min(self._news_seconds, NEWS_SECONDS) if has_workers else self._news_seconds
 
     def _start_anew(self) -> None:
         """Throw the desk away; the next round makes another from the store."""
@@ -214,9 +239,10 @@ class Dispatcher:
         self._unseen, self._unclosed, self._in_doubt = [], [], {}
         self._wake.set()
 
-    def _keep(self, records: Iterable[TaskRecord], closure: GateClosure | None) -> None:
+    def _keep(self, records: Sequence[TaskRecord], closure: GateClosure | None) -> None:
         if self._epoch is None:
             return
+        self._feed.see(records)
         self._unseen += records
         if closure is not None:
             self._unclosed.append(closure)
@@ -228,12 +254,13 @@ class Dispatcher:
         if load != self._loads:
             raise _ended_while_loading(epoch)
         now, node_id = self._store.now(), self._node_id
-        desk = await desk_from(backlog, self._settings, now, node_id=node_id)
+        desk = await desk_from(backlog, self.pending.current, now, node_id=node_id)
         if load != self._loads:
             raise _ended_while_loading(epoch)
         self.desk = desk
         self._loaded.set()
         self._see_what_came(desk)
+        self._feed.start_anew(lambda one: one in desk.waiting or desk.flights.get(one) is not None)
         self._has_news = True
         log.info("dispatching", epoch=epoch, waiting=len(desk.waiting), running=len(desk.flights))
         own = desk.flights.on_node(self._node_id)
@@ -246,8 +273,13 @@ class Dispatcher:
         self._unseen, self._unclosed = [], []
         for closure in unclosed:
             desk.close(closure, now)
-        for record in unseen:
+        self._look_at(desk, unseen)
+
+    def _look_at(self, desk: Desk, records: Sequence[TaskRecord]) -> None:
+        now = self._store.now()
+        for record in records:
             desk.see(record, now)
+        self._feed.see(records)
 
     async def _look_again(self, desk: Desk) -> None:
         in_doubt, self._in_doubt = self._in_doubt, {}
@@ -258,29 +290,31 @@ class Dispatcher:
                 self._start_anew()
                 return
             if record is not None:
-                desk.see(record, self._store.now())
+                self._look_at(desk, (record,))
 
     async def _read_news(self, desk: Desk, epoch: int) -> None:
         self._has_news = False
         news = await self._store.news(epoch)
         now = self._news_at = self._store.now()
-        for record in news.records:
-            desk.see(record, now)
+        self._look_at(desk, news.records)
         for task_id in news.gone:
-            desk.forget(task_id)
+            desk.forget(task_id, now)
+            self._feed.forget(task_id)
         for closure in news.closures:
             desk.close(closure, now)
-        alive = {node.id: node.places for node in news.nodes}
-        for node_id, places in alive.items():
-            desk.flights.set_node(node_id, places)
-        known = desk.flights.nodes() | desk.flights.places.keys()
-        await self.recover(sorted(known - alive.keys()))
+        for node in news.nodes:
+            desk.workers.set_node(node.id, node.places, agent_id=node.agent_id, now=now)
+        known = desk.flights.nodes() | desk.flights.known_nodes()
+        await self.recover(sorted(known - {node.id for node in news.nodes}))
+
+    async def _give_up(self, desk: Desk, epoch: int) -> None:
+        overdue = desk.workers.take_overdue(self._store.now())
+        if overdue:
+            attempts = [Overdue(task_id=one.task.id, attempt=one.attempt) for one in overdue]
+            self._look_at(desk, await self._store.give_up(epoch, attempts))
 
     async def _drop(self, desk: Desk, epoch: int, drops: list[Drop]) -> None:
-        records = await self._store.drop(epoch, drops)
-        now = self._store.now()
-        for record in records:
-            desk.see(record, now)
+        self._look_at(desk, await self._store.drop(epoch, drops))
 
     async def _apply(self, desk: Desk, epoch: int, planned: list[Planned]) -> None:
         now = self._store.now()
@@ -289,9 +323,9 @@ class Dispatcher:
             plan = await self._outside.hold(planned, epoch, now)
             planned = plan.held
             for line, refused in plan.refused:
-                drops += self._refusal(desk, line, _not_held(line, refused))
+                drops += self._refusal(desk, line, not_held(line, refused))
             for line, error in plan.wrong:
-                self._refusal(desk, line, _not_held(line, None))
+                self._refusal(desk, line, not_held(line, None))
                 drops += rejected({line.task.id: error})
         answers = await self._assign(planned, epoch, now) if planned else []
         drops += await self._take_answers(desk, epoch, planned, answers)
@@ -335,38 +369,29 @@ class Dispatcher:
             raise
 
     def _assigned(self, record: TaskRecord) -> None:
-        if record.task.status is TaskStatus.RUNNING and record.progress.node_id == self._node_id:
+        self._feed.see((record,))
+        node_id = record.progress.node_id or ""
+        if record.task.status is TaskStatus.RUNNING and node_id == self._node_id:
             self._start(record)
+        elif is_worker(node_id):
+            self.call_worker(node_id)
+
+    def _begin(self, record: TaskRecord) -> None:
+        self._feed.see((record,))
+        self._start(record)
 
     def _refusal(self, desk: Desk, line: Planned, answer: NotAssigned) -> list[Drop]:
+        self._feed.see_refusal(answer.refused)
         error = desk.refuse(line, answer.record, answer.refused, self._store.now())
         return [] if error is None else rejected({line.task.id: error})
 
     def _assignment(self, line: Planned, epoch: int, now: float) -> Assignment:
         is_own = line.node_id == self._node_id
         name = (self._outside.name if self._outside else reservation_id)(line, epoch)
-        reserve = reserve_request(line, name, now, dispatched=is_own)
-        return Assignment(
-            task_id=line.task.id,
-            attempt=line.attempt,
-            agent_id=line.agent_id,
-            node_id=line.node_id,
-            starts=is_own,
-            reservation_id=name,
-            tokens=line.tokens,
-            micro_usd=line.micro_usd,
-            reserve=reserve if self._outside is None else None,
-            rate_charges=line.rate_charges,
-            tick=self.desk.tick if self.desk is not None else 0,
-        )
+        tick = self.desk.tick if self.desk is not None else 0
+        is_held = self._outside is not None
+        return assignment_of(line, name=name, now=now, tick=tick, starts=is_own, is_held=is_held)
 
 
 def _ended_while_loading(epoch: int) -> StaleEpochError:
     return StaleEpochError(f"epoch {epoch} ended while the backlog was read")
-
-
-def _not_held(line: Planned, refused: Refused | None) -> NotAssigned:
-    record = TaskRecord(
-        task=line.task, terms=line.terms, progress=Progress(attempt=line.attempt - 1)
-    )
-    return NotAssigned(task_id=line.task.id, record=record, refused=refused)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,18 +22,32 @@ from headgate.core.gates import GateClosure
 from headgate.core.outcomes import DEFAULT_POLICY, RetryPolicy
 from headgate.core.records import Submission, TaskRecord, Terms
 from headgate.core.scopes import Scope
+from headgate.core.submit_keys import InvalidEntry, KeyRefusal, SubmitKey
 from headgate.core.tasks import Task, TaskStatus, check_move
 from headgate.core.why import Reason, reasons
-from headgate.errors import NotDispatchingError, StoreError, StoreUnavailableError
+from headgate.errors import (
+    NotDispatchingError,
+    NotTakingWorkError,
+    StoreError,
+    StoreUnavailableError,
+)
 from headgate.executor import Executor
 from headgate.ledger import Ledger
 from headgate.runtime.dispatcher import Dispatcher
+from headgate.runtime.event_feed import EventFeed
+from headgate.runtime.health import Health, judge
+from headgate.runtime.ledger_watch import WatchedLedger
 from headgate.runtime.node import NodeLife
+from headgate.runtime.pull_workers import PullWorkers
 from headgate.runtime.reaper import Reaper
+from headgate.runtime.retired_executors import RetiredExecutors
 from headgate.runtime.settlement_outbox import SettlementOutbox
 from headgate.runtime.supervisor import Loop, Supervisor
 from headgate.runtime.task_runner import TaskRunner
+from headgate.runtime.waiting import wait_for_end
 from headgate.store import (
+    KeyedAnswer,
+    KeyedSubmit,
     NewTask,
     Queued,
     TaskPage,
@@ -48,10 +62,9 @@ from headgate.task_ids import TaskIds
 log = structlog.get_logger("headgate.engine")
 
 SWITCHED_OFF = "the scheduler is switched off; set scheduler.enabled = true"
-CANCEL_SECONDS = 5.0
-CANCEL_LOOK_SECONDS = 0.02
 
 Submitted = Queued | TurnedAway | UnknownParent
+Preparation = Callable[[], Awaitable[None]]
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +77,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     policy: RetryPolicy = DEFAULT_POLICY
     places: int = 20
     lease_seconds: float = 10.0
+    worker_lease_seconds: float = 30.0
     tick_seconds: float = 5.0
     result_ttl_seconds: float = 300.0
     max_result_bytes: int = 1_048_576
@@ -75,14 +89,6 @@ class Why(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     task_id: str
     state: TaskStatus
     reasons: tuple[Reason, ...] = ()
-
-
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the engine does its work, and what is in the way."""
-
-    is_ready: bool
-    role: str
-    problem: str = ""
 
 
 class Engine:
@@ -98,13 +104,14 @@ class Engine:
         draws: random.Random | None = None,
         further_loops: Mapping[str, Loop] | None = None,
     ) -> None:
+        self.told: Callable[[Iterable[TaskRecord]], None] = lambda _records: None
         self._further_loops = further_loops or {}
         self.store = store
         self.settings = settings
-        self._executors = executors
-        self._ledger = ledger
+        self.executors = executors
+        self.ledger = ledger = None if ledger is None else WatchedLedger(ledger)
         self._ids = TaskIds()
-        self._limits = settings.limits
+        self.feed = EventFeed(store.now)
         self.runner = TaskRunner(
             store,
             executors,
@@ -121,7 +128,19 @@ class Engine:
             runs=self.runner.__contains__,
             tick_seconds=settings.tick_seconds,
             ledger=ledger,
+            feed=self.feed,
         )
+        self.workers = PullWorkers(
+            store,
+            self.runner.settlements,
+            lease_seconds=settings.worker_lease_seconds,
+            node_id=lambda: self.node.node_id,
+            changed=self._changed,
+            hear=self.dispatcher.hear,
+            doubt=self.dispatcher.doubt,
+            ledger=ledger,
+        )
+        self.dispatcher.call_worker = self.workers.call
         self.node = NodeLife(
             store,
             self.runner,
@@ -131,6 +150,8 @@ class Engine:
         )
         self.reaper = Reaper(store, result_ttl_seconds=settings.result_ttl_seconds)
         self._supervisor = Supervisor()
+        self.retired = RetiredExecutors()
+        self._preparations: list[Preparation] = []
         self._phase = "starting"
 
     def now(self) -> float:
@@ -139,11 +160,13 @@ class Engine:
 
     async def start(self) -> None:
         """Open everything, join, and start the loops."""
-        for executor in self._executors.values():
+        for executor in self.executors.values():
             await executor.open()
         await self.store.open()
-        if self._ledger is not None:
-            await self._ledger.open()
+        if self.ledger is not None:
+            await self.ledger.open()
+        for prepare in self._preparations:
+            await prepare()
         await self._set_budgets()
         await self.node.begin()
         for name, loop in self._loops().items():
@@ -151,42 +174,74 @@ class Engine:
         await self.dispatcher.loaded()
         self._phase = ""
 
+    def also_run(self, name: str, loop: Loop) -> None:
+        """Run one more loop while the engine does."""
+        self._further_loops = {**self._further_loops, name: loop}
+
+    def before_start(self, prepare: Preparation) -> None:
+        """Have something done when the store is open, before anything is decided."""
+        self._preparations.append(prepare)
+
     async def stop(self, *, drain_seconds: float) -> None:
         """Take no more work, let what runs finish, and leave; after that everything is closed."""
         self._phase = "draining"
+        self.workers.close()
         await self._quietly(self.node.end())
         await self.runner.drain(drain_seconds)
         await self._supervisor.stop()
         await self._quietly(self.node.leave())
-        for executor in self._executors.values():
+        await self.retired.close()
+        for executor in self.executors.values():
             await executor.close()
-        if self._ledger is not None:
-            await self._ledger.close()
+        if self.ledger is not None:
+            await self.ledger.close()
         await self.store.close()
 
     def submit(self, task: Task, terms: Terms, submission: Submission) -> asyncio.Future[Submitted]:
         """Queue a task under a new id; the answer means that it is on disk."""
-        if not self.settings.is_enabled:
-            raise StoreUnavailableError(SWITCHED_OFF)
-        task = msgspec.structs.replace(task, id=self._ids.new(self.store.now()))
-        future = self.store.submit(
-            NewTask(
-                task=task,
-                terms=terms,
-                submission=submission,
-                limits=self._limits,
-                node_id=self.node.node_id,
-            )
-        )
+        new = self._new_task(task, terms, submission)
+        future = self.store.submit(new)
         # Not by whoever awaits the answer: a client that hangs up must not hide its task.
-        future.add_done_callback(partial(self._submitted, task.id))
+        future.add_done_callback(partial(self._submitted, new.task.id))
         return future
+
+    def submit_keyed(
+        self, key: SubmitKey, drafts: Sequence[tuple[Task, Terms, Submission] | InvalidEntry]
+    ) -> asyncio.Future[KeyedAnswer | KeyRefusal]:
+        """Queue the tasks of a request once, or return what became of them the first time."""
+        tasks = [one if isinstance(one, InvalidEntry) else self._new_task(*one) for one in drafts]
+        future = self.store.submit_keyed(KeyedSubmit(key=key, tasks=tuple(tasks)))
+        ids = [one.task.id for one in tasks if isinstance(one, NewTask)]
+        future.add_done_callback(partial(self._submitted_keyed, ids))
+        return future
+
+    def _new_task(self, task: Task, terms: Terms, submission: Submission) -> NewTask:
+        if not self.settings.is_enabled:
+            raise NotTakingWorkError(SWITCHED_OFF)
+        return NewTask(
+            task=task if task.id else msgspec.structs.replace(task, id=self.new_id()),
+            terms=terms,
+            submission=submission,
+            limits=self.settings.limits,
+            node_id=self.node.node_id,
+        )
+
+    def new_id(self) -> str:
+        """Return an id for a task that is to be submitted under it, once or more than once."""
+        return self._ids.new(self.store.now())
 
     async def cancel(self, task_id: str) -> TaskRecord | None:
         """Cancel a task; None if there is none, an error if it had ended.
 
         A task that runs ends when its executor has stopped; that is waited for, within bounds.
         """
+        record = await self.cancel_soon(task_id)
+        if record is None or record.is_terminal:
+            return record
+        return await wait_for_end(self.store, record)
+
+    async def cancel_soon(self, task_id: str) -> TaskRecord | None:
+        """Cancel a task without waiting for one that runs to stop; None if there is none."""
         try:
             answer = await self.store.cancel(task_id, node_id=self.node.node_id)
         except (StoreUnavailableError, asyncio.CancelledError):
@@ -198,11 +253,13 @@ class Engine:
         if answer.had_ended:
             check_move(task_id, record.task.status, TaskStatus.CANCELLED)
         self.dispatcher.see(answer.records)
+        self.told(answer.records)
         if record.is_terminal:
             return record
         if record.progress.node_id == self.node.node_id:
             self.runner.cancel(task_id, attempt=record.progress.attempt)
-        return await self._wait_for_end(record)
+        self.workers.call(record.progress.node_id or "")
+        return record
 
     async def get(self, task_id: str) -> TaskRecord | None:
         """Return a task with all that is known of it."""
@@ -232,13 +289,23 @@ class Engine:
             raise NotDispatchingError(self.node.leader_address)
         return Why(task_id=task_id, state=status, reasons=reasons(desk, task_id, self.store.now()))
 
+    def events(self) -> EventFeed:
+        """Return what happens to tasks; `NotDispatchingError` where this node does not see it."""
+        if not self.feed.is_open:
+            raise NotDispatchingError(self.node.leader_address)
+        return self.feed
+
     def health(self) -> Health:
         """Say whether the engine does its work."""
         off = "" if self.settings.is_enabled else SWITCHED_OFF
-        problem = self._phase or off or self.dispatcher.problem or self.node.problem
-        role = "dispatcher" if self.dispatcher.is_leading else "worker"
-        is_loaded = not self.dispatcher.is_leading or self.dispatcher.desk is not None
-        return Health(is_ready=not problem and is_loaded, role=role, problem=problem)
+        return judge(
+            phase=self._phase or off,
+            is_leading=self.dispatcher.is_leading,
+            is_loaded=self.dispatcher.desk is not None,
+            store_problem=self.node.problem,
+            dispatcher_problem=self.dispatcher.problem,
+            ledger_problem="" if self.ledger is None else self.ledger.problem,
+        )
 
     def _loops(self) -> dict[str, Loop]:
         loops: dict[str, Loop] = {
@@ -246,44 +313,52 @@ class Engine:
             "dispatcher": self.dispatcher.run,
             "reaper": self.reaper.run,
         }
-        if self._ledger is not None:
-            loops["outbox"] = SettlementOutbox(self.store, self._ledger).run
+        if self.ledger is not None:
+            loops["outbox"] = SettlementOutbox(self.store, self.ledger).run
+            loops["ledger"] = self.ledger.run
         return loops | dict(self._further_loops)
 
     async def _set_budgets(self) -> None:
         budgets = self.settings.budgets
         left_out = await self.store.set_limits(budgets)
-        if self._ledger is None:
+        if self.ledger is None:
             return
         for scope in left_out:
-            await self._ledger.set_limit(scope, Limit())
+            await self.ledger.set_limit(scope, Limit())
         for scope, limit in budgets.items():
-            await self._ledger.set_limit(scope, limit)
+            await self.ledger.set_limit(scope, limit)
 
     def _submitted(self, task_id: str, future: asyncio.Future[Submitted]) -> None:
         if future.cancelled() or future.exception() is not None:
             # It may be on disk all the same.
             self.dispatcher.doubt(task_id)
             return
+        self._show(future.result())
+
+    def _submitted_keyed(
+        self, task_ids: list[str], future: asyncio.Future[KeyedAnswer | KeyRefusal]
+    ) -> None:
+        if future.cancelled() or future.exception() is not None:
+            for task_id in task_ids:
+                self.dispatcher.doubt(task_id)
+            return
         answer = future.result()
+        if isinstance(answer, KeyedAnswer):
+            for outcome in answer.fresh:
+                self._show(outcome)
+
+    def _show(self, answer: Submitted) -> None:
         if isinstance(answer, Queued):
             self.dispatcher.see((answer.record,))
+            self.told((answer.record,))
+        elif isinstance(answer, TurnedAway):
+            # It changes no plan; only those who listen want to know.
+            self.feed.see((answer.record,))
+            self.told((answer.record,))
 
     def _changed(self, records: Iterable[TaskRecord], closure: GateClosure | None) -> None:
         self.dispatcher.see(records, closure)
-
-    async def _wait_for_end(self, record: TaskRecord) -> TaskRecord:
-        task_id, latest = record.task.id, record
-        looks = int(CANCEL_SECONDS / CANCEL_LOOK_SECONDS)
-        for _ in range(looks):
-            found = await self.store.get(task_id)
-            if found is None:
-                return latest
-            latest = found
-            if latest.is_terminal:
-                return latest
-            await asyncio.sleep(CANCEL_LOOK_SECONDS)
-        return latest
+        self.told(records)
 
     async def _quietly(self, step: Coroutine[Any, Any, None]) -> None:
         """Take a step of leaving; a store that cannot be asked then finds out by the lease."""

@@ -26,7 +26,7 @@ async def desk_from(backlog: Backlog, settings: DeskSettings, now: float, *, nod
     )
     # Among equals the first is taken, and a task starts here in one step less than elsewhere.
     for node in sorted(backlog.nodes, key=lambda node: node.id != node_id):
-        desk.flights.set_node(node.id, node.places)
+        desk.workers.set_node(node.id, node.places, agent_id=node.agent_id, now=now)
     for start in range(0, len(backlog.records), LOADED_AT_ONCE):
         desk.load_more(backlog.records[start : start + LOADED_AT_ONCE], now)
         await asyncio.sleep(0)

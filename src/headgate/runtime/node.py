@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 
-from headgate.errors import StoreUnavailableError
+from headgate.errors import StoreError, StoreUnavailableError
 from headgate.runtime.dispatcher import Dispatcher
 from headgate.runtime.task_runner import TaskRunner
 from headgate.store import DISPATCHER, Node, TaskStore
@@ -50,6 +51,7 @@ class NodeLife:
         self._dispatcher = dispatcher
         self._places = places
         self._lease_seconds = lease_seconds
+        self._has_ended = False
         self.address = ""
         self._make_id = make_id
         self._has_orders = asyncio.Event()
@@ -91,6 +93,19 @@ class NodeLife:
             except TimeoutError:
                 pass
 
+    async def offer(self, places: int, *, lease_seconds: float) -> None:
+        """Offer other places from now on; a node that is leaving offers none."""
+        if self._has_ended:
+            return
+        before = self._places, self._lease_seconds
+        self._places, self._lease_seconds = places, lease_seconds
+        if not self.node_id or before == (places, lease_seconds):
+            return
+        # A store that cannot be asked now is told with the next sign of life.
+        with suppress(StoreError):
+            await self._store.beat(self.node_id, places=places, lease_seconds=lease_seconds)
+        self._dispatcher.hear()
+
     async def run_once(self) -> None:
         """Show one sign of life, and do what this node is told."""
         self._has_orders.clear()
@@ -108,6 +123,7 @@ class NodeLife:
     async def end(self) -> None:
         """Take no more tasks and dispatch no more; what runs is drained by the runner."""
         self._places = 0
+        self._has_ended = True
         self._dispatcher.follow()
         if self.node_id:
             await self._store.beat(self.node_id, places=0, lease_seconds=self._lease_seconds)
@@ -143,7 +159,8 @@ class NodeLife:
     async def _elect(self) -> None:
         election = await self._store.elect(self.node_id, lease_seconds=DISPATCHER_LEASE_SECONDS)
         self.leader_address = election.address
-        if election.node_id == self.node_id:
+        # One that stops may have asked before it did.
+        if election.node_id == self.node_id and not self._has_ended:
             self._dispatcher.lead(self.node_id, election.epoch)
         else:
             self._dispatcher.follow()

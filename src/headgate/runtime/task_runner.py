@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import count
 
 import structlog
@@ -22,22 +22,18 @@ from headgate.core.outcomes import (
     UNKNOWN_USAGE,
     Cancelled,
     Failed,
-    Limited,
     Lost,
     Outcome,
     RetryPolicy,
-    Succeeded,
-    cost_of,
-    next_step,
-    pause_seconds,
 )
-from headgate.core.records import TaskRecord
+from headgate.core.records import TaskRecord, waits_since
 from headgate.core.retries import Backoff
 from headgate.errors import StoreUnavailableError
 from headgate.executor import Executor, WorkOrder
 from headgate.ledger import Ledger
 from headgate.runtime.deadline_watch import DeadlineWatch
 from headgate.runtime.holding import mark_dispatched
+from headgate.runtime.settlements import Settlements
 from headgate.store import Settled, Settlement, TaskStore
 
 log = structlog.get_logger("headgate.runner")
@@ -85,9 +81,10 @@ class TaskRunner:
         self._store = store
         self._executors = executors
         self._changed = changed
-        self._policy = policy
         self._draws = draws or random.Random()  # noqa: S311
-        self._max_result_bytes = max_result_bytes
+        self.settlements = Settlements(
+            policy=policy, max_result_bytes=max_result_bytes, draws=self._draws
+        )
         self._attempts: dict[str, _Attempt] = {}
         self._deadlines: DeadlineWatch[_Attempt] = DeadlineWatch(store.now, self._be_late)
         self._cancelled_early: dict[str, int] = {}
@@ -99,6 +96,19 @@ class TaskRunner:
 
     def __contains__(self, task_id: str) -> bool:
         return task_id in self._attempts
+
+    def reconfigure(
+        self, executors: Mapping[str, Executor], *, policy: RetryPolicy, max_result_bytes: int
+    ) -> None:
+        """Run what starts from now on with these; what runs goes on as it began."""
+        self._executors = executors
+        self.settlements.policy = policy
+        self.settlements.max_result_bytes = max_result_bytes
+
+    def under_way_at(self, targets: Collection[str]) -> list[asyncio.Task[None]]:
+        """Return the attempts that are under way at some targets."""
+        found = [one for one in self._attempts.values() if one.record.task.target in targets]
+        return [attempt.task for attempt in found if attempt.task is not None]
 
     def known(self) -> list[str]:
         """Return the tasks that are under way."""
@@ -200,7 +210,7 @@ class TaskRunner:
         try:
             if not await self._may_spend(attempt.record):
                 return Lost(has_started=False, retry_seconds=UNPAID_SECONDS)
-            return self._bounded(await self._execute(attempt.record))
+            return self.settlements.bounded(await self._execute(attempt.record))
         except asyncio.CancelledError:
             if attempt.stopped_by is None:
                 raise
@@ -231,6 +241,9 @@ class TaskRunner:
             agent_id=record.agent_id or task.agent_id or "",
             submission=record.submission,
             deadline=task.deadline,
+            waits_since=waits_since(record),
+            started_at=record.progress.started_at,
+            traceparent=record.submission.traceparent,
         )
         # The executor has a fault of its own. The task must settle all the same.
         try:
@@ -240,15 +253,6 @@ class TaskRunner:
         except BaseException as error:
             log.exception("executor raised", task_id=task.id, target=task.target)
             return Failed(error=f"the executor failed: {type(error).__name__}: {error}")
-
-    def _bounded(self, outcome: Outcome) -> Outcome:
-        if not isinstance(outcome, Succeeded) or outcome.result is None:
-            return outcome
-        size = len(memoryview(outcome.result))
-        if size <= self._max_result_bytes:
-            return outcome
-        error = f"result is larger than {self._max_result_bytes} bytes"
-        return Failed(error=error, usage=outcome.usage)
 
     async def _settle(self, attempt: _Attempt, outcome: Outcome) -> None:
         record = attempt.record
@@ -302,39 +306,4 @@ class TaskRunner:
                 raise
 
     def _settlement(self, record: TaskRecord, outcome: Outcome) -> Settlement:
-        now, progress = self._store.now(), record.progress
-        lease = record.lease
-        if lease is None:
-            problem = f"task {record.task.id} has no lease to settle"
-            raise ValueError(problem)
-        step = next_step(
-            outcome,
-            progress,
-            record.terms,
-            now=now,
-            draw=self._draws.random(),
-            policy=self._policy,
-        )
-        cost = cost_of(
-            outcome,
-            reserved_tokens=progress.reserved_tokens,
-            reserved_micro_usd=progress.reserved_micro_usd,
-        )
-        return Settlement(
-            task_id=record.task.id,
-            lease=lease,
-            step=step,
-            cost=cost,
-            result=outcome.result if isinstance(outcome, Succeeded) else None,
-            closure=self._closure(record, outcome, now),
-        )
-
-    def _closure(self, record: TaskRecord, outcome: Outcome, now: float) -> GateClosure | None:
-        if not isinstance(outcome, Limited):
-            return None
-        seconds = pause_seconds(outcome, record.progress.rate_limit_hits + 1, self._policy)
-        until = now + seconds
-        if record.task.slot is not None:
-            return GateClosure(kind="slot", name=record.task.slot, until=until, why=outcome.error)
-        name = record.task.target or ""
-        return GateClosure(kind="target", name=name, until=until, why=outcome.error)
+        return self.settlements.make(record, outcome, self._store.now())

@@ -1,0 +1,128 @@
+"""Many tasks at once: cancel or try again whatever matches, in batches and within a time.
+
+Rule: what one request does is bounded, in tasks and in time. It says what is left, and the same
+request again goes on with that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from headgate.core.records import TaskRecord
+from headgate.databases.access import Access
+from headgate.errors import HeadgateError, IllegalMoveError, StoreError
+from headgate.intake import Draft
+from headgate.runtime.engine import Engine
+from headgate.store import Queued, TurnedAway
+from headgate.stores import selecting
+from headgate.stores.selecting import TaskFilter
+
+MAX_TASKS = 10_000
+AT_ONCE = 100
+MAX_SECONDS = 10.0
+
+Again = Callable[[TaskRecord], Draft]
+"""Makes a new task of one that ended, or raises an `InvalidTaskError`."""
+
+
+class Tally(msgspec.Struct):
+    """What became of the tasks that matched."""
+
+    matched: int
+    done: int = 0
+    skipped: int = 0
+
+    @property
+    def remaining(self) -> int:
+        """How many of them were not looked at."""
+        return max(0, self.matched - self.done - self.skipped)
+
+
+class BulkWork:
+    """Works on many tasks for one request."""
+
+    def __init__(self, engine: Engine, access: Access) -> None:
+        self._engine = engine
+        self._access = access
+
+    async def count(self, wanted: TaskFilter) -> int:
+        """Return how many tasks match now."""
+        return await self._access.ask(partial(selecting.count, wanted=wanted))
+
+    async def cancel(self, wanted: TaskFilter, *, limit: int) -> Tally:
+        """Cancel tasks; what runs is asked to stop, and is not waited for."""
+        tally = Tally(await self.count(wanted))
+        async for batch in self._batches(wanted, limit):
+            for has_worked in await asyncio.gather(*map(self._cancel, batch)):
+                _add(tally, has_worked=has_worked)
+        return tally
+
+    async def retry(self, wanted: TaskFilter, again: Again, *, limit: int) -> Tally:
+        """Make a new task of each that ended; one that was tried again before is left out."""
+        tally = Tally(await self.count(wanted))
+        async for batch in self._batches(wanted, limit):
+            submitted, refused, is_full = await self._retry(batch, again)
+            tally.done += len(submitted)
+            tally.skipped += len(refused)
+            if is_full:
+                break
+        return tally
+
+    async def _batches(self, wanted: TaskFilter, limit: int) -> AsyncIterator[Sequence[str]]:
+        found = await self._access.ask(
+            partial(selecting.ids, wanted=wanted, limit=min(limit, MAX_TASKS))
+        )
+        clock = asyncio.get_running_loop().time
+        ends_at = clock() + MAX_SECONDS
+        for batch in _parts(found):
+            if clock() > ends_at:
+                return
+            yield batch
+
+    async def _cancel(self, task_id: str) -> bool:
+        try:
+            return await self._engine.cancel_soon(task_id) is not None
+        except IllegalMoveError:
+            return False
+
+    async def _retry(self, batch: Sequence[str], again: Again) -> tuple[list[str], list[str], bool]:
+        pairs = [(task_id, self._engine.new_id()) for task_id in batch]
+        taken = await self._access.run(partial(selecting.take_up, pairs=pairs))
+        answers = await asyncio.gather(*(self._again(old, taken[old], again) for old in batch))
+        submitted = [old for old, answer in zip(batch, answers, strict=True) if answer == "taken"]
+        refused = [old for old, answer in zip(batch, answers, strict=True) if answer != "taken"]
+        close_up = partial(selecting.close_up, submitted=submitted, refused=refused)
+        await self._access.run(close_up)
+        return submitted, refused, "full" in answers
+
+    async def _again(self, old: str, new: str, again: Again) -> str:
+        record = await self._engine.get(old)
+        if record is None or not record.is_terminal:
+            return "gone"
+        try:
+            draft = again(record)
+        except StoreError:
+            raise
+        except HeadgateError:
+            return "refused"
+        task = msgspec.structs.replace(draft.task, id=new)
+        answer = await self._engine.submit(task, draft.terms, draft.submission)
+        if isinstance(answer, TurnedAway):
+            return "full"
+        return "taken" if isinstance(answer, Queued) else "refused"
+
+
+def _parts(task_ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(task_ids), AT_ONCE):
+        yield task_ids[start : start + AT_ONCE]
+
+
+def _add(tally: Tally, *, has_worked: bool) -> None:
+    if has_worked:
+        tally.done += 1
+    else:
+        tally.skipped += 1

@@ -1,0 +1,291 @@
+"""The loop that delivers webhooks: claims what is due, sends it, and writes what came of it.
+
+Rule: a slow receiver costs its own messages time and nobody else's. Sends are bounded in all and
+for each host, and a host without a free place is passed over when the next ones are chosen.
+Delivery changes no task, and whatever becomes of it is on disk before it is forgotten here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+import structlog
+
+from headgate.core.delivery_times import next_try_at
+from headgate.core.records import TaskRecord
+from headgate.deliveries import (
+    MAX_PURGED,
+    MESSAGE_PREFIX,
+    PING_EVENT,
+    Candidate,
+    Deliveries,
+    Delivery,
+    Message,
+    NothingLeft,
+    Sender,
+    SendReport,
+    TryOutcome,
+    host_of,
+)
+from headgate.errors import StoreUnavailableError
+from headgate.task_snapshot import exact_moment
+
+log = structlog.get_logger("headgate.webhooks")
+
+MAX_SCANNED = 256
+HOSTS_AT_LEAST = 4
+"""Among how many hosts the places are shared, however much there is to send to one of them."""
+
+CLAIM_SECONDS = 30.0
+"""How long a claim lasts beyond the time that a try may take."""
+
+LOOK_SECONDS = 1.0
+RETRY_SECONDS = 1.0
+SETTLE_TRIES = 5
+PURGE_SECONDS = 60.0
+_GONE = "the task is not kept any more"
+
+
+class Webhooks:
+    """Delivers what this node claims; several nodes share the work."""
+
+    def __init__(
+        self,
+        deliveries: Deliveries,
+        sender: Sender,
+        *,
+        concurrency: int = 32,
+        timeout_seconds: float = 10.0,
+        draws: random.Random | None = None,
+        is_alone: bool = False,
+    ) -> None:
+        self.deliveries = deliveries
+        self._sender = sender
+        self._concurrency = concurrency
+        self._per_host = max(1, concurrency // HOSTS_AT_LEAST)
+        self._claim_seconds = timeout_seconds + CLAIM_SECONDS
+        self._draws = random.Random() if draws is None else draws  # noqa: S311
+        self._is_alone = is_alone
+        self._name = secrets.token_hex(8)
+        self._sending: dict[str, asyncio.Task[None]] = {}
+        self._by_host: Counter[str] = Counter()
+        self._wake = asyncio.Event()
+        self._is_behind = False
+        self._purged_at = float("-inf")
+        self._problem = ""
+
+    def wake(self) -> None:
+        """Look for something to send at once."""
+        self._wake.set()
+
+    def see(self, records: Iterable[TaskRecord]) -> None:
+        """Look at once if one of these has ended and somebody is to be told."""
+        if any(record.terms.callback_url and record.is_terminal for record in records):
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Deliver until cancelled; what is under way then is tried again by the next sender."""
+        await self._sender.open()
+        try:
+            if self._is_alone:
+                # Whoever claimed anything before has gone.
+                await self._when_possible(None)
+            while True:
+                started = await self._round()
+                await self._rest(started)
+        finally:
+            await self._end()
+
+    async def run_once(self) -> int:
+        """Start to send what is due and has a place, and return how many that is."""
+        self._wake.clear()
+        await self._purge()
+        places = self._concurrency - len(self._sending)
+        if places <= 0:
+            self._is_behind = True
+            return 0
+        busy = [host for host, count in self._by_host.items() if count >= self._per_host]
+        found = await self.deliveries.due(busy_hosts=busy, limit=MAX_SCANNED)
+        chosen = self._chosen(found, places)
+        self._is_behind = bool(busy) or len(chosen) < len(found)
+        if not chosen:
+            return 0
+        claim = await self.deliveries.claim(
+            chosen, claimed_by=self._name, seconds=self._claim_seconds
+        )
+        for message in claim.messages:
+            self._start(message, claim.secrets)
+        return len(claim.messages)
+
+    async def settled(self) -> None:
+        """Wait until nothing is under way."""
+        while self._sending:
+            await asyncio.wait(self._sending.values())
+
+    async def ping(self, url: str) -> SendReport:
+        """Send a message that says nothing, now, and report what happened; it is not kept."""
+        signing = [secret.secret for secret in await self.deliveries.secrets()]
+        now = self.deliveries.now()
+        body = msgspec.json.encode({"event": PING_EVENT, "sentAt": exact_moment(now)})
+        name = f"{MESSAGE_PREFIX}{PING_EVENT}_{secrets.token_hex(8)}"
+        message = Message(id=name, event=PING_EVENT, url=url)
+        return await self._sender.send(message, body, signing, now=now)
+
+    async def redeliver(self, delivery_id: str) -> Delivery | NothingLeft | None:
+        """Start over with a delivery, at once."""
+        answer = await self.deliveries.redeliver(delivery_id)
+        self.wake()
+        return answer
+
+    def _chosen(self, found: Iterable[Candidate], places: int) -> list[str]:
+        taken, chosen = Counter(self._by_host), list[str]()
+        for candidate in found:
+            if len(chosen) == places:
+                break
+            if candidate.id not in self._sending and taken[candidate.host] < self._per_host:
+                taken[candidate.host] += 1
+                chosen.append(candidate.id)
+        return chosen
+
+    def _start(self, message: Message, signing: tuple[str, ...]) -> None:
+        host = host_of(message.url)
+        self._by_host[host] += 1
+        task = asyncio.get_running_loop().create_task(self._deliver(message, host, signing))
+        self._sending[message.id] = task
+        task.add_done_callback(lambda _: self._ended(message.id, host))
+
+    def _ended(self, message_id: str, host: str) -> None:
+        self._sending.pop(message_id, None)
+        self._by_host[host] -= 1
+        if not self._by_host[host]:
+            del self._by_host[host]
+        if self._is_behind:
+            self._wake.set()
+
+    async def _deliver(self, message: Message, host: str, signing: tuple[str, ...]) -> None:
+        started = self.deliveries.now()
+        try:
+            body = await self.deliveries.body(message)
+            if body is None:
+                report = SendReport(error=_GONE, is_final=True)
+            else:
+                report = await self._send(message, body.encode(), signing)
+            outcome = self._outcome(message, report, body)
+            _tell(message, host, outcome, seconds=self.deliveries.now() - started)
+            await self._settle(outcome)
+        except StoreUnavailableError as error:
+            # The claim ends by itself, and the message is tried again.
+            log.warning("a webhook was not settled", message_id=message.id, problem=str(error))
+
+    async def _send(self, message: Message, body: bytes, signing: tuple[str, ...]) -> SendReport:
+        try:
+            return await self._sender.send(message, body, signing, now=self.deliveries.now())
+        except Exception as error:
+            # A fault that nobody foresaw must not leave the message in the air.
+            log.exception("a webhook could not be sent", message_id=message.id)
+            return SendReport(error=f"could not be sent: {type(error).__name__}")
+
+    def _outcome(self, message: Message, report: SendReport, body: str | None) -> TryOutcome:
+        due_at = None
+        if not report.has_arrived and not report.is_final:
+            due_at = next_try_at(
+                message.tries + 1,
+                now=self.deliveries.now(),
+                draw=self._draws.random(),
+                asked_seconds=report.asked_seconds,
+            )
+        return TryOutcome(
+            id=message.id,
+            claimed_by=self._name,
+            has_arrived=report.has_arrived,
+            status=report.status,
+            error=report.error,
+            due_at=due_at,
+            body=None if report.has_arrived else body,
+        )
+
+    async def _settle(self, outcome: TryOutcome) -> None:
+        for left in reversed(range(SETTLE_TRIES)):
+            try:
+                await self.deliveries.settle(outcome)
+            except StoreUnavailableError:
+                if not left:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    async def _round(self) -> int:
+        try:
+            started = await self.run_once()
+        except StoreUnavailableError as error:
+            self._complain(str(error))
+            return 0
+        self._problem = ""
+        return started
+
+    async def _rest(self, started: int) -> None:
+        """Wait for a call, or for the next look; what was started leaves nothing to wait for."""
+        if started:
+            await asyncio.sleep(0)
+            return
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    async def _purge(self) -> None:
+        now = self.deliveries.now()
+        if now - self._purged_at >= PURGE_SECONDS and await self.deliveries.purge() < MAX_PURGED:
+            self._purged_at = now
+
+    async def _when_possible(self, claimed_by: str | None) -> None:
+        while True:
+            try:
+                await self.deliveries.release(claimed_by)
+            except StoreUnavailableError as error:
+                self._complain(str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    async def _end(self) -> None:
+        sending = list(self._sending.values())
+        for task in sending:
+            task.cancel()
+        if sending:
+            await asyncio.wait(sending)
+        try:
+            await self.deliveries.release(self._name)
+        except StoreUnavailableError:
+            log.info("webhooks under way are tried again when their claims have ended")
+        await self._sender.close()
+
+    def _complain(self, problem: str) -> None:
+        if problem != self._problem:
+            log.warning("webhooks wait for the store", problem=problem)
+        self._problem = problem
+
+
+def _tell(message: Message, host: str, outcome: TryOutcome, *, seconds: float) -> None:
+    """Log what came of a try; of the address no more than the host, the rest may be a secret."""
+    facts = {
+        "message_id": message.id,
+        "webhook_event": message.event,
+        "task_id": message.task_id,
+        "host": host,
+        "status": outcome.status,
+        "tries": message.tries + 1,
+        "seconds": round(seconds, 3),
+    }
+    if outcome.has_arrived:
+        log.info("webhook delivered", **facts)
+    else:
+        is_dead = outcome.due_at is None
+        log.warning("webhook failed", **facts, problem=outcome.error, is_given_up=is_dead)

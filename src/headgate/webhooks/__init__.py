@@ -1,0 +1,1 @@
+"""Webhooks on the wire: which addresses may be reached, how a message is signed and sent."""

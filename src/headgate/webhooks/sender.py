@@ -1,0 +1,219 @@
+"""The sender: one signed POST over a connection of its own, within bounds on all sides.
+
+It stands on httpcore2 with a network of its own, which looks a host up, has every address judged,
+and connects to one that was: the certificate is still checked against the name. There is no proxy,
+no redirect, no cookie and no connection that is used twice. Whatever goes wrong is a report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable, Sequence
+from email.utils import parsedate_to_datetime
+
+import httpcore2
+
+from headgate.deliveries import Message, SendReport
+from headgate.webhooks.guard import Destination, ForbiddenAddressError, UrlGuard
+from headgate.webhooks.lookups import Lookup, SystemLookup
+from headgate.webhooks.signing import signature_headers
+
+USER_AGENT = "headgate-webhooks"
+TIMEOUT_SECONDS = 10.0
+MAX_READ_BYTES = 4_096
+MAX_ERROR_CHARACTERS = 300
+MOST_ADDRESSES = 4
+CONNECT_RATIO = 0.8
+
+_OK, _REDIRECT, _ERROR = 200, 300, 400
+_GONE = 410
+_ASK_FOR_TIME = frozenset((429, 503))
+
+SocketOption = httpcore2.SOCKET_OPTION
+
+
+class GuardedNetwork(httpcore2.AnyIOBackend):
+    """Opens connections only to addresses that the guard lets through."""
+
+    def __init__(self, guard: UrlGuard, lookup: Lookup, *, connect_seconds: float) -> None:
+        self._guard = guard
+        self._lookup = lookup
+        self._connect_seconds = connect_seconds
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ARG002, ASYNC109 - as the base has it
+        local_address: str | None = None,
+        socket_options: Iterable[SocketOption] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Look a host up, have all its addresses judged, and connect to the first that answers."""
+        addresses = await self._lookup(host, port)
+        self._guard.check_addresses(host, addresses)
+        failure: Exception = httpcore2.ConnectError("the host has no address")
+        tried = addresses[:MOST_ADDRESSES]
+        # One address that is silent must leave time for the next.
+        share_seconds = self._connect_seconds / (len(tried) or 1)
+        for address in tried:
+            try:
+                return await super().connect_tcp(
+                    address, port, share_seconds, local_address, socket_options
+                )
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                failure = error
+        raise failure
+
+    async def connect_unix_socket(
+        self,
+        path: str,  # noqa: ARG002
+        timeout: float | None = None,  # noqa: ARG002, ASYNC109 - as the base has it
+        socket_options: Iterable[SocketOption] | None = None,  # noqa: ARG002
+    ) -> httpcore2.AsyncNetworkStream:
+        """Refuse: a webhook goes to the network."""
+        raise ForbiddenAddressError("a webhook does not go to a socket of this machine")
+
+
+class WebhookSender:
+    """Sends messages to whatever addresses clients have named."""
+
+    def __init__(
+        self,
+        guard: UrlGuard,
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        max_connections: int = 64,
+        lookup: Lookup | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._guard = guard
+        self._timeout_seconds = timeout_seconds
+        self._max_connections = max_connections
+        self._lookup = lookup
+        self._ssl_context = ssl_context
+        self._pool: httpcore2.AsyncConnectionPool | None = None
+
+    async def open(self) -> None:
+        """Read the certificates that are trusted, and load what connects; both take a while."""
+        self._connections()
+        await httpcore2.AnyIOBackend().sleep(0)
+
+    async def close(self) -> None:
+        """Close every connection; the next message opens new ones."""
+        if self._pool is not None:
+            await self._pool.aclose()
+            self._pool = None
+
+    async def send(
+        self, message: Message, body: bytes, secrets: Sequence[str], *, now: float
+    ) -> SendReport:
+        """Send a message once, within its time; whatever goes wrong is in the report."""
+        try:
+            destination = self._guard.destination(message.url)
+        except ForbiddenAddressError as error:
+            return SendReport(error=str(error), is_final=True)
+        headers = _headers(message, destination, body, secrets, now)
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await self._post(destination, headers, body, now)
+        except ForbiddenAddressError as error:
+            return SendReport(error=str(error))
+        except TimeoutError:
+            return SendReport(error=f"no answer within {self._timeout_seconds:g} seconds")
+        except (OSError, ssl.SSLError, httpcore2.NetworkError, httpcore2.TimeoutException) as error:
+            return SendReport(error=_line(f"cannot be reached: {_said(error)}"))
+        except (httpcore2.ProtocolError, httpcore2.UnsupportedProtocol) as error:
+            return SendReport(error=_line(f"did not answer in HTTP: {_said(error)}"))
+
+    async def _post(
+        self, destination: Destination, headers: list[tuple[bytes, bytes]], body: bytes, now: float
+    ) -> SendReport:
+        url = httpcore2.URL(
+            scheme=destination.scheme.encode(),
+            host=destination.host.encode(),
+            port=destination.port,
+            target=destination.target.encode(),
+        )
+        request = httpcore2.Request("POST", url, headers=headers, content=body)
+        response = await self._connections().handle_async_request(request)
+        try:
+            return await _report(response, now)
+        finally:
+            await response.aclose()
+
+    def _connections(self) -> httpcore2.AsyncConnectionPool:
+        if self._pool is None:
+            network = GuardedNetwork(
+                self._guard,
+                self._lookup or SystemLookup(),
+                connect_seconds=self._timeout_seconds * CONNECT_RATIO,
+            )
+            self._pool = httpcore2.AsyncConnectionPool(
+                ssl_context=self._ssl_context or ssl.create_default_context(),
+                max_connections=self._max_connections,
+                max_keepalive_connections=0,
+                http2=False,
+                network_backend=network,
+            )
+        return self._pool
+
+
+def _headers(
+    message: Message, destination: Destination, body: bytes, secrets: Sequence[str], now: float
+) -> list[tuple[bytes, bytes]]:
+    fields = {
+        "host": destination.authority,
+        "user-agent": USER_AGENT,
+        "accept": "*/*",
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        "x-headgate-event": message.event,
+        **({"x-headgate-task-id": message.task_id} if message.task_id else {}),
+        **signature_headers(message.id, body, secrets, now=now),
+    }
+    return [(name.encode(), value.encode()) for name, value in fields.items()]
+
+
+async def _report(response: httpcore2.Response, now: float) -> SendReport:
+    status = response.status
+    if _OK <= status < _REDIRECT:
+        return SendReport(status=status, has_arrived=True)
+    if _REDIRECT <= status < _ERROR:
+        return SendReport(status=status, error=f"answered {status}; redirects are not followed")
+    text = await _beginning(response)
+    error = _line(f"answered {status}: {text}" if text else f"answered {status}")
+    asked = _asked_seconds(response, now) if status in _ASK_FOR_TIME else None
+    return SendReport(status=status, error=error, is_final=status == _GONE, asked_seconds=asked)
+
+
+async def _beginning(response: httpcore2.Response) -> str:
+    """Read as much of a body as explains a status; the rest is not read."""
+    body = bytearray()
+    async for chunk in response.aiter_stream():
+        body += chunk
+        if len(body) >= MAX_READ_BYTES:
+            break
+    return bytes(body[:MAX_READ_BYTES]).decode(errors="replace").strip()
+
+
+def _asked_seconds(response: httpcore2.Response, now: float) -> float | None:
+    values = [value for name, value in response.headers if name.lower() == b"retry-after"]
+    text = values[0].decode("latin-1").strip() if values else ""
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _line(text: str) -> str:
+    """Make one short printable line of whatever a stranger has answered."""
+    shown = "".join(mark if mark.isprintable() else " " for mark in text)
+    return shown[:MAX_ERROR_CHARACTERS]

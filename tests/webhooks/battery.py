@@ -1,0 +1,96 @@
+"""The battery: addresses by which a webhook could be turned against the network it comes from.
+
+Each is refused by its text alone, or else by the address that the system's resolver makes of it.
+"""
+
+from __future__ import annotations
+
+WRITTEN_OUT = {
+    "loopback": "http://127.0.0.1/",
+    "loopback, another": "http://127.255.0.3:8080/x",
+    "unspecified": "http://0.0.0.0/",
+    "this network": "http://0.1.2.3/",
+    "private 10": "http://10.0.0.1/",
+    "private 172": "http://172.31.255.255/",
+    "private 192": "http://192.168.1.1:8080/",
+    "carrier-grade NAT": "http://100.64.0.1/",
+    "metadata": "http://169.254.169.254/latest/meta-data/",
+    "metadata of a task": "http://169.254.170.2/v2/credentials",
+    "metadata of another cloud": "http://100.100.100.200/latest/",
+    "multicast": "http://224.0.0.1/",
+    "broadcast": "http://255.255.255.255/",
+    "reserved": "http://240.0.0.1/",
+    "benchmarks": "http://198.18.0.1/",
+    "documentation": "http://192.0.2.1/",
+    "a service of the router": "http://192.0.0.9/",
+    "a service of the router, IPv6": "http://[2001:1::1]/",
+    "IPv6 loopback": "http://[::1]/",
+    "IPv6 unspecified": "http://[::]/",
+    "IPv6 link-local": "http://[fe80::1]/",
+    "IPv6 zone": "http://[fe80::1%25eth0]/",
+    "IPv6 private": "http://[fd00::1]/",
+    "IPv6 metadata": "http://[fd00:ec2::254]/",
+    "IPv6 multicast": "http://[ff02::1]/",
+    "IPv6 discard": "http://[100::1]/",
+    "IPv6 documentation": "http://[2001:db8::1]/",
+    "mapped loopback": "http://[::ffff:127.0.0.1]/",
+    "mapped metadata": "http://[::ffff:169.254.169.254]/",
+    "mapped metadata in hex": "http://[::ffff:a9fe:a9fe]/",
+    "compatible loopback": "http://[::127.0.0.1]/",
+    "NAT64 loopback": "http://[64:ff9b::7f00:1]/",
+    "NAT64 metadata": "http://[64:ff9b::169.254.169.254]/",
+    "NAT64, local use": "http://[64:ff9b:1::a9fe:a9fe]/",
+    "6to4 loopback": "http://[2002:7f00:1::]/",
+    "6to4 private": "http://[2002:a00:1::1]/",
+    "Teredo": "http://[2001:0:7f00:1::f5ff:fffe]/",
+    "ISATAP": "http://[fe80::5efe:127.0.0.1]/",
+    "decimal": "http://2130706433/",
+    "octal": "http://0177.0.0.1/",
+    "octal, long": "http://00000177.0.0.1/",
+    "hex": "http://0x7f000001/",
+    "hex in parts": "http://0x7f.0x0.0x0.0x1/",
+    "short form": "http://127.1/",
+    "shortest form": "http://0/",
+    "decimal metadata": "http://2852039166/",
+    "hex metadata": "http://0xa9fea9fe/",
+    "overflowing octets": "http://383.256.256.257/",
+    "trailing dot": "http://127.0.0.1./",
+    "circled digits": "http://①②⑦.⓪.⓪.①/",
+    "fullwidth digits": "http://１２７.0.0.1/",  # noqa: RUF001
+    "ideographic stops": "http://127。0。0。1/",
+    "a user name": "http://example.com@127.0.0.1/",
+    "a user name before a good host": "http://127.0.0.1@example.com/",
+    "credentials": "http://user:password@example.com/",
+    "a backslash": "http://example.com\\@127.0.0.1/",
+    "percent encoding": "http://%31%32%37.0.0.1/",
+    "no host": "http:///path",
+    "port 0": "http://example.com:0/",
+    "no such port": "http://example.com:65536/",
+    "a port that is none": "http://example.com:80a/",
+    "a file": "file:///etc/passwd",
+    "gopher": "gopher://127.0.0.1:6379/_INFO",
+    "ftp": "ftp://example.com/",
+    "no scheme": "//example.com/",
+    "a line break": "http://exam\nple.com/",
+    "a space": "http://exam ple.com/",
+    "a null": "http://example.com\0.evil.test/",
+}
+"""Refused when they are named, before anybody is asked."""
+
+BY_NAME = {
+    "localhost": "http://localhost/",
+    "localhost with a dot": "http://localhost./",
+    "localhost in circled letters": "http://ⓛⓞⓒⓐⓛⓗⓞⓢⓣ/",
+    "localhost, below": "http://app.localhost/",
+}
+"""Refused when they are looked up."""
+
+FINE = (
+    "https://example.com/hooks?key=1",
+    "http://example.com:8080",
+    "https://bücher.example/ü",
+    "http://8.8.8.8/",
+    "http://[2606:4700:4700::1111]/",
+    "http://[::ffff:8.8.8.8]/",
+    "https://xn--bcher-kva.example./",
+)

@@ -1,0 +1,147 @@
+"""The guard: what may be reached, what may not, and what an allow list changes."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.errors import InvalidFieldError
+from headgate.webhooks.allow_list import AllowList, parse_allow_list
+from headgate.webhooks.guard import ForbiddenAddressError, UrlGuard
+from webhooks.battery import FINE, WRITTEN_OUT
+
+GUARD = UrlGuard()
+
+
+@pytest.mark.parametrize("url", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
+def test_what_is_written_out_is_refused_before_anybody_is_asked(url: str) -> None:
+    problem = GUARD.problem_with(url)
+    assert problem is not None
+    assert "password" not in problem
+    assert "credentials" not in problem
+
+
+@pytest.mark.parametrize("url", FINE)
+def test_public_addresses_are_fine(url: str) -> None:
+    assert GUARD.problem_with(url) is None
+
+
+def test_a_refused_address_is_named_with_what_would_open_it() -> None:
+    problem = GUARD.problem_with("http://10.1.2.3:80/secret?key=1")
+    assert problem is not None
+    assert problem.startswith("the address 10.1.2.3 may not be reached; webhooks.allow")
+    assert "key" not in problem
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "target", "authority"),
+    [
+        ("https://example.com", "example.com", 443, "/", "example.com"),
+        ("http://EXAMPLE.com.:8080/a?b", "example.com", 8080, "/a?b", "example.com:8080"),
+        ("https://h.example/a b#c", None, 0, "", ""),
+        ("https://h.example/é?q=ü#c", "h.example", 443, "/%C3%A9?q=%C3%BC", "h.example"),
+        ("http://[2606:4700::1]:81/", "2606:4700::1", 81, "/", "[2606:4700::1]:81"),
+    ],
+)
+def test_a_url_is_taken_apart_once(
+    url: str, host: str | None, port: int, target: str, authority: str
+) -> None:
+    if host is None:
+        assert GUARD.problem_with(url) is not None
+        return
+    found = GUARD.destination(url)
+    assert (found.host, found.port, found.target, found.authority) == (
+        host,
+        port,
+        target,
+        authority,
+    )
+
+
+def test_a_network_on_the_allow_list_is_open_and_its_neighbours_are_not() -> None:
+    guard = UrlGuard(parse_allow_list(("10.0.0.0/8", "fd00:1::/32")))
+    assert guard.problem_with("http://10.255.0.1/") is None
+    assert guard.problem_with("http://[fd00:1::5]/") is None
+    assert guard.problem_with("http://11.0.0.1/") is None
+    assert guard.problem_with("http://172.16.0.1/") is not None
+    assert guard.problem_with("http://[fd00:2::5]/") is not None
+
+
+def test_a_name_on_the_allow_list_opens_private_addresses_and_no_other() -> None:
+    guard = UrlGuard(parse_allow_list(("hooks.internal",)))
+    for address in ("10.0.0.9", "127.0.0.1", "192.168.3.4", "fd12::1", "93.184.216.34"):
+        guard.check_addresses("hooks.internal", (address,))
+        guard.check_addresses("HOOKS.internal.", (address,))
+    for address in ("169.254.169.254", "0.0.0.0", "224.0.0.1", "::ffff:169.254.169.254"):
+        with pytest.raises(ForbiddenAddressError):
+            guard.check_addresses("hooks.internal", (address,))
+    with pytest.raises(ForbiddenAddressError):
+        guard.check_addresses("evil.hooks.internal", ("10.0.0.9",))
+
+
+def test_one_bad_address_among_good_ones_refuses_the_host() -> None:
+    with pytest.raises(ForbiddenAddressError, match=r"127\.0\.0\.1"):
+        GUARD.check_addresses("example.com", ("93.184.216.34", "127.0.0.1"))
+
+
+@given(st.ip_addresses())
+@settings(deadline=None)
+def test_whatever_is_not_global_is_refused(address: object) -> None:
+    text = str(address)
+    if ip_address(text).is_global and not ip_address(text).is_multicast:
+        return
+    mapped = getattr(address, "ipv4_mapped", None)
+    if mapped is not None and mapped.is_global:
+        return
+    with pytest.raises(ForbiddenAddressError):
+        GUARD.check_addresses("example.com", (text,))
+
+
+@given(st.ip_addresses(v=4, network="127.0.0.0/8") | st.ip_addresses(v=4, network="169.254.0.0/16"))
+@settings(deadline=None)
+def test_no_wrapping_opens_a_forbidden_address(address: object) -> None:
+    number = int(ip_address(str(address)))
+    for wrapped in (
+        number,
+        (0xFFFF << 32) | number,
+        (0x64FF9B << 96) | number,
+        (0x2002 << 112) | (number << 80),
+        (0x20010000 << 96) | (number << 64),
+    ):
+        text = str(ip_address(wrapped))
+        assert GUARD.problem_with(f"http://[{text}]/" if ":" in text else f"http://{text}/")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "10.0.0.1/8",
+        "10.0.0.0/33",
+        "*",
+        "*.internal",
+        "",
+        "http://x",
+        "a b",
+        "127.1",
+        "0x7f",
+        "::1%1",
+    ],
+)
+def test_an_entry_that_is_neither_network_nor_name_is_refused(entry: str) -> None:
+    with pytest.raises(InvalidFieldError, match="or a host name"):
+        parse_allow_list((entry,))
+
+
+def test_a_wrapped_network_is_refused_on_the_allow_list() -> None:
+    for entry in ("::ffff:10.0.0.0/104", "64:ff9b::/96", "2002:a00::/24"):
+        with pytest.raises(InvalidFieldError, match="write the IPv4 network"):
+            parse_allow_list((entry,))
+
+
+def test_an_address_alone_is_a_network_of_one() -> None:
+    allowed = parse_allow_list(("10.0.0.7", "::1", "Hooks.Internal."))
+    assert [str(network) for network in allowed.networks] == ["10.0.0.7/32", "::1/128"]
+    assert allowed == AllowList(allowed.networks, frozenset({"hooks.internal"}))
