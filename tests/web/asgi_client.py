@@ -10,9 +10,10 @@ from urllib.parse import unquote
 
 from headgate.intake import Intake
 from headgate.web.app import App, build_app
+from headgate.web.refusals import CODES
 from web.fake_engine import FakeEngine
 
-HOST = (b"host", b"headgate.test")
+HOST = (b"host", b"127.0.0.1:7420")
 
 
 class Response(NamedTuple):
@@ -23,6 +24,23 @@ class Response(NamedTuple):
     @property
     def json(self) -> Any:
         return json.loads(self.body)
+
+    @property
+    def refusal(self) -> dict[str, Any]:
+        """What Headgate says of a refusal; that it is one of the one shape is checked here."""
+        assert self.headers["content-type"] == "application/problem+json"
+        body: dict[str, Any] = self.json
+        problem = [body.pop(name) for name in ("type", "title", "status", "detail", "instance")]
+        request_id = body.pop("requestId")
+        assert request_id == self.headers["x-request-id"]
+        assert problem == [
+            f"urn:headgate:error:{body['code']}",
+            CODES[body["code"]].title,
+            self.status,
+            body["error"],
+            f"urn:headgate:request:{request_id}",
+        ]
+        return body
 
 
 class Client:

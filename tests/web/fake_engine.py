@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
 import msgspec
 
 from headgate.core.admission import Admitted, QueueLimits, admit
 from headgate.core.holds import GlobalBudgetExhausted
 from headgate.core.records import Progress, Submission, TaskRecord, Terms
+from headgate.core.submit_keys import InvalidEntry, KeyRefusal, SubmitEntry, SubmitKey, is_kept
 from headgate.core.tasks import TERMINAL, Task, TaskStatus, check_move
-from headgate.store import LaneCount, Queued, TaskPage, TaskQuery, Totals, TurnedAway, UnknownParent
+from headgate.runtime.event_feed import EventFeed
+from headgate.store import (
+    KeyedAnswer,
+    LaneCount,
+    Queued,
+    TaskPage,
+    TaskQuery,
+    Totals,
+    TurnedAway,
+    UnknownParent,
+)
+from headgate.stores.keyed_submits import entry_of
 from headgate.task_ids import TaskIds
 from headgate.web.service import HealthReport
 
@@ -24,6 +36,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     is_ready: bool = True
     role: str = "dispatcher"
     problem: str = ""
+    parts: dict[str, str] = msgspec.field(
+        default_factory=lambda: {"store": "ok", "ledger": "ok", "dispatcher": "ok"}
+    )
 
 
 class Why(msgspec.Struct, kw_only=True, rename="camel"):
@@ -45,8 +60,16 @@ class FakeEngine:
         self.state = Health()
         self.cancel_takes_effect = True
         self.most_under_way = 0
+        self.keyed: dict[tuple[str, str], tuple[str, tuple[SubmitEntry, ...]]] = {}
+        self.keys_are_full = False
         self._under_way = 0
         self._ids = TaskIds()
+        self.feed = EventFeed(self.now)
+        self.feed.open(1)
+
+    def events(self) -> EventFeed:
+        self._check()
+        return self.feed
 
     def now(self) -> float:
         return self.time
@@ -66,6 +89,22 @@ class FakeEngine:
     ) -> None:
         self._under_way -= 1
         future.set_result(self._store(task, terms, submission))
+
+    async def submit_keyed(
+        self, key: SubmitKey, drafts: Sequence[tuple[Task, Terms, Submission] | InvalidEntry]
+    ) -> KeyedAnswer | KeyRefusal:
+        self._check()
+        digest, entries = self.keyed.get((key.owner, key.name), ("", ()))
+        if digest:
+            same = digest == key.digest
+            return KeyedAnswer(entries=entries) if same else KeyRefusal.MISMATCH
+        if self.keys_are_full:
+            return KeyRefusal.FULL
+        stored = [one if isinstance(one, InvalidEntry) else self._store(*one) for one in drafts]
+        entries = tuple([entry_of(outcome) for outcome in stored])
+        if is_kept(entries):
+            self.keyed[key.owner, key.name] = (key.digest, entries)
+        return KeyedAnswer(entries=entries, is_replay=False)
 
     def _store(self, task: Task, terms: Terms, submission: Submission) -> Outcome:
         for parent_id in terms.depends_on:

@@ -91,3 +91,17 @@ async def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
     async with running_endpoint(reply_json({})) as endpoint:
         assert (await asked(endpoint.url)).status == 200
+
+
+async def test_whoever_asks_is_told_to_the_node_that_knows() -> None:
+    async with running_endpoint(reply_json({"reasons": []})) as endpoint:
+        await asked(endpoint.url, authorization="Basic YTpi")
+        (seen,) = endpoint.seen
+        assert seen.headers["authorization"] == "Basic YTpi"
+
+
+@pytest.mark.parametrize("status", [401, 403, 421])
+async def test_a_node_that_does_not_let_this_one_in_was_not_reached(status: int) -> None:
+    refusal = reply(status, b"{}", Content_Type="application/problem+json")
+    async with running_endpoint(refusal) as endpoint:
+        check_refusal(await asked(endpoint.url), endpoint.url)

@@ -5,13 +5,39 @@ from __future__ import annotations
 import msgspec
 
 from doc_pages import ROOT, rows_under
+from headgate.http_bodies import (
+    BudgetStatusBody,
+    CommitBody,
+    DeliveryBody,
+    LimitsShown,
+    MetricsBody,
+    NewTokenBody,
+    PingBody,
+    PingedBody,
+    QueueBody,
+    ReservationBody,
+    ReserveBody,
+    SecretBody,
+    SettledBody,
+    UsageRowBody,
+)
 from headgate.intake.bodies import BATCH_FIELDS, TASK_FIELDS
 from headgate.task_snapshot import TaskSnapshot
-from headgate.web.api import LimitsShown
+from headgate.tokens import PERMISSIONS
 from headgate.web.refusals import CODES
 from headgate.web.routes import ROUTES
-from headgate.web.status import MetricsBody, QueueBody
 from headgate.web.tasks import QUERY_FIELDS
+from headgate.web.usage import USAGE_QUERY
+from headgate.web.webhooks import QUERY_FIELDS as WEBHOOK_QUERY
+from headgate.worker_bodies import (
+    BeatBody,
+    ClaimBody,
+    ClaimedBody,
+    CompleteBody,
+    FailBody,
+    HeartbeatBody,
+    UsedBody,
+)
 
 PAGE = (ROOT / "docs/reference/http-api.md").read_text()
 
@@ -54,3 +80,45 @@ def test_every_figure_of_the_stats_is_documented() -> None:
     section = PAGE.split("## Counts and limits")[1].split("\n## ")[0]
     for kind in (QueueBody, MetricsBody, LimitsShown):
         assert all(f"`{name}`" in section for name in names_of(kind))
+
+
+def test_every_field_of_a_webhook_is_documented() -> None:
+    assert named("Webhooks") == names_of(DeliveryBody)
+    section = PAGE.split("## Webhooks")[1].split("\n## ")[0]
+    for field in (
+        *WEBHOOK_QUERY,
+        *names_of(PingBody),
+        *names_of(PingedBody),
+        *names_of(SecretBody),
+    ):
+        assert f"`{field}`" in section or f'"{field}"' in section
+
+
+def test_every_field_of_workers_is_documented() -> None:
+    assert named("Pulling tasks") == names_of(ClaimBody)
+    section = PAGE.split("## Pulling tasks")[1].split("\n## ")[0]
+    for kind in (ClaimedBody, HeartbeatBody, BeatBody, CompleteBody, FailBody, UsedBody):
+        assert all(f"`{name}`" in section for name in names_of(kind)), kind
+
+
+def test_every_field_of_a_wish_for_a_token_is_documented() -> None:
+    assert named("Tokens") == names_of(NewTokenBody)
+
+
+def test_every_field_of_a_budget_is_documented() -> None:
+    assert named("Budgets") == names_of(ReserveBody)
+    assert set(names_of(CommitBody)) <= set(names_of(ReserveBody))
+    section = PAGE.split("## Budgets\n")[1].split("\n## ")[0]
+    bodies = (ReservationBody, SettledBody, BudgetStatusBody)
+    listed = [name for kind in bodies for name in names_of(kind) if not name.endswith("Tokens")]
+    assert [name for name in listed if f"`{name}`" not in section] == []
+
+
+def test_every_parameter_and_figure_of_usage_is_documented() -> None:
+    assert named("Usage") == list(USAGE_QUERY)
+    section = PAGE.split("## Usage\n")[1].split("\n## ")[0]
+    assert [name for name in names_of(UsageRowBody) if f"`{name}`" not in section] == []
+
+
+def test_every_permission_is_documented() -> None:
+    assert named("Who is let in") == list(PERMISSIONS)

@@ -19,11 +19,15 @@ from headgate.web import connection
 from headgate.web.app import build_app
 from headgate.web.requests import MAX_BODY_BYTES
 from headgate.web.server import listen, serve
+from web.asgi_client import Response
 from web.fake_engine import FakeEngine
 
 BODY = b'{"agentId": "a", "action": "click"}'
-SUBMIT = b"POST /tasks HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
-ALIVE = b"GET /livez HTTP/1.1\r\nHost: h\r\n\r\n"
+SUBMIT = b"POST /tasks HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
+    len(BODY),
+    BODY,
+)
+ALIVE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HURRY = 0.05
 
 
@@ -144,7 +148,7 @@ def test_a_request_may_come_byte_by_byte(run: Serve) -> None:
 def test_a_chunked_body_is_put_together_and_its_trailer_passed_over(run: Serve) -> None:
     async def scenario(connect: Connect) -> None:
         peer = await connect()
-        head = b"POST /tasks HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = b"POST /tasks HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         chunks = b"5\r\n%b\r\n%x\r\n%b\r\n0\r\n" % (BODY[:5], len(BODY) - 5, BODY[5:])
         await peer.send(head + chunks + b"Origin: https://evil.test\r\n\r\n" + ALIVE)
         assert (await peer.answer())[0] == 202
@@ -156,7 +160,7 @@ def test_a_chunked_body_is_put_together_and_its_trailer_passed_over(run: Serve) 
 def test_head_has_the_length_and_no_body(run: Serve) -> None:
     async def scenario(connect: Connect) -> None:
         peer = await connect()
-        await peer.send(b"HEAD /livez HTTP/1.1\r\nHost: h\r\n\r\n" + ALIVE)
+        await peer.send(b"HEAD /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" + ALIVE)
         status, headers, _ = await peer.answer(has_body=False)
         assert (status, headers["content-length"]) == (200, "15")
         assert (await peer.answer())[2] == b'{"status":"ok"}'
@@ -180,7 +184,7 @@ def test_a_client_that_asks_first_is_told_to_go_on(run: Serve) -> None:
     "request_bytes",
     [
         b"GET /livez HTTP/1.0\r\n\r\n",
-        b"GET /livez HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
         b"GET /livez HTTP/1.0\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
     ],
 )
@@ -214,6 +218,20 @@ def test_an_upgrade_is_passed_over_and_the_request_answered(run: Serve, protocol
     run(scenario)
 
 
+def test_a_refusal_before_the_body_has_the_id_of_its_request(run: Serve) -> None:
+    async def scenario(connect: Connect) -> None:
+        peer = await connect()
+        head = b"POST /tasks HTTP/1.1\r\nX-Request-Id: mine\r\nContent-Length: %d\r\n\r\n"
+        await peer.send(head % (MAX_BODY_BYTES + 1))
+        answered = Response(*await peer.answer())
+        assert (answered.refusal["code"], answered.headers["x-request-id"]) == (
+            "body_too_large",
+            "mine",
+        )
+
+    run(scenario)
+
+
 def test_a_tunnel_is_not_made(run: Serve) -> None:
     async def scenario(connect: Connect) -> None:
         peer = await connect()
@@ -242,30 +260,51 @@ def test_a_client_that_stops_sending_still_gets_all_its_answers(run: Serve) -> N
     [
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "bad_request"),
         (b"GET /livez HTTP/1.1\r\nBroken Header\r\n\r\n", 400, "bad_request"),
-        (b"GET / HTTP/1.1\r\n" + b"X-Long: " + b"x" * 300_000, 400, "bad_request"),
+        (b"GET / HTTP/1.1\r\n" + b"X-Long: " + b"x" * 300_000, 431, "head_too_large"),
         (
             b"GET / HTTP/1.1\r\n" + b"X-Long: " + b"x" * 70_000 + b"\r\n\r\n",
-            400,
-            "bad_request",
+            431,
+            "head_too_large",
         ),
+        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 101 + b"\r\n", 431, "head_too_large"),
+        (b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"x" * 8_192), 414, "uri_too_long"),
+        (
+            b"POST /tasks HTTP/1.1\r\nExpect: 200-ok\r\nContent-Length: 5\r\n\r\n",
+            417,
+            "expectation_failed",
+        ),
+        (b"CONNECT elsewhere:80 HTTP/1.1\r\nHost: elsewhere\r\n\r\n", 400, "bad_request"),
         (
             b"POST /tasks HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
             400,
             "bad_request",
         ),
         (
-            b"POST /tasks HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1),
+            b"POST /tasks HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+            % (MAX_BODY_BYTES + 1),
             413,
             "body_too_large",
         ),
         (
-            b"POST /tasks HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"POST /tasks HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
             + b"10000\r\n%b\r\n" % (b" " * 0x10000) * 17,
             413,
             "body_too_large",
         ),
     ],
-    ids=["tls", "header", "long head", "whole long head", "two lengths", "length", "chunked"],
+    ids=[
+        "tls",
+        "header",
+        "long head",
+        "whole long head",
+        "many headers",
+        "long address",
+        "expectation",
+        "tunnel",
+        "two lengths",
+        "length",
+        "chunked",
+    ],
 )
 def test_what_cannot_be_served_is_refused_and_the_connection_closed(
     run: Serve, request_bytes: bytes, status: int, code: str
@@ -274,7 +313,8 @@ def test_what_cannot_be_served_is_refused_and_the_connection_closed(
         peer = await connect()
         await peer.send(request_bytes)
         answered, headers, body = await peer.answer()
-        assert (answered, json.loads(body)["code"]) == (status, code)
+        refusal = Response(answered, headers, body).refusal
+        assert (answered, refusal["code"]) == (status, code)
         assert headers["connection"] == "close"
         assert await peer.rest() == b""
 
@@ -297,7 +337,8 @@ def test_a_body_is_utf_8_or_refused(
 ) -> None:
     async def scenario(connect: Connect) -> None:
         peer = await connect()
-        head = b"POST /tasks HTTP/1.1\r\nHost: h\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n"
+        head = b"POST /tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: %b\r\n"
+        head += b"Content-Length: %d\r\n\r\n"
         await peer.send(head % (kind, len(body)) + body)
         answered, _, answer = await peer.answer()
         assert (answered, json.loads(answer).get("code")) == (status, code)
@@ -309,7 +350,7 @@ def test_a_body_is_utf_8_or_refused(
 def test_odd_addresses_are_not_found(run: Serve, path: bytes) -> None:
     async def scenario(connect: Connect) -> None:
         peer = await connect()
-        await peer.send(b"GET %b HTTP/1.1\r\nHost: h\r\n\r\n" % path)
+        await peer.send(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)
         status, _, body = await peer.answer()
         assert (status, json.loads(body)["code"]) in ((404, "not_found"), (400, "bad_request"))
 

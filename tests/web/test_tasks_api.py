@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from headgate.core.admission import QueueLimits
 from headgate.core.records import Progress
 from headgate.core.tasks import TaskStatus
-from headgate.errors import HeadgateError, StoreUnavailableError
-from headgate.web.refusals import CODES
+from headgate.errors import HeadgateError, NotTakingWorkError, StoreUnavailableError
+from headgate.web.refusals import CODES, STORE_FAILS
 from headgate.web.requests import MAX_BODY_BYTES
 from web.asgi_client import Client
 from web.fake_engine import FakeEngine, Health
@@ -49,7 +49,7 @@ def test_a_task_that_is_taken_gets_its_id_state_position_and_time(client: Client
 def test_a_wrong_task_is_refused_with_code_field_and_message(client: Client) -> None:
     answer = client.post("/tasks", {"action": "x"})
     assert answer.status == 400
-    assert answer.json == {
+    assert answer.refusal == {
         "code": "missing_field",
         "error": "missing required field 'agentId'",
         "retryable": False,
@@ -62,7 +62,7 @@ def test_a_full_queue_answers_429_with_the_id_of_the_rejected_task() -> None:
     submitted(client)
     answer = client.post("/tasks", TASK)
     assert (answer.status, answer.headers["retry-after"]) == (429, "1")
-    body = answer.json
+    body = answer.refusal
     task_id = body.pop("taskId")
     assert body == {
         "code": "queue_full",
@@ -176,7 +176,12 @@ def test_a_task_that_is_not_there_is_404_whatever_its_id(
 ) -> None:
     answer = client.get(f"/tasks/{task_id}{rest}")
     assert answer.status == 404
-    assert answer.json == {"code": "not_found", "error": "task not found", "retryable": False}
+    assert answer.refusal == {
+        "code": "not_found",
+        "error": "task not found",
+        "retryable": False,
+        "details": {},
+    }
 
 
 def test_tasks_are_listed_newest_first_and_page_by_page(client: Client) -> None:
@@ -299,7 +304,7 @@ def test_a_batch_during_an_outage_is_503_and_a_part_of_one_says_which(client: Cl
     both = {"agentId": "a", "tasks": [{"action": "bad"}, {"action": "x"}]}
     part = client.post("/tasks/batch", both).json
     assert part["submitted"] == 1
-    assert part["tasks"][0] == {"code": "unavailable", "error": "disk full", "retryable": True}
+    assert part["tasks"][0] == {"code": "unavailable", "error": STORE_FAILS, "retryable": True}
     whole = client.post("/tasks/batch", {"agentId": "a", "tasks": [{"action": "bad"}]})
     assert (whole.status, whole.json["code"]) == (503, "unavailable")
 
@@ -350,15 +355,20 @@ def test_stats_count_lanes_by_agent_and_show_the_limits(client: Client) -> None:
 def test_alive_asks_nobody_and_ready_asks_the_engine(client: Client) -> None:
     client.engine.failure = StoreUnavailableError("gone")
     assert client.get("/livez").json == {"status": "ok"}
-    assert client.get("/readyz").json == {"status": "ready", "role": "dispatcher"}
-    client.engine.state = Health(is_ready=False, role="follower", problem="the store is gone")
+    well = {"store": "ok", "ledger": "ok", "dispatcher": "ok"}
+    ready = {"status": "ready", "role": "dispatcher", "paused": False, **well}
+    assert client.get("/readyz").json == ready
+    parts = {**well, "store": "the store is gone"}
+    client.engine.state = Health(
+        is_ready=False, role="follower", problem="the store is gone", parts=parts
+    )
     answer = client.get("/readyz")
     assert answer.status == 503
-    assert answer.json == {
+    assert answer.refusal == {
         "code": "not_ready",
         "error": "the store is gone",
         "retryable": True,
-        "details": {"role": "follower"},
+        "details": {"role": "follower", **parts},
     }
 
 
@@ -373,13 +383,26 @@ ASKING = [
 
 
 @pytest.mark.parametrize(("method", "url", "body"), ASKING)
-def test_a_store_that_cannot_be_asked_is_503_with_the_reason(
-    client: Client, method: str, url: str, body: bytes
+def test_a_store_that_cannot_be_asked_is_503_and_only_the_log_has_the_reason(
+    client: Client, caplog: pytest.LogCaptureFixture, method: str, url: str, body: bytes
 ) -> None:
-    client.engine.failure = StoreUnavailableError("database is locked")
-    answer = client.request(method, url, body)
-    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-    assert answer.json == {"code": "unavailable", "error": "database is locked", "retryable": True}
+    client.engine.failure = StoreUnavailableError("/var/x.db is locked")
+    for _ in range(3):
+        answer = client.request(method, url, body)
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert answer.refusal == {
+            "code": "unavailable",
+            "error": STORE_FAILS,
+            "retryable": True,
+            "details": {},
+        }
+    assert caplog.text.count("/var/x.db is locked") == 1
+
+
+def test_a_node_that_was_told_to_take_no_work_says_so(client: Client) -> None:
+    client.engine.failure = NotTakingWorkError("switched off")
+    answer = client.post("/tasks", TASK)
+    assert (answer.status, answer.refusal["error"]) == (503, "switched off")
 
 
 @pytest.mark.parametrize("fault", [ZeroDivisionError("secret"), HeadgateError("secret")])
@@ -396,7 +419,12 @@ def test_a_fault_is_500_and_only_the_log_tells_what_it_was(
     with caplog.at_level(logging.ERROR):
         answer = client.request(method, url, body, headers={"x-request-id": "req-7"})
     assert answer.status == 500
-    assert answer.json == {"code": "internal", "error": "internal error", "retryable": False}
+    assert answer.refusal == {
+        "code": "internal",
+        "error": "internal error",
+        "retryable": False,
+        "details": {},
+    }
     assert "req-7" in caplog.text
     assert "secret" in caplog.text
 
@@ -449,7 +477,7 @@ def test_a_client_that_goes_away_gets_no_answer_and_submits_nothing(client: Clie
         ({"content-type": "multipart/form-data; boundary=x"}, 415),
         ({"content-type": "text/html"}, 415),
         ({"content-encoding": "gzip"}, 415),
-        ({"origin": "http://headgate.test"}, 202),
+        ({"origin": "http://127.0.0.1:7420"}, 202),
         ({"origin": "https://evil.test"}, 403),
         ({"origin": "null"}, 403),
     ],

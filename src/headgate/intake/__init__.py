@@ -1,5 +1,5 @@
 """What clients send becomes tasks here, or a refusal with a code, a field and a message."""
 
-from headgate.intake.reading import Batch, Defaults, Draft, Intake
+from headgate.intake.reading import Batch, Defaults, Draft, Draining, Intake
 
-__all__ = ["Batch", "Defaults", "Draft", "Intake"]
+__all__ = ["Batch", "Defaults", "Draft", "Draining", "Intake"]

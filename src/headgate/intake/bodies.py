@@ -7,9 +7,10 @@ like a known field is refused instead: a task whose `dedline` is ignored would r
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
-from functools import lru_cache
-from typing import TypeVar
+from functools import cache, lru_cache
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,6 +20,7 @@ from headgate.errors import InvalidTaskError
 MAX_FIELDS = 64
 _SIMILAR = 0.8
 _SHOWN_CHARACTERS = 60
+_MISSING_FIELD = re.compile(r"Object missing required field `(.*?)`")
 _UNKNOWN_FIELD = "Object contains unknown field"
 
 
@@ -41,13 +43,13 @@ class TaskBody(msgspec.Struct, rename="camel"):
     tab_id: str | None = None
     selector: str | None = None
     ref: str | None = None
-    params: msgspec.Raw = msgspec.Raw()
+    params: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     priority: int | None = None
     deadline: str | None = None
     callback_url: str | None = None
     project_id: str | None = None
     target: str | None = None
-    input: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     weight: float | None = None
     estimate: EstimateBody | None = None
     scopes: list[str] | None = None
@@ -76,7 +78,8 @@ class _StrictBatchBody(BatchBody, rename="camel", forbid_unknown_fields=True):
     pass
 
 
-Body = TypeVar("Body", TaskBody, BatchBody)
+Body = TypeVar("Body", bound=msgspec.Struct)
+Small = TypeVar("Small", bound=msgspec.Struct)
 
 TASK_FIELDS = tuple(field.encode_name for field in msgspec.structs.fields(TaskBody))
 BATCH_FIELDS = tuple(field.encode_name for field in msgspec.structs.fields(BatchBody))
@@ -109,6 +112,18 @@ class BodyReader:
             if not str(error).startswith(_UNKNOWN_FIELD):
                 raise _refusal(error) from None
         return _lenient(self._batch, body, BATCH_FIELDS)
+
+
+def read_body(body: bytes, kind: type[Small]) -> Small:
+    """Read a body that is not a task, or raise `InvalidTaskError`."""
+    known = tuple(field.encode_name for field in msgspec.structs.fields(kind))
+    decoder: msgspec.json.Decoder[Small] = _decoder(kind)
+    return _lenient(decoder, body, known)
+
+
+@cache
+def _decoder(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
 
 
 def check_unknown(names: Iterable[str], known: tuple[str, ...]) -> None:
@@ -156,6 +171,10 @@ def _refusal(error: Exception) -> InvalidTaskError:
         return InvalidTaskError("bad_json", "", "the body is nested too deeply")
     if not isinstance(error, msgspec.ValidationError):
         return InvalidTaskError("bad_json", "", f"the body is not JSON: {shown(str(error))}")
+    missing = _MISSING_FIELD.match(str(error))
+    if missing is not None:
+        message = f"missing required field '{missing[1]}'"
+        return InvalidTaskError("missing_field", missing[1], message)
     problem, _, place = str(error).partition(" - at ")
     field = place.strip("`").removeprefix("$").removeprefix(".")
     if not field:

@@ -7,8 +7,8 @@ printable, times are within the calendar, amounts within what a reservation can 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
+from itertools import chain
 from typing import NoReturn
 
 import msgspec
@@ -144,10 +144,10 @@ def estimated_tokens(body: EstimateBody) -> int | None:
         refuse(error.field, error.problem)
 
 
-def estimated_micro_usd(body: EstimateBody) -> int | None:
-    """Return the micro-dollars that were estimated; None is not estimated."""
+def estimated_micro_usd(body: EstimateBody) -> int:
+    """Return the micro-dollars that were estimated; 0 is not estimated."""
     if body.usd is None:
-        return None
+        return 0
     try:
         return to_micro_usd(body.usd, field="estimate.usd")
     except InvalidAmountError as error:
@@ -198,13 +198,12 @@ def labels(given: dict[str, str]) -> dict[str, str]:
 
 
 def _is_too_deep(value: object) -> bool:
+    # Level by level, and in C as far as it goes: a body may have hundreds of thousands of values.
     level: list[object] = [value]
     for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, _NESTED)]
-    return bool(level)
-
-
-def _inside(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+        arrays = chain.from_iterable([one for one in level if isinstance(one, list)])
+        objects = chain.from_iterable([one.values() for one in level if isinstance(one, dict)])
+        level = [one for one in chain(arrays, objects) if isinstance(one, _NESTED)]
+        if not level:
+            return False
+    return True

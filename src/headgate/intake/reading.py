@@ -6,19 +6,21 @@ raised. Nothing here waits, reads a clock or asks a store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
-from headgate.core.records import Submission, Terms
+from headgate.core.records import Submission, TaskRecord, Terms
 from headgate.core.scopes import Scope, parse_scope
 from headgate.core.tasks import Task
 from headgate.errors import InvalidTaskError
 from headgate.intake import fields
+from headgate.intake.binding import bind, check_scopes
 from headgate.intake.bodies import BatchBody, BodyReader, TaskBody, shown
+from headgate.settings.sections import DEFAULT_PROJECT
+from headgate.tokens import UNBOUND, Bounds
 
-DEFAULT_PROJECT = "default"
 MAX_BATCH = 50
 
 
@@ -27,8 +29,20 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
 
     timeout_seconds: float | None = 900.0
     max_attempts: int = 1
-    estimate_tokens: int | None = None
-    estimate_micro_usd: int = 0
+
+
+class Draining(msgspec.Struct, frozen=True, kw_only=True):
+    """Projects, agents and targets that finish what they have and take no new tasks."""
+
+    projects: frozenset[str] = frozenset()
+    agents: frozenset[str] = frozenset()
+    targets: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.projects or self.agents or self.targets)
+
+
+NOTHING_DRAINS = Draining()
 
 
 class Draft(NamedTuple):
@@ -48,7 +62,9 @@ class Batch(NamedTuple):
 class Intake:
     """Judges submissions by the projects and targets that exist.
 
-    `targets` maps the name of each target to its slot, or to None where it has none.
+    `targets` maps the name of each target to its slot, or to None where it has none, and
+    `agent_targets` agents to the target of those of their tasks that name none. `check_url`
+    says what is wrong with an address that is to be told of the end of a task.
     """
 
     def __init__(
@@ -57,26 +73,37 @@ class Intake:
         projects: Iterable[str] = (),
         targets: Mapping[str, str | None],
         default_target: str | None,
+        agent_targets: Mapping[str, str] | None = None,
         defaults: Defaults | None = None,
+        draining: Draining = NOTHING_DRAINS,
+        check_url: Callable[[str], str | None] | None = None,
     ) -> None:
         self._scopes = {name: parse_scope(f"project:{name}") for name in projects}
         self._scopes.setdefault(DEFAULT_PROJECT, parse_scope(f"project:{DEFAULT_PROJECT}"))
         self._targets = dict(targets)
         self._default_target = default_target
+        self._agent_targets = dict(agent_targets or {})
         self._defaults = defaults or Defaults()
-        self._default_terms = Terms(
-            max_attempts=self._defaults.max_attempts,
-            estimate_micro_usd=self._defaults.estimate_micro_usd,
-        )
+        self._default_terms = Terms(max_attempts=self._defaults.max_attempts)
+        self._check_url = check_url
+        self._draining = draining
         self._bodies = BodyReader()
 
-    def read_task(self, body: bytes, *, now: float) -> Draft:
-        """Return the task of a request, or raise `InvalidTaskError`."""
-        return self._draft(self._bodies.task(body), now)
+    def knows_project(self, project_id: str) -> bool:
+        """Tell whether there is such a project."""
+        return project_id in self._scopes
 
-    def read_batch(self, body: bytes, *, now: float) -> Batch:
+    def read_task(self, body: bytes, *, now: float, bounds: Bounds = UNBOUND) -> Draft:
+        """Return the task of a request, or raise `InvalidTaskError`.
+
+        `bounds` are those of whoever sends it.
+        """
+        return self._draft(self._bodies.task(body), now, bounds)
+
+    def read_batch(self, body: bytes, *, now: float, bounds: Bounds = UNBOUND) -> Batch:
         """Return the tasks of a request; raise `InvalidTaskError` if it is wrong as a whole."""
         batch = self._bodies.batch(body)
+        bind(batch, bounds)
         _require_agent(batch.agent_id, batch.project_id)
         tasks = batch.tasks or ()
         if not tasks:
@@ -84,27 +111,36 @@ class Intake:
         if len(tasks) > MAX_BATCH:
             message = f"a batch has at most {MAX_BATCH} tasks, not {len(tasks)}"
             raise InvalidTaskError("batch_too_large", "tasks", message)
-        return Batch([self._entry(raw, batch, now) for raw in tasks])
+        return Batch([self._entry(raw, batch, now, bounds) for raw in tasks])
 
-    def _entry(self, raw: msgspec.Raw, batch: BatchBody, now: float) -> Draft | InvalidTaskError:
+    def _entry(
+        self, raw: msgspec.Raw, batch: BatchBody, now: float, bounds: Bounds
+    ) -> Draft | InvalidTaskError:
         try:
             body = self._bodies.task(raw)
             body.agent_id = body.agent_id or batch.agent_id
             body.project_id = body.project_id or batch.project_id
             body.callback_url = body.callback_url or batch.callback_url
-            return self._draft(body, now)
+            return self._draft(body, now, bounds)
         except InvalidTaskError as error:
             return error
 
-    def _draft(self, body: TaskBody, now: float) -> Draft:
+    def _draft(self, body: TaskBody, now: float, bounds: Bounds) -> Draft:
+        if bounds is not UNBOUND:
+            bind(body, bounds)
         _require_agent(body.agent_id, body.project_id)
         submission = _submission(body)
-        return Draft(self._task(body, now), self._terms(body), submission)
+        task = self._task(body, now)
+        if bounds is not UNBOUND:
+            check_scopes(task, bounds)
+        return Draft(task, self._terms(body), submission)
 
     def _task(self, body: TaskBody, now: float) -> Task:
         project_id = body.project_id or DEFAULT_PROJECT
         own = self._own_scope(project_id)
-        target = self._target(body.target)
+        target = self._target(body.target, body.agent_id)
+        if self._draining:
+            self._check_taken(project_id, body.agent_id, target)
         not_before = fields.not_before(body.not_before, now=now) if body.not_before else None
         return Task(
             project_id=project_id,
@@ -112,19 +148,13 @@ class Intake:
             priority=fields.priority(body.priority) if body.priority else 0,
             weight=1.0 if body.weight is None else fields.weight(body.weight),
             created_at=now,
-            estimate_tokens=self._tokens(body),
+            estimate_tokens=fields.estimated_tokens(body.estimate) if body.estimate else None,
             deadline=self._deadline(body.deadline, now, not_before),
             not_before=not_before,
             scopes=fields.scopes(body.scopes, own) if body.scopes else (own,),
             target=target,
             slot=self._targets[target],
         )
-
-    def _tokens(self, body: TaskBody) -> int | None:
-        if body.estimate is None:
-            return self._defaults.estimate_tokens
-        tokens = fields.estimated_tokens(body.estimate)
-        return self._defaults.estimate_tokens if tokens is None else tokens
 
     def _own_scope(self, project_id: str) -> Scope:
         try:
@@ -133,14 +163,49 @@ class Intake:
             message = f"unknown project '{shown(project_id)}'"
             raise InvalidTaskError("unknown_project", "projectId", message) from None
 
-    def _target(self, name: str | None) -> str:
-        wanted = name or self._default_target
+    def _target(self, name: str | None, agent_id: str | None) -> str:
+        wanted = name or self._agent_targets.get(agent_id or "") or self._default_target
         if wanted is None:
             message = "missing required field 'target': there is no default target"
             raise InvalidTaskError("missing_field", "target", message)
         if wanted not in self._targets:
             raise InvalidTaskError("unknown_target", "target", f"unknown target '{shown(wanted)}'")
         return wanted
+
+    def _check_taken(self, project_id: str, agent_id: str | None, target: str) -> None:
+        draining = self._draining
+        for field, noun, name, names in (
+            ("projectId", "project", project_id, draining.projects),
+            ("agentId", "agent", agent_id, draining.agents),
+            ("target", "target", target, draining.targets),
+        ):
+            if name in names:
+                message = f"{noun} '{shown(name or '')}' is draining and takes no new tasks"
+                raise InvalidTaskError("draining", field, message)
+
+    def again(self, record: TaskRecord, *, now: float) -> Draft:
+        """Return a task that ended as a new one, with its whole time before it.
+
+        It is judged as if it were sent today. What it depended on has ended with it.
+        """
+        task = record.task
+        own, target = self._own_scope(task.project_id), self._target(task.target, task.agent_id)
+        if self._draining:
+            self._check_taken(task.project_id, task.agent_id, target)
+        new = Task(
+            project_id=task.project_id,
+            agent_id=task.agent_id,
+            priority=task.priority,
+            weight=task.weight,
+            created_at=now,
+            estimate_tokens=task.estimate_tokens,
+            deadline=self._deadline(None, now, None),
+            scopes=task.scopes or (own,),
+            target=target,
+            slot=self._targets[target],
+        )
+        terms = msgspec.structs.replace(record.terms, depends_on=())
+        return Draft(new, terms, msgspec.structs.replace(record.submission, retry_of=task.id))
 
     def _deadline(self, text: str | None, now: float, not_before: float | None) -> float | None:
         if text:
@@ -160,24 +225,28 @@ class Intake:
             or body.estimate is not None
             or body.on_exhausted is not None
             or body.on_parent_failure is not None
+            or body.callback_url
         ):
             return self._default_terms
         default = self._default_terms
         attempts = body.max_attempts
         return Terms(
-            estimate_micro_usd=self._micro_usd(body),
+            estimate_micro_usd=fields.estimated_micro_usd(body.estimate) if body.estimate else 0,
             max_attempts=default.max_attempts
             if attempts is None
             else fields.max_attempts(attempts),
             on_exhausted=body.on_exhausted or default.on_exhausted,
             on_parent_failure=body.on_parent_failure or default.on_parent_failure,
             depends_on=fields.depends_on(body.depends_on) if body.depends_on else (),
+            callback_url=self._callback_url(body.callback_url) if body.callback_url else None,
         )
 
-    def _micro_usd(self, body: TaskBody) -> int:
-        given = body.estimate
-        micro_usd = None if given is None else fields.estimated_micro_usd(given)
-        return self._defaults.estimate_micro_usd if micro_usd is None else micro_usd
+    def _callback_url(self, text: str) -> str:
+        url = fields.callback_url(text)
+        problem = self._check_url(url) if self._check_url is not None else None
+        if problem is not None:
+            fields.refuse("callbackUrl", problem)
+        return url
 
 
 def _submission(body: TaskBody) -> Submission:
@@ -191,7 +260,6 @@ def _submission(body: TaskBody) -> Submission:
         ref=fields.identifier(body.ref, "ref") if body.ref else None,
         params=fields.json_object(body.params, "params") if body.params else None,
         input=given,
-        callback_url=fields.callback_url(body.callback_url) if body.callback_url else None,
         labels=fields.labels(body.labels) if body.labels else {},
     )
 

@@ -5,28 +5,36 @@ from headgate.settings.decoding import load_settings
 from headgate.settings.rates import rate_limits, warnings_of
 from headgate.settings.sections import (
     AgentSettings,
+    AuthSettings,
     BudgetSettings,
     LedgerSettings,
+    LogSettings,
     ProjectSettings,
     RateLimitSettings,
     SchedulerSettings,
     ServerSettings,
     Settings,
     StoreSettings,
+    TelemetrySettings,
+    WebhookSettings,
 )
 from headgate.settings.sources import FILE_NAME, settings_file
 
 __all__ = [
     "FILE_NAME",
     "AgentSettings",
+    "AuthSettings",
     "BudgetSettings",
     "LedgerSettings",
+    "LogSettings",
     "ProjectSettings",
     "RateLimitSettings",
     "SchedulerSettings",
     "ServerSettings",
     "Settings",
     "StoreSettings",
+    "TelemetrySettings",
+    "WebhookSettings",
     "budgets",
     "load_settings",
     "rate_limits",

@@ -12,13 +12,16 @@ from contextlib import contextmanager
 from headgate.core.scopes import parse_scope
 from headgate.core.snapshot import MIN_CREDIT_WEIGHT
 from headgate.errors import InvalidFieldError, InvalidScopeError, InvalidSettingError
+from headgate.executors.targets import PULL_NAME, PullTarget
 from headgate.settings.messages import key_path
-from headgate.settings.sections import SchedulerSettings, Settings
+from headgate.settings.sections import AuthSettings, SchedulerSettings, Settings, WebhookSettings
+from headgate.webhooks.allow_list import parse_allow_list
 
 MAX_NAMES = 10_000
 MAX_NAME_LENGTH = 128
 STORE_URLS = ("sqlite:///headgate.db", "postgresql://host/database", "memory:")
-_ADDRESS = re.compile(r"https?://([\w.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
+_HOST = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
+_ADDRESS = re.compile(rf"https?://{_HOST.pattern}", re.ASCII)
 LEDGER_URLS = (
     *STORE_URLS,
     "redis://127.0.0.1:6379/0",
@@ -51,7 +54,10 @@ def check(settings: Settings) -> None:
     _check_scheduler(settings.scheduler)
     _check_projects(settings)
     _check_targets(settings)
+    _check_pulling(settings)
     _check_advertised(settings.server.advertise)
+    _check_auth(settings.auth)
+    _check_webhooks(settings.webhooks)
     _check_url("store", settings.store.url, STORE_URLS)
     _check_url("ledger", settings.ledger.url, LEDGER_URLS)
 
@@ -84,6 +90,16 @@ def _check_project_name(name: str) -> None:
         raise InvalidSettingError(key_path("projects", name), problem) from None
 
 
+def _check_pulling(settings: Settings) -> None:
+    if not isinstance(settings.all_targets[PULL_NAME], PullTarget):
+        problem = f"the target {PULL_NAME} is what workers pull; give this one another name"
+        raise InvalidSettingError(key_path("targets", PULL_NAME), problem)
+    for name, agent in settings.agents.items():
+        if agent.target is not None and agent.target not in settings.all_targets:
+            problem = f"there is no target {agent.target!r}; name one of the section targets"
+            raise InvalidSettingError(key_path("agents", name, "target"), problem)
+
+
 def _check_targets(settings: Settings) -> None:
     marked = [name for name, target in settings.targets.items() if target.default]
     for name in marked[1:]:
@@ -96,6 +112,26 @@ def _check_advertised(address: str | None) -> None:
         return
     problem = "is the scheme, the host and the port, as in http://10.0.0.5:7420"
     raise InvalidSettingError("server.advertise", problem)
+
+
+def _check_auth(auth: AuthSettings) -> None:
+    for place, host in enumerate(auth.allowed_hosts):
+        if _HOST.fullmatch(host) is None:
+            problem = "is a host, with a port or without, as in headgate.example:8443"
+            raise InvalidSettingError(key_path("auth", "allowed_hosts", f"[{place}]"), problem)
+    for place, origin in enumerate(auth.allowed_origins):
+        if _ADDRESS.fullmatch(origin) is None:
+            problem = "is a scheme, a host and perhaps a port, as in https://headgate.example"
+            raise InvalidSettingError(key_path("auth", "allowed_origins", f"[{place}]"), problem)
+
+
+def _check_webhooks(webhooks: WebhookSettings) -> None:
+    with at_key("webhooks", "allow"):
+        parse_allow_list(webhooks.allow)
+    url = webhooks.alerts_url
+    if url is not None and not url.lower().startswith(("http://", "https://")):
+        problem = "is an http or https address, as in https://hooks.example/budgets"
+        raise InvalidSettingError("webhooks.alerts_url", problem)
 
 
 def _check_url(section: str, url: str | None, known: tuple[str, ...]) -> None:

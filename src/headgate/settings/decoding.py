@@ -20,14 +20,18 @@ from headgate.settings.rates import resolved_rate_limits
 from headgate.settings.sections import (
     DEFAULT_PROJECT,
     AgentSettings,
+    AuthSettings,
     BudgetSettings,
     LedgerSettings,
+    LogSettings,
     ProjectSettings,
     RateLimitSettings,
     SchedulerSettings,
     ServerSettings,
     Settings,
     StoreSettings,
+    TelemetrySettings,
+    WebhookSettings,
 )
 from headgate.settings.sources import Merged, Table, merge
 
@@ -57,8 +61,12 @@ def decode(merged: Merged) -> Settings:
         agents=_many(tables, "agents", AgentSettings),
         budgets=_many(tables, "budgets", BudgetSettings),
         server=_one(tables, "server", ServerSettings),
+        auth=_one(tables, "auth", AuthSettings),
+        webhooks=_one(tables, "webhooks", WebhookSettings),
         store=_one(tables, "store", StoreSettings),
         ledger=_one(tables, "ledger", LedgerSettings),
+        log=_one(tables, "log", LogSettings),
+        telemetry=_one(tables, "telemetry", TelemetrySettings),
     )
     settings.projects.setdefault(DEFAULT_PROJECT, ProjectSettings())
     check(settings)

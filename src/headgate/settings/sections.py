@@ -21,12 +21,12 @@ from headgate.core.money import (
     to_micro_usd,
 )
 from headgate.core.outcomes import RetryPolicy
-from headgate.core.projects import Agent, Project, ProjectStatus
+from headgate.core.projects import Agent, AgentState, Project, ProjectStatus, Standing
 from headgate.core.rate_limits import RateKind
 from headgate.core.records import MAX_ATTEMPTS
 from headgate.core.retries import Backoff
 from headgate.core.snapshot import DEFAULT_TOKENS, MAX_COUNT, MAX_WEIGHT, LanePolicy
-from headgate.executors.targets import Target
+from headgate.executors.targets import PULL, PULL_NAME, PullTarget, Target
 
 DEFAULT_PROJECT = "default"
 DEFAULT_PORT = 7420
@@ -42,6 +42,8 @@ SecondsOrNone = Annotated[float, Meta(ge=0, le=ONE_YEAR_SECONDS)]
 Hours = Annotated[int, Meta(ge=1, le=MAX_ROLLING_HOURS)]
 Rate = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Text = Annotated[str, Meta(min_length=1, max_length=2_000)]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "json", "text"]
 OptimizeFor = Literal["latency", "balanced", "throughput"]
 
 
@@ -70,6 +72,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     max_lag_tokens: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1_000_000
     priority_ageing_seconds: SecondsOrNone = 0.0
     lease_seconds: Annotated[float, Meta(ge=1, le=3_600)] = 10.0
+    worker_lease_seconds: Annotated[float, Meta(ge=1, le=3_600)] = 30.0
     max_result_bytes: Annotated[int, Meta(ge=1, le=64 * 2**20)] = 2**20
     drain_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
     retry_base_seconds: Seconds = 1.0
@@ -144,6 +147,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     capacity: Places | None = None
     type: str = ""
     accepts_open: bool = True
+    target: Text | None = None
+    status: Standing = Standing.ACTIVE
 
     def to_agent(self, agent_id: str, scheduler: SchedulerSettings) -> Agent:
         """Return the agent as the decision knows it."""
@@ -152,7 +157,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             id=agent_id,
             agent_type=self.type,
             capacity=capacity,
-            accepts_open=self.accepts_open,
+            accepts_open=self.accepts_open and self.status is not Standing.DRAINING,
+            state=AgentState.PAUSED if self.status is Standing.PAUSED else AgentState.IDLE,
         )
 
 
@@ -172,6 +178,24 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     advertise: Text | None = None
 
 
+class AuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who is let in: whether this machine needs a token too, and which hosts and pages are ours."""
+
+    required: bool = False
+    allowed_hosts: tuple[Text, ...] = ()
+    allowed_origins: tuple[Text, ...] = ()
+
+
+class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who is told of tasks that ended and of budgets, and which private addresses that may be."""
+
+    enabled: bool = True
+    allow: tuple[Text, ...] = ()
+    alerts_url: Text | None = None
+    timeout_seconds: Annotated[float, Meta(ge=0.1, le=60)] = 10.0
+    concurrency: Annotated[int, Meta(ge=1, le=256)] = 32
+
+
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What keeps the tasks; without a URL, an SQLite file in the data directory."""
 
@@ -184,6 +208,19 @@ class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     url: Text | None = None
 
 
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is logged, and in which form; `auto` is text on a terminal and JSON elsewhere."""
+
+    level: LogLevel = "info"
+    format: LogFormat = "auto"
+
+
+class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether spans are made; where they go is said by the variables of OpenTelemetry."""
+
+    otel: bool = False
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that was configured, decoded and checked."""
 
@@ -194,16 +231,38 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     agents: dict[str, AgentSettings] = {}
     budgets: dict[str, BudgetSettings] = {}
     server: ServerSettings = ServerSettings()
+    auth: AuthSettings = AuthSettings()
+    webhooks: WebhookSettings = WebhookSettings()
     store: StoreSettings = StoreSettings()
     ledger: LedgerSettings = LedgerSettings()
+    log: LogSettings = LogSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @property
     def default_target(self) -> str | None:
         """The target of a task that names none: the one marked so, or the only one there is."""
         marked = [name for name, target in self.targets.items() if target.default]
-        if not marked and len(self.targets) == 1:
-            marked = list(self.targets)
+        taking = [name for name, one in self.targets.items() if one.status is not Standing.DRAINING]
+        if not marked and len(taking or self.targets) == 1:
+            marked = taking or list(self.targets)
         return marked[0] if marked else None
+
+    @property
+    def all_targets(self) -> dict[str, Target]:
+        """All targets by name, with the one that is always there."""
+        return {PULL_NAME: PULL, **self.targets}
+
+    @property
+    def pull_targets(self) -> frozenset[str]:
+        """The targets whose tasks only workers run."""
+        targets = self.all_targets.items()
+        return frozenset(name for name, target in targets if isinstance(target, PullTarget))
+
+    @property
+    def agent_targets(self) -> dict[str, str]:
+        """The targets of agents whose tasks go there unless they say otherwise."""
+        agents = self.agents.items()
+        return {name: agent.target for name, agent in agents if agent.target is not None}
 
     def core_projects(self) -> tuple[Project, ...]:
         """Return all projects as the decision knows them, in the order of the file."""
@@ -218,8 +277,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 TABLES: dict[str, type[msgspec.Struct]] = {
     "scheduler": SchedulerSettings,
     "server": ServerSettings,
+    "auth": AuthSettings,
+    "webhooks": WebhookSettings,
     "store": StoreSettings,
     "ledger": LedgerSettings,
+    "log": LogSettings,
+    "telemetry": TelemetrySettings,
 }
 """The sections that are one table each; environment variables reach these."""
 

@@ -25,7 +25,7 @@ _QUERY_VALUE = re.compile(r"(?<==)(?!\{[\w.]+\}(?:[&#]|$))[^&#]+")
 _SECRET_ARGUMENT = re.compile(
     r"((?:key|token|secret|password)[\w-]*=).+", re.IGNORECASE | re.DOTALL
 )
-_URL_KEYS = {"url", "proxy"}
+_URL_KEYS = {"url", "proxy", "alerts_url"}
 _SECRET_KEYS = {"headers", "env"}
 
 Origins = dict[tuple[str, ...], str]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec import inspect
 
 from headgate.core.snapshot import BYTE_ORDER_MARK
 from headgate.errors import InvalidSettingError
@@ -159,8 +160,10 @@ def _value_of(variable: str, section: str, key: str, text: str) -> object:
         return 0
     fields = msgspec.structs.fields(TABLES[section])
     field_type = next(field.type for field in fields if field.name == key)
+    is_list = isinstance(inspect.type_info(field_type), inspect.VarTupleType)
+    value = [part.strip() for part in text.split(",") if part.strip()] if is_list else text
     try:
-        return msgspec.to_builtins(msgspec.convert(text, field_type, strict=False))
+        return msgspec.to_builtins(msgspec.convert(value, field_type, strict=False))
     except msgspec.ValidationError as error:
         problem = refusal(error, field_type, text, (variable,)).problem
         raise InvalidSettingError(variable, problem) from None

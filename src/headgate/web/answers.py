@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
 import msgspec
@@ -12,10 +12,13 @@ from headgate.web.refusals import RETRY_AFTER_SECONDS, Refusal
 Headers = tuple[tuple[bytes, bytes], ...]
 
 _ENCODER = msgspec.json.Encoder()
+_UNAUTHORIZED = 401
 _TOO_MANY = 429
 _UNAVAILABLE = 503
 _JSON = b"application/json"
+PROBLEM_JSON = b"application/problem+json"
 _RETRY_AFTER = (b"retry-after", str(RETRY_AFTER_SECONDS).encode())
+_BEARER = (b"www-authenticate", b'Bearer realm="headgate"')
 _CLOSE = (b"connection", b"close")
 
 
@@ -26,7 +29,7 @@ class Answer(NamedTuple):
     body: bytes
     headers: Headers = ()
     content_type: bytes = _JSON
-    stream: AsyncIterator[bytes] | None = None
+    stream: AsyncGenerator[bytes, None] | None = None
 
     def head(self, request_id: bytes) -> list[tuple[bytes, bytes]]:
         """Return all headers of the response."""
@@ -44,14 +47,17 @@ def json_answer(status: int, body: object, headers: Headers = ()) -> Answer:
     return Answer(status, _ENCODER.encode(body), headers)
 
 
-def refusal_answer(refusal: Refusal) -> Answer:
-    """Return the answer that a refusal stands for."""
+def refusal_answer(refusal: Refusal, request_id: bytes) -> Answer:
+    """Return the answer that a refusal stands for, under the id of its request."""
     status = refusal.kind.status
     headers: list[tuple[bytes, bytes]] = []
     if status in (_TOO_MANY, _UNAVAILABLE):
         headers.append(_RETRY_AFTER)
+    if status == _UNAUTHORIZED:
+        headers.append(_BEARER)
     if refusal.allow:
         headers.append((b"allow", refusal.allow.encode()))
     if refusal.closes:
         headers.append(_CLOSE)
-    return json_answer(status, refusal.body, tuple(headers))
+    body = refusal.body_of(request_id.decode("ascii"))
+    return Answer(status, _ENCODER.encode(body), tuple(headers), PROBLEM_JSON)

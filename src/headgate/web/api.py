@@ -8,30 +8,24 @@ from typing import NamedTuple
 
 import msgspec
 
+from headgate.administration import Administration
+from headgate.administration.bulk import BulkWork
+from headgate.audit import AuditLog
+from headgate.http_bodies import LimitsShown
 from headgate.intake import Intake
+from headgate.runtime.pull_workers import PullWorkers
+from headgate.runtime.webhooks import Webhooks
+from headgate.service_metrics import ServiceMetrics
+from headgate.telemetry import Telemetry
+from headgate.tokens import Tokens
+from headgate.tracker import LedgerTracker
+from headgate.usage_report import UsageReports
 from headgate.web.answers import Answer
 from headgate.web.callers import Permission
+from headgate.web.entrance import Entrance
 from headgate.web.forwarding import Forwarder
 from headgate.web.requests import Request
 from headgate.web.service import TaskService
-
-
-class LimitsShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The limits in force, as `/scheduler/stats` shows them; a limit of None is none."""
-
-    strategy: str = "fair-fifo"
-    max_queue_size: int | None = 1000
-    max_per_agent: int | None = 100
-    max_inflight: int | None = 20
-    max_per_agent_inflight: int | None = 10
-    result_ttl_seconds: float = msgspec.field(default=300, name="resultTTLSec")
-    worker_count: int = 20
-
-    def __post_init__(self) -> None:
-        # Clients that count seconds in whole numbers cannot read 300.0.
-        seconds = self.result_ttl_seconds
-        if seconds == int(seconds):
-            msgspec.structs.force_setattr(self, "result_ttl_seconds", int(seconds))
 
 
 class Api:
@@ -42,6 +36,21 @@ class Api:
         self.intake = intake
         self.limits = limits
         self.forwarder = Forwarder()
+        self.routes: tuple[Route, ...] = ()
+        self.openapi: bytes | None = None
+        self.entrance = Entrance()
+        self.tokens: Tokens | None = None
+        self.tracker: LedgerTracker | None = None
+        self.usage: UsageReports | None = None
+        self.audit: AuditLog | None = None
+        self.administration: Administration | None = None
+        self.bulk: BulkWork | None = None
+        self.is_paused = False
+        self.webhooks: Webhooks | None = None
+        self.streams = 0
+        self.telemetry: Telemetry | None = None
+        self.workers: PullWorkers | None = None
+        self.metrics: ServiceMetrics | None = None
 
 
 Handler = Callable[[Api, Request, str], Awaitable[Answer]]
@@ -53,8 +62,8 @@ class Route(NamedTuple):
 
     `needs` is the permission that a caller must have; None is free to all. The rest describes the
     route to programs: the struct of its body, what each status carries (a struct, or a media type
-    where it is not JSON), its query parameters, and the codes with which it refuses beyond those
-    that every route may answer with.
+    where it is not JSON), its query parameters, the codes with which it refuses beyond those that
+    its kind of route may answer with (see `headgate.web.openapi`), and the headers that it reads.
     """
 
     method: str
@@ -66,3 +75,4 @@ class Route(NamedTuple):
     answers: Mapping[int, type[msgspec.Struct] | str] = MappingProxyType({})
     query: tuple[str, ...] = ()
     refuses: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from collections.abc import AsyncIterator
-from itertools import count
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, StoreError
+from headgate.http_bodies import LimitsShown
 from headgate.intake import Intake
 from headgate.runtime.deadline_watch import DeadlineWatch
 from headgate.web.answers import Answer, refusal_answer
-from headgate.web.api import Api, LimitsShown, Route
+from headgate.web.api import Api, Route
 from headgate.web.refusals import Refusal, refusal_of
-from headgate.web.requests import ClientGoneError, Request
+from headgate.web.requests import ClientGoneError, Request, request_ids
 from headgate.web.routes import ROUTES
 from headgate.web.service import TaskService
 
 ANSWER_SECONDS = 30.0
+OUTAGE_LOG_SECONDS = 10.0
 _NO_ANSWER = "the store has not answered; whether the request was carried out is not known"
 _PLACEHOLDER = "{id}"
 _NO_CONTENT = 204
@@ -38,11 +39,13 @@ class App:
         self.api = api
         self._fixed: dict[str, dict[str, Route]] = {}
         self._patterns: dict[tuple[str, ...], dict[str, Route]] = {}
+        api.routes = routes
         for route in routes:
             self._add(route)
         self._patience: DeadlineWatch[asyncio.Task[Any]] = DeadlineWatch(time.monotonic, self._lose)
         self._lost: set[asyncio.Task[Any]] = set()
-        self._request_ids = (b"%b-%x" % (os.urandom(6).hex().encode(), n) for n in count(1))
+        self._request_ids = request_ids()
+        self._outage = ("", 0.0)
 
     def _add(self, route: Route) -> None:
         if _PLACEHOLDER not in route.path:
@@ -81,7 +84,7 @@ class App:
                 raise
             self._lost.discard(task)
             task.uncancel()
-            return refusal_answer(Refusal("unavailable", _NO_ANSWER))
+            return refusal_answer(Refusal("unavailable", _NO_ANSWER), request.request_id)
         finally:
             self._patience.leave(task)
 
@@ -95,9 +98,14 @@ class App:
             route = routes.get("GET" if request.method == "HEAD" else request.method)
             if route is None:
                 return _other_method(request.method, routes)
+            entrance = self.api.entrance
+            caller = entrance.let_in(request, route.needs)
+            if caller is None:
+                caller = await entrance.look_up(request, route.needs)
+            request.caller = caller
             return await route.handler(self.api, request, name)
         except Refusal as refusal:
-            return refusal_answer(refusal)
+            return refusal_answer(refusal, request.request_id)
         except HeadgateError as error:
             return self._answer_to(error, request, path)
         except ClientGoneError:
@@ -107,10 +115,19 @@ class App:
 
     def _answer_to(self, error: Exception, request: Request, path: str) -> Answer:
         refusal = refusal_of(error)
+        request_id = request.request_id.decode("ascii")
         if refusal.body.code == "internal":
-            request_id = request.request_id.decode("ascii")
             _LOG.error("request %s: %s %r", request_id, request.method, path, exc_info=error)
-        return refusal_answer(refusal)
+        elif isinstance(error, StoreError):
+            self._log_outage(str(error), request_id)
+        return refusal_answer(refusal, request.request_id)
+
+    def _log_outage(self, problem: str, request_id: str) -> None:
+        """Log what clients are not told; while it stays the same, now and then."""
+        now = time.monotonic()
+        if problem != self._outage[0] or now - self._outage[1] >= OUTAGE_LOG_SECONDS:
+            self._outage = (problem, now)
+            _LOG.warning("request %s: the store cannot be asked: %s", request_id, problem)
 
     def _find(self, request: Request, path: str) -> tuple[dict[str, Route], str]:
         routes = self._fixed.get(path)
@@ -125,8 +142,11 @@ class App:
         raise Refusal("not_found", "there is nothing at this address")
 
 
-async def _stream(pieces: AsyncIterator[bytes], request: Request, send: Any) -> None:  # noqa: ANN401
-    """Send pieces as they come, until there are no more or the client has gone."""
+async def _stream(pieces: AsyncGenerator[bytes, None], request: Request, send: Any) -> None:  # noqa: ANN401
+    """Send pieces as they come, until there are no more or the client has gone.
+
+    A client that does not take them is left without an end.
+    """
     sending = asyncio.create_task(_send_pieces(pieces, send))
     leaving = asyncio.create_task(request.gone())
     try:
@@ -134,13 +154,17 @@ async def _stream(pieces: AsyncIterator[bytes], request: Request, send: Any) -> 
     finally:
         for one in (sending, leaving):
             one.cancel()
-        await asyncio.gather(sending, leaving, return_exceptions=True)
+        end, _ = await asyncio.gather(sending, leaving, return_exceptions=True)
+    if not isinstance(end, Exception):
+        await send({"type": "http.response.body", "body": b""})
+    elif not isinstance(end, TimeoutError):
+        _LOG.error("request %s: a stream broke off", request.request_id.decode(), exc_info=end)
 
 
-async def _send_pieces(pieces: AsyncIterator[bytes], send: Any) -> None:  # noqa: ANN401
-    async for piece in pieces:
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
+async def _send_pieces(pieces: AsyncGenerator[bytes, None], send: Any) -> None:  # noqa: ANN401
+    async with aclosing(pieces):
+        async for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 def build_app(engine: TaskService, *, intake: Intake, limits: LimitsShown | None = None) -> App:

@@ -20,17 +20,19 @@ from typing import Any
 
 import httptools
 
-from headgate.web.answers import refusal_answer
-from headgate.web.exchange import STATUS_LINES, DateHeader, Exchange, scope_of
+from headgate.web.exchange import DateHeader, Exchange, last_words, peers_of, scope_of
 from headgate.web.refusals import Refusal
-from headgate.web.requests import MAX_BODY_BYTES, too_large
+from headgate.web.requests import MAX_BODY_BYTES, request_ids, sent_request_id, too_large
 
 MAX_HEAD_BYTES = 64 * 1024
+MAX_URL_BYTES = 8 * 1024
+MAX_HEADERS = 100
 MAX_FRAMING_BYTES = 64 * 1024
 CHUNK_ALLOWANCE_BYTES = 32
 REQUEST_SECONDS = 30.0
 IDLE_SECONDS = 75.0
 LINGER_SECONDS = 2.0
+TAKE_SECONDS = 30.0
 MAX_CONNECTIONS = 4096
 
 _EMPTY_LINE = b"\r\n\r\n"
@@ -45,6 +47,7 @@ class Connections:
         self.app = app
         self.open: set[Connection] = set()
         self.date = DateHeader()
+        self.request_ids = request_ids()
         self.is_draining = False
         self._all_closed = asyncio.Event()
 
@@ -116,7 +119,7 @@ class Connection(asyncio.Protocol):
         """Take a connection, unless there are too many."""
         self._transport = transport
         self._shared.open.add(self)
-        self._peers = (_address(transport, "peername"), _address(transport, "sockname"))
+        self._peers = peers_of(transport)
         self._timer = self._loop.call_later(REQUEST_SECONDS, self._look_at_clock)
         if len(self._shared.open) > MAX_CONNECTIONS:
             self._refuse(Refusal("unavailable", "too many connections; try again later"))
@@ -180,7 +183,7 @@ class Connection(asyncio.Protocol):
         if self._is_refused:
             return
         if not self._would_upgrade():
-            self._stop_after_current()
+            self._refuse(Refusal("bad_request", "there are no tunnels here"))
             return
         version = self._parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, version)]
@@ -228,11 +231,12 @@ class Connection(asyncio.Protocol):
             return
         self._is_in_head = False
         self._framing_bytes = 0
+        self._check_head()
         for name, value in self._headers:
             if name == b"content-length":
                 self._take_length(int(value))
-            elif name == b"expect" and value.lower() == b"100-continue":
-                self._ask_for_body()
+            elif name == b"expect":
+                self._take_expectation(value)
 
     def _take_length(self, length: int) -> None:
         self._length = length
@@ -289,7 +293,7 @@ class Connection(asyncio.Protocol):
         self._current = None
         must_close = not (exchange.has_ended and exchange.keep_alive) or self._shared.is_draining
         if must_close or self._transport.is_closing():
-            self._transport.close()
+            self._close()
         elif self._drained is None:
             self._next()
         else:
@@ -313,8 +317,10 @@ class Connection(asyncio.Protocol):
             self._is_paused = True
             self._transport.pause_reading()
 
-    def _ask_for_body(self) -> None:
-        if self._current is None and not self._is_refused:
+    def _take_expectation(self, value: bytes) -> None:
+        if value.lower() != b"100-continue":
+            self._refuse(Refusal("expectation_failed", "expect nothing but 100-continue"))
+        elif self._current is None and not self._is_refused:
             self._transport.write(_CONTINUE)
 
     def write(self, data: bytes) -> None:
@@ -322,14 +328,17 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
 
     async def drained(self) -> None:
-        """Wait until the client has taken enough of what was sent."""
+        """Wait until the client has taken enough of what it was sent; if not, `TimeoutError`."""
         if self._drained is not None:
-            await self._drained.wait()
+            async with asyncio.timeout(TAKE_SECONDS):
+                await self._drained.wait()
 
     def close_if_idle(self) -> None:
-        """Close unless a request is worked on."""
+        """Close unless a request is worked on; a stream, which would go on, is ended."""
         if self._current is None:
             self._transport.close()
+        else:
+            self._current.leave()
 
     def abort(self) -> None:
         """Close without waiting for anything; what is under way is cancelled."""
@@ -337,14 +346,22 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
         self._transport.abort()
 
+    def _check_head(self) -> None:
+        if len(self._url) > MAX_URL_BYTES:
+            message = f"the address has more than {MAX_URL_BYTES} bytes"
+            self._refuse(Refusal("uri_too_long", message))
+        elif len(self._headers) > MAX_HEADERS:
+            message = f"the request has more than {MAX_HEADERS} headers"
+            self._refuse(Refusal("head_too_large", message))
+
     def _check_framing(self) -> None:
         if self._is_in_head:
-            what, limit = "head has", MAX_HEAD_BYTES
+            code, what, limit = "head_too_large", "head has", MAX_HEAD_BYTES
         else:
             limit = MAX_FRAMING_BYTES + CHUNK_ALLOWANCE_BYTES * self._chunks
-            what = "chunks and trailers have, beside the body,"
+            code, what = "bad_request", "chunks and trailers have, beside the body,"
         if self._framing_bytes > limit:
-            self._refuse(Refusal("bad_request", f"the {what} more than {limit} bytes"))
+            self._refuse(Refusal(code, f"the {what} more than {limit} bytes"))
 
     def _look_at_clock(self) -> None:
         left = self._expires_at - self._loop.time()
@@ -356,7 +373,11 @@ class Connection(asyncio.Protocol):
             message = f"the request did not arrive within {REQUEST_SECONDS:.0f} seconds"
             self._refuse(Refusal("request_timeout", message))
         else:
-            self._transport.close()
+            self._close()
+
+    def _close(self) -> None:
+        # A client that takes nothing would keep the connection, and what it was sent, for ever.
+        (self._transport.close if self._drained is None else self._transport.abort)()
 
     def _refuse(self, refusal: Refusal) -> None:
         if self._is_refused:
@@ -366,10 +387,9 @@ class Connection(asyncio.Protocol):
             # An answer to this request would overtake the one before it.
             self._current.keep_alive = False
             return
-        answer = refusal_answer(refusal)
-        head = b"".join([b"%b: %b\r\n" % header for header in answer.head(b"-")])
-        closing = b"connection: close\r\n\r\n"
-        self._transport.write(STATUS_LINES[answer.status] + head + closing + answer.body)
+        shared = self._shared
+        request_id = sent_request_id(self._headers) or next(shared.request_ids)
+        self._transport.write(last_words(refusal, request_id, shared.date))
         self._linger()
 
     def _linger(self) -> None:
@@ -377,15 +397,3 @@ class Connection(asyncio.Protocol):
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._loop.call_later(LINGER_SECONDS, self._transport.close)
-
-    def _stop_after_current(self) -> None:
-        self._is_refused = True
-        if self._current is None:
-            self._transport.close()
-        else:
-            self._current.keep_alive = False
-
-
-def _address(transport: asyncio.BaseTransport, name: str) -> tuple[str, int] | None:
-    address = transport.get_extra_info(name)
-    return (address[0], address[1]) if isinstance(address, tuple) else None

@@ -11,6 +11,9 @@ from urllib.parse import unquote
 
 import httptools
 
+from headgate.web.answers import refusal_answer
+from headgate.web.refusals import Refusal
+
 STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
     for status in HTTPStatus
@@ -30,7 +33,7 @@ class Wire(Protocol):
         """Send bytes; they are kept until the client takes them."""
 
     async def drained(self) -> None:
-        """Wait until the client has taken enough of what was sent."""
+        """Wait until the client has taken enough of what it was sent; if not, `TimeoutError`."""
 
 
 class DateHeader:
@@ -96,6 +99,11 @@ class Exchange:
         """Whether the application waits for the client to go away."""
         return self._gone is not None
 
+    def leave(self) -> None:
+        """End a stream, as if the client had gone; any other answer goes on."""
+        self._gone = self._gone or asyncio.Event()
+        self._gone.set()
+
     def drop(self) -> None:
         """Note that the client has gone; what is still sent goes nowhere."""
         self.has_ended = True
@@ -137,7 +145,9 @@ class Exchange:
             has_length = has_length or name == b"content-length"
             parts += (name, b": ", value, b"\r\n")
         if not has_length and not is_whole and not self._is_head:
-            self._is_chunked = True
+            # Before 1.1 there were no chunks: there the end of the connection is the end.
+            self._is_chunked = self.scope["http_version"] == "1.1"
+        if self._is_chunked:
             parts.append(b"transfer-encoding: chunked\r\n")
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
@@ -148,6 +158,21 @@ class Exchange:
         if self._is_head or not body:
             return b""
         return b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body
+
+
+def last_words(refusal: Refusal, request_id: bytes, date: DateHeader) -> bytes:
+    """Return the whole answer to what was refused before it was a request; then comes nothing."""
+    answer = refusal_answer(refusal, request_id)
+    parts = [STATUS_LINES[answer.status], date.line()]
+    parts += [b"%b: %b\r\n" % one for one in answer.head(request_id) if one[0] != b"connection"]
+    return b"".join([*parts, b"connection: close\r\n\r\n", answer.body])
+
+
+def peers_of(transport: asyncio.BaseTransport) -> tuple[Any, Any]:
+    """Return the addresses of the client and of the server, where they have any."""
+    found = (transport.get_extra_info(name) for name in ("peername", "sockname"))
+    client, server = [(one[0], one[1]) if isinstance(one, tuple) else None for one in found]
+    return client, server
 
 
 def scope_of(

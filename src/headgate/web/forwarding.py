@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from headgate.web.answers import Answer, Headers
+from headgate.web.answers import PROBLEM_JSON, Answer, Headers
 from headgate.web.requests import Request
 
 if TYPE_CHECKING:
@@ -20,9 +21,13 @@ FORWARDED = b"x-headgate-forwarded"
 ANSWER_SECONDS = 3.0
 MAX_CONNECTIONS = 16
 MAX_ANSWER_BYTES = 4 * 2**20
+SILENT_SECONDS = 45.0
+EVENT_STREAM = b"text/event-stream"
 
 _JSON = "application/json"
+_TAKEN_TYPES = (_JSON, PROBLEM_JSON.decode())
 _RETRY_AFTER = "retry-after"
+_NOT_LET_IN = (401, 403, 421)
 _LOG = logging.getLogger("headgate.web")
 
 
@@ -31,6 +36,7 @@ class Forwarder:
 
     def __init__(self) -> None:
         self._transport: httpx2.AsyncHTTPTransport | None = None
+        self._streams: httpx2.AsyncHTTPTransport | None = None
 
     async def ask(self, address: str, path: str, request: Request) -> Answer | None:
         """Return what the node at an address answers; None if it cannot be or was asked already."""
@@ -41,15 +47,15 @@ class Forwarder:
 
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return await self._ask(address + path, request.request_id)
+                return await self._ask(address + path, request)
         except (TimeoutError, httpx2.RequestError, httpx2.InvalidURL) as error:
             _LOG.warning("the node at %s was not reached: %r", address, error)
             return None
 
-    async def _ask(self, url: str, request_id: bytes) -> Answer | None:
+    async def _ask(self, url: str, request: Request) -> Answer | None:
         import httpx2  # noqa: PLC0415
 
-        headers = {FORWARDED: b"1", b"x-request-id": request_id, b"accept": _JSON.encode()}
+        headers = _headers(request, accept=_JSON.encode())
         response = await self._opened().handle_async_request(
             httpx2.Request("GET", url, headers=headers)
         )
@@ -67,16 +73,81 @@ class Forwarder:
             self._transport = httpx2.AsyncHTTPTransport(limits=limits)
         return self._transport
 
+    async def stream(self, address: str, path: str, request: Request) -> Answer | None:
+        """Return a stream of the node at an address, as it comes, or what it answers instead."""
+        if not address or request.header(FORWARDED):
+            return None
+        import httpx2  # noqa: PLC0415
+
+        query = request.query_string()
+        url = f"{address}{path}?{query}" if query else address + path
+        if self._streams is None:
+            # A pool of its own: streams last, and must not keep questions waiting. How many there
+            # are is bounded by whoever asks.
+            limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+            self._streams = httpx2.AsyncHTTPTransport(limits=limits)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await _opened_stream(self._streams, url, request)
+        except (TimeoutError, httpx2.RequestError, httpx2.InvalidURL) as error:
+            _LOG.warning("the node at %s was not reached: %r", address, error)
+            return None
+
+
+def _headers(request: Request, *, accept: bytes) -> dict[bytes, bytes]:
+    """Return what the other node has to know: who asks, for what, and after which event."""
+    headers = {FORWARDED: b"1", b"x-request-id": request.request_id, b"accept": accept}
+    for name in (b"authorization", b"last-event-id"):
+        value = request.header(name)
+        if value:
+            headers[name] = value
+    return headers
+
+
+async def _opened_stream(
+    transport: httpx2.AsyncHTTPTransport, url: str, request: Request
+) -> Answer | None:
+    import httpx2  # noqa: PLC0415
+
+    # A node that lives sends something every few seconds.
+    timeout = httpx2.Timeout(ANSWER_SECONDS, read=SILENT_SECONDS).as_dict()
+    headers = _headers(request, accept=EVENT_STREAM)
+    asked = httpx2.Request("GET", url, headers=headers, extensions={"timeout": timeout})
+    response = await transport.handle_async_request(asked)
+    if response.headers.get("content-type", "").encode() == EVENT_STREAM:
+        return Answer(response.status_code, b"", stream=_passed_on(response))
+    try:
+        return await _answer(response)
+    finally:
+        await response.aclose()
+
+
+async def _passed_on(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
+    """Yield what comes; if the other node goes away, the stream ends."""
+    import httpx2  # noqa: PLC0415
+
+    try:
+        async for piece in response.aiter_raw():
+            yield piece
+    except httpx2.RequestError:
+        return
+    finally:
+        await response.aclose()
+
 
 async def _answer(response: httpx2.Response) -> Answer | None:
     """Return the answer of a node; anything else that may serve at its address has none."""
     from headgate.executors.http_client import read_body  # noqa: PLC0415
 
-    if response.is_redirect or not response.headers.get("content-type", "").startswith(_JSON):
+    kind = response.headers.get("content-type", "").partition(";")[0].strip()
+    # This node has let the client in. That the other one does not is no fault of the client's.
+    if response.status_code in _NOT_LET_IN:
+        return None
+    if response.is_redirect or kind not in _TAKEN_TYPES:
         return None
     body = await read_body(response, MAX_ANSWER_BYTES)
     if body is None:
         return None
     wait = response.headers.get(_RETRY_AFTER)
     headers: Headers = () if wait is None else ((_RETRY_AFTER.encode(), wait.encode()),)
-    return Answer(response.status_code, body, headers)
+    return Answer(response.status_code, body, headers, kind.encode())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -19,6 +22,20 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _TAKEN_TYPES = (b"application/json", b"text/json", b"application/x-www-form-urlencoded")
 _CHARSET = re.compile(rb";\s*charset=\"?([^\s;\"]*)", re.IGNORECASE)
 _TAKEN_CHARSETS = (b"utf-8", b"utf8", b"us-ascii", b"ascii", b"")
+
+
+def request_ids() -> Iterator[bytes]:
+    """Make ids for requests that bring none; no other process makes the same."""
+    start = os.urandom(6).hex().encode()
+    return (b"%b-%x" % (start, number) for number in count(1))
+
+
+def sent_request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the client's own id for its request; empty if there is none that can be echoed."""
+    for name, value in headers:
+        if name == b"x-request-id":
+            return bytes(value) if _REQUEST_ID.fullmatch(value) else b""
+    return b""
 
 
 class ClientGoneError(Exception):
@@ -44,19 +61,38 @@ class Request:
                 return bytes(value)
         return b""
 
+    def identity(self) -> tuple[bytes, bytes, bytes]:
+        """Return the headers Host, Origin and Authorization; empty where there is none."""
+        host = origin = authorization = b""
+        for name, value in self._scope["headers"]:
+            if name == b"host":
+                host = value
+            elif name == b"authorization":
+                authorization = value
+            elif name == b"origin":
+                origin = value
+        return host, origin, authorization
+
+    def headers(self, name: bytes) -> list[bytes]:
+        """Return all headers of this name."""
+        return [value for given, value in self._scope["headers"] if given == name]
+
     def sent_request_id(self) -> bytes:
         """Return the client's own id for the request, if it can be echoed."""
-        given = self.header(b"x-request-id")
-        return given if given and _REQUEST_ID.fullmatch(given) else b""
+        return sent_request_id(self._scope["headers"])
 
     def segments(self) -> list[str]:
         """Return the parts of the path, each decoded by itself: %2F does not split one."""
         raw: bytes = self._scope.get("raw_path") or self._scope["path"].encode()
         return [unquote(part) for part in raw.partition(b"?")[0].decode("latin-1").split("/")[1:]]
 
+    def query_string(self) -> str:
+        """Return the query as it was sent."""
+        return str(self._scope["query_string"].decode("latin-1"))
+
     def query(self) -> dict[str, str]:
         """Return the query; of a name that is given twice, the last."""
-        text = self._scope["query_string"].decode("latin-1")
+        text = self.query_string()
         try:
             return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS))
         except ValueError:
@@ -88,19 +124,6 @@ class Request:
                 _check_type(value)
             elif name == b"content-encoding" and value.lower() != b"identity":
                 raise Refusal("unsupported_media_type", "send the body uncompressed", closes=True)
-            elif name == b"origin":
-                self._check_origin(value)
-
-    def check_change(self) -> None:
-        """Refuse a change without a body that the page of another site asks for."""
-        origin = self.header(b"origin")
-        if origin:
-            self._check_origin(origin)
-
-    def _check_origin(self, origin: bytes) -> None:
-        if origin.partition(b"://")[2] != self.header(b"host"):
-            message = "requests that change something are not taken from pages of other sites"
-            raise Refusal("forbidden_origin", message, closes=True)
 
     async def _rest_of_body(self, first: bytes) -> bytes:
         try:

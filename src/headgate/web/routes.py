@@ -2,19 +2,123 @@
 
 from __future__ import annotations
 
+from headgate.http_bodies import BatchBody as SubmittedBatchBody
+from headgate.http_bodies import (
+    CancelledBody,
+    ReadyBody,
+    StatsBody,
+    SubmittedBody,
+    TaskListBody,
+    WhyBody,
+)
+from headgate.intake.bodies import BatchBody, TaskBody
+from headgate.task_snapshot import TaskSnapshot
+from headgate.web.admin_routes import ADMIN_ROUTES, BULK_ROUTES
 from headgate.web.api import Route
+from headgate.web.budgets import ROUTES as BUDGET_ROUTES
+from headgate.web.events import ROUTES as EVENT_ROUTES
+from headgate.web.keyed_submitting import submit_batch, submit_task
+from headgate.web.metrics import ROUTES as METRIC_ROUTES
+from headgate.web.openapi import show_openapi
 from headgate.web.status import show_alive, show_ready, show_stats
-from headgate.web.submitting import submit_batch, submit_task
+from headgate.web.tasks import QUERY_FIELDS as TASK_QUERY
 from headgate.web.tasks import cancel_task, explain_task, list_tasks, show_task
+from headgate.web.tokens import ROUTES as TOKEN_ROUTES
+from headgate.web.usage import ROUTES as USAGE_ROUTES
+from headgate.web.webhooks import ROUTES as WEBHOOK_ROUTES
+from headgate.web.workers import ROUTES as WORKER_ROUTES
+
+SUBMIT_REFUSES = (
+    "unknown_project",
+    "unknown_target",
+    "unknown_parent",
+    "draining",
+    "idempotency_mismatch",
+    "queue_full",
+    "idempotency_full",
+)
 
 ROUTES = (
-    Route("POST", "/tasks", submit_task, "submit a task", "submit"),
-    Route("GET", "/tasks", list_tasks, "list tasks, newest first", "read"),
-    Route("POST", "/tasks/batch", submit_batch, "submit 1 to 50 tasks", "submit"),
-    Route("GET", "/tasks/{id}", show_task, "show a task", "read"),
-    Route("POST", "/tasks/{id}/cancel", cancel_task, "cancel a task", "cancel"),
-    Route("GET", "/tasks/{id}/why", explain_task, "say why a task waits", "read"),
-    Route("GET", "/scheduler/stats", show_stats, "counts and limits", "read"),
-    Route("GET", "/livez", show_alive, "say that the process serves", None),
-    Route("GET", "/readyz", show_ready, "say whether this node takes and runs tasks", None),
+    Route(
+        "POST",
+        "/tasks",
+        submit_task,
+        "submit a task",
+        "submit",
+        takes=TaskBody,
+        answers={202: SubmittedBody},
+        refuses=SUBMIT_REFUSES,
+        headers=("Idempotency-Key",),
+    ),
+    Route(
+        "GET",
+        "/tasks",
+        list_tasks,
+        "list tasks, newest first",
+        "read",
+        answers={200: TaskListBody},
+        query=TASK_QUERY,
+    ),
+    Route(
+        "POST",
+        "/tasks/batch",
+        submit_batch,
+        "submit 1 to 50 tasks",
+        "submit",
+        takes=BatchBody,
+        answers={202: SubmittedBatchBody},
+        refuses=(*SUBMIT_REFUSES, "batch_empty", "batch_too_large"),
+        headers=("Idempotency-Key",),
+    ),
+    Route("GET", "/tasks/{id}", show_task, "show a task", "read", answers={200: TaskSnapshot}),
+    Route(
+        "POST",
+        "/tasks/{id}/cancel",
+        cancel_task,
+        "cancel a task",
+        "cancel",
+        answers={200: CancelledBody, 202: CancelledBody},
+        refuses=("conflict",),
+    ),
+    Route(
+        "GET",
+        "/tasks/{id}/why",
+        explain_task,
+        "say why a task waits",
+        "read",
+        answers={200: WhyBody},
+        refuses=("not_dispatching",),
+    ),
+    *BULK_ROUTES,
+    *WORKER_ROUTES,
+    *EVENT_ROUTES,
+    *WEBHOOK_ROUTES,
+    *BUDGET_ROUTES,
+    *USAGE_ROUTES,
+    *TOKEN_ROUTES,
+    Route(
+        "GET", "/scheduler/stats", show_stats, "counts and limits", "read", answers={200: StatsBody}
+    ),
+    *ADMIN_ROUTES,
+    *METRIC_ROUTES,
+    Route(
+        "GET", "/livez", show_alive, "say that the process serves", None, answers={200: ReadyBody}
+    ),
+    Route(
+        "GET",
+        "/readyz",
+        show_ready,
+        "say whether this node takes and runs tasks",
+        None,
+        answers={200: ReadyBody},
+        refuses=("not_ready",),
+    ),
+    Route(
+        "GET",
+        "/openapi.json",
+        show_openapi,
+        "describe the API to programs",
+        None,
+        answers={200: "application/json"},
+    ),
 )

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from headgate.core.records import Submission, TaskRecord, Terms
+from headgate.core.submit_keys import InvalidEntry, KeyRefusal, SubmitKey
 from headgate.core.tasks import Task
-from headgate.store import Queued, TaskPage, TaskQuery, Totals, TurnedAway, UnknownParent
+from headgate.runtime.event_feed import EventFeed
+from headgate.store import (
+    KeyedAnswer,
+    Queued,
+    TaskPage,
+    TaskQuery,
+    Totals,
+    TurnedAway,
+    UnknownParent,
+)
 
 
 class HealthReport(Protocol):
@@ -27,6 +37,10 @@ class HealthReport(Protocol):
     def problem(self) -> str:
         """What keeps it from being ready; empty if nothing does."""
 
+    @property
+    def parts(self) -> dict[str, str]:
+        """The store, the ledger and the dispatcher, each with its problem or `ok`."""
+
 
 class TaskService(Protocol):
     """Takes tasks and tells what became of them.
@@ -42,6 +56,11 @@ class TaskService(Protocol):
     ) -> Awaitable[Queued | TurnedAway | UnknownParent]:
         """Take a task without an id; the answer means that it is on disk."""
 
+    def submit_keyed(
+        self, key: SubmitKey, drafts: Sequence[tuple[Task, Terms, Submission] | InvalidEntry]
+    ) -> Awaitable[KeyedAnswer | KeyRefusal]:
+        """Take the tasks of a request once, or return what became of them the first time."""
+
     async def cancel(self, task_id: str) -> TaskRecord | None:
         """Cancel a task, and wait a while for it to stop; `IllegalTransitionError` if it ended."""
 
@@ -56,6 +75,9 @@ class TaskService(Protocol):
 
     async def why(self, task_id: str) -> msgspec.Struct | None:
         """Return every rule that keeps a task waiting; None if there is no such task."""
+
+    def events(self) -> EventFeed:
+        """Return what happens to tasks; `NotDispatchingError` where this node does not see it."""
 
     def health(self) -> HealthReport:
         """Say whether this node can do its work."""

@@ -6,9 +6,18 @@ from collections.abc import Iterator
 
 import msgspec
 
+from headgate.http_bodies import (
+    AgentCountBody,
+    AgentMetricsBody,
+    MetricsBody,
+    QueueBody,
+    ReadyBody,
+    StatsBody,
+)
 from headgate.store import LaneCount, Totals
 from headgate.web.answers import Answer, json_answer
-from headgate.web.api import Api, LimitsShown
+from headgate.web.api import Api
+from headgate.web.callers import Caller
 from headgate.web.refusals import Refusal
 from headgate.web.requests import Request
 
@@ -29,59 +38,15 @@ _HAPPENINGS = (
 )
 
 
-class AgentCountBody(msgspec.Struct):
-    """What one agent has waiting and in flight, over all projects."""
-
-    queued: int = 0
-    inflight: int = 0
-
-
-class QueueBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """What waits and runs now; the agent "" has the tasks that any agent may take."""
-
-    total_queued: int
-    total_inflight: int
-    agents: dict[str, AgentCountBody]
-
-
-class AgentMetricsBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """What has happened to tasks, in all or of one agent."""
-
-    tasks_submitted: int
-    tasks_completed: int
-    tasks_failed: int
-    tasks_cancelled: int
-    tasks_rejected: int
-    tasks_expired: int
-    dispatch_count: int
-    avg_dispatch_latency_ms: float
-
-
-class MetricsBody(AgentMetricsBody, kw_only=True, rename="camel"):
-    """What has happened since the store was founded, with the agents that had work lately."""
-
-    agents: dict[str, AgentMetricsBody]
-
-
-class StatsBody(msgspec.Struct, kw_only=True):
-    """The answer of `/scheduler/stats`."""
-
-    queue: QueueBody
-    metrics: MetricsBody
-    config: LimitsShown
-
-
-class ReadyBody(msgspec.Struct, kw_only=True):
-    """The answer of a node that is well."""
-
-    status: str
-    role: str | msgspec.UnsetType = msgspec.UNSET
-
-
-async def show_stats(api: Api, _: Request, __: str) -> Answer:
+async def show_stats(api: Api, request: Request, _: str) -> Answer:
     """Answer with what waits, what has happened, and the limits in force."""
-    totals = await api.engine.totals()
-    stats = StatsBody(queue=_queue(totals.lanes), metrics=_metrics(totals), config=api.limits)
+    totals = own_totals(await api.engine.totals(), request.caller)
+    stats = StatsBody(
+        queue=_queue(totals.lanes),
+        metrics=_metrics(totals),
+        config=api.limits,
+        paused=api.is_paused,
+    )
     return json_answer(OK, stats)
 
 
@@ -95,8 +60,22 @@ async def show_ready(api: Api, _: Request, __: str) -> Answer:
     health = api.engine.health()
     if not health.is_ready:
         problem = health.problem or "not ready yet"
-        raise Refusal("not_ready", problem, details={"role": health.role})
-    return json_answer(OK, ReadyBody(status="ready", role=health.role))
+        raise Refusal("not_ready", problem, details={"role": health.role, **health.parts})
+    return json_answer(
+        OK, ReadyBody(status="ready", role=health.role, paused=api.is_paused, **health.parts)
+    )
+
+
+def own_totals(totals: Totals, caller: Caller) -> Totals:
+    """Return the counts of what belongs to the caller; of whoever is bound, those of its lanes."""
+    if not caller.is_bound:
+        return totals
+    lanes = tuple(
+        lane
+        for lane in totals.lanes
+        if caller.owns(agent_id=lane.agent_id, project_id=lane.project_id)
+    )
+    return Totals(lanes=lanes, **_sums(list(lanes)))
 
 
 def _queue(lanes: tuple[LaneCount, ...]) -> QueueBody:

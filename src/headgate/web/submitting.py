@@ -8,59 +8,34 @@ that they share a commit.
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
 
-import msgspec
-
-from headgate.core.tasks import TaskStatus
 from headgate.errors import HeadgateError, InvalidTaskError, StoreError
+from headgate.http_bodies import BatchBody, BatchEntryBody, SubmittedBody
 from headgate.intake import Draft
 from headgate.store import Queued, TurnedAway, UnknownParent
 from headgate.task_snapshot import exact_moment
 from headgate.web.answers import Answer, json_answer, refusal_answer
 from headgate.web.api import Api
-from headgate.web.refusals import Refusal, queue_full, refusal_of
+from headgate.web.callers import Caller
+from headgate.web.refusals import Refusal, queue_full, refusal_of, unknown_parent
 from headgate.web.requests import Request
+from headgate.web.tracing import traced, traced_all
 
 ACCEPTED = 202
 Outcome = Queued | TurnedAway | UnknownParent
-
-
-class SubmittedBody(msgspec.Struct, rename="camel"):
-    """The answer to a task that was taken."""
-
-    task_id: str
-    state: TaskStatus
-    position: int
-    created_at: datetime
-
-
-class BatchEntryBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """What became of one task of a batch; without `task_id` nothing was stored."""
-
-    task_id: str | None = None
-    state: TaskStatus | None = None
-    position: int | None = None
-    code: str | None = None
-    error: str | None = None
-    retryable: bool | None = None
-
-
-class BatchBody(msgspec.Struct):
-    """The answer to a batch; `submitted` counts the tasks that were taken."""
-
-    tasks: list[BatchEntryBody]
-    submitted: int
 
 
 async def submit_task(api: Api, request: Request, _: str) -> Answer:
     """Take one task."""
     body = await request.json_body()
     engine = api.engine
-    draft = api.intake.read_task(body, now=engine.now())
+    draft = api.intake.read_task(body, now=engine.now(), bounds=request.caller.bounds)
+    draft = traced(api, request, draft)
+    if draft.terms.depends_on and request.caller.is_bound:
+        await _check_parents(api, request.caller, draft)
     outcome = await engine.submit(draft.task, draft.terms, draft.submission)
     if not isinstance(outcome, Queued):
-        return refusal_answer(_refusal(outcome))
+        return refusal_answer(_refusal(outcome), request.request_id)
     task = outcome.record.task
     submitted = SubmittedBody(task.id, task.status, outcome.position, exact_moment(task.created_at))
     return json_answer(ACCEPTED, submitted)
@@ -69,15 +44,37 @@ async def submit_task(api: Api, request: Request, _: str) -> Answer:
 async def submit_batch(api: Api, request: Request, _: str) -> Answer:
     """Take the tasks of a batch, each by itself."""
     body = await request.json_body()
-    batch = api.intake.read_batch(body, now=api.engine.now())
-    handed_over = [_hand_over(api, entry) for entry in batch.entries]
+    batch = api.intake.read_batch(body, now=api.engine.now(), bounds=request.caller.bounds)
+    entries = [await bound(api, request.caller, entry) for entry in batch.entries]
+    handed_over = [_hand_over(api, entry) for entry in traced_all(api, request, entries)]
     outcomes = [
         _expected(end) for end in await asyncio.gather(*handed_over, return_exceptions=True)
     ]
     _check_outage(outcomes)
-    entries = [_entry(outcome) for outcome in outcomes]
+    tasks = [_entry(outcome) for outcome in outcomes]
     submitted = sum(isinstance(outcome, Queued) for outcome in outcomes)
-    return json_answer(ACCEPTED, BatchBody(tasks=entries, submitted=submitted))
+    return json_answer(ACCEPTED, BatchBody(tasks=tasks, submitted=submitted))
+
+
+async def _check_parents(api: Api, caller: Caller, draft: Draft) -> None:
+    """Refuse to depend on tasks of others, as if there were none."""
+    for parent_id in draft.terms.depends_on:
+        record = await api.engine.get(parent_id)
+        if record is None or not caller.has_task(record):
+            refused = unknown_parent(parent_id)
+            raise InvalidTaskError(refused.body.code, "dependsOn", refused.body.error)
+
+
+async def bound(
+    api: Api, caller: Caller, entry: Draft | InvalidTaskError
+) -> Draft | InvalidTaskError:
+    """Return a task of a batch, or why its caller may not submit it."""
+    if caller.is_bound and isinstance(entry, Draft):
+        try:
+            await _check_parents(api, caller, entry)
+        except InvalidTaskError as error:
+            return error
+    return entry
 
 
 def _hand_over(api: Api, entry: Draft | InvalidTaskError) -> asyncio.Future[Outcome]:
@@ -113,9 +110,10 @@ def _entry(outcome: Outcome | HeadgateError) -> BatchEntryBody:
         task = outcome.record.task
         return BatchEntryBody(task_id=task.id, state=task.status, position=outcome.position)
     refused = _refusal(outcome).body
+    rejected = outcome.record.task if isinstance(outcome, TurnedAway) else None
     return BatchEntryBody(
-        task_id=refused.task_id,
-        state=outcome.record.task.status if isinstance(outcome, TurnedAway) else None,
+        task_id=None if rejected is None else rejected.id,
+        state=None if rejected is None else rejected.status,
         code=refused.code,
         error=refused.error,
         retryable=refused.retryable,
@@ -127,5 +125,4 @@ def _refusal(outcome: TurnedAway | UnknownParent | HeadgateError) -> Refusal:
         return refusal_of(outcome)
     if isinstance(outcome, TurnedAway):
         return queue_full(outcome.rejected, outcome.record.task.id)
-    message = f"unknown task '{outcome.parent_id}' in 'dependsOn'"
-    return Refusal("unknown_parent", message, details={"field": "dependsOn"})
+    return unknown_parent(outcome.parent_id)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 
-import msgspec
-
 from headgate.core.tasks import TERMINAL, TaskStatus
 from headgate.errors import NotDispatchingError
+from headgate.http_bodies import CancelledBody, TaskListBody
 from headgate.intake.bodies import check_unknown, shown
 from headgate.store import TaskQuery
-from headgate.task_snapshot import TaskSnapshot, snapshot_of
+from headgate.task_snapshot import snapshot_of
 from headgate.web.answers import Answer, json_answer
 from headgate.web.api import Api
 from headgate.web.refusals import Refusal, not_found
@@ -26,32 +25,15 @@ _TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
-class TaskListBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """One page of tasks; `next_cursor` is there if there is a further page."""
-
-    tasks: list[TaskSnapshot]
-    count: int
-    next_cursor: str | None = None
-
-
-class CancelledBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """The answer to a cancel: `cancelled`, or `cancelling` while the executor still stops."""
-
-    status: str
-    task_id: str
-
-
-async def show_task(api: Api, _: Request, task_id: str) -> Answer:
+async def show_task(api: Api, request: Request, task_id: str) -> Answer:
     """Answer with everything that is known of a task."""
-    record = await api.engine.get(known_form(task_id))
-    if record is None:
-        raise not_found()
+    record = request.caller.check_task(await api.engine.get(known_form(task_id)))
     return json_answer(OK, snapshot_of(record))
 
 
 async def list_tasks(api: Api, request: Request, _: str) -> Answer:
     """Answer with one page of tasks, newest first."""
-    page = await api.engine.find(read_query(request.query()))
+    page = await api.engine.find(request.caller.narrowed(read_query(request.query())))
     tasks = [snapshot_of(record) for record in page.records]
     return json_answer(
         OK, TaskListBody(tasks=tasks, count=len(tasks), next_cursor=page.next_before)
@@ -60,7 +42,7 @@ async def list_tasks(api: Api, request: Request, _: str) -> Answer:
 
 async def cancel_task(api: Api, request: Request, task_id: str) -> Answer:
     """Cancel a task, and say whether it has stopped already."""
-    request.check_change()
+    await check_own(api, request, task_id)
     record = await api.engine.cancel(known_form(task_id))
     if record is None:
         raise not_found()
@@ -74,6 +56,7 @@ async def cancel_task(api: Api, request: Request, task_id: str) -> Answer:
 
 async def explain_task(api: Api, request: Request, task_id: str) -> Answer:
     """Answer with every rule that keeps a task waiting; if need be, ask the node that knows."""
+    await check_own(api, request, task_id)
     try:
         reasons = await api.engine.why(known_form(task_id))
     except NotDispatchingError as error:
@@ -84,6 +67,12 @@ async def explain_task(api: Api, request: Request, task_id: str) -> Answer:
     if reasons is None:
         raise not_found()
     return json_answer(OK, reasons)
+
+
+async def check_own(api: Api, request: Request, task_id: str) -> None:
+    """Refuse a task that does not belong to the caller, as if there were none."""
+    if request.caller.is_bound:
+        request.caller.check_task(await api.engine.get(known_form(task_id)))
 
 
 def known_form(task_id: str) -> str:

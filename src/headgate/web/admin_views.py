@@ -1,0 +1,127 @@
+"""Projects, agents, targets and budgets as administrators see them: in force, and from where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from headgate.admin_bodies import AgentBody, BudgetBody, ProjectBody, TargetBody
+from headgate.administration.situation import Situation
+from headgate.core.budget_windows import format_window
+from headgate.core.money import format_usd
+from headgate.core.scopes import ROOT
+from headgate.settings import AgentSettings, budgets
+from headgate.settings.budgets import ROOT_NAME
+from headgate.settings.overrides import PATCHABLE, OverrideKind
+from headgate.settings.sections import DEFAULT_PROJECT
+from headgate.store import LaneCount
+
+MAX_AGENTS = 10_000
+
+
+class Count(NamedTuple):
+    """What waits and what is in flight."""
+
+    queued: int = 0
+    inflight: int = 0
+
+
+Counts = dict[str, Count]
+NOTHING = Count()
+
+
+def counts_by(lanes: Iterable[LaneCount], column: str) -> Counts:
+    """Sum up what lanes have, by their project or their agent."""
+    counts: Counts = {}
+    for lane in lanes:
+        if lane.queued or lane.inflight:
+            name = getattr(lane, column)
+            known = counts.get(name, NOTHING)
+            counts[name] = Count(known.queued + lane.queued, known.inflight + lane.inflight)
+    return counts
+
+
+def project_body(situation: Situation, name: str, counts: Counts) -> ProjectBody:
+    """Return a project that there is."""
+    settings = situation.settings.projects[name]
+    project = settings.to_project(name)
+    count = counts.get(name, NOTHING)
+    return ProjectBody(
+        id=name,
+        name=settings.name,
+        credit_weight=settings.credit_weight,
+        max_concurrent_agents=project.max_concurrent_agents,
+        budget_limit=settings.budget_limit,
+        status=settings.status.value,
+        queued=count.queued,
+        inflight=count.inflight,
+        configured=_is_configured(situation, "projects", name) or name == DEFAULT_PROJECT,
+        overridden=_overridden(situation, "projects", name),
+    )
+
+
+def agents_shown(situation: Situation, counts: Counts) -> list[str]:
+    """Return the agents that are configured or have tasks, as many as are shown."""
+    busy = sorted(name for name in counts if name)
+    return list(dict.fromkeys((*situation.settings.agents, *busy)))[:MAX_AGENTS]
+
+
+def agent_body(situation: Situation, name: str, counts: Counts) -> AgentBody:
+    """Return an agent, also one that nobody has declared."""
+    settings = situation.settings.agents.get(name) or AgentSettings(accepts_open=False)
+    agent = settings.to_agent(name, situation.settings.scheduler)
+    count = counts.get(name, NOTHING)
+    return AgentBody(
+        id=name,
+        type=settings.type,
+        capacity=agent.capacity,
+        accepts_open=agent.accepts_open,
+        status=settings.status.value,
+        queued=count.queued,
+        inflight=count.inflight,
+        configured=_is_configured(situation, "agents", name),
+        overridden=_overridden(situation, "agents", name),
+    )
+
+
+def target_body(situation: Situation, name: str) -> TargetBody:
+    """Return a target that there is, without anything that may be a secret."""
+    target = situation.settings.all_targets[name]
+    return TargetBody(
+        id=name,
+        kind=str(type(target).__struct_config__.tag),
+        status=target.status.value,
+        default=name == situation.settings.default_target,
+        slot=target.slot,
+        headers=sorted(getattr(target, "headers", {})),
+        env=sorted(getattr(target, "env", {})),
+        configured=("targets", name) not in situation.left,
+        overridden=_overridden(situation, "targets", name),
+    )
+
+
+def budget_bodies(situation: Situation) -> list[BudgetBody]:
+    """Return what every scope with a limit may use."""
+    return [
+        BudgetBody(
+            scope=scope,
+            limit_usd=_usd(limit.limit_micro_usd),
+            limit_tokens=limit.limit_tokens,
+            window=format_window(limit.window),
+            overridden=_overridden(situation, "budgets", ROOT_NAME if scope == ROOT else scope),
+        )
+        for scope, limit in budgets(situation.settings).items()
+    ]
+
+
+def _usd(micro_usd: int | None) -> str | None:
+    return None if micro_usd is None else format_usd(micro_usd).replace("$", "")
+
+
+def _is_configured(situation: Situation, kind: str, name: str) -> bool:
+    return name in situation.tables.get(kind, {}) and (kind, name) not in situation.left
+
+
+def _overridden(situation: Situation, kind: OverrideKind, name: str) -> list[str]:
+    fields = {key: field for field, key in PATCHABLE[kind].items()}
+    return [fields[key] for key in situation.overridden(kind, name)]

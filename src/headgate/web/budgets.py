@@ -1,0 +1,234 @@
+"""The routes of budgets: hold an amount before the work, book or give it back after it.
+
+They are the tracker over HTTP, for agents in any language, on the same books as the tasks. The id
+of a reservation is the caller's own, and is one within its scope: so a caller can settle what lies
+in a scope of its own, and never what a task or somebody else holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from headgate.budget_tracker import ReservationToken
+from headgate.core.money import format_usd
+from headgate.core.scopes import Scope, parse_scope
+from headgate.errors import IllegalSettlementError, InvalidFieldError
+from headgate.http_bodies import (
+    BudgetStatusBody,
+    CommitBody,
+    ReservationBody,
+    ReservationNameBody,
+    ReserveBody,
+    SettledBody,
+)
+from headgate.intake.bodies import check_unknown, read_body
+from headgate.scope_status import ScopeStatus
+from headgate.task_snapshot import exact_moment
+from headgate.tracker import LedgerTracker
+from headgate.web.answers import Answer, json_answer
+from headgate.web.api import Api, Route
+from headgate.web.callers import Caller
+from headgate.web.refusals import Refusal
+from headgate.web.requests import Request
+
+OK = 200
+MAX_ID_LENGTH = 128
+STATUS_QUERY = ("scope",)
+
+_SCOPE_DIGITS = 24
+_FIELDS = {
+    "amount_usd": "usd",
+    "actual_usd": "usd",
+    "reservation_id": "id",
+    "lease_seconds": "leaseSeconds",
+}
+
+
+async def reserve(api: Api, request: Request, _: str) -> Answer:
+    """Hold an amount, or say which budget has no room for it."""
+    body = read_body(await request.json_body(), ReserveBody)
+    scope = _own_scope(body.scope, request.caller)
+    also = [_own_scope(text, request.caller, field="also") for text in body.also]
+    with _in_words_of_the_caller(body.id, scope) as reservation_id:
+        token = await _tracker(api).reserve(
+            scope,
+            body.usd,
+            tokens=body.tokens,
+            reservation_id=reservation_id,
+            lease_seconds=body.lease_seconds,
+            also=also,
+            dispatched=body.dispatched,
+        )
+    return json_answer(OK, _shown(token, body.id, scope))
+
+
+async def dispatched(api: Api, request: Request, _: str) -> Answer:
+    """Note that the provider is about to be called."""
+    body = read_body(await request.json_body(), ReservationNameBody)
+    scope = _own_scope(body.scope, request.caller)
+    with _in_words_of_the_caller(body.id, scope) as reservation_id:
+        token = await _tracker(api).dispatched(reservation_id)
+    return json_answer(OK, _shown(token, body.id, scope))
+
+
+async def commit(api: Api, request: Request, _: str) -> Answer:
+    """Book what the work has cost in place of what was held."""
+    body = read_body(await request.json_body(), CommitBody)
+    scope = _own_scope(body.scope, request.caller)
+    with _in_words_of_the_caller(body.id, scope) as reservation_id:
+        await _tracker(api).commit(reservation_id, body.usd, tokens=body.tokens)
+    return _settled(body.id, scope, "committed")
+
+
+async def release(api: Api, request: Request, _: str) -> Answer:
+    """Give back what was held: the provider cannot have charged."""
+    body = read_body(await request.json_body(), ReservationNameBody)
+    scope = _own_scope(body.scope, request.caller)
+    with _in_words_of_the_caller(body.id, scope) as reservation_id:
+        await _tracker(api).release(reservation_id)
+    return _settled(body.id, scope, "released")
+
+
+async def show_budgets(api: Api, request: Request, _: str) -> Answer:
+    """Answer with a scope and everything within it."""
+    query = request.query()
+    check_unknown(query, STATUS_QUERY)
+    given = query.get("scope") or request.caller.bounds.own_scope
+    scope = _own_scope(given, request.caller)
+    return json_answer(OK, _status(await _tracker(api).status(scope)))
+
+
+def _tracker(api: Api) -> LedgerTracker:
+    if api.tracker is None:
+        raise Refusal("unavailable", "this service keeps no budgets")
+    return api.tracker
+
+
+def _own_scope(text: str, caller: Caller, *, field: str = "scope") -> Scope:
+    scope = parse_scope(text, field=field)
+    caller.check_scope(scope)
+    return scope
+
+
+@contextmanager
+def _in_words_of_the_caller(given_id: str, scope: Scope) -> Iterator[str]:
+    """Give the id under which the books know a reservation, and tell refusals by the caller's."""
+    reservation_id = _id_within(scope, given_id)
+    try:
+        yield reservation_id
+    except InvalidFieldError as error:
+        raise InvalidFieldError(_FIELDS.get(error.field, error.field), error.problem) from None
+    except IllegalSettlementError as error:
+        line = str(error).replace(reservation_id, f"'{given_id}'")
+        code = "not_found" if error.current == "unknown" else "reservation_conflict"
+        raise Refusal(code, line, details={"state": error.current}) from None
+
+
+def _id_within(scope: Scope, given_id: str) -> str:
+    if not given_id or len(given_id) > MAX_ID_LENGTH or not given_id.isprintable():
+        problem = f"has 1 to {MAX_ID_LENGTH} printable characters"
+        raise InvalidFieldError("id", problem)
+    digest = hashlib.sha256(scope.encode()).hexdigest()[:_SCOPE_DIGITS]
+    return f"http:{digest}:{given_id}"
+
+
+def _shown(token: ReservationToken, given_id: str, scope: Scope) -> ReservationBody:
+    return ReservationBody(
+        id=given_id,
+        scope=scope,
+        state=token.state.value,
+        is_live=token.is_live,
+        usd=dollars(token.micro_usd),
+        tokens=token.tokens,
+        lease_until=exact_moment(token.lease_until),
+    )
+
+
+def _settled(given_id: str, scope: Scope, state: Literal["committed", "released"]) -> Answer:
+    return json_answer(OK, SettledBody(id=given_id, scope=scope, state=state))
+
+
+def dollars(micro_usd: int) -> str:
+    """Write an amount exactly, as in 12.50."""
+    return format_usd(micro_usd).replace("$", "")
+
+
+def _dollars_or_none(micro_usd: int | None) -> str | None:
+    return None if micro_usd is None else dollars(micro_usd)
+
+
+def _status(status: ScopeStatus) -> BudgetStatusBody:
+    return BudgetStatusBody(
+        scope=status.scope,
+        window=status.window,
+        spent_usd=dollars(status.spent_micro_usd),
+        reserved_usd=dollars(status.reserved_micro_usd),
+        overrun_usd=dollars(status.overrun_micro_usd),
+        limit_usd=_dollars_or_none(status.limit_micro_usd),
+        remaining_usd=_dollars_or_none(status.remaining_micro_usd),
+        spent_tokens=status.spent_tokens,
+        reserved_tokens=status.reserved_tokens,
+        overrun_tokens=status.overrun_tokens,
+        limit_tokens=status.limit_tokens,
+        remaining_tokens=status.remaining_tokens,
+        resets_at=None if status.resets_at is None else exact_moment(status.resets_at),
+        is_truncated=status.is_truncated,
+        children=[_status(child) for child in status.children],
+    )
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/budgets/reserve",
+        reserve,
+        "hold an amount before the work",
+        "submit",
+        takes=ReserveBody,
+        answers={200: ReservationBody},
+        refuses=("budget_exceeded", "reservation_conflict"),
+    ),
+    Route(
+        "POST",
+        "/budgets/dispatched",
+        dispatched,
+        "note that the provider is about to be called",
+        "submit",
+        takes=ReservationNameBody,
+        answers={200: ReservationBody},
+        refuses=("not_found", "reservation_conflict"),
+    ),
+    Route(
+        "POST",
+        "/budgets/commit",
+        commit,
+        "book what the work has cost",
+        "submit",
+        takes=CommitBody,
+        answers={200: SettledBody},
+        refuses=("not_found", "reservation_conflict"),
+    ),
+    Route(
+        "POST",
+        "/budgets/release",
+        release,
+        "give back what was held",
+        "submit",
+        takes=ReservationNameBody,
+        answers={200: SettledBody},
+        refuses=("not_found", "reservation_conflict"),
+    ),
+    Route(
+        "GET",
+        "/budgets/status",
+        show_budgets,
+        "show a scope and everything within it",
+        "read",
+        answers={200: BudgetStatusBody},
+        query=STATUS_QUERY,
+        refuses=("invalid_field", "unknown_field"),
+    ),
+)

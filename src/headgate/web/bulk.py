@@ -1,0 +1,164 @@
+"""The routes that work on tasks that ended, or on many at once: retry, bulk cancel, bulk retry.
+
+Without `confirm` a bulk route only counts. With it, the work is bounded in tasks and time; what is
+left is said, and the same request again goes on with it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from headgate.admin_bodies import BulkCancelBody, BulkRetryBody, TaskFilterBody
+from headgate.administration.bulk import MAX_TASKS, BulkWork
+from headgate.audit import Detail
+from headgate.core.records import TaskRecord
+from headgate.core.tasks import TERMINAL, TaskStatus
+from headgate.http_bodies import SubmittedBody
+from headgate.intake import Draft
+from headgate.intake.bodies import read_body, shown
+from headgate.store import Queued, TaskQuery, TurnedAway
+from headgate.stores.selecting import TaskFilter
+from headgate.task_snapshot import exact_moment
+from headgate.web.answers import Answer, json_answer
+from headgate.web.api import Api
+from headgate.web.auditing import record
+from headgate.web.callers import Caller
+from headgate.web.refusals import Refusal, queue_full
+from headgate.web.requests import Request
+from headgate.web.tasks import known_form
+
+OK = 200
+ACCEPTED = 202
+LIVE = tuple(status for status in TaskStatus if status not in TERMINAL)
+RETRIED = (TaskStatus.FAILED, TaskStatus.CANCELLED, TaskStatus.REJECTED)
+"""What a bulk retry means that names no states: whatever did not succeed."""
+
+
+async def retry_task(api: Api, request: Request, task_id: str) -> Answer:
+    """Make a new task of one that ended; the old one stays as it is."""
+    ended = request.caller.check_task(await api.engine.get(known_form(task_id)))
+    if not ended.is_terminal:
+        line = f"task is {ended.task.status.value}; only one that has ended is retried"
+        raise Refusal("conflict", line)
+    draft = _again(api, request.caller, ended)
+    answer = await api.engine.submit(*draft)
+    if isinstance(answer, TurnedAway):
+        raise queue_full(answer.rejected, answer.record.task.id)
+    if not isinstance(answer, Queued):
+        raise Refusal("conflict", "the task cannot be retried")
+    task = answer.record.task
+    created_at = exact_moment(task.created_at)
+    return json_answer(ACCEPTED, SubmittedBody(task.id, task.status, answer.position, created_at))
+
+
+async def cancel_tasks(api: Api, request: Request, _: str) -> Answer:
+    """Count the tasks that match, or cancel them."""
+    body = read_body(await request.json_body(), TaskFilterBody)
+    wanted = read_filter(body, request.caller, allowed=LIVE, default=LIVE)
+    if not body.confirm:
+        return json_answer(OK, BulkCancelBody(matched=await _bulk(api).count(wanted)))
+    tally = await _bulk(api).cancel(wanted, limit=body.limit)
+    answer = BulkCancelBody(
+        matched=tally.matched,
+        cancelled=tally.done,
+        skipped=tally.skipped,
+        remaining=tally.remaining,
+    )
+    await record(api, request, "tasks.cancel", "", _detail(body, answer))
+    return json_answer(OK, answer)
+
+
+async def retry_tasks(api: Api, request: Request, _: str) -> Answer:
+    """Count the tasks that match, or make a new one of each."""
+    body = read_body(await request.json_body(), TaskFilterBody)
+    allowed = tuple(status for status in TaskStatus if status in TERMINAL)
+    wanted = read_filter(body, request.caller, allowed=allowed, default=RETRIED)
+    wanted = msgspec.structs.replace(wanted, is_retry=True)
+    if not body.confirm:
+        return json_answer(OK, BulkRetryBody(matched=await _bulk(api).count(wanted)))
+
+    def again(ended: TaskRecord) -> Draft:
+        return _again(api, request.caller, ended)
+
+    tally = await _bulk(api).retry(wanted, again, limit=body.limit)
+    answer = BulkRetryBody(
+        matched=tally.matched,
+        retried=tally.done,
+        skipped=tally.skipped,
+        remaining=tally.remaining,
+    )
+    await record(api, request, "tasks.retry", "", _detail(body, answer))
+    return json_answer(OK, answer)
+
+
+def read_filter(
+    body: TaskFilterBody,
+    caller: Caller,
+    *,
+    allowed: tuple[TaskStatus, ...],
+    default: tuple[TaskStatus, ...],
+) -> TaskFilter:
+    """Read which tasks are meant, as far as they belong to the caller."""
+    if not 1 <= body.limit <= MAX_TASKS:
+        raise _invalid("limit", f"must be a number from 1 to {MAX_TASKS}")
+    own = caller.narrowed(TaskQuery(agent_id=body.agent_id, project_id=body.project_id))
+    return TaskFilter(
+        states=_states(body.state, allowed) or default,
+        agent_id=own.agent_id,
+        project_id=own.project_id,
+        target=body.target,
+        label=_label(body.label),
+        created_before=_seconds(body.created_before, "createdBefore"),
+        created_after=_seconds(body.created_after, "createdAfter"),
+    )
+
+
+def _states(names: list[str], allowed: tuple[TaskStatus, ...]) -> tuple[TaskStatus, ...]:
+    by_name = {status.value: status for status in allowed}
+    for name in names:
+        if name not in by_name:
+            raise _invalid("state", f"'{shown(name)}' is none of {', '.join(by_name)}")
+    return tuple(by_name[name] for name in dict.fromkeys(names))
+
+
+def _label(text: str | None) -> tuple[str, str] | None:
+    if text is None:
+        return None
+    key, sign, value = text.partition("=")
+    if not key or not sign or "\0" in text:
+        raise _invalid("label", "is written as key=value")
+    return key, value
+
+
+def _seconds(at: datetime | None, field: str) -> float | None:
+    if at is None:
+        return None
+    if at.tzinfo is None:
+        raise _invalid(field, "needs a time zone, as in 2026-01-31T12:00:00Z")
+    return at.timestamp()
+
+
+def _again(api: Api, caller: Caller, ended: TaskRecord) -> Draft:
+    draft = api.intake.again(ended, now=api.engine.now())
+    least = caller.least_priority
+    if least is None or draft.task.priority >= least:
+        return draft
+    return draft._replace(task=msgspec.structs.replace(draft.task, priority=least))
+
+
+def _bulk(api: Api) -> BulkWork:
+    if api.bulk is None:
+        raise Refusal("not_found", "there is nothing at this address")
+    return api.bulk
+
+
+def _detail(body: TaskFilterBody, answer: msgspec.Struct) -> Detail:
+    asked = msgspec.to_builtins(body)
+    asked.pop("confirm", None)
+    return {"filter": asked, **msgspec.structs.asdict(answer)}
+
+
+def _invalid(field: str, problem: str) -> Refusal:
+    return Refusal("invalid_field", f"field '{field}': {problem}", details={"field": field})
