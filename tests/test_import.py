@@ -81,10 +81,26 @@ def test_a_command_in_a_pipe_does_not_import_rich(arguments: list[str]) -> None:
     assert "rich" not in loaded
 
 
+def test_a_list_of_commands_loads_none_of_them() -> None:
+    statement = (
+        "from headgate.cli.main import COMMANDS, run; assert run(['--help']) == 0; "
+        "assert not [name for name in COMMANDS if f'headgate.cli.{name}' in sys.modules]"
+    )
+    loaded, _ = probe(statement, installed=BARE_INSTALL)
+    assert loaded.isdisjoint({"asyncio", "http", "rich", "ssl"})
+
+
+def test_a_client_without_asyncio_does_not_load_it() -> None:
+    loaded, _ = probe("from headgate import SyncClient; SyncClient()", installed=BARE_INSTALL)
+    assert "asyncio" not in loaded
+
+
 @pytest.mark.parametrize(
     "statement",
     [
         "import headgate.testing.fleet",
+        "from headgate import Client, SyncClient; SyncClient('http://127.0.0.1:1').close()",
+        "import headgate.cli.submit_lines, headgate.cli.submit_one, headgate.cli.watch",
         "from headgate.cli.main import run; assert run(['demo', '--seconds', '0.1']) == 0",
         "from headgate.cli.output import drawn_table; assert drawn_table('t', ('a',), [('b',)])",
     ],
@@ -92,6 +108,20 @@ def test_a_command_in_a_pipe_does_not_import_rich(arguments: list[str]) -> None:
 def test_the_bare_install_is_enough(statement: str) -> None:
     loaded, _ = probe(statement, installed=BARE_INSTALL)
     assert "headgate" in loaded
+
+
+def test_the_client_for_asyncio_on_a_bare_install_says_which_extra_it_needs() -> None:
+    statement = """
+from headgate import Client
+try:
+    Client()
+except ImportError as error:
+    assert "headgate[client]" in str(error)
+else:
+    raise AssertionError
+"""
+    loaded, _ = probe(statement, installed=BARE_INSTALL)
+    assert "httpx2" not in loaded
 
 
 def test_the_service_on_a_bare_install_says_which_extra_it_needs() -> None:

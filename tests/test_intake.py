@@ -95,7 +95,7 @@ def test_everything_that_a_client_may_say_is_kept() -> None:
     assert submission.input is not None
     assert bytes(submission.input) == b'[1, {"a": null}]'
     assert (submission.tab_id, submission.ref, submission.selector) == ("t", "e5", "#a\n.b")
-    assert submission.callback_url == "https://example.com/hook?x=1"
+    assert terms.callback_url == "https://example.com/hook?x=1"
     assert submission.labels == {"team": "x"}
 
 
@@ -222,12 +222,12 @@ def test_without_a_default_timeout_there_is_no_deadline() -> None:
 
 
 def test_defaults_hold_where_nothing_else_was_said() -> None:
-    given_defaults = intake(max_attempts=4, estimate_tokens=70, estimate_micro_usd=9)
+    given_defaults = intake(max_attempts=4)
     task, terms, _ = given_defaults.read_task(json.dumps(LEAST).encode(), now=NOW)
-    assert (task.estimate_tokens, terms.estimate_micro_usd, terms.max_attempts) == (70, 9, 4)
+    assert (task.estimate_tokens, terms.estimate_micro_usd, terms.max_attempts) == (None, 0, 4)
     body = LEAST | {"estimate": {"tokens": 0}, "maxAttempts": 2}
     task, terms, _ = given_defaults.read_task(json.dumps(body).encode(), now=NOW)
-    assert (task.estimate_tokens, terms.estimate_micro_usd, terms.max_attempts) == (0, 9, 2)
+    assert (task.estimate_tokens, terms.estimate_micro_usd, terms.max_attempts) == (0, 0, 2)
 
 
 def test_a_target_must_be_named_where_none_is_the_default() -> None:
@@ -328,7 +328,7 @@ def test_tasks_of_a_batch_share_what_the_batch_says_and_may_say_otherwise() -> N
     assert isinstance(first, Draft)
     assert isinstance(second, Draft)
     assert (first.task.agent_id, first.task.project_id) == ("a", "search")
-    assert first.submission.callback_url == "http://h/"
+    assert first.terms.callback_url == "http://h/"
     assert (second.task.agent_id, second.task.project_id) == ("b", "default")
 
 
@@ -397,3 +397,20 @@ def test_what_is_taken_can_be_stored_and_read_again(body: bytes) -> None:
     stored = msgspec.json.encode(draft)
     assert b"\0" not in stored
     assert msgspec.json.decode(stored)
+
+
+def test_an_address_that_may_not_be_told_is_refused_by_its_field() -> None:
+    guarded = Intake(
+        targets={"browser": None},
+        default_target="browser",
+        check_url=lambda url: "may not be reached" if "10.0.0.1" in url else None,
+    )
+    fine, bad = "https://hooks.example/", "http://10.0.0.1/"
+    body = json.dumps(LEAST | {"callbackUrl": fine}).encode()
+    assert guarded.read_task(body, now=NOW).terms.callback_url == fine
+    with pytest.raises(InvalidTaskError, match="field 'callbackUrl': may not be reached"):
+        guarded.read_task(json.dumps(LEAST | {"callbackUrl": bad}).encode(), now=NOW)
+    batch = {"agentId": "a", "callbackUrl": bad, "tasks": [LEAST, LEAST | {"callbackUrl": fine}]}
+    first, second = guarded.read_batch(json.dumps(batch).encode(), now=NOW).entries
+    assert isinstance(first, InvalidTaskError)
+    assert isinstance(second, Draft)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import IO
 
 import pytest
 
-from doc_pages import PAGES, Output, blocks_of, name_of
+from doc_pages import PAGES, ROOT, Output, blocks_of, name_of
 from service.support import running_service
 
 SHOWN_PLACE = "127.0.0.1:7420"
 PATIENCE_SECONDS = 20.0
 LOOK_SECONDS = 0.05
+SHOWN_PORT = "7430"
+LOOKS = ("show ", "cat ", "headgate tasks", "headgate why", "headgate webhooks list")
+"""Commands that change nothing, so that they can be run until they show what the page does."""
 
 SERVICE_PAGES = [
     page
@@ -42,10 +49,18 @@ class Shell:
 
 
 @contextmanager
-def shell_in(folder: Path) -> Iterator[Shell]:
+def shell_in(folder: Path, address: str) -> Iterator[Shell]:
+    (folder / "docs").symlink_to(ROOT / "docs")
+    commands = Path(sys.executable).parent
     process = subprocess.Popen(
         ["bash"],
         cwd=folder,
+        env={
+            **os.environ,
+            "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+            "HEADGATE_URL": address,
+            "XDG_DATA_HOME": str(folder / "nothing"),
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -68,6 +83,12 @@ def commands_of(page: Path) -> list[tuple[str, str]]:
     return found
 
 
+def settings_name(page: Path) -> str:
+    """Return the name under which a page has its settings saved."""
+    named = re.search(r"^Save this as `(\S+)`:$", page.read_text(), re.MULTILINE)
+    return named[1] if named else "page.toml"
+
+
 def settings_of(page: Path) -> str:
     """Return the settings that a page starts its service with: its first block of TOML."""
     return next(b.body for b in blocks_of(page.read_text()) if b.language == "toml")
@@ -78,22 +99,33 @@ def run_until_right(shell: Shell, command: str, shown: str) -> str:
     ends_at = time.monotonic() + PATIENCE_SECONDS
     while True:
         printed = shell.run(command)
-        only_looks = command.startswith("show ")
+        only_looks = command.startswith(LOOKS)
         if not only_looks or Output(shown, printed).is_right or time.monotonic() > ends_at:
             return printed
         time.sleep(LOOK_SECONDS)
 
 
 def test_there_is_a_page_that_talks_to_a_service() -> None:
-    assert "docs/tutorials/first-service.md" in {name_of(page) for page in SERVICE_PAGES}
+    names = {name_of(page) for page in SERVICE_PAGES}
+    assert names >= {"docs/tutorials/first-service.md", "docs/tutorials/operate-a-service.md"}
 
 
 @pytest.mark.parametrize("page", SERVICE_PAGES, ids=name_of)
 def test_what_a_page_says_to_a_service_is_answered_as_it_shows(page: Path, tmp_path: Path) -> None:
-    settings = tmp_path / "page.toml"
+    settings = tmp_path / settings_name(page)
     settings.write_text(settings_of(page))
-    with running_service(tmp_path, "--config", str(settings)) as service, shell_in(tmp_path) as sh:
-        place = service.address.removeprefix("http://")
+    with (
+        running_service(tmp_path, "--config", str(settings)) as service,
+        shell_in(tmp_path, service.address) as sh,
+    ):
+        places = {SHOWN_PLACE: service.address.removeprefix("http://"), SHOWN_PORT: free_port()}
         for command, shown in commands_of(page):
-            printed = run_until_right(sh, command.replace(SHOWN_PLACE, place), shown)
+            there = reduce(lambda text, place: text.replace(*place), places.items(), command)
+            printed = run_until_right(sh, there, shown)
             assert Output(shown, printed).is_right, f"$ {command}\n{printed}\n{service.output()}"
+
+
+def free_port() -> str:
+    """Return a port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])

@@ -24,17 +24,28 @@ from headgate.core.rate_limits import RateLimit
 from headgate.core.scopes import ROOT, Scope
 from headgate.core.snapshot import LanePolicy
 from headgate.errors import InvalidSettingError
-from headgate.executors.targets import ECHO, CallableTarget, CommandTarget, HttpTarget, Resolver
+from headgate.executors.targets import (
+    ECHO,
+    CallableTarget,
+    CommandTarget,
+    HttpTarget,
+    PullTarget,
+    Resolver,
+)
 from headgate.settings import (
     AgentSettings,
+    AuthSettings,
     BudgetSettings,
     LedgerSettings,
+    LogSettings,
     ProjectSettings,
     RateLimitSettings,
     SchedulerSettings,
     ServerSettings,
     Settings,
     StoreSettings,
+    TelemetrySettings,
+    WebhookSettings,
     budgets,
     load_settings,
     rate_limits,
@@ -209,7 +220,7 @@ REFUSED: list[tuple[str, str]] = [
     ("[projects.a]\nbudget_limit = 0", "projects.a.budget_limit: must be a whole number from 1 to"),
     (
         '[projects.a]\nstatus = "asleep"',
-        "projects.a.status: must be one of active, paused, archived, not 'asleep'",
+        "projects.a.status: must be one of active, paused, draining, archived, not 'asleep'",
     ),
     (
         "[projects.a]\ncredit_weight = 1e-9",
@@ -261,7 +272,7 @@ REFUSED: list[tuple[str, str]] = [
     # Targets.
     (
         '[targets.a]\nkind = "ftp"',
-        "targets.a.kind: must be one of http, command, callable, not 'ftp'",
+        "targets.a.kind: must be one of http, command, callable, pull, not 'ftp'",
     ),
     ('[targets.a]\nurl = "x"', "targets.a.kind: is missing; write it"),
     ('[targets.a]\nkind = "command"', "targets.a.command: is missing; write it"),
@@ -361,7 +372,11 @@ WRONG_VARIABLES: list[tuple[str, str, str]] = [
     ("HEADGATE_SCHEDULER__", "5", "is not a setting; headgate config example shows all of them"),
     ("HEADGATE_SERVER__PORT", "80000", "must be a whole number from 0 to 65,535, not '80000'"),
     ("HEADGATE_STORE__URL", "", "must be a text of 1 to 2,000 characters"),
-    ("HEADGATE_X__Y", "1", "is not a setting; known are ledger, scheduler, server, store"),
+    (
+        "HEADGATE_X__Y",
+        "1",
+        f"is not a setting; known are {', '.join(sorted(TABLES))}",
+    ),
     (
         "HEADGATE_PROJECTS__A",
         "1",
@@ -577,8 +592,12 @@ def test_the_variables_of_a_target_are_found_wherever_it_names_them() -> None:
 DOCUMENTED: list[tuple[str, type[msgspec.Struct]]] = [
     ("[scheduler]", SchedulerSettings),
     ("[server]", ServerSettings),
+    ("[auth]", AuthSettings),
+    ("[webhooks]", WebhookSettings),
     ("[store]", StoreSettings),
     ("[ledger]", LedgerSettings),
+    ("[log]", LogSettings),
+    ("[telemetry]", TelemetrySettings),
     ("[projects.NAME]", ProjectSettings),
     ("[agents.NAME]", AgentSettings),
     ("[rate_limits.NAME]", RateLimitSettings),
@@ -587,6 +606,7 @@ DOCUMENTED: list[tuple[str, type[msgspec.Struct]]] = [
     ("resolver", Resolver),
     ('kind = "command"', CommandTarget),
     ('kind = "callable"', CallableTarget),
+    ('kind = "pull"', PullTarget),
 ]
 
 KEYS = [name for _, kind in DOCUMENTED for name in kind.__struct_fields__]
@@ -702,9 +722,10 @@ def test_every_section_is_in_the_reference() -> None:
 def test_the_example_in_the_documentation_decodes_and_names_every_key_of_the_service() -> None:
     path = DOCS / "examples/headgate.toml"
     found = load_settings(path, {}, {})
-    assert (found.scheduler, found.server, found.store, found.ledger) == (
+    assert (found.scheduler, found.server, found.auth, found.store, found.ledger) == (
         SchedulerSettings(),
         ServerSettings(),
+        AuthSettings(),
         StoreSettings(),
         LedgerSettings(),
     )
@@ -712,3 +733,27 @@ def test_the_example_in_the_documentation_decodes_and_names_every_key_of_the_ser
     text = path.read_text()
     for kind in TABLES.values():
         assert [name for name in kind.__struct_fields__ if f"{name} = " not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("allowed_hosts", "https://headgate.example"),
+        ("allowed_hosts", "a b"),
+        ("allowed_hosts", "host:port"),
+        ("allowed_origins", "headgate.example"),
+        ("allowed_origins", "https://headgate.example/"),
+        ("allowed_origins", "*"),
+    ],
+)
+def test_a_host_or_an_origin_that_no_header_can_have_is_refused(key: str, value: str) -> None:
+    raw: dict[str, object] = {"auth": {key: [value]}}
+    with pytest.raises(InvalidSettingError) as caught:
+        decode(merge_tables(raw, {}, {}, origin="file"))
+    assert caught.value.field == f"auth.{key}[0]"
+
+
+def test_a_list_in_a_variable_is_written_with_commas() -> None:
+    found = load_settings(None, {"HEADGATE_AUTH__ALLOWED_HOSTS": "a.example, [::1]:80,"}, {})
+    assert found.auth.allowed_hosts == ("a.example", "[::1]:80")
+    assert not found.auth.required

@@ -22,6 +22,7 @@ TEXTS = [
     *PYTHON,
     *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("docs/**/*.json")),
+    *sorted(ROOT.glob("deploy/*")),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile")),
     *(ROOT / name for name in ("pyproject.toml", "constraints.txt", ".ci/run", ".gitignore")),
 ]

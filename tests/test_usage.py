@@ -105,13 +105,14 @@ def read(body: object) -> Usage:
 @pytest.mark.parametrize(("counts", "tokens", "micro_usd"), [row[1:] for row in SHAPES])
 def test_tokens_are_counted_and_priced(counts: dict[str, Any], tokens: int, micro_usd: int) -> None:
     body = {"id": "x", "model": "mine", "usage": counts, "choices": [{"message": {"usage": 1}}]}
-    assert read(body) == Usage(tokens=tokens, micro_usd=micro_usd)
+    assert read(body) == Usage(tokens=tokens, micro_usd=micro_usd, model="mine")
 
 
 @pytest.mark.parametrize("model", ["no-such-model", "", None, 5, {"a": 1}])
 def test_a_model_without_a_price_has_tokens_and_no_cost(model: object) -> None:
     body = {"model": model, "usage": {"prompt_tokens": 1, "completion_tokens": 2}}
-    assert read(body) == Usage(tokens=3, micro_usd=None)
+    known = model if isinstance(model, str) and model else None
+    assert read(body) == Usage(tokens=3, micro_usd=None, model=known)
 
 
 def test_published_prices_are_used() -> None:
@@ -137,7 +138,7 @@ STREAMS = [
                 "usage": {"prompt_tokens": 10, "completion_tokens": 5},
             },
         ),
-        Usage(tokens=15, micro_usd=60),
+        Usage(tokens=15, micro_usd=60, model="mine"),
     ),
     (
         events(
@@ -148,7 +149,7 @@ STREAMS = [
             {"type": "content_block_delta", "delta": {"text": '"usage"'}},
             {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 7}},
         ),
-        Usage(tokens=17, micro_usd=80),
+        Usage(tokens=17, micro_usd=80, model="mine"),
     ),
     (
         events(
@@ -158,7 +159,7 @@ STREAMS = [
                 "response": {"model": "mine", "usage": {"input_tokens": 1, "output_tokens": 1}},
             },
         ),
-        Usage(tokens=2, micro_usd=11),
+        Usage(tokens=2, micro_usd=11, model="mine"),
     ),
     (events({"message": "text", "usage": {"input_tokens": 1, "output_tokens": 1}}), UNKNOWN_USAGE),
     (events({"usage": None}), UNKNOWN_USAGE),
@@ -208,12 +209,12 @@ def test_what_cannot_be_read_is_unknown(body: object) -> None:
 @pytest.mark.parametrize("details", [{"cached_tokens": 5}, {"cached_tokens": -5}])
 def test_an_impossible_cache_leaves_the_cost_open(details: dict[str, int]) -> None:
     counts = {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": details}
-    assert read({"model": "mine", "usage": counts}) == Usage(tokens=2, micro_usd=None)
+    assert read({"model": "mine", "usage": counts}) == Usage(tokens=2, micro_usd=None, model="mine")
 
 
 def test_a_cost_that_the_books_would_refuse_is_left_open() -> None:
     body = {"model": "dear", "usage": {"prompt_tokens": 10**9, "completion_tokens": 0}}
-    assert read(body) == Usage(tokens=10**9, micro_usd=None)
+    assert read(body) == Usage(tokens=10**9, micro_usd=None, model="dear")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +226,7 @@ def test_a_body_that_is_no_json_is_unknown(body: bytes) -> None:
 
 def test_raw_json_can_be_read_too() -> None:
     body = msgspec.Raw(b'{"model": "mine", "usage": {"input_tokens": 1, "output_tokens": 0}}')
-    assert usage_of(body, PRICES) == Usage(tokens=1, micro_usd=1)
+    assert usage_of(body, PRICES) == Usage(tokens=1, micro_usd=1, model="mine")
 
 
 counts = st.integers() | st.integers(0, 10**13) | st.none() | st.floats() | st.text(max_size=3)

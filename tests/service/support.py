@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import msgspec
 
@@ -64,7 +65,7 @@ class ServiceProcess:
             self._process = subprocess.Popen(
                 self._command,
                 cwd=self.folder,
-                env=_environment(),
+                env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -118,6 +119,11 @@ class ServiceProcess:
             return Answer(response.status, msgspec.json.decode(response.read()))
         finally:
             connection.close()
+
+    def text(self, path: str) -> str:
+        """Return what an address answers, as text."""
+        with urlopen(self.address + path, timeout=30.0) as response:
+            return str(response.read().decode())
 
     def submit(self, **fields: object) -> str:
         """Submit a task that must be taken, and return its id."""
@@ -183,7 +189,8 @@ def wait_until(
     return time.monotonic() - started
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Return the variables of a process of the tests, in which targets are found."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
     # Targets of tests are functions in these folders.
     return {**own, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}

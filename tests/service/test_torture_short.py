@@ -17,6 +17,7 @@ CHECKS = (
     ("service", "--backend", "sqlite"),
     ("service", "--backend", "postgres"),
     ("nodes", "--backend", "postgres"),
+    ("webhooks", "--backend", "sqlite"),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 FOREVER_SECONDS = 3_600.0
@@ -20,3 +21,22 @@ async def hang_at_first(order: Mapping[str, Any]) -> object:
     """Never come to an end the first time."""
     await asyncio.sleep(FOREVER_SECONDS if order["attempt"] == 1 else 0.0)
     return {"attempt": order["attempt"]}
+
+
+async def note_and_run(order: Mapping[str, Any]) -> object:
+    """Note in a file when an attempt begins and when it ends, and take as long as the task says."""
+    params = order["params"] or {}
+    attempt, path = order["attempt"], Path(params["notes"])
+    _note(path, f"begins {attempt}")
+    try:
+        await asyncio.sleep(params.get("seconds", 0.0))
+    except asyncio.CancelledError:
+        _note(path, f"stopped {attempt}")
+        raise
+    _note(path, f"ends {attempt}")
+    return {"attempt": attempt}
+
+
+def _note(path: Path, line: str) -> None:
+    with path.open("a") as notes:
+        notes.write(f"{line}\n")

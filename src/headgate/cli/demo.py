@@ -68,7 +68,7 @@ Examples:
 @click.option("--seed", default=1, show_default=True, help="The same seed gives the same fleet.")
 @click.option("--json", "as_json", is_flag=True, help="Write the final figures as JSON.")
 def demo(*, seconds: float, seed: int, as_json: bool) -> None:
-    """Run a simulated fleet: three projects, six agents, one noisy, one that runs out of budget.
+    """Run a simulated fleet: three projects, six agents, one noisy.
 
     In a terminal the table is live; in a pipe the fleet runs at once and the end is printed.
     """

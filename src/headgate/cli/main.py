@@ -1,7 +1,8 @@
 """The `headgate` command: its groups, and the edge at which every error becomes one line.
 
-Exit codes: 0 success, 1 the work failed, 2 the input or the call was wrong, 70 a fault of
-Headgate's own, 130 interrupted.
+Exit codes: 0 success, 1 the work failed, 2 the input or the call was wrong, 3 no service answers,
+4 the token does not allow it, 5 what was waited for took too long, 70 a fault of Headgate's own,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,16 +15,57 @@ from importlib import import_module
 import click
 
 import headgate
+from headgate.cli.exit_codes import (
+    EXIT_BAD_INPUT,
+    EXIT_FAILED,
+    EXIT_INTERNAL,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_ALLOWED,
+    EXIT_TIMEOUT,
+    EXIT_UNAVAILABLE,
+)
 from headgate.cli.output import printable
-from headgate.errors import CallerError, HeadgateError
+from headgate.errors import (
+    CallerError,
+    HeadgateError,
+    NotAllowedError,
+    ServiceError,
+    ServiceUnavailableError,
+    WaitTimeoutError,
+)
 
-EXIT_FAILED = 1
-EXIT_BAD_INPUT = 2
-EXIT_INTERNAL = 70
-EXIT_INTERRUPTED = 130
+COMMANDS = {
+    "audit": "Print who changed what, newest first.",
+    "backup": "Copy the store to a file: tasks, budgets, tokens, overrides and the audit log.",
+    "budget": "Set budgets and see what is spent, across all who share a ledger.",
+    "cancel": "Cancel tasks, whether they wait or run.",
+    "completion": "Print a script that completes commands and options with the Tab key.",
+    "config": "Check the settings, show where each comes from, print an example.",
+    "decide": "Print which agent runs which task, and why the others wait.",
+    "demo": "Run a simulated fleet: three projects, six agents, one noisy.",
+    "doctor": "Check settings, directory, store, books, disk, clock, targets, token and port.",
+    "pause": "Start nothing new, until it is resumed; tasks are still taken.",
+    "reload": "Have the service read its settings file again, and print what changed.",
+    "restore": "Put a copy that headgate backup made in place of the store.",
+    "resume": "Start tasks again that a pause held.",
+    "retry": "Submit again what tasks that ended were to do, as new tasks.",
+    "show": "Print everything that is known of a task.",
+    "stats": "Print what waits, what runs, what has happened, and the limits in force.",
+    "submit": "Submit a task and print its id, or many from lines of JSON.",
+    "tasks": "List tasks, newest first.",
+    "token": "Make tokens, list them and revoke them.",
+    "up": "Start the service: API and dispatcher in one process.",
+    "usage": "Print what tasks have used: tokens and dollars.",
+    "watch": "Print events of all tasks as they happen, or of one until it has ended.",
+    "webhooks": "Show webhooks and send them again, ping an address, rotate the signing secret.",
+    "why": "Print every rule that keeps a task waiting, the widest first.",
+    "worker": "Take tasks of an agent from a service, and run them here.",
+}
+"""Each is in the module of its name. What it does is said here too, so that a list loads none."""
 
-COMMANDS = ("budget", "config", "decide", "demo", "up")
-"""Each is in the module of its name."""
+
+class _ReaderGoneError(Exception):
+    """What reads from the pipe that is written to has ended."""
 
 
 class LazyGroup(click.Group):
@@ -31,7 +73,7 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the names of all commands."""
-        return sorted({*COMMANDS, *self.commands})
+        return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Load a command from the module of its name."""
@@ -39,6 +81,18 @@ class LazyGroup(click.Group):
             module = import_module(f"headgate.cli.{cmd_name}")
             self.add_command(getattr(module, cmd_name), cmd_name)
         return super().get_command(ctx, cmd_name)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command; a reader that has gone is told apart, as click would make it an error."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderGoneError from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without loading them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -55,16 +109,17 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run the command line with these arguments, and return its exit code."""
     try:
-        cli.main(arguments, prog_name="headgate", standalone_mode=False)
+        code = cli.main(arguments, prog_name="headgate", standalone_mode=False)
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, _ReaderGoneError):
         # The reader has gone, as `headgate decide … | head` does; there is nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001
         return _report(error)
-    return 0
+    # A command that ends by `context.exit` has a code; others end with 0.
+    return code if isinstance(code, int) else 0
 
 
 def _report(error: Exception) -> int:
@@ -73,12 +128,33 @@ def _report(error: Exception) -> int:
         error.show()
         return error.exit_code
     if isinstance(error, HeadgateError):
-        _complain(str(error))
-        return EXIT_BAD_INPUT if isinstance(error, CallerError) else EXIT_FAILED
+        _complain(_line_of(error))
+        return _code_of(error)
     if isinstance(error, OSError):
         _complain(f"cannot read or write: {error.strerror or error}")
         return EXIT_FAILED
     return _report_own_fault(error)
+
+
+def _code_of(error: HeadgateError) -> int:
+    match error:
+        case NotAllowedError():
+            return EXIT_NOT_ALLOWED
+        case ServiceUnavailableError():
+            return EXIT_UNAVAILABLE
+        case WaitTimeoutError():
+            return EXIT_TIMEOUT
+        case CallerError():
+            return EXIT_BAD_INPUT
+        case _:
+            return EXIT_FAILED
+
+
+def _line_of(error: HeadgateError) -> str:
+    """Return what is wrong; of a fault of the service also what its log knows it by."""
+    if isinstance(error, ServiceError) and error.code == "internal":
+        return f"{error} (request {error.request_id})"
+    return str(error)
 
 
 def _complain(line: str) -> None:

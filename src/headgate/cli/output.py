@@ -25,12 +25,12 @@ def print_json(value: object) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
-def print_table(title: str, header: Row, rows: Sequence[Row]) -> None:
-    """Write one table with its title."""
+def print_table(title: str, header: Row, rows: Sequence[Row], *, whole: Row = ()) -> None:
+    """Write one table with its title; columns that are named in `whole` are not broken."""
     if is_terminal():
         from rich.console import Console  # noqa: PLC0415  rich is slow to import, and unused in a pipe
 
-        Console().print(drawn_table(title, header, rows))
+        Console().print(drawn_table(title, header, rows, whole=whole))
     else:
         click.echo(plain_table(title, header, rows))
 
@@ -56,14 +56,14 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
-def drawn_table(title: str, header: Row, rows: Sequence[Row]) -> Table:
+def drawn_table(title: str, header: Row, rows: Sequence[Row], *, whole: Row = ()) -> Table:
     """Return a table as rich draws it."""
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     table = Table(title=title, title_justify="left", header_style="bold")
     for name in header:
-        table.add_column(name)
+        table.add_column(name, no_wrap=name in whole)
     for row in _printable(rows):
         table.add_row(*(Text(cell) for cell in row))
     return table

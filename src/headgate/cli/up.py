@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import sys
@@ -19,16 +20,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headgate.cli.data_directory import data_directory
-from headgate.errors import InvalidSettingError
+from headgate.errors import HeadgateError, InvalidSettingError
 
 if TYPE_CHECKING:
     from headgate.settings import Settings
+    from headgate.settings.origin import Loaded
+    from headgate.web.app import App
+    from headgate.web.request_log import RequestLog
     from headgate.wiring import Service
 
 EXIT_AT_ONCE = 130
 
 # What a bare install does not bring, and the extra that brings each.
-EXTRAS = {"apsw": "server", "httptools": "server", "structlog": "server", "psycopg": "postgres"}
+EXTRAS = {
+    "apsw": "server",
+    "httpcore2": "server",
+    "httptools": "server",
+    "psycopg": "postgres",
+    "ssrfguard": "server",
+    "structlog": "server",
+}
 
 EXAMPLE_TASK = '{"agentId": "demo", "action": "hello", "params": {"name": "world"}}'
 
@@ -75,15 +86,16 @@ def up(
         "ledger.url": ledger_url,
     }
     given = {key: value for key, value in flags.items() if value is not None}
-    with _naming_extras():
-        settings = _settings(path, given)
+    with naming_extras("headgate up"):
+        loaded = _loaded(path, given)
+        settings = loaded.settings
         directory = (data or data_directory()).absolute()
         with _held(settings, directory):
-            _run(settings, directory)
+            _run(loaded, directory)
 
 
 @contextmanager
-def _naming_extras() -> Iterator[None]:
+def naming_extras(command: str) -> Iterator[None]:
     """Say which extra is to be installed, where a package of one is missing."""
     try:
         yield
@@ -93,17 +105,18 @@ def _naming_extras() -> Iterator[None]:
             raise
         problem = f"needs the package {package}, which is not installed"
         advice = f"run pip install 'headgate[{EXTRAS[package]}]'"
-        raise InvalidSettingError("headgate up", f"{problem}; {advice}") from None
+        raise InvalidSettingError(command, f"{problem}; {advice}") from None
 
 
-def _settings(path: Path | None, given: dict[str, str | int]) -> Settings:
+def _loaded(path: Path | None, given: dict[str, str | int]) -> Loaded:
     # A list of commands loads none of this.
     from headgate.cli.logs import configure_logs  # noqa: PLC0415
-    from headgate.settings import load_settings, settings_file  # noqa: PLC0415
+    from headgate.settings import settings_file  # noqa: PLC0415
+    from headgate.settings.origin import Origin, load  # noqa: PLC0415
 
-    settings = load_settings(settings_file(path), os.environ, given)
-    configure_logs()
-    return settings
+    loaded = load(Origin(path=settings_file(path), environ=os.environ, options=given))
+    configure_logs(loaded.settings.log)
+    return loaded
 
 
 def _held(settings: Settings, directory: Path) -> AbstractContextManager[None]:
@@ -116,9 +129,9 @@ def _held(settings: Settings, directory: Path) -> AbstractContextManager[None]:
     return hold_directory(folder, address=_address(settings.server.host, settings.server.port))
 
 
-def _run(settings: Settings, directory: Path) -> None:
+def _run(loaded: Loaded, directory: Path) -> None:
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(settings, directory))
+        runner.run(_serve(loaded, directory))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -130,17 +143,19 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory  # type: ignore[no-any-return]
 
 
-async def _serve(settings: Settings, directory: Path) -> None:
+async def _serve(loaded: Loaded, directory: Path) -> None:
     from headgate.web.server import serve  # noqa: PLC0415
     from headgate.wiring import build_app, build_service  # noqa: PLC0415
 
     stopping = asyncio.Event()
     _handle_signals(stopping)
-    service = build_service(settings, data=directory, environ=os.environ)
+    settings = loaded.settings
+    service = build_service(settings, data=directory, environ=os.environ, loaded=loaded)
+    _handle_reload(service)
     serves: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(
         serve(
-            build_app(service),
+            _logging(service, build_app(service)),
             host=settings.server.host,
             port=settings.server.port,
             on_ready=lambda host, port: serves.set_result(_address(host, port)),
@@ -150,23 +165,36 @@ async def _serve(settings: Settings, directory: Path) -> None:
     try:
         if serving.done():
             serving.result()
-        await _work(service, serves.result(), stopping)
+        await _work(service, serves.result(), directory, stopping)
     finally:
         serving.cancel()
         await asyncio.wait((serving,))
 
 
-async def _work(service: Service, address: str, stopping: asyncio.Event) -> None:
+def _logging(service: Service, app: App) -> App | RequestLog:
+    """Have tasks and requests logged, if their lines are wanted; otherwise they cost nothing."""
+    from headgate.cli.logs import is_told, task_logger  # noqa: PLC0415
+    from headgate.runtime.task_log import TaskLog  # noqa: PLC0415
+    from headgate.web.request_log import RequestLog  # noqa: PLC0415
+
+    if is_told(logging.INFO):
+        service.engine.feed.witnesses.append(TaskLog(task_logger()))
+    return RequestLog(app) if is_told(logging.DEBUG) else app
+
+
+async def _work(service: Service, address: str, directory: Path, stopping: asyncio.Event) -> None:
     engine = service.engine
     engine.node.address = service.settings.server.advertise or address
     try:
         await engine.start()
         _tune_interpreter()
-        click.echo(_welcome(address))
+        click.echo(await _welcome(service, address, directory))
         await stopping.wait()
         click.echo("headgate: finishing what runs; Ctrl-C again ends at once", err=True)
     finally:
-        await engine.stop(drain_seconds=service.settings.scheduler.drain_seconds)
+        await engine.stop(drain_seconds=service.administration.settings.scheduler.drain_seconds)
+        if service.telemetry is not None:
+            await asyncio.to_thread(service.telemetry.close)
         if engine.runner.has_left_behind:
             _leave_behind()
 
@@ -196,6 +224,32 @@ def _handle_signals(stopping: asyncio.Event) -> None:
         loop.add_signal_handler(number, stop)
 
 
+def _handle_reload(service: Service) -> None:
+    """Read the settings again at SIGHUP; what comes of it is in the log."""
+    under_way: set[asyncio.Task[None]] = set()
+
+    def reload() -> None:
+        task = asyncio.get_running_loop().create_task(_reload(service))
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+
+
+async def _reload(service: Service) -> None:
+    import structlog  # noqa: PLC0415
+
+    from headgate.audit import SIGNAL  # noqa: PLC0415
+
+    log = structlog.get_logger("headgate.settings")
+    try:
+        found = await service.administration.reload(SIGNAL)
+        waiting = [change.key for change in found.needs_restart]
+        log.info("settings reloaded", changed=len(found.changed), needs_restart=waiting)
+    except HeadgateError as error:
+        log.warning("settings were not reloaded; nothing has changed", problem=str(error))
+
+
 def _tune_interpreter() -> None:
     # The writer's thread asks for its turn after every statement. With the default it waits five
     # milliseconds for it whenever the event loop is busy.
@@ -206,9 +260,16 @@ def _tune_interpreter() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-def _welcome(address: str) -> str:
-    return (
-        f"headgate serves {address}\n"
-        f"  curl -s {address}/tasks -d '{EXAMPLE_TASK}'\n"
-        f"  curl -s {address}/tasks"
-    )
+async def _welcome(service: Service, address: str, directory: Path) -> str:
+    from headgate.cli.token_file import token_header, token_lines  # noqa: PLC0415
+    from headgate.wiring import entrance_rules  # noqa: PLC0415
+
+    is_needed = entrance_rules(service.settings).needs_token
+    header = token_header(directory) if is_needed else ""
+    lines = [f"headgate serves {address}"]
+    # Before the lines that need it, and in the same piece: whoever reads one has read the other.
+    token = await token_lines(service.tokens, directory, is_needed=is_needed)
+    lines += [f"  {line}" for line in token]
+    lines.append(f"  curl -s{header} {address}/tasks -d '{EXAMPLE_TASK}'")
+    lines.append(f"  curl -s{header} {address}/tasks")
+    return "\n".join(lines)

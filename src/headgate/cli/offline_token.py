@@ -1,0 +1,85 @@
+"""A token for whoever has lost all of them: written to the store itself, without a service.
+
+Whoever can open the store could change everything in it anyway, so nobody is asked who they are. On
+SQLite the lock on the data directory keeps this apart from a service that runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from headgate.audit import Actor, AuditEntry, Detail
+from headgate.cli.data_directory import data_directory
+from headgate.cli.token_file import write_token
+from headgate.errors import InvalidFieldError
+
+if TYPE_CHECKING:
+    from headgate.http_bodies import CreatedTokenBody, NewTokenBody
+    from headgate.settings import Settings
+
+OFFLINE = Actor(name="(offline)")
+
+
+def create_offline(
+    wish: dict[str, Any], *, path: Path | None, data: Path | None, store_url: str | None
+) -> CreatedTokenBody:
+    """Make a token in the store of these settings; one that administers goes into the file too."""
+    from headgate.cli.up import naming_extras  # noqa: PLC0415
+    from headgate.data_lock import hold_directory  # noqa: PLC0415
+    from headgate.http_bodies import NewTokenBody  # noqa: PLC0415
+    from headgate.settings import load_settings, settings_file  # noqa: PLC0415
+    from headgate.wiring import held_folder  # noqa: PLC0415
+
+    with naming_extras("headgate token create"):
+        settings = load_settings(settings_file(path), os.environ, {"store.url": store_url})
+        directory = (data or data_directory()).absolute()
+        folder = held_folder(settings, directory)
+        with nullcontext() if folder is None else hold_directory(folder):
+            made = asyncio.run(_create(msgspec.convert(wish, NewTokenBody), settings, directory))
+    # A lesser one would take the operator's key away from the commands of this machine.
+    problem = write_token(directory, made.token) if "admin" in made.permissions else None
+    if problem is not None:
+        click.echo(f"headgate: {directory / 'token'} could not be written: {problem}", err=True)
+    return made
+
+
+async def _create(wish: NewTokenBody, settings: Settings, directory: Path) -> CreatedTokenBody:
+    from headgate.stores.tokens import SqlTokens  # noqa: PLC0415
+    from headgate.tokens import Bounds, new_token  # noqa: PLC0415
+    from headgate.web.tokens import created_body  # noqa: PLC0415
+    from headgate.wiring import build_store  # noqa: PLC0415
+
+    if wish.project_id is not None and wish.project_id not in settings.projects:
+        raise InvalidFieldError("--project", f"{wish.project_id!r} is no project of the settings")
+    store = build_store(settings, data=directory, keeps_books=True)
+    await store.open()
+    try:
+        tokens = SqlTokens(store)
+        bounds = Bounds(
+            agent_id=wish.agent_id,
+            project_id=wish.project_id,
+            least_priority=wish.least_priority,
+        )
+        new = new_token(
+            name=wish.name,
+            permissions=tuple(wish.permissions),
+            now=tokens.now(),
+            bounds=bounds,
+            expires_at=None if wish.expires_at is None else wish.expires_at.timestamp(),
+        )
+        token = new.kept.token
+        detail: Detail = {"name": token.name, "permissions": list(token.permissions)}
+        await tokens.add(
+            new.kept,
+            AuditEntry(actor=OFFLINE, action="token.create", subject=token.id, detail=detail),
+        )
+        return created_body(new, tokens.now())
+    finally:
+        await store.close()

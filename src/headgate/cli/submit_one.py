@@ -1,0 +1,88 @@
+"""Submitting one task, and waiting for its end with something to look at.
+
+Standard output has what a script wants: the id of the task, or its result. What goes on in the
+meantime is told on standard error: one line that changes in a terminal, a line a change otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from headgate.cli.connection import Connection, connect
+from headgate.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED
+from headgate.cli.output import is_terminal, print_json, printable
+from headgate.cli.patience import until_room
+from headgate.cli.progress_line import ProgressLine
+from headgate.core.tasks import TaskStatus
+
+if TYPE_CHECKING:
+    from headgate.client.sync_client import SyncClient
+    from headgate.client.task_fields import TaskFields
+    from headgate.http_bodies import SubmittedBody
+    from headgate.task_snapshot import TaskSnapshot
+
+
+def submit_one(
+    connection: Connection,
+    fields: TaskFields,
+    *,
+    idempotency_key: str | None,
+    patient: bool,
+    is_waiting: bool,
+    timeout_seconds: float | None,
+    as_json: bool,
+) -> int:
+    """Submit a task, wait for its end if that is wanted, and return the exit code."""
+    started = time.monotonic()
+    with connect(connection) as client:
+        submitted = until_room(
+            lambda: client.submit(idempotency_key=idempotency_key, **fields), patient=patient
+        )
+        if not is_waiting:
+            _tell(submitted, as_json=as_json)
+            return 0
+        left = None if timeout_seconds is None else timeout_seconds - (time.monotonic() - started)
+        return _wait(client, submitted.task_id, timeout_seconds=left, as_json=as_json)
+
+
+def _tell(submitted: SubmittedBody, *, as_json: bool) -> None:
+    if as_json:
+        print_json(submitted)
+        return
+    click.echo(submitted.task_id)
+    if is_terminal():
+        click.echo(
+            f"{submitted.state.value}, number {submitted.position} of those that wait", err=True
+        )
+
+
+def _wait(client: SyncClient, task_id: str, *, timeout_seconds: float | None, as_json: bool) -> int:
+    try:
+        with ProgressLine(task_id) as line:
+            task = _last(line.told(client.progress(task_id, timeout_seconds=timeout_seconds)))
+    except KeyboardInterrupt:
+        click.echo(f"headgate: {task_id} goes on; headgate cancel {task_id} stops it", err=True)
+        return EXIT_INTERRUPTED
+    return _tell_end(task, as_json=as_json)
+
+
+def _last(tasks: Iterator[TaskSnapshot]) -> TaskSnapshot:
+    *_, last = tasks
+    return last
+
+
+def _tell_end(task: TaskSnapshot, *, as_json: bool) -> int:
+    is_done = task.state is TaskStatus.DONE
+    if as_json:
+        print_json(task)
+    elif task.result is not None:
+        click.echo(msgspec.json.format(msgspec.json.encode(task.result), indent=2))
+    if not is_done:
+        why = f": {task.error}" if task.error else ""
+        click.echo(printable(f"headgate: {task.task_id} {task.state.value}{why}"), err=True)
+    return 0 if is_done else EXIT_FAILED

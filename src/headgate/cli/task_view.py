@@ -1,0 +1,91 @@
+"""A task as people read it: one line, or everything that is set."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING, TextIO
+
+import click
+import msgspec
+
+from headgate.cli.output import printable
+from headgate.cli.times import clock_time, from_now, length_of
+
+if TYPE_CHECKING:
+    from headgate.core.tasks import TaskStatus
+    from headgate.task_snapshot import TaskSnapshot
+
+HEADER = ("task", "state", "agent", "project", "action", "created", "took", "error")
+MOST_ERROR_CHARACTERS = 60
+
+_COLOURS = {
+    "queued": "cyan",
+    "assigned": "blue",
+    "running": "blue",
+    "done": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+    "rejected": "magenta",
+}
+_IN_LINES = ("params", "input", "result", "labels", "estimate", "usage")
+
+
+def has_colour(stream: TextIO | None = None) -> bool:
+    """Tell whether what is written there may be coloured."""
+    return (stream or sys.stdout).isatty() and not os.environ.get("NO_COLOR")
+
+
+def in_colour_of(state: TaskStatus, text: str, *, coloured: bool) -> str:
+    """Return a text in the colour of a state, where that is wanted."""
+    return click.style(text, fg=_COLOURS.get(state.value)) if coloured else text
+
+
+def row_of(task: TaskSnapshot) -> tuple[str, ...]:
+    """Return one line of a table of tasks."""
+    return (
+        task.task_id,
+        task.state.value,
+        task.agent_id or "(any)",
+        task.project_id,
+        task.action,
+        from_now(task.created_at),
+        "" if task.latency_ms is None else length_of(task.latency_ms / 1000),
+        shortened(task.error or ""),
+    )
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of a text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= MOST_ERROR_CHARACTERS else f"{line[:MOST_ERROR_CHARACTERS]}…"
+
+
+def lines_of(task: TaskSnapshot) -> list[str]:
+    """Return everything that is set of a task, a line or a block for each field."""
+    given = [(field.name, getattr(task, field.name)) for field in msgspec.structs.fields(task)]
+    shown = [(name, value) for name, value in given if value not in (None, "", (), {})]
+    width = max(len(name) for name, _ in shown)
+    return [
+        f"{name.replace('_', ' '):<{width}}  {_value(name, value, indent=width + 2)}"
+        for name, value in shown
+    ]
+
+
+def _value(name: str, value: object, *, indent: int) -> str:
+    if name in _IN_LINES:
+        return _block(value, indent=indent)
+    if isinstance(value, datetime):
+        return f"{clock_time(value)} ({from_now(value)})"
+    if isinstance(value, tuple):
+        return printable(", ".join(str(one) for one in value))
+    return printable(str(getattr(value, "value", value)))
+
+
+def _block(value: object, *, indent: int) -> str:
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    return "\n".join(
+        printable(line) if number == 0 else " " * indent + printable(line)
+        for number, line in enumerate(text.split("\n"))
+    )

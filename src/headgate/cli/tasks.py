@@ -1,0 +1,96 @@
+"""`headgate tasks`: a list of tasks, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from headgate.cli.connection import Connection, connect, connection_options
+from headgate.cli.output import print_table
+
+if TYPE_CHECKING:
+    from headgate.client.sync_client import SyncClient
+    from headgate.task_snapshot import TaskSnapshot
+
+STATES = ("queued", "assigned", "running", "done", "failed", "cancelled", "rejected")
+DEFAULT_LIMIT = 20
+TABLE_ROWS = 500
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  headgate tasks
+  headgate tasks --state queued --state running --agent coder-1
+  headgate tasks --project evals --state failed --all --json | jq -r .taskId
+"""
+)
+@click.option("--agent", "agent_id", metavar="NAME", help="Only tasks of this agent.")
+@click.option("--project", "project_id", metavar="NAME", help="Only tasks of this project.")
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice(STATES), help="Only these states."
+)
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(1, 1000),
+    default=DEFAULT_LIMIT,
+    show_default=True,
+    help="How many, at most.",
+)
+@click.option("--all", "is_all", is_flag=True, help="All of them, page by page.")
+@connection_options
+@click.option("--json", "as_json", is_flag=True, help="Write each task as one line of JSON.")
+def tasks(
+    *,
+    agent_id: str | None,
+    project_id: str | None,
+    states: tuple[str, ...],
+    limit: int,
+    is_all: bool,
+    connection: Connection,
+    as_json: bool,
+) -> None:
+    """List tasks, newest first."""
+    query = {"agent_id": agent_id, "project_id": project_id, "state": ",".join(states) or None}
+    with connect(connection) as client:
+        found = client.iterate_tasks(**query) if is_all else _page(client, limit, query)
+        if as_json:
+            _print_lines(found)
+        else:
+            _print_tables(found)
+
+
+def _page(client: SyncClient, limit: int, query: dict[str, str | None]) -> Iterator[TaskSnapshot]:
+    """Give as many tasks as are wanted; a page of large ones may be shorter than it could be."""
+    cursor = None
+    while limit:
+        page = client.list_tasks(limit=limit, cursor=cursor, **query)
+        yield from page.tasks
+        cursor = page.next_cursor
+        limit = max(0, limit - page.count) if cursor else 0
+
+
+def _print_lines(found: Iterable[TaskSnapshot]) -> None:
+    import msgspec  # noqa: PLC0415
+
+    for task in found:
+        click.echo(msgspec.json.encode(task))
+
+
+def _print_tables(found: Iterable[TaskSnapshot]) -> None:
+    """Write a table for every few hundred rows: a long list is neither kept nor waited for."""
+    from headgate.cli.task_view import HEADER, row_of  # noqa: PLC0415
+
+    rows: list[tuple[str, ...]] = []
+    count = 0
+    for task in found:
+        rows.append(row_of(task))
+        count += 1
+        if len(rows) == TABLE_ROWS:
+            print_table("Tasks", HEADER, rows, whole=("task",))
+            rows = []
+    if rows or not count:
+        print_table("Tasks" if count else "No tasks", HEADER, rows, whole=("task",))

@@ -1,0 +1,203 @@
+"""`headgate webhooks`: what was told to whom, once more, a ping, and the signing secrets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import click
+
+from headgate.cli.connection import Connection, connect, connection_options, json_option
+from headgate.cli.output import print_json, print_table
+from headgate.cli.times import from_now
+
+if TYPE_CHECKING:
+    from headgate.http_bodies import DeliveryBody, SecretListBody
+
+STATES = ("pending", "delivered", "dead")
+HEADER = ("id", "event", "state", "tries", "address", "next or last", "answer")
+MOST_CHARACTERS = 60
+
+
+@click.group()
+def webhooks() -> None:
+    """Show webhooks and send them again, ping an address, rotate the signing secret."""
+
+
+@webhooks.command(
+    "list",
+    epilog="""\b
+Examples:
+  headgate webhooks list --state dead
+  headgate webhooks list --task tsk_01m7fs2skb2415wvpawg4jr96h
+  headgate webhooks list --state dead --json | jq -r '.webhooks[].id'
+""",
+)
+@click.option("--state", type=click.Choice(STATES), help="Only those in this state.")
+@click.option("--task", metavar="ID", help="Only that of this task.")
+@click.option("--limit", metavar="N", type=click.IntRange(1, 1000), help="[default: 100]")
+@click.option("--cursor", metavar="ID", help="Go on behind this one.")
+@connection_options
+@json_option
+def list_(
+    *,
+    state: str | None,
+    task: str | None,
+    limit: int | None,
+    cursor: str | None,
+    connection: Connection,
+    as_json: bool,
+) -> None:
+    """List webhooks, newest first."""
+    from headgate.http_bodies import DeliveryListBody  # noqa: PLC0415
+
+    given = {"state": state, "task": task, "limit": limit, "cursor": cursor}
+    query = {name: str(value) for name, value in given.items() if value is not None}
+    with connect(connection) as client:
+        answer = client.request("GET", "/webhooks", answer=DeliveryListBody, query=query)
+    if as_json:
+        print_json(answer)
+        return
+    print_table("Webhooks", HEADER, [_row(one) for one in answer.webhooks])
+    if answer.next_cursor is not None:
+        click.echo(f"there are more: --cursor {answer.next_cursor}", err=True)
+
+
+@webhooks.command(
+    epilog="""\b
+Examples:
+  headgate webhooks show msg_01m7fs2skb2415wvpawg4jr96h
+"""
+)
+@click.argument("webhook_id", metavar="ID")
+@connection_options
+@json_option
+def show(*, webhook_id: str, connection: Connection, as_json: bool) -> None:
+    """Print what is known of one webhook, with its whole address."""
+    from headgate.http_bodies import DeliveryBody  # noqa: PLC0415
+
+    with connect(connection) as client:
+        answer = client.request("GET", _path(webhook_id), answer=DeliveryBody)
+    if as_json:
+        print_json(answer)
+        return
+    print_table(answer.id, HEADER[1:], [_row(answer)[1:]])
+    click.echo(f"  {answer.url}")
+
+
+@webhooks.command(
+    epilog="""\b
+Examples:
+  headgate webhooks redeliver msg_01m7fs2skb2415wvpawg4jr96h
+  headgate webhooks list --state dead --json | jq -r '.webhooks[].id' \\
+    | xargs headgate webhooks redeliver
+"""
+)
+@click.argument("webhook_ids", metavar="ID...", nargs=-1, required=True)
+@connection_options
+@json_option
+def redeliver(*, webhook_ids: tuple[str, ...], connection: Connection, as_json: bool) -> None:
+    """Send webhooks again, each from its first try on."""
+    from headgate.http_bodies import DeliveryBody  # noqa: PLC0415
+
+    with connect(connection) as client:
+        for webhook_id in webhook_ids:
+            path = f"{_path(webhook_id)}/redeliver"
+            answer = client.request("POST", path, answer=DeliveryBody, body={})
+            if as_json:
+                print_json(answer)
+            else:
+                click.echo(f"{answer.id} is sent again")
+
+
+@webhooks.command(
+    epilog="""\b
+Examples:
+  headgate webhooks ping https://hooks.example/headgate
+"""
+)
+@click.argument("address")
+@connection_options
+@json_option
+@click.pass_context
+def ping(context: click.Context, /, *, address: str, connection: Connection, as_json: bool) -> None:
+    """Send a signed message to an address now. Exits with 1 if it is not taken."""
+    from headgate.http_bodies import PingedBody  # noqa: PLC0415
+
+    with connect(connection, retries=0) as client:
+        answer = client.request(
+            "POST", "/webhooks/ping", answer=PingedBody, body={"url": address}, timeout_seconds=90.0
+        )
+    if as_json:
+        print_json(answer)
+    else:
+        came = "" if answer.status is None else f" ({answer.status})"
+        click.echo(f"taken{came}" if answer.delivered else f"not taken: {answer.error}")
+    context.exit(0 if answer.delivered else 1)
+
+
+@webhooks.command(
+    epilog="""\b
+Examples:
+  headgate webhooks secret
+"""
+)
+@connection_options
+@json_option
+def secret(*, connection: Connection, as_json: bool) -> None:
+    """Print the secrets that sign webhooks, the newest first."""
+    from headgate.http_bodies import SecretListBody  # noqa: PLC0415
+
+    with connect(connection) as client:
+        answer = client.request("GET", "/webhooks/secret", answer=SecretListBody)
+    _print_secrets(answer, as_json=as_json)
+
+
+@webhooks.command(
+    epilog="""\b
+Examples:
+  headgate webhooks rotate
+"""
+)
+@connection_options
+@json_option
+def rotate(*, connection: Connection, as_json: bool) -> None:
+    """Make a new signing secret; the one before signs too for a day."""
+    from headgate.http_bodies import SecretListBody  # noqa: PLC0415
+
+    # A request that is sent twice would make two.
+    with connect(connection, retries=0) as client:
+        answer = client.request("POST", "/webhooks/secret/rotate", answer=SecretListBody, body={})
+    _print_secrets(answer, as_json=as_json)
+
+
+def _path(webhook_id: str) -> str:
+    return f"/webhooks/{quote(webhook_id, safe='')}"
+
+
+def _print_secrets(answer: SecretListBody, *, as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+        return
+    for one in answer.secrets:
+        until = "" if one.ends_at is None else f"  signs until {one.ends_at:%Y-%m-%d %H:%M:%S} UTC"
+        click.echo(f"{one.secret}{until}")
+
+
+def _row(one: DeliveryBody) -> tuple[str, ...]:
+    at = one.due_at or one.ended_at
+    answer = one.error or (str(one.status) if one.status is not None else "")
+    return (
+        one.id,
+        one.event,
+        one.state,
+        str(one.tries),
+        # What follows the question mark often is a secret.
+        _short(one.url.partition("?")[0]),
+        "" if at is None else from_now(at),
+        _short(answer),
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"

@@ -1,0 +1,184 @@
+"""HTTP for `SyncClient`, on the standard library: connections that are kept for a while.
+
+It needs no package, and loads in a third of the time that one takes: a command has no second to
+spend on that. Proxies of the environment are not asked, and redirects not followed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import select
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from headgate.client.address import Address
+from headgate.client.calls import Call
+from headgate.client.event_stream import (
+    SILENCE_SECONDS,
+    Message,
+    MessageReader,
+    StreamOverError,
+)
+from headgate.client.replies import MAX_ANSWER_BYTES, Reply, error_of, no_answer, not_reached
+from headgate.errors import ServiceError
+
+CONNECT_SECONDS = 5.0
+KEPT_SECONDS = 30.0
+MAX_KEPT = 8
+PIECE_BYTES = 64 * 1024
+
+_OK = 200
+_NO_CONTENT = 204
+
+
+class _Kept(NamedTuple):
+    connection: http.client.HTTPConnection
+    since: float
+
+
+class SyncTransport:
+    """Connections to one service; any thread may use it."""
+
+    def __init__(
+        self, address: Address, headers: dict[str, str], *, timeout_seconds: float
+    ) -> None:
+        self._address = address
+        self._headers = headers
+        self._timeout_seconds = timeout_seconds
+        self._lock = threading.Lock()
+        self._kept: list[_Kept] = []
+
+    def send(self, call: Call[Any]) -> Reply | ServiceError:
+        """Return what comes back, or why nothing did."""
+        try:
+            connection = self._connected(call.timeout_seconds or self._timeout_seconds)
+        except ServiceError as error:
+            return error
+        try:
+            reply = self._exchange(connection, call)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            connection.close()
+            return no_answer(self._address.url, _why(error))
+        except BaseException:
+            # Ctrl-C: what is left of the answer must not be taken for the next one.
+            connection.close()
+            raise
+        self._keep(connection)
+        return reply
+
+    def stream(
+        self, call: Call[Any], *, silence_seconds: float = SILENCE_SECONDS
+    ) -> Iterator[Message]:
+        """Give the messages of a stream until it ends; raise the error if it is refused."""
+        connection = self._connected(silence_seconds)
+        try:
+            response = self._asked(connection, call)
+            if response.status == _NO_CONTENT:
+                raise StreamOverError
+            if response.status != _OK:
+                reply = _reply(response)
+                raise error_of(reply) or no_answer(self._address.url, "not a stream")
+            yield from _messages(response)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise no_answer(self._address.url, _why(error)) from None
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Close the connections that are kept."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+        for one in kept:
+            one.connection.close()
+
+    def _exchange(self, connection: http.client.HTTPConnection, call: Call[Any]) -> Reply:
+        return _reply(self._asked(connection, call))
+
+    def _asked(
+        self, connection: http.client.HTTPConnection, call: Call[Any]
+    ) -> http.client.HTTPResponse:
+        headers = {**self._headers, **call.headers}
+        if call.body is not None:
+            headers["content-type"] = "application/json"
+        connection.request(call.method, self._address.prefix + call.path, call.body, headers)
+        return connection.getresponse()
+
+    def _connected(self, timeout_seconds: float) -> http.client.HTTPConnection:
+        connection = self._taken() or self._opened()
+        if connection.sock is not None:
+            connection.sock.settimeout(timeout_seconds)
+        return connection
+
+    def _taken(self) -> http.client.HTTPConnection | None:
+        oldest = time.monotonic() - KEPT_SECONDS
+        with self._lock:
+            while self._kept:
+                connection, since = self._kept.pop()
+                # The service closes what is idle for longer, and would do so while it is used.
+                if since > oldest and not _is_dropped(connection):
+                    return connection
+                connection.close()
+        return None
+
+    def _opened(self) -> http.client.HTTPConnection:
+        is_tls = self._address.scheme == "https"
+        kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
+        connection = kind(self._address.host, self._address.port, timeout=CONNECT_SECONDS)
+        try:
+            connection.connect()
+        except (OSError, UnicodeError) as error:
+            connection.close()
+            raise not_reached(self._address.url, _why(error)) from None
+        return connection
+
+    def _keep(self, connection: http.client.HTTPConnection) -> None:
+        if connection.sock is None:
+            return
+        with self._lock:
+            if len(self._kept) < MAX_KEPT:
+                self._kept.append(_Kept(connection, time.monotonic()))
+                return
+        connection.close()
+
+
+def _is_dropped(connection: http.client.HTTPConnection) -> bool:
+    """Tell whether the other side has closed an idle connection: then there is its end to read.
+
+    A request that goes into such a one gets no answer, and whether it was carried out would not be
+    known.
+    """
+    watch = select.poll()
+    watch.register(connection.sock, select.POLLIN)
+    return bool(watch.poll(0))
+
+
+def _reply(response: http.client.HTTPResponse) -> Reply:
+    headers = {name.lower(): value for name, value in response.getheaders()}
+    body = response.read(MAX_ANSWER_BYTES + 1)
+    if len(body) > MAX_ANSWER_BYTES:
+        message = "the answer is too long"
+        raise ValueError(message)
+    with suppress(OSError):
+        # A bounded read leaves the end of a chunked body unread, and the connection unusable.
+        response.read()
+    return Reply(response.status, headers, body)
+
+
+def _messages(response: http.client.HTTPResponse) -> Iterator[Message]:
+    reader = MessageReader()
+    while piece := response.read1(PIECE_BYTES):
+        yield from reader.feed(piece)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "it took too long"
+    if isinstance(error, OSError):
+        return error.strerror or str(error) or type(error).__name__
+    if isinstance(error, http.client.HTTPException):
+        # It carries what came instead, in the bytes of a stranger.
+        return f"what it said is not HTTP ({type(error).__name__})"
+    return str(error) or type(error).__name__

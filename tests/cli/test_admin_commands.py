@@ -1,0 +1,258 @@
+"""The commands that administer a service: reload, pause, audit, backup, restore, doctor."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import apsw
+import pytest
+
+from headgate.cli.main import run
+from headgate.data_lock import hold_directory, is_held
+from service.support import ServiceProcess, running_service
+
+SETTINGS = """
+[scheduler]
+max_inflight = 5
+
+[projects.evals]
+
+[targets.echo]
+kind = "callable"
+entry_point = "headgate.executors.echo:echo"
+default = true
+"""
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("service")
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[ServiceProcess]:
+    settings = folder / "headgate.toml"
+    settings.write_text(SETTINGS)
+    data = str(folder / "data")
+    with running_service(folder, "--config", str(settings), "--data", data) as process:
+        yield process
+
+
+@pytest.fixture
+def headgate(capsys: pytest.CaptureFixture[str]) -> Command:
+    def call(*arguments: object) -> Said:
+        capsys.readouterr()
+        code = run([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return Said(code, out, err)
+
+    return call
+
+
+@pytest.fixture
+def admin(headgate: Command, service: ServiceProcess, folder: Path) -> Command:
+    place = ("--url", service.address, "--data", folder / "data")
+    return lambda *arguments: headgate(*arguments, *place)
+
+
+def test_reload_prints_what_changed(admin: Command, folder: Path) -> None:
+    settings = folder / "headgate.toml"
+    settings.write_text(SETTINGS.replace("max_inflight = 5", "max_inflight = 6"))
+    assert admin("reload", "--json").json["changed"] in (
+        [{"key": "scheduler.max_inflight", "from": 5, "to": 6}],
+        [],
+    )
+    settings.write_text("[scheduler]\nmax_inflight = 'x'\n")
+    said = admin("reload")
+    assert said.code != 0
+    assert "scheduler.max_inflight: must be a whole number" in said.err
+    settings.write_text(SETTINGS)
+    assert admin("reload").code == 0
+    assert admin("reload").out == "nothing has changed\n"
+
+
+def test_pause_and_resume_are_for_everything_or_for_one_thing(admin: Command) -> None:
+    assert admin("pause").out == "paused: nothing new starts\n"
+    assert admin("stats", "--json").json["paused"] is True
+    assert admin("resume", "--json").json == {"paused": False}
+    assert admin("pause", "--project", "evals").out == "project evals is paused\n"
+    assert admin("resume", "--project", "evals", "--json").json["status"] == "active"
+    assert "there is no project 'none'" in admin("pause", "--project", "none").err
+    both = admin("pause", "--project", "evals", "--agent", "a")
+    assert (both.code, both.err) == (2, "headgate: --agent: name one thing at a time\n")
+
+
+def test_audit_prints_who_changed_what(admin: Command) -> None:
+    admin("pause", "--agent", "coder")
+    admin("resume", "--agent", "coder")
+    entries = admin("audit", "--limit", "2", "--json").json
+    assert [one["action"] for one in entries] == ["agent.patch", "agent.patch"]
+    line = admin("audit", "--limit", "1").out.splitlines()[-1]
+    assert "agent.patch" in line
+    assert 'agents.coder.status: "paused" → "active"' in line
+
+
+def test_a_backup_of_a_running_service_can_be_restored(
+    headgate: Command, service: ServiceProcess, folder: Path, tmp_path: Path
+) -> None:
+    task = service.submit()
+    service.wait_for(task)
+    copy = tmp_path / "copy.db"
+    assert headgate("backup", copy, "--data", folder / "data").code == 0
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.db"]
+    again = headgate("backup", copy, "--data", folder / "data")
+    assert (again.code, "give --force" in again.err) == (2, True)
+    assert headgate("backup", copy, "--force", "--data", folder / "data").code == 0
+    held = headgate("restore", copy, "--force", "--data", folder / "data")
+    assert (held.code, "is in use by process" in held.err) == (1, True)
+    elsewhere = tmp_path / "other"
+    assert headgate("restore", copy, "--data", elsewhere).code == 0
+    with running_service(tmp_path, "--data", str(elsewhere)) as other:
+        assert other.task(task)["state"] == "done"
+
+
+def test_a_restore_keeps_what_was_there_before(headgate: Command, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    copy = tmp_path / "copy.db"
+    found(copy)
+    assert headgate("restore", copy, "--data", data).code == 0
+    assert headgate("restore", copy, "--data", data).code == 2
+    said = headgate("restore", copy, "--force", "--data", data, "--json").json
+    assert Path(said["aside"]).exists()
+    assert stat.S_IMODE((data / "headgate.db").stat().st_mode) == 0o600
+
+
+def found(path: Path, *, version: int = 1) -> None:
+    with apsw.Connection(str(path)) as connection:
+        connection.execute("CREATE TABLE headgate_schema (part TEXT, version INTEGER)")
+        connection.execute("INSERT INTO headgate_schema VALUES ('tasks', ?)", (version,))
+    connection.close()
+
+
+def test_what_is_no_copy_of_a_store_is_not_restored(headgate: Command, tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("text", "other", "newer", "missing", "torn")}
+    files["text"].write_text("not a database at all, but long enough to look like a file")
+    with apsw.Connection(str(files["other"])) as connection:
+        connection.execute("CREATE TABLE something (x)")
+    connection.close()
+    found(files["newer"], version=10_000)
+    found(files["torn"])
+    files["torn"].write_bytes(files["torn"].read_bytes()[:5_000] + b"\xff" * 3_000)
+    for path in files.values():
+        said = headgate("restore", path, "--data", tmp_path / "data")
+        assert said.code in (1, 2), path
+        assert said.err.count("\n") == 1, said.err
+    assert not (tmp_path / "data" / "headgate.db").exists()
+    assert "install a newer headgate" in headgate("restore", files["newer"]).err
+
+
+def test_a_store_in_postgresql_is_for_its_own_tools(headgate: Command, tmp_path: Path) -> None:
+    said = headgate("backup", tmp_path / "x", "--store", "postgresql://h/d")
+    assert (said.code, "use pg_dump" in said.err) == (2, True)
+    assert headgate("backup", tmp_path / "x", "--store", "memory:").code == 2
+    assert headgate("backup", tmp_path / "x", "--data", tmp_path / "none").code == 2
+
+
+def verdicts(said: Said) -> dict[str, str]:
+    return {one["check"]: one["verdict"] for one in said.json["checks"]}
+
+
+def test_doctor_finds_a_service_well(
+    headgate: Command, service: ServiceProcess, folder: Path
+) -> None:
+    config = folder / "headgate.toml"
+    said = headgate("doctor", "--config", config, "--data", folder / "data", "--json")
+    assert said.code == 0, said.out
+    assert set(verdicts(said).values()) == {"ok"}
+    assert any(f"process {service.pid} uses it" == one["found"] for one in said.json["checks"])
+
+
+def test_doctor_says_what_would_keep_a_service_from_its_work(
+    headgate: Command, tmp_path: Path
+) -> None:
+    config = tmp_path / "headgate.toml"
+    config.write_text(
+        """
+[targets.gone]
+kind = "command"
+command = ["no-such-program-anywhere"]
+[targets.keyless]
+kind = "http"
+url = "http://127.0.0.1:1/"
+headers = { authorization = "Bearer {env.NO_SUCH_KEY}" }
+[targets.away]
+kind = "http"
+url = "http://127.0.0.1:1/"
+[targets.unwritten]
+kind = "callable"
+entry_point = "no_such_module:work"
+[rate_limits.nobody]
+requests_per_minute = 5
+[ledger]
+url = "redis://127.0.0.1:1/0"
+"""
+    )
+    data = tmp_path / "data"
+    data.mkdir(mode=0o755)
+    (data / "token").write_text("x")
+    (data / "token").chmod(0o644)
+    said = headgate("doctor", "--config", config, "--data", data, "--json")
+    assert said.code == 1
+    found = verdicts(said)
+    assert {name for name, verdict in found.items() if verdict == "fail"} == {
+        "target gone",
+        "target keyless",
+        "target unwritten",
+        "token",
+        "books",
+    }
+    assert (found["directory"], found["target away"]) == ("warn", "warn")
+    table = headgate("doctor", "--config", config, "--data", data).out
+    assert "no-such-program-anywhere cannot be run" in table
+
+
+def test_doctor_names_settings_that_cannot_be_used(headgate: Command, tmp_path: Path) -> None:
+    config = tmp_path / "headgate.toml"
+    config.write_text("[scheduler]\nmax_inflight = -1\n")
+    said = headgate("doctor", "--config", config, "--data", tmp_path, "--json")
+    assert (said.code, verdicts(said)) == (1, {"settings": "fail"})
+
+
+def test_doctor_refuses_a_store_of_a_newer_program(headgate: Command, tmp_path: Path) -> None:
+    found(tmp_path / "headgate.db", version=10_000)
+    said = headgate("doctor", "--data", tmp_path, "--json")
+    assert verdicts(said)["store"] == "fail"
+
+
+def test_doctor_asks_postgresql_for_its_version_and_clock(
+    headgate: Command, postgres_url: str, tmp_path: Path
+) -> None:
+    said = headgate("doctor", "--store", postgres_url, "--data", tmp_path, "--json")
+    assert (verdicts(said)["store"], verdicts(said)["clock"]) == ("warn", "ok")
+    said = headgate("doctor", "--store", "postgresql://127.0.0.1:1/x", "--data", tmp_path, "--json")
+    assert verdicts(said)["store"] == "fail"
+
+
+def test_looking_whether_a_directory_is_held_does_not_change_it(tmp_path: Path) -> None:
+    assert not is_held(tmp_path)
+    with hold_directory(tmp_path):
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path)

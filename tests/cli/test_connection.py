@@ -1,0 +1,121 @@
+"""Where a command finds the service and its token, and to whom the token is not given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from client.scripted_server import response, scripted
+from headgate.cli.connection import Connection, connect
+from headgate.cli.main import run
+from headgate.data_lock import hold_directory
+from headgate.errors import InvalidSettingError
+
+READY = response(200, '{"status":"ready","role":"dispatcher"}')
+REFUSED = response(401, '{"code":"unauthorized","error":"a token is needed","retryable":false}')
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a data directory with a token in it the one of the user."""
+    for name in ("HEADGATE_URL", "HEADGATE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    directory = tmp_path / "headgate"
+    directory.mkdir(mode=0o700)
+    write_token(directory)
+    return directory
+
+
+def write_token(directory: Path, mode: int = 0o600) -> None:
+    (directory / "token").write_text("from-the-file\n")
+    (directory / "token").chmod(mode)
+
+
+def sent_token(connection: Connection) -> str:
+    """Return what a request has as its token."""
+    with scripted(READY) as server, connect(connection._replace(url=server.url)) as client:
+        client.ready()
+        return server.headers("authorization")[0].removeprefix("Bearer ")
+
+
+def test_the_token_is_that_of_the_option_then_of_the_environment_then_of_the_file(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sent_token(Connection()) == "from-the-file"
+    monkeypatch.setenv("HEADGATE_TOKEN", "from-outside")
+    assert sent_token(Connection()) == "from-outside"
+    assert sent_token(Connection(token="given")) == "given"
+
+
+def test_the_file_of_another_data_directory_can_be_named(home: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    assert sent_token(Connection(data=other)) == ""
+    write_token(other)
+    assert sent_token(Connection(data=other)) == "from-the-file"
+
+
+def test_the_token_of_this_machine_is_not_sent_to_another_one(home: Path) -> None:
+    with connect(Connection(url="http://example.com")) as client:
+        assert "authorization" not in client._transport._headers
+    with connect(Connection(url="http://example.com", data=home)) as client:
+        assert "authorization" in client._transport._headers
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
+def test_a_token_that_others_can_read_is_not_used(home: Path, mode: int) -> None:
+    write_token(home, mode)
+    with pytest.raises(InvalidSettingError, match="others may read"), connect(Connection()):
+        pass
+
+
+def test_without_a_token_the_refusal_says_where_one_is_looked_for(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "token").unlink()
+    with scripted(REFUSED) as server:
+        assert run(["stats", "--url", server.url]) == 4
+    assert "HEADGATE_TOKEN" in capsys.readouterr().err
+
+
+def test_the_data_directory_says_where_its_service_is(home: Path) -> None:
+    with scripted(READY) as server:
+        with hold_directory(home, address=server.url):
+            pass
+        with connect(Connection(data=home)) as client:
+            assert client.ready().role == "dispatcher"
+
+
+@pytest.mark.parametrize(
+    ("held", "found"),
+    [
+        ("http://0.0.0.0:7421", "http://127.0.0.1:7421"),
+        ("http://[::]:7421", "http://[::1]:7421"),
+        ("http://10.0.0.12:7421", "http://10.0.0.12:7421"),
+        ("http://127.0.0.1:0", "http://127.0.0.1:7420"),
+        ("", "http://127.0.0.1:7420"),
+    ],
+)
+def test_an_address_to_serve_on_becomes_one_to_ask(home: Path, held: str, found: str) -> None:
+    with hold_directory(home, address=held):
+        pass
+    with connect(Connection(data=home)) as client:
+        assert client.url == found
+
+
+def test_a_service_that_is_not_there_has_an_exit_code_of_its_own(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.client.steps.pause_seconds", lambda *_: None)
+    assert run(["tasks", "--url", "http://127.0.0.1:1"]) == 3
+    assert "headgate up" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://a:b@c/", "http://x\n"])
+def test_a_wrong_address_is_a_wrong_call(
+    home: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["tasks", "--url", url]) in {2, 3}
+    assert capsys.readouterr().err.count("\n") == 1

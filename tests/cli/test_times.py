@@ -1,0 +1,63 @@
+"""Times on the command line, and in what is printed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import click
+import pytest
+
+from headgate.cli.times import duration, from_now, length_of, moment, moment_of
+
+NOW = datetime(2027, 1, 15, 8, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30), ("10m", 600), ("2h", 7200), ("1d", 86400), ("0.5s", 0.5), (" 5m ", 300)],
+)
+def test_a_length_of_time_has_a_number_and_a_unit(text: str, seconds: float) -> None:
+    assert duration(text) == seconds
+    assert moment(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10", "m", "-5m", "0s", "1e9d", "9999999d", "10 minutes", "५m"]
+)
+def test_anything_else_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="10m"):
+        duration(text)
+
+
+@pytest.mark.parametrize("text", ["2030-01-31T18:00:00", "2030-01-31", "tomorrow"])
+def test_a_moment_needs_a_zone(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="2030-01-31T18:00:00Z"):
+        moment(text)
+
+
+def test_a_moment_goes_on_as_it_was_written() -> None:
+    assert moment("2030-01-31T18:00:00+01:00") == "2030-01-31T18:00:00+01:00"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (3.21, "3.2 s"),
+        (59, "59 s"),
+        (89, "89 s"),
+        (720, "12 min"),
+        (5399, "90 min"),
+        (7200, "2 h"),
+        (86400 * 3, "3 days"),
+    ],
+)
+def test_a_length_is_told_in_the_unit_that_reads_best(seconds: float, text: str) -> None:
+    assert length_of(seconds) == text
+    assert from_now(NOW + timedelta(seconds=seconds), NOW) == f"in {text}"
+    assert from_now(NOW - timedelta(seconds=seconds), NOW) == f"{text} ago"
+
+
+def test_a_time_that_no_calendar_has_is_none() -> None:
+    assert moment_of(1e30) is None
+    assert moment_of(0) == datetime(1970, 1, 1, tzinfo=UTC)

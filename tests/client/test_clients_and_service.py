@@ -1,0 +1,135 @@
+"""Both clients against a real service, and against each other."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from client.both_clients import Ask, EitherClient
+from headgate import Client, SyncClient
+from headgate.errors import RequestRefusedError, WaitTimeoutError
+from service.support import ServiceProcess, running_service
+
+SETTINGS = """
+[targets.echo]
+kind = "callable"
+entry_point = "headgate.executors.echo:echo"
+default = true
+
+[targets.slow]
+kind = "command"
+command = ["sleep", "600"]
+
+[targets.brief]
+kind = "command"
+command = ["sleep", "0.3"]
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    folder: Path = tmp_path_factory.mktemp("clients")
+    (folder / "headgate.toml").write_text(SETTINGS)
+    with running_service(folder) as process:
+        yield process
+
+
+@pytest.fixture
+def client(ask: Ask, service: ServiceProcess) -> EitherClient:
+    return EitherClient(ask, service.address)
+
+
+def test_a_task_is_submitted_waited_for_and_read(client: EitherClient) -> None:
+    submitted = client.submit(agent_id="a", action="draft", params={"about": ["gates", 1]})
+    task = client.wait(submitted.task_id, timeout_seconds=20)
+    assert task.state.value == "done"
+    assert task.result == {"echo": {"action": "draft", "params": {"about": ["gates", 1]}}}
+    assert task.params == {"about": ["gates", 1]}
+
+
+def test_progress_begins_with_what_is_so_and_ends_with_the_end(client: EitherClient) -> None:
+    submitted = client.submit(agent_id="a", action="x", target="brief")
+    states = [task.state.value for task in client.progress(submitted.task_id, timeout_seconds=20)]
+    assert states[-1] == "done"
+    assert len(states) == len(set(states))
+
+
+def test_waiting_has_an_end_and_a_cancel_stops_what_runs(client: EitherClient) -> None:
+    submitted = client.submit(agent_id="a", action="x", target="slow")
+    with pytest.raises(WaitTimeoutError):
+        client.wait(submitted.task_id, timeout_seconds=0.3)
+    assert client.cancel(submitted.task_id).status in {"cancelled", "cancelling"}
+    assert client.wait(submitted.task_id, timeout_seconds=20).state.value == "cancelled"
+    with pytest.raises(RequestRefusedError) as caught:
+        client.cancel(submitted.task_id)
+    assert (caught.value.code, caught.value.status) == ("conflict", 409)
+
+
+def test_a_batch_answers_for_each_of_its_tasks(client: EitherClient) -> None:
+    answer = client.submit_batch([{"action": "x"}, {}], agent_id="a")
+    assert answer.submitted == 1
+    assert [entry.code for entry in answer.tasks] == [None, "missing_field"]
+
+
+@pytest.mark.parametrize("owner", ["agent_id", "project_id"])
+def test_the_tasks_of_a_batch_may_name_their_own_owners(client: EitherClient, owner: str) -> None:
+    tasks = [{"action": "x", owner: "default"}, {"action": "y", owner: "default"}]
+    assert client.submit_batch(tasks).submitted == 2
+
+
+def test_all_tasks_are_found_page_by_page(client: EitherClient) -> None:
+    client.submit_batch([{"action": "x"}] * 5, agent_id="pages")
+    page = client.list_tasks(agent_id="pages", limit=2)
+    rest = client.list_tasks(agent_id="pages", cursor=page.next_cursor)
+    everything = client.iterate_tasks(agent_id="pages")
+    assert [task.task_id for task in everything] == [
+        task.task_id for task in (*page.tasks, *rest.tasks)
+    ]
+    assert len(everything) % 5 == 0
+
+
+def test_a_waiting_task_says_why(client: EitherClient) -> None:
+    held = client.submit(agent_id="a", action="x", target="slow")
+    waiting = client.submit(agent_id="a", action="x", depends_on=[held.task_id])
+    why = client.why(waiting.task_id)
+    assert [reason.hold["reason"] for reason in why.reasons] == ["parents_pending"]
+    client.cancel(held.task_id)
+
+
+def test_the_service_tells_of_itself(client: EitherClient) -> None:
+    assert client.stats().config.max_queue_size == 1000
+    assert client.ready().role == "dispatcher"
+
+
+def test_any_request_can_be_sent(client: EitherClient) -> None:
+    assert client.request("GET", "/livez", answer=dict)["status"] == "ok"
+
+
+def test_many_may_wait_at_once(service: ServiceProcess) -> None:
+    async def wait_for_all() -> set[str]:
+        async with Client(service.address) as client:
+            tasks = [{"action": "x", "target": "brief"}] * 50
+            batches = [await client.submit_batch(tasks, agent_id=f"m{n}") for n in range(3)]  # type: ignore[arg-type]
+            ids = [entry.task_id or "" for batch in batches for entry in batch.tasks]
+            ended = await asyncio.gather(*(client.wait(one, timeout_seconds=60) for one in ids))
+            return {task.state.value for task in ended}
+
+    assert asyncio.run(wait_for_all()) == {"done"}
+
+
+def verbs_of(kind: type) -> dict[str, list[str]]:
+    """Return each verb with its parameters, and what it gives apart from how it gives it."""
+    return {
+        name: [str(parameter) for parameter in inspect.signature(value).parameters.values()]
+        for name, value in vars(kind).items()
+        if not name.startswith("_") and callable(value)
+    }
+
+
+def test_both_clients_have_the_same_verbs() -> None:
+    assert verbs_of(Client) == verbs_of(SyncClient)
+    assert inspect.signature(Client) == inspect.signature(SyncClient)

@@ -1,0 +1,53 @@
+"""What a program says of a task becomes the JSON that the service reads."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+
+from headgate.client.task_fields import TaskFields, camel, task_body
+from headgate.errors import InvalidFieldError
+from headgate.intake.bodies import TASK_FIELDS
+
+NOW = datetime(2027, 1, 15, 8, tzinfo=UTC)
+
+
+def test_a_program_can_say_all_that_the_api_takes() -> None:
+    names = {camel(name) for name in TaskFields.__annotations__}
+    estimate = {"estimateTokens", "estimateUsd"}
+    assert names - estimate == set(TASK_FIELDS) - {"estimate"}
+    assert estimate < names
+
+
+@pytest.mark.parametrize(
+    ("fields", "body"),
+    [
+        ({"action": "x", "agent_id": "a"}, {"action": "x", "agentId": "a"}),
+        ({"action": "x", "priority": None}, {"action": "x"}),
+        ({"priority": 0, "params": {}}, {"priority": 0, "params": {}}),
+        ({"estimate_usd": Decimal("0.10")}, {"estimate": {"usd": "0.10"}}),
+        ({"estimate_tokens": 5, "estimate_usd": 1}, {"estimate": {"tokens": 5, "usd": 1}}),
+        ({"deadline": timedelta(minutes=10)}, {"deadline": "2027-01-15T08:10:00Z"}),
+        ({"not_before": NOW}, {"notBefore": "2027-01-15T08:00:00Z"}),
+        ({"deadline": "2030-01-01T00:00:00Z"}, {"deadline": "2030-01-01T00:00:00Z"}),
+    ],
+)
+def test_fields_become_json(fields: Any, body: dict[str, object]) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(task_body(fields, now=NOW))) == body
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"dedline": "x"}, "dedline"),
+        ({"deadline": datetime(2030, 1, 1)}, "deadline"),  # noqa: DTZ001 - what is refused
+    ],
+)
+def test_what_the_service_could_not_read_is_refused_by_name(fields: Any, field: str) -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        task_body(fields, now=NOW)
+    assert caught.value.field == field

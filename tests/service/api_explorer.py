@@ -1,0 +1,100 @@
+"""Requests made from `/openapi.json`, right ones and wrong ones, sent to a real service.
+
+Rule: whatever comes back is what the description says: a status of it, a media type of it, a body
+of its shape, and never a fault.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import requests
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from headgate.web.api import Route
+from headgate.web.routes import ROUTES
+
+WITHOUT_END = frozenset({"/events", "/tasks/{id}/events", "/agents/{id}/claim"})
+"""Streams and long polls: an answer may take as long as the client stays."""
+
+EXPLORED = tuple(route for route in ROUTES if route.path not in WITHOUT_END)
+MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+ANSWER_SECONDS = 30.0
+
+_CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+
+class Explorer:
+    """Sends requests to a service, and holds the answers against its own description."""
+
+    def __init__(self, address: str, *, token: str = "") -> None:
+        self._schema = schemathesis.openapi.from_url(f"{address}/openapi.json")
+        self._session = requests.Session()
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.statuses: Counter[int] = Counter()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._session.close()
+
+    def explore(
+        self,
+        route: Route,
+        mode: GenerationMode,
+        *,
+        examples: int,
+        name: str | None = None,
+        body: object = None,
+    ) -> Counter[int]:
+        """Send so many requests to a route, or fewer where there are no more, and count answers.
+
+        With a `name`, all of them are about the thing of this name; with a `body`, all have it.
+        """
+        statuses: Counter[int] = Counter()
+        if mode is GenerationMode.NEGATIVE and not _can_be_wrong(route):
+            return statuses
+        operation = self._schema[route.path][route.method]
+        fixed: dict[str, Any] = {} if name is None else {"path_parameters": {"id": name}}
+        if body is not None:
+            fixed |= {"body": body, "media_type": "application/json"}
+        strategy = operation.as_strategy(generation_mode=mode, **fixed)
+
+        @settings(
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=strategy)
+        def check(case: Any) -> None:
+            statuses[self._check(case)] += 1
+
+        check()
+        self.statuses += statuses
+        return statuses
+
+    def _check(self, case: Any) -> int:
+        response = case.call(session=self._session, headers=self._headers, timeout=ANSWER_SECONDS)
+        case.validate_response(response, checks=_CHECKS)
+        return int(response.status_code)
+
+
+def _can_be_wrong(route: Route) -> bool:
+    """Tell whether a request may be wrong otherwise than in its path or method."""
+    return bool(route.query or route.headers or route.takes is not None)

@@ -1,0 +1,196 @@
+"""Real workers of a real service: killed, stopped and continued, while tasks run.
+
+What was acknowledged is done, and recorded once; what a worker says after its lease is refused.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from service.support import ServiceProcess, environment, running_service, wait_until
+
+SETTINGS = """
+[scheduler]
+worker_lease_seconds = {lease_seconds}
+
+[agents.a]
+target = "pull"
+"""
+LEASE_SECONDS = 2.0
+SOON_SECONDS = 20.0
+
+
+class WorkerProcess:
+    """One `headgate worker`, as a user starts it."""
+
+    def __init__(self, service: ServiceProcess, name: str, *options: str) -> None:
+        self.log_path = service.folder / f"{name}.log"
+        command = [sys.executable, "-m", "headgate", "worker", "--agent", "a"]
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--url", service.address, *options],
+                cwd=service.folder,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def output(self) -> str:
+        """Return what the worker has printed."""
+        return self.log_path.read_text(errors="replace")
+
+    def says(self, line: str) -> None:
+        """Wait until the worker has said something."""
+        wait_until(lambda: line in self.output(), seconds=SOON_SECONDS, what=self.output)
+
+    def end(self) -> None:
+        """End the process, in whatever state it is."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+StartWorker = Callable[..., WorkerProcess]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    path = tmp_path / "headgate.toml"
+    path.write_text(SETTINGS.format(lease_seconds=LEASE_SECONDS))
+    return path
+
+
+@contextmanager
+def workers_of(service: ServiceProcess) -> Iterator[StartWorker]:
+    started: list[WorkerProcess] = []
+
+    def start(name: str, *options: str) -> WorkerProcess:
+        options = options or ("--run", "service.work:note_and_run")
+        started.append(WorkerProcess(service, name, *options))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for worker in started:
+            worker.end()
+
+
+def notes_of(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def noted(path: Path, *lines: str) -> None:
+    """Wait until these lines, and no others, are noted."""
+    wait_until(
+        lambda: notes_of(path) == list(lines),
+        seconds=SOON_SECONDS,
+        what=lambda: f"{notes_of(path)} is not {lines}",
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def test_a_task_whose_worker_is_killed_or_stands_still_is_run_by_another(
+    tmp_path: Path, settings: Path
+) -> None:
+    with (
+        running_service(tmp_path, "--config", str(settings)) as service,
+        workers_of(service) as start,
+    ):
+        killed, still = tmp_path / "killed", tmp_path / "still"
+        first = start("first")
+        service.submit(params={"notes": str(killed), "seconds": 30})
+        noted(killed, "begins 1")
+        first.process.kill()
+        second = start("second")
+        noted(killed, "begins 1", "begins 2")
+
+        third = start("third")
+        two = service.submit(params={"notes": str(still), "seconds": 3})
+        noted(still, "begins 1")
+        third.process.send_signal(signal.SIGSTOP)
+        fourth = start("fourth")
+        noted(still, "begins 1", "begins 2")
+        third.process.send_signal(signal.SIGCONT)
+        done = service.wait_for(two)
+        assert (done["state"], done["result"]) == ("done", {"attempt": 2})
+        third.says("what runs is stopped")
+        assert "stopped 1" in notes_of(still) or "ends 1" in notes_of(still)
+        assert service.task(two)["result"] == {"attempt": 2}
+        assert second.process.poll() is fourth.process.poll() is None
+
+
+def test_a_task_goes_on_while_the_service_is_killed_and_is_recorded_once(
+    tmp_path: Path, settings: Path
+) -> None:
+    port = free_port()
+    with (
+        running_service(tmp_path, "--config", str(settings), port=port) as service,
+        workers_of(service) as start,
+    ):
+        notes = tmp_path / "notes"
+        worker = start("worker")
+        task_id = service.submit(params={"notes": str(notes), "seconds": 0.6})
+        noted(notes, "begins 1")
+        service.kill()
+        service.start()
+        done = service.wait_for(task_id)
+        assert (done["state"], done["attempt"], done["result"]) == ("done", 1, {"attempt": 1})
+        noted(notes, "begins 1", "ends 1")
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.process.wait(SOON_SECONDS) == 0
+
+
+def test_ctrl_c_finishes_what_runs_and_a_second_one_gives_it_back(
+    tmp_path: Path, settings: Path
+) -> None:
+    with (
+        running_service(tmp_path, "--config", str(settings)) as service,
+        workers_of(service) as start,
+    ):
+        notes = tmp_path / "notes"
+        worker = start("worker")
+        task_id = service.submit(params={"notes": str(notes), "seconds": 0.5})
+        noted(notes, "begins 1")
+        worker.process.send_signal(signal.SIGINT)
+        assert worker.process.wait(SOON_SECONDS) == 0
+        assert service.task(task_id)["state"] == "done"
+
+        notes.unlink()
+        hasty = start("hasty")
+        task_id = service.submit(params={"notes": str(notes), "seconds": 60})
+        noted(notes, "begins 1")
+        hasty.process.send_signal(signal.SIGINT)
+        hasty.says("again gives it back")
+        hasty.process.send_signal(signal.SIGINT)
+        assert hasty.process.wait(SOON_SECONDS) == 0
+        assert service.wait_for(task_id, "queued")["attempt"] == 1
+        (reason,) = service.ask("GET", f"/tasks/{task_id}/why").body["reasons"]
+        assert reason["message"].startswith("no worker of agent a is connected, since ")
+
+
+def test_a_cancel_reaches_the_command_of_a_worker(tmp_path: Path, settings: Path) -> None:
+    with (
+        running_service(tmp_path, "--config", str(settings)) as service,
+        workers_of(service) as start,
+    ):
+        start("worker", "--command", f"{sys.executable} -c 'import time; time.sleep(60)'")
+        task_id = service.submit()
+        service.wait_for(task_id, "running")
+        assert service.ask("POST", f"/tasks/{task_id}/cancel").status in (200, 202)
+        assert service.wait_for(task_id)["state"] == "cancelled"

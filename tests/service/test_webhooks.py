@@ -1,0 +1,127 @@
+"""Webhooks of a real service: told, signed, sent again by command, and alerts of budgets."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from standardwebhooks.webhooks import Webhook
+
+from headgate.cli.main import run
+from service.support import running_service, wait_until
+
+SETTINGS = """
+[webhooks]
+allow = ["127.0.0.0/8"]
+alerts_url = "http://127.0.0.1:{port}/alerts"
+
+[budgets."session:s"]
+limit_tokens = 100
+"""
+
+
+class Came(NamedTuple):
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Receiver(ThreadingHTTPServer):
+    """Takes everything, except what comes to an address that says otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.came: list[Came] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def at(self, path: str) -> list[Came]:
+        return [one for one in self.came if one.path == path]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.came.append(Came(self.path, dict(self.headers), body))
+        self.send_response(410 if self.path == "/gone" else 204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Print nothing."""
+
+
+@contextmanager
+def running_receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    thread = threading.Thread(target=receiver.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        receiver.shutdown()
+        receiver.server_close()
+        thread.join()
+
+
+def test_a_service_tells_what_it_promises(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def headgate(*arguments: str) -> tuple[int, Any]:
+        capsys.readouterr()
+        code = run(["webhooks", *arguments, "--url", service.address, "--json"])
+        out = capsys.readouterr().out
+        return code, json.loads(out) if out else None
+
+    with running_receiver() as receiver:
+        (tmp_path / "headgate.toml").write_text(SETTINGS.format(port=receiver.server_port))
+        with running_service(tmp_path) as service:
+            taken = service.submit(callbackUrl=f"{receiver.url}/take", scopes=["session:s"],
+                                   estimate={"tokens": 90})  # fmt: skip
+            wait_until(lambda: receiver.at("/take"), seconds=10, what=service.output)
+            _, secrets = headgate("secret")
+            (came,) = receiver.at("/take")
+            told = Webhook(secrets["secrets"][0]["secret"]).verify(came.body, came.headers)
+            assert told == service.task(taken)
+            assert came.headers["x-headgate-task-id"] == taken
+
+            gone = service.submit(callbackUrl=f"{receiver.url}/gone")
+            wait_until(lambda: headgate("list", "--state", "dead")[1]["count"], seconds=10)
+            _, listed = headgate("list", "--task", gone)
+            (dead,) = listed["webhooks"]
+            assert (dead["state"], dead["status"], dead["tries"]) == ("dead", 410, 1)
+            assert headgate("redeliver", dead["id"])[0] == 0
+            wait_until(lambda: len(receiver.at("/gone")) == 2, seconds=10)
+            first, second = receiver.at("/gone")
+            assert first.body == second.body
+            assert first.headers["webhook-id"] == second.headers["webhook-id"] == dead["id"]
+
+            assert headgate("ping", f"{receiver.url}/ping") == (
+                0,
+                {"delivered": True, "status": 204},
+            )
+            assert headgate("ping", f"{receiver.url}/gone")[0] == 1
+            assert headgate("ping", "http://169.254.169.254/")[0] == 2
+            _, rotated = headgate("rotate")
+            assert [one["secret"] for one in rotated["secrets"]][1:] == [
+                secrets["secrets"][0]["secret"]
+            ]
+
+            wait_until(lambda: len(receiver.at("/alerts")) == 2, seconds=20, what=service.output)
+            alerts = sorted(json.loads(one.body)["percent"] for one in receiver.at("/alerts"))
+            assert alerts == [50, 80]
+            refused = service.ask(
+                "POST",
+                "/tasks",
+                {"agentId": "a", "action": "x", "callbackUrl": "http://169.254.169.254/"},
+            )
+            assert (refused.status, refused.body["details"]) == (400, {"field": "callbackUrl"})

@@ -1,0 +1,251 @@
+"""Tasks as spans: what they say, whose trace they belong to, and what a target is told."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from executors.endpoint import reply_json, running_endpoint
+from headgate.core.outcomes import Failed, Limited, Outcome, Succeeded, Usage
+from headgate.core.records import Submission
+from headgate.core.trace_context import read_traceparent
+from headgate.errors import InvalidSettingError
+from headgate.executor import WorkOrder
+from headgate.settings import load_settings
+from headgate.telemetry import Telemetry, build_telemetry
+from headgate.wiring import build_app, build_service
+from web.asgi_client import answer_of
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+SENT = f"00-{TRACE}-b7ad6b7169203331-01"
+CANARY = "canary-secret"
+
+
+class Work:
+    """An executor that ends as it is told, and remembers its order."""
+
+    def __init__(self, outcome: Outcome | BaseException) -> None:
+        self.outcome = outcome
+        self.orders: list[WorkOrder] = []
+
+    async def open(self) -> None:
+        """Make nothing ready."""
+
+    async def close(self) -> None:
+        """Let nothing go."""
+
+    async def execute(self, order: WorkOrder) -> Outcome:
+        self.orders.append(order)
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def telemetry(exporter: InMemorySpanExporter) -> Telemetry:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return Telemetry(provider)
+
+
+def order(**fields: Any) -> WorkOrder:
+    submission = fields.pop("submission", Submission(action="review"))
+    values: dict[str, Any] = {
+        "task_id": "tsk_1",
+        "attempt": 1,
+        "project_id": "search",
+        "agent_id": "coder",
+        "submission": submission,
+        "waits_since": 100.0,
+        "started_at": 107.5,
+        "traceparent": SENT,
+    }
+    return WorkOrder(**(values | fields))
+
+
+def executed(telemetry: Telemetry, outcome: Outcome, **fields: Any) -> WorkOrder:
+    work = Work(outcome)
+    assert asyncio.run(telemetry.traced("llm", work).execute(order(**fields))) == outcome
+    return work.orders[0]
+
+
+def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    return {span.name: span for span in exporter.get_finished_spans()}
+
+
+def test_an_attempt_and_its_wait_are_spans_of_the_clients_trace(
+    telemetry: Telemetry, exporter: InMemorySpanExporter
+) -> None:
+    answer = {"model": "gpt-4o-2026", "usage": {"prompt_tokens": 7, "completion_tokens": 5}}
+    result = msgspec.Raw(json.dumps(answer).encode())
+    usage = Usage(tokens=12, micro_usd=1_500_000)
+    asked = Submission(input=msgspec.Raw(b'{"model": "gpt-4o", "messages": []}'))
+    given = executed(telemetry, Succeeded(result=result, usage=usage), submission=asked)
+    spans = by_name(exporter)
+    wait, attempt = spans["wait"], spans["invoke_agent coder"]
+    assert (wait.start_time, wait.end_time) == (100_000_000_000, 107_500_000_000)
+    for span in (wait, attempt):
+        assert span.context is not None
+        assert span.parent is not None
+        assert f"{span.context.trace_id:032x}" == TRACE
+        assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert dict(attempt.attributes or {}) == {
+        "headgate.task.id": "tsk_1",
+        "headgate.task.attempt": 1,
+        "headgate.project.id": "search",
+        "headgate.target": "llm",
+        "headgate.action": "",
+        "headgate.outcome": "done",
+        "headgate.usage.tokens": 12,
+        "headgate.usage.usd": 1.5,
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": "coder",
+        "gen_ai.request.model": "gpt-4o",
+        "gen_ai.response.model": "gpt-4o-2026",
+        "gen_ai.usage.input_tokens": 7,
+        "gen_ai.usage.output_tokens": 5,
+    }
+    assert attempt.context is not None
+    assert given.traceparent == f"00-{TRACE}-{attempt.context.span_id:016x}-01"
+
+
+ENDS: list[tuple[Outcome, str, StatusCode]] = [
+    (Succeeded(), "done", StatusCode.UNSET),
+    (Failed(error="it broke"), "failed", StatusCode.ERROR),
+    (Limited(), "rate limited", StatusCode.ERROR),
+]
+
+
+@pytest.mark.parametrize(("outcome", "word", "code"), ENDS)
+def test_how_an_attempt_ended_is_its_status(
+    telemetry: Telemetry,
+    exporter: InMemorySpanExporter,
+    outcome: Outcome,
+    word: str,
+    code: StatusCode,
+) -> None:
+    executed(telemetry, outcome)
+    span = by_name(exporter)["invoke_agent coder"]
+    assert (span.status.status_code, (span.attributes or {})["headgate.outcome"]) == (code, word)
+
+
+def test_an_attempt_that_is_stopped_is_a_span_all_the_same(
+    telemetry: Telemetry, exporter: InMemorySpanExporter
+) -> None:
+    work = telemetry.traced("llm", Work(asyncio.CancelledError()))
+
+    async def main() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await work.execute(order(waits_since=None))
+
+    asyncio.run(main())
+    assert list(by_name(exporter)) == ["invoke_agent coder"]
+
+
+@pytest.mark.parametrize("params", [b"null", b"[1]", b'{"model": 3}', b'{"model": ', b"\xff"])
+def test_whatever_a_task_was_given_makes_no_trouble(
+    telemetry: Telemetry, exporter: InMemorySpanExporter, params: bytes
+) -> None:
+    executed(telemetry, Succeeded(), submission=Submission(action="x", params=msgspec.Raw(params)))
+    span = by_name(exporter)["invoke_agent coder"]
+    assert "gen_ai.request.model" not in (span.attributes or {})
+
+
+def test_neither_what_was_given_nor_what_was_answered_is_in_a_span(
+    telemetry: Telemetry, exporter: InMemorySpanExporter
+) -> None:
+    secret = msgspec.Raw(json.dumps({"prompt": CANARY}).encode())
+    given = Submission(action="x", params=secret, input=secret, labels={"k": CANARY})
+    executed(telemetry, Succeeded(result=secret), submission=given)
+    assert CANARY not in "".join(span.to_json() for span in exporter.get_finished_spans())
+
+
+HEADERS = [
+    (SENT, SENT),
+    ("", None),
+    ("00-" + "0" * 32 + "-b7ad6b7169203331-01", None),
+    (f"00-{TRACE}-{'0' * 16}-01", None),
+    (f"ff-{TRACE}-b7ad6b7169203331-01", None),
+    (SENT + "-x", None),
+    (SENT.upper(), None),
+]
+
+
+@pytest.mark.parametrize(("sent", "taken"), HEADERS)
+def test_only_a_whole_header_is_passed_on(sent: str, taken: str | None) -> None:
+    assert read_traceparent(sent) == taken
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_target_is_told_the_trace_that_the_client_sent(tmp_path: Path, batch: bool) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20), running_endpoint(reply_json({})) as endpoint:
+            settings = tmp_path / "settings.toml"
+            settings.write_text(f'[targets.t]\nkind = "http"\nurl = "{endpoint.url}/x"\n')
+            loaded = load_settings(settings, {}, {"store.url": "memory:"})
+            service = build_service(loaded, data=tmp_path, environ={})
+            await service.engine.start()
+            try:
+                task = {"agentId": "a", "action": "x"}
+                path = "/tasks/batch" if batch else "/tasks"
+                body = json.dumps({**task, "tasks": [{"action": "x"}]} if batch else task).encode()
+                headers = {"traceparent": SENT}
+                answer = await answer_of(build_app(service), "POST", path, body, headers=headers)
+                assert answer.status == 202
+                while not endpoint.seen:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            finally:
+                await service.engine.stop(drain_seconds=1.0)
+            assert endpoint.seen[0].headers["traceparent"] == SENT
+
+    asyncio.run(main())
+
+
+def test_a_submit_is_a_span_above_everything_that_becomes_of_it(
+    telemetry: Telemetry, exporter: InMemorySpanExporter
+) -> None:
+    for sent in (None, SENT):
+        traceparent = telemetry.submitted(sent)
+        assert traceparent is not None
+        executed(telemetry, Succeeded(), traceparent=traceparent)
+        submit, wait, attempt = exporter.get_finished_spans()
+        for span in (wait, attempt):
+            assert span.parent is not None
+            assert submit.context is not None
+            assert span.parent.span_id == submit.context.span_id
+        exporter.clear()
+
+
+def test_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Callable[..., Any] = builtins.__import__
+
+    def without(name: str, *rest: Any, **named: Any) -> Any:
+        if name.startswith("opentelemetry.sdk"):
+            raise ModuleNotFoundError(name=name)
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InvalidSettingError, match=r"^telemetry.otel: .*headgate\[otel\]"):
+        build_telemetry({})
+
+
+def test_an_exporter_that_does_not_exist_is_named() -> None:
+    with pytest.raises(InvalidSettingError, match=r"^OTEL_TRACES_EXPORTER: must be one of"):
+        build_telemetry({"OTEL_TRACES_EXPORTER": "zipkin"})
+    build_telemetry({"OTEL_TRACES_EXPORTER": "none", "OTEL_SERVICE_NAME": "fleet"}).close()
