@@ -8,13 +8,14 @@ PEERS_VENV := .venv-bench
 PEERS_INSTALLED := $(PEERS_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check bench torture clean
+.PHONY: help up test check bench torture package clean
 
 help:
 	@echo "make up       install into $(VENV) and start the service on 127.0.0.1:7420"
 	@echo "make test     install, then format check, lint, types, layers and tests"
 	@echo "make bench    measure; prints ratios against a floor in the same run"
 	@echo "make torture  kill processes at random for minutes; nothing may be lost"
+	@echo "make package  build the wheel and the source archive, install both, run a task"
 	@echo "make clean    remove $(VENV) and caches"
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -54,6 +55,20 @@ bench: $(INSTALLED) $(PEERS_INSTALLED)
 
 torture: $(INSTALLED)
 	@$(BIN)/python -m torture
+
+# The wheel is installed with the service and the source archive bare, each as a stranger would.
+package: $(INSTALLED)
+	@rm -rf dist build
+	@echo "==> building into dist"
+	@$(BIN)/python -m hatchling build -d dist
+	@echo "==> installing the wheel with the service, and the source archive bare"
+	@$(PYTHON) -m venv build/served && $(PYTHON) -m venv build/bare
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 build/served/bin/python -m pip install --quiet -c constraints.txt "$$(echo dist/headgate-*.whl)[server]"
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 build/bare/bin/python -m pip install --quiet -c constraints.txt dist/headgate-*.tar.gz
+	@echo "==> a task, run by the one and submitted from the other"
+	@build/served/bin/headgate up --port 7499 --data build/data >build/up.log 2>&1 & service=$$!; \
+		timeout 60 build/bare/bin/headgate submit hello --agent packaged --wait --patient --url http://127.0.0.1:7499; code=$$?; \
+		kill $$service; wait $$service; [ $$code = 0 ] || cat build/up.log; exit $$code
 
 clean:
 	rm -rf $(VENV) $(PEERS_VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-ALL = ("ledger", "replies", "service", "nodes")
+ALL = ("ledger", "replies", "service", "nodes", "api", "webhooks", "keys", "reloads")
 
 
 def main() -> int:
@@ -16,6 +16,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200, help="processes to kill a backend")
     parser.add_argument("--seconds", type=float, default=0.0, help="shortest time a backend")
     parser.add_argument("--drops", type=int, default=10_000, help="replies to lose a backend")
+    parser.add_argument("--examples", type=int, default=300, help="requests a route and kind")
+    parser.add_argument("--reloads", type=int, default=1_000, help="reloads a backend")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     broken = [

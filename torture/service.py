@@ -83,6 +83,10 @@ class Place:
         text = settings(
             url, rounds=rounds, limit_session=LIMIT_SESSION, limit_workflow=LIMIT_WORKFLOW
         )
+        self.write_text(text)
+
+    def write_text(self, text: str) -> None:
+        """Write other settings than those of the load here."""
         self._config.write_text(text)
 
     def service(self, port: int, name: str = "node") -> ServiceProcess:
