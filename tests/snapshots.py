@@ -22,6 +22,7 @@ from headgate import (
     TaskStatus,
 )
 from headgate.core.gates import GateClosure
+from headgate.core.projects import WORKING
 from headgate.core.snapshot import LanePolicy
 
 
@@ -65,7 +66,7 @@ def plain_fair_share(state: SchedulerState) -> list[AssignAction]:
     if state.global_budget is not None and state.global_tokens_used >= state.global_budget:
         return []
     ready = _ready_by_project(state)
-    eligible = [p for p in state.projects if p.status is ProjectStatus.ACTIVE and p.id in ready]
+    eligible = [p for p in state.projects if p.status in WORKING and p.id in ready]
     active = dict(state.project_active_agent_counts)
     actions: list[AssignAction] = []
     for agent in state.agents:

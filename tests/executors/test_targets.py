@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from enum import Enum
 
 import msgspec
 import pytest
@@ -120,6 +121,8 @@ def default_of(field: msgspec.structs.FieldInfo) -> str:
     default = field.default if field.default is not msgspec.NODEFAULT else None
     if callable(field.default_factory):
         default = field.default_factory()
+    if isinstance(default, Enum):
+        default = default.value
     return f'"{default}"' if isinstance(default, str) else repr(default)
 
 

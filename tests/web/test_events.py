@@ -310,6 +310,8 @@ def test_a_client_that_reads_nothing_is_cut_off_and_keeps_nobody(
     async def scenario(engine: FakeEngine, open_stream: Open) -> None:
         deaf = await open_stream("/events")
         deaf.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        # Otherwise the kernel's buffers grow until they hold all that is ever sent.
+        deaf.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
         listening = await open_stream("/events")
         await listening.block()
         told = 0
@@ -317,6 +319,7 @@ def test_a_client_that_reads_nothing_is_cut_off_and_keeps_nobody(
             happen(engine, *(record(f"t{n}-{m}", QUEUED) for m in range(500)))
             told += len(await next_events(listening, 500))
         assert told == 30_000
+        await asyncio.sleep(2 * connection.TAKE_SECONDS)
         deaf.writer.transport.resume_reading()  # type: ignore[attr-defined]
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await deaf.rest()
