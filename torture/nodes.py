@@ -85,7 +85,7 @@ class Fleet:
         seconds = await self._taken_over(port)
         await asyncio.sleep(max(0.0, STOPPED_SECONDS - (time.monotonic() - started)))
         node.send(signal.SIGCONT)
-        await is_ready(port, role="worker")
+        await is_ready(port, role="node")
         return seconds
 
     async def drain(self) -> int:

@@ -201,7 +201,7 @@ def two_nodes(
         wait_until(first.is_ready, seconds=10.0, what=first.output)
         with running_service(folders[1], *store) as second:
             wait_until(second.is_ready, seconds=10.0, what=second.output)
-            assert second.ask("GET", "/readyz").body["role"] == "worker"
+            assert second.ask("GET", "/readyz").body["role"] == "node"
             yield first, second
 
 

@@ -44,5 +44,5 @@ def judge(
         "dispatcher": IS_LOADING if is_leading and not is_loaded else OK,
     }
     problem = phase or next((words for words in parts.values() if words != OK), "")
-    role = "dispatcher" if is_leading else "worker"
+    role = "dispatcher" if is_leading else "node"
     return Health(is_ready=not problem, role=role, problem=problem, parts=parts)
