@@ -23,8 +23,10 @@ from headgate.core.trace_context import read_traceparent
 from headgate.errors import InvalidSettingError
 from headgate.executor import WorkOrder
 from headgate.settings import load_settings
+from headgate.task_snapshot import TaskSnapshot
 from headgate.telemetry import Telemetry, build_telemetry
 from headgate.wiring import build_app, build_service
+from headgate.worker.translation import order_of
 from web.asgi_client import answer_of
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -215,6 +217,66 @@ def test_a_target_is_told_the_trace_that_the_client_sent(tmp_path: Path, batch: 
             assert endpoint.seen[0].headers["traceparent"] == SENT
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("outcome", "word", "code"), ENDS)
+def test_an_attempt_of_a_worker_is_a_span_when_it_has_settled(
+    telemetry: Telemetry,
+    exporter: InMemorySpanExporter,
+    outcome: Outcome,
+    word: str,
+    code: StatusCode,
+) -> None:
+    telemetry.pulled("pull", order(), outcome, 110.0)
+    wait, attempt = exporter.get_finished_spans()
+    assert (wait.name, wait.start_time, wait.end_time) == ("wait", 100 * 10**9, 1075 * 10**8)
+    assert attempt.name == "invoke_agent coder"
+    assert (attempt.start_time, attempt.end_time) == (1075 * 10**8, 110 * 10**9)
+    assert attempt.status.status_code is code
+    assert attempt.attributes is not None
+    assert (attempt.attributes["headgate.target"], attempt.attributes["headgate.outcome"]) == (
+        "pull",
+        word,
+    )
+    assert attempt.context is not None
+    assert f"{attempt.context.trace_id:032x}" == TRACE
+
+
+def test_a_worker_is_told_the_trace_and_its_attempt_is_seen_once(
+    tmp_path: Path, telemetry: Telemetry, exporter: InMemorySpanExporter
+) -> None:
+    async def main() -> None:
+        loaded = load_settings(None, {}, {"store.url": "memory:"})
+        service = build_service(loaded, data=tmp_path, environ={})
+        service.engine.workers.watch(telemetry.pulled)
+        app = build_app(service)
+
+        async def ask(path: str, body: object) -> Any:
+            sent = json.dumps(body).encode()
+            answer = await answer_of(app, "POST", path, sent, headers={"traceparent": SENT})
+            assert answer.status in (200, 202), answer.body
+            return answer.json
+
+        await service.engine.start()
+        try:
+            worker = {"workerId": (await ask("/agents/a/claim", {}))["workerId"]}
+            await ask("/tasks", {"agentId": "a", "action": "x", "target": "pull"})
+            claimed = await ask("/agents/a/claim", {**worker, "waitSeconds": 10})
+            (task,) = claimed["tasks"]
+            done = {**worker, "attempt": 1, "usage": {"tokens": 7}}
+            for _ in range(2):
+                await ask(f"/tasks/{task['taskId']}/complete", done)
+        finally:
+            await service.engine.stop(drain_seconds=1.0)
+        assert task["traceparent"] == SENT
+        snapshot = msgspec.convert(task, TaskSnapshot)
+        assert order_of(snapshot, "a").traceparent == SENT
+
+    asyncio.run(asyncio.wait_for(main(), 20.0))
+    wait, attempt = exporter.get_finished_spans()
+    assert (wait.name, attempt.name) == ("wait", "invoke_agent a")
+    assert attempt.attributes is not None
+    assert attempt.attributes["headgate.usage.tokens"] == 7
 
 
 def test_a_submit_is_a_span_above_everything_that_becomes_of_it(

@@ -10,12 +10,14 @@ crash, lets the next sender try: a message may arrive twice, and is never lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
+
+from headgate.audit import AuditEntry
 
 MESSAGE_PREFIX = "msg_"
 TASK_EVENTS = {
@@ -27,7 +29,7 @@ TASK_EVENTS = {
 """The event of each state in which a task ends."""
 
 MAX_PURGED = 2_000
-"""How many deliveries are forgotten at a time; if there were so many, there may be more."""
+"""How many deliveries are forgotten or given up at a time; if so many were, there may be more."""
 
 ALERT_EVENT = "budget.alert"
 PING_EVENT = "ping"
@@ -82,6 +84,21 @@ class Candidate(msgspec.Struct, frozen=True):
 
     id: str
     host: str
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """To whom a sender has a place to send.
+
+    Neither to `busy_hosts` nor to any host at or below one of `busy_sites`; and if `only_hosts` is
+    given, to those alone.
+    """
+
+    busy_hosts: tuple[str, ...] = ()
+    busy_sites: tuple[str, ...] = ()
+    only_hosts: tuple[str, ...] | None = None
+
+
+ANYWHERE = Choice()
 
 
 class TryOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,11 +162,15 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 class SendReport(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one request: a status, or the reason for which there is none.
 
+    `error` may repeat what the receiver said, and so a secret of its own. `problem` says the same
+    in words that are all our own, for the log.
+
     `is_final` says that the address must not be tried again: it is refused, or gone for good.
     """
 
     status: int | None = None
     error: str | None = None
+    problem: str | None = None
     has_arrived: bool = False
     is_final: bool = False
     asked_seconds: float | None = None
@@ -176,8 +197,8 @@ class Deliveries(Protocol):
     def now(self) -> float:
         """Return the time by which deliveries are due."""
 
-    async def due(self, *, busy_hosts: Iterable[str], limit: int) -> list[Candidate]:
-        """Return what is due, the oldest first, without what goes to these hosts."""
+    async def due(self, choice: Choice = ANYWHERE, *, limit: int) -> list[Candidate]:
+        """Return what is due of a choice, the oldest first."""
 
     async def claim(self, ids: Sequence[str], *, claimed_by: str, seconds: float) -> Claim:
         """Claim what is still due of these."""
@@ -200,17 +221,19 @@ class Deliveries(Protocol):
     async def get(self, delivery_id: str) -> Delivery | None:
         """Return a delivery; None if there is none."""
 
-    async def redeliver(self, delivery_id: str) -> Delivery | NothingLeft | None:
-        """Start over with a delivery; None if there is none."""
+    async def redeliver(
+        self, delivery_id: str, entry: AuditEntry | None = None
+    ) -> Delivery | NothingLeft | None:
+        """Start over with a delivery, and note who did; None if there is none."""
 
-    async def secrets(self) -> tuple[Secret, ...]:
+    async def secrets(self, entry: AuditEntry | None = None) -> tuple[Secret, ...]:
         """Return the secrets that sign now, the newest first; the first is made at need."""
 
-    async def rotate(self) -> tuple[Secret, ...]:
-        """Make a new secret; those before it sign too for another day."""
+    async def rotate(self, entry: AuditEntry | None = None) -> tuple[Secret, ...]:
+        """Make a new secret, and note who did; those before it sign too for another day."""
 
     async def purge(self) -> int:
-        """Forget what ended long ago, a bounded number, and return how many."""
+        """Forget what ended long ago and give up what is too much; return how many, bounded."""
 
 
 def message_id(task_id: str) -> str:

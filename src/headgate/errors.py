@@ -18,6 +18,7 @@
     │   ├── StoreUnavailableError        nothing was changed; trying again may help
     │   │   ├── LedgerUnavailableError   nothing was granted either
     │   │   └── NotTakingWorkError       this node was told to take no work
+    │   ├── UnfitValueError              a value that the database cannot take; nothing was changed
     │   ├── StaleEpochError              another node dispatches now
     │   └── DirectoryInUseError          another process has the data directory
     └── ServiceError                     a service was asked over HTTP and did not do it
@@ -199,6 +200,10 @@ class StoreError(HeadgateError):
 
 class StoreUnavailableError(StoreError):
     """The store could not be asked; trying again may help."""
+
+
+class UnfitValueError(StoreError):
+    """A value that the database cannot take, as it is; trying again does not help."""
 
 
 class NotTakingWorkError(StoreUnavailableError):

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from headgate.core.outcomes import Outcome
-from headgate.core.records import Submission
+from headgate.core.records import Submission, TaskRecord, waits_since
 
 
 class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +32,22 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     waits_since: float | None = None
     started_at: float | None = None
     traceparent: str | None = None
+
+
+def work_order_of(record: TaskRecord) -> WorkOrder:
+    """Return the latest attempt at a task as an order."""
+    task = record.task
+    return WorkOrder(
+        task_id=task.id,
+        attempt=record.progress.attempt,
+        project_id=task.project_id,
+        agent_id=record.agent_id or task.agent_id or "",
+        submission=record.submission,
+        deadline=task.deadline,
+        waits_since=waits_since(record),
+        started_at=record.progress.started_at,
+        traceparent=record.submission.traceparent,
+    )
 
 
 class Executor(Protocol):

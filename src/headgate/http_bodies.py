@@ -15,7 +15,7 @@ from headgate.core.tasks import TaskStatus
 from headgate.task_snapshot import TaskSnapshot
 from headgate.tokens import Permission
 
-Details = dict[str, str | int | None]
+Details = dict[str, str | int | bool | None]
 
 
 class SubmittedBody(msgspec.Struct, rename="camel"):
@@ -67,6 +67,7 @@ class ReasonBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel
     message: str
     until: float | None = None
     held_by: tuple[str, ...] = ()
+    held_by_others: int = 0
 
 
 class WhyBody(msgspec.Struct, kw_only=True, rename="camel"):

@@ -40,13 +40,17 @@ MAX_PAGE_BYTES = 4 * 2**20
 
 
 class NewTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task to be queued, under an id that the caller made, with the limits that it must fit."""
+    """A task to be queued, under an id that the caller made, with the limits that it must fit.
+
+    Where there is no room for it, it is stored as rejected, unless `keeps_refusal` is off.
+    """
 
     task: Task
     terms: Terms
     submission: Submission
     limits: QueueLimits
     node_id: str = ""
+    keeps_refusal: bool = True
 
 
 class Queued(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +64,7 @@ class Queued(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnedAway(msgspec.Struct, frozen=True, kw_only=True):
-    """There is no room for the task; it is stored as rejected."""
+    """There is no room for the task; it is stored as rejected, if its refusal is to be kept."""
 
     record: TaskRecord
     rejected: Rejected

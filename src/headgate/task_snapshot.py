@@ -55,6 +55,7 @@ class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     not_before: datetime | None = None
     labels: dict[str, str] = {}
     retry_of: str | None = None
+    traceparent: str | None = None
     max_attempts: int
     on_exhausted: OnExhausted
     attempt: int
@@ -94,6 +95,7 @@ def snapshot_of(record: TaskRecord) -> TaskSnapshot:
         not_before=moment(task.not_before),
         labels=given.labels,
         retry_of=given.retry_of,
+        traceparent=given.traceparent,
         max_attempts=terms.max_attempts,
         on_exhausted=terms.on_exhausted,
         attempt=progress.attempt,

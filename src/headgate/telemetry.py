@@ -78,7 +78,27 @@ class Telemetry:
 
     async def execute(self, target: str, executor: Executor, order: WorkOrder) -> Outcome:
         """Have an attempt executed within a span, after one for its wait."""
-        from opentelemetry.trace import SpanKind, use_span  # noqa: PLC0415
+        from opentelemetry.trace import use_span  # noqa: PLC0415
+
+        span = self._begun(target, order)
+        try:
+            with use_span(span, record_exception=False, set_status_on_exception=False):
+                passed_on = msgspec.structs.replace(order, traceparent=self._traceparent(span))
+                outcome = await executor.execute(passed_on)
+            _note(span, outcome)
+        finally:
+            span.end()
+        return outcome
+
+    def pulled(self, target: str, order: WorkOrder, outcome: Outcome, ended_at: float) -> None:
+        """Note an attempt of a worker, which may have begun at another node, with its wait."""
+        span = self._begun(target, order, order.started_at)
+        _note(span, outcome)
+        span.end(int(ended_at * _NS))
+
+    def _begun(self, target: str, order: WorkOrder, at: float | None = None) -> Span:
+        """Return the span of an attempt, from now on unless said, after one for its wait."""
+        from opentelemetry.trace import SpanKind  # noqa: PLC0415
 
         context = self._context(order.traceparent)
         names = _names_of(target, order)
@@ -90,20 +110,13 @@ class Telemetry:
                 start_time=int(order.waits_since * _NS),
             )
             wait.end(int(order.started_at * _NS))
-        span = self._tracer.start_span(
+        return self._tracer.start_span(
             f"invoke_agent {order.agent_id}".strip(),
             context=context,
             kind=SpanKind.CLIENT,
             attributes=names | _model_names_of(order),
+            start_time=None if at is None else int(at * _NS),
         )
-        try:
-            with use_span(span, record_exception=False, set_status_on_exception=False):
-                passed_on = msgspec.structs.replace(order, traceparent=self._traceparent(span))
-                outcome = await executor.execute(passed_on)
-            _note(span, outcome)
-        finally:
-            span.end()
-        return outcome
 
     def close(self) -> None:
         """Send what is left; a collector that does not answer is waited for only so long."""

@@ -17,8 +17,8 @@ GROUPINGS: tuple[Grouping, ...] = ("project", "agent", "model", "day")
 MAX_ROWS = 1_000
 """How many rows a report has; what is left is one more."""
 
-OTHER = "other"
-"""The key of what has no row of its own."""
+OTHER = " other"
+"""The key of what has no row of its own; with its space it is nobody's name."""
 
 
 class UsageSum(msgspec.Struct, frozen=True, kw_only=True):

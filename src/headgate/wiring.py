@@ -112,6 +112,8 @@ def build_service(
         engine_settings(settings),
         ledger=ledger,
     )
+    if telemetry is not None:
+        engine.workers.watch(telemetry.pulled)
     webhooks = attach_webhooks(
         engine, store, settings, ledger=ledger, is_alone=not is_shared(settings)
     )

@@ -6,27 +6,32 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-LONGEST_SECONDS = 0.004
+LONGEST_SECONDS = 0.03
+
+Name = tuple[str, str]
 
 
 class Witness:
-    """What runs, by project and agent; and what was above its limit when it started."""
+    """What runs, by project and agent; which limits were reached, and which were passed."""
 
     def __init__(self) -> None:
-        self.running: Counter[tuple[str, str]] = Counter()
+        self.running: Counter[Name] = Counter()
         self.ran: Counter[str] = Counter()
-        self.limits: dict[tuple[str, str], int] = {}
-        self.violations: list[tuple[tuple[str, str], int, int]] = []
+        self.limits: dict[Name, int] = {}
+        self.reached: set[tuple[Name, int]] = set()
+        self.violations: list[tuple[Name, int, int]] = []
 
-    def begin(self, *names: tuple[str, str]) -> None:
+    def begin(self, *names: Name) -> None:
         """Count a start, and hold it against the limits of now."""
         for name in names:
             self.running[name] += 1
             limit = self.limits.get(name)
-            if limit is not None and self.running[name] > limit:
+            if limit is not None and self.running[name] == limit:
+                self.reached.add((name, limit))
+            elif limit is not None and self.running[name] > limit:
                 self.violations.append((name, self.running[name], limit))
 
-    def end(self, *names: tuple[str, str]) -> None:
+    def end(self, *names: Name) -> None:
         """Count an end."""
         self.running.subtract(names)
 
@@ -39,18 +44,20 @@ def start_anew() -> None:
     witness.__dict__.update(Witness().__dict__)
 
 
-async def work(order: dict[str, Any]) -> str:
-    """Work for a moment, as `params` say."""
-    names = (("all", ""), ("project", order["projectId"]), ("agent", order["agentId"]))
+async def work(order: dict[str, Any]) -> dict[str, Any]:
+    """Work for a moment, and say that nothing was spent."""
+    names = [("all", ""), ("project", order["projectId"]), ("agent", order["agentId"])]
+    if order["params"] is not None:
+        names.append(("budget", "session:load"))
     witness.begin(*names)
     try:
-        await asyncio.sleep(LONGEST_SECONDS * (hash(order["taskId"]) % 5) / 5)
+        await asyncio.sleep(LONGEST_SECONDS * (1 + hash(order["taskId"]) % 4) / 4)
     finally:
         witness.end(*names)
     witness.ran[order["taskId"]] += 1
-    return "done"
+    return {"usage": {"input_tokens": 0, "output_tokens": 0}}
 
 
-async def other_work(order: dict[str, Any]) -> str:
+async def other_work(order: dict[str, Any]) -> dict[str, Any]:
     """Do the same, as another function: a target that is configured otherwise."""
     return await work(order)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from administration.reload_load import reload_under_load
 from administration.running import FAST, WORK, running
-from headgate.administration.watching import SettingsWatch
+from headgate.administration.watching import SettingsWatch, Upkeep
 from headgate.errors import InvalidSettingError
 from headgate.settings.decoding import decode
 from headgate.settings.origin import Origin
 
-RELOADS = 150
+RELOADS = 60
 
 
 async def test_reloads_under_load_lose_no_task_and_pass_no_limit(tmp_path: Path) -> None:
@@ -101,6 +102,56 @@ async def test_a_target_that_left_runs_what_waits_for_it(tmp_path: Path) -> None
         await administration.finish_draining()
         assert list(administration.settings.targets) == ["work"]
         assert list(service.service.engine.executors) == ["work"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        (
+            "[agents.x]\ntarget = 'old'\n",
+            "[agents.x]\ntarget = 'old'\n",
+            "agents.x.target: there is no target 'old'",
+        ),
+        ("", "[rate_limits.old]\nkind = 'target'\nrequests_per_minute = 5\n", "rate_limits.old"),
+    ],
+)
+async def test_a_file_that_is_wrong_on_its_own_is_refused_whatever_drains_beside_it(
+    tmp_path: Path, before: str, after: str, line: str
+) -> None:
+    old = "[targets.old]\nkind = 'callable'\nentry_point = 'administration.reload_work:work'\n"
+    async with running(tmp_path, FAST + WORK + old + before) as service:
+        administration = service.service.administration
+        situation = administration.situation
+        service.path.write_text(FAST + WORK + after)
+        response = await service.ask("POST", "/scheduler/reload")
+        assert response.status == 422, response.body
+        assert line in response.refusal["error"]
+        assert administration.situation is situation
+
+
+async def test_upkeep_goes_on_beside_settings_that_contradict_each_other(tmp_path: Path) -> None:
+    async with running(tmp_path, FAST + WORK + "[projects.gone]\n") as service:
+        administration = service.service.administration
+        service.path.write_text(FAST + WORK)
+        await service.ask("POST", "/scheduler/reload")
+        right = administration.situation
+        wrong = right.tables | {"agents": {"x": {"target": "nowhere"}}}
+        administration.situation = msgspec.structs.replace(right, tables=wrong)
+        upkeep = Upkeep(administration, is_shared=False)
+        for _ in range(2):
+            await upkeep.run_once()
+        administration.situation = right
+        await upkeep.run_once()
+        assert administration.situation.left == frozenset()
+
+
+async def test_workers_have_the_lease_that_the_file_says_now(tmp_path: Path) -> None:
+    async with running(tmp_path, FAST + WORK) as service:
+        service.path.write_text(FAST + "worker_lease_seconds = 77\n" + WORK)
+        body = (await service.ask("POST", "/scheduler/reload")).json
+        assert [one["key"] for one in body["changed"]] == ["scheduler.worker_lease_seconds"]
+        claim = await service.ask("POST", "/agents/a/claim", {"waitSeconds": 0})
+        assert claim.json["leaseSeconds"] == 77
 
 
 async def test_the_watch_reads_a_file_when_it_has_come_to_rest(tmp_path: Path) -> None:

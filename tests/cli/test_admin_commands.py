@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -144,6 +148,92 @@ def found(path: Path, *, version: int = 1) -> None:
     with apsw.Connection(str(path)) as connection:
         connection.execute("CREATE TABLE headgate_schema (part TEXT, version INTEGER)")
         connection.execute("INSERT INTO headgate_schema VALUES ('tasks', ?)", (version,))
+    connection.close()
+
+
+def crashed(data: Path) -> None:
+    """Leave a store as a killed process does: what was written last is in the log alone."""
+    data.mkdir()
+    store, kept = data / "headgate.db", data.parent / "kept"
+    kept.mkdir()
+    connection = apsw.Connection(str(store))
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("CREATE TABLE written (x); INSERT INTO written VALUES ('last')")
+    for side in ("", "-wal", "-shm"):
+        shutil.copyfile(f"{store}{side}", kept / f"headgate.db{side}")
+    connection.close()
+    for path in kept.iterdir():
+        path.replace(data / path.name)
+
+
+def written_in(store: Path) -> list[str]:
+    with apsw.Connection(str(store)) as connection:
+        rows = [row[0] for row in connection.execute("SELECT x FROM written")]
+    connection.close()
+    return rows
+
+
+def no_space(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("broken", ["shutil.copyfile", "os.link", "pathlib.Path.replace"])
+def test_a_restore_that_fails_leaves_the_store_as_it_was(
+    headgate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy.db"
+    found(copy)
+    crashed(data)
+    with monkeypatch.context() as patched:
+        patched.setattr(broken, no_space)
+        if broken == "os.link":
+            # Where a file cannot have two names it is copied, which fails here as well.
+            patched.setattr("shutil.copy2", no_space)
+        said = headgate("restore", copy, "--force", "--data", data)
+    store = data / "headgate.db"
+    assert said.code == 1
+    assert said.err == f"headgate: {store} cannot be written: No space left on device\n"
+    assert written_in(store) == ["last"]
+    assert [path.name for path in data.glob("*before*")] == []
+    assert [path.name for path in data.glob("*unfinished*")] == []
+
+
+KILLED = """
+import os, pathlib, sys
+pathlib.Path.replace = lambda *_: os._exit(9)
+from headgate.cli.main import run
+run(sys.argv[1:])
+"""
+
+
+def test_a_restore_that_is_killed_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy.db"
+    found(copy)
+    crashed(data)
+    command = ["restore", str(copy), "--force", "--data", str(data)]
+    assert subprocess.run([sys.executable, "-c", KILLED, *command], check=False).returncode == 9
+    assert written_in(data / "headgate.db") == ["last"]
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_what_a_log_had_is_set_aside_with_its_store(
+    headgate: Command, tmp_path: Path, is_damaged: bool
+) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy.db"
+    found(copy)
+    crashed(data)
+    store = data / "headgate.db"
+    if is_damaged:
+        for side in ("", "-wal"):
+            Path(f"{store}{side}").write_bytes(b"\xff" * 4096)
+    said = headgate("restore", copy, "--force", "--data", data, "--json")
+    aside = Path(said.json["aside"])
+    if is_damaged:
+        assert aside.read_bytes() == b"\xff" * 4096
+    else:
+        assert written_in(aside) == ["last"]
+    with apsw.Connection(str(store)) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").get == "headgate_schema"
     connection.close()
 
 

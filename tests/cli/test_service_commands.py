@@ -449,8 +449,8 @@ def leaves(name: str, command: click.Command) -> Iterator[tuple[str, click.Comma
 
 
 def test_every_command_has_examples_and_can_write_json() -> None:
-    # A service and a worker run until they are stopped, and a change of a budget has no answer.
-    silent = {"headgate up", "headgate worker", "headgate budget set", "headgate budget release"}
+    # A worker runs until it is stopped, and a change of a budget has no answer.
+    silent = {"headgate worker", "headgate budget set", "headgate budget release"}
     for name, command in leaves("headgate", cli):
         assert "Examples:" in (command.epilog or ""), name
         options = {opt for parameter in command.params for opt in parameter.opts}

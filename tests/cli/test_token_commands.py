@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -172,6 +173,36 @@ def test_whoever_lost_all_tokens_makes_one_where_the_store_is(
         assert names == ["op", "first"]
 
 
+def test_only_a_token_that_may_do_everything_becomes_that_of_the_machine(
+    headgate: Command, tmp_path: Path
+) -> None:
+    offline = ("--offline", "--data", str(tmp_path), "--json")
+    first = headgate("token", "create", "op", *offline).json["token"]
+    for lesser in (("--permission", "admin"), ("--agent", "a"), ("--least-priority", "5")):
+        made = headgate("token", "create", "less", *lesser, *offline)
+        assert made.code == 0, made
+        assert (tmp_path / "token").read_text().strip() == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--least-priority", "99999999999999999999"), "leastPriority"),
+        (("--agent", ""), "agentId: is empty"),
+        (("--project", ""), "projectId: is empty"),
+        (("--agent", "a\tb"), "must be printable"),
+        (("--project", "nowhere"), "unknown project 'nowhere'"),
+        (("--expires", "9999-12-31T00:00:00Z"), "too far away"),
+    ],
+)
+def test_a_token_made_offline_is_checked_like_any_other(
+    headgate: Command, tmp_path: Path, arguments: tuple[str, ...], problem: str
+) -> None:
+    said = headgate("token", "create", "x", "--offline", "--data", str(tmp_path), *arguments)
+    assert (said.code, problem in said.err) == (2, True), said
+    assert not (tmp_path / "token").exists()
+
+
 async def test_a_node_that_was_not_the_first_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     class Raced(FakeTokens):
         async def list(self) -> list[Token]:
@@ -230,6 +261,43 @@ def test_nodes_share_tokens_and_only_the_first_makes_one(
                 seconds=10.0,
                 what=lambda: str(headgate("why", task_id.strip(), *there)),
             )
+
+
+def test_there_is_a_token_at_every_moment_and_it_outlives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_token(tmp_path, "hg_old")
+    synced: list[bool] = []
+    rename, sync = Path.replace, os.fsync
+
+    def watched(self: Path, target: Path) -> Path:
+        assert (tmp_path / "token").exists()
+        renamed = rename(self, target)
+        assert (tmp_path / "token").exists()
+        return renamed
+
+    def noted(descriptor: int) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        sync(descriptor)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    monkeypatch.setattr(os, "fsync", noted)
+    for _ in range(2):
+        assert write_token(tmp_path, "hg_new") is None
+    assert synced[-2:] == [False, True]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["token", PREVIOUS]
+
+
+async def test_an_older_token_is_not_put_back_where_there_was_none(tmp_path: Path) -> None:
+    class Raced(FakeTokens):
+        async def list(self) -> list[Token]:
+            return []
+
+    tokens = Raced()
+    await token_lines(tokens, tmp_path / "a", is_needed=False)
+    (tmp_path / PREVIOUS).write_text(WRONG)
+    assert await token_lines(tokens, tmp_path, is_needed=False) == []
+    assert not (tmp_path / "token").exists()
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ def written(signature: inspect.Signature, *, skipped: int) -> str:
 
 VERBS = [
     (name, written(inspect.signature(value), skipped=1))
-    for name, value in vars(SyncClient).items()
-    if inspect.isfunction(value) and not name.startswith("_")
+    for name, value in inspect.getmembers(SyncClient, inspect.isfunction)
+    if not name.startswith("_")
 ]
 
 

@@ -11,6 +11,7 @@ from headgate.errors import (
     InvalidSettingError,
     NotAllowedError,
     RequestRefusedError,
+    ServiceLimitError,
     ServiceUnavailableError,
 )
 from service.support import wait_until
@@ -110,6 +111,17 @@ def test_url_and_token_come_from_the_environment(ask: Ask, monkeypatch: pytest.M
         assert server.headers("authorization") == ["Bearer from-outside"]
 
 
+def test_a_budget_without_room_is_said_to_be_so_at_once(ask: Ask) -> None:
+    details = '{"scope":"project:p","limit":"1.00","resetsAt":null,"mayClear":false}'
+    refusal = f'{{"code":"budget_exceeded","error":"no","retryable":false,"details":{details}}}'
+    with scripted(response(402, refusal), response(402, refusal)) as server:
+        with pytest.raises(ServiceLimitError) as caught:
+            EitherClient(ask, server.url).reserve("r", "project:p", usd="2.00")
+        assert len(server.requests) == 1
+    assert caught.value.code == "budget_exceeded"
+    assert caught.value.details["mayClear"] is False
+
+
 def test_an_id_cannot_lead_elsewhere(ask: Ask) -> None:
     with scripted(response(404, '{"code":"not_found","error":"no","retryable":false}')) as server:
         with pytest.raises(RequestRefusedError):
@@ -162,3 +174,13 @@ def test_a_stream_that_breaks_goes_on_after_the_last_event(ask: Ask) -> None:
         events = EitherClient(ask, server.url).events("t")
         assert server.headers("last-event-id") == ["", "1", "1"]
     assert [one.id for one in events] == ["1", "2"]
+
+
+def test_a_stream_that_breaks_before_its_first_event_goes_on_from_where_it_began(ask: Ask) -> None:
+    place = "id: 40\n\n"
+    first = stream(place) + b"nonsense\r\n"
+    second = stream(event(41, "done")) + b"0\r\n\r\n"
+    with scripted(first, second) as server:
+        events = EitherClient(ask, server.url).events("t")
+        assert server.headers("last-event-id") == ["", "40"]
+    assert [one.id for one in events] == ["41"]

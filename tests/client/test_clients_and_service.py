@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import uuid
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from client.both_clients import Ask, EitherClient
 from headgate import Client, SyncClient
-from headgate.errors import RequestRefusedError, WaitTimeoutError
+from headgate.errors import RequestRefusedError, ServiceError, WaitTimeoutError
 from service.support import ServiceProcess, running_service
 
 SETTINGS = """
@@ -121,12 +123,65 @@ def test_many_may_wait_at_once(service: ServiceProcess) -> None:
     assert asyncio.run(wait_for_all()) == {"done"}
 
 
+def test_what_is_configured_is_shown_changed_and_put_back(client: EitherClient) -> None:
+    assert client.get_project("default") in client.list_projects().projects
+    changed = client.change_project("default", credit_weight=2.5, status="active")
+    assert (changed.credit_weight, changed.overridden) == (2.5, ["creditWeight", "status"])
+    assert client.change_project("default", reset=["credit_weight", "status"]).overridden == []
+    assert client.change_agent("tidy", capacity=3).capacity == 3
+    assert client.get_agent("tidy").overridden == ["capacity"]
+    assert client.change_agent("tidy", reset=["capacity"]).overridden == []
+    assert client.list_agents().agents is not None
+    assert client.change_target("brief", status="paused").status == "paused"
+    assert client.change_target("brief", reset=["status"]).status == "active"
+    assert client.get_target("brief") in client.list_targets().targets
+    assert client.audit(limit=1).entries[0].action == "target.patch"
+
+
+def test_budgets_are_set_held_and_booked(client: EitherClient) -> None:
+    scope = f"project:default/session:{uuid.uuid4().hex}"
+    budgets = client.change_budget(scope, limit_usd="2.00", limit_tokens=100).budgets
+    assert [one.limit_usd for one in budgets if one.scope == scope] == ["2.00"]
+    assert client.list_budgets().budgets == budgets
+    held = client.reserve("r1", scope, usd=Decimal("1.50"), tokens=10)
+    assert (held.is_live, held.usd, held.tokens) == (True, "1.50", 10)
+    with pytest.raises(ServiceError) as caught:
+        client.reserve("r2", scope, usd=1)
+    assert caught.value.code == "budget_exceeded"
+    assert client.dispatched("r1", scope).state == "dispatched"
+    assert client.commit("r1", scope, usd="0.25", tokens=4).state == "committed"
+    client.reserve("r3", scope, tokens=1)
+    assert client.release("r3", scope).state == "released"
+    status = client.budget_status(scope)
+    assert (status.spent_usd, status.spent_tokens, status.reserved_usd) == ("0.25", 4, "0.00")
+    assert client.budget_status().scope == ""
+
+
+def test_tokens_are_made_shown_and_revoked(client: EitherClient) -> None:
+    made = client.create_token("ci", ["read"], project_id="default")
+    assert made.token.startswith("hg_")
+    assert made.id in [one.id for one in client.list_tokens().tokens]
+    assert client.revoke_token(made.id).state == "revoked"
+
+
+def test_webhooks_are_listed_pinged_and_sent_again(client: EitherClient) -> None:
+    assert client.list_webhooks(state="dead", limit=5).count == 0
+    with pytest.raises(RequestRefusedError, match="may not be reached"):
+        client.ping_webhook("http://127.0.0.1:9/")
+    before = client.webhook_secrets().secrets
+    assert client.rotate_webhook_secret().secrets[0] not in before
+    for verb in (client.get_webhook, client.redeliver):
+        with pytest.raises(RequestRefusedError) as caught:
+            verb("msg_01m7fs2skb2415wvpawg4jr96h")
+        assert caught.value.status == 404
+
+
 def verbs_of(kind: type) -> dict[str, list[str]]:
     """Return each verb with its parameters, and what it gives apart from how it gives it."""
     return {
         name: [str(parameter) for parameter in inspect.signature(value).parameters.values()]
-        for name, value in vars(kind).items()
-        if not name.startswith("_") and callable(value)
+        for name, value in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_")
     }
 
 

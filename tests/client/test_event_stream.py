@@ -35,6 +35,14 @@ def test_messages_do_not_depend_on_how_the_stream_was_cut(cuts: list[int]) -> No
     assert found[1].data == b"one\ntwo"
 
 
+def test_an_id_alone_moves_the_place_on_and_a_comment_does_not() -> None:
+    reader = MessageReader()
+    found = reader.feed(b": hello\n\nid: 4\n\n: beat\n\nid: 5\n\n")
+    assert found == [Message("4", b""), Message("5", b"")]
+    assert [event_of(message) for message in found] == [None, None]
+    assert not any(is_last(message) for message in found)
+
+
 def test_a_message_becomes_an_event_and_one_of_an_unknown_kind_is_passed_over() -> None:
     event = event_of(MessageReader().feed(STREAM)[0])
     assert event is not None

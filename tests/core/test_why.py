@@ -116,6 +116,19 @@ def test_at_most_a_few_holders_are_named() -> None:
     assert len(reason.held_by) == MAX_HOLDERS
 
 
+def test_tasks_of_others_are_counted_and_not_named() -> None:
+    records = [queued(f"t{number:02}", project_id="xy"[number % 2]) for number in range(30)]
+    projects = tuple(Project(id=name, max_concurrent_agents=None) for name in "xy")
+    agents = (Agent(id="a", capacity=50),)
+    desk = desk_of(*records, places=26, agents=agents, projects=projects, max_inflight=50)
+    desk.plan(START, most=50)
+    own = {flight.task.id for flight in desk.flights if flight.task.project_id == "x"}
+    waiting = next(one for one in desk.waiting if desk.waiting[one].task.project_id == "x")
+    (reason,) = reasons(desk, waiting, START, lambda flight: flight.task.project_id == "x")
+    assert set(reason.held_by) < own
+    assert (len(reason.held_by), reason.held_by_others) == (MAX_HOLDERS, 26 - len(own))
+
+
 def short(scope: str, *, spent: int, reserved: int, resets_at: int | None = None) -> Refused:
     return Refused(
         scope=Scope(scope),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+import structlog
 
 from headgate.core.accounts import Limit, Refused
 from headgate.core.books import ReserveRequest, SettleRequest
@@ -15,6 +16,7 @@ from headgate.core.money import MicroUsd, Tokens
 from headgate.core.outcomes import Succeeded, Usage
 from headgate.core.reservations import Call
 from headgate.core.scopes import ROOT, Scope
+from headgate.databases.inline import Fault
 from headgate.deliveries import DeliveryQuery, Message
 from headgate.ledgers.local import LocalLedger
 from headgate.runtime.budget_alerts import BudgetAlerts, LedgerAccounts
@@ -171,13 +173,38 @@ def test_the_root_and_many_scopes_are_looked_at_page_by_page(
     play(scenario, USED, budgets=budgets)
 
 
+def test_more_scopes_than_one_look_takes_are_looked_at_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headgate.stores.budget_accounts.MOST_READ", 2)
+    monkeypatch.setattr("headgate.runtime.budget_alerts.MAX_PAGES", 2)
+    scopes = [Scope(f"session:s{number}") for number in range(9)]
+    budgets = {scope: Limit(limit_tokens=Tokens(120)) for scope in scopes}
+
+    async def scenario(service: Service) -> None:
+        for scope in scopes:
+            await service.ended(await service.submit(scopes=(scope,), estimate_tokens=60))
+        watch = await Watch(service).open()
+        assert [await watch.loop.run_once() for _ in range(4)] == [4, 4, 1, 0]
+        await service.ended(await service.submit(scopes=(scopes[0],), estimate_tokens=60))
+        filed = [await watch.loop.run_once() for _ in range(3)]
+        assert sum(filed) == 2, "and then from the first one on again"
+
+    play(scenario, USED, budgets=budgets)
+
+
 def test_a_store_that_is_away_delays_an_alert() -> None:
     async def scenario(service: Service) -> None:
         await spend(service, 2)
-        store = service.engine.store
-        assert isinstance(store, MemoryTaskStore)
         watch = await Watch(service).open()
-        running = asyncio.create_task(watch.loop.run())
+        service.fault = lambda: Fault.REFUSED
+        with structlog.testing.capture_logs() as lines:
+            running = asyncio.create_task(watch.loop.run())
+            await asyncio.sleep(60)
+        service.fault = lambda: None
+        assert await watch.told() == []
+        complaints = [line for line in lines if line["event"] == "budgets were not looked at"]
+        assert len(complaints) == 1, "one outage is one line"
         await asyncio.sleep(6)
         assert len(await watch.told()) == 1
         running.cancel()

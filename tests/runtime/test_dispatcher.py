@@ -20,6 +20,7 @@ from headgate.databases.inline import Fault
 from headgate.errors import IllegalTransitionError, StoreUnavailableError
 from headgate.executor import WorkOrder
 from headgate.runtime.dispatcher import MAX_IN_DOUBT
+from headgate.runtime.health import DISPATCHER_FAILS, NO_DISPATCHER
 from headgate.store import Backlog
 from runtime.one_service import Service, play
 from runtime.simulated_work import DONE, FOREVER_SECONDS, always, in_turn
@@ -299,6 +300,39 @@ def test_no_lane_starves_beside_a_full_one() -> None:
         return service.ordered().index(late)
 
     assert play(scenario, always(1.0), max_inflight=2) <= 4
+
+
+def test_a_dispatcher_that_fails_again_and_again_is_told_of_until_it_works() -> None:
+    async def scenario(service: Service) -> None:
+        dispatcher = service.engine.dispatcher
+        assert service.engine.health().is_ready
+        whole = dispatcher._read_news
+
+        async def broken(*_: object) -> None:
+            raise RuntimeError("nobody foresaw this")
+
+        dispatcher._read_news = broken  # type: ignore[method-assign, assignment]
+        dispatcher.hear()
+        for _ in range(20):
+            await asyncio.sleep(0.1)
+            health = service.engine.health()
+            assert (health.is_ready, health.parts["dispatcher"]) == (False, DISPATCHER_FAILS)
+        dispatcher._read_news = whole  # type: ignore[method-assign]
+        await asyncio.sleep(60)
+        assert service.engine.health().is_ready
+
+    play(scenario)
+
+
+def test_a_node_that_knows_no_dispatcher_is_not_ready() -> None:
+    async def scenario(service: Service) -> None:
+        service.engine.node.leader_id = ""
+        service.engine.dispatcher.follow()
+        assert service.engine.health().parts["dispatcher"] == NO_DISPATCHER
+        await asyncio.sleep(10)
+        assert service.engine.health().is_ready
+
+    play(scenario)
 
 
 def test_while_the_store_is_away_nothing_starts_and_it_goes_on_by_itself() -> None:

@@ -16,13 +16,23 @@ from headgate.errors import LedgerUnavailableError
 from headgate.ledger import MAX_ACCOUNTS
 from headgate.ledgers.local import LocalLedger
 from headgate.runtime import ledger_watch
-from headgate.runtime.health import IS_LOADING, LEDGER_FAILS, OK, STORE_FAILS, judge
+from headgate.runtime.health import (
+    DISPATCHER_FAILS,
+    IS_LOADING,
+    LEDGER_FAILS,
+    NO_DISPATCHER,
+    OK,
+    STORE_FAILS,
+    judge,
+)
 from headgate.runtime.ledger_watch import WatchedLedger
 
 WELL: dict[str, Any] = {
     "phase": "",
     "is_leading": True,
     "is_loaded": True,
+    "knows_leader": True,
+    "has_fault": False,
     "store_problem": "",
     "dispatcher_problem": "",
     "ledger_problem": "",
@@ -33,6 +43,17 @@ CASES: list[tuple[dict[str, Any], str, dict[str, str]]] = [
     ({}, "", {}),
     ({"is_leading": False, "is_loaded": False}, "", {}),
     ({"is_loaded": False}, IS_LOADING, {"dispatcher": IS_LOADING}),
+    ({"has_fault": True}, DISPATCHER_FAILS, {"dispatcher": DISPATCHER_FAILS}),
+    (
+        {"has_fault": True, "is_loaded": False},
+        DISPATCHER_FAILS,
+        {"dispatcher": DISPATCHER_FAILS},
+    ),
+    (
+        {"is_leading": False, "is_loaded": False, "knows_leader": False},
+        NO_DISPATCHER,
+        {"dispatcher": NO_DISPATCHER},
+    ),
     ({"phase": "draining"}, "draining", {}),
     ({"store_problem": AWAY}, STORE_FAILS, {"store": STORE_FAILS}),
     ({"dispatcher_problem": AWAY}, STORE_FAILS, {"store": STORE_FAILS}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -23,8 +24,12 @@ from headgate.runtime import pull_workers
 from headgate.runtime.engine import Engine
 from headgate.runtime.pull_workers import Claim, Report
 from headgate.store import StaleLease
+from headgate.testing import Host
+from headgate.worker import worker as workers
+from headgate.worker.service_line import ServiceLine
 from headgate.worker_store import Orders
 from runtime.one_service import Service, play
+from runtime.simulated_workers import SimulatedClient
 
 PULL: dict[str, Any] = {"pull_targets": frozenset({"pull"}), "worker_lease_seconds": 30.0}
 DONE = Succeeded(result=msgspec.Raw(b'{"ok":true}'), usage=Usage(tokens=7, micro_usd=0))
@@ -328,6 +333,35 @@ def test_claims_that_wait_are_answered_when_the_node_stops() -> None:
         assert await waiting == []
         assert await worker.claim(wait=20.0) == []
         assert service.loop.time() - started < 1.0
+
+    play(scenario, **PULL)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_worker_whose_claims_are_not_kept_waiting_does_not_spin(
+    monkeypatch: pytest.MonkeyPatch, is_closed: bool
+) -> None:
+    monkeypatch.setattr(pull_workers, "MAX_WAITING", 0)
+
+    async def scenario(service: Service) -> None:
+        if is_closed:
+            service.engine.workers.close()
+        asked = count(1)
+        host = Host(service.loop, "machine")
+
+        def pick() -> tuple[Host, Engine]:
+            assert next(asked) < 1_000
+            return host, service.engine
+
+        line = ServiceLine(
+            SimulatedClient(service.loop.random, pick, lost_rate=0.0), "a", told=lambda _line: None
+        )
+        worker = workers.Worker(line, service.executor, agent_id="a", places=1)
+        working = asyncio.create_task(worker.run())
+        await asyncio.sleep(30.0)
+        worker.drain()
+        await working
+        assert 20 <= next(asked) <= 40
 
     play(scenario, **PULL)
 

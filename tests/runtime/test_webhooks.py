@@ -15,7 +15,7 @@ import structlog
 from headgate.databases.inline import Fault
 from headgate.databases.memory import MemoryDatabase
 from headgate.deliveries import Alert, DeliveryQuery, DeliveryState, Message, SendReport
-from headgate.runtime.webhooks import CLAIM_SECONDS, HOSTS_AT_LEAST, Webhooks
+from headgate.runtime.webhooks import CLAIM_SECONDS, Webhooks
 from headgate.stores.deliveries import SqlDeliveries
 from headgate.stores.memory import MemoryTaskStore
 from headgate.testing import SimulatedLoop, simulate
@@ -213,18 +213,74 @@ def test_a_receiver_that_hangs_keeps_nobody_else_waiting() -> None:
         await asyncio.sleep(2.0)
         assert all(len(stage.receiver.times(one)) == 1 for one in fast)
         await asyncio.sleep(600)
-        assert stage.receiver.most_open["slow.example"] == 8 // HOSTS_AT_LEAST
+        assert stage.receiver.most_open["slow.example"] == 1
         assert stage.receiver.most_open["all"] <= 8
+        await asyncio.sleep(600)
         assert len({name for _, name in stage.receiver.came}) == 120, "each has had a try"
         await ended(running)
 
     play(scenario, answer)
 
 
-def test_all_places_are_used_and_no_more() -> None:
+def hangs_at(word: str) -> Answering:
+    """Answer like a receiver that never does where a word is in the address."""
+
+    async def answer(message: Message) -> SendReport:
+        await asyncio.sleep(10.0 if word in message.url else 0.01)
+        return SendReport(error="no answer") if word in message.url else ARRIVED
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("hanging", "within_seconds"),
+    [
+        ([f"h{number}.example" for number in range(4)], 1.0),
+        ([f"h{number}.evil.example" for number in range(100)], 1.0),
+        # Hosts that nobody has heard of share their places, and wait for each other.
+        ([f"h{number}.example" for number in range(35)], 11.0),
+    ],
+)
+def test_hosts_that_hang_leave_places_for_others(hanging: list[str], within_seconds: float) -> None:
     async def scenario(stage: Stage) -> None:
-        await stage.file(*[f"http://h{number}.example/" for number in range(30)])
+        await stage.file(*[f"http://{host}/hang" for host in hanging for _ in range(40)])
+        running = asyncio.create_task((await stage.sender(concurrency=32)).run())
+        await asyncio.sleep(0.5)
+        (healthy,) = await stage.file("http://healthy.test/")
+        await asyncio.sleep(within_seconds)
+        assert len(stage.receiver.times(healthy)) == 1
+        await ended(running)
+
+    play(scenario, hangs_at("hang"))
+
+
+def test_a_host_that_is_known_to_be_quick_waits_for_none_that_hang() -> None:
+    async def scenario(stage: Stage) -> None:
+        (known,) = await stage.file("http://healthy.test/")
+        running = asyncio.create_task((await stage.sender(concurrency=32)).run())
+        await asyncio.sleep(2)
+        assert len(stage.receiver.times(known)) == 1
+        await stage.file(*[f"http://h{number}.example/hang" for number in range(400)])
+        for _ in range(30):
+            await asyncio.sleep(3)
+            (one,) = await stage.file("http://healthy.test/")
+            await asyncio.sleep(1.1)
+            assert len(stage.receiver.times(one)) == 1
+        await ended(running)
+
+    play(scenario, hangs_at("hang"))
+
+
+def test_all_places_are_used_by_quick_hosts_and_no_more() -> None:
+    async def scenario(stage: Stage) -> None:
+        urls = [f"http://h{number}.example/" for number in range(10)]
+        await stage.file(*urls)
         sender = await stage.sender(concurrency=8)
+        assert await sender.run_once() == 6, "two are kept for hosts that are known"
+        await sender.settled()
+        assert await sender.run_once() == 4
+        await sender.settled()
+        await stage.file(*urls, *urls)
         assert await sender.run_once() == 8
         assert await sender.run_once() == 0
         running = asyncio.create_task(sender.run())
@@ -234,6 +290,19 @@ def test_all_places_are_used_and_no_more() -> None:
         await ended(running)
 
     play(scenario, always(ARRIVED, 1.0))
+
+
+def test_a_host_gets_more_places_the_more_often_it_was_quick() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.file(*["http://a.example/"] * 40)
+        sender = await stage.sender(concurrency=32)
+        started = []
+        for _ in range(5):
+            started.append(await sender.run_once())
+            await sender.settled()
+        assert started == [1, 2, 8, 8, 8]
+
+    play(scenario, always(ARRIVED, 0.1))
 
 
 def test_senders_share_the_work_and_send_nothing_twice() -> None:
@@ -284,7 +353,7 @@ def test_a_sender_that_stops_leaves_nothing_claimed() -> None:
         found = await stage.deliveries.get(one)
         assert found is not None
         assert (found.state, found.tries) == (DeliveryState.PENDING, 0)
-        assert len(await stage.deliveries.due(busy_hosts=(), limit=1)) == 1
+        assert len(await stage.deliveries.due(limit=1)) == 1
 
     play(scenario, always(ARRIVED, 5.0))
 
@@ -355,6 +424,45 @@ def test_a_fault_of_the_sender_is_a_failed_try() -> None:
     play(scenario, answer)
 
 
+class Strange(SqlDeliveries):
+    """Cannot read what is told."""
+
+    async def body(self, message: Message) -> str | None:
+        """Fail as nobody foresaw."""
+        raise ValueError(f"nobody foresaw this of {message.url}")
+
+
+def test_a_fault_on_the_way_is_a_failed_try_that_is_told_once() -> None:
+    async def scenario(stage: Stage) -> None:
+        (one,) = await stage.file("http://a.example/CANARY")
+        store = stage.new_store()
+        await store.open()
+        sender = Webhooks(Strange(store), stage.receiver, draws=stage.loop.random)
+        with structlog.testing.capture_logs() as lines:
+            await sender.run_once()
+            await sender.settled()
+        found = await stage.deliveries.get(one)
+        assert found is not None
+        assert (found.tries, found.error) == (1, "could not be sent: ValueError")
+        assert found.due_at is not None
+        assert found.due_at - stage.loop.clock() >= 5.0, "it waits like any other"
+        assert [line["event"] for line in lines] == ["a webhook could not be sent"]
+
+    play(scenario, always(ARRIVED))
+
+
+def test_a_ping_ends_before_a_request_does() -> None:
+    async def scenario(stage: Stage) -> None:
+        sender = await stage.sender()
+        started = stage.loop.clock()
+        report = await sender.ping("http://a.example/")
+        assert stage.loop.clock() - started == pytest.approx(25.0)
+        assert (report.has_arrived, report.is_final) == (False, False)
+        assert report.error == "no answer within 25 seconds"
+
+    play(scenario, always(ARRIVED, 60.0))
+
+
 def test_a_ping_is_sent_at_once_and_not_kept() -> None:
     async def scenario(stage: Stage) -> None:
         sender = await stage.sender()
@@ -389,6 +497,26 @@ def test_a_task_that_ends_wakes_its_own_node() -> None:
         await ended(running)
 
     play_service(scenario)
+
+
+def test_what_a_receiver_says_is_kept_and_not_logged() -> None:
+    said = "answered 500: Cannot POST /services/CANARY"
+    report = SendReport(status=500, error=said, problem="answered 500")
+
+    async def scenario(stage: Stage) -> None:
+        (one,) = await stage.file("https://a.example/services/CANARY")
+        sender = await stage.sender()
+        with structlog.testing.capture_logs() as lines:
+            await sender.run_once()
+            await sender.settled()
+        assert "CANARY" not in str(lines)
+        (line,) = [line for line in lines if line["event"] == "webhook failed"]
+        assert (line["status"], line["problem"]) == (500, "answered 500")
+        found = await stage.deliveries.get(one)
+        assert found is not None
+        assert found.error == said
+
+    play(scenario, always(report))
 
 
 def test_of_an_address_the_log_shows_the_host_alone() -> None:

@@ -13,8 +13,10 @@ import secrets
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -267,6 +269,86 @@ def test_no_secret_is_told_to_anybody(tmp_path: Path, monkeypatch: pytest.Monkey
         assert found == []
         service.stop()
         assert leaks(log_lines(scene), scene.canaries, is_store=False) == []
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Answers with whatever it was asked, as pages about errors do."""
+
+    def do_POST(self) -> None:
+        """Repeat the address and the body, under the status that the address names."""
+        length = int(self.headers["Content-Length"] or 0)
+        text = f"Cannot POST {self.path}: ".encode() + self.rfile.read(length)
+        self.send_response(503 if "busy" in self.path else 400)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def echoing() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    serving = threading.Thread(target=server.serve_forever, daemon=True)
+    serving.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        serving.join()
+
+
+ECHOING = """
+[log]
+level = "debug"
+
+[scheduler]
+max_attempts = 2
+retry_base_seconds = 0.01
+
+[webhooks]
+allow = ["127.0.0.0/8"]
+
+[targets.refusing]
+kind = "http"
+url = "{address}/run"
+
+[targets.busy]
+kind = "http"
+url = "{address}/busy"
+"""
+
+
+def test_what_others_answer_is_kept_and_not_logged(tmp_path: Path) -> None:
+    names = ("params", "label", "path", "query")
+    canaries = {name: f"canary-{name}-{secrets.token_hex(6)}" for name in names}
+    with echoing() as address:
+        config = tmp_path / "service.toml"
+        config.write_text(ECHOING.format(address=address))
+        told = f"{address}/{canaries['path']}?key={canaries['query']}"
+        with running_service(tmp_path, "--config", str(config)) as service:
+            for target in ("refusing", "busy"):
+                task_id = service.submit(
+                    target=target,
+                    params={"key": canaries["params"]},
+                    labels={"key": canaries["label"]},
+                    callbackUrl=told,
+                )
+                error = service.wait_for(task_id)["error"]
+                assert canaries["params"] in error, "the target has said so"
+                message_id = task_id.replace("tsk_", "msg_")
+                wait_until(lambda one=message_id: one in service.output(), seconds=20.0)  # type: ignore[misc]
+            kept = str(service.ask("GET", "/webhooks").body)
+            assert canaries["path"] in kept
+            assert f"Cannot POST /{canaries['path']}" in kept, "the receiver has said so"
+            pages = {path: service.text(path) for path in ("/metrics", "/audit", "/targets")}
+            texts = Texts(pages | {"log": service.output()})
+            service.stop()
+        assert "webhook failed" in texts.by_name["log"]
+        assert "task retrying" in texts.by_name["log"]
+        assert leaks(texts, canaries, is_store=False) == []
 
 
 def test_the_password_of_a_database_is_told_to_nobody(tmp_path: Path, postgres_url: str) -> None:

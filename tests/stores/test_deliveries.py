@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from headgate.audit import Actor, AuditEntry
 from headgate.core.admission import QueueLimits
 from headgate.core.records import Submission, Terms
 from headgate.core.tasks import TaskStatus
 from headgate.deliveries import (
     Alert,
+    Choice,
     Claim,
     Delivery,
     DeliveryQuery,
@@ -25,7 +27,8 @@ from headgate.deliveries import (
     message_id,
 )
 from headgate.store import Drop, TurnedAway
-from headgate.stores import deliveries as kept
+from headgate.stores import delivery_keeping as keeping
+from headgate.stores.audit_trail import StoredAudit
 from headgate.stores.deliveries import SqlDeliveries
 from stores.scene import FAILED, Place, Scene
 
@@ -53,7 +56,7 @@ def play(place: Place, body: Body, *, evicts: bool = False) -> None:
 
 
 async def claimed(deliveries: SqlDeliveries, *ids: str, by: str = ME) -> Claim:
-    wanted = ids or [one.id for one in await deliveries.due(busy_hosts=(), limit=10)]
+    wanted = ids or [one.id for one in await deliveries.due(limit=10)]
     return await deliveries.claim(wanted, claimed_by=by, seconds=30.0)
 
 
@@ -142,7 +145,7 @@ def test_one_sender_at_a_time_has_a_delivery(place: Place) -> None:
         await scene.run("t1", terms=HOOK)
         await scene.settle("t1")
         (message,) = (await claimed(deliveries)).messages
-        assert await deliveries.due(busy_hosts=(), limit=10) == []
+        assert await deliveries.due(limit=10) == []
         assert (await claimed(deliveries, message.id, by=OTHER)).messages == ()
         await scene.let_time_pass(31)
         assert len((await claimed(deliveries, by=OTHER)).messages) == 1
@@ -173,7 +176,7 @@ def test_a_try_that_fails_keeps_what_was_sent_and_lets_the_task_go(place: Place)
         assert (found.due_at, found.error, found.tries) == (due_at, "answered 500", 1)
         assert await scene.store.evict(completed_before=later, limit=10) == 1
         assert await deliveries.body(message) == text
-        assert await deliveries.due(busy_hosts=(), limit=10) == []
+        assert await deliveries.due(limit=10) == []
         await scene.let_time_pass(5)
         (again,) = (await claimed(deliveries)).messages
         assert (again.id, again.tries) == (message.id, 1)
@@ -217,7 +220,7 @@ def test_what_was_given_up_can_be_sent_again_after_its_task_has_gone(place: Plac
         assert await deliveries.body(again) == '{"kept":1}'
         under_way = await deliveries.redeliver(message.id)
         assert isinstance(under_way, Delivery)
-        assert await deliveries.due(busy_hosts=(), limit=10) == [], "one that is being sent goes on"
+        assert await deliveries.due(limit=10) == [], "one that is being sent goes on"
 
     play(place, body, evicts=True)
 
@@ -230,9 +233,9 @@ def test_claims_end_with_their_sender(place: Place) -> None:
         await claimed(deliveries, "msg_t1")
         await claimed(deliveries, "msg_t2", by=OTHER)
         await deliveries.release(ME)
-        assert [one.id for one in await deliveries.due(busy_hosts=(), limit=10)] == ["msg_t1"]
+        assert [one.id for one in await deliveries.due(limit=10)] == ["msg_t1"]
         await deliveries.release(None)
-        assert len(await deliveries.due(busy_hosts=(), limit=10)) == 2
+        assert len(await deliveries.due(limit=10)) == 2
 
     play(place, body)
 
@@ -243,13 +246,20 @@ def test_hosts_without_a_place_are_passed_over(place: Place) -> None:
             await scene.run(f"t{number}", terms=Terms(callback_url=f"http://{host}/"))
             await scene.settle(f"t{number}")
             await scene.let_time_pass(1)
-        found = await deliveries.due(busy_hosts=(), limit=2)
+        found = await deliveries.due(limit=2)
         assert [(one.id, one.host) for one in found] == [
             ("msg_t0", "slow.example"),
             ("msg_t1", "slow.example"),
         ]
-        found = await deliveries.due(busy_hosts=("slow.example", "x"), limit=2)
-        assert [(one.id, one.host) for one in found] == [("msg_t2", "fast.example")]
+        for choice in (
+            Choice(busy_hosts=("slow.example", "x")),
+            Choice(busy_sites=("slow.example", "x.test")),
+            Choice(only_hosts=("fast.example", "x")),
+        ):
+            found = await deliveries.due(choice, limit=2)
+            assert [(one.id, one.host) for one in found] == [("msg_t2", "fast.example")]
+        for choice in (Choice(only_hosts=()), Choice(busy_sites=("example",))):
+            assert await deliveries.due(choice, limit=2) == []
 
     play(place, body)
 
@@ -348,11 +358,11 @@ def test_an_alert_without_a_window_is_filed_once(place: Place) -> None:
 def test_what_ended_is_forgotten_by_age_number_and_size(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "MAX_DELIVERED", 2)
-    monkeypatch.setattr(kept, "MAX_DEAD", 3)
-    monkeypatch.setattr(kept, "MAX_DEAD_BYTES", 250)
+    monkeypatch.setattr(keeping, "MAX_DELIVERED", 2)
+    monkeypatch.setattr(keeping, "MAX_DEAD", 3)
+    monkeypatch.setattr(keeping, "MAX_DEAD_BYTES", 250)
     # Shorter than usage rows are kept, which the audit at the end sums up.
-    monkeypatch.setattr(kept, "DEAD_KEPT_SECONDS", 10 * 86_400.0)
+    monkeypatch.setattr(keeping, "DEAD_KEPT_SECONDS", 10 * 86_400.0)
 
     async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
         for number in range(8):
@@ -389,5 +399,65 @@ def test_a_delivery_is_filed_with_the_end_or_not_at_all(place: Place) -> None:
         records = await scene.settle("t1")
         assert records[0].terms.callback_url == URL
         assert (await only(deliveries)).task_id == "t1"
+
+    play(place, body)
+
+
+def test_beyond_a_number_those_that_are_due_last_are_given_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "MAX_PENDING", 3)
+
+    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+        for number in range(5):
+            await scene.run(f"t{number}", terms=HOOK)
+            await scene.settle(f"t{number}")
+        for message in (await claimed(deliveries, "msg_t1", "msg_t3")).messages:
+            await deliveries.settle(failed(message, due_at=1e10))
+        under_way = await claimed(deliveries, "msg_t4")
+        assert await deliveries.purge() == 2
+        found = {one.id: one for one in (await deliveries.find(DeliveryQuery())).deliveries}
+        dead = {name for name, one in found.items() if one.state is DeliveryState.DEAD}
+        assert dead == {"msg_t1", "msg_t3"}, "first tries come first"
+        assert found["msg_t1"].error == keeping.TOO_MANY
+        assert found["msg_t1"].ended_at is not None
+        assert await deliveries.purge() == 0
+        assert isinstance(await deliveries.redeliver("msg_t1"), Delivery)
+        await deliveries.settle(arrived(under_way.messages[0]))
+
+    play(place, body)
+
+
+def test_beyond_a_size_those_that_are_due_last_are_given_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "MAX_PENDING_BYTES", 250)
+
+    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+        for number in range(4):
+            await scene.run(f"t{number}", terms=HOOK)
+            await scene.settle(f"t{number}")
+            (message,) = (await claimed(deliveries)).messages
+            await deliveries.settle(failed(message, due_at=1e10 + number, body="x" * 100))
+        assert await deliveries.purge() == 2
+        pending = await deliveries.find(DeliveryQuery(state=DeliveryState.PENDING))
+        assert {one.id for one in pending.deliveries} == {"msg_t0", "msg_t1"}
+
+    play(place, body)
+
+
+def test_a_change_and_who_made_it_are_one_commit(place: Place) -> None:
+    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+        def entry(action: str) -> AuditEntry:
+            return AuditEntry(actor=Actor(name="x"), action=action)
+
+        await scene.run("t1", terms=HOOK)
+        await scene.settle("t1")
+        await deliveries.redeliver("msg_t1", entry("redeliver"))
+        await deliveries.redeliver("msg_none", entry("of nothing"))
+        await deliveries.rotate(entry("rotate"))
+        await deliveries.secrets(entry("show"))
+        rows = (await StoredAudit(scene.store).page()).rows
+        assert [row.action for row in rows] == ["show", "rotate", "redeliver"]
 
     play(place, body)

@@ -62,6 +62,9 @@ async def kept_sums(scene: Scene) -> dict[str, int]:
         rows = transaction.read("SELECT bytes FROM submit_keys")
         assert counted.get("submit_keys", 0) == len(rows)
         assert counted.get("submit_key_bytes", 0) == sum(row[0] for row in rows)
+        by_owner = "SELECT owner, COUNT(*), SUM(bytes) FROM submit_keys GROUP BY owner ORDER BY 1"
+        held = "SELECT owner, key_count, bytes FROM submit_key_owners ORDER BY 1"
+        assert transaction.read(by_owner) == transaction.read(held)
         return counted
 
     return await scene.store.ask(read)
@@ -188,6 +191,23 @@ async def test_when_no_key_can_be_kept_nothing_is_done_under_a_new_one(
         # What is kept is still answered, and a task without a key is still taken.
         assert (await answer_of(scene, keyed(scene.new("t8"), name="k1"))).is_replay
         await scene.submit("t9")
+        await kept_sums(scene)
+
+
+@pytest.mark.parametrize(("bound", "most"), [("MAX_KEYS", 8), ("MAX_KEPT_BYTES", 1_400)])
+async def test_one_token_cannot_use_up_the_keys_of_all(
+    place: Place, monkeypatch: pytest.MonkeyPatch, bound: str, most: int
+) -> None:
+    monkeypatch.setattr(keyed_submits, bound, most)
+    async with place.scene() as scene:
+        steps = [
+            keyed(scene.new(f"t{number}"), name=f"k{number}", owner="greedy") for number in range(3)
+        ]
+        answers = [await scene.store.submit_keyed(step) for step in steps]
+        assert answers[2] is KeyRefusal.FULL
+        await answer_of(scene, keyed(scene.new("u1"), owner="modest"))
+        for number in range(3):
+            await answer_of(scene, keyed(scene.new(f"v{number}"), name=f"v{number}"))
         await kept_sums(scene)
 
 

@@ -139,6 +139,16 @@ async def test_an_hour_with_too_many_rows_has_its_cheapest_added_up(place: Place
         assert "a00000" not in agents
 
 
+async def test_an_agent_named_other_does_not_read_what_was_added_up(place: Place) -> None:
+    async with place.scene() as scene:
+        many = [("p", f"a{n:05}", "m") for n in range(MAX_PER_HOUR + 100)]
+        await scene.store.run(partial(used, keys=[*many, ("p", "other", "other")]))
+        before = await report(scene, "agent", bounds=Bounds(agent_id="other"))
+        await scene.store.run(usage_rows.purge)
+        after = await report(scene, "agent", bounds=Bounds(agent_id="other"))
+        assert (before.total.attempts, after.total.attempts) == (1, 1)
+
+
 async def test_a_report_has_so_many_rows_and_one_for_the_rest(place: Place) -> None:
     async with place.scene() as scene:
         many = [("p", f"a{n:05}", "m") for n in range(MAX_ROWS + 5)]

@@ -6,8 +6,10 @@ import pytest
 
 from headgate.core.outcomes import Usage
 from headgate.core.records import is_worker
+from headgate.databases.transaction import Transaction
+from headgate.errors import LimitReachedError
 from headgate.store import Node
-from headgate.stores import worker_visits
+from headgate.stores import nodes, worker_visits
 from headgate.worker_store import Orders, Overdue, Visit
 from stores.scene import AGAIN, HERE, LEASE_SECONDS, Place, Scene, ids
 
@@ -71,6 +73,37 @@ async def test_a_join_that_is_repeated_changes_nothing(place: Place) -> None:
         await visit(scene, joins=True)
         await visit(scene, joins=True)
         assert len(await workers(scene)) == 1
+
+
+async def test_workers_that_join_and_are_never_seen_again_do_not_pile_up(place: Place) -> None:
+    async with place.scene() as scene:
+        for number in range(12):
+            await visit(scene, worker_id=f"worker-{number}", joins=True)
+            await wait(scene, WORKER_LEASE_SECONDS)
+        assert len(await workers(scene)) <= 1
+        kept = await scene.store.run(kept_rows)
+        assert kept <= nodes.FORGOTTEN_AFTER_LEASES + 2
+
+
+async def test_an_agent_has_a_bounded_number_of_workers(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "MAX_WORKERS_PER_AGENT", 2)
+    async with place.scene() as scene:
+        for number in (1, 2):
+            await visit(scene, worker_id=f"worker-{number}", joins=True)
+        with pytest.raises(LimitReachedError, match="agent 'coder' has 2 workers"):
+            await visit(scene, worker_id="worker-3", joins=True)
+        assert (await visit(scene, worker_id="worker-2", joins=True)).is_alive
+        other = await visit(scene, worker_id="worker-4", agent_id="other", joins=True)
+        assert other.is_alive
+        await visit(scene, worker_id="worker-1", places=0)
+        assert (await visit(scene, worker_id="worker-3", joins=True)).is_alive
+
+
+def kept_rows(transaction: Transaction, _now: float) -> int:
+    (row,) = transaction.read("SELECT COUNT(*) FROM workers", ())
+    return int(row[0])
 
 
 async def test_what_is_assigned_is_started_by_the_next_visit(place: Place) -> None:

@@ -25,6 +25,7 @@ from headgate.store import (
 )
 from headgate.stores.keyed_submits import entry_of
 from headgate.task_ids import TaskIds
+from headgate.tokens import UNBOUND, Bounds
 from headgate.web.service import HealthReport
 
 Outcome = Queued | TurnedAway | UnknownParent
@@ -62,6 +63,7 @@ class FakeEngine:
         self.most_under_way = 0
         self.keyed: dict[tuple[str, str], tuple[str, tuple[SubmitEntry, ...]]] = {}
         self.keys_are_full = False
+        self.asked_for = UNBOUND
         self._under_way = 0
         self._ids = TaskIds()
         self.feed = EventFeed(self.now)
@@ -187,8 +189,9 @@ class FakeEngine:
         submitted = len(self.records)
         return Totals(lanes=tuple(lanes), submitted=submitted, started=3, wait_ms=10)
 
-    async def why(self, task_id: str) -> msgspec.Struct | None:
+    async def why(self, task_id: str, bounds: Bounds = UNBOUND) -> msgspec.Struct | None:
         self._check()
+        self.asked_for = bounds
         if task_id not in self.records:
             return None
         return Why(task_id=task_id, reasons=[GlobalBudgetExhausted(used=5, limit=5)])

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from headgate.intake import Intake
-from headgate.web.app import build_app
-from headgate.web.connection import Connections
+from headgate.web.app import App, build_app
+from headgate.web.connections import Connections
 from web.fake_engine import FakeEngine
 
 
@@ -48,9 +48,9 @@ class MemoryTransport(asyncio.Transport):
         self.is_closed = True
 
 
-async def fed(pieces: list[bytes]) -> MemoryTransport:
+async def fed(pieces: list[bytes], app: App | None = None) -> MemoryTransport:
     """Give a connection these pieces, each when it wants one, and let it come to rest."""
-    app = build_app(FakeEngine(), intake=Intake(targets={"x": None}, default_target="x"))
+    app = app or build_app(FakeEngine(), intake=Intake(targets={"x": None}, default_target="x"))
     transport, connection = MemoryTransport(), Connections(app).new()
     connection.connection_made(transport)
     for piece in pieces:

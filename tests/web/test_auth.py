@@ -141,6 +141,27 @@ def test_a_token_that_is_known_is_not_looked_up_again() -> None:
     assert door.tokens.looked_up == 1
 
 
+def test_a_token_that_is_no_good_is_not_looked_up_again_for_a_while() -> None:
+    clock = VirtualClock()
+    door = closed()
+    api = door.client.app.api
+    api.entrance = Entrance(door.tokens, api.entrance.rules, ticks=clock)
+    unknown = "hg_0123456789ab_" + "0" * 48
+    answers = {door.get("/tasks", unknown).status for _ in range(5)}
+    assert (answers, door.tokens.looked_up) == ({401}, 1)
+    clock.advance(5.0)
+    assert door.get("/tasks", unknown).status == 401
+    assert door.tokens.looked_up == 2
+
+
+def test_no_more_refusals_are_remembered_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entrance, "MAX_REFUSED", 2)
+    door = closed()
+    for number in (1, 2, 3, 3, 2, 1):
+        assert door.get("/tasks", f"hg_0123456789ab_{number:048x}").status == 401
+    assert door.tokens.looked_up == 4
+
+
 def test_no_more_tokens_are_remembered_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entrance, "MAX_KNOWN", 3)
     door = closed()
@@ -340,6 +361,14 @@ def test_a_bound_caller_charges_budgets_of_its_own() -> None:
     assert (answer.status, answer.refusal["details"]) == (403, {"field": "scopes"})
 
 
+def test_a_bound_caller_learns_what_holds_its_task_within_its_bounds() -> None:
+    door = closed()
+    bounds = Bounds(agent_id="a")
+    task_id = door.post("/tasks", OWN, door.token("submit", bounds=bounds)).json["taskId"]
+    assert door.get(f"/tasks/{task_id}/why", door.token("read", bounds=bounds)).status == 200
+    assert door.client.engine.asked_for == bounds
+
+
 def test_the_counts_of_a_bound_caller_are_its_own() -> None:
     door = Door()
     for agent in ("a", "a", "b"):
@@ -467,6 +496,6 @@ def test_no_text_of_a_token_is_in_anything_that_a_service_says() -> None:
             for path in ("/tasks", "/tasks/none", "/nowhere", "/tokens", f"/tasks?state={token}")
         ]
     said = msgspec.json.encode(lines).decode() + "".join(
-        f"{answer.headers}{answer.body.decode()}" for answer in answers[:-1]
+        f"{answer.headers}{answer.body.decode()}" for answer in answers
     )
     assert secret not in said

@@ -16,15 +16,18 @@ from headgate.core.tasks import Task, TaskStatus
 from headgate.errors import NotDispatchingError, StoreUnavailableError
 from headgate.intake import Intake
 from headgate.runtime.event_feed import EventFeed
-from headgate.tokens import Bounds
+from headgate.tokens import Bounds, new_token
 from headgate.web import app as web_app
 from headgate.web import connection, events, requests
 from headgate.web.app import App, build_app
 from headgate.web.callers import Caller
+from headgate.web.entrance import Entrance
 from headgate.web.refusals import Refusal
 from headgate.web.server import serve
+from web.asgi_client import answer_of
 from web.event_stream import EventStream, Open, Sent, opened
 from web.fake_engine import FakeEngine
+from web.fake_tokens import FakeTokens
 
 Scenario = Callable[[FakeEngine, Open], Awaitable[None]]
 Play = Callable[[Scenario], None]
@@ -400,6 +403,12 @@ class Revocable:
             raise Refusal("unauthorized", "the token was revoked")
         return self.let_in()
 
+    def watch(self, _: object) -> None:
+        pass
+
+    def leave(self, _: object) -> None:
+        pass
+
 
 def test_a_stream_ends_soon_after_its_token_was_revoked(
     monkeypatch: pytest.MonkeyPatch,
@@ -419,6 +428,56 @@ def test_a_stream_ends_soon_after_its_token_was_revoked(
             entrance.is_revoked = True
             for stream in streams:
                 await stream.rest()
+
+    asyncio.run(main())
+
+
+def test_an_event_does_not_put_off_the_look_at_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "HEARTBEAT_SECONDS", 1.0)
+
+    async def main() -> None:
+        engine = FakeEngine()
+        app, entrance = new_app(engine), Revocable()
+        monkeypatch.setattr(app.api, "entrance", entrance)
+        now = asyncio.get_running_loop().time
+        async with asyncio.timeout(10), serving(app) as open_stream:
+            stream = await open_stream("/events")
+            await stream.block()
+            opened_at, entrance.is_revoked = now(), True
+            await asyncio.sleep(0.8)
+            happen(engine, record("t", QUEUED))
+            await stream.rest()
+            assert now() - opened_at < 1.6
+
+    asyncio.run(main())
+
+
+def test_a_token_that_is_revoked_at_this_node_ends_its_streams_at_once() -> None:
+    async def main() -> None:
+        engine, tokens = FakeEngine(), FakeTokens()
+        app = new_app(engine)
+        app.api.tokens, app.api.entrance = tokens, Entrance(tokens)
+        happen(engine, record("t", QUEUED))
+        made = [new_token(name="t", permissions=("read",), now=tokens.time) for _ in range(2)]
+        for new in made:
+            await tokens.add(new.kept)
+        async with asyncio.timeout(10), serving(app) as open_stream:
+            gone, stays = [
+                [
+                    await open_stream(path, authorization=f"Bearer {new.text}")
+                    for path in ("/events", "/tasks/t/events")
+                ]
+                for new in made
+            ]
+            for stream in (*gone, *stays):
+                await stream.block()
+            path = f"/tokens/{made[0].kept.token.id}"
+            assert (await answer_of(app, "DELETE", path)).status == 200
+            for stream in gone:
+                await stream.rest()
+            happen(engine, record("t", RUNNING, 1))
+            assert await next_events(stays[0], 1) == ["t task.running"]
+            assert await next_events(stays[1], 2) == ["t task.queued", "t task.running"]
 
     asyncio.run(main())
 

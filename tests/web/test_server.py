@@ -221,7 +221,9 @@ def test_an_upgrade_is_passed_over_and_the_request_answered(run: Serve, protocol
 def test_a_refusal_before_the_body_has_the_id_of_its_request(run: Serve) -> None:
     async def scenario(connect: Connect) -> None:
         peer = await connect()
-        head = b"POST /tasks HTTP/1.1\r\nX-Request-Id: mine\r\nContent-Length: %d\r\n\r\n"
+        head = (
+            b"POST /tasks HTTP/1.1\r\nHost: a\r\nX-Request-Id: mine\r\nContent-Length: %d\r\n\r\n"
+        )
         await peer.send(head % (MAX_BODY_BYTES + 1))
         answered = Response(*await peer.answer())
         assert (answered.refusal["code"], answered.headers["x-request-id"]) == (
@@ -269,7 +271,7 @@ def test_a_client_that_stops_sending_still_gets_all_its_answers(run: Serve) -> N
         (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 101 + b"\r\n", 431, "head_too_large"),
         (b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"x" * 8_192), 414, "uri_too_long"),
         (
-            b"POST /tasks HTTP/1.1\r\nExpect: 200-ok\r\nContent-Length: 5\r\n\r\n",
+            b"POST /tasks HTTP/1.1\r\nHost: [::1]\r\nExpect: 200-ok\r\nContent-Length: 5\r\n\r\n",
             417,
             "expectation_failed",
         ),
@@ -520,7 +522,7 @@ def test_an_application_that_fails_costs_only_its_own_connection(
 
     async def scenario(connect: Connect) -> None:
         failing = await connect()
-        await failing.send(b"GET /fail HTTP/1.1\r\n\r\n")
+        await failing.send(b"GET /fail HTTP/1.1\r\nHost: a\r\n\r\n")
         assert await failing.rest() == b""
         other = await connect()
         await other.send(ALIVE)

@@ -218,6 +218,9 @@ def test_lists_are_filtered_by_agent_project_and_states(client: Client) -> None:
     ("query", "code"),
     [
         ("state=sleeping", "invalid_field"),
+        ("agentId=%00", "invalid_field"),
+        ("projectId=a%00b", "invalid_field"),
+        ("agentId=" + "a" * 129, "invalid_field"),
         ("limit=0", "invalid_field"),
         ("limit=1001", "invalid_field"),
         ("limit=-1", "invalid_field"),

@@ -9,6 +9,7 @@ import pytest
 
 from headgate.deliveries import Alert, Message, SendReport, TryOutcome
 from headgate.runtime.webhooks import Webhooks
+from headgate.stores.audit_trail import StoredAudit
 from headgate.stores.deliveries import SqlDeliveries
 from headgate.stores.memory import MemoryTaskStore
 from headgate.testing import VirtualClock
@@ -181,6 +182,21 @@ def test_secrets_are_shown_and_rotated_and_not_cached(stage: Stage) -> None:
     assert "endsAt" in old
     assert "endsAt" not in new
     assert stage.client.get("/webhooks/secret").json == rotated.json
+
+
+def test_who_changes_something_is_noted_in_the_same_commit(stage: Stage) -> None:
+    stage.file(1)
+    stage.end("msg_0", has_arrived=False)
+    stage.client.post("/webhooks/msg_0/redeliver", {})
+    stage.client.post("/webhooks/msg_none/redeliver", {})
+    stage.client.get("/webhooks/secret")
+    stage.client.post("/webhooks/secret/rotate", {})
+    rows = asyncio.run(StoredAudit(stage.store).page()).rows
+    assert [(row.action, row.subject) for row in rows] == [
+        ("webhook.secret.rotate", ""),
+        ("webhook.secret.show", ""),
+        ("webhook.redeliver", "msg_0"),
+    ]
 
 
 @pytest.mark.parametrize(

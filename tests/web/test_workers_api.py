@@ -193,7 +193,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/agents/coder/claim", {"places": -1}, 400, "invalid_field"),
     ("/agents/coder/claim", {"places": 1_001}, 400, "invalid_field"),
     ("/agents/coder/claim", {"places": "many"}, 400, "invalid_field"),
-    ("/agents/coder/claim", {"waitSeconds": 61}, 400, "invalid_field"),
+    ("/agents/coder/claim", {"waitSeconds": 26}, 400, "invalid_field"),
     ("/agents/coder/claim", {"place": 1}, 400, "unknown_field"),
     ("/agents/coder/claim", {"workerId": NOBODY}, 410, "stale_worker"),
     ("/agents/coder/claim", {"workerId": "me"}, 410, "stale_worker"),

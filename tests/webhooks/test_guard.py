@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 import pytest
 from hypothesis import given, settings
@@ -100,19 +101,50 @@ def test_whatever_is_not_global_is_refused(address: object) -> None:
         GUARD.check_addresses("example.com", (text,))
 
 
-@given(st.ip_addresses(v=4, network="127.0.0.0/8") | st.ip_addresses(v=4, network="169.254.0.0/16"))
+WRAPPINGS: dict[str, Callable[[int], int]] = {
+    "compatible": lambda number: number,
+    "mapped": lambda number: (0xFFFF << 32) | number,
+    "SIIT": lambda number: (0xFFFF << 48) | number,
+    "NAT64": lambda number: (0x64FF9B << 96) | number,
+    "6to4": lambda number: (0x2002 << 112) | (number << 80),
+    "Teredo server": lambda number: (0x20010000 << 96) | (number << 64) | 0xF7F7F7F7,
+    "Teredo client": lambda number: (0x20010000 << 96) | (0x08080808 << 64) | (number ^ 0xFFFFFFFF),
+    "ISATAP": lambda number: (0x20010470 << 96) | (0x5EFE << 32) | number,
+    "ISATAP, unique": lambda number: (0x20010470 << 96) | (0x02005EFE << 32) | number,
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPINGS.values(), ids=WRAPPINGS)
+@given(
+    address=st.ip_addresses(v=4, network="127.0.0.0/8")
+    | st.ip_addresses(v=4, network="169.254.0.0/16")
+    | st.ip_addresses(v=4, network="10.0.0.0/8")
+)
+@settings(deadline=None, max_examples=30)
+def test_no_wrapping_opens_a_forbidden_address(
+    wrap: Callable[[int], int], address: IPv4Address
+) -> None:
+    text = str(IPv6Address(wrap(int(address))))
+    with pytest.raises(ForbiddenAddressError):
+        GUARD.check_addresses("example.com", (text,))
+    problem = GUARD.problem_with(f"http://[{text}]/")
+    assert problem is not None
+    assert "may not be reached" in problem
+
+
+@given(st.ip_addresses(v=6))
 @settings(deadline=None)
-def test_no_wrapping_opens_a_forbidden_address(address: object) -> None:
-    number = int(ip_address(str(address)))
-    for wrapped in (
-        number,
-        (0xFFFF << 32) | number,
-        (0x64FF9B << 96) | number,
-        (0x2002 << 112) | (number << 80),
-        (0x20010000 << 96) | (number << 64),
-    ):
-        text = str(ip_address(wrapped))
-        assert GUARD.problem_with(f"http://[{text}]/" if ":" in text else f"http://{text}/")
+def test_of_ipv6_only_what_was_given_out_is_reached(address: IPv6Address) -> None:
+    carrying = ("::/96", "::ffff:0:0/96", "64:ff9b::/96")
+    if not any(address in IPv6Network(text) for text in ("2000::/3", *carrying)):
+        with pytest.raises(ForbiddenAddressError):
+            GUARD.check_addresses("example.com", (str(address),))
+
+
+def test_an_isatap_address_of_an_open_network_is_judged_by_what_it_carries() -> None:
+    guard = UrlGuard(parse_allow_list(("2001:470:1::/48", "10.0.0.0/8")))
+    assert guard.problem_with("http://[2001:470:1::5efe:10.0.0.1]/") is None
+    assert guard.problem_with("http://[2001:470:1::5efe:127.0.0.1]/") is not None
 
 
 @pytest.mark.parametrize(
@@ -136,7 +168,7 @@ def test_an_entry_that_is_neither_network_nor_name_is_refused(entry: str) -> Non
 
 
 def test_a_wrapped_network_is_refused_on_the_allow_list() -> None:
-    for entry in ("::ffff:10.0.0.0/104", "64:ff9b::/96", "2002:a00::/24"):
+    for entry in ("::ffff:10.0.0.0/104", "::ffff:0:10.0.0.0/104", "64:ff9b::/96", "2002:a00::/24"):
         with pytest.raises(InvalidFieldError, match="write the IPv4 network"):
             parse_allow_list((entry,))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
+from typing import Literal
 
 import msgspec
 
@@ -29,6 +30,9 @@ Again = Callable[[TaskRecord], Draft]
 """Makes a new task of one that ended, or raises an `InvalidTaskError`."""
 
 
+Answer = Literal["taken", "refused", "full"]
+
+
 class Tally(msgspec.Struct):
     """What became of the tasks that matched."""
 
@@ -38,7 +42,7 @@ class Tally(msgspec.Struct):
 
     @property
     def remaining(self) -> int:
-        """How many of them were not looked at."""
+        """How many of them are left for the next request."""
         return max(0, self.matched - self.done - self.skipped)
 
 
@@ -62,13 +66,16 @@ class BulkWork:
         return tally
 
     async def retry(self, wanted: TaskFilter, again: Again, *, limit: int) -> Tally:
-        """Make a new task of each that ended; one that was tried again before is left out."""
+        """Make a new task of each that ended; one that was tried again before is left out.
+
+        The batch that meets a full queue is the last one.
+        """
         tally = Tally(await self.count(wanted))
         async for batch in self._batches(wanted, limit):
-            submitted, refused, is_full = await self._retry(batch, again)
-            tally.done += len(submitted)
-            tally.skipped += len(refused)
-            if is_full:
+            answers = await self._retry(batch, again)
+            tally.done += answers.count("taken")
+            tally.skipped += answers.count("refused")
+            if "full" in answers:
                 break
         return tally
 
@@ -89,7 +96,7 @@ class BulkWork:
         except IllegalMoveError:
             return False
 
-    async def _retry(self, batch: Sequence[str], again: Again) -> tuple[list[str], list[str], bool]:
+    async def _retry(self, batch: Sequence[str], again: Again) -> list[Answer]:
         pairs = [(task_id, self._engine.new_id()) for task_id in batch]
         taken = await self._access.run(partial(selecting.take_up, pairs=pairs))
         answers = await asyncio.gather(*(self._again(old, taken[old], again) for old in batch))
@@ -97,12 +104,12 @@ class BulkWork:
         refused = [old for old, answer in zip(batch, answers, strict=True) if answer != "taken"]
         close_up = partial(selecting.close_up, submitted=submitted, refused=refused)
         await self._access.run(close_up)
-        return submitted, refused, "full" in answers
+        return answers
 
-    async def _again(self, old: str, new: str, again: Again) -> str:
+    async def _again(self, old: str, new: str, again: Again) -> Answer:
         record = await self._engine.get(old)
         if record is None or not record.is_terminal:
-            return "gone"
+            return "refused"
         try:
             draft = again(record)
         except StoreError:
@@ -110,7 +117,8 @@ class BulkWork:
         except HeadgateError:
             return "refused"
         task = msgspec.structs.replace(draft.task, id=new)
-        answer = await self._engine.submit(task, draft.terms, draft.submission)
+        # A refusal is not stored: the task that is tried again is there, and matches the next time.
+        answer = await self._engine.submit_if_room(task, draft.terms, draft.submission)
         if isinstance(answer, TurnedAway):
             return "full"
         return "taken" if isinstance(answer, Queued) else "refused"

@@ -81,9 +81,11 @@ class Administration:
         self._executors = executors
         self._ledger = ledger
         self._lock = asyncio.Lock()
+        self._is_prepared = asyncio.Event()
         self._listeners: list[Listener] = []
         self._under_way: set[asyncio.Task[Any]] = set()
         self._unsent: Situation | None = None
+        self._missing_targets: frozenset[str] = frozenset()
         self.origin = loaded.origin
         self.situation = first_situation(loaded.settings, loaded.tables)
 
@@ -104,20 +106,34 @@ class Administration:
 
     async def prepare(self) -> None:
         """Go on from what was changed before this process started; the store is open by then."""
-        overrides = await self._access.ask(overriding.read)
-        busy = await self._access.ask(overriding.busy_projects)
-        situation = self.situation
+        async with self._lock:
+            situation = self._first(await self._access.ask(overriding.read))
+            busy = await self._access.ask(overriding.busy_projects)
+            strays = sorted(busy - situation.settings.projects.keys())
+            if strays:
+                log.warning("projects without settings have tasks; they drain", projects=strays)
+                situation = situation.with_strays(strays)
+            await self._find_missing_targets(situation.settings)
+            adoption = Adoption(ended=tuple(one.place for one in situation.ended()))
+            await self._adopt(_without_ended(situation), adoption)
+        self._is_prepared.set()
+
+    def _first(self, overrides: tuple[Override, ...]) -> Situation:
         try:
-            situation = situation.with_overrides(overrides)
+            return self.situation.with_overrides(overrides)
         except InvalidSettingError as error:
             log.warning("the file contradicts what was changed beside it", problem=str(error))
-            situation = situation.with_those_that_fit(overrides)
-        strays = sorted(busy - situation.settings.projects.keys())
-        if strays:
-            log.warning("projects without settings have tasks; they drain", projects=strays)
-            situation = situation.with_strays(strays)
-        adoption = Adoption(ended=tuple(one.place for one in situation.ended()))
-        await self._adopt(_without_ended(situation), adoption)
+            return self.situation.with_those_that_fit(overrides)
+
+    async def _find_missing_targets(self, settings: Settings) -> None:
+        # Where nodes share a store, another may know the target: each has a file of its own.
+        if self._engine.store.is_shared:
+            return
+        known = tuple(sorted(settings.all_targets))
+        missing = await self._access.ask(partial(overriding.unknown_targets, known=known))
+        self._missing_targets = frozenset(missing)
+        if missing:
+            log.warning("targets without settings have tasks; these wait", targets=missing)
 
     async def reload(self, actor: Actor) -> Difference:
         """Read the file again, and go by it; `InvalidSettingError` if it cannot be used."""
@@ -208,8 +224,9 @@ class Administration:
 
     async def look(self) -> None:
         """Go by what was changed at other nodes."""
-        overrides = await self._access.ask(overriding.read)
+        # Read inside the lock: what was read before a change must not come into force after it.
         async with self._lock:
+            overrides = await self._access.ask(overriding.read)
             if overrides == self.situation.overrides:
                 return
             try:
@@ -222,12 +239,12 @@ class Administration:
 
     async def finish_draining(self) -> None:
         """Let go of what has left the file and has no tasks any more."""
-        asked = tuple(sorted(self.situation.left))
-        if not asked:
+        if not self.situation.left:
             return
-        busy = await self._access.ask(partial(overriding.busy_names, asked=asked))
         async with self._lock:
-            done = self.situation.left & (set(asked) - busy)
+            asked = tuple(sorted(self.situation.left))
+            busy = await self._access.ask(partial(overriding.busy_names, asked=asked))
+            done = set(asked) - busy
             if done:
                 await self._adopt(self.situation.after_draining(done), Adoption())
                 log.info("has drained", names=[".".join(one) for one in sorted(done)])
@@ -238,13 +255,24 @@ class Administration:
             await self._tell_ledger(self._unsent, self.situation)
 
     async def _to_its_end(self, change: Coroutine[Any, Any, Result]) -> Result:
-        """Carry a change out, also if whoever asked for it goes away meanwhile."""
-        task = asyncio.get_running_loop().create_task(change)
+        """Carry a change out, also if whoever asked for it goes away meanwhile.
+
+        One that comes while the service starts waits for the store to be open.
+        """
+        task = asyncio.get_running_loop().create_task(self._when_prepared(change))
         self._under_way.add(task)
         task.add_done_callback(self._ended)
         result = await asyncio.shield(task)
         await in_force(self._engine)
         return result
+
+    async def _when_prepared(self, change: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            await self._is_prepared.wait()
+        except BaseException:
+            change.close()
+            raise
+        return await change
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
@@ -285,8 +313,7 @@ class Administration:
                 await self._access.run(
                     partial(overriding.adopt, adoption=adoption, keeps_books=keeps_books)
                 )
-            settings = self._assembly.engine_settings(after.settings, is_paused=after.is_paused)
-            await reconfigure(self._engine, settings, executors)
+            await reconfigure(self._engine, self._engine_settings(after), executors)
         except BaseException:
             for executor in opened:
                 await executor.close()
@@ -296,6 +323,12 @@ class Administration:
             listener(after.settings, after.is_paused)
         if adoption.budgets is not None:
             await self._tell_ledger(before, after)
+
+    def _engine_settings(self, after: Situation) -> EngineSettings:
+        settings = self._assembly.engine_settings(after.settings, is_paused=after.is_paused)
+        missing = tuple(sorted(self._missing_targets - after.settings.all_targets.keys()))
+        desk = msgspec.structs.replace(settings.desk, missing_targets=missing)
+        return msgspec.structs.replace(settings, desk=desk)
 
     async def _opened(
         self, before: Situation, after: Situation

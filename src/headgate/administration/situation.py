@@ -15,7 +15,7 @@ from headgate.settings import Settings
 from headgate.settings.changes import settled
 from headgate.settings.decoding import decode
 from headgate.settings.overrides import Override, is_in_force, is_paused, with_overrides
-from headgate.settings.reloading import DRAINING, Left, left, reloaded, without
+from headgate.settings.reloading import DRAINING, Left, completed, left, reloaded, without
 from headgate.settings.sources import Merged, Table
 
 
@@ -50,7 +50,11 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         return _resolved(self, tables=self.tables, overrides=tuple(overrides), left=self.left)
 
     def with_file(self, tables: dict[str, Table]) -> Situation:
-        """Return the situation after the file was read again, or raise `InvalidSettingError`."""
+        """Return the situation after the file was read again, or raise `InvalidSettingError`.
+
+        What drains is beside the file for a while only, so the file must be right without it.
+        """
+        decode(Merged(completed(self.tables, tables), {}))
         following = reloaded(self.tables, tables)
         gone = frozenset(left(self.tables, tables))
         return _resolved(self, tables=following, overrides=self.overrides, left=gone)

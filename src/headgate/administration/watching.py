@@ -80,14 +80,14 @@ class Upkeep:
             await self.run_once()
 
     async def run_once(self) -> None:
-        """Look once; a store that cannot be asked is asked again at the next look."""
+        """Look once; what cannot be done now is tried again at the next look."""
         try:
             if self._is_shared:
                 await self._administration.look()
             await self._administration.finish_draining()
             await self._administration.send_limits()
             self._problem = ""
-        except StoreError as error:
+        except (StoreError, InvalidSettingError) as error:
             if self._problem != str(error):
                 log.warning("changes of settings were not looked for", problem=str(error))
             self._problem = str(error)

@@ -45,14 +45,11 @@ def audit(*, limit: int, connection: Connection, as_json: bool) -> None:
 
 
 def _entries(connection: Connection, limit: int) -> list[AuditEntryBody]:
-    from headgate.admin_bodies import AuditListBody  # noqa: PLC0415
-
     entries: list[AuditEntryBody] = []
     cursor: str | None = None
     with connect(connection) as client:
         while len(entries) < limit:
-            query = {"limit": min(PAGE, limit - len(entries)), "cursor": cursor}
-            page = client.request("GET", "/audit", answer=AuditListBody, query=query)
+            page = client.audit(limit=min(PAGE, limit - len(entries)), cursor=cursor)
             entries += page.entries
             cursor = page.next_cursor
             if cursor is None:

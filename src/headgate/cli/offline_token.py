@@ -19,6 +19,7 @@ from headgate.audit import Actor, AuditEntry, Detail
 from headgate.cli.data_directory import data_directory
 from headgate.cli.token_file import write_token
 from headgate.errors import InvalidFieldError
+from headgate.tokens import PERMISSIONS
 
 if TYPE_CHECKING:
     from headgate.http_bodies import CreatedTokenBody, NewTokenBody
@@ -30,10 +31,12 @@ OFFLINE = Actor(name="(offline)")
 def create_offline(
     wish: dict[str, Any], *, path: Path | None, data: Path | None, store_url: str | None
 ) -> CreatedTokenBody:
-    """Make a token in the store of these settings; one that administers goes into the file too."""
+    """Make a token in the store of these settings; one that may do everything goes into the file.
+
+    What may be wished for is what a service would grant to whoever may do everything.
+    """
     from headgate.cli.up import naming_extras  # noqa: PLC0415
     from headgate.data_lock import hold_directory  # noqa: PLC0415
-    from headgate.http_bodies import NewTokenBody  # noqa: PLC0415
     from headgate.settings import load_settings, settings_file  # noqa: PLC0415
     from headgate.wiring import held_folder  # noqa: PLC0415
 
@@ -42,38 +45,34 @@ def create_offline(
         directory = (data or data_directory()).absolute()
         folder = held_folder(settings, directory)
         with nullcontext() if folder is None else hold_directory(folder):
-            made = asyncio.run(_create(msgspec.convert(wish, NewTokenBody), settings, directory))
+            made = asyncio.run(_create(_wish(wish), settings, directory))
     # A lesser one would take the operator's key away from the commands of this machine.
-    problem = write_token(directory, made.token) if "admin" in made.permissions else None
+    is_whole = set(made.permissions) == set(PERMISSIONS) and made.least_priority is None
+    problem = write_token(directory, made.token) if is_whole else None
     if problem is not None:
         click.echo(f"headgate: {directory / 'token'} could not be written: {problem}", err=True)
     return made
 
 
+def _wish(wish: dict[str, Any]) -> NewTokenBody:
+    from headgate.http_bodies import NewTokenBody  # noqa: PLC0415
+
+    try:
+        return msgspec.convert(wish, NewTokenBody)
+    except msgspec.ValidationError as error:
+        raise InvalidFieldError("token", str(error)) from None
+
+
 async def _create(wish: NewTokenBody, settings: Settings, directory: Path) -> CreatedTokenBody:
     from headgate.stores.tokens import SqlTokens  # noqa: PLC0415
-    from headgate.tokens import Bounds, new_token  # noqa: PLC0415
-    from headgate.web.tokens import created_body  # noqa: PLC0415
+    from headgate.web.tokens import created_body, wished_token  # noqa: PLC0415
     from headgate.wiring import build_store  # noqa: PLC0415
 
-    if wish.project_id is not None and wish.project_id not in settings.projects:
-        raise InvalidFieldError("--project", f"{wish.project_id!r} is no project of the settings")
     store = build_store(settings, data=directory, keeps_books=True)
     await store.open()
     try:
         tokens = SqlTokens(store)
-        bounds = Bounds(
-            agent_id=wish.agent_id,
-            project_id=wish.project_id,
-            least_priority=wish.least_priority,
-        )
-        new = new_token(
-            name=wish.name,
-            permissions=tuple(wish.permissions),
-            now=tokens.now(),
-            bounds=bounds,
-            expires_at=None if wish.expires_at is None else wish.expires_at.timestamp(),
-        )
+        new = wished_token(wish, knows_project=settings.projects.__contains__, now=tokens.now())
         token = new.kept.token
         detail: Detail = {"name": token.name, "permissions": list(token.permissions)}
         await tokens.add(

@@ -58,7 +58,7 @@ def restore(
 
 def _restore(copy: Path, store: Path, *, replaces: bool) -> Path | None:
     from headgate.data_lock import hold_directory  # noqa: PLC0415
-    from headgate.databases.sqlite_backup import check, put_back, set_aside  # noqa: PLC0415
+    from headgate.databases.sqlite_backup import check, put_back  # noqa: PLC0415
     from headgate.stores.schema import PARTS  # noqa: PLC0415
 
     if not copy.is_file():
@@ -68,6 +68,5 @@ def _restore(copy: Path, store: Path, *, replaces: bool) -> Path | None:
         if store.exists() and not replaces:
             problem = f"{store} exists; give --force to set it aside"
             raise InvalidSettingError("data", problem)
-        aside = set_aside(store, time.strftime(".before-%Y%m%dT%H%M%SZ", time.gmtime()))
-        put_back(copy, store)
-        return aside
+        suffix = time.strftime(".before-%Y%m%dT%H%M%SZ", time.gmtime())
+        return put_back(copy, store, aside_suffix=suffix)

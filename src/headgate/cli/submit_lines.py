@@ -9,6 +9,7 @@ writer back.
 from __future__ import annotations
 
 import os
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import click
@@ -75,18 +76,31 @@ class _Lines:
                 found[line.number] = task
             else:
                 waiting[line.number] = task
-        attempt = 0
-        while waiting:
-            found |= self._sent(waiting)
-            again = [number for number in waiting if self._is_tried_again(found[number])]
-            waiting = {number: waiting[number] for number in again}
-            if waiting:
-                attempt += 1
-                wait(attempt, found[again[0]].error or "")
+        found |= self._insisted(waiting)
         results = [found[line.number] for line in lines]
         self.taken += sum(result.is_taken for result in results)
         self.refused += sum(not result.is_taken for result in results)
         return results
+
+    def _insisted(self, waiting: dict[int, Fields]) -> dict[int, LineResult]:
+        """Submit tasks until each is taken or refused for good, in rounds.
+
+        What finds no room is kept as a rejected task all the same. So a round has as many lines as
+        the one before had room for, or one that asks whether there is some.
+        """
+        found: dict[int, LineResult] = {}
+        size, attempt = len(waiting), 0
+        while waiting:
+            sent = dict(islice(waiting.items(), size))
+            found |= self._sent(sent)
+            again = [number for number in sent if self._is_tried_again(found[number])]
+            kept = set(again)
+            waiting = {n: task for n, task in waiting.items() if n in kept or n not in sent}
+            size = max(1, len(sent) - len(again)) if again else 2 * size
+            attempt = attempt + 1 if again else 0
+            if again:
+                wait(attempt, found[again[0]].error or "")
+        return found
 
     def _task(self, line: Line) -> Fields | LineResult:
         if line.problem:

@@ -6,6 +6,7 @@ meantime is told on standard error: one line that changes in a terminal, a line 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -18,12 +19,14 @@ from headgate.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED
 from headgate.cli.output import is_terminal, print_json, printable
 from headgate.cli.patience import until_room
 from headgate.cli.progress_line import ProgressLine
+from headgate.client.calls import IDEMPOTENCY_KEY
+from headgate.client.task_fields import task_body
 from headgate.core.tasks import TaskStatus
+from headgate.http_bodies import SubmittedBody
 
 if TYPE_CHECKING:
     from headgate.client.sync_client import SyncClient
     from headgate.client.task_fields import TaskFields
-    from headgate.http_bodies import SubmittedBody
     from headgate.task_snapshot import TaskSnapshot
 
 
@@ -40,14 +43,27 @@ def submit_one(
     """Submit a task, wait for its end if that is wanted, and return the exit code."""
     started = time.monotonic()
     with connect(connection) as client:
-        submitted = until_room(
-            lambda: client.submit(idempotency_key=idempotency_key, **fields), patient=patient
-        )
+        submitted = _submitted(client, fields, key=idempotency_key, patient=patient)
         if not is_waiting:
             _tell(submitted, as_json=as_json)
             return 0
         left = None if timeout_seconds is None else timeout_seconds - (time.monotonic() - started)
         return _wait(client, submitted.task_id, timeout_seconds=left, as_json=as_json)
+
+
+def _submitted(
+    client: SyncClient, fields: TaskFields, *, key: str | None, patient: bool
+) -> SubmittedBody:
+    # Key and body are made once: an answer may have been lost in any round, and only the very
+    # same request is known to be the same.
+    body = task_body(fields)
+    headers = {IDEMPOTENCY_KEY: key or os.urandom(16).hex()}
+    return until_room(
+        lambda: client.request(
+            "POST", "/tasks", body=body, headers=headers, answer=SubmittedBody
+        ),
+        patient=patient,
+    )
 
 
 def _tell(submitted: SubmittedBody, *, as_json: bool) -> None:

@@ -113,10 +113,8 @@ Examples:
 @json_option
 def list_(*, connection: Connection, as_json: bool) -> None:
     """List the tokens that are remembered, the newest first; none of their texts."""
-    from headgate.http_bodies import TokenListBody  # noqa: PLC0415
-
     with connect(connection) as client:
-        answer = client.request("GET", "/tokens", answer=TokenListBody)
+        answer = client.list_tokens()
     if as_json:
         print_json(answer)
         return
@@ -134,14 +132,9 @@ Examples:
 @json_option
 def revoke(*, token_ids: tuple[str, ...], connection: Connection, as_json: bool) -> None:
     """End tokens for good, by their ids: at this node at once, elsewhere within five seconds."""
-    from urllib.parse import quote  # noqa: PLC0415
-
-    from headgate.http_bodies import TokenBody  # noqa: PLC0415
-
     with connect(connection) as client:
         for token_id in token_ids:
-            path = f"/tokens/{quote(token_id, safe='')}"
-            answer = client.request("DELETE", path, answer=TokenBody)
+            answer = client.revoke_token(token_id)
             if as_json:
                 print_json(answer)
             else:

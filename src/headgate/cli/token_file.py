@@ -37,21 +37,24 @@ async def token_lines(tokens: Tokens, directory: Path, *, is_needed: bool) -> li
 async def _first_lines(tokens: Tokens, directory: Path) -> list[str]:
     """Make the first token; nothing if another node has done so meanwhile."""
     new = new_token(name=FIRST_NAME, permissions=PERMISSIONS, now=tokens.now())
+    path = directory / TOKEN_FILE
+    had_one = path.exists()
     # The file comes first: a crash in between must not leave a token that nobody has.
     problem = write_token(directory, new.text)
     if not await tokens.found(new.kept):
-        _put_back(directory)
+        _put_back(directory, had_one=had_one)
         return []
-    path = directory / TOKEN_FILE
     place = f"it is in {path}" if problem is None else f"{path} could not be written: {problem}"
     return [f"token {new.text}", f"this is shown once; {place}"]
 
 
-def _put_back(directory: Path) -> None:
+def _put_back(directory: Path, *, had_one: bool) -> None:
     path = directory / TOKEN_FILE
     with suppress(OSError):
-        path.unlink()
-        (directory / PREVIOUS).replace(path)
+        if had_one:
+            (directory / PREVIOUS).replace(path)
+        else:
+            path.unlink()
 
 
 def token_header(directory: Path) -> str:
@@ -62,18 +65,37 @@ def token_header(directory: Path) -> str:
 def write_token(directory: Path, text: str) -> str | None:
     """Write the file in one step, and return what went wrong, if anything did.
 
-    One that was there, of another store perhaps, is kept beside it.
+    One that was there, of another store perhaps, is kept beside it. At no moment is there none, and
+    what was written outlives a power cut.
     """
     path, fresh = directory / TOKEN_FILE, directory / f"{TOKEN_FILE}.{os.getpid()}"
     try:
         directory.mkdir(mode=_ONLY_THE_OWNER_ENTERS, parents=True, exist_ok=True)
         _write_private(fresh, text)
-        with suppress(FileNotFoundError):
-            path.replace(directory / PREVIOUS)
+        _keep_previous(path, directory / PREVIOUS)
         fresh.replace(path)
+        _sync(directory)
     except OSError as error:
         return error.strerror or str(error)
     return None
+
+
+def _keep_previous(path: Path, previous: Path) -> None:
+    link = previous.with_name(f"{previous.name}.{os.getpid()}")
+    link.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        os.link(path, link)
+        link.replace(previous)
+    # To rename one name of a file to another of the same file changes nothing.
+    link.unlink(missing_ok=True)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from headgate.cli.connection import json_option
 from headgate.cli.data_directory import data_directory
 from headgate.errors import HeadgateError, InvalidSettingError
 
@@ -41,8 +42,6 @@ EXTRAS = {
     "structlog": "server",
 }
 
-EXAMPLE_TASK = '{"agentId": "demo", "action": "hello", "params": {"name": "world"}}'
-
 
 @click.command(
     epilog="""\b
@@ -50,6 +49,7 @@ Examples:
   headgate up
   headgate up --port 8080 --data ./data
   headgate up --config fleet.toml --store postgresql://headgate@db/headgate
+  headgate up --port 0 --json | jq -r .address
 """
 )
 @click.option(
@@ -65,6 +65,7 @@ Examples:
 @click.option("--port", metavar="N", type=int, help="The port to serve on.  [default: 7420]")
 @click.option("--store", "store_url", metavar="URL", help="postgresql://…, sqlite:///… or memory:")
 @click.option("--ledger", "ledger_url", metavar="URL", help="Books outside the store: redis://…")
+@json_option
 def up(
     *,
     path: Path | None,
@@ -73,6 +74,7 @@ def up(
     port: int | None,
     store_url: str | None,
     ledger_url: str | None,
+    as_json: bool,
 ) -> None:
     """Start the service: API and dispatcher in one process.
 
@@ -91,7 +93,7 @@ def up(
         settings = loaded.settings
         directory = (data or data_directory()).absolute()
         with _held(settings, directory):
-            _run(loaded, directory)
+            _run(loaded, directory, as_json=as_json)
 
 
 @contextmanager
@@ -129,9 +131,9 @@ def _held(settings: Settings, directory: Path) -> AbstractContextManager[None]:
     return hold_directory(folder, address=_address(settings.server.host, settings.server.port))
 
 
-def _run(loaded: Loaded, directory: Path) -> None:
+def _run(loaded: Loaded, directory: Path, *, as_json: bool) -> None:
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(loaded, directory))
+        runner.run(_serve(loaded, directory, as_json=as_json))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -143,7 +145,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory  # type: ignore[no-any-return]
 
 
-async def _serve(loaded: Loaded, directory: Path) -> None:
+async def _serve(loaded: Loaded, directory: Path, *, as_json: bool) -> None:
     from headgate.web.server import serve  # noqa: PLC0415
     from headgate.wiring import build_app, build_service  # noqa: PLC0415
 
@@ -165,7 +167,7 @@ async def _serve(loaded: Loaded, directory: Path) -> None:
     try:
         if serving.done():
             serving.result()
-        await _work(service, serves.result(), directory, stopping)
+        await _work(service, serves.result(), directory, stopping, as_json=as_json)
     finally:
         serving.cancel()
         await asyncio.wait((serving,))
@@ -182,13 +184,17 @@ def _logging(service: Service, app: App) -> App | RequestLog:
     return RequestLog(app) if is_told(logging.DEBUG) else app
 
 
-async def _work(service: Service, address: str, directory: Path, stopping: asyncio.Event) -> None:
+async def _work(
+    service: Service, address: str, directory: Path, stopping: asyncio.Event, *, as_json: bool
+) -> None:
+    from headgate.cli.welcome import welcome  # noqa: PLC0415
+
     engine = service.engine
     engine.node.address = service.settings.server.advertise or address
     try:
         await engine.start()
         _tune_interpreter()
-        click.echo(await _welcome(service, address, directory))
+        click.echo(await welcome(service, address, directory, as_json=as_json))
         await stopping.wait()
         click.echo("headgate: finishing what runs; Ctrl-C again ends at once", err=True)
     finally:
@@ -248,6 +254,9 @@ async def _reload(service: Service) -> None:
         log.info("settings reloaded", changed=len(found.changed), needs_restart=waiting)
     except HeadgateError as error:
         log.warning("settings were not reloaded; nothing has changed", problem=str(error))
+    except Exception:
+        # Nobody awaits this, so a fault that nobody foresaw would go unseen.
+        log.exception("settings were not reloaded")
 
 
 def _tune_interpreter() -> None:
@@ -258,18 +267,3 @@ def _tune_interpreter() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-
-
-async def _welcome(service: Service, address: str, directory: Path) -> str:
-    from headgate.cli.token_file import token_header, token_lines  # noqa: PLC0415
-    from headgate.wiring import entrance_rules  # noqa: PLC0415
-
-    is_needed = entrance_rules(service.settings).needs_token
-    header = token_header(directory) if is_needed else ""
-    lines = [f"headgate serves {address}"]
-    # Before the lines that need it, and in the same piece: whoever reads one has read the other.
-    token = await token_lines(service.tokens, directory, is_needed=is_needed)
-    lines += [f"  {line}" for line in token]
-    lines.append(f"  curl -s{header} {address}/tasks -d '{EXAMPLE_TASK}'")
-    lines.append(f"  curl -s{header} {address}/tasks")
-    return "\n".join(lines)

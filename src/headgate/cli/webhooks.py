@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -41,7 +40,7 @@ Examples:
 @json_option
 def list_(
     *,
-    state: str | None,
+    state: Literal["pending", "delivered", "dead"] | None,
     task: str | None,
     limit: int | None,
     cursor: str | None,
@@ -49,12 +48,8 @@ def list_(
     as_json: bool,
 ) -> None:
     """List webhooks, newest first."""
-    from headgate.http_bodies import DeliveryListBody  # noqa: PLC0415
-
-    given = {"state": state, "task": task, "limit": limit, "cursor": cursor}
-    query = {name: str(value) for name, value in given.items() if value is not None}
     with connect(connection) as client:
-        answer = client.request("GET", "/webhooks", answer=DeliveryListBody, query=query)
+        answer = client.list_webhooks(state=state, task=task, limit=limit, cursor=cursor)
     if as_json:
         print_json(answer)
         return
@@ -74,10 +69,8 @@ Examples:
 @json_option
 def show(*, webhook_id: str, connection: Connection, as_json: bool) -> None:
     """Print what is known of one webhook, with its whole address."""
-    from headgate.http_bodies import DeliveryBody  # noqa: PLC0415
-
     with connect(connection) as client:
-        answer = client.request("GET", _path(webhook_id), answer=DeliveryBody)
+        answer = client.get_webhook(webhook_id)
     if as_json:
         print_json(answer)
         return
@@ -98,12 +91,9 @@ Examples:
 @json_option
 def redeliver(*, webhook_ids: tuple[str, ...], connection: Connection, as_json: bool) -> None:
     """Send webhooks again, each from its first try on."""
-    from headgate.http_bodies import DeliveryBody  # noqa: PLC0415
-
     with connect(connection) as client:
         for webhook_id in webhook_ids:
-            path = f"{_path(webhook_id)}/redeliver"
-            answer = client.request("POST", path, answer=DeliveryBody, body={})
+            answer = client.redeliver(webhook_id)
             if as_json:
                 print_json(answer)
             else:
@@ -122,12 +112,8 @@ Examples:
 @click.pass_context
 def ping(context: click.Context, /, *, address: str, connection: Connection, as_json: bool) -> None:
     """Send a signed message to an address now. Exits with 1 if it is not taken."""
-    from headgate.http_bodies import PingedBody  # noqa: PLC0415
-
     with connect(connection, retries=0) as client:
-        answer = client.request(
-            "POST", "/webhooks/ping", answer=PingedBody, body={"url": address}, timeout_seconds=90.0
-        )
+        answer = client.ping_webhook(address)
     if as_json:
         print_json(answer)
     else:
@@ -146,11 +132,8 @@ Examples:
 @json_option
 def secret(*, connection: Connection, as_json: bool) -> None:
     """Print the secrets that sign webhooks, the newest first."""
-    from headgate.http_bodies import SecretListBody  # noqa: PLC0415
-
     with connect(connection) as client:
-        answer = client.request("GET", "/webhooks/secret", answer=SecretListBody)
-    _print_secrets(answer, as_json=as_json)
+        _print_secrets(client.webhook_secrets(), as_json=as_json)
 
 
 @webhooks.command(
@@ -163,16 +146,9 @@ Examples:
 @json_option
 def rotate(*, connection: Connection, as_json: bool) -> None:
     """Make a new signing secret; the one before signs too for a day."""
-    from headgate.http_bodies import SecretListBody  # noqa: PLC0415
-
     # A request that is sent twice would make two.
     with connect(connection, retries=0) as client:
-        answer = client.request("POST", "/webhooks/secret/rotate", answer=SecretListBody, body={})
-    _print_secrets(answer, as_json=as_json)
-
-
-def _path(webhook_id: str) -> str:
-    return f"/webhooks/{quote(webhook_id, safe='')}"
+        _print_secrets(client.rotate_webhook_secret(), as_json=as_json)
 
 
 def _print_secrets(answer: SecretListBody, *, as_json: bool) -> None:

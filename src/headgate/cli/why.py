@@ -41,6 +41,8 @@ def _lines(answer: WhyBody) -> list[str]:
         lines.append(f"  {_message(reason)}")
         if reason.held_by:
             lines.append(f"    held by {', '.join(map(printable, reason.held_by))}")
+        if reason.held_by_others:
+            lines.append(f"    held by {reason.held_by_others} tasks of others")
     return lines
 
 

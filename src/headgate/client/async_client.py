@@ -13,6 +13,7 @@ from typing import Literal, Self, TypeVar, Unpack
 from headgate.admin_bodies import BulkCancelBody, BulkRetryBody, ReloadBody, SwitchBody
 from headgate.client import calls, steps
 from headgate.client.address import address_of, headers_of, token_of
+from headgate.client.async_admin import AdminVerbs
 from headgate.client.async_transport import AsyncTransport
 from headgate.client.calls import Call, Query
 from headgate.client.event_stream import StreamOverError, event_of, is_last, is_news
@@ -37,7 +38,7 @@ MAX_LISTENING = 32
 Answered = TypeVar("Answered")
 
 
-class Client:
+class Client(AdminVerbs):
     """Talks to one service. `url` and `token` are HEADGATE_URL and HEADGATE_TOKEN unless given.
 
     Requests that found no service, no room or no answer are sent again up to `retries` times, a

@@ -25,7 +25,10 @@ class StreamOverError(Exception):
 
 
 class Message(NamedTuple):
-    """One message of a stream; `id` is what a later stream goes on after."""
+    """One message of a stream; `id` is what a later stream goes on after.
+
+    One without data says nothing but that.
+    """
 
     id: str
     data: bytes
@@ -39,6 +42,7 @@ class MessageReader:
         self._size = 0
         self._data: list[bytes] = []
         self._id = ""
+        self._has_id = False
 
     def feed(self, piece: bytes) -> list[Message]:
         """Return the messages that end within this piece."""
@@ -58,12 +62,14 @@ class MessageReader:
             self._size += len(value)
         elif name == b"id":
             self._id = value.decode("utf-8", "replace")
+            self._has_id = True
         return None
 
     def _finished(self) -> Message | None:
         data = b"\n".join(self._data)
-        self._data, self._size = [], 0
-        return Message(self._id, data) if data else None
+        is_message = bool(data) or self._has_id
+        self._data, self._size, self._has_id = [], 0, False
+        return Message(self._id, data) if is_message else None
 
 
 class _Standing(msgspec.Struct):
@@ -78,7 +84,7 @@ _STANDINGS = msgspec.json.Decoder(_Standing)
 
 
 def event_of(message: Message) -> TaskEvent | None:
-    """Return the event of a message; None if it has none that this version knows."""
+    """Return the event of a message; None if it has none, or none that this version knows."""
     try:
         return _EVENTS.decode(message.data)
     except (msgspec.ValidationError, msgspec.DecodeError):

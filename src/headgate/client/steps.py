@@ -28,6 +28,7 @@ from headgate.task_snapshot import TaskSnapshot
 LONGEST_PAUSE_SECONDS = 30.0
 LISTEN_SECONDS = 60.0
 TRIED_AGAIN = (502, 503, 504)
+NO_BUDGET = 402
 
 _BACKOFF = Backoff(base_seconds=0.25, max_seconds=8.0)
 _POLLING = Backoff(base_seconds=0.1, max_seconds=2.0, spread=0.2)
@@ -79,7 +80,9 @@ def pause_seconds(call: Call[Any], error: ServiceError, attempt: int) -> float |
 
 
 def _may_help(call: Call[Any], error: ServiceError) -> bool:
-    if isinstance(error, ServiceLimitError) or error.code == NOT_REACHED:
+    # A budget does not fill up again within seconds, as a queue empties.
+    is_full = isinstance(error, ServiceLimitError) and error.status != NO_BUDGET
+    if is_full or error.code == NOT_REACHED:
         return True
     is_passing = error.status == 0 or error.status in TRIED_AGAIN
     return call.is_repeatable and is_passing and isinstance(error, ServiceUnavailableError)

@@ -14,6 +14,7 @@ from headgate.client.address import address_of, headers_of, token_of
 from headgate.client.calls import Call, Query
 from headgate.client.event_stream import StreamOverError, event_of, is_last, is_news
 from headgate.client.following import Following
+from headgate.client.sync_admin import SyncAdminVerbs
 from headgate.client.sync_transport import SyncTransport
 from headgate.client.task_fields import TaskFields, TaskFilter
 from headgate.core.task_events import TaskEvent
@@ -33,7 +34,7 @@ from headgate.task_snapshot import TaskSnapshot
 Answered = TypeVar("Answered")
 
 
-class SyncClient:
+class SyncClient(SyncAdminVerbs):
     """Talks to one service. `url` and `token` are HEADGATE_URL and HEADGATE_TOKEN unless given.
 
     Requests that found no service, no room or no answer are sent again up to `retries` times, a

@@ -13,6 +13,9 @@ from headgate.core.records import Terms
 from headgate.core.snapshot import DEFAULT_TOKENS, LanePolicy, tokens_charged
 from headgate.core.tasks import Task
 
+PAUSED = "paused by an administrator"
+MISSING = "it is not configured; put it back into the file, or cancel the task"
+
 
 class DeskSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How to decide, for whom, and with which agents."""
@@ -33,6 +36,7 @@ class DeskSettings(msgspec.Struct, frozen=True, kw_only=True):
     usage_window_hours: int = 24
     pull_targets: frozenset[str] = frozenset()
     paused_targets: tuple[str, ...] = ()
+    missing_targets: tuple[str, ...] = ()
     is_paused: bool = False
 
     def new_index(self) -> LaneIndex:
@@ -46,10 +50,14 @@ class DeskSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def pauses(self) -> dict[GatePart, GateClosure]:
-        """Return the closures that stand for paused targets; only a resume opens them."""
+        """Return the closures that stand for paused targets, and for those nobody configured.
+
+        Only other settings open them.
+        """
         closures = [
-            GateClosure(kind="target", name=name, why="paused by an administrator")
-            for name in self.paused_targets
+            GateClosure(kind="target", name=name, why=why)
+            for why, names in ((PAUSED, self.paused_targets), (MISSING, self.missing_targets))
+            for name in names
         ]
         return {closure.part: closure for closure in closures}
 

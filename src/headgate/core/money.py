@@ -81,6 +81,11 @@ def format_usd(micro_usd: int) -> str:
     return f"{'-' if micro_usd < 0 else ''}${dollars}.{decimals}"
 
 
+def plain_usd(micro_usd: int) -> str:
+    """Write an amount exactly, without the sign of the currency: `32.40`."""
+    return format_usd(micro_usd).replace("$", "")
+
+
 def _to_micro_usd(amount: object, *, field: str, ceiling: MicroUsd) -> MicroUsd:
     dollars = _to_decimal(amount, field)
     if not dollars.is_finite():

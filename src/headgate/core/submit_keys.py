@@ -22,9 +22,15 @@ MAX_KEYS = 10_000_000
 MAX_KEPT_BYTES = 4 * 2**30
 """What is kept in all; beyond that a new key is refused, because none may be forgotten early."""
 
+OWNER_SHARE = 1 / 4
+"""How much of that the keys of one token may take, so that none keeps the others from theirs."""
+
 
 class SubmitKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key of one caller, with the digest of the request that it was sent with."""
+    """A key of one caller, with the digest of the request that it was sent with.
+
+    `owner` is the id of the caller's token; empty where none is asked for, and all are one caller.
+    """
 
     owner: str
     name: str

@@ -37,23 +37,36 @@ IsHolder = Callable[[InFlight], bool]
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One rule that holds a task; `held_by` are tasks in flight that have what it waits for."""
+    """One rule that holds a task; `held_by` are tasks in flight that have what it waits for.
+
+    `held_by_others` counts those that belong to others than whoever asks; they are not named.
+    """
 
     hold: Hold
     message: str
     until: float | None = None
     held_by: tuple[str, ...] = ()
+    held_by_others: int = 0
 
 
-def reasons(desk: Desk, task_id: str, now: float) -> tuple[Reason, ...]:
-    """Return every rule that keeps a queued task waiting; empty if the desk does not know it."""
+def _is_anybodys(_: InFlight) -> bool:
+    return True
+
+
+def reasons(
+    desk: Desk, task_id: str, now: float, is_own: IsHolder = _is_anybodys
+) -> tuple[Reason, ...]:
+    """Return every rule that keeps a queued task waiting; empty if the desk does not know it.
+
+    `is_own` tells which tasks in flight may be named.
+    """
     waiting = desk.waiting.get(task_id)
     if waiting is None:
         return ()
     holds = [*_own_holds(desk, task_id, waiting), *_round_holds(desk, waiting, now)]
     if not holds:
         holds = [_behind(desk, waiting)]
-    return tuple(_reason(desk, hold) for hold in holds)
+    return tuple(_reason(desk, hold, is_own) for hold in holds)
 
 
 def _own_holds(desk: Desk, task_id: str, waiting: Waiting) -> list[Hold]:
@@ -132,14 +145,16 @@ def _behind(desk: Desk, waiting: Waiting) -> Hold:
     )
 
 
-def _reason(desk: Desk, hold: Hold) -> Reason:
-    holder = _holder_test(hold)
-    held_by = [flight.task.id for flight in desk.flights if holder(flight)] if holder else []
+def _reason(desk: Desk, hold: Hold, is_own: IsHolder) -> Reason:
+    is_holder = _holder_test(hold)
+    holders = [flight for flight in desk.flights if is_holder(flight)] if is_holder else []
+    held_by = [flight.task.id for flight in holders if is_own(flight)]
     return Reason(
         hold=hold,
         message=hold.message,
         until=getattr(hold, "until", None),
         held_by=tuple(sorted(held_by)[:MAX_HOLDERS]),
+        held_by_others=len(holders) - len(held_by),
     )
 
 

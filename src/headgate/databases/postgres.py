@@ -27,7 +27,12 @@ from headgate.databases.transaction import (
     json_rows,
     percent_placeholders,
 )
-from headgate.errors import InvalidSettingError, LedgerUnavailableError, StoreError
+from headgate.errors import (
+    InvalidSettingError,
+    LedgerUnavailableError,
+    StoreError,
+    UnfitValueError,
+)
 
 LOCK_TIMEOUT_SECONDS = 10.0
 STATEMENT_TIMEOUT_SECONDS = 30.0
@@ -275,6 +280,8 @@ def translated(error: psycopg.Error, connection: psycopg.Connection[Any]) -> Sto
         return LostTransactionError(line)
     if isinstance(error, psycopg.OperationalError):
         return LedgerUnavailableError(line)
+    if isinstance(error, psycopg.DataError):
+        return UnfitValueError(line)
     return StoreError(line)
 
 

@@ -40,21 +40,55 @@ def back_up(source: Path, target: Path, *, replaces: bool = False) -> int:
     return target.stat().st_size
 
 
-def put_back(copy: Path, target: Path) -> None:
-    """Put a copy in place of a store that nobody uses; what is there is replaced."""
-    with _written_beside(target) as unfinished:
-        shutil.copyfile(copy, unfinished)
+def put_back(copy: Path, store: Path, *, aside_suffix: str) -> Path | None:
+    """Put a copy in place of a store that nobody uses, and return where that one is now.
+
+    Until the copy takes its place the store is whole under its name, whatever happens.
+    """
+    aside = store.with_name(f"{store.name}{aside_suffix}")
+    if aside.exists():
+        raise InvalidSettingError("data", f"{aside} exists; try again in a moment")
+    try:
+        with _written_beside(store) as unfinished:
+            shutil.copyfile(copy, unfinished)
+            _set_aside(store, aside)
+    except BaseException:
+        _take_back(store, aside)
+        raise
+    return aside if aside.exists() else None
 
 
-def set_aside(store: Path, suffix: str) -> Path | None:
-    """Rename a store with all its files, and return its new name; None if there is none."""
-    if not store.exists():
-        return None
-    aside = store.with_name(f"{store.name}{suffix}")
-    for side in SIDE_FILES:
+def _set_aside(store: Path, aside: Path) -> None:
+    """Give a store a second name, and leave none of its log for what comes in its place."""
+    if store.exists():
+        # A log that is in the file cannot be parted from it. Where that does not work the file is
+        # damaged, and goes with the log as they are.
+        with suppress(StoreError), _opened(store) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    for side in ("", "-wal"):
         with suppress(FileNotFoundError):
-            Path(f"{store}{side}").replace(f"{aside}{side}")
-    return aside
+            _name_also(Path(f"{store}{side}"), Path(f"{aside}{side}"))
+    for side in ("-shm", "-wal"):
+        Path(f"{store}{side}").unlink(missing_ok=True)
+
+
+def _take_back(store: Path, aside: Path) -> None:
+    for side in ("-wal", ""):
+        path, other = Path(f"{store}{side}"), Path(f"{aside}{side}")
+        if path.exists():
+            other.unlink(missing_ok=True)
+        elif other.exists():
+            other.replace(path)
+
+
+def _name_also(path: Path, other: Path) -> None:
+    try:
+        os.link(path, other)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # Some file systems know one name a file.
+        shutil.copy2(path, other)
 
 
 def check(path: Path, parts: Sequence[Part] = ()) -> dict[str, int]:

@@ -152,6 +152,8 @@ def _variables_for(order: WorkOrder) -> dict[str, str]:
     }
     if order.deadline is not None:
         variables[f"{OWN_PREFIX}DEADLINE"] = f"{order.deadline:.3f}"
+    if order.traceparent is not None:
+        variables["TRACEPARENT"] = order.traceparent
     return variables
 
 

@@ -26,6 +26,7 @@ _READERS: dict[str, Callable[[WorkOrder], object]] = {
     "input": lambda order: _decoded(order.submission.input),
     "labels": lambda order: dict(order.submission.labels),
     "deadline": lambda order: order.deadline,
+    "traceparent": lambda order: order.traceparent,
 }
 
 
@@ -72,6 +73,7 @@ def order_json(order: WorkOrder) -> bytes:
             "input": submission.input,
             "labels": submission.labels,
             "deadline": order.deadline,
+            "traceparent": order.traceparent,
         }
     )
 

@@ -21,6 +21,7 @@ MAX_FIELDS = 64
 _SIMILAR = 0.8
 _SHOWN_CHARACTERS = 60
 _MISSING_FIELD = re.compile(r"Object missing required field `(.*?)`")
+_TOKEN = re.compile(r"hg_[0-9a-f]{12}_[0-9a-f]+")
 _UNKNOWN_FIELD = "Object contains unknown field"
 
 
@@ -140,7 +141,9 @@ def check_unknown(names: Iterable[str], known: tuple[str, ...]) -> None:
 
 
 def shown(text: str) -> str:
-    """Return as much of a client's text as fits in a message."""
+    """Return as much of a client's text as fits in a message, and no token that is in it."""
+    if "hg_" in text:
+        text = _TOKEN.sub("hg_…", text)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 

@@ -53,6 +53,11 @@ def identifier(text: str, field: str, *, most: int = MAX_ID_LENGTH) -> str:
     return text
 
 
+def wanted(text: str | None, field: str) -> str | None:
+    """Check a name that is looked for; nothing is not looked for."""
+    return identifier(text, field) if text else None
+
+
 def selector(text: str) -> str:
     """Check a selector: it may have several lines, but no character that a store cannot keep."""
     if len(text) > MAX_SELECTOR_LENGTH:

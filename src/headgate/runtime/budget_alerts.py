@@ -32,6 +32,8 @@ LEDGER_LOOK_SECONDS = 30.0
 """How often a ledger outside the store is asked, which has to tell of all its scopes."""
 
 MAX_PAGES = 20
+"""How many pages one look takes; the next one goes on behind them."""
+
 MAX_REMEMBERED = 100_000
 REMEMBERED_SECONDS = 300.0
 ROOT_NAME = "root"
@@ -88,6 +90,7 @@ class BudgetAlerts:
         self._filed = filed
         self._ids = TaskIds()
         self._told: dict[tuple[str, Unit, int], tuple[int, float]] = {}
+        self._after: str | None = None
         self._problem = ""
 
     async def run(self) -> None:
@@ -104,13 +107,14 @@ class BudgetAlerts:
         """File what was not told yet, if this node dispatches, and return how many alerts."""
         if not self._leads():
             return 0
-        filed, after = 0, None
+        filed = 0
         for _ in range(MAX_PAGES):
-            accounts = await self._accounts_after(after)
+            accounts = await self._accounts_after(self._after)
             if not accounts:
+                self._after = None
                 break
             filed += await self._file(accounts)
-            after = str(accounts[-1].scope)
+            self._after = str(accounts[-1].scope)
         if filed:
             self._filed()
         return filed

@@ -74,6 +74,7 @@ class Dispatcher:
         self._in_doubt: dict[str, None] = {}
         self.desk: Desk | None = None
         self.problem = ""
+        self.has_fault = False
 
     @property
     def is_leading(self) -> bool:
@@ -205,9 +206,10 @@ class Dispatcher:
             return True
         except Exception:
             # What was planned and not applied would hold its places for ever.
+            self.has_fault = True
             self._start_anew()
             raise
-        self.problem = ""
+        self.problem, self.has_fault = "", False
         return is_busy
 
     async def _sleep(self) -> None:

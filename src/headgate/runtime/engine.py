@@ -18,6 +18,7 @@ import structlog
 from headgate.core.accounts import Limit
 from headgate.core.admission import QueueLimits
 from headgate.core.desk_settings import DeskSettings
+from headgate.core.flights import InFlight
 from headgate.core.gates import GateClosure
 from headgate.core.outcomes import DEFAULT_POLICY, RetryPolicy
 from headgate.core.records import Submission, TaskRecord, Terms
@@ -58,6 +59,7 @@ from headgate.store import (
     UnknownParent,
 )
 from headgate.task_ids import TaskIds
+from headgate.tokens import UNBOUND, Bounds
 
 log = structlog.get_logger("headgate.engine")
 
@@ -205,6 +207,15 @@ class Engine:
         future.add_done_callback(partial(self._submitted, new.task.id))
         return future
 
+    def submit_if_room(
+        self, task: Task, terms: Terms, submission: Submission
+    ) -> asyncio.Future[Submitted]:
+        """Queue a task, or leave no trace of it where there is no room."""
+        new = self._new_task(task, terms, submission)
+        future = self.store.submit(msgspec.structs.replace(new, keeps_refusal=False))
+        future.add_done_callback(partial(self._submitted, new.task.id))
+        return future
+
     def submit_keyed(
         self, key: SubmitKey, drafts: Sequence[tuple[Task, Terms, Submission] | InvalidEntry]
     ) -> asyncio.Future[KeyedAnswer | KeyRefusal]:
@@ -273,8 +284,8 @@ class Engine:
         """Count what waits, what runs and what has happened."""
         return await self.store.totals()
 
-    async def why(self, task_id: str) -> Why | None:
-        """Say why a task waits; None if there is no such task."""
+    async def why(self, task_id: str, bounds: Bounds = UNBOUND) -> Why | None:
+        """Say why a task waits; None if there is no such task. Only what is within is named."""
         record = await self.store.get(task_id)
         if record is None:
             return None
@@ -287,7 +298,8 @@ class Engine:
             raise StoreUnavailableError(problem)
         if desk is None:
             raise NotDispatchingError(self.node.leader_address)
-        return Why(task_id=task_id, state=status, reasons=reasons(desk, task_id, self.store.now()))
+        found = reasons(desk, task_id, self.store.now(), partial(_is_within, bounds))
+        return Why(task_id=task_id, state=status, reasons=found)
 
     def events(self) -> EventFeed:
         """Return what happens to tasks; `NotDispatchingError` where this node does not see it."""
@@ -302,6 +314,8 @@ class Engine:
             phase=self._phase or off,
             is_leading=self.dispatcher.is_leading,
             is_loaded=self.dispatcher.desk is not None,
+            knows_leader=self.node.leader_id not in ("", self.node.node_id),
+            has_fault=self.dispatcher.has_fault,
             store_problem=self.node.problem,
             dispatcher_problem=self.dispatcher.problem,
             ledger_problem="" if self.ledger is None else self.ledger.problem,
@@ -351,8 +365,8 @@ class Engine:
         if isinstance(answer, Queued):
             self.dispatcher.see((answer.record,))
             self.told((answer.record,))
-        elif isinstance(answer, TurnedAway):
-            # It changes no plan; only those who listen want to know.
+        elif isinstance(answer, TurnedAway) and answer.record.is_terminal:
+            # It changes no plan; only those who listen want to know, if there is a task at all.
             self.feed.see((answer.record,))
             self.told((answer.record,))
 
@@ -366,3 +380,7 @@ class Engine:
             await step
         except StoreError as error:
             log.warning("left without telling the store", problem=str(error))
+
+
+def _is_within(bounds: Bounds, flight: InFlight) -> bool:
+    return bounds.has(agent_id=flight.agent_id, project_id=flight.task.project_id)

@@ -12,6 +12,8 @@ OK = "ok"
 STORE_FAILS = "the store cannot be asked; the log of this node says why"
 LEDGER_FAILS = "the ledger cannot be asked; the log of this node says why"
 IS_LOADING = "the tasks are still being read"
+DISPATCHER_FAILS = "it failed and is started again; the log of this node says why"
+NO_DISPATCHER = "this node knows of none; one is elected within seconds"
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,18 +33,29 @@ def judge(
     phase: str,
     is_leading: bool,
     is_loaded: bool,
+    knows_leader: bool,
+    has_fault: bool,
     store_problem: str,
     dispatcher_problem: str,
     ledger_problem: str,
 ) -> Health:
-    """Return the health of a node; `phase` is why it does not work even if all parts do."""
+    """Return the health of a node; `phase` is why it does not work even if all parts do.
+
+    `has_fault` says that the last round of the dispatcher failed in a way that nobody foresaw.
+    """
     # The dispatcher uses both. Of the store alone the node tells too, within seconds.
     fails = bool(store_problem or (dispatcher_problem and not ledger_problem))
     parts = {
         "store": STORE_FAILS if fails else OK,
         "ledger": LEDGER_FAILS if ledger_problem else OK,
-        "dispatcher": IS_LOADING if is_leading and not is_loaded else OK,
+        "dispatcher": OK,
     }
+    if has_fault:
+        parts["dispatcher"] = DISPATCHER_FAILS
+    elif is_leading and not is_loaded:
+        parts["dispatcher"] = IS_LOADING
+    elif not is_leading and not knows_leader:
+        parts["dispatcher"] = NO_DISPATCHER
     problem = phase or next((words for words in parts.values() if words != OK), "")
     role = "dispatcher" if is_leading else "node"
     return Health(is_ready=not problem, role=role, problem=problem, parts=parts)

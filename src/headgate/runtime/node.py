@@ -56,6 +56,7 @@ class NodeLife:
         self._make_id = make_id
         self._has_orders = asyncio.Event()
         self.node_id = ""
+        self.leader_id = ""
         self.leader_address = ""
         self._failure = ""
         self._asked_at: float | None = None
@@ -158,7 +159,7 @@ class NodeLife:
 
     async def _elect(self) -> None:
         election = await self._store.elect(self.node_id, lease_seconds=DISPATCHER_LEASE_SECONDS)
-        self.leader_address = election.address
+        self.leader_id, self.leader_address = election.node_id, election.address
         # One that stops may have asked before it did.
         if election.node_id == self.node_id and not self._has_ended:
             self._dispatcher.lead(self.node_id, election.epoch)

@@ -28,6 +28,7 @@ from headgate.core.outcomes import (
 from headgate.core.records import WORKER_PREFIX, Lease, TaskRecord
 from headgate.core.tasks import TaskStatus
 from headgate.errors import StaleWorkerError, StoreUnavailableError
+from headgate.executor import WorkOrder, work_order_of
 from headgate.ledger import Ledger
 from headgate.runtime.holding import mark_dispatched
 from headgate.runtime.settlements import Settlements
@@ -43,6 +44,8 @@ LOOKS_PER_LEASE = 3
 UNPAID_SECONDS = 1.0
 
 Changed = Callable[[Iterable[TaskRecord], GateClosure | None], None]
+Watch = Callable[[str, WorkOrder, Outcome, float], None]
+"""Told of an attempt that has settled: its target, its order, what came of it, and when."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +106,11 @@ class PullWorkers:
         self._ledger = ledger
         self._waiters: dict[str, _Waiter] = {}
         self._is_closed = False
+        self._watch: Watch | None = None
+
+    def watch(self, watch: Watch) -> None:
+        """Have somebody told of every attempt that settles here."""
+        self._watch = watch
 
     def call(self, worker_id: str) -> None:
         """Have a claim look again that waits here; where none does, the next one looks."""
@@ -166,6 +174,10 @@ class PullWorkers:
         if not isinstance(answer, Settled):
             return stale
         self._changed(answer.records, settlement.closure)
+        # Only its first word ends an attempt; what comes again is answered and not told of.
+        if self._watch is not None and record.progress.node_id == report.worker_id:
+            target, outcome = record.task.target or "", _judged(record, report.outcome)
+            self._watch(target, work_order_of(record), outcome, self._store.now())
         return answer.records[0]
 
     def _settlement(self, record: TaskRecord, report: Report) -> Settlement:
@@ -175,13 +187,9 @@ class PullWorkers:
             lease = Lease(node_id=report.worker_id, attempt=report.attempt)
             end = Finish(status=TaskStatus.DONE)
             return Settlement(task_id=report.task_id, lease=lease, step=end, cost=NOTHING_USED)
-        outcome = report.outcome
-        if record.progress.cancel_requested and isinstance(outcome, Failed | Limited):
-            usage = outcome.usage if isinstance(outcome, Failed) else NOTHING_USED
-            outcome = Cancelled(usage=usage)
         return self._settlements.make(
             record,
-            self._settlements.bounded(outcome),
+            self._settlements.bounded(_judged(record, report.outcome)),
             self._store.now(),
             node_id=self._node_id(),
         )
@@ -247,3 +255,10 @@ class PullWorkers:
         if self._waiters.get(worker_id) is waiter:
             del self._waiters[worker_id]
             self._store.unwatch(worker_id)
+
+
+def _judged(record: TaskRecord, outcome: Outcome) -> Outcome:
+    """Return what came of an attempt: one that was to stop, and was not done, has been stopped."""
+    if not record.progress.cancel_requested or not isinstance(outcome, Failed | Limited):
+        return outcome
+    return Cancelled(usage=outcome.usage if isinstance(outcome, Failed) else NOTHING_USED)

@@ -25,6 +25,7 @@ async def reconfigure(
     places = settings.places if settings.is_enabled else 0
     await engine.node.offer(places, lease_seconds=settings.lease_seconds)
     before, engine.settings = engine.settings, settings
+    engine.workers.lease_seconds = settings.worker_lease_seconds
     engine.reaper.result_ttl_seconds = settings.result_ttl_seconds
     engine.dispatcher.reconfigure(
         settings.desk,

@@ -1,7 +1,8 @@
 """The log of tasks: one line for each step of a task, from the feed of the node that dispatches.
 
-Rule: a line says which task, whose, how far and how long; never what it was given or what it
-answered.
+Rule: a line says which task, whose, how far and how long; never what it was given or what came
+back. The error of an attempt is told by its target, which may repeat what it was given: it is kept
+with the task, and only what is refused in our own words is told here.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def _dispatched(log: TaskLogger, facts: Facts, happening: Happening, record: Tas
     log.info("task dispatched", **facts, target=record.task.target, wait_ms=wait_ms)
 
 
-def _retrying(log: TaskLogger, facts: Facts, happening: Happening, _: TaskRecord) -> None:
-    log.info("task retrying", **facts, error=happening.error)
+def _retrying(log: TaskLogger, facts: Facts, _: Happening, __: TaskRecord) -> None:
+    log.info("task retrying", **facts)
 
 
 def _completed(log: TaskLogger, facts: Facts, happening: Happening, record: TaskRecord) -> None:
@@ -59,7 +60,7 @@ def _failed(log: TaskLogger, facts: Facts, happening: Happening, record: TaskRec
         log.info("task expired", **facts, error=happening.error)
         return
     run_ms = _ms(record.progress.started_at, happening.at)
-    log.info("task failed", **facts, error=happening.error, run_ms=run_ms)
+    log.info("task failed", **facts, run_ms=run_ms)
 
 
 def _cancelled(log: TaskLogger, facts: Facts, _: Happening, __: TaskRecord) -> None:

@@ -26,10 +26,10 @@ from headgate.core.outcomes import (
     Outcome,
     RetryPolicy,
 )
-from headgate.core.records import TaskRecord, waits_since
+from headgate.core.records import TaskRecord
 from headgate.core.retries import Backoff
 from headgate.errors import StoreUnavailableError
-from headgate.executor import Executor, WorkOrder
+from headgate.executor import Executor, work_order_of
 from headgate.ledger import Ledger
 from headgate.runtime.deadline_watch import DeadlineWatch
 from headgate.runtime.holding import mark_dispatched
@@ -234,17 +234,7 @@ class TaskRunner:
                 return Failed(error=line, usage=NOTHING_USED)
             # Another node may know it: while a fleet is given a new configuration, some do.
             return Lost(has_started=False, retry_seconds=ELSEWHERE_SECONDS, error=line)
-        order = WorkOrder(
-            task_id=task.id,
-            attempt=record.progress.attempt,
-            project_id=task.project_id,
-            agent_id=record.agent_id or task.agent_id or "",
-            submission=record.submission,
-            deadline=task.deadline,
-            waits_since=waits_since(record),
-            started_at=record.progress.started_at,
-            traceparent=record.submission.traceparent,
-        )
+        order = work_order_of(record)
         # The executor has a fault of its own. The task must settle all the same.
         try:
             return await executor.execute(order)

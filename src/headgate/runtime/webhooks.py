@@ -1,7 +1,7 @@
 """The loop that delivers webhooks: claims what is due, sends it, and writes what came of it.
 
-Rule: a slow receiver costs its own messages time and nobody else's. Sends are bounded in all and
-for each host, and a host without a free place is passed over when the next ones are chosen.
+Rule: a slow receiver costs its own messages time. Sends are bounded in all and for each host, and
+who has no free place is passed over when the next ones are chosen; see `webhook_places`.
 Delivery changes no task, and whatever becomes of it is on disk before it is forgotten here.
 """
 
@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections import Counter
+import traceback
 from collections.abc import Iterable
 
 import msgspec
 import structlog
 
+from headgate.audit import AuditEntry
 from headgate.core.delivery_times import next_try_at
 from headgate.core.records import TaskRecord
 from headgate.deliveries import (
+    ANYWHERE,
     MAX_PURGED,
     MESSAGE_PREFIX,
     PING_EVENT,
-    Candidate,
     Deliveries,
     Delivery,
     Message,
@@ -33,14 +34,12 @@ from headgate.deliveries import (
     host_of,
 )
 from headgate.errors import StoreUnavailableError
+from headgate.runtime.webhook_places import WebhookPlaces
 from headgate.task_snapshot import exact_moment
 
 log = structlog.get_logger("headgate.webhooks")
 
 MAX_SCANNED = 256
-HOSTS_AT_LEAST = 4
-"""Among how many hosts the places are shared, however much there is to send to one of them."""
-
 CLAIM_SECONDS = 30.0
 """How long a claim lasts beyond the time that a try may take."""
 
@@ -48,6 +47,9 @@ LOOK_SECONDS = 1.0
 RETRY_SECONDS = 1.0
 SETTLE_TRIES = 5
 PURGE_SECONDS = 60.0
+PING_SECONDS = 25.0
+"""How long a ping takes at most, however long a try may: somebody waits for its answer."""
+
 _GONE = "the task is not kept any more"
 
 
@@ -66,14 +68,12 @@ class Webhooks:
     ) -> None:
         self.deliveries = deliveries
         self._sender = sender
-        self._concurrency = concurrency
-        self._per_host = max(1, concurrency // HOSTS_AT_LEAST)
+        self._places = WebhookPlaces(concurrency)
         self._claim_seconds = timeout_seconds + CLAIM_SECONDS
         self._draws = random.Random() if draws is None else draws  # noqa: S311
         self._is_alone = is_alone
         self._name = secrets.token_hex(8)
-        self._sending: dict[str, asyncio.Task[None]] = {}
-        self._by_host: Counter[str] = Counter()
+        self._sending: dict[str, asyncio.Task[float | None]] = {}
         self._wake = asyncio.Event()
         self._is_behind = False
         self._purged_at = float("-inf")
@@ -105,14 +105,13 @@ class Webhooks:
         """Start to send what is due and has a place, and return how many that is."""
         self._wake.clear()
         await self._purge()
-        places = self._concurrency - len(self._sending)
-        if places <= 0:
+        if self._places.free <= 0:
             self._is_behind = True
             return 0
-        busy = [host for host, count in self._by_host.items() if count >= self._per_host]
-        found = await self.deliveries.due(busy_hosts=busy, limit=MAX_SCANNED)
-        chosen = self._chosen(found, places)
-        self._is_behind = bool(busy) or len(chosen) < len(found)
+        choice = self._places.open_to()
+        found = await self.deliveries.due(choice, limit=MAX_SCANNED)
+        chosen = self._places.choose(found, self._sending)
+        self._is_behind = choice != ANYWHERE or len(chosen) < len(found)
         if not chosen:
             return 0
         claim = await self.deliveries.claim(
@@ -134,61 +133,69 @@ class Webhooks:
         body = msgspec.json.encode({"event": PING_EVENT, "sentAt": exact_moment(now)})
         name = f"{MESSAGE_PREFIX}{PING_EVENT}_{secrets.token_hex(8)}"
         message = Message(id=name, event=PING_EVENT, url=url)
-        return await self._sender.send(message, body, signing, now=now)
+        try:
+            async with asyncio.timeout(PING_SECONDS):
+                return await self._sender.send(message, body, signing, now=now)
+        except TimeoutError:
+            return SendReport(error=f"no answer within {PING_SECONDS:g} seconds")
 
-    async def redeliver(self, delivery_id: str) -> Delivery | NothingLeft | None:
+    async def redeliver(
+        self, delivery_id: str, entry: AuditEntry | None = None
+    ) -> Delivery | NothingLeft | None:
         """Start over with a delivery, at once."""
-        answer = await self.deliveries.redeliver(delivery_id)
+        answer = await self.deliveries.redeliver(delivery_id, entry)
         self.wake()
         return answer
 
-    def _chosen(self, found: Iterable[Candidate], places: int) -> list[str]:
-        taken, chosen = Counter(self._by_host), list[str]()
-        for candidate in found:
-            if len(chosen) == places:
-                break
-            if candidate.id not in self._sending and taken[candidate.host] < self._per_host:
-                taken[candidate.host] += 1
-                chosen.append(candidate.id)
-        return chosen
-
     def _start(self, message: Message, signing: tuple[str, ...]) -> None:
-        host = host_of(message.url)
-        self._by_host[host] += 1
-        task = asyncio.get_running_loop().create_task(self._deliver(message, host, signing))
+        self._places.begin(host_of(message.url))
+        task = asyncio.get_running_loop().create_task(self._deliver(message, signing))
         self._sending[message.id] = task
-        task.add_done_callback(lambda _: self._ended(message.id, host))
+        task.add_done_callback(lambda done: self._ended(message, done))
 
-    def _ended(self, message_id: str, host: str) -> None:
-        self._sending.pop(message_id, None)
-        self._by_host[host] -= 1
-        if not self._by_host[host]:
-            del self._by_host[host]
+    def _ended(self, message: Message, done: asyncio.Task[float | None]) -> None:
+        self._sending.pop(message.id, None)
+        self._places.end(host_of(message.url), seconds=_seconds(done))
         if self._is_behind:
             self._wake.set()
 
-    async def _deliver(self, message: Message, host: str, signing: tuple[str, ...]) -> None:
-        started = self.deliveries.now()
+    async def _deliver(self, message: Message, signing: tuple[str, ...]) -> float | None:
+        """Try once, write what came of it, and return how long the receiver took."""
         try:
-            body = await self.deliveries.body(message)
-            if body is None:
-                report = SendReport(error=_GONE, is_final=True)
-            else:
-                report = await self._send(message, body.encode(), signing)
-            outcome = self._outcome(message, report, body)
-            _tell(message, host, outcome, seconds=self.deliveries.now() - started)
-            await self._settle(outcome)
+            return await self._try(message, signing)
         except StoreUnavailableError as error:
-            # The claim ends by itself, and the message is tried again.
-            log.warning("a webhook was not settled", message_id=message.id, problem=str(error))
-
-    async def _send(self, message: Message, body: bytes, signing: tuple[str, ...]) -> SendReport:
-        try:
-            return await self._sender.send(message, body, signing, now=self.deliveries.now())
-        except Exception as error:
+            _tell_unsettled(message, str(error))
+        except Exception as error:  # noqa: BLE001 - the edge of a try
             # A fault that nobody foresaw must not leave the message in the air.
-            log.exception("a webhook could not be sent", message_id=message.id)
-            return SendReport(error=f"could not be sent: {type(error).__name__}")
+            await self._settle_fault(message, error)
+        return None
+
+    async def _try(self, message: Message, signing: tuple[str, ...]) -> float:
+        body = await self.deliveries.body(message)
+        started = self.deliveries.now()
+        if body is None:
+            report = SendReport(error=_GONE, problem=_GONE, is_final=True)
+        else:
+            report = await self._sender.send(message, body.encode(), signing, now=started)
+        seconds = self.deliveries.now() - started
+        outcome = self._outcome(message, report, body)
+        _tell(message, outcome, problem=report.problem, seconds=seconds)
+        await self._settle(outcome)
+        return seconds
+
+    async def _settle_fault(self, message: Message, error: Exception) -> None:
+        problem = f"could not be sent: {type(error).__name__}"
+        # Without the text of the error, which may repeat the address.
+        log.error(
+            "a webhook could not be sent",
+            message_id=message.id,
+            problem=problem,
+            where=_place_of(error),
+        )
+        try:
+            await self._settle(self._outcome(message, SendReport(error=problem), None))
+        except Exception as again:  # noqa: BLE001 - the edge of a try
+            _tell_unsettled(message, type(again).__name__)
 
     def _outcome(self, message: Message, report: SendReport, body: str | None) -> TryOutcome:
         due_at = None
@@ -273,13 +280,31 @@ class Webhooks:
         self._problem = problem
 
 
-def _tell(message: Message, host: str, outcome: TryOutcome, *, seconds: float) -> None:
-    """Log what came of a try; of the address no more than the host, the rest may be a secret."""
+def _tell_unsettled(message: Message, problem: str) -> None:
+    """Log that the claim has to end by itself, upon which the message is tried again."""
+    log.warning("a webhook was not settled", message_id=message.id, problem=problem)
+
+
+def _place_of(error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"
+
+
+def _seconds(done: asyncio.Task[float | None]) -> float | None:
+    return None if done.cancelled() or done.exception() is not None else done.result()
+
+
+def _tell(message: Message, outcome: TryOutcome, *, problem: str | None, seconds: float) -> None:
+    """Log what came of a try, in words of our own.
+
+    Of the address no more than the host, and nothing of what the receiver said: either may repeat a
+    secret, and what was said is kept with the delivery.
+    """
     facts = {
         "message_id": message.id,
         "webhook_event": message.event,
         "task_id": message.task_id,
-        "host": host,
+        "host": host_of(message.url),
         "status": outcome.status,
         "tries": message.tries + 1,
         "seconds": round(seconds, 3),
@@ -288,4 +313,4 @@ def _tell(message: Message, host: str, outcome: TryOutcome, *, seconds: float) -
         log.info("webhook delivered", **facts)
     else:
         is_dead = outcome.due_at is None
-        log.warning("webhook failed", **facts, problem=outcome.error, is_given_up=is_dead)
+        log.warning("webhook failed", **facts, problem=problem, is_given_up=is_dead)

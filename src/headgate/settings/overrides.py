@@ -98,6 +98,9 @@ def with_overrides(tables: Tables, overrides: Iterable[Override]) -> dict[str, T
     """Lay the overrides in force over the tables of a file; these are left as they are."""
     laid = {section: dict(table) for section, table in tables.items()}
     in_force = [one for one in overrides if one.kind != "scheduler" and is_in_force(tables, one)]
+    if not laid.get("targets") and any(one.kind == "targets" for one in in_force):
+        # Whatever is laid there would take the place of the one that stands for none.
+        laid["targets"] = {ECHO_NAME: written_table(tables, "targets", ECHO_NAME)}
     for override in in_force:
         named = laid.setdefault(override.kind, {})
         current = named.get(override.name)
@@ -127,5 +130,7 @@ def _drop_empty_budgets(laid: dict[str, Table], overrides: Iterable[Override]) -
 
 
 def _written(target: Target) -> Table:
+    # Its status is not said, as a file does not say it: an override of it holds beside both.
     table: Table = msgspec.to_builtins(target)
+    del table["status"]
     return table

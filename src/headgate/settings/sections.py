@@ -240,12 +240,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def default_target(self) -> str | None:
-        """The target of a task that names none: the one marked so, or the only one there is."""
+        """The target of a task that names none: the one marked so, or the only one there is.
+
+        The target that is always there counts only where no other is.
+        """
         marked = [name for name, target in self.targets.items() if target.default]
-        taking = [name for name, one in self.targets.items() if one.status is not Standing.DRAINING]
-        if not marked and len(taking or self.targets) == 1:
-            marked = taking or list(self.targets)
-        return marked[0] if marked else None
+        if marked:
+            return marked[0]
+        own = [name for name in self.targets if name != PULL_NAME] or list(self.targets)
+        taking = [name for name in own if self.targets[name].status is not Standing.DRAINING]
+        only = taking or own
+        return only[0] if len(only) == 1 else None
 
     @property
     def all_targets(self) -> dict[str, Target]:

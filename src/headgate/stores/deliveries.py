@@ -6,18 +6,20 @@ the claim; another may have tried meanwhile, and its outcome is the later one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
 
+from headgate.audit import AuditEntry
 from headgate.databases.access import Access
 from headgate.databases.transaction import Row, Transaction, Value, about
 from headgate.deliveries import (
     ALERT_EVENT,
-    MAX_PURGED,
+    ANYWHERE,
     Alert,
     Candidate,
+    Choice,
     Claim,
     Delivery,
     DeliveryPage,
@@ -29,16 +31,10 @@ from headgate.deliveries import (
     TryOutcome,
     message_id,
 )
-from headgate.stores import reading, webhook_secrets
+from headgate.stores import audit_trail, delivery_keeping, reading, webhook_secrets
 from headgate.stores.delivery_schema import ALERTS, BODIES, DELIVERIES
 from headgate.stores.filing import new_row
 from headgate.task_snapshot import snapshot_of
-
-DELIVERED_KEPT_SECONDS = 86_400.0
-DEAD_KEPT_SECONDS = 30 * 86_400.0
-MAX_DELIVERED = 20_000
-MAX_DEAD = 10_000
-MAX_DEAD_BYTES = 256 * 2**20
 
 _COLUMNS = "id, event, url, state, task_id, tries, created_at, due_at, ended_at, status, error"
 _GET = f"SELECT {_COLUMNS} FROM deliveries WHERE id = ?"  # noqa: S608
@@ -63,19 +59,6 @@ _TOLD = (
     "SELECT limit_amount, told_until FROM budget_alerts"
     " WHERE scope = ? AND unit = ? AND percent = ?"
 )
-_TOO_OLD = (
-    "SELECT id FROM deliveries WHERE state = ? AND ended_at IS NOT NULL AND ended_at < ? LIMIT ?"
-)
-_TOO_MANY = (
-    "SELECT id FROM deliveries WHERE state = ? AND ended_at IS NOT NULL"
-    " ORDER BY ended_at DESC LIMIT ? OFFSET ?"
-)
-_TOO_LARGE = (
-    "SELECT id FROM (SELECT deliveries.id AS id, SUM(octet_length(body))"
-    " OVER (ORDER BY ended_at DESC, deliveries.id) AS total FROM deliveries"
-    " JOIN delivery_bodies ON delivery_bodies.id = deliveries.id"
-    " WHERE state = 'dead' AND ended_at IS NOT NULL) AS summed WHERE total > ? LIMIT ?"
-)
 
 
 class SqlDeliveries:
@@ -88,10 +71,9 @@ class SqlDeliveries:
         """Return the time by which deliveries are due."""
         return self._access.now()
 
-    async def due(self, *, busy_hosts: Iterable[str], limit: int) -> list[Candidate]:
-        """Return what is due, the oldest first, without what goes to these hosts."""
-        question = partial(due, now=self.now(), busy_hosts=tuple(busy_hosts), limit=limit)
-        return await self._access.ask(question)
+    async def due(self, choice: Choice = ANYWHERE, *, limit: int) -> list[Candidate]:
+        """Return what is due of a choice, the oldest first."""
+        return await self._access.ask(partial(due, now=self.now(), choice=choice, limit=limit))
 
     async def claim(self, ids: Sequence[str], *, claimed_by: str, seconds: float) -> Claim:
         """Claim what is still due of these."""
@@ -128,33 +110,36 @@ class SqlDeliveries:
         """Return a delivery; None if there is none."""
         return await self._access.ask(partial(get, delivery_id=delivery_id))
 
-    async def redeliver(self, delivery_id: str) -> Delivery | NothingLeft | None:
-        """Start over with a delivery; None if there is none."""
-        return await self._access.run(partial(redeliver, delivery_id=delivery_id))
+    async def redeliver(
+        self, delivery_id: str, entry: AuditEntry | None = None
+    ) -> Delivery | NothingLeft | None:
+        """Start over with a delivery, and note who did; None if there is none."""
+        return await self._access.run(partial(redeliver, delivery_id=delivery_id, entry=entry))
 
-    async def secrets(self) -> tuple[Secret, ...]:
+    async def secrets(self, entry: AuditEntry | None = None) -> tuple[Secret, ...]:
         """Return the secrets that sign now, the newest first; the first is made at need."""
         candidate = webhook_secrets.new_secret()
-        return await self._access.run(partial(webhook_secrets.current, candidate=candidate))
+        operation = partial(webhook_secrets.current, candidate=candidate, entry=entry)
+        return await self._access.run(operation)
 
-    async def rotate(self) -> tuple[Secret, ...]:
-        """Make a new secret; those before it sign too for another day."""
+    async def rotate(self, entry: AuditEntry | None = None) -> tuple[Secret, ...]:
+        """Make a new secret, and note who did; those before it sign too for another day."""
         candidate = webhook_secrets.new_secret()
-        return await self._access.run(partial(webhook_secrets.rotate, candidate=candidate))
+        operation = partial(webhook_secrets.rotate, candidate=candidate, entry=entry)
+        return await self._access.run(operation)
 
     async def purge(self) -> int:
-        """Forget what ended long ago, a bounded number, and return how many."""
-        return await self._access.run(purge)
+        """Forget what ended long ago and give up what is too much; return how many, bounded."""
+        return await self._access.run(delivery_keeping.purge)
 
 
-def due(
-    transaction: Transaction, *, now: float, busy_hosts: tuple[str, ...], limit: int
-) -> list[Candidate]:
-    """Return what is due, the oldest first, without what goes to busy hosts."""
-    marks = ", ".join("?" * len(busy_hosts))
-    others = f" AND host NOT IN ({marks})" if busy_hosts else ""
-    sql = f"{_DUE}{others} ORDER BY due_at LIMIT ?"
-    return [Candidate(*row) for row in transaction.read(sql, (now, *busy_hosts, limit))]
+def due(transaction: Transaction, *, now: float, choice: Choice, limit: int) -> list[Candidate]:
+    """Return what is due of a choice, the oldest first."""
+    if choice.only_hosts == ():
+        return []
+    conditions, values = _chosen(choice)
+    sql = f"{_DUE}{conditions} ORDER BY due_at LIMIT ?"
+    return [Candidate(*row) for row in transaction.read(sql, (now, *values, limit))]
 
 
 def claim(
@@ -263,7 +248,7 @@ def get(transaction: Transaction, *, delivery_id: str) -> Delivery | None:
 
 
 def redeliver(
-    transaction: Transaction, now: float, *, delivery_id: str
+    transaction: Transaction, now: float, *, delivery_id: str, entry: AuditEntry | None = None
 ) -> Delivery | NothingLeft | None:
     """Start over with a delivery, if what it tells is still known; one under way goes on."""
     known = get(transaction, delivery_id=delivery_id)
@@ -273,24 +258,9 @@ def redeliver(
     if body(transaction, message=message) is None:
         return NothingLeft()
     transaction.run(_RESTART, (now, delivery_id))
+    if entry is not None:
+        audit_trail.write(transaction, entry, now)
     return get(transaction, delivery_id=delivery_id)
-
-
-def purge(transaction: Transaction, now: float) -> int:
-    """Forget deliveries that ended long ago, or are too many or too large together."""
-    state, gone = DeliveryState, dict[str, None]()
-    for sql, values in (
-        (_TOO_OLD, (state.DELIVERED.value, now - DELIVERED_KEPT_SECONDS, MAX_PURGED)),
-        (_TOO_OLD, (state.DEAD.value, now - DEAD_KEPT_SECONDS, MAX_PURGED)),
-        (_TOO_MANY, (state.DELIVERED.value, MAX_PURGED, MAX_DELIVERED)),
-        (_TOO_MANY, (state.DEAD.value, MAX_PURGED, MAX_DEAD)),
-        (_TOO_LARGE, (MAX_DEAD_BYTES, MAX_PURGED)),
-    ):
-        gone.update((row[0], None) for row in transaction.read(sql, values))
-    if gone:
-        for forget in ("DELETE FROM deliveries", "DELETE FROM delivery_bodies"):
-            transaction.run(*about(transaction.dialect, forget, "id", gone))
-    return len(gone)
 
 
 def _is_told(transaction: Transaction, one: Alert, now: float) -> bool:
@@ -298,6 +268,18 @@ def _is_told(transaction: Transaction, one: Alert, now: float) -> bool:
     if not rows or rows[0][0] != one.limit:
         return False
     return rows[0][1] is None or rows[0][1] > now
+
+
+def _chosen(choice: Choice) -> tuple[str, list[Value]]:
+    parts, values = list[str](), list[Value]()
+    for word, hosts in (("NOT IN", choice.busy_hosts), ("IN", choice.only_hosts or ())):
+        if hosts:
+            parts.append(f" AND host {word} ({', '.join('?' * len(hosts))})")
+            values.extend(hosts)
+    for site in choice.busy_sites:
+        parts.append(" AND host <> ? AND host NOT LIKE ?")
+        values.extend((site, f"%.{site}"))
+    return "".join(parts), values
 
 
 def _conditions(query: DeliveryQuery) -> tuple[list[str], list[Value]]:

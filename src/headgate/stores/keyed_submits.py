@@ -6,13 +6,15 @@ behind the other in the writer, and over all nodes behind its lock; the second o
 first has kept.
 
 A key is forgotten when it is old enough, and never because there are many: a key that was
-forgotten early would run its tasks twice without a word.
+forgotten early would run its tasks twice without a word. What the keys of one owner take is counted
+in a row, and bounded by a share of the whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,6 +22,7 @@ from headgate.core.submit_keys import (
     KEPT_SECONDS,
     MAX_KEPT_BYTES,
     MAX_KEYS,
+    OWNER_SHARE,
     InvalidEntry,
     KeyRefusal,
     OrphanEntry,
@@ -30,9 +33,10 @@ from headgate.core.submit_keys import (
     is_kept,
 )
 from headgate.databases.migrations import Migration
-from headgate.databases.transaction import Dialect, Insert, Row, Transaction, json_rows
+from headgate.databases.transaction import Dialect, Insert, Row, Transaction, about, json_rows
 from headgate.store import KeyedAnswer, KeyedSubmit, NewTask, Queued, TurnedAway
 from headgate.stores.submitting import SubmitAnswer, submit
+from headgate.stores.tallies import Tally
 from headgate.stores.worksheet import Worksheet
 
 PART = "submit_keys"
@@ -51,6 +55,17 @@ CREATE TABLE submit_keys (
     PRIMARY KEY (owner, name)
 ) {by_key}
 """
+_OWNERS = """
+CREATE TABLE submit_key_owners (
+    owner {text} PRIMARY KEY,
+    key_count BIGINT NOT NULL,
+    bytes BIGINT NOT NULL
+) {by_key}
+"""
+_COUNT_OWNERS = (
+    "INSERT INTO submit_key_owners"
+    " SELECT owner, COUNT(*), CAST(SUM(bytes) AS BIGINT) FROM submit_keys GROUP BY owner"
+)
 _BY_AGE = "CREATE INDEX old_submit_keys ON submit_keys (kept_at)"
 
 MIGRATIONS = (
@@ -58,6 +73,11 @@ MIGRATIONS = (
         number=1,
         sqlite=(_TABLE.format(text="TEXT", by_key="WITHOUT ROWID"), _BY_AGE),
         postgres=(_TABLE.format(text='TEXT COLLATE "C"', by_key=""), _BY_AGE),
+    ),
+    Migration(
+        number=2,
+        sqlite=(_OWNERS.format(text="TEXT", by_key="WITHOUT ROWID"), _COUNT_OWNERS),
+        postgres=(_OWNERS.format(text='TEXT COLLATE "C"', by_key=""), _COUNT_OWNERS),
     ),
 )
 
@@ -72,18 +92,42 @@ _KEEP = Insert(
         ("kept_at", "DOUBLE PRECISION"),
     ),
 )
+_ADD = Tally(
+    table="submit_key_owners",
+    columns=(("owner", "TEXT"), ("key_count", "BIGINT"), ("bytes", "BIGINT")),
+    key=("owner",),
+    updated=("key_count", "bytes"),
+)
+_FIND_OWNERS = "SELECT owner, key_count, bytes FROM submit_key_owners"
+_FORGET_OWNERS = "DELETE FROM submit_key_owners WHERE key_count <= 0"
 _COUNT, _BYTES = "submit_keys", "submit_key_bytes"
 _SUMS = f"SELECT name, amount FROM counters WHERE name IN ('{_COUNT}', '{_BYTES}')"  # noqa: S608
 _LESS = "UPDATE counters SET amount = amount - ? WHERE name = ?"
 _PURGE = (
     "DELETE FROM submit_keys WHERE (owner, name) IN (SELECT owner, name FROM submit_keys"
-    " WHERE kept_at < ? ORDER BY kept_at LIMIT ?) RETURNING bytes"
+    " WHERE kept_at < ? ORDER BY kept_at LIMIT ?) RETURNING owner, bytes"
 )
 
 _DECODER = msgspec.json.Decoder(tuple[SubmitEntry, ...])
 _ENCODER = msgspec.json.Encoder()
 
 Entries = tuple[SubmitEntry, ...]
+
+
+class _Held(NamedTuple):
+    """How many keys there are, and what they take."""
+
+    keys: int
+    size_bytes: int
+
+    def plus(self, size_bytes: int) -> _Held:
+        return _Held(self.keys + 1, self.size_bytes + size_bytes)
+
+    def fills(self, share: float) -> bool:
+        return self.keys >= MAX_KEYS * share or self.size_bytes >= MAX_KEPT_BYTES * share
+
+
+_NOTHING = _Held(0, 0)
 
 
 class Keys:
@@ -93,19 +137,26 @@ class Keys:
         self._sheet = sheet
         self._kept: dict[tuple[str, str], tuple[str, Entries]] = {}
         self._new: list[Row] = []
+        self._added: dict[str, _Held] = {}
         transaction = sheet.transaction
         wanted = json_rows([(step.key.owner, step.key.name) for step in steps])
         find = (_find_sql(transaction.dialect), (wanted,))
-        rows, sums = transaction.read_all([find, (_SUMS, ())])
+        owners = about(
+            transaction.dialect, _FIND_OWNERS, "owner", {step.key.owner for step in steps}
+        )
+        rows, sums, held = transaction.read_all([find, (_SUMS, ()), owners])
         for owner, name, digest, entries in rows:
             self._kept[owner, name] = (digest, _DECODER.decode(entries))
         amounts: dict[str, int] = dict(sums)
-        self._count, self._bytes = amounts.get(_COUNT, 0), amounts.get(_BYTES, 0)
+        self._all = _Held(amounts.get(_COUNT, 0), amounts.get(_BYTES, 0))
+        self._held = {owner: _Held(count, size) for owner, count, size in held}
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no further key can be kept."""
-        return self._count >= MAX_KEYS or self._bytes >= MAX_KEPT_BYTES
+    def is_full(self, owner: str) -> bool:
+        """Tell whether no further key of this owner can be kept."""
+        if self._all.fills(1.0):
+            return True
+        # Where no token is asked for there is nobody else who could go short.
+        return bool(owner) and self._held.get(owner, _NOTHING).fills(OWNER_SHARE)
 
     def get(self, key: SubmitKey) -> tuple[str, Entries] | None:
         """Return the digest and the answer that are kept under a key."""
@@ -118,14 +169,17 @@ class Keys:
         size = ROW_BYTES + sum(len(one) for one in texts)
         self._kept[key.owner, key.name] = (key.digest, entries)
         self._new.append((*texts, size, self._sheet.now))
-        self._count += 1
-        self._bytes += size
+        self._all = self._all.plus(size)
+        for sums in (self._held, self._added):
+            sums[key.owner] = sums.get(key.owner, _NOTHING).plus(size)
         self._sheet.tallies.count(_COUNT)
         self._sheet.tallies.count(_BYTES, size)
 
     def write(self) -> None:
         """Write the answers that were kept."""
-        self._sheet.transaction.insert(_KEEP, self._new)
+        transaction = self._sheet.transaction
+        transaction.insert(_KEEP, self._new)
+        transaction.insert(_ADD, [(owner, *held) for owner, held in self._added.items()])
 
 
 def submit_keyed(sheet: Worksheet, keys: Keys, step: KeyedSubmit) -> KeyedAnswer | KeyRefusal:
@@ -137,7 +191,7 @@ def submit_keyed(sheet: Worksheet, keys: Keys, step: KeyedSubmit) -> KeyedAnswer
             return KeyRefusal.MISMATCH
         own = _own(sheet, step, entries)
         return KeyedAnswer(entries=entries, fresh=own, is_replay=not own)
-    if keys.is_full:
+    if keys.is_full(step.key.owner):
         return KeyRefusal.FULL
     outcomes = [one if isinstance(one, InvalidEntry) else submit(sheet, one) for one in step.tasks]
     entries = tuple([entry_of(outcome) for outcome in outcomes])
@@ -157,8 +211,17 @@ def purge(transaction: Transaction, now: float) -> bool:
     rows = transaction.read(_PURGE, (now - KEPT_SECONDS, PURGED_AT_ONCE))
     if rows:
         transaction.run(_LESS, (len(rows), _COUNT))
-        transaction.run(_LESS, (sum(row[0] for row in rows), _BYTES))
+        transaction.run(_LESS, (sum(size for _, size in rows), _BYTES))
+        transaction.insert(_ADD, _less_by_owner(rows))
+        transaction.run(_FORGET_OWNERS, ())
     return len(rows) == PURGED_AT_ONCE
+
+
+def _less_by_owner(rows: Sequence[Row]) -> list[Row]:
+    gone: dict[str, _Held] = {}
+    for owner, size in rows:
+        gone[owner] = gone.get(owner, _NOTHING).plus(size)
+    return [(owner, -held.keys, -held.size_bytes) for owner, held in gone.items()]
 
 
 def _own(sheet: Worksheet, step: KeyedSubmit, entries: Entries) -> tuple[SubmitAnswer, ...]:

@@ -15,10 +15,17 @@ from typing import NamedTuple
 
 from headgate.core.records import is_worker
 from headgate.databases.transaction import Dialect, Transaction, json_rows
+from headgate.errors import LimitReachedError
 from headgate.store import Beat, Node
 
 FORGOTTEN_AFTER_SECONDS = 86_400.0
 """When nodes that died with nothing to run are forgotten, counted from the end of their lease."""
+
+FORGOTTEN_AFTER_LEASES = 3
+"""The same for workers, in leases: a client that never says its name joins with every claim."""
+
+MAX_WORKERS_PER_AGENT = 1_000
+"""How many workers of an agent may be alive."""
 
 # A repeat of a join whose answer got lost finds the row, and changes nothing.
 _JOIN = (
@@ -40,6 +47,15 @@ _OFFER = (
     "SELECT places, offered_until FROM nodes JOIN workers ON workers.node_id = nodes.id"
     " WHERE id = ? AND agent_id = ? AND lease_until > ?"
 )
+_OTHERS = (
+    "SELECT COUNT(*) FROM workers JOIN nodes ON nodes.id = workers.node_id"
+    " WHERE agent_id = ? AND node_id <> ? AND lease_until > ?"
+)
+_LONG_DEAD_NODES = f"SELECT id FROM nodes WHERE lease_until <= ? AND NOT {_IS_WORKER}"  # noqa: S608
+_LONG_DEAD_WORKERS = (
+    "SELECT id FROM nodes JOIN workers ON workers.node_id = nodes.id"
+    " WHERE lease_until + ? * lease_seconds <= ?"
+)
 _GRACE = (
     "UPDATE nodes SET lease_until = ? + (SELECT workers.lease_seconds FROM workers"  # noqa: S608
     f" WHERE workers.node_id = nodes.id) WHERE {_IS_WORKER}"
@@ -51,20 +67,24 @@ _GRACE = (
 def join(transaction: Transaction, node: Node, lease_until: float) -> None:
     """Take up a node under an id that no life had before."""
     transaction.run(_JOIN, (node.id, node.places, node.address, lease_until))
-    # A worker that joins sees to the workers: their leases end also where those of nodes do not.
-    kind = _IS_WORKER if node.agent_id else f"NOT {_IS_WORKER}"
-    long_ended = f"SELECT id FROM nodes WHERE lease_until <= ? AND {kind}"  # noqa: S608
-    rows = transaction.read(long_ended, (lease_until - FORGOTTEN_AFTER_SECONDS,))
+    rows = transaction.read(_LONG_DEAD_NODES, (lease_until - FORGOTTEN_AFTER_SECONDS,))
     _forget(transaction, [row[0] for row in rows])
 
 
 def join_worker(
     transaction: Transaction, worker: Node, *, now: float, lease_seconds: float
 ) -> None:
-    """Take up a worker of an agent."""
+    """Take up a worker of an agent; `LimitReachedError` if that has as many as may be."""
+    ((others,),) = transaction.read(_OTHERS, (worker.agent_id, worker.id, now))
+    if others >= MAX_WORKERS_PER_AGENT:
+        problem = f"agent {worker.agent_id!r} has {others} workers; a worker that claims again"
+        raise LimitReachedError(f"{problem} says its workerId")
     lease_until = now + lease_seconds
     transaction.run(_SERVE, (worker.id, worker.agent_id, lease_seconds, lease_until))
-    join(transaction, worker, lease_until)
+    transaction.run(_JOIN, (worker.id, worker.places, worker.address, lease_until))
+    # A worker that joins sees to the workers: their leases end also where those of nodes do not.
+    rows = transaction.read(_LONG_DEAD_WORKERS, (float(FORGOTTEN_AFTER_LEASES), now))
+    _forget(transaction, [row[0] for row in rows])
 
 
 class Offer(NamedTuple):

@@ -28,6 +28,10 @@ _READ = (
 _END = "DELETE FROM overrides WHERE kind = ? AND name = ? AND key = ?"
 _LIVE = states_of(tuple(status for status in TaskStatus if status not in TERMINAL))
 _FIND = {Dialect.SQLITE: "instr", Dialect.POSTGRES: "strpos"}
+_TARGET = {
+    Dialect.SQLITE: "json_extract(spec, '$[0].target')",
+    Dialect.POSTGRES: "CAST(spec AS json) -> 0 ->> 'target'",
+}
 
 
 class Adoption(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +55,7 @@ def adopt(transaction: Transaction, now: float, *, adoption: Adoption, keeps_boo
     """Write a change of settings."""
     for place in adoption.ended:
         transaction.run(_END, place)
-    transaction.insert(OVERRIDES, [_row(one, now) for one in adoption.begun])
+    transaction.insert(OVERRIDES, [_row(one) for one in adoption.begun])
     if adoption.budgets is not None:
         configured.set_limits(transaction, adoption.budgets, keeps_books=keeps_books)
     if adoption.entry is not None:
@@ -93,6 +97,14 @@ def busy_projects(transaction: Transaction) -> set[str]:
     return {lane.project_id for lane in lanes(transaction) if lane.queued or lane.inflight}
 
 
+def unknown_targets(transaction: Transaction, *, known: tuple[str, ...]) -> list[str]:
+    """Return the targets of tasks that wait or run, as far as they are not known."""
+    marks = ", ".join("?" * len(_LIVE))
+    sql = f"SELECT DISTINCT {_TARGET[transaction.dialect]} FROM tasks WHERE state IN ({marks})"  # noqa: S608
+    found = {name for (name,) in transaction.read(sql, _LIVE) if name is not None}
+    return sorted(found - set(known))
+
+
 def _is_at_work(transaction: Transaction, target: str) -> bool:
     # The text of a task is compact JSON, in which a quoted name cannot be part of another.
     written = f'"target":{msgspec.json.encode(target).decode()}'
@@ -102,7 +114,8 @@ def _is_at_work(transaction: Transaction, target: str) -> bool:
     return bool(transaction.read(sql, (*_LIVE, written)))
 
 
-def _row(override: Override, now: float) -> Row:
+def _row(override: Override) -> Row:
     value = msgspec.json.encode(override.value).decode()
     file_value = msgspec.json.encode(override.file_value).decode()
-    return (*override.place, value, file_value, now, override.by)
+    # The time is the one that whoever made it has: it is compared with what is read.
+    return (*override.place, value, file_value, override.at, override.by)

@@ -26,18 +26,33 @@ _TAKEN = Insert(
     updated=("task_id",),
 )
 _FIND = {Dialect.SQLITE: "instr", Dialect.POSTGRES: "strpos"}
+# PostgreSQL reads no JSON with the character 0 in it, and a task may have one.
+_READABLE = r"CAST(REPLACE(submission, '\u0000', '\u0020') AS json)"
 _LABEL = {
     Dialect.SQLITE: "EXISTS (SELECT 1 FROM json_each(submission, '$.labels') AS label"
     " WHERE label.key = ? AND label.value = ?)",
-    Dialect.POSTGRES: "(CAST(submission AS jsonb) -> 'labels' ->> ?) = ?",
+    Dialect.POSTGRES: f"({_READABLE} -> 'labels' ->> ?) = ?",
 }
 _NOT_RETRIED = (
     "NOT EXISTS (SELECT 1 FROM bulk_retries WHERE task_id = tasks.id AND is_submitted = 1)"
 )
+_IS_REFUSED_RETRY = {
+    Dialect.SQLITE: "json_extract(spec, '$[3].code') IS NOT NULL"
+    " AND EXISTS (SELECT 1 FROM task_inputs AS given WHERE given.id = tasks.id"
+    " AND json_extract(submission, '$.retryOf') IS NOT NULL)",
+    Dialect.POSTGRES: "(CAST(spec AS json) -> 3 ->> 'code') IS NOT NULL"  # noqa: S608
+    " AND EXISTS (SELECT 1 FROM task_inputs AS given WHERE given.id = tasks.id"
+    f" AND ({_READABLE} ->> 'retryOf') IS NOT NULL)",
+}
+"""A retry that the full queue turned away; the task that it was made of is there to be retried."""
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks are meant; `label` is a key and its value. None leaves a condition out."""
+    """Which tasks are meant; `label` is a key and its value. None leaves a condition out.
+
+    `is_retry` leaves out what was tried again already, `leaves_out_refused_retries` what is only
+    left of an attempt to do so.
+    """
 
     states: tuple[TaskStatus, ...]
     agent_id: str | None = None
@@ -47,6 +62,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     created_before: float | None = None
     created_after: float | None = None
     is_retry: bool = False
+    leaves_out_refused_retries: bool = False
 
 
 def count(transaction: Transaction, *, wanted: TaskFilter) -> int:
@@ -116,6 +132,9 @@ def _where(dialect: Dialect, wanted: TaskFilter) -> tuple[str, list[Value]]:
         values += wanted.label
     if wanted.is_retry:
         conditions.append(_NOT_RETRIED)
+    if wanted.leaves_out_refused_retries:
+        conditions.append(f"NOT (state = ? AND {_IS_REFUSED_RETRY[dialect]})")
+        values += states_of((TaskStatus.REJECTED,))
     return " AND ".join(conditions), values
 
 

@@ -1,7 +1,7 @@
 """Submitting: a task is stored, if there is room for it and its parents are known.
 
-A task that is turned away is stored too, as rejected, and one whose parent has failed already as
-failed. An id that is known gets the answer that it got the first time.
+A task that is turned away is stored too, as rejected, where its refusal is to be kept; one whose
+parent has failed already is stored as failed. An id that is known gets the answer that it got the first time.
 """
 
 from __future__ import annotations
@@ -101,6 +101,9 @@ def _store_failed(sheet: Worksheet, new: NewTask, parent: TaskRow) -> Queued:
 
 
 def _store_rejected(sheet: Worksheet, new: NewTask, rejected: Rejected) -> TurnedAway:
+    if not new.keeps_refusal:
+        row = TaskRow(Spec(new.task, new.terms, 0, rejected))
+        return TurnedAway(record=row.record(new.submission), rejected=rejected)
     row = _row(sheet, new, position=0, rejected=rejected)
     _end_at_once(sheet, row, TaskStatus.REJECTED, rejected.message)
     # It has nothing to decide there, but tells those who listen.

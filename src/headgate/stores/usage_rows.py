@@ -2,7 +2,8 @@
 
 They stand beside `project_usage`, which shares are reckoned from: that one is small, exact for each
 project and read whole by every dispatcher, while here anybody can add a row by naming an agent. An
-hour with more than `MAX_PER_HOUR` rows has its cheapest ones added up under the name `other`.
+hour with more than `MAX_PER_HOUR` rows has its cheapest ones added up under a name that
+no agent can have, so that whoever is bound to one reads nothing of others.
 """
 
 from __future__ import annotations
@@ -35,12 +36,17 @@ CREATE TABLE usage_rows (
     PRIMARY KEY (hour, project_id, agent_id, model)
 ) {by_key}
 """
+_RENAME_OTHER = (
+    f"UPDATE usage_rows SET agent_id = '{OTHER}', model = '{OTHER}'"
+    " WHERE agent_id = 'other' AND model = 'other'"
+)
 MIGRATIONS = (
     Migration(
         number=1,
         sqlite=(_TABLE.format(text="TEXT", by_key="WITHOUT ROWID"),),
         postgres=(_TABLE.format(text='TEXT COLLATE "C"', by_key=""),),
     ),
+    Migration(number=2, sqlite=(_RENAME_OTHER,), postgres=(_RENAME_OTHER,)),
 )
 
 _AMOUNTS = ("tasks", "attempts", "tokens", "micro_usd")

@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import secrets
 
+from headgate.audit import AuditEntry
 from headgate.databases.transaction import Transaction
 from headgate.deliveries import Secret
+from headgate.stores import audit_trail
 
 PREFIX = "whsec_"
 SECRET_BYTES = 32
@@ -31,8 +33,12 @@ def new_secret() -> str:
     return PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
 
 
-def current(transaction: Transaction, now: float, *, candidate: str) -> tuple[Secret, ...]:
+def current(
+    transaction: Transaction, now: float, *, candidate: str, entry: AuditEntry | None = None
+) -> tuple[Secret, ...]:
     """Return the secrets that sign now, the newest first; `candidate` is the first of all."""
+    if entry is not None:
+        audit_trail.write(transaction, entry, now)
     found = _live(transaction, now)
     if found and found[0].ends_at is None:
         return found
@@ -40,12 +46,16 @@ def current(transaction: Transaction, now: float, *, candidate: str) -> tuple[Se
     return _live(transaction, now)
 
 
-def rotate(transaction: Transaction, now: float, *, candidate: str) -> tuple[Secret, ...]:
+def rotate(
+    transaction: Transaction, now: float, *, candidate: str, entry: AuditEntry | None = None
+) -> tuple[Secret, ...]:
     """Make the candidate the newest secret; those before it sign too for another day."""
     found = _live(transaction, now)
     if candidate in {secret.secret for secret in found}:
         # The reply to the first run got lost.
         return found
+    if entry is not None:
+        audit_trail.write(transaction, entry, now)
     transaction.run(_RETIRE, (now + OVERLAP_SECONDS,))
     transaction.run(_ADD, (candidate, now))
     transaction.run(_FORGET, (now,))

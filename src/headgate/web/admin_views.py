@@ -8,7 +8,7 @@ from typing import NamedTuple
 from headgate.admin_bodies import AgentBody, BudgetBody, ProjectBody, TargetBody
 from headgate.administration.situation import Situation
 from headgate.core.budget_windows import format_window
-from headgate.core.money import format_usd
+from headgate.core.money import plain_usd
 from headgate.core.scopes import ROOT
 from headgate.settings import AgentSettings, budgets
 from headgate.settings.budgets import ROOT_NAME
@@ -115,7 +115,7 @@ def budget_bodies(situation: Situation) -> list[BudgetBody]:
 
 
 def _usd(micro_usd: int | None) -> str | None:
-    return None if micro_usd is None else format_usd(micro_usd).replace("$", "")
+    return None if micro_usd is None else plain_usd(micro_usd)
 
 
 def _is_configured(situation: Situation, kind: str, name: str) -> bool:

@@ -20,6 +20,7 @@ from headgate.runtime.deadline_watch import DeadlineWatch
 from headgate.web.answers import Answer, refusal_answer
 from headgate.web.api import Api, Route
 from headgate.web.refusals import Refusal, refusal_of
+from headgate.web.request_head import Head
 from headgate.web.requests import ClientGoneError, Request, request_ids
 from headgate.web.routes import ROUTES
 from headgate.web.service import TaskService
@@ -40,6 +41,7 @@ class App:
         self._fixed: dict[str, dict[str, Route]] = {}
         self._patterns: dict[tuple[str, ...], dict[str, Route]] = {}
         api.routes = routes
+        self._open_paths = {route.path.encode() for route in routes if route.needs is None}
         for route in routes:
             self._add(route)
         self._patience: DeadlineWatch[asyncio.Task[Any]] = DeadlineWatch(time.monotonic, self._lose)
@@ -53,6 +55,11 @@ class App:
             return
         shape = tuple(route.path.split("/")[1:])
         self._patterns.setdefault(shape, {})[route.method] = route
+
+    def meet(self, head: Head) -> None:
+        """Refuse whoever is not let in, by the head of a request whose body is still to come."""
+        if head.url.partition(b"?")[0] not in self._open_paths:
+            self.api.entrance.meet(head)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
         """Answer one request, as ASGI has it."""

@@ -12,12 +12,10 @@ from headgate.intake.bodies import check_unknown
 from headgate.task_snapshot import exact_moment
 from headgate.web.answers import Answer, json_answer
 from headgate.web.api import Api
-from headgate.web.refusals import Refusal
-from headgate.web.requests import Request
+from headgate.web.refusals import Refusal, invalid_field
+from headgate.web.requests import Request, read_limit
 
 OK = 200
-DEFAULT_LIMIT = 100
-MAX_LIMIT = 1000
 QUERY_FIELDS = ("limit", "cursor")
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
@@ -29,11 +27,7 @@ async def list_audit(api: Api, request: Request, _: str) -> Answer:
         raise Refusal("not_found", "this service keeps no audit log")
     given = request.query()
     check_unknown(given, QUERY_FIELDS)
-    asked = _number(given, "limit")
-    limit = DEFAULT_LIMIT if asked is None else asked
-    if not 1 <= limit <= MAX_LIMIT:
-        raise _invalid("limit", f"must be a number from 1 to {MAX_LIMIT}")
-    page = await api.audit.page(before=_number(given, "cursor"), limit=limit)
+    page = await api.audit.page(before=_number(given, "cursor"), limit=read_limit(given))
     entries = [_body(row) for row in page.rows]
     cursor = None if page.next_before is None else str(page.next_before)
     return json_answer(OK, AuditListBody(entries=entries, count=len(entries), next_cursor=cursor))
@@ -44,14 +38,10 @@ def _number(given: dict[str, str], field: str) -> int | None:
     if not text:
         return None
     if _NUMBER.fullmatch(text) is None:
-        raise _invalid(field, "must be a number")
+        raise invalid_field(field, "must be a number")
     return int(text)
 
 
 def _body(row: AuditRow) -> AuditEntryBody:
     fields = msgspec.structs.asdict(row) | {"at": exact_moment(row.at)}
     return AuditEntryBody(**fields)
-
-
-def _invalid(field: str, problem: str) -> Refusal:
-    return Refusal("invalid_field", f"field '{field}': {problem}", details={"field": field})

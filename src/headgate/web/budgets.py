@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from headgate.budget_tracker import ReservationToken
-from headgate.core.money import format_usd
+from headgate.core.money import plain_usd
 from headgate.core.scopes import Scope, parse_scope
 from headgate.errors import IllegalSettlementError, InvalidFieldError
 from headgate.http_bodies import (
@@ -141,7 +141,7 @@ def _shown(token: ReservationToken, given_id: str, scope: Scope) -> ReservationB
         scope=scope,
         state=token.state.value,
         is_live=token.is_live,
-        usd=dollars(token.micro_usd),
+        usd=plain_usd(token.micro_usd),
         tokens=token.tokens,
         lease_until=exact_moment(token.lease_until),
     )
@@ -151,22 +151,17 @@ def _settled(given_id: str, scope: Scope, state: Literal["committed", "released"
     return json_answer(OK, SettledBody(id=given_id, scope=scope, state=state))
 
 
-def dollars(micro_usd: int) -> str:
-    """Write an amount exactly, as in 12.50."""
-    return format_usd(micro_usd).replace("$", "")
-
-
 def _dollars_or_none(micro_usd: int | None) -> str | None:
-    return None if micro_usd is None else dollars(micro_usd)
+    return None if micro_usd is None else plain_usd(micro_usd)
 
 
 def _status(status: ScopeStatus) -> BudgetStatusBody:
     return BudgetStatusBody(
         scope=status.scope,
         window=status.window,
-        spent_usd=dollars(status.spent_micro_usd),
-        reserved_usd=dollars(status.reserved_micro_usd),
-        overrun_usd=dollars(status.overrun_micro_usd),
+        spent_usd=plain_usd(status.spent_micro_usd),
+        reserved_usd=plain_usd(status.reserved_micro_usd),
+        overrun_usd=plain_usd(status.overrun_micro_usd),
         limit_usd=_dollars_or_none(status.limit_micro_usd),
         remaining_usd=_dollars_or_none(status.remaining_micro_usd),
         spent_tokens=status.spent_tokens,

@@ -16,7 +16,7 @@ from headgate.audit import Detail
 from headgate.core.records import TaskRecord
 from headgate.core.tasks import TERMINAL, TaskStatus
 from headgate.http_bodies import SubmittedBody
-from headgate.intake import Draft
+from headgate.intake import Draft, fields
 from headgate.intake.bodies import read_body, shown
 from headgate.store import Queued, TaskQuery, TurnedAway
 from headgate.stores.selecting import TaskFilter
@@ -25,7 +25,7 @@ from headgate.web.answers import Answer, json_answer
 from headgate.web.api import Api
 from headgate.web.auditing import record
 from headgate.web.callers import Caller
-from headgate.web.refusals import Refusal, queue_full
+from headgate.web.refusals import Refusal, invalid_field, queue_full
 from headgate.web.requests import Request
 from headgate.web.tasks import known_form
 
@@ -75,7 +75,8 @@ async def retry_tasks(api: Api, request: Request, _: str) -> Answer:
     body = read_body(await request.json_body(), TaskFilterBody)
     allowed = tuple(status for status in TaskStatus if status in TERMINAL)
     wanted = read_filter(body, request.caller, allowed=allowed, default=RETRIED)
-    wanted = msgspec.structs.replace(wanted, is_retry=True)
+    is_named = bool(body.state)
+    wanted = msgspec.structs.replace(wanted, is_retry=True, leaves_out_refused_retries=not is_named)
     if not body.confirm:
         return json_answer(OK, BulkRetryBody(matched=await _bulk(api).count(wanted)))
 
@@ -102,13 +103,16 @@ def read_filter(
 ) -> TaskFilter:
     """Read which tasks are meant, as far as they belong to the caller."""
     if not 1 <= body.limit <= MAX_TASKS:
-        raise _invalid("limit", f"must be a number from 1 to {MAX_TASKS}")
-    own = caller.narrowed(TaskQuery(agent_id=body.agent_id, project_id=body.project_id))
+        raise invalid_field("limit", f"must be a number from 1 to {MAX_TASKS}")
+    asked = TaskQuery(
+        agent_id=_named(body.agent_id, "agentId"), project_id=_named(body.project_id, "projectId")
+    )
+    own = caller.narrowed(asked)
     return TaskFilter(
         states=_states(body.state, allowed) or default,
         agent_id=own.agent_id,
         project_id=own.project_id,
-        target=body.target,
+        target=_named(body.target, "target"),
         label=_label(body.label),
         created_before=_seconds(body.created_before, "createdBefore"),
         created_after=_seconds(body.created_after, "createdAfter"),
@@ -119,8 +123,13 @@ def _states(names: list[str], allowed: tuple[TaskStatus, ...]) -> tuple[TaskStat
     by_name = {status.value: status for status in allowed}
     for name in names:
         if name not in by_name:
-            raise _invalid("state", f"'{shown(name)}' is none of {', '.join(by_name)}")
+            raise invalid_field("state", f"'{shown(name)}' is none of {', '.join(by_name)}")
     return tuple(by_name[name] for name in dict.fromkeys(names))
+
+
+def _named(text: str | None, field: str) -> str | None:
+    """Check a name; an empty one is nobody's, and must not come to mean everybody."""
+    return fields.identifier(text, field) if text else text
 
 
 def _label(text: str | None) -> tuple[str, str] | None:
@@ -128,7 +137,7 @@ def _label(text: str | None) -> tuple[str, str] | None:
         return None
     key, sign, value = text.partition("=")
     if not key or not sign or "\0" in text:
-        raise _invalid("label", "is written as key=value")
+        raise invalid_field("label", "is written as key=value")
     return key, value
 
 
@@ -136,7 +145,7 @@ def _seconds(at: datetime | None, field: str) -> float | None:
     if at is None:
         return None
     if at.tzinfo is None:
-        raise _invalid(field, "needs a time zone, as in 2026-01-31T12:00:00Z")
+        raise invalid_field(field, "needs a time zone, as in 2026-01-31T12:00:00Z")
     return at.timestamp()
 
 
@@ -158,7 +167,3 @@ def _detail(body: TaskFilterBody, answer: msgspec.Struct) -> Detail:
     asked = msgspec.to_builtins(body)
     asked.pop("confirm", None)
     return {"filter": asked, **msgspec.structs.asdict(answer)}
-
-
-def _invalid(field: str, problem: str) -> Refusal:
-    return Refusal("invalid_field", f"field '{field}': {problem}", details={"field": field})

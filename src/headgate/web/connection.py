@@ -1,8 +1,10 @@
 """HTTP/1.1 on one connection: requests in, answers out, in their order.
 
 A request is handed to the application when all of it has arrived, which bounds it: in size, and in
-the time that it may take. The rule for everything that a client can make this process keep is the
-same: it is bounded here, and a client that does not take its answers is not given further ones.
+the time that it may take. Before its body is read, the application is shown its head, and may
+refuse it: whoever is not let in sends no body. The rule for everything that a client can make this
+process keep is the same: it is bounded here, and a client that does not take its answers is not
+given further ones.
 
 The parser is llhttp, as in most servers. It is fed so that no message ends inside of what it is
 given, and so every byte is known to be of the head, of the body, or of what frames the body.
@@ -16,17 +18,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httptools
 
-from headgate.web.exchange import DateHeader, Exchange, last_words, peers_of, scope_of
+from headgate.web.exchange import Exchange, last_words, peers_of, scope_of
 from headgate.web.refusals import Refusal
-from headgate.web.requests import MAX_BODY_BYTES, request_ids, sent_request_id, too_large
+from headgate.web.request_head import Head, read_head
+from headgate.web.requests import MAX_BODY_BYTES, sent_request_id, too_large
+
+if TYPE_CHECKING:
+    from headgate.web.connections import Connections
 
 MAX_HEAD_BYTES = 64 * 1024
-MAX_URL_BYTES = 8 * 1024
-MAX_HEADERS = 100
 MAX_FRAMING_BYTES = 64 * 1024
 CHUNK_ALLOWANCE_BYTES = 32
 REQUEST_SECONDS = 30.0
@@ -34,53 +38,12 @@ IDLE_SECONDS = 75.0
 LINGER_SECONDS = 2.0
 TAKE_SECONDS = 30.0
 MAX_CONNECTIONS = 4096
+MAX_HELD_BYTES = 256 * 1024 * 1024
+"""What bodies take in memory over all connections, until they are answered."""
 
 _EMPTY_LINE = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LOG = logging.getLogger("headgate.web")
-
-
-class Connections:
-    """What the connections of one server share, and all that there are."""
-
-    def __init__(self, app: Any) -> None:  # noqa: ANN401 - an ASGI application
-        self.app = app
-        self.open: set[Connection] = set()
-        self.date = DateHeader()
-        self.request_ids = request_ids()
-        self.is_draining = False
-        self._all_closed = asyncio.Event()
-
-    def new(self) -> Connection:
-        """Return the protocol of a connection that is about to be made."""
-        return Connection(self)
-
-    def forget(self, connection: Connection) -> None:
-        """Let go of a connection that is lost."""
-        self.open.discard(connection)
-        if not self.open:
-            self._all_closed.set()
-
-    async def drain(self, seconds: float) -> None:
-        """Take no further request, and finish those that there are within this time."""
-        self.is_draining = True
-        for connection in list(self.open):
-            connection.close_if_idle()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._all_gone()
-        except TimeoutError:
-            self._abandon()
-
-    async def _all_gone(self) -> None:
-        while self.open:
-            self._all_closed.clear()
-            await self._all_closed.wait()
-
-    def _abandon(self) -> None:
-        _LOG.warning("%d connections did not end in time", len(self.open))
-        for connection in list(self.open):
-            connection.abort()
 
 
 class Connection(asyncio.Protocol):
@@ -103,6 +66,7 @@ class Connection(asyncio.Protocol):
         self._drained: asyncio.Event | None = None
         self._is_in_message = False
         self._last_bytes = b""
+        self._held_bytes = 0
         self._start_afresh()
 
     def _start_afresh(self) -> None:
@@ -127,6 +91,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Let go of everything; the task that is under way finishes for nobody."""
         self._shared.forget(self)
+        self._let_go(self._held_bytes)
         if self._timer is not None:
             self._timer.cancel()
         self.resume_writing()
@@ -225,23 +190,26 @@ class Connection(asyncio.Protocol):
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Refuse a body that is too large before any of it is read."""
+        """Refuse by its head what is too large, or whoever is not let in, before the body."""
         self._check_framing()
         if self._would_upgrade():
             return
         self._is_in_head = False
         self._framing_bytes = 0
-        self._check_head()
-        for name, value in self._headers:
-            if name == b"content-length":
-                self._take_length(int(value))
-            elif name == b"expect":
-                self._take_expectation(value)
+        try:
+            self._take_head(read_head(self._url, self._headers, self._parser.get_http_version()))
+        except Refusal as refusal:
+            self._refuse(refusal)
 
-    def _take_length(self, length: int) -> None:
-        self._length = length
-        if length > MAX_BODY_BYTES:
-            self._refuse(too_large())
+    def _take_head(self, head: Head) -> None:
+        if head.has_body:
+            self._length = head.length
+            if head.length > MAX_BODY_BYTES:
+                raise too_large()
+            if self._shared.meet is not None:
+                self._shared.meet(head)
+        if head.expectation:
+            self._take_expectation(head.expectation)
 
     def on_chunk_header(self) -> None:
         """Count the chunks: each has some bytes that are not data."""
@@ -249,12 +217,23 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Collect the body, within bounds."""
-        self._body_bytes += len(body)
         self._framing_bytes -= len(body)
+        if self._is_refused:
+            return
+        self._body_bytes += len(body)
+        self._held_bytes += len(body)
+        self._shared.held_bytes += len(body)
+        self._parts.append(body)
         if self._body_bytes > MAX_BODY_BYTES:
             self._refuse(too_large())
-        elif not self._is_refused:
-            self._parts.append(body)
+        elif self._shared.held_bytes > MAX_HELD_BYTES:
+            self._refuse(Refusal("unavailable", "too much is being sent; try again later"))
+
+    def _let_go(self, size: int) -> None:
+        """Count bytes of bodies as not held any more; those of a lost connection are not again."""
+        size = min(size, self._held_bytes)
+        self._held_bytes -= size
+        self._shared.held_bytes -= size
 
     def on_message_complete(self) -> None:
         """Hand the request over, or let it wait for those before it."""
@@ -291,6 +270,7 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, exchange: Exchange) -> None:
         self._current = None
+        self._let_go(exchange.size)
         must_close = not (exchange.has_ended and exchange.keep_alive) or self._shared.is_draining
         if must_close or self._transport.is_closing():
             self._close()
@@ -346,14 +326,6 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
         self._transport.abort()
 
-    def _check_head(self) -> None:
-        if len(self._url) > MAX_URL_BYTES:
-            message = f"the address has more than {MAX_URL_BYTES} bytes"
-            self._refuse(Refusal("uri_too_long", message))
-        elif len(self._headers) > MAX_HEADERS:
-            message = f"the request has more than {MAX_HEADERS} headers"
-            self._refuse(Refusal("head_too_large", message))
-
     def _check_framing(self) -> None:
         if self._is_in_head:
             code, what, limit = "head_too_large", "head has", MAX_HEAD_BYTES
@@ -383,6 +355,8 @@ class Connection(asyncio.Protocol):
         if self._is_refused:
             return
         self._is_refused = True
+        self._parts = []
+        self._let_go(self._body_bytes)
         if self._current is not None:
             # An answer to this request would overtake the one before it.
             self._current.keep_alive = False

@@ -1,9 +1,10 @@
 """The entrance: whether a request is let in, and as whom.
 
-Three questions, before any of the body is read. Does the Host name this service? Otherwise a page
+Three questions, asked of the head alone. Does the Host name this service? Otherwise a page
 could reach it under a name of its own, which leads to a loopback address. Does the Origin, where
 there is one, name it too? Who asks: a token says so, or, on a loopback address that asks for none,
-being on the machine.
+being on the machine. What the head answers without asking the store is settled before the body is
+read; whether a token of the right form is a good one, when the request is complete.
 
 Rule: whoever cannot be checked is not let in. What was looked up is good for `FRESH_SECONDS`, so a
 token that is revoked at another node ends here within that time; at this node it ends at once.
@@ -13,29 +14,37 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from ipaddress import ip_address
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import structlog
 
-from headgate.tokens import Tokens, read_token
+from headgate.tokens import KeptToken, Tokens, read_token
 from headgate.web.callers import LOCAL, Caller, Permission, caller_with
 from headgate.web.refusals import Refusal
+from headgate.web.request_head import Head
 from headgate.web.requests import Request
 
 FRESH_SECONDS = 4.0
 MAX_KNOWN = 4_096
+MAX_REFUSED = 1_024
 MAX_LOOK_UPS = 16
 MAX_HOSTS = 64
 LOG_SECONDS = 10.0
 
 _BEARER = b"bearer "
+_TOKEN = re.compile(rb"bearer +hg_[0-9a-f_]{61} *", re.IGNORECASE)
+"""What may be a token; `read_token` is more exact."""
+
 _NOT_KNOWN = "the token is not known here"
 log = structlog.get_logger("headgate.web")
+
+Kept = TypeVar("Kept")
 
 
 class EntranceRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +65,12 @@ class _Known(NamedTuple):
     fresh_until: float
 
 
+class _Refused(NamedTuple):
+    token_id: str
+    line: str
+    fresh_until: float
+
+
 class Entrance:
     """Lets requests in; `rules` may be replaced while it does."""
 
@@ -70,6 +85,8 @@ class Entrance:
         self._ticks = ticks
         self._rules = rules or EntranceRules()
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._no_good: OrderedDict[bytes, _Refused] = OrderedDict()
+        self._watchers: set[Callable[[], None]] = set()
         self._good_hosts: set[bytes] = set()
         self._turns = asyncio.Semaphore(MAX_LOOK_UPS)
         self._changes = 0
@@ -91,6 +108,17 @@ class Entrance:
         """Look every token up again: one of them was changed."""
         self._changes += 1
         self._known.clear()
+        self._no_good.clear()
+        for watcher in list(self._watchers):
+            watcher()
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Have a stream called when a token was changed, until it is left."""
+        self._watchers.add(watcher)
+
+    def leave(self, watcher: Callable[[], None]) -> None:
+        """Call a stream no more."""
+        self._watchers.discard(watcher)
 
     def let_in(self, request: Request, needs: Permission | None) -> Caller | None:
         """Return who asks, or refuse; None if `look_up` is to find out.
@@ -109,15 +137,32 @@ class Entrance:
             caller.check(needs)
         return caller
 
+    def meet(self, head: Head) -> None:
+        """Refuse whoever is not let in whatever the store says; nothing is looked up."""
+        if head.origin:
+            self._check_origin(head.origin, head.host)
+        if head.host and head.host not in self._good_hosts:
+            self._check_host(head.host)
+        if _TOKEN.fullmatch(head.authorization) is None and self._is_token(head.authorization):
+            raise self._refuse("", _NOT_KNOWN)
+
+    def _is_token(self, authorization: bytes) -> bool:
+        """Tell whether a token is sent; refuse whoever sends none where one is needed."""
+        is_token = authorization[: len(_BEARER)].lower() == _BEARER
+        if not is_token and self._rules.needs_token:
+            raise Refusal("unauthorized", "send a token, as in 'Authorization: Bearer hg_…'")
+        return is_token
+
     def _at_once(self, authorization: bytes) -> Caller | None:
         """Return who asks, where nobody has to be asked for that."""
-        is_token = authorization[: len(_BEARER)].lower() == _BEARER
-        if not is_token and not self._rules.needs_token:
+        if not self._is_token(authorization):
             return LOCAL
-        if not is_token:
-            raise Refusal("unauthorized", "send a token, as in 'Authorization: Bearer hg_…'")
-        known = self._known.get(_digest(authorization))
-        if known is None or self._ticks() >= known.fresh_until:
+        digest = _digest(authorization)
+        known = self._known.get(digest)
+        if known is None:
+            self._check_no_good(digest)
+            return None
+        if self._ticks() >= known.fresh_until:
             return None
         expires_at = known.caller.expires_at
         is_over = expires_at is not None and self._now() >= expires_at
@@ -135,24 +180,33 @@ class Entrance:
             raise self._refuse("", _NOT_KNOWN)
         token_id, secret = read
         async with self._turns:
-            changes, asked_at = self._changes, self._ticks()
+            changes, fresh_until = self._changes, self._ticks() + FRESH_SECONDS
             kept = await self._tokens.get(token_id)
-        if kept is None or not kept.is_opened_by(secret):
-            raise self._refuse(token_id, _NOT_KNOWN)
-        token = kept.token
-        if not token.is_good(self._now()):
-            was = "has expired" if token.revoked_at is None else "was revoked"
-            raise self._refuse(token_id, f"the token {was}")
-        caller = caller_with(token)
-        if changes == self._changes:
-            self._keep(_digest(authorization), _Known(caller, asked_at + FRESH_SECONDS))
+        line = self._problem_with(kept, secret)
+        is_current = changes == self._changes
+        if kept is None or line:
+            digest = _digest(authorization)
+            self._known.pop(digest, None)
+            if is_current:
+                _keep(self._no_good, digest, _Refused(token_id, line, fresh_until), MAX_REFUSED)
+            raise self._refuse(token_id, line)
+        caller = caller_with(kept.token)
+        if is_current:
+            _keep(self._known, _digest(authorization), _Known(caller, fresh_until), MAX_KNOWN)
         return caller
 
-    def _keep(self, key: bytes, known: _Known) -> None:
-        self._known[key] = known
-        self._known.move_to_end(key)
-        if len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+    def _problem_with(self, kept: KeptToken | None, secret: str) -> str:
+        if kept is None or not kept.is_opened_by(secret):
+            return _NOT_KNOWN
+        if kept.token.is_good(self._now()):
+            return ""
+        return "the token has expired" if kept.token.revoked_at is None else "the token was revoked"
+
+    def _check_no_good(self, digest: bytes) -> None:
+        """Refuse what was refused a moment ago, without asking the store for it again."""
+        refused = self._no_good.get(digest)
+        if refused is not None and self._ticks() < refused.fresh_until:
+            raise self._refuse(refused.token_id, refused.line)
 
     def _now(self) -> float:
         return 0.0 if self._tokens is None else self._tokens.now()
@@ -197,6 +251,13 @@ def _is_served(host: str, rules: EntranceRules) -> bool:
     if host in rules.hosts or name in rules.hosts:
         return True
     return is_loopback(name) if rules.is_loopback else not rules.hosts
+
+
+def _keep(kept: OrderedDict[bytes, Kept], key: bytes, value: Kept, most: int) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > most:
+        kept.popitem(last=False)
 
 
 def _digest(authorization: bytes) -> bytes:

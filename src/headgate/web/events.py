@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
 from headgate.core.task_events import LAST_RANK, EventKind, TaskEvent
 from headgate.core.tasks import TaskStatus
 from headgate.errors import NotDispatchingError, StoreError
+from headgate.intake import fields
 from headgate.intake.bodies import check_unknown, shown
 from headgate.runtime.event_feed import EventFeed, Happening, TaskWatch, event_of, happening_of
 from headgate.store import TaskQuery
@@ -25,7 +26,7 @@ from headgate.task_snapshot import exact_moment
 from headgate.web.answers import Answer
 from headgate.web.api import Api, Route
 from headgate.web.forwarding import EVENT_STREAM
-from headgate.web.refusals import Refusal
+from headgate.web.refusals import Refusal, invalid_field
 from headgate.web.requests import Request
 from headgate.web.tasks import known_form
 
@@ -118,25 +119,25 @@ async def _events(api: Api, request: Request, feed: EventFeed, wants: Wants) -> 
     """Yield the events after a place, until this node dispatches no more."""
     life, place, first = _beginning(feed, request)
     yield first
-    clock = _Clock(api, request)
-    while feed.is_open:
-        if feed.life != life:
-            life, place = feed.life, feed.next
-            yield _reset(feed, place)
-        elif place < feed.first:
-            return
-        piece = _piece(feed, place, wants)
-        place = piece.place
-        if piece.text:
-            clock.note()
-            yield piece.text
-        if not await clock.is_let_in():
-            return
-        if clock.is_silent():
-            yield _HEARTBEAT + _id_line(feed, place)
-        await clock.keep_pace()
-        if place == feed.next and life == feed.life:
-            await clock.wait(feed.wait())
+    with _Clock(api, request) as clock:
+        while feed.is_open:
+            if feed.life != life:
+                life, place = feed.life, feed.next
+                yield _reset(feed, place)
+            elif place < feed.first:
+                return
+            piece = _piece(feed, place, wants)
+            place = piece.place
+            if piece.text:
+                clock.note()
+                yield piece.text
+            if not await clock.is_let_in():
+                return
+            if clock.is_silent():
+                yield _HEARTBEAT + _id_line(feed, place)
+            await clock.keep_pace()
+            if place == feed.next and life == feed.life:
+                await clock.wait(feed.wait())
 
 
 async def _task_events(api: Api, request: Request, feed: EventFeed, task_id: str) -> Pieces:
@@ -168,6 +169,7 @@ async def _task_events(api: Api, request: Request, feed: EventFeed, task_id: str
         # The state cannot be told; the client comes back for it.
         return
     finally:
+        clock.leave()
         feed.leave(watch)
 
 
@@ -186,7 +188,30 @@ class _Clock:
         self._api = api
         self._request = request
         self._now = asyncio.get_running_loop().time
-        self._beat_at = self._check_at = self._now() + HEARTBEAT_SECONDS
+        self._beat_at = self._now() + HEARTBEAT_SECONDS
+        self._check_at = self._beat_at if request.caller.token_id else float("inf")
+        self._waiting: asyncio.Timeout | None = None
+        api.entrance.watch(self._check_now)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End with the stream."""
+        self.leave()
+
+    def leave(self) -> None:
+        """Look at tokens no more: the stream has ended."""
+        self._api.entrance.leave(self._check_now)
+
+    def _check_now(self) -> None:
+        """Have the token looked up at once: one was changed."""
+        if not self._request.caller.token_id:
+            return
+        self._check_at = self._now()
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(self._check_at)
 
     def note(self) -> None:
         """Note that something is sent, so that no heartbeat is needed for a while."""
@@ -201,7 +226,7 @@ class _Clock:
 
     async def is_let_in(self) -> bool:
         """Tell whether whoever asked may still read; looked up now and then."""
-        if self._now() < self._check_at or not self._request.caller.token_id:
+        if self._now() < self._check_at:
             return True
         self._check_at = self._now() + HEARTBEAT_SECONDS
         try:
@@ -215,12 +240,14 @@ class _Clock:
         await asyncio.sleep(self._api.streams * PACE_SECONDS_PER_STREAM)
 
     async def wait(self, signal: Coroutine[Any, Any, object]) -> None:
-        """Wait for a signal, or until a heartbeat is due."""
+        """Wait for a signal, or until a heartbeat or a look at the token is due."""
         try:
-            async with asyncio.timeout(max(0.0, self._beat_at - self._now())):
+            async with asyncio.timeout_at(min(self._beat_at, self._check_at)) as self._waiting:
                 await signal
         except TimeoutError:
             return
+        finally:
+            self._waiting = None
 
 
 def _beginning(feed: EventFeed, request: Request) -> tuple[str, int, bytes]:
@@ -281,7 +308,10 @@ def _filter(request: Request) -> Wants:
     given = request.query()
     check_unknown(given, QUERY_FIELDS)
     query = request.caller.narrowed(
-        TaskQuery(agent_id=given.get("agentId") or None, project_id=given.get("projectId") or None)
+        TaskQuery(
+            agent_id=fields.wanted(given.get("agentId"), "agentId"),
+            project_id=fields.wanted(given.get("projectId"), "projectId"),
+        )
     )
     kinds = _named(given, "kind", _KINDS)
     states = _named(given, "state", _STATES)
@@ -301,8 +331,7 @@ def _named(given: dict[str, str], field: str, known: dict[str, Named]) -> frozen
     names = [name.strip() for name in given.get(field, "").split(",") if name.strip()]
     if all(name in known for name in names):
         return frozenset(known[name] for name in names)
-    line = f"field '{field}': '{shown(given[field])}' is not a list of {', '.join(known)}"
-    raise Refusal("invalid_field", line, details={"field": field})
+    raise invalid_field(field, f"'{shown(given[field])}' is not a list of {', '.join(known)}")
 
 
 ROUTES = (

@@ -67,6 +67,7 @@ class Exchange:
         "has_started",
         "keep_alive",
         "scope",
+        "size",
     )
 
     def __init__(
@@ -74,6 +75,7 @@ class Exchange:
     ) -> None:
         self.scope = scope
         self.keep_alive = keep_alive
+        self.size = len(body)
         self.has_started = False
         self.has_ended = False
         self._wire = wire

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from headgate.core.admission import Rejected
-from headgate.core.money import format_usd
+from headgate.core.money import plain_usd
 from headgate.errors import (
     BudgetExceededError,
     IllegalMoveError,
@@ -23,6 +23,7 @@ from headgate.errors import (
     NotTakingWorkError,
     StaleWorkerError,
     StoreError,
+    UnfitValueError,
 )
 from headgate.http_bodies import Details, RefusalBody
 from headgate.task_snapshot import exact_moment
@@ -135,6 +136,11 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault
         return msgspec.structs.replace(self.body, request_id=request_id, instance=instance)
 
 
+def invalid_field(field: str, problem: str) -> Refusal:
+    """Return the answer for a field or a query parameter that cannot be used."""
+    return Refusal("invalid_field", f"field '{field}': {problem}", details={"field": field})
+
+
 def not_found() -> Refusal:
     """Return the answer for a task that is not there."""
     return Refusal("not_found", "task not found")
@@ -181,6 +187,8 @@ def _conflict(error: IllegalMoveError | StaleWorkerError) -> Refusal:
 
 
 def _outage(error: StoreError) -> Refusal:
+    if isinstance(error, UnfitValueError):
+        return Refusal("invalid_field", "a value has something in it that cannot be kept")
     if isinstance(error, NotDispatchingError):
         return Refusal("not_dispatching", str(error), details={"address": error.address})
     # What a driver says may name hosts and paths; only what this program says of itself is told.
@@ -193,7 +201,7 @@ def _exceeded(error: BudgetExceededError) -> Details:
     is_money = error.unit == "micro_usd"
     names = ("limit", "spent", "reserved", "overrun", "requested")
     amounts: Details = {
-        name: format_usd(amount).replace("$", "") if is_money else amount
+        name: plain_usd(amount) if is_money else amount
         for name in names
         for amount in (getattr(error, name),)
     }

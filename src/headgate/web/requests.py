@@ -11,12 +11,16 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from headgate.web.callers import LOCAL
-from headgate.web.refusals import Refusal
+from headgate.web.refusals import Refusal, invalid_field
 
 MAX_BODY_BYTES = 1024 * 1024
 BODY_SECONDS = 30.0
 MAX_QUERY_FIELDS = 32
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 1000
+"""How many entries a page has: unless it is asked for, and at most."""
 
+_NUMBER = re.compile(r"[0-9]{1,6}")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 # curl says this of any body that it is given without a type.
 _TAKEN_TYPES = (b"application/json", b"text/json", b"application/x-www-form-urlencoded")
@@ -147,6 +151,16 @@ class Request:
         if size > MAX_BODY_BYTES:
             raise too_large()
         return b"".join(parts)
+
+
+def read_limit(given: dict[str, str]) -> int:
+    """Return how many entries a page is to have."""
+    text = given.get("limit", "")
+    if not text:
+        return DEFAULT_LIMIT
+    if _NUMBER.fullmatch(text) is None or not 1 <= int(text) <= MAX_LIMIT:
+        raise invalid_field("limit", f"must be a number from 1 to {MAX_LIMIT}")
+    return int(text)
 
 
 def _check_length(value: bytes) -> None:

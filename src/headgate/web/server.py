@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headgate.errors import InvalidSettingError
-from headgate.web.connection import Connections
+from headgate.web.connections import Connections
 
 DRAIN_SECONDS = 10.0
 BACKLOG = 2048

@@ -20,6 +20,7 @@ from headgate.store import (
     TurnedAway,
     UnknownParent,
 )
+from headgate.tokens import UNBOUND, Bounds
 
 
 class HealthReport(Protocol):
@@ -73,8 +74,11 @@ class TaskService(Protocol):
     async def totals(self) -> Totals:
         """Count what waits, runs and has happened."""
 
-    async def why(self, task_id: str) -> msgspec.Struct | None:
-        """Return every rule that keeps a task waiting; None if there is no such task."""
+    async def why(self, task_id: str, bounds: Bounds = UNBOUND) -> msgspec.Struct | None:
+        """Return every rule that keeps a task waiting; None if there is no such task.
+
+        Of the tasks that hold it, those outside the bounds are counted and not named.
+        """
 
     def events(self) -> EventFeed:
         """Return what happens to tasks; `NotDispatchingError` where this node does not see it."""

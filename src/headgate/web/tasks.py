@@ -7,22 +7,20 @@ import re
 from headgate.core.tasks import TERMINAL, TaskStatus
 from headgate.errors import NotDispatchingError
 from headgate.http_bodies import CancelledBody, TaskListBody
+from headgate.intake import fields
 from headgate.intake.bodies import check_unknown, shown
 from headgate.store import TaskQuery
 from headgate.task_snapshot import snapshot_of
 from headgate.web.answers import Answer, json_answer
 from headgate.web.api import Api
-from headgate.web.refusals import Refusal, not_found
-from headgate.web.requests import Request
+from headgate.web.refusals import Refusal, invalid_field, not_found
+from headgate.web.requests import Request, read_limit
 
-DEFAULT_LIMIT = 100
-MAX_LIMIT = 1000
 OK = 200
 ACCEPTED = 202
 QUERY_FIELDS = ("agentId", "projectId", "state", "limit", "cursor")
 
 _TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_NUMBER = re.compile(r"[0-9]{1,6}")
 
 
 async def show_task(api: Api, request: Request, task_id: str) -> Answer:
@@ -58,7 +56,7 @@ async def explain_task(api: Api, request: Request, task_id: str) -> Answer:
     """Answer with every rule that keeps a task waiting; if need be, ask the node that knows."""
     await check_own(api, request, task_id)
     try:
-        reasons = await api.engine.why(known_form(task_id))
+        reasons = await api.engine.why(known_form(task_id), request.caller.bounds)
     except NotDispatchingError as error:
         answer = await api.forwarder.ask(error.address, f"/tasks/{task_id}/why", request)
         if answer is None:
@@ -86,11 +84,11 @@ def read_query(given: dict[str, str]) -> TaskQuery:
     """Read the filter and the page of a list."""
     check_unknown(given, QUERY_FIELDS)
     return TaskQuery(
-        agent_id=given.get("agentId") or None,
-        project_id=given.get("projectId") or None,
+        agent_id=fields.wanted(given.get("agentId"), "agentId"),
+        project_id=fields.wanted(given.get("projectId"), "projectId"),
         states=_states(given.get("state", "")),
         before=_cursor(given.get("cursor", "")),
-        limit=_limit(given.get("limit", "")),
+        limit=read_limit(given),
     )
 
 
@@ -100,22 +98,10 @@ def _states(text: str) -> tuple[TaskStatus, ...]:
         return tuple(dict.fromkeys([TaskStatus(name) for name in names]))
     except ValueError:
         allowed = ", ".join(status.value for status in TaskStatus)
-        raise _invalid("state", f"'{shown(text)}' is not a list of {allowed}") from None
+        raise invalid_field("state", f"'{shown(text)}' is not a list of {allowed}") from None
 
 
 def _cursor(text: str) -> str | None:
     if text and _TASK_ID.fullmatch(text) is None:
-        raise _invalid("cursor", "must be the nextCursor of the page before")
+        raise invalid_field("cursor", "must be the nextCursor of the page before")
     return text or None
-
-
-def _limit(text: str) -> int:
-    if not text:
-        return DEFAULT_LIMIT
-    if _NUMBER.fullmatch(text) is None or not 1 <= int(text) <= MAX_LIMIT:
-        raise _invalid("limit", f"must be a number from 1 to {MAX_LIMIT}")
-    return int(text)
-
-
-def _invalid(field: str, problem: str) -> Refusal:
-    return Refusal("invalid_field", f"field '{field}': {problem}", details={"field": field})

@@ -6,6 +6,7 @@ Rule: nobody makes a token that may do more, or for longer, than the one it is a
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime
 from typing import Literal
 
@@ -13,10 +14,10 @@ import msgspec
 
 from headgate.audit import AuditEntry, Detail
 from headgate.core.snapshot import MAX_PRIORITY
-from headgate.errors import InvalidFieldError
+from headgate.errors import InvalidFieldError, InvalidTaskError
 from headgate.http_bodies import CreatedTokenBody, NewTokenBody, TokenBody, TokenListBody
 from headgate.intake import fields
-from headgate.intake.bodies import read_body
+from headgate.intake.bodies import read_body, shown
 from headgate.task_snapshot import exact_moment
 from headgate.tokens import Bounds, NewToken, Token, Tokens, new_token
 from headgate.web.answers import Answer, json_answer
@@ -35,27 +36,32 @@ async def create_token(api: Api, request: Request, _: str) -> Answer:
     """Make a token, and answer with its text this once."""
     wish = read_body(await request.json_body(), NewTokenBody)
     tokens = _tokens(api)
-    bounds = _bounds(api, wish)
-    expires_at = _expiry(wish.expires_at)
-    _check_no_more(request.caller, wish, bounds, expires_at)
-    new = new_token(
-        name=wish.name,
-        permissions=tuple(wish.permissions),
-        now=tokens.now(),
-        bounds=bounds,
-        expires_at=expires_at,
-    )
+    new = wished_token(wish, knows_project=api.intake.knows_project, now=tokens.now())
     token = new.kept.token
+    _check_no_more(request.caller, token)
     detail: Detail = {"name": token.name, "permissions": list(token.permissions)}
     await tokens.add(new.kept, _entry(request, "token.create", token.id, detail))
     body = created_body(new, tokens.now())
     return json_answer(CREATED, body, ((b"cache-control", b"no-store"),))
 
 
+def wished_token(
+    wish: NewTokenBody, *, knows_project: Callable[[str], bool], now: float
+) -> NewToken:
+    """Make the token that is wished for, or raise `InvalidFieldError`; nothing is kept yet."""
+    return new_token(
+        name=wish.name,
+        permissions=tuple(wish.permissions),
+        now=now,
+        bounds=_bounds(wish, knows_project),
+        expires_at=_expiry(wish.expires_at),
+    )
+
+
 def created_body(new: NewToken, now: float) -> CreatedTokenBody:
     """Return a token that was made, with its text."""
-    shown = _shown(new.kept.token, now)
-    return CreatedTokenBody(token=new.text, **msgspec.structs.asdict(shown))
+    body = _shown(new.kept.token, now)
+    return CreatedTokenBody(token=new.text, **msgspec.structs.asdict(body))
 
 
 async def list_tokens(api: Api, _: Request, __: str) -> Answer:
@@ -91,11 +97,17 @@ def _tokens(api: Api) -> Tokens:
     return api.tokens
 
 
-def _bounds(api: Api, wish: NewTokenBody) -> Bounds:
-    project_id, least = wish.project_id or None, wish.least_priority
-    agent_id = fields.identifier(wish.agent_id, "agentId") if wish.agent_id else None
-    if project_id is not None and not api.intake.knows_project(project_id):
-        raise Refusal("unknown_project", f"unknown project '{project_id[:60]}'")
+def _bounds(wish: NewTokenBody, knows_project: Callable[[str], bool]) -> Bounds:
+    agent_id, project_id, least = wish.agent_id, wish.project_id, wish.least_priority
+    if agent_id == "" or project_id == "":
+        # Whoever names nobody has most likely a variable that is not set, and wants a bound.
+        field = "agentId" if agent_id == "" else "projectId"
+        raise InvalidFieldError(field, "is empty; name one, or leave it out for all")
+    if agent_id is not None:
+        fields.identifier(agent_id, "agentId")
+    if project_id is not None and not knows_project(project_id):
+        line = f"unknown project '{shown(project_id)}'"
+        raise InvalidTaskError("unknown_project", "projectId", line)
     if least is not None and abs(least) > MAX_PRIORITY:
         raise InvalidFieldError("leastPriority", f"must be within {MAX_PRIORITY} of 0")
     return Bounds(agent_id=agent_id, project_id=project_id, least_priority=least)
@@ -112,14 +124,12 @@ def _expiry(given: datetime | None) -> float | None:
     return seconds
 
 
-def _check_no_more(
-    caller: Caller, wish: NewTokenBody, bounds: Bounds, expires_at: float | None
-) -> None:
+def _check_no_more(caller: Caller, token: Token) -> None:
     """Refuse what the caller may not do itself; whoever may make tokens is not bound."""
     own_least, own_end = caller.least_priority, caller.expires_at
-    least = bounds.least_priority
+    least, expires_at = token.bounds.least_priority, token.expires_at
     more = [
-        ("permissions", not caller.permissions.issuperset(wish.permissions)),
+        ("permissions", not caller.permissions.issuperset(token.permissions)),
         ("leastPriority", own_least is not None and (least is None or least < own_least)),
         ("expiresAt", own_end is not None and (expires_at is None or expires_at > own_end)),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from headgate.core.deadlines import parse_rfc3339
+from headgate.core.money import plain_usd
 from headgate.core.retention import USAGE_KEPT_SECONDS
 from headgate.http_bodies import UsageBody, UsageRowBody
 from headgate.intake.bodies import check_unknown, shown
@@ -13,8 +14,7 @@ from headgate.task_snapshot import exact_moment
 from headgate.usage_report import GROUPINGS, Grouping, UsageReport, UsageSum
 from headgate.web.answers import Answer, json_answer
 from headgate.web.api import Api, Route
-from headgate.web.budgets import dollars
-from headgate.web.refusals import Refusal
+from headgate.web.refusals import Refusal, invalid_field
 from headgate.web.requests import Request
 
 OK = 200
@@ -32,7 +32,7 @@ async def show_usage(api: Api, request: Request, _: str) -> Answer:
     since = _moment("since", query.get("since", ""), now - USAGE_KEPT_SECONDS)
     until = _moment("until", query.get("until", ""), now + 1.0)
     if until < since:
-        raise _invalid("until", "is before since")
+        raise invalid_field("until", "is before since")
     report = await api.usage.report(
         _grouping(query.get("by", "")), since=since, until=until, bounds=request.caller.bounds
     )
@@ -41,7 +41,7 @@ async def show_usage(api: Api, request: Request, _: str) -> Answer:
 
 def _grouping(text: str) -> Grouping:
     if text and text not in GROUPINGS:
-        raise _invalid("by", f"'{shown(text)}' is not one of {', '.join(GROUPINGS)}")
+        raise invalid_field("by", f"'{shown(text)}' is not one of {', '.join(GROUPINGS)}")
     return next(one for one in GROUPINGS if one == (text or "project"))
 
 
@@ -50,12 +50,8 @@ def _moment(field: str, text: str, default: float) -> float:
         return default
     seconds = parse_rfc3339(f"{text}T00:00:00Z" if _DATE.fullmatch(text) else text)
     if seconds is None or not 0 <= seconds <= LATEST:
-        raise _invalid(field, "must be a day or an RFC 3339 time, as in 2030-01-31T12:00:00Z")
+        raise invalid_field(field, "must be a day or an RFC 3339 time, as in 2030-01-31T12:00:00Z")
     return seconds
-
-
-def _invalid(field: str, problem: str) -> Refusal:
-    return Refusal("invalid_field", f"field '{field}': {problem}", details={"field": field})
 
 
 def _body(report: UsageReport) -> UsageBody:
@@ -74,7 +70,7 @@ def _row(one: UsageSum) -> UsageRowBody:
         tasks=one.tasks,
         attempts=one.attempts,
         tokens=one.tokens,
-        usd=dollars(one.micro_usd),
+        usd=plain_usd(one.micro_usd),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from headgate.audit import AuditEntry
 from headgate.deliveries import Delivery, DeliveryQuery, DeliveryState, NothingLeft, Secret
 from headgate.http_bodies import (
     DeliveryBody,
@@ -20,18 +21,15 @@ from headgate.runtime.webhooks import Webhooks
 from headgate.task_snapshot import exact_moment, moment
 from headgate.web.answers import Answer, json_answer
 from headgate.web.api import Api, Route
-from headgate.web.auditing import record
-from headgate.web.refusals import Refusal
-from headgate.web.requests import Request
+from headgate.web.auditing import actor_of, record
+from headgate.web.refusals import Refusal, invalid_field
+from headgate.web.requests import Request, read_limit
 
 OK = 200
 ACCEPTED = 202
-DEFAULT_LIMIT = 100
-MAX_LIMIT = 1000
 QUERY_FIELDS = ("state", "task", "limit", "cursor")
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
-_NUMBER = re.compile(r"[0-9]{1,6}")
 _SECRET = ((b"cache-control", b"no-store"),)
 
 
@@ -54,13 +52,13 @@ async def show_webhook(api: Api, _: Request, delivery_id: str) -> Answer:
 
 async def redeliver(api: Api, request: Request, delivery_id: str) -> Answer:
     """Start over with a webhook, whatever became of it before."""
-    answer = await _webhooks(api).redeliver(_known_form(delivery_id))
+    entry = _entry(request, "webhook.redeliver", delivery_id)
+    answer = await _webhooks(api).redeliver(_known_form(delivery_id), entry)
     if answer is None:
         raise _not_found()
     if isinstance(answer, NothingLeft):
         message = "it has arrived and its task is not kept any more, so there is nothing to send"
         raise Refusal("conflict", message)
-    await record(api, request, "webhook.redeliver", delivery_id)
     return json_answer(ACCEPTED, _body(answer))
 
 
@@ -69,10 +67,10 @@ async def ping(api: Api, request: Request, _: str) -> Answer:
     url = read_body(await request.json_body(), PingBody).url
     webhooks = _webhooks(api)
     if not url or len(url) > MAX_URL_LENGTH or not url.isprintable():
-        raise _invalid("url", f"must be an address of 1 to {MAX_URL_LENGTH} characters")
+        raise invalid_field("url", f"must be an address of 1 to {MAX_URL_LENGTH} characters")
     report = await webhooks.ping(url)
     if report.is_final and report.status is None:
-        raise _invalid("url", report.error or "cannot be used")
+        raise invalid_field("url", report.error or "cannot be used")
     await record(api, request, "webhook.ping")
     return json_answer(
         OK, PingedBody(delivered=report.has_arrived, status=report.status, error=report.error)
@@ -81,15 +79,15 @@ async def ping(api: Api, request: Request, _: str) -> Answer:
 
 async def show_secrets(api: Api, request: Request, _: str) -> Answer:
     """Answer with the secrets that sign now."""
-    secrets = await _webhooks(api).deliveries.secrets()
-    await record(api, request, "webhook.secret.show")
+    entry = _entry(request, "webhook.secret.show")
+    secrets = await _webhooks(api).deliveries.secrets(entry)
     return json_answer(OK, _secrets(secrets), _SECRET)
 
 
 async def rotate_secret(api: Api, request: Request, _: str) -> Answer:
     """Make a new secret; the one before signs too for a day."""
-    secrets = await _webhooks(api).deliveries.rotate()
-    await record(api, request, "webhook.secret.rotate")
+    entry = _entry(request, "webhook.secret.rotate")
+    secrets = await _webhooks(api).deliveries.rotate(entry)
     return json_answer(OK, _secrets(secrets), _SECRET)
 
 
@@ -98,12 +96,12 @@ def read_query(given: dict[str, str]) -> DeliveryQuery:
     check_unknown(given, QUERY_FIELDS)
     for name in ("task", "cursor"):
         if given.get(name) and _ID.fullmatch(given[name]) is None:
-            raise _invalid(name, f"'{shown(given[name])}' is not an id")
+            raise invalid_field(name, f"'{shown(given[name])}' is not an id")
     return DeliveryQuery(
         state=_state(given.get("state", "")),
         task_id=given.get("task") or None,
         before=given.get("cursor") or None,
-        limit=_limit(given.get("limit", "")),
+        limit=read_limit(given),
     )
 
 
@@ -112,15 +110,11 @@ def _state(text: str) -> DeliveryState | None:
         return DeliveryState(text) if text else None
     except ValueError:
         allowed = ", ".join(state.value for state in DeliveryState)
-        raise _invalid("state", f"'{shown(text)}' is none of {allowed}") from None
+        raise invalid_field("state", f"'{shown(text)}' is none of {allowed}") from None
 
 
-def _limit(text: str) -> int:
-    if not text:
-        return DEFAULT_LIMIT
-    if _NUMBER.fullmatch(text) is None or not 1 <= int(text) <= MAX_LIMIT:
-        raise _invalid("limit", f"must be a number from 1 to {MAX_LIMIT}")
-    return int(text)
+def _entry(request: Request, action: str, subject: str = "") -> AuditEntry:
+    return AuditEntry(actor=actor_of(request), action=action, subject=subject)
 
 
 def _webhooks(api: Api) -> Webhooks:
@@ -137,10 +131,6 @@ def _known_form(delivery_id: str) -> str:
 
 def _not_found() -> Refusal:
     return Refusal("not_found", "there is no such webhook, or not any more")
-
-
-def _invalid(field: str, problem: str) -> Refusal:
-    return Refusal("invalid_field", f"field '{field}': {problem}", details={"field": field})
 
 
 def _body(delivery: Delivery) -> DeliveryBody:

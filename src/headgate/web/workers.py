@@ -28,7 +28,7 @@ from headgate.intake import fields
 from headgate.intake.bodies import read_body
 from headgate.providers.prices import PriceList
 from headgate.providers.usage import usage_of
-from headgate.runtime.pull_workers import Claim, PullWorkers, Report
+from headgate.runtime.pull_workers import MAX_WAIT_SECONDS, Claim, PullWorkers, Report
 from headgate.store import StaleLease
 from headgate.task_snapshot import snapshot_of
 from headgate.web.answers import Answer, json_answer
@@ -51,7 +51,6 @@ from headgate.worker_bodies import (
 
 OK = 200
 MAX_PLACES = 1_000
-MAX_WAIT_SECONDS = 60
 
 _WORKER_ID = re.compile(r"worker-[0-9a-f]{32}")
 _PRICES = PriceList()
@@ -196,7 +195,7 @@ ROUTES = (
         "submit",
         takes=ClaimBody,
         answers={200: ClaimedBody},
-        refuses=("stale_worker",),
+        refuses=("stale_worker", "limit_reached"),
     ),
     Route(
         "POST",

@@ -20,7 +20,17 @@ _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
 _NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)")
 _TRANSLATED = tuple(
-    map(IPv6Network, ("::/96", "::ffff:0:0/96", "64:ff9b::/96", "2002::/16", "2001::/32"))
+    map(
+        IPv6Network,
+        (
+            "::/96",
+            "::ffff:0:0/96",
+            "::ffff:0:0:0/96",
+            "64:ff9b::/96",
+            "2002::/16",
+            "2001::/32",
+        ),
+    )
 )
 _EXAMPLES = "write a network as 10.0.0.0/8 or a host name as hooks.internal"
 

@@ -9,13 +9,14 @@ second lookup may give another answer.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ipaddress import ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from urllib.parse import quote, urlsplit
 
 import msgspec
 from ssrfguard import (
     DEFAULT_DENIED,
     AddressTable,
+    Block,
     BlockedURLError,
     Policy,
     Reach,
@@ -40,10 +41,23 @@ _ALL_PORTS = frozenset(range(1, 65_536))
 # Addresses are judged apart from the shape of a URL, so that each is refused in its own words.
 _EVERYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 _SHAPE = Policy(allowed_ports=_ALL_PORTS, allowed_networks=_EVERYWHERE)
+_UNASSIGNED = ("::/3", "4000::/2", "8000::/1")
+# A cloud serves the machines that it runs from here, although the address looks public.
+_WIRE_SERVER = "168.63.129.16/32"
+_OWN_BLOCKS = (
+    *(Block(ip_network(text), "not global", "RFC 4291", Reach.DENIED) for text in _UNASSIGNED),
+    Block(ip_network(_WIRE_SERVER), "Azure wire server", "", Reach.DENIED),
+)
 # Without what is reachable inside a block that is not: a router's own services are there.
 _DENIED = AddressTable(
-    tuple(block for block in DEFAULT_DENIED.blocks if block.reach is not Reach.PERMITTED)
+    (
+        *(block for block in DEFAULT_DENIED.blocks if block.reach is not Reach.PERMITTED),
+        *_OWN_BLOCKS,
+    )
 )
+# The middle of an ISATAP address, with and without the mark of an address that is unique.
+_ISATAP = (0x0000_5EFE, 0x0200_5EFE)
+_WORD = 0xFFFF_FFFF
 _MALFORMED = "must be an http or https address, without a user name and with a well-formed host"
 _PATH_CHARACTERS = "/%:@!$&'()*+,;=-._~?"
 _ALLOWED_BY = "webhooks.allow names private networks that may be reached"
@@ -107,10 +121,23 @@ class UrlGuard:
         policy = self._named_policy if self._allowed.has_name(host) else self._policy
         for address in addresses:
             try:
-                policy.check_address(address)
+                for judged in _all_meant(address):
+                    policy.check_address(judged)
             except (SSRFGuardError, ValueError):
                 problem = f"the address {address} may not be reached; {_ALLOWED_BY}"
                 raise ForbiddenAddressError(problem) from None
+
+
+def _all_meant(address: str) -> tuple[IPv4Address | IPv6Address, ...]:
+    """Return an address, with the IPv4 address that a tunnel would take out of it.
+
+    The table takes apart what it knows by its beginning; ISATAP may stand in any network.
+    """
+    parsed = ip_address(address)
+    number = int(parsed)
+    if parsed.version == 4 or (number >> 32) & _WORD not in _ISATAP:  # noqa: PLR2004
+        return (parsed,)
+    return (parsed, IPv4Address(number & _WORD))
 
 
 def _taken_apart(url: str, checked: CheckedUrl) -> Destination:

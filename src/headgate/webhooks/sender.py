@@ -26,6 +26,8 @@ MAX_ERROR_CHARACTERS = 300
 MOST_ADDRESSES = 4
 CONNECT_RATIO = 0.8
 
+FORBIDDEN = "the address may not be reached"
+
 _OK, _REDIRECT, _ERROR = 200, 300, 400
 _GONE = 410
 _ASK_FOR_TIME = frozenset((429, 503))
@@ -112,19 +114,20 @@ class WebhookSender:
         try:
             destination = self._guard.destination(message.url)
         except ForbiddenAddressError as error:
-            return SendReport(error=str(error), is_final=True)
+            return SendReport(error=str(error), problem=FORBIDDEN, is_final=True)
         headers = _headers(message, destination, body, secrets, now)
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 return await self._post(destination, headers, body, now)
         except ForbiddenAddressError as error:
-            return SendReport(error=str(error))
+            return SendReport(error=str(error), problem=FORBIDDEN)
         except TimeoutError:
-            return SendReport(error=f"no answer within {self._timeout_seconds:g} seconds")
+            problem = f"no answer within {self._timeout_seconds:g} seconds"
+            return SendReport(error=problem, problem=problem)
         except (OSError, ssl.SSLError, httpcore2.NetworkError, httpcore2.TimeoutException) as error:
-            return SendReport(error=_line(f"cannot be reached: {_said(error)}"))
+            return _unheard("cannot be reached", error)
         except (httpcore2.ProtocolError, httpcore2.UnsupportedProtocol) as error:
-            return SendReport(error=_line(f"did not answer in HTTP: {_said(error)}"))
+            return _unheard("did not answer in HTTP", error)
 
     async def _post(
         self, destination: Destination, headers: list[tuple[bytes, bytes]], body: bytes, now: float
@@ -181,11 +184,19 @@ async def _report(response: httpcore2.Response, now: float) -> SendReport:
     if _OK <= status < _REDIRECT:
         return SendReport(status=status, has_arrived=True)
     if _REDIRECT <= status < _ERROR:
-        return SendReport(status=status, error=f"answered {status}; redirects are not followed")
+        problem = f"answered {status}; redirects are not followed"
+        return SendReport(status=status, error=problem, problem=problem)
     text = await _beginning(response)
-    error = _line(f"answered {status}: {text}" if text else f"answered {status}")
+    problem = f"answered {status}"
+    error = _line(f"{problem}: {text}" if text else problem)
     asked = _asked_seconds(response, now) if status in _ASK_FOR_TIME else None
-    return SendReport(status=status, error=error, is_final=status == _GONE, asked_seconds=asked)
+    return SendReport(
+        status=status,
+        error=error,
+        problem=problem,
+        is_final=status == _GONE,
+        asked_seconds=asked,
+    )
 
 
 async def _beginning(response: httpcore2.Response) -> str:
@@ -209,8 +220,9 @@ def _asked_seconds(response: httpcore2.Response, now: float) -> float | None:
         return None
 
 
-def _said(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def _unheard(problem: str, error: Exception) -> SendReport:
+    said = str(error) or type(error).__name__
+    return SendReport(error=_line(f"{problem}: {said}"), problem=problem)
 
 
 def _line(text: str) -> str:

@@ -39,6 +39,7 @@ def order_of(task: TaskSnapshot, agent_id: str) -> WorkOrder:
             labels=task.labels,
         ),
         deadline=None if task.deadline is None else task.deadline.timestamp(),
+        traceparent=task.traceparent,
     )
 
 

@@ -177,7 +177,10 @@ class Worker:
         self._heed(claimed.cancelled, claimed.lost)
         if asyncio.get_running_loop().time() >= self._lease_until:
             return  # It was held up for as long as the lease; the next claim tells who has what.
-        if not self._start(claimed):
+        # A service that stops, or for which too many wait, answers at once.
+        is_brief = asyncio.get_running_loop().time() - sent_at < AGAIN_SECONDS
+        is_early = worker_id is not None and is_brief and _is_empty(claimed)
+        if not self._start(claimed) or is_early:
             await asyncio.sleep(AGAIN_SECONDS)
 
     def _start(self, claimed: ClaimedBody) -> bool:
@@ -326,6 +329,10 @@ class Worker:
 def _named(runs: Iterable[_Run], worker_id: str | None) -> tuple[RunningBody, ...]:
     own = (run.order for run in runs if run.worker_id == worker_id)
     return tuple([RunningBody(task_id=one.task_id, attempt=one.attempt) for one in own])
+
+
+def _is_empty(claimed: ClaimedBody) -> bool:
+    return not (claimed.tasks or claimed.cancelled or claimed.lost)
 
 
 async def _ended(task: asyncio.Task[object]) -> None:

@@ -1,0 +1,213 @@
+"""The verbs of `Client` that administer a service."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Literal, TypeVar, Unpack
+
+from headgate.admin_bodies import (
+    AgentBody,
+    AgentListBody,
+    AuditListBody,
+    BudgetListBody,
+    ProjectBody,
+    ProjectListBody,
+    TargetBody,
+    TargetListBody,
+)
+from headgate.client import admin_calls
+from headgate.client.admin_fields import (
+    AgentChange,
+    Amount,
+    BudgetChange,
+    ProjectChange,
+    TargetChange,
+)
+from headgate.client.calls import Call
+from headgate.http_bodies import (
+    BudgetStatusBody,
+    CreatedTokenBody,
+    DeliveryBody,
+    DeliveryListBody,
+    NewTokenBody,
+    PingedBody,
+    ReservationBody,
+    SecretListBody,
+    SettledBody,
+    TokenBody,
+    TokenListBody,
+)
+from headgate.tokens import Permission
+
+Answered = TypeVar("Answered")
+
+
+class AdminVerbs:
+    """A part of `Client`."""
+
+    async def list_projects(self) -> ProjectListBody:
+        """Return all projects."""
+        return await self._send(admin_calls.list_projects())
+
+    async def get_project(self, project_id: str) -> ProjectBody:
+        """Return a project as it is in force."""
+        return await self._send(admin_calls.get_project(project_id))
+
+    async def change_project(
+        self, project_id: str, *, reset: Iterable[str] = (), **change: Unpack[ProjectChange]
+    ) -> ProjectBody:
+        """Change a project; fields in `reset` are as the file says again."""
+        return await self._send(admin_calls.change_project(project_id, reset, change))
+
+    async def list_agents(self) -> AgentListBody:
+        """Return the agents that are configured, or that have tasks now."""
+        return await self._send(admin_calls.list_agents())
+
+    async def get_agent(self, agent_id: str) -> AgentBody:
+        """Return an agent as it is in force."""
+        return await self._send(admin_calls.get_agent(agent_id))
+
+    async def change_agent(
+        self, agent_id: str, *, reset: Iterable[str] = (), **change: Unpack[AgentChange]
+    ) -> AgentBody:
+        """Change an agent; fields in `reset` are as the file says again."""
+        return await self._send(admin_calls.change_agent(agent_id, reset, change))
+
+    async def list_targets(self) -> TargetListBody:
+        """Return all targets."""
+        return await self._send(admin_calls.list_targets())
+
+    async def get_target(self, target: str) -> TargetBody:
+        """Return a target as it is in force."""
+        return await self._send(admin_calls.get_target(target))
+
+    async def change_target(
+        self, target: str, *, reset: Iterable[str] = (), **change: Unpack[TargetChange]
+    ) -> TargetBody:
+        """Pause, resume or drain a target; fields in `reset` are as the file says again."""
+        return await self._send(admin_calls.change_target(target, reset, change))
+
+    async def list_budgets(self) -> BudgetListBody:
+        """Return the limits of budgets."""
+        return await self._send(admin_calls.list_budgets())
+
+    async def change_budget(
+        self, scope: str, *, reset: Iterable[str] = (), **change: Unpack[BudgetChange]
+    ) -> BudgetListBody:
+        """Change the limits of a scope; the empty one is the root."""
+        return await self._send(admin_calls.change_budget(scope, reset, change))
+
+    async def budget_status(self, scope: str | None = None) -> BudgetStatusBody:
+        """Return what a scope and everything within it has used and holds."""
+        return await self._send(admin_calls.budget_status(scope))
+
+    async def reserve(
+        self,
+        reservation_id: str,
+        scope: str,
+        *,
+        usd: Amount = 0,
+        tokens: int = 0,
+        also: Sequence[str] = (),
+        lease_seconds: float = 60.0,
+        dispatched: bool = False,
+    ) -> ReservationBody:
+        """Hold an amount before the work; call the provider only while the answer `is_live`."""
+        return await self._send(
+            admin_calls.reserve(
+                {
+                    "id": reservation_id,
+                    "scope": scope,
+                    "usd": usd,
+                    "tokens": tokens,
+                    "also": also,
+                    "lease_seconds": lease_seconds,
+                    "dispatched": dispatched,
+                }
+            )
+        )
+
+    async def dispatched(self, reservation_id: str, scope: str) -> ReservationBody:
+        """Note that the provider is about to be called."""
+        return await self._send(admin_calls.dispatched(reservation_id, scope))
+
+    async def commit(
+        self, reservation_id: str, scope: str, *, usd: Amount = 0, tokens: int = 0
+    ) -> SettledBody:
+        """Book what the work has cost."""
+        return await self._send(admin_calls.commit(reservation_id, scope, usd=usd, tokens=tokens))
+
+    async def release(self, reservation_id: str, scope: str) -> SettledBody:
+        """Give back what was held."""
+        return await self._send(admin_calls.release(reservation_id, scope))
+
+    async def list_tokens(self) -> TokenListBody:
+        """Return all tokens, without their secrets."""
+        return await self._send(admin_calls.list_tokens())
+
+    async def create_token(
+        self,
+        name: str,
+        permissions: Sequence[Permission],
+        *,
+        expires_at: datetime | None = None,
+        agent_id: str | None = None,
+        project_id: str | None = None,
+        least_priority: int | None = None,
+    ) -> CreatedTokenBody:
+        """Make a token; its secret is in this answer and nowhere else."""
+        wish = NewTokenBody(
+            name=name,
+            permissions=list(permissions),
+            expires_at=expires_at,
+            agent_id=agent_id,
+            project_id=project_id,
+            least_priority=least_priority,
+        )
+        return await self._send(admin_calls.create_token(wish))
+
+    async def revoke_token(self, token_id: str) -> TokenBody:
+        """End a token for good."""
+        return await self._send(admin_calls.revoke_token(token_id))
+
+    async def list_webhooks(
+        self,
+        *,
+        state: Literal["pending", "delivered", "dead"] | None = None,
+        task: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> DeliveryListBody:
+        """Return one page of webhooks, newest first."""
+        return await self._send(
+            admin_calls.list_webhooks(state=state, task=task, limit=limit, cursor=cursor)
+        )
+
+    async def get_webhook(self, webhook_id: str) -> DeliveryBody:
+        """Return what is known of a webhook."""
+        return await self._send(admin_calls.get_webhook(webhook_id))
+
+    async def redeliver(self, webhook_id: str) -> DeliveryBody:
+        """Send a webhook again, from its first try on."""
+        return await self._send(admin_calls.redeliver(webhook_id))
+
+    async def ping_webhook(self, url: str, *, timeout_seconds: float = 90.0) -> PingedBody:
+        """Send a signed message to an address now, and return what it answered."""
+        return await self._send(admin_calls.ping_webhook(url, timeout_seconds=timeout_seconds))
+
+    async def webhook_secrets(self) -> SecretListBody:
+        """Return the secrets that webhooks are signed with."""
+        return await self._send(admin_calls.webhook_secrets())
+
+    async def rotate_webhook_secret(self) -> SecretListBody:
+        """Make a new secret; the one before signs as well for a while."""
+        return await self._send(admin_calls.rotate_webhook_secret())
+
+    async def audit(self, *, limit: int | None = None, cursor: str | None = None) -> AuditListBody:
+        """Return one page of who changed what, newest first."""
+        return await self._send(admin_calls.audit(limit=limit, cursor=cursor))
+
+    @abstractmethod
+    async def _send(self, call: Call[Answered]) -> Answered: ...
