@@ -43,7 +43,7 @@ class PickleWire:
 def workplace(path: Path, needed: Path | None = None) -> Workplace:
     """Make a workplace, unless a file is missing that must be there."""
     if needed is not None and not needed.exists():
-        raise SystemExit(3)
+        raise FileNotFoundError(f"{needed.name} must be there")
     return Workplace(SqliteDatabase(path), PickleWire())
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,6 +151,24 @@ async def test_what_goes_first_overtakes_all_that_was_not_sent_yet(tmp_path: Pat
         await asyncio.gather(*many)
 
 
+async def test_what_goes_first_keeps_its_order(tmp_path: Path) -> None:
+    async with opened(tmp_path / "n.db") as writer:
+        added = writer.submit(partial(number_work.add, 1), goes_first=True)
+        found = writer.submit(number_work.numbers, goes_first=True)
+        assert (await added, await found) == (1, [1])
+
+
+async def test_what_waits_is_counted_and_what_is_under_way_is_not(tmp_path: Path) -> None:
+    async with opened(tmp_path / "n.db") as writer:
+        many = [writer.submit(partial(number_work.add, number)) for number in range(3 * MAX_BATCH)]
+        first = writer.submit(number_work.pid, goes_first=True)
+        assert writer.queue_length == 3 * MAX_BATCH + 1
+        await first
+        assert writer.queue_length <= 2 * MAX_BATCH + 1
+        await asyncio.gather(*many)
+        assert writer.queue_length == 0
+
+
 async def test_more_than_may_wait_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path / "n.db", max_queued=2) as writer:
         jobs = [writer.submit(partial(number_work.add, number)) for number in (1, 2)]
@@ -201,11 +220,15 @@ async def test_processes_that_die_at_once_are_started_with_a_wait_between_them(
         await until_it_works(writer, number_work.numbers)
 
 
-async def test_a_process_that_cannot_begin_is_tried_again(tmp_path: Path) -> None:
+async def test_a_process_that_cannot_begin_says_why_and_is_tried_again(tmp_path: Path) -> None:
     needed = tmp_path / "needed"
     async with opened(tmp_path / "n.db", needed=needed) as writer:
-        with pytest.raises(LedgerUnavailableError):
+        with (
+            structlog.testing.capture_logs() as lines,
+            pytest.raises(LedgerUnavailableError),
+        ):
             await writer.submit(number_work.create)
+        assert lines[0]["problem"] == "FileNotFoundError: needed must be there"
         with pytest.raises(LedgerUnavailableError, match="cannot be started"):
             await writer.submit(number_work.create)
         needed.touch()

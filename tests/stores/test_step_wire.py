@@ -10,10 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.core.admission import QueueLimits
+from headgate.core.admission import QueueLimits, Rejected
 from headgate.core.gates import GateClosure
 from headgate.core.outcomes import Finish, TryAgain, Usage
 from headgate.core.records import Lease, Progress, Submission, TaskRecord, Terms
+from headgate.core.submit_keys import (
+    InvalidEntry,
+    KeyRefusal,
+    RejectedEntry,
+    SubmitKey,
+    TakenEntry,
+)
 from headgate.core.tasks import Task, TaskStatus
 from headgate.databases.jobs import Job
 from headgate.databases.transaction import Transaction
@@ -22,6 +29,8 @@ from headgate.store import (
     Assigned,
     Assignment,
     CancelAnswer,
+    KeyedAnswer,
+    KeyedSubmit,
     NewTask,
     NotAssigned,
     Queued,
@@ -50,28 +59,47 @@ TASK = Task(
     slot="key-1",
     status=TaskStatus.QUEUED,
 )
-TERMS = Terms(max_attempts=3, depends_on=("tsk_0",))
+TERMS = Terms(max_attempts=3, depends_on=("tsk_0",), callback_url="https://example.org/done")
 SUBMISSION = Submission(
-    action="click", params=msgspec.Raw(b'{"n": 1}'), input=msgspec.Raw(b"null"), labels={"a": "b"}
+    action="click",
+    params=msgspec.Raw(b'{"n": 1}'),
+    input=msgspec.Raw(b"null"),
+    labels={"a": "b"},
+    retry_of="tsk_9",
+    traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
 )
 LIMITS = QueueLimits(max_queue=10, max_per_agent=5)
 NEW = NewTask(task=TASK, terms=TERMS, submission=SUBMISSION, limits=LIMITS, node_id="n1")
+OTHER = msgspec.structs.replace(NEW, task=msgspec.structs.replace(TASK, id="tsk_2"))
+FULL = Rejected(message="full", queued=10, max_queue=10, max_per_agent=None)
+WRONG = InvalidEntry(code="invalid_field", field="priority", message="is wrong")
+KEYED = KeyedSubmit(key=SubmitKey(owner="tok_1", name="k", digest="d"), tasks=(NEW, WRONG, OTHER))
 STEPS = (
     NEW,
     Settlement(
         task_id="tsk_1",
         lease=Lease(node_id="n1", attempt=1),
         step=Finish(status=TaskStatus.DONE),
-        cost=Usage(tokens=5, micro_usd=7),
+        cost=Usage(tokens=5, micro_usd=7, model="small"),
         result=msgspec.Raw(b'{"a": [1, 2]}'),
+        node_id="n2",
     ),
     Settlement(
         task_id="tsk_1",
         lease=Lease(node_id="n1", attempt=2),
         step=TryAgain(not_before=3_000.5, failures=1, error="é \ud800 broke"),
-        cost=Usage(),
+        cost=Usage(model="large"),
+        node_id="n2",
         closure=GateClosure(kind="slot", name="key-1", until=5_000.0, why="asked to"),
     ),
+    Settlement(
+        task_id="tsk_1",
+        lease=Lease(node_id="worker-1", attempt=2),
+        step=Finish(status=TaskStatus.FAILED, error="broke"),
+        cost=Usage(tokens=0),
+        node_id="n3",
+    ),
+    KEYED,
     Cancellation("tsk_1", "n2"),
     Plan(
         3,
@@ -92,12 +120,16 @@ STEPS = (
 # Whoever adds a field has it sent, too, and then adds it here.
 FIELDS: dict[type[msgspec.Struct], tuple[str, ...]] = {
     NewTask: ("task", "terms", "submission", "limits", "node_id"),
-    Settlement: ("task_id", "lease", "step", "cost", "result", "closure"),
+    KeyedSubmit: ("key", "tasks"),
+    Settlement: ("task_id", "lease", "step", "cost", "result", "closure", "node_id"),
+    Lease: ("node_id", "attempt"),
+    Usage: ("tokens", "micro_usd", "model"),
     Cancellation: ("task_id", "node_id"),
     Plan: ("epoch", "assignments"),
     Queued: ("record", "position"),
     TurnedAway: ("record", "rejected"),
     UnknownParent: ("parent_id",),
+    KeyedAnswer: ("entries", "fresh", "is_replay"),
     Settled: ("records",),
     StaleLease: ("task_id",),
     CancelAnswer: ("records", "had_ended"),
@@ -180,6 +212,49 @@ def test_what_is_known_of_a_task_need_not_be_sent_again() -> None:
     assert packed_bytes < 120
 
 
+def keyed_answer(*fresh: Queued | TurnedAway, is_replay: bool = False) -> KeyedAnswer:
+    taken = TakenEntry(task_id="tsk_1", state=TaskStatus.QUEUED, position=4, created_at=1_000.25)
+    refused = RejectedEntry(task_id="tsk_2", rejected=FULL)
+    return KeyedAnswer(entries=(taken, WRONG, refused), fresh=fresh, is_replay=is_replay)
+
+
+def test_tasks_under_a_key_are_answered_and_known_as_others_are() -> None:
+    queued = Queued(record=record(submission=SUBMISSION), position=4)
+    turned_away = TurnedAway(
+        record=record(
+            task=msgspec.structs.replace(OTHER.task, status=TaskStatus.REJECTED),
+            submission=SUBMISSION,
+            progress=Progress(completed_at=9.0),
+        ),
+        rejected=FULL,
+    )
+    both = keyed_answer(queued, turned_away)
+    for answer in (both, keyed_answer(queued), keyed_answer(is_replay=True), *KeyRefusal):
+        ends = Ends()
+        jobs, received = ends.send(KEYED)
+        assert ends.answer(jobs, received, answer) == [answer]
+        jobs, _ = ends.send(STEPS[-1])
+        assert [one is not None for one in jobs[0].note] == [answer is both]
+
+
+def test_of_two_that_settle_one_attempt_both_are_told_the_result_that_counts() -> None:
+    ends = Ends()
+    jobs, received = ends.send(NEW)
+    ends.answer(jobs, received, Queued(record=record(submission=SUBMISSION), position=4))
+    late = msgspec.structs.replace(STEPS[1], result=msgspec.Raw(b"2"))
+    done = Settled(
+        records=(
+            record(
+                task=msgspec.structs.replace(TASK, status=TaskStatus.DONE),
+                progress=Progress(attempt=1, completed_at=7.5),
+                result=msgspec.Raw(b'{"a": [1, 2]}'),
+            ),
+        )
+    )
+    jobs, received = ends.send(STEPS[1], late)
+    assert ends.answer(jobs, received, done, done) == [done, done]
+
+
 def test_a_task_that_is_not_known_is_sent_whole() -> None:
     ends = Ends()
     long = Submission(action="x" * SHORT_SUBMISSION)
@@ -218,6 +293,18 @@ def test_errors_arrive_with_their_kind_and_an_answer_that_cannot_be_sent_is_one(
     assert (jobs[2].answer, jobs[2].error) == ({"a": 1}, None)
 
 
+def test_a_fault_arrives_with_the_place_that_it_comes_from() -> None:
+    ends = Ends()
+    jobs = [Job(_divide)]
+    received = ends.far.unpack(ends.near.join([ends.near.pack(job) for job in jobs]))
+    with pytest.raises(ZeroDivisionError) as caught:
+        received[0].work(None)
+    received[0].fail(caught.value)
+    ends.near.unpack_answers(ends.far.pack_answers(received), deque(jobs))
+    assert isinstance(jobs[0].error, ZeroDivisionError)
+    assert "_divide" in jobs[0].error.__notes__[0]
+
+
 def test_only_so_many_tasks_are_known() -> None:
     known = KnownTasks(most=2)
     for number in range(3):
@@ -225,6 +312,10 @@ def test_only_so_many_tasks_are_known() -> None:
     assert known.get("tsk_0") is None
     assert known.get("tsk_2") is not None
     assert MAX_KNOWN == 20_000
+
+
+def _divide(_transaction: Transaction) -> float:
+    return 1 / 0
 
 
 def _nothing(_transaction: Transaction) -> None:

@@ -1,13 +1,16 @@
 """A store in memory whose every step goes over the wire, as to a process that writes.
 
 Time is virtual all the same, since both ends are here. Operations of tests are made on the spot and
-cannot be sent; they run as they are.
+cannot be sent; they run as they are. Rule: an operation of the program must be one that can be.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from types import FunctionType
 
 from headgate.databases.awaited import Awaited
 from headgate.databases.inline import InlineWriter
@@ -50,5 +53,17 @@ def _can_be_sent(job: Awaited) -> bool:
     try:
         pickle.dumps(job.work)
     except (AttributeError, TypeError, pickle.PicklingError):
+        made = [part for part in _functions(job.work) if "<" in part.__qualname__]
+        assert made, "an argument of the operation cannot be sent"
+        assert all(not part.__module__.startswith("headgate") for part in made), made
         return False
     return True
+
+
+def _functions(work: object) -> Iterator[FunctionType]:
+    """Go through an operation and the functions that are bound to it."""
+    if isinstance(work, partial):
+        for part in (work.func, *work.args, *work.keywords.values()):
+            yield from _functions(part)
+    elif isinstance(work, FunctionType):
+        yield work

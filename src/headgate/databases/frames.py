@@ -1,6 +1,7 @@
 """Frames on a stream between two processes of this program: a length, then as many bytes.
 
-Both ends are ours, so a frame is taken as it comes; how large one becomes is for the sender.
+Both ends are ours, so a frame is taken as it comes; how large one becomes is for the sender. One
+that begins with a zero byte, as no job or answer does, is why a process ends.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import struct
 
 RECEIVE_BYTES = 2**18
+LAST_WORDS = b"\0"
 
 _LENGTH = struct.Struct("<I")
 

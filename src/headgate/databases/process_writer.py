@@ -26,7 +26,7 @@ import structlog
 from headgate.core.retries import Backoff
 from headgate.databases.awaited import Awaited, deliver
 from headgate.databases.child import Child, ChildStarter
-from headgate.databases.frames import RECEIVE_BYTES, Frames, framed
+from headgate.databases.frames import LAST_WORDS, RECEIVE_BYTES, Frames, framed
 from headgate.databases.jobs import MAX_BATCH, MAX_QUEUED, Answer, Batch, Request
 from headgate.databases.transaction import Transaction
 from headgate.databases.workplace import Recipe, Wire
@@ -210,7 +210,8 @@ class ProcessWriter:
         if not self._is_open:
             self._fail_waiting()
             return
-        log.warning("the process that writes has ended", exit_code=line.process.returncode)
+        code, problem = line.process.returncode, line.last_words
+        log.warning("the process that writes has ended", exit_code=code, problem=problem)
         self._short_lives = 0 if line.has_lived() else self._short_lives + 1
         if line.has_answered and self._short_lives <= MAX_SHORT_LIVES:
             self._spawn()
@@ -243,6 +244,7 @@ class _Line:
         self.sent: deque[Awaited] = deque()
         self.frames: deque[int] = deque()
         self.has_answered = False
+        self.last_words = "it gave no reason"
         self._answered = answered
         self._lost = lost
         self._frames = Frames()
@@ -316,6 +318,8 @@ class _Line:
             self._end()
             return
         frames = self._frames.feed(piece)
+        if frames and frames[-1].startswith(LAST_WORDS):
+            self.last_words = frames.pop()[len(LAST_WORDS) :].decode(errors="replace")
         if frames:
             self.has_answered = True
             self._answered(self, frames)

@@ -2,7 +2,8 @@
 
 It belongs to the process that started it. When that one closes the socket, or is gone, it ends by
 itself; a signal for the whole group, as Ctrl-C is, is not meant for it. It keeps the open files
-that it was given, so that a lock which its parent holds lasts until nobody writes any more.
+that it was given, so that a lock which its parent holds lasts until nobody writes any more. It has
+no log: what it fails of, it tells its parent, which has one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 
-from headgate.databases.frames import RECEIVE_BYTES, Frames, framed
+from headgate.databases.frames import LAST_WORDS, RECEIVE_BYTES, Frames, framed
 from headgate.databases.jobs import MAX_BATCH, Job, perform
 from headgate.databases.workplace import Recipe, Workplace
 
@@ -72,8 +73,12 @@ def main(descriptor: int, parent: int, modules: Sequence[str]) -> None:
     except ConnectionError:
         # The parent is gone, and nobody is left to be told.
         return
+    # Whoever started this process has a log, and says it there.
     except Exception as error:  # noqa: BLE001
-        sys.exit(f"headgate: the process that writes gives up: {type(error).__name__}: {error}")
+        words = f"{type(error).__name__}: {error}".encode(errors="replace")
+        with suppress(OSError):
+            connection.sendall(framed(LAST_WORDS + words))
+        sys.exit(1)
 
 
 def _work(connection: socket.socket, inbox: _Inbox, place: Workplace) -> None:
@@ -98,7 +103,7 @@ def _take(inbox: _Inbox, place: Workplace) -> list[Job]:
 
 
 def _belong_to(parent: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         # A parent that is killed while this process waits for a disk would otherwise be outlived.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copyreg
 import pickle
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from headgate.core.records import TaskRecord
 from headgate.databases.jobs import Batch, Job
 from headgate.databases.transaction import Transaction
 from headgate.databases.workplace import Asked
-from headgate.errors import StoreError
+from headgate.errors import HeadgateError, StoreError
 from headgate.stores.sent_records import KnownTasks, Sent, Whole, from_whole, whole
 from headgate.stores.sent_steps import (
     SentAnswer,
@@ -160,8 +161,16 @@ def _packed_answer(job: Job) -> bytes:
 
 def _pickled_answer(job: Job) -> Pickled | Error:
     if job.error is not None:
-        return Error(pickle.dumps(job.error))
+        return Error(pickle.dumps(_with_trace(job.error)))
     return Pickled(_with_records(job.answer))
+
+
+def _with_trace(error: BaseException) -> BaseException:
+    """Note where a fault that nobody foresaw has come from: its traceback cannot be sent."""
+    if not isinstance(error, HeadgateError):
+        lines = "".join(traceback.format_exception(error))
+        error.add_note(f"In the process that writes: {lines}")
+    return error
 
 
 class _Pickler(pickle.Pickler):
