@@ -20,6 +20,7 @@ from benchmarks.engine_measures import (
     Sizes,
     Starts,
     fill,
+    park,
     serving,
     starts,
     submits,
@@ -38,15 +39,19 @@ FULL = Sizes(tasks=10_000, runs=3, warm_up=1_000, starts=200, window_seconds=5.0
 QUICK = Sizes(tasks=1_000, runs=1, warm_up=100, starts=10, window_seconds=0.3)
 FEW_QUEUED = 1_000
 QUICK_QUEUED = 2_000
+PARKED = 100_000
+QUICK_PARKED = 500
 
 LEAST_SUBMITS = 6_000
 LEAST_ON_SQLITE = 5_000
 LEAST_ON_POSTGRES = 4_000
 MOST_START_MS = 3.0
 LEAST_QUEUE_RATIO = 0.8
+MOST_PARKED_RATIO = 1.25
 
 RATES_HEADER = ("", "tasks/s", "CPU us/task", "of floor", "of best peer", "target", "met")
 STARTS_HEADER = ("one task at a time", "p50", "p99", "target p50", "met")
+PARKED_HEADER = ("tasks behind a closed gate", "p50", "p99", "ratio", "target", "met")
 QUEUES_HEADER = ("tasks queued, on SQLite", "tasks/s", "CPU us/task", "ratio", "target", "met")
 
 
@@ -102,6 +107,7 @@ def run(options: Options) -> bool:
     met = [
         show_rates([*on_sqlite, *on_postgres], peers, sizes),
         show_latency(latency),
+        measure_parked(QUICK_PARKED if options.quick else PARKED, sizes),
         measure_queues(queued, sizes),
     ]
     if options.quick:
@@ -183,6 +189,22 @@ def show_latency(latency: Latency) -> bool:
     return is_met
 
 
+def measure_parked(parked: int, sizes: Sizes) -> bool:
+    """Start tasks that can run, before and after others wait in front of them that cannot."""
+    with _folder() as folder, serving(folder) as service:
+        before, _ = starts(service, sizes)
+        found = park(service, parked)
+        after, _ = starts(service, sizes)
+    ratio = after.p50_ms / before.p50_ms
+    is_met = ratio <= MOST_PARKED_RATIO and found >= parked
+    rows = [
+        ("none", f"{before.p50_ms:.2f}", f"{before.p99_ms:.2f}", "", "", ""),
+        _parked_row(found, after, f"{ratio:.2f}", f"{MOST_PARKED_RATIO:.2f}", _met(is_met)),
+    ]
+    table("engine: milliseconds from submit to start, past parked tasks", PARKED_HEADER, rows)
+    return is_met
+
+
 def measure_queues(queued: int, sizes: Sizes) -> bool:
     with _folder() as folder:
         few = with_queue(folder, FEW_QUEUED, sizes)
@@ -202,6 +224,10 @@ def measure_queues(queued: int, sizes: Sizes) -> bool:
 
 def _starts_row(what: str, found: Starts, target: str, met: str) -> Row:
     return what, f"{found.p50_ms:.2f}", f"{found.p99_ms:.2f}", target, met
+
+
+def _parked_row(parked: int, found: Starts, *verdict: str) -> Row:
+    return f"{parked:,}", f"{found.p50_ms:.2f}", f"{found.p99_ms:.2f}", *verdict
 
 
 def _queue_row(queued: int, found: Measured, *verdict: str) -> Row:

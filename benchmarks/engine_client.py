@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from benchmarks.http_load import Client, Connection
-from service.support import ServiceProcess
+from service.support import ServiceProcess, family
 
 BATCH = 50
 BATCH_CONNECTIONS = 8
@@ -108,10 +108,12 @@ class Feed:
         self._connections = connections
         self._pid = pid
 
-    def batches(self, tasks: int) -> list[bytes]:
+    def batches(self, tasks: int, **fields: object) -> list[bytes]:
         """Prepare the requests that submit so many tasks in batches."""
         return [
-            self._post("/tasks/batch", {"agentId": "x", "tasks": [task(n) for n in numbers]})
+            self._post(
+                "/tasks/batch", {"agentId": "x", "tasks": [task(n, **fields) for n in numbers]}
+            )
             for start in range(0, tasks, BATCH)
             if (numbers := range(start, min(start + BATCH, tasks)))
         ]
@@ -128,7 +130,7 @@ class Feed:
             time.perf_counter(),
             stats.queue.total_queued,
             stats.metrics.tasks_completed,
-            cpu_seconds(self._pid),
+            sum(cpu_seconds(pid) for pid in family(self._pid)),
         )
 
     async def send(self, requests: Sequence[bytes]) -> None:
@@ -166,9 +168,9 @@ class Feed:
             await asyncio.sleep(LOOK_SECONDS)
         return progress
 
-    async def preload(self, tasks: int, *, seconds: float) -> int:
+    async def preload(self, tasks: int, *, seconds: float, **fields: object) -> int:
         """Submit so many tasks, or as many as this time allows, and return how many wait."""
-        requests = self.batches(PREPARED_BATCHES * BATCH)
+        requests = self.batches(PREPARED_BATCHES * BATCH, **fields)
         ends_at = time.perf_counter() + seconds
         while (progress := await self.progress()).queued < tasks and progress.at < ends_at:
             missing = (tasks - progress.queued + BATCH - 1) // BATCH

@@ -23,6 +23,7 @@ from service.support import DidNotHappenError, ServiceProcess, wait_until
 CONFIGURATION = ROOT / "benchmarks/engine.toml"
 BATCH_CONNECTIONS = 8
 SINGLE_CONNECTIONS = 64
+PARKED = "session:parked"
 NOT_DUE_YET = "2100-01-01T00:00:00Z"
 MOST_PRELOAD_SECONDS = 400.0
 MOST_READY_SECONDS = 120.0
@@ -113,6 +114,16 @@ def starts(service: ServiceProcess, sizes: Sizes) -> tuple[Starts, Starts]:
     seen = [_starts([start.seen_ms for start in run]) for run in runs]
     stamped = [_starts([start.stamped_ms for start in run]) for run in runs]
     return min(seen), min(stamped)
+
+
+def park(service: ServiceProcess, tasks: int) -> int:
+    """Let so many tasks wait behind a budget that is used up, and return how many do."""
+
+    async def work(feed: Feed) -> int:
+        await feed.run(feed.batches(1, scopes=[PARKED]), 1)
+        return await feed.preload(tasks, seconds=MOST_PRELOAD_SECONDS, scopes=[PARKED])
+
+    return _fed(service, BATCH_CONNECTIONS, work)
 
 
 def fill(folder: Path, queued: int) -> int:

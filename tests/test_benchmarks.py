@@ -19,6 +19,8 @@ FIGURES = (
     "PostgreSQL, single requests",
     "sent by the client to first line",
     "createdAt to startedAt",
+    "none",
+    "500",
     "1,000",
     "2,000",
 )

@@ -7,11 +7,12 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from headgate.data_lock import LOCK_NAME, hold_directory
+from headgate.data_lock import LOCK_NAME, PATIENCE_SECONDS, hold_directory
 from headgate.errors import DirectoryInUseError, StoreUnavailableError
 
 HOLDS_UNTIL_KILLED = """
@@ -118,3 +119,21 @@ def test_a_place_that_cannot_be_a_directory_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailableError, match="cannot be used: ") as caught:
             hold_directory(path).__enter__()
         assert str(path) in str(caught.value)
+
+
+INHERITED = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from headgate.data_lock import hold_directory
+
+with hold_directory(Path(sys.argv[1])) as lock:
+    subprocess.Popen(["sleep", "0.4"], pass_fds=[lock])
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_process_that_wrote_for_a_holder_that_was_killed_is_waited_for(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", INHERITED, str(tmp_path)], check=False)
+    started = time.monotonic()
+    with hold_directory(tmp_path):
+        assert 0.0 < time.monotonic() - started < PATIENCE_SECONDS

@@ -1,14 +1,16 @@
 """A service under load is killed at random moments and started again, over the same data.
 
-Clients submit, cancel and look without pause. The service is killed while it starts, while it
-works and while it drains. At the end it is left alone until everything has ended, and then its
-tables are held against what clients were told and what was executed.
+Clients submit, cancel and look without pause. The service is killed while it starts, while it works
+and while it drains; and so is the process that writes for it, while the service goes on. At the end
+it is left alone until everything has ended, and then its tables are held against what clients were
+told and what was executed.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import signal
 import tempfile
@@ -43,7 +45,7 @@ REST_SECONDS = 90.0
 LEASES_SECONDS = 7_200.0
 LOOK_SECONDS = 0.05
 RESTING_LOOKS = 20
-STARTING_RATIO, DRAINING_RATIO = 0.25, 0.15
+STARTING_RATIO, WRITING_RATIO, DRAINING_RATIO = 0.25, 0.25, 0.15
 START_SECONDS, WORK_SECONDS, DRAIN_SECONDS = 1.0, 1.2, 0.6
 KILLS_PER_LINE = 10
 INTERNAL_ERROR = 500
@@ -189,6 +191,11 @@ async def _run_and_kill(service: ServiceProcess, port: int, source: random.Rando
         return "starting"
     await is_ready(port)
     await asyncio.sleep(source.uniform(0.0, WORK_SECONDS))
+    if draw < STARTING_RATIO + WRITING_RATIO:
+        os.kill(service.writer_pid, signal.SIGKILL)
+        await asyncio.sleep(source.uniform(0.0, WORK_SECONDS))
+        service.kill()
+        return "writing"
     if draw > 1 - DRAINING_RATIO:
         service.send(signal.SIGTERM)
         await asyncio.sleep(source.uniform(0.0, DRAIN_SECONDS))

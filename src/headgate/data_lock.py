@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,8 @@ from typing import NamedTuple
 from headgate.errors import DirectoryInUseError, StoreUnavailableError
 
 LOCK_NAME = "headgate.lock"
+PATIENCE_SECONDS = 2.0
+LOOK_SECONDS = 0.02
 
 _ONLY_THE_OWNER = 0o600
 _ONLY_THE_OWNER_ENTERS = 0o700
@@ -33,17 +36,18 @@ class Holder(NamedTuple):
 
 
 @contextmanager
-def hold_directory(path: Path, *, address: str = "") -> Iterator[None]:
+def hold_directory(path: Path, *, address: str = "") -> Iterator[int]:
     """Hold a directory while the body runs; it is made if it was missing.
 
-    Programs that the process starts do not inherit the lock, so none can keep it. A process that
-    was only forked does; it must not outlive its parent.
+    Programs that the process starts do not inherit the lock, so none can keep it, unless they are
+    given the open file that this returns. A process that was only forked has it. Either must end
+    when its parent does.
     """
     lock = _opened(path)
     try:
         _take(lock, path)
         _write(lock, Holder(os.getpid(), address))
-        yield
+        yield lock
     finally:
         os.close(lock)
 
@@ -90,14 +94,40 @@ def _opened(path: Path) -> int:
 
 def _take(lock: int, path: Path) -> None:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = _read(lock)
-        raise DirectoryInUseError(str(path), pid=holder.pid, address=holder.address) from None
+        _lock(lock, path)
     except OSError as error:
         problem = f"the data directory {path} cannot be locked ({error.strerror})"
         problem += "; name one on a local disk with --data"
         raise StoreUnavailableError(problem) from None
+
+
+def _lock(lock: int, path: Path) -> None:
+    ends_at = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _read(lock)
+            # Of a holder that was killed, the process that wrote for it may be a moment longer.
+            if _is_alive(holder.pid) or time.monotonic() >= ends_at:
+                pid, address = holder
+                raise DirectoryInUseError(str(path), pid=pid, address=address) from None
+            time.sleep(LOOK_SECONDS)
+        else:
+            return
+
+
+def _is_alive(pid: int | None) -> bool:
+    if pid is None:
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        # It belongs to somebody else.
+        return True
+    return True
 
 
 def _write(lock: int, holder: Holder) -> None:

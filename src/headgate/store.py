@@ -13,9 +13,8 @@ changes comes back as records, and whoever keeps a picture of the store looks at
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -31,6 +30,9 @@ from headgate.core.scopes import Scope
 from headgate.core.submit_keys import InvalidEntry, KeyRefusal, SubmitEntry, SubmitKey
 from headgate.core.tasks import Task, TaskStatus
 from headgate.worker_store import WorkerStore
+
+if TYPE_CHECKING:
+    import asyncio
 
 DISPATCHER = "dispatcher"
 """The recipient of what the elected dispatcher is to look at."""

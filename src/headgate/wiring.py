@@ -20,6 +20,7 @@ from headgate.administration.watching import SettingsWatch, Upkeep
 from headgate.audit import AuditLog
 from headgate.core.desk_settings import DeskSettings
 from headgate.core.projects import ProjectStatus, Standing
+from headgate.databases.child import ChildStarter
 from headgate.errors import InvalidSettingError
 from headgate.executor import Executor
 from headgate.executors.build import build_executor
@@ -96,13 +97,15 @@ def build_service(
     data: Path,
     environ: Mapping[str, str],
     loaded: Loaded | None = None,
+    starter: ChildStarter | None = None,
 ) -> Service:
     """Build everything that settings describe; `data` is where an SQLite store lies.
 
-    `loaded` says how these settings were read, so that they can be read again.
+    `loaded` says how these settings were read, so that they can be read again. With a `starter` a
+    process of its own writes to the store.
     """
     ledger = _ledger(settings)
-    store = build_store(settings, data=data, keeps_books=ledger is None)
+    store = build_store(settings, data=data, keeps_books=ledger is None, starter=starter)
     telemetry = build_telemetry(environ) if settings.telemetry.otel else None
     parts = Parts(environ, telemetry)
     executors = parts.executors(settings.targets)
@@ -309,21 +312,24 @@ def build_executors(
     }
 
 
-def build_store(settings: Settings, *, data: Path, keeps_books: bool) -> SqlTaskStore:
+def build_store(
+    settings: Settings, *, data: Path, keeps_books: bool, starter: ChildStarter | None = None
+) -> SqlTaskStore:
     """Return the store that the URL names; the modules of the others are not loaded."""
     url = settings.store.url
     scheme = "" if url is None else urlsplit(url).scheme
     if url is not None and scheme in POSTGRES_SCHEMES:
         from headgate.stores.postgres import PostgresTaskStore  # noqa: PLC0415
 
-        return PostgresTaskStore(url, keeps_books=keeps_books)
+        return PostgresTaskStore(url, keeps_books=keeps_books, starter=starter)
     if scheme == "memory":
         from headgate.stores.memory import MemoryTaskStore  # noqa: PLC0415
 
         return MemoryTaskStore(keeps_books=keeps_books)
     from headgate.stores.sqlite import SqliteTaskStore  # noqa: PLC0415
 
-    return SqliteTaskStore(sqlite_file(settings, data), keeps_books=keeps_books)
+    path = sqlite_file(settings, data)
+    return SqliteTaskStore(path, keeps_books=keeps_books, starter=starter)
 
 
 def sqlite_file(settings: Settings, data: Path) -> Path:

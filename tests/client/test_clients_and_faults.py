@@ -184,3 +184,33 @@ def test_a_stream_that_breaks_before_its_first_event_goes_on_from_where_it_began
         events = EitherClient(ask, server.url).events("t")
         assert server.headers("last-event-id") == ["", "40"]
     assert [one.id for one in events] == ["41"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "line"),
+    [
+        (
+            response(404, '{"code":"not_found","error":"task not found","retryable":false}'),
+            RequestRefusedError,
+            "task not found",
+        ),
+        (
+            response(401, '{"code":"unauthorized","error":"who?","retryable":false}'),
+            NotAllowedError,
+            "who?",
+        ),
+        (
+            response(403, '{"code":"forbidden","error":"not this","retryable":false}'),
+            NotAllowedError,
+            "not this",
+        ),
+    ],
+)
+def test_a_stream_that_is_refused_is_not_asked_for_again(
+    ask: Ask, answer: bytes, error: type[Exception], line: str
+) -> None:
+    with scripted(answer) as server:
+        with pytest.raises(error) as caught:
+            EitherClient(ask, server.url).events("nope")
+        assert len(server.requests) == 1
+    assert (type(caught.value), str(caught.value)) == (error, line)

@@ -58,6 +58,19 @@ class ServiceProcess:
         """The id of the process that runs."""
         return self._running().pid
 
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the process that runs and of those that it has started, itself first."""
+        return family(self.pid)
+
+    @property
+    def writer_pid(self) -> int:
+        """The id of the process that writes to the store."""
+        writers = [pid for pid in self.pids[1:] if b"writer_process" in _command_line(pid)]
+        if not writers:
+            raise DidNotHappenError(f"no process writes\n{self.output()}")
+        return writers[-1]
+
     def spawn(self) -> None:
         """Start a process, and do not wait for anything."""
         with self.log_path.open("ab") as log:
@@ -187,6 +200,20 @@ def wait_until(
             raise DidNotHappenError(f"not within {seconds} seconds: {what()}")
         time.sleep(LOOK_SECONDS)
     return time.monotonic() - started
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and all that it has started and that still run, itself first."""
+    lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    children = [int(child) for listed in lists for child in listed.split()]
+    return [pid, *(each for child in children for each in family(child))]
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def environment() -> dict[str, str]:

@@ -202,5 +202,6 @@ def largest_file(folder: Path) -> int:
 
 
 def limit_file_size(service: ServiceProcess, size_bytes: int) -> None:
-    _, hard = resource.prlimit(service.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (size_bytes, hard))
+    for pid in service.pids:
+        _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size_bytes, hard))

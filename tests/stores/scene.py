@@ -43,8 +43,9 @@ from headgate.stores.sql_store import SqlTaskStore
 from headgate.stores.sqlite import SqliteTaskStore
 from headgate.testing import VirtualClock
 from stores.store_audit import audit
+from stores.wired import wired_store
 
-STORES = ("memory", "sqlite", "postgres")
+STORES = ("memory", "wired", "sqlite", "postgres")
 HERE = "n1"
 AWAY = "n2"
 LEASE_SECONDS = 10.0
@@ -296,6 +297,9 @@ def fresh_place(kind: str, request: pytest.FixtureRequest) -> Place:
         return Place(
             kind, lambda clock, books: MemoryTaskStore(database, clock=clock, keeps_books=books)
         )
+    if kind == "wired":
+        shared = MemoryDatabase()
+        return Place(kind, lambda clock, books: wired_store(shared, clock=clock, keeps_books=books))
     if kind == "sqlite":
         path = request.getfixturevalue("tmp_path") / "tasks.db"
         return Place(

@@ -36,7 +36,7 @@ async def audit(store: SqlTaskStore, *, has_evicted: bool = False) -> None:
     ]
     if not has_evicted:
         checks += [_audit_counters, _audit_usage]
-    if store.keeps_books:
+    if store.tables.keeps_books:
         checks.append(_audit_books)
 
     def check(transaction: Transaction) -> None:

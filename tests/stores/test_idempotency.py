@@ -31,7 +31,7 @@ from headgate.errors import StoreUnavailableError
 from headgate.store import KeyedAnswer, KeyedSubmit, NewTask, Queued, TaskQuery
 from headgate.stores import keyed_submits
 from headgate.stores.memory import MemoryTaskStore
-from headgate.stores.sql_store import UPKEEP_SECONDS
+from headgate.stores.task_tables import UPKEEP_SECONDS
 from headgate.testing import SimulatedLoop, simulate
 from stores.scene import DONE, Place, Scene, ids
 

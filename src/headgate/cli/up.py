@@ -24,6 +24,7 @@ from headgate.cli.data_directory import data_directory
 from headgate.errors import HeadgateError, InvalidSettingError
 
 if TYPE_CHECKING:
+    from headgate.databases.child import ChildStarter
     from headgate.settings import Settings
     from headgate.settings.origin import Loaded
     from headgate.web.app import App
@@ -92,8 +93,8 @@ def up(
         loaded = _loaded(path, given)
         settings = loaded.settings
         directory = (data or data_directory()).absolute()
-        with _held(settings, directory):
-            _run(loaded, directory, as_json=as_json)
+        with _held(settings, directory) as lock:
+            _run(loaded, directory, _starter(settings, lock), as_json=as_json)
 
 
 @contextmanager
@@ -121,7 +122,7 @@ def _loaded(path: Path | None, given: dict[str, str | int]) -> Loaded:
     return loaded
 
 
-def _held(settings: Settings, directory: Path) -> AbstractContextManager[None]:
+def _held(settings: Settings, directory: Path) -> AbstractContextManager[int | None]:
     from headgate.data_lock import hold_directory  # noqa: PLC0415
     from headgate.wiring import held_folder  # noqa: PLC0415
 
@@ -131,9 +132,22 @@ def _held(settings: Settings, directory: Path) -> AbstractContextManager[None]:
     return hold_directory(folder, address=_address(settings.server.host, settings.server.port))
 
 
-def _run(loaded: Loaded, directory: Path, *, as_json: bool) -> None:
+def _starter(settings: Settings, lock: int | None) -> ChildStarter | None:
+    """Start the process that writes, if one shall; the rest is loaded while it starts."""
+    if not settings.store.writes_in_process:
+        return None
+    from headgate.databases.child import ChildStarter  # noqa: PLC0415
+
+    kind = "sqlite" if lock is not None else "postgres"
+    modules = (f"headgate.stores.{kind}_workplace",)
+    starter = ChildStarter(inherited=() if lock is None else (lock,), modules=modules)
+    starter.start_ahead()
+    return starter
+
+
+def _run(loaded: Loaded, directory: Path, starter: ChildStarter | None, *, as_json: bool) -> None:
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(loaded, directory, as_json=as_json))
+        runner.run(_serve(loaded, directory, starter, as_json=as_json))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -145,14 +159,18 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory  # type: ignore[no-any-return]
 
 
-async def _serve(loaded: Loaded, directory: Path, *, as_json: bool) -> None:
+async def _serve(
+    loaded: Loaded, directory: Path, starter: ChildStarter | None, *, as_json: bool
+) -> None:
     from headgate.web.server import serve  # noqa: PLC0415
     from headgate.wiring import build_app, build_service  # noqa: PLC0415
 
     stopping = asyncio.Event()
     _handle_signals(stopping)
     settings = loaded.settings
-    service = build_service(settings, data=directory, environ=os.environ, loaded=loaded)
+    service = build_service(
+        settings, data=directory, environ=os.environ, loaded=loaded, starter=starter
+    )
     _handle_reload(service)
     serves: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(

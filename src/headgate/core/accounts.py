@@ -13,7 +13,7 @@ The journal is the truth and the balances are its sum: `balances_from` is that s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, tzinfo
 from enum import Enum
 
@@ -38,13 +38,13 @@ class Balance(Columns, frozen=True, kw_only=True):
 
     def add(self, other: Delta | Balance) -> Balance:
         """Give this balance with a delta, or another bucket's balance, added to it."""
-        return Balance(
-            spent_micro_usd=MicroUsd(self.spent_micro_usd + other.spent_micro_usd),
-            reserved_micro_usd=MicroUsd(self.reserved_micro_usd + other.reserved_micro_usd),
-            overrun_micro_usd=MicroUsd(self.overrun_micro_usd + other.overrun_micro_usd),
-            spent_tokens=Tokens(self.spent_tokens + other.spent_tokens),
-            reserved_tokens=Tokens(self.reserved_tokens + other.reserved_tokens),
-            overrun_tokens=Tokens(self.overrun_tokens + other.overrun_tokens),
+        return _balance(
+            spent_micro_usd=self.spent_micro_usd + other.spent_micro_usd,
+            reserved_micro_usd=self.reserved_micro_usd + other.reserved_micro_usd,
+            overrun_micro_usd=self.overrun_micro_usd + other.overrun_micro_usd,
+            spent_tokens=self.spent_tokens + other.spent_tokens,
+            reserved_tokens=self.reserved_tokens + other.reserved_tokens,
+            overrun_tokens=self.overrun_tokens + other.overrun_tokens,
         )
 
     def column(self, unit: Unit) -> tuple[int, int, int]:
@@ -56,7 +56,11 @@ class Balance(Columns, frozen=True, kw_only=True):
     @property
     def is_used(self) -> bool:
         """Whether anything at all counts here."""
-        return bool(self.used_micro_usd or self.used_tokens)
+        # Asked at every booking, so without the calls that would say the same.
+        return bool(
+            self.spent_micro_usd + self.reserved_micro_usd + self.overrun_micro_usd
+            or self.spent_tokens + self.reserved_tokens + self.overrun_tokens
+        )
 
     @property
     def used_micro_usd(self) -> MicroUsd:
@@ -69,6 +73,9 @@ class Balance(Columns, frozen=True, kw_only=True):
         """The tokens that count against a limit."""
         return Tokens(self.spent_tokens + self.reserved_tokens + self.overrun_tokens)
 
+
+# The sum of two amounts of a unit is one of that unit. Its type would be a call for each of them.
+_balance: Callable[..., Balance] = Balance
 
 EMPTY = Balance()
 

@@ -103,6 +103,7 @@ class Delta(Columns, frozen=True, kw_only=True, omit_defaults=True):
 
 
 NO_CHANGE = Delta()
+_delta: Callable[..., Delta] = Delta  # without a call for the unit of each amount
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
@@ -378,13 +379,13 @@ def _difference(reservation: Reservation, before: Booking, after: Booking) -> De
         return NO_CHANGE
     usd = _column(before, after, reservation.micro_usd, reservation.actual_micro_usd or 0)
     tokens = _column(before, after, reservation.tokens, reservation.actual_tokens or 0)
-    return Delta(
-        spent_micro_usd=MicroUsd(usd[0]),
-        reserved_micro_usd=MicroUsd(usd[1]),
-        overrun_micro_usd=MicroUsd(usd[2]),
-        spent_tokens=Tokens(tokens[0]),
-        reserved_tokens=Tokens(tokens[1]),
-        overrun_tokens=Tokens(tokens[2]),
+    return _delta(
+        spent_micro_usd=usd[0],
+        reserved_micro_usd=usd[1],
+        overrun_micro_usd=usd[2],
+        spent_tokens=tokens[0],
+        reserved_tokens=tokens[1],
+        overrun_tokens=tokens[2],
     )
 
 

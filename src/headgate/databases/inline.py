@@ -16,16 +16,8 @@ from contextvars import Context
 from enum import Enum
 from typing import Any
 
-from headgate.databases.jobs import (
-    MAX_BATCH,
-    MAX_QUEUED,
-    Answer,
-    Batch,
-    Job,
-    Request,
-    deliver,
-    perform,
-)
+from headgate.databases.awaited import Awaited, deliver
+from headgate.databases.jobs import MAX_BATCH, MAX_QUEUED, Answer, Batch, Request, perform
 from headgate.databases.transaction import Database, LostTransactionError, Transaction
 from headgate.errors import LedgerUnavailableError
 
@@ -59,7 +51,7 @@ class InlineWriter:
         self._max_batch = max_batch
         self._max_queued = max_queued
         self._is_open = False
-        self._queue: list[Job] = []
+        self._queue: list[Awaited] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -82,16 +74,16 @@ class InlineWriter:
         self, operation: Callable[[Transaction], Answer], *, goes_first: bool = False
     ) -> asyncio.Future[Answer]:
         """Run an operation in the next transaction, before all others if it `goes_first`."""
-        job = Job(operation)
+        job = Awaited(operation)
         return self._enqueue(job, 0 if goes_first else len(self._queue))
 
     def submit_request(
         self, batch: Batch[Request, Answer], request: Request
     ) -> asyncio.Future[Answer]:
         """Hand a request to its batch function together with those beside it."""
-        return self._enqueue(Job(request, batch), len(self._queue))
+        return self._enqueue(Awaited(request, batch), len(self._queue))
 
-    def _enqueue(self, job: Job, place: int) -> asyncio.Future[Any]:
+    def _enqueue(self, job: Awaited, place: int) -> asyncio.Future[Any]:
         if not self._is_open:
             raise LedgerUnavailableError("the database is closed; open it again")
         if len(self._queue) >= self._max_queued:
@@ -116,10 +108,13 @@ class InlineWriter:
         taken, self._queue = self._queue[: self._max_batch], self._queue[self._max_batch :]
         jobs = [job for job in taken if not job.future.cancelled()]
         if jobs:
-            perform(self._database, jobs)
+            self._perform(jobs)
             self._answer(jobs)
 
-    def _answer(self, jobs: Sequence[Job]) -> None:
+    def _perform(self, jobs: list[Awaited]) -> None:
+        perform(self._database, jobs)
+
+    def _answer(self, jobs: Sequence[Awaited]) -> None:
         loop = jobs[0].future.get_loop()
         if self._reply_seconds is None:
             loop.call_soon(_deliver, jobs, context=Context())
@@ -156,7 +151,7 @@ class FaultyDatabase:
         self._database.close()
 
 
-def _deliver(jobs: Sequence[Job]) -> None:
+def _deliver(jobs: Sequence[Awaited]) -> None:
     deliver(jobs)
     for job in jobs:
         # Marks an error as seen: a caller that has crashed meanwhile will never look at it.

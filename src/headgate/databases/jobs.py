@@ -12,11 +12,9 @@ whether it was. So what is submitted must recognise its own work, as by an id th
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from headgate.databases.transaction import Database, LostTransactionError, Transaction
 from headgate.errors import LedgerUnavailableError
@@ -32,39 +30,18 @@ MAX_QUEUED = 16_384
 TRIES = 2
 
 
-class Writer(Protocol):
-    """Takes work for a database from an event loop; its answer comes when it is on disk."""
-
-    @property
-    def queue_length(self) -> int:
-        """How many calls wait for the next transaction."""
-
-    def start(self) -> None:
-        """Begin to take work."""
-
-    async def close(self) -> None:
-        """Finish what is queued, and take no more."""
-
-    def submit(
-        self, operation: Callable[[Transaction], Answer], *, goes_first: bool = False
-    ) -> asyncio.Future[Answer]:
-        """Run an operation in the next transaction, before all others if it `goes_first`."""
-
-    def submit_request(
-        self, batch: Batch[Request, Answer], request: Request
-    ) -> asyncio.Future[Answer]:
-        """Hand a request to its batch function together with those beside it."""
-
-
 class Job:
-    """One operation, or one request of a batch, with the caller that waits for its answer."""
+    """One operation, or one request of a batch, and what came of it.
 
-    __slots__ = ("answer", "batch", "error", "future", "work")
+    `note` is for whoever carries jobs to another process.
+    """
+
+    __slots__ = ("answer", "batch", "error", "note", "work")
 
     def __init__(self, work: Any, batch: Batch[Any, Any] | None = None) -> None:  # noqa: ANN401
         self.work = work
         self.batch = batch
-        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.note: Any = None
         self.answer: Any = None
         self.error: BaseException | None = None
 
@@ -89,28 +66,6 @@ def perform(database: Database, jobs: Sequence[Job], *, tries: int = TRIES) -> N
     except BaseException as error:  # noqa: BLE001
         database.rollback()
         _fail_or_part(database, jobs, error)
-
-
-def answer(jobs: Iterable[Job]) -> None:
-    """Have each loop tell its callers what came of their jobs."""
-    waiting: dict[asyncio.AbstractEventLoop, list[Job]] = {}
-    for job in jobs:
-        waiting.setdefault(job.future.get_loop(), []).append(job)
-    for loop, its_jobs in waiting.items():
-        # A loop that was closed meanwhile has nobody left who waits.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(deliver, its_jobs)
-
-
-def deliver(jobs: Iterable[Job]) -> None:
-    """Tell callers of this loop what came of their jobs."""
-    for job in jobs:
-        if job.future.done():
-            continue
-        if job.error is None:
-            job.future.set_result(job.answer)
-        else:
-            job.future.set_exception(job.error)
 
 
 def _perform_once(database: Database, jobs: Sequence[Job]) -> None:

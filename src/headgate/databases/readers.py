@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from headgate.databases.jobs import TRIES, Answer, Job, answer
+from headgate.databases.awaited import Awaited, answer
+from headgate.databases.jobs import TRIES, Answer
 from headgate.databases.transaction import Database, LostTransactionError, Transaction
 from headgate.errors import StoreUnavailableError
 
@@ -36,7 +37,7 @@ class ReaderPool:
         self._most = most
         self._max_queued = max_queued
         self._close_seconds = close_seconds
-        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._queue: SimpleQueue[Awaited | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         # Nothing may be queued behind the marks that end the threads: it would wait for ever.
         self._closing = threading.Lock()
@@ -62,7 +63,7 @@ class ReaderPool:
 
     def submit(self, question: Callable[[Transaction], Answer]) -> asyncio.Future[Answer]:
         """Ask a question of what has been committed; it may be asked twice, if no reply comes."""
-        job = Job(question)
+        job = Awaited(question)
         with self._closing:
             self._refuse_unless_open()
             self._queue.put(job)
@@ -88,7 +89,7 @@ class ReaderPool:
         )
 
 
-def _run(reader: Database, queue: SimpleQueue[Job | None]) -> None:
+def _run(reader: Database, queue: SimpleQueue[Awaited | None]) -> None:
     while (job := queue.get()) is not None:
         if not job.future.cancelled():
             _ask(reader, job)
@@ -96,7 +97,7 @@ def _run(reader: Database, queue: SimpleQueue[Job | None]) -> None:
     reader.close()
 
 
-def _ask(reader: Database, job: Job, *, tries: int = TRIES) -> None:
+def _ask(reader: Database, job: Awaited, *, tries: int = TRIES) -> None:
     try:
         job.answer = job.work(reader.begin())
         reader.commit()

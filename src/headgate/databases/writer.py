@@ -19,16 +19,8 @@ from enum import Enum
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from headgate.databases.jobs import (
-    MAX_BATCH,
-    MAX_QUEUED,
-    Answer,
-    Batch,
-    Job,
-    Request,
-    answer,
-    perform,
-)
+from headgate.databases.awaited import Awaited, answer
+from headgate.databases.jobs import MAX_BATCH, MAX_QUEUED, Answer, Batch, Request, perform
 from headgate.databases.transaction import Database, Transaction
 from headgate.errors import LedgerUnavailableError
 
@@ -57,8 +49,8 @@ class GroupCommitWriter:
         self._max_batch = max_batch
         self._max_queued = max_queued
         self._close_seconds = close_seconds
-        self._queue: SimpleQueue[Job | _Look | None] = SimpleQueue()
-        self._first: deque[Job] = deque()
+        self._queue: SimpleQueue[Awaited | _Look | None] = SimpleQueue()
+        self._first: deque[Awaited] = deque()
         self._thread: threading.Thread | None = None
         self._left_behind: threading.Thread | None = None
         # Nothing may be queued behind the mark that ends the thread: it would wait for ever.
@@ -99,23 +91,23 @@ class GroupCommitWriter:
         self, operation: Callable[[Transaction], Answer], *, goes_first: bool = False
     ) -> asyncio.Future[Answer]:
         """Run an operation in the next transaction; its answer comes when that is on disk."""
-        job = Job(operation)
+        job = Awaited(operation)
         return self._enqueue_first(job) if goes_first else self._enqueue(job)
 
     def submit_request(
         self, batch: Batch[Request, Answer], request: Request
     ) -> asyncio.Future[Answer]:
         """Hand a request to its batch function together with those beside it."""
-        return self._enqueue(Job(request, batch))
+        return self._enqueue(Awaited(request, batch))
 
-    def _enqueue(self, job: Job) -> asyncio.Future[Any]:
+    def _enqueue(self, job: Awaited) -> asyncio.Future[Any]:
         with self._closing:
             self._refuse_unless_open()
             _refuse_if_full(self._queue.qsize(), self._max_queued)
             self._queue.put(job)
         return job.future
 
-    def _enqueue_first(self, job: Job) -> asyncio.Future[Any]:
+    def _enqueue_first(self, job: Awaited) -> asyncio.Future[Any]:
         with self._closing:
             self._refuse_unless_open()
             _refuse_if_full(len(self._first), MAX_FIRST)
@@ -131,7 +123,7 @@ class GroupCommitWriter:
             problem = "the database was opened in another process; open it in this process"
             raise LedgerUnavailableError(problem)
 
-    def _run(self, queue: SimpleQueue[Job | _Look | None]) -> None:
+    def _run(self, queue: SimpleQueue[Awaited | _Look | None]) -> None:
         is_last = False
         while not is_last:
             jobs, is_last = self._take(queue)
@@ -140,11 +132,11 @@ class GroupCommitWriter:
                 answer(jobs)
         self._database.close()
 
-    def _take(self, queue: SimpleQueue[Job | _Look | None]) -> tuple[list[Job], bool]:
+    def _take(self, queue: SimpleQueue[Awaited | _Look | None]) -> tuple[list[Awaited], bool]:
         job = queue.get()
         jobs = self._take_first()
         while job is not None:
-            if isinstance(job, Job) and not job.future.cancelled():
+            if isinstance(job, Awaited) and not job.future.cancelled():
                 jobs.append(job)
             if len(jobs) >= self._max_batch:
                 return jobs, False
@@ -154,7 +146,7 @@ class GroupCommitWriter:
                 return jobs, False
         return jobs, True
 
-    def _take_first(self) -> list[Job]:
+    def _take_first(self) -> list[Awaited]:
         # As many as there are now: others may be added meanwhile.
         taken = [self._first.popleft() for _ in range(len(self._first))]
         return [job for job in taken if not job.future.cancelled()]

@@ -6,6 +6,7 @@ Defaults are those of a service on one machine.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
 import msgspec
@@ -196,10 +197,28 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     concurrency: Annotated[int, Meta(ge=1, le=256)] = 32
 
 
+def cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What keeps the tasks; without a URL, an SQLite file in the data directory."""
+    """What keeps the tasks; without a URL, an SQLite file in the data directory.
+
+    `process` says whether a process of its own writes; None leaves it to the machine.
+    """
 
     url: Text | None = None
+    process: bool | None = None
+
+    @property
+    def writes_in_process(self) -> bool:
+        """Whether a process of its own writes: unless said, where it has a core to itself."""
+        if self.url is not None and self.url.startswith("memory:"):
+            return False
+        return cores() > 1 if self.process is None else self.process
 
 
 class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

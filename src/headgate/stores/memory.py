@@ -8,6 +8,7 @@ from headgate.databases.inline import Faults, InlineWriter
 from headgate.databases.memory import MemoryDatabase
 from headgate.ledger import Clock
 from headgate.stores.sql_store import SqlTaskStore
+from headgate.stores.task_tables import TaskTables
 
 
 class MemoryTaskStore(SqlTaskStore):
@@ -29,4 +30,5 @@ class MemoryTaskStore(SqlTaskStore):
     ) -> None:
         self.database = MemoryDatabase() if database is None else database
         writer = InlineWriter(self.database, faults=faults, reply_seconds=reply_seconds)
-        super().__init__(writer, writer, clock=clock, keeps_books=keeps_books, is_shared=is_shared)
+        tables = TaskTables(clock=clock, keeps_books=keeps_books)
+        super().__init__(tables, writer, writer, is_shared=is_shared)

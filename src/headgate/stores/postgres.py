@@ -7,23 +7,30 @@ its locks back after a few seconds; what it had not committed did not happen.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from headgate.databases.awaited import Writer
+from headgate.databases.child import ChildStarter
 from headgate.databases.listener import PostgresListener
-from headgate.databases.postgres import LOCK_TIMEOUT_SECONDS, PostgresDatabase, PostgresReader
+from headgate.databases.postgres import LOCK_TIMEOUT_SECONDS, PostgresReader
+from headgate.databases.process_writer import ProcessWriter
 from headgate.databases.readers import ReaderPool
-from headgate.databases.transaction import Transaction
 from headgate.databases.writer import GroupCommitWriter
 from headgate.ledger import Clock
-from headgate.ledgers.postgres import ServerClock
+from headgate.store import Beat
 from headgate.stores.messages import CHANNEL
+from headgate.stores.postgres_workplace import PostgresTables, postgres_workplace, task_database
 from headgate.stores.sql_store import SqlTaskStore
-
-IDLE_TIMEOUT_SECONDS = 2.0
-TRANSACTION_TIMEOUT_SECONDS = 3.0
+from headgate.stores.step_wire import StepWire
 
 
 class PostgresTaskStore(SqlTaskStore):
-    """Tasks that many nodes share, with the books of their budgets beside them."""
+    """Tasks that many nodes share, with the books of their budgets beside them.
+
+    With a `starter` a process of its own writes for this node.
+    """
+
+    tables: PostgresTables
 
     def __init__(
         self,
@@ -32,26 +39,32 @@ class PostgresTaskStore(SqlTaskStore):
         clock: Clock | None = None,
         keeps_books: bool = True,
         lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
+        starter: ChildStarter | None = None,
     ) -> None:
-        self._server_clock = ServerClock() if clock is None else None
         self._listener = PostgresListener(url, CHANNEL)
-        database = PostgresDatabase(
-            url,
-            lock_timeout_seconds=lock_timeout_seconds,
-            idle_timeout_seconds=IDLE_TIMEOUT_SECONDS,
-            transaction_timeout_seconds=TRANSACTION_TIMEOUT_SECONDS,
-        )
-        super().__init__(
-            GroupCommitWriter(database),
-            ReaderPool(lambda: PostgresReader(url)),
-            clock=self._server_clock or clock,
-            keeps_books=keeps_books,
-        )
+        tables = PostgresTables(clock=clock, keeps_books=keeps_books)
+        writer: Writer
+        if starter is not None:
+            recipe = partial(postgres_workplace, url, lock_timeout_seconds, keeps_books)
+            writer = ProcessWriter(recipe, StepWire(tables), starter)
+        else:
+            writer = GroupCommitWriter(task_database(url, lock_timeout_seconds))
+        super().__init__(tables, writer, ReaderPool(partial(PostgresReader, url)))
+
+    async def open(self) -> None:
+        """Connect, bring the schema up to date, and learn what time it is."""
+        await super().open()
+        await self._set_clock()
 
     async def close(self) -> None:
         """Finish what was asked for, then let go of everything."""
         self.unwatch()
         await super().close()
+
+    async def beat(self, node_id: str, *, places: int, lease_seconds: float) -> Beat:
+        """Renew the lease of a node and of everything that it runs."""
+        await self._set_clock()
+        return await super().beat(node_id, places=places, lease_seconds=lease_seconds)
 
     def watch(self, recipient: str, callback: Callable[[], None]) -> None:
         """Call back in this event loop when a message for the recipient may have come."""
@@ -64,13 +77,7 @@ class PostgresTaskStore(SqlTaskStore):
         else:
             self._listener.unwatch(recipient)
 
-    def _prepare(self, transaction: Transaction) -> None:
-        super()._prepare(transaction)
-        # A new connection may lead to another server, with another clock.
-        if self._server_clock is not None:
-            self._server_clock.compare(transaction)
-
-    def _begin(self, transaction: Transaction) -> float:
-        if self._server_clock is not None and self._server_clock.is_due():
-            self._server_clock.compare(transaction)
-        return super()._begin(transaction)
+    async def _set_clock(self) -> None:
+        # Where another process writes, its clock is not this one.
+        if self.tables.is_clock_due():
+            await self.ask(self.tables.set_clock)

@@ -8,6 +8,7 @@ committed. If it was not, or nobody knows, its rows are gone from here and are r
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Protocol
 
 from headgate.databases.transaction import Transaction
@@ -64,7 +65,7 @@ class RowCache:
         begun, committed = self._moment
         if moment == (begun + 1, committed + 1):
             self._rows.update(self._written)
-            for task_id in list(self._rows)[: max(0, len(self._rows) - self._most)]:
+            for task_id in list(islice(self._rows, max(0, len(self._rows) - self._most))):
                 del self._rows[task_id]
         self._written.clear()
         self._moment = moment

@@ -7,23 +7,20 @@ through a reader, which sees everything that was acknowledged before.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
 from headgate.core.accounts import Limit
 from headgate.core.books import SettleRequest
 from headgate.core.records import TaskRecord
-from headgate.core.scopes import ROOT, Scope
+from headgate.core.scopes import Scope
 from headgate.core.submit_keys import KeyRefusal
 from headgate.databases.access import Result
-from headgate.databases.jobs import Batch, Writer
-from headgate.databases.migrations import schema_version
+from headgate.databases.awaited import Writer
+from headgate.databases.jobs import Batch
 from headgate.databases.transaction import Transaction
-from headgate.errors import LedgerUnavailableError
-from headgate.ledger import Clock
-from headgate.ledgers import sql_books, sql_upkeep
 from headgate.ledgers.zones import zone
 from headgate.store import (
     DISPATCHER,
@@ -55,25 +52,21 @@ from headgate.stores import (
     configured,
     election,
     forgiving,
-    keyed_submits,
     messages,
     nodes,
     outbox,
     reading,
     taking_back,
-    task_schema,
     upkeep,
 )
 from headgate.stores.assigning import Plan
 from headgate.stores.cancelling import Cancellation
 from headgate.stores.collecting import collect
-from headgate.stores.row_cache import RowCache
-from headgate.stores.schema import migrate_all
-from headgate.stores.steps import Step, StepAnswer, apply_steps
+from headgate.stores.task_rows import TaskRow
+from headgate.stores.task_tables import TaskTables
 from headgate.stores.worker_steps import WorkerSteps
 from headgate.stores.worksheet import Worksheet
 
-UPKEEP_SECONDS = 60.0
 ENDLESS_SECONDS = 100 * 365 * 86_400.0
 MAX_MESSAGES = 10_000
 
@@ -92,43 +85,30 @@ class Reader(Protocol):
 
 
 class SqlTaskStore(WorkerSteps):
-    """Tasks in SQLite or PostgreSQL, with the books beside them if it `keeps_books`."""
+    """Tasks in the tables of a database, written by one writer and read by others."""
 
     def __init__(
-        self,
-        writer: Writer,
-        reader: Reader,
-        *,
-        clock: Clock | None = None,
-        keeps_books: bool = True,
-        is_shared: bool = True,
-        cache: RowCache | None = None,
+        self, tables: TaskTables, writer: Writer, reader: Reader, *, is_shared: bool = True
     ) -> None:
-        self._cache = cache
+        self.tables = tables
         self.writer = writer
-        self.keeps_books = keeps_books
         self.is_shared = is_shared
         self._reader = reader
-        self._clock = time.time if clock is None else clock
-        self._tidied_at = float("-inf")
-        self._purged_up_to = ROOT
         self._seen: dict[str, int] = {}
         self._pardons = count(1)
         self._inbox_lock = asyncio.Lock()
         # Each kind of step has its own kind of answer, which the types of a batch cannot say.
-        self._steps: Batch[Any, Any] = self._apply
-        # A database has one transaction object for each of its connections.
-        self._checked: Transaction | None = None
+        self._steps: Batch[Any, Any] = tables.apply
 
     def now(self) -> float:
         """Return the time by which this store judges leases and deadlines."""
-        return self._clock()
+        return self.tables.now()
 
     async def open(self) -> None:
         """Connect, and bring the schema up to date; a newer one than the program's is refused."""
         self.writer.start()
         try:
-            await self.writer.submit(self._prepare)
+            await self.writer.submit(self.tables.prepare)
             self._reader.start()
         except BaseException:
             await self.writer.close()
@@ -169,11 +149,11 @@ class SqlTaskStore(WorkerSteps):
 
     async def get(self, task_id: str) -> TaskRecord | None:
         """Return a task with all that is known of it."""
-        return await self.ask(lambda tasks: reading.get(tasks, task_id))
+        return await self.ask(partial(reading.get, task_id=task_id))
 
     async def find(self, query: TaskQuery) -> TaskPage:
         """List tasks, newest first, as many as fit on one page."""
-        return await self.ask(lambda tasks: reading.find(tasks, query))
+        return await self.ask(partial(reading.find, query=query))
 
     async def totals(self) -> Totals:
         """Count what waits, what runs and what has happened."""
@@ -181,45 +161,28 @@ class SqlTaskStore(WorkerSteps):
 
     async def outbox(self, *, limit: int) -> list[SettleRequest]:
         """Return settlements that a ledger outside the store has yet to be told."""
-        return await self.ask(lambda tasks: outbox.unsent(tasks, limit=limit))
+        return await self.ask(partial(outbox.unsent, limit=limit))
 
     async def sent(self, reservation_ids: Sequence[str]) -> None:
         """Forget settlements that the ledger has answered."""
-        await self.run(lambda tasks, _now: outbox.forget(tasks, reservation_ids))
+        await self.run(partial(_forget_sent, reservation_ids))
 
     async def evict(self, *, completed_before: float, limit: int) -> int:
         """Forget ended tasks that nothing needs, oldest first, and return how many."""
-        return await self.run(
-            lambda tasks, _now: upkeep.evict(tasks, completed_before=completed_before, limit=limit)
-        )
+        return await self.run(partial(_evict, completed_before, limit))
 
     async def join(self, node: Node, *, lease_seconds: float) -> None:
         """Take up a node; from now on tasks may be assigned to it."""
-
-        def write(tasks: Transaction, now: float) -> None:
-            if not self.is_shared:
-                nodes.forget_others(tasks, node.id)
-                election.depose_others(tasks, node.id)
-            nodes.give_grace(tasks, now)
-            nodes.join(tasks, node, now + self._lease(lease_seconds))
-
-        await self._run_first(write)
+        join = partial(_join, node, self._lease(lease_seconds), is_sole=not self.is_shared)
+        await self._run_first(join)
 
     async def beat(self, node_id: str, *, places: int, lease_seconds: float) -> Beat:
         """Renew the lease of a node and of everything that it runs."""
-        return await self._run_first(
-            lambda tasks, now: nodes.beat(
-                tasks,
-                node_id,
-                places=places,
-                now=now,
-                lease_seconds=self._lease(lease_seconds),
-            )
-        )
+        return await self._run_first(partial(_beat, node_id, places, self._lease(lease_seconds)))
 
     async def leave(self, node_id: str) -> None:
         """Take a node out that runs nothing any more."""
-        await self.run(lambda tasks, _now: nodes.leave(tasks, node_id))
+        await self.run(partial(_leave, node_id))
         self._seen.pop(node_id, None)
 
     def watch(self, recipient: str, callback: Callable[[], None]) -> None:
@@ -230,102 +193,73 @@ class SqlTaskStore(WorkerSteps):
 
     async def elect(self, node_id: str, *, lease_seconds: float) -> Election:
         """Become or stay the dispatcher if nobody else is, and return who is."""
-        lease_seconds = self._lease(lease_seconds)
-        return await self._run_first(
-            lambda tasks, now: election.elect(tasks, node_id, now=now, lease_seconds=lease_seconds)
-        )
+        return await self._run_first(partial(_elect, node_id, self._lease(lease_seconds)))
 
     async def resign(self, node_id: str) -> None:
         """Stop being the dispatcher, so that another need not wait for the lease to end."""
-        await self._run_first(lambda tasks, _now: election.resign(tasks, node_id))
+        await self._run_first(partial(_resign, node_id))
 
     async def collect(self, node_id: str) -> Collected:
         """Start the tasks that are assigned to a node, and return them with what to cancel."""
-        return await self._receive(node_id, self._collect)
+        return await self._receive(node_id, partial(_collect, node_id))
 
     async def news(self, epoch: int) -> News:
         """Return what other nodes changed since the last call, and forget that it was news."""
-
-        def read(
-            sheet: Worksheet, _recipient: str, seen: int
-        ) -> tuple[News, list[messages.Message]]:
-            election.check_epoch(sheet.transaction, epoch, sheet.now)
-            received = _take(sheet, DISPATCHER, seen)
-            return reading.news(sheet, received), received
-
-        return await self._receive(DISPATCHER, read)
+        return await self._receive(DISPATCHER, partial(_news, epoch))
 
     async def backlog(self, epoch: int) -> Backlog:
         """Return everything that has not ended, to a dispatcher that starts."""
-
-        def prepare(tasks: Transaction, now: float) -> None:
-            election.check_epoch(tasks, epoch, now)
-            # Whoever is about to read everything needs no message about any of it.
-            messages.discard(tasks, DISPATCHER)
-
-        await self.run(prepare)
+        await self.run(partial(_discard_news, epoch))
         # A long backlog takes seconds. In the writer it would keep leases from being renewed.
-        return await self.ask(lambda tasks: reading.backlog(tasks, self.now()))
+        return await self.ask(partial(_backlog, self.tables))
 
     async def drop(self, epoch: int, drops: Sequence[Drop]) -> list[TaskRecord]:
         """End queued tasks without running them, and return all that changed."""
-        return await self._take_back(epoch, lambda sheet: taking_back.drop(sheet, drops))
+        return await self._take_back(epoch, partial(taking_back.drop, drops=drops))
 
     async def recover(self, epoch: int, task_ids: Sequence[str]) -> list[TaskRecord]:
         """Take tasks back from nodes whose lease has ended, and return all that changed."""
-        return await self._take_back(epoch, lambda sheet: taking_back.recover(sheet, task_ids))
+        return await self._take_back(epoch, partial(taking_back.recover, task_ids=task_ids))
 
     async def forgive(self, epoch: int, tokens: dict[str, int]) -> None:
         """Remember lag that was forgiven to projects now."""
         pardon = forgiving.Pardon(epoch, next(self._pardons), tokens)
-
-        def write(tasks: Transaction, now: float) -> None:
-            election.check_epoch(tasks, epoch, now)
-            forgiving.forgive(tasks, pardon, now)
-
-        await self.run(write)
+        await self.run(partial(_forgive, pardon))
 
     async def set_limits(self, limits: dict[Scope, Limit]) -> tuple[Scope, ...]:
         """Set the budgets that the configuration names, and remove those that it named before."""
         for limit in limits.values():
             zone(limit.window.zone)
-        return await self.run(
-            lambda tasks, _now: configured.set_limits(tasks, limits, keeps_books=self.keeps_books)
-        )
-
-    def _lease(self, seconds: float) -> float:
-        # Where nobody else can take over, a process that was held up has lost nothing.
-        return seconds if self.is_shared else ENDLESS_SECONDS
+        return await self.run(partial(_set_limits, limits, keeps_books=self.tables.keeps_books))
 
     async def run(self, operation: Callable[[Transaction, float], Result]) -> Result:
-        """Change something; the answer means that it is on disk."""
-        return await self.writer.submit(lambda tasks: operation(tasks, self._begin(tasks)))
+        """Change something, at a time that is given; the answer means that it is on disk."""
+        return await self.writer.submit(partial(self.tables.run, operation))
 
     async def ask(self, question: Callable[[Transaction], Result]) -> Result:
         """Read what has been committed."""
         return await self._reader.submit(question)
 
+    def _lease(self, seconds: float) -> float:
+        # Where nobody else can take over, a process that was held up has lost nothing.
+        return seconds if self.is_shared else ENDLESS_SECONDS
+
     async def _run_first(self, operation: Callable[[Transaction, float], Result]) -> Result:
-        return await self.writer.submit(
-            lambda tasks: operation(tasks, self._begin(tasks)), goes_first=True
-        )
+        return await self.writer.submit(partial(self.tables.run, operation), goes_first=True)
+
+    async def _work(
+        self, operation: Callable[[Worksheet], Result], *, goes_first: bool = False
+    ) -> Result:
+        work = partial(self.tables.work, operation)
+        return await self.writer.submit(work, goes_first=goes_first)
 
     async def _take_back(
-        self, epoch: int, operation: Callable[[Worksheet], list[Any]]
+        self, epoch: int, operation: Callable[[Worksheet], list[TaskRow]]
     ) -> list[TaskRecord]:
-        def write(tasks: Transaction, now: float) -> list[TaskRecord]:
-            election.check_epoch(tasks, epoch, now)
-            sheet = self._sheet(tasks, now)
-            records = [row.record() for row in operation(sheet)]
-            sheet.write()
-            return records
-
-        return await self.run(write)
+        return await self._work(partial(_take_back, epoch, operation))
 
     async def _receive(
-        self,
-        recipient: str,
-        read: Callable[[Worksheet, str, int], tuple[Result, list[messages.Message]]],
+        self, recipient: str, read: Callable[[int, Worksheet], tuple[Result, int]]
     ) -> Result:
         """Read messages; only those of an answer that has arrived are forgotten, by the next call.
 
@@ -333,63 +267,88 @@ class SqlTaskStore(WorkerSteps):
         """
         async with self._inbox_lock:
             seen = self._seen.get(recipient, 0)
-
-            def write(tasks: Transaction, now: float) -> tuple[Result, list[messages.Message]]:
-                sheet = self._sheet(tasks, now)
-                answer = read(sheet, recipient, seen)
-                sheet.write()
-                return answer
-
-            result, received = await self.run(write)
-            if received:
-                self._seen[recipient] = received[-1].seq
+            result, last = await self._work(partial(read, seen))
+            if last != seen:
+                self._seen[recipient] = last
             return result
 
-    def _collect(
-        self, sheet: Worksheet, node_id: str, seen: int
-    ) -> tuple[Collected, list[messages.Message]]:
-        if nodes.lease_ended(sheet.transaction, [node_id], sheet.now):
-            return Collected(), []
-        received = _take(sheet, node_id, seen)
-        return collect(sheet, node_id, received), received
 
-    def _apply(self, transaction: Transaction, steps: Sequence[Step]) -> Sequence[StepAnswer]:
-        now = self._begin(transaction)
-        return apply_steps(self._sheet(transaction, now), steps)
+# What is asked of the tables, as functions that can be sent to whoever writes.
 
-    def _prepare(self, transaction: Transaction) -> None:
-        migrate_all(transaction)
 
-    def _sheet(self, transaction: Transaction, now: float) -> Worksheet:
-        return Worksheet(transaction, now, keeps_books=self.keeps_books, cache=self._cache)
+def _forget_sent(reservation_ids: Sequence[str], tasks: Transaction, _now: float) -> None:
+    outbox.forget(tasks, reservation_ids)
 
-    def _begin(self, transaction: Transaction) -> float:
-        if transaction is not self._checked:
-            self._check_tables(transaction)
-        if self._cache is not None:
-            self._cache.begin(transaction)
-        sql_books.lock_books(transaction)
-        now = self.now()
-        if now - self._tidied_at >= UPKEEP_SECONDS:
-            self._keep_up(transaction, now)
-        return now
 
-    def _check_tables(self, transaction: Transaction) -> None:
-        """Look whether a new connection leads to the tasks: a file or server can be replaced."""
-        if not schema_version(transaction, task_schema.PART):
-            advice = "put them back, or open the store again to found new ones"
-            line = f"the database has no tasks any more, nothing was done; {advice}"
-            raise LedgerUnavailableError(line)
-        self._prepare(transaction)
-        self._checked = transaction
+def _evict(completed_before: float, limit: int, tasks: Transaction, _now: float) -> int:
+    return upkeep.evict(tasks, completed_before=completed_before, limit=limit)
 
-    def _keep_up(self, transaction: Transaction, now: float) -> None:
-        # As long as there is more, the next call does the next step; none of them waits long.
-        if sql_upkeep.tidy(transaction, now) or keyed_submits.purge(transaction, now):
-            return
-        self._tidied_at = now
-        self._purged_up_to = sql_upkeep.purge_buckets(transaction, now, after=self._purged_up_to)
-        upkeep.purge(transaction, now)
+
+def _join(
+    node: Node, lease_seconds: float, tasks: Transaction, now: float, *, is_sole: bool
+) -> None:
+    if is_sole:
+        nodes.forget_others(tasks, node.id)
+        election.depose_others(tasks, node.id)
+    nodes.give_grace(tasks, now)
+    nodes.join(tasks, node, now + lease_seconds)
+
+
+def _beat(node_id: str, places: int, lease_seconds: float, tasks: Transaction, now: float) -> Beat:
+    return nodes.beat(tasks, node_id, places=places, now=now, lease_seconds=lease_seconds)
+
+
+def _leave(node_id: str, tasks: Transaction, _now: float) -> None:
+    nodes.leave(tasks, node_id)
+
+
+def _elect(node_id: str, lease_seconds: float, tasks: Transaction, now: float) -> Election:
+    return election.elect(tasks, node_id, now=now, lease_seconds=lease_seconds)
+
+
+def _resign(node_id: str, tasks: Transaction, _now: float) -> None:
+    election.resign(tasks, node_id)
+
+
+def _discard_news(epoch: int, tasks: Transaction, now: float) -> None:
+    election.check_epoch(tasks, epoch, now)
+    # Whoever is about to read everything needs no message about any of it.
+    messages.discard(tasks, DISPATCHER)
+
+
+def _backlog(tables: TaskTables, tasks: Transaction) -> Backlog:
+    return reading.backlog(tasks, tables.now())
+
+
+def _forgive(pardon: forgiving.Pardon, tasks: Transaction, now: float) -> None:
+    election.check_epoch(tasks, pardon.epoch, now)
+    forgiving.forgive(tasks, pardon, now)
+
+
+def _set_limits(
+    limits: dict[Scope, Limit], tasks: Transaction, _now: float, *, keeps_books: bool
+) -> tuple[Scope, ...]:
+    return configured.set_limits(tasks, limits, keeps_books=keeps_books)
+
+
+def _take_back(
+    epoch: int, operation: Callable[[Worksheet], list[TaskRow]], sheet: Worksheet
+) -> list[TaskRecord]:
+    election.check_epoch(sheet.transaction, epoch, sheet.now)
+    return [row.record() for row in operation(sheet)]
+
+
+def _news(epoch: int, seen: int, sheet: Worksheet) -> tuple[News, int]:
+    election.check_epoch(sheet.transaction, epoch, sheet.now)
+    received = _take(sheet, DISPATCHER, seen)
+    return reading.news(sheet, received), received[-1].seq if received else seen
+
+
+def _collect(node_id: str, seen: int, sheet: Worksheet) -> tuple[Collected, int]:
+    if nodes.lease_ended(sheet.transaction, [node_id], sheet.now):
+        return Collected(), seen
+    received = _take(sheet, node_id, seen)
+    return collect(sheet, node_id, received), received[-1].seq if received else seen
 
 
 def _take(sheet: Worksheet, recipient: str, seen: int) -> list[messages.Message]:
