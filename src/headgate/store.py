@@ -324,6 +324,9 @@ class TaskStore(WorkerStore, Protocol):
     async def get(self, task_id: str) -> TaskRecord | None:
         """Return a task with all that is known of it."""
 
+    async def among(self, task_ids: Sequence[str], owner: TaskQuery) -> frozenset[str]:
+        """Return which of these tasks there are of the agent and the project of a query."""
+
     async def find(self, query: TaskQuery) -> TaskPage:
         """List tasks, newest first, as many as fit on one page."""
 

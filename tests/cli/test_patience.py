@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -79,4 +80,4 @@ def test_while_there_is_no_room_one_line_at_a_time_asks_for_it(tmp_path: Path) -
         bodies = [json.loads(request.partition("\r\n\r\n")[2]) for request in server.requests]
     sent = [[task["action"] for task in body["tasks"]] for body in bodies]
     assert [len(one) for one in sent] == [5, 1, 1, 2, 2]
-    assert sum(sent[2:], []) == [f"x{number}" for number in range(5)]
+    assert list(chain(*sent[2:])) == [f"x{number}" for number in range(5)]

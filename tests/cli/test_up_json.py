@@ -8,18 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from headgate import SyncClient
 from headgate.tokens import read_token
 from service.support import environment
 
 
-@pytest.mark.parametrize("starts", [1, 2])
-def test_one_line_says_where_the_service_and_its_token_are(tmp_path: Path, starts: int) -> None:
+def test_one_line_says_where_the_service_and_its_token_are(tmp_path: Path) -> None:
     data = tmp_path / "data"
     command = [sys.executable, "-m", "headgate", "up", "--json", "--port", "0", "--data", str(data)]
-    for _ in range(starts):
+    for _ in range(2):
         with subprocess.Popen(
             command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
         ) as process:
@@ -32,5 +29,5 @@ def test_one_line_says_where_the_service_and_its_token_are(tmp_path: Path, start
             process.send_signal(signal.SIGTERM)
             assert process.stdout.read() == ""
             assert process.wait(20.0) == 0
-    assert read_token(token) is not None
-    assert token not in json.dumps(started)
+        assert read_token(token) is not None
+        assert token not in json.dumps(started)

@@ -163,3 +163,24 @@ def test_attempts_on_nodes_are_not_timed_here() -> None:
     desk = desk_of(queued("t1", deadline=START + 5), pull_targets=PULL)
     desk.plan(START, most=9)
     assert desk.workers.next_at() is None
+
+
+def test_news_of_workers_that_have_not_changed_cost_no_count_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = desk_of()
+    counted: list[str] = []
+    look = desk.workers.look
+
+    def counting(agent_id: str, now: float) -> None:
+        counted.append(agent_id)
+        look(agent_id, now)
+
+    monkeypatch.setattr(desk.workers, "look", counting)
+    for _ in range(3):
+        for number in range(5):
+            desk.workers.set_node(f"worker-{number}", 2, agent_id="a", now=START)
+    assert len(counted) == 5
+    desk.workers.set_node("worker-0", 3, agent_id="a", now=START)
+    assert desk.flights.free_at_workers("a") == 11
+    assert len(counted) == 6

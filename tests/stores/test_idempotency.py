@@ -211,6 +211,22 @@ async def test_one_token_cannot_use_up_the_keys_of_all(
         await kept_sums(scene)
 
 
+def count_again(transaction: Transaction, _: float) -> None:
+    transaction.run("DELETE FROM submit_key_owners")
+    statement = keyed_submits.MIGRATIONS[1].sqlite[1]
+    assert statement in keyed_submits.MIGRATIONS[1].postgres
+    transaction.run(statement)
+
+
+async def test_a_store_from_before_owners_were_counted_has_them_counted(place: Place) -> None:
+    async with place.scene() as scene:
+        for number, owner in enumerate(("", "one", "one", "two")):
+            step = keyed(scene.new(f"t{number}"), name=f"k{number}", owner=owner)
+            await answer_of(scene, step)
+        await scene.store.run(count_again)
+        assert (await kept_sums(scene))["submit_keys"] == 4
+
+
 async def test_a_step_and_its_answer_can_be_sent_to_another_process(place: Place) -> None:
     async with place.scene() as scene:
         step = keyed(scene.new("t1"), WRONG)

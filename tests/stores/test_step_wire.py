@@ -117,9 +117,10 @@ STEPS = (
         ],
     ),
 )
+TRACELESS = msgspec.structs.replace(NEW, keeps_refusal=False)
 # Whoever adds a field has it sent, too, and then adds it here.
 FIELDS: dict[type[msgspec.Struct], tuple[str, ...]] = {
-    NewTask: ("task", "terms", "submission", "limits", "node_id"),
+    NewTask: ("task", "terms", "submission", "limits", "node_id", "keeps_refusal"),
     KeyedSubmit: ("key", "tasks"),
     Settlement: ("task_id", "lease", "step", "cost", "result", "closure", "node_id"),
     Lease: ("node_id", "attempt"),
@@ -171,7 +172,7 @@ def record(**fields: Any) -> TaskRecord:
     return TaskRecord(**given)
 
 
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: type(step).__name__)
+@pytest.mark.parametrize("step", [*STEPS, TRACELESS], ids=lambda step: type(step).__name__)
 def test_a_step_arrives_as_it_was_sent(step: object) -> None:
     _, received = Ends().send(step)
     work = received[0].work

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from headgate.core.admission import QueueLimits
 from headgate.core.outcomes import NOTHING_USED, UNKNOWN_USAGE, Finish, TryAgain, Usage
 from headgate.core.records import Submission
 from headgate.core.tasks import TaskStatus
-from headgate.errors import IllegalTransitionError
+from headgate.errors import IllegalTransitionError, UnfitValueError
 from headgate.store import (
     MAX_PAGE_BYTES,
     CancelAnswer,
@@ -374,6 +375,24 @@ async def test_lists_are_by_agent_project_and_state(place: Place) -> None:
         assert ids(await find(TaskQuery(states=states))) == ["t2"]
         (record,) = await find(TaskQuery(agent_id="a", project_id="p"))
         assert record.submission == WORK
+
+
+async def test_a_name_that_a_database_cannot_take_is_no_outage(place: Place) -> None:
+    async with place.scene() as scene:
+        with suppress(UnfitValueError):
+            assert await scene.store.get("\0") is None
+        await scene.submit("t0")
+        assert await scene.state("t0") == "queued"
+
+
+async def test_of_many_tasks_those_of_an_owner_are_told_in_one_question(place: Place) -> None:
+    async with place.scene() as scene:
+        for task_id, agent_id in (("t0", "a"), ("t1", "b"), ("t2", "a")):
+            await scene.submit(task_id, agent_id=agent_id)
+        asked = ("t0", "t1", "t2", "none")
+        assert await scene.store.among(asked, TaskQuery(agent_id="a")) == {"t0", "t2"}
+        assert await scene.store.among(asked, TaskQuery()) == {"t0", "t1", "t2"}
+        assert await scene.store.among(asked, TaskQuery(project_id="nowhere")) == frozenset()
 
 
 async def test_an_unknown_task_is_none(place: Place) -> None:

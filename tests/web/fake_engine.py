@@ -64,6 +64,7 @@ class FakeEngine:
         self.keyed: dict[tuple[str, str], tuple[str, tuple[SubmitEntry, ...]]] = {}
         self.keys_are_full = False
         self.asked_for = UNBOUND
+        self.questions = 0
         self._under_way = 0
         self._ids = TaskIds()
         self.feed = EventFeed(self.now)
@@ -188,6 +189,18 @@ class FakeEngine:
         ]
         submitted = len(self.records)
         return Totals(lanes=tuple(lanes), submitted=submitted, started=3, wait_ms=10)
+
+    async def within(self, task_ids: Sequence[str], bounds: Bounds) -> frozenset[str]:
+        self._check()
+        self.questions += 1
+        found = [self.records[one] for one in task_ids if one in self.records]
+        return frozenset(
+            one.task.id
+            for one in found
+            if bounds.has(
+                agent_id=one.agent_id or one.task.agent_id, project_id=one.task.project_id
+            )
+        )
 
     async def why(self, task_id: str, bounds: Bounds = UNBOUND) -> msgspec.Struct | None:
         self._check()

@@ -350,6 +350,10 @@ def test_a_bound_caller_does_not_depend_on_tasks_of_others() -> None:
     assert batch.json["tasks"][0]["code"] == "unknown_parent"
     mine = door.post("/tasks", OWN, token).json["taskId"]
     assert door.post("/tasks", OWN | {"dependsOn": [mine]}, token).status == 202
+    door.client.engine.questions = 0
+    tasks = [OWN | {"dependsOn": [mine]}] * 3
+    assert door.post("/tasks/batch", {"tasks": tasks}, token).json["submitted"] == 3
+    assert door.client.engine.questions == 1
 
 
 def test_a_bound_caller_charges_budgets_of_its_own() -> None:

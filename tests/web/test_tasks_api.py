@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from headgate.core.admission import QueueLimits
 from headgate.core.records import Progress
 from headgate.core.tasks import TaskStatus
-from headgate.errors import HeadgateError, NotTakingWorkError, StoreUnavailableError
+from headgate.errors import (
+    HeadgateError,
+    NotTakingWorkError,
+    StoreUnavailableError,
+    UnfitValueError,
+)
 from headgate.web.refusals import CODES, STORE_FAILS
 from headgate.web.requests import MAX_BODY_BYTES
 from web.asgi_client import Client
@@ -400,6 +405,13 @@ def test_a_store_that_cannot_be_asked_is_503_and_only_the_log_has_the_reason(
             "details": {},
         }
     assert caplog.text.count("/var/x.db is locked") == 1
+
+
+def test_a_value_that_the_store_cannot_take_is_the_fault_of_the_request(client: Client) -> None:
+    client.engine.failure = UnfitValueError("PostgreSQL: text of a column")
+    answer = client.get("/tasks")
+    assert (answer.status, answer.refusal["code"]) == (400, "invalid_field")
+    assert "PostgreSQL" not in answer.body.decode()
 
 
 def test_a_node_that_was_told_to_take_no_work_says_so(client: Client) -> None:

@@ -11,10 +11,13 @@ from headgate.cli.output import print_json
 from headgate.cli.store_place import (
     config_option,
     data_option,
+    is_same_file,
+    own_files,
     settings_of,
     sqlite_store,
     store_option,
 )
+from headgate.errors import InvalidSettingError
 
 
 @click.command(
@@ -48,6 +51,7 @@ def backup(
 
     settings = settings_of(path, store_url)
     source = sqlite_store(settings, data, does="back up")
+    _check_apart(file, own_files(source, data))
     size_bytes = back_up(source, file.absolute(), replaces=force)
     if as_json:
         print_json({"file": str(file), "store": str(source), "bytes": size_bytes})
@@ -55,3 +59,9 @@ def backup(
     click.echo(f"{file}: {size_bytes:,} bytes of {source}, checked")
     if settings.ledger.url is not None and settings.ledger.url != settings.store.url:
         click.echo("headgate: the books are outside the store and not in the copy", err=True)
+
+
+def _check_apart(file: Path, owned: list[Path]) -> None:
+    # A service that runs would go on with a file that has no name any more, and lose it.
+    if any(is_same_file(file, one) for one in owned):
+        raise InvalidSettingError("FILE", f"{file} belongs to the service; name another file")

@@ -16,6 +16,7 @@ MOST_LINE_BYTES = 1_000_000
 MOST_BATCH_BYTES = 700_000
 IDLE_SECONDS = 0.1
 PIECE_BYTES = 64 * 1024
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _STANDARD_INPUT = 0
 
@@ -49,7 +50,7 @@ def line_batches(source: int = _STANDARD_INPUT) -> Iterator[list[Line]]:
 def _lines(source: int) -> Iterator[Line | None]:
     """Give lines as they come, and None whenever no further one is there soon."""
     number, rest, is_passed_over = 0, b"", False
-    for piece in _pieces(source):
+    for piece in _unmarked(_pieces(source)):
         if piece is None:
             yield None
             continue
@@ -72,6 +73,17 @@ def _line(number: int, content: bytes) -> Line:
     if len(content) > MOST_LINE_BYTES:
         return Line(number, b"", f"the line has more than {MOST_LINE_BYTES} bytes")
     return Line(number, content)
+
+
+def _unmarked(pieces: Iterator[bytes | None]) -> Iterator[bytes | None]:
+    """Pass pieces on without a byte order mark before the first; it may be cut anywhere."""
+    begin = b""
+    for piece in pieces:
+        begin += piece or b""
+        if len(begin) >= len(BYTE_ORDER_MARK) or not BYTE_ORDER_MARK.startswith(begin):
+            break
+    yield begin.removeprefix(BYTE_ORDER_MARK)
+    yield from pieces
 
 
 def _pieces(source: int) -> Iterator[bytes | None]:

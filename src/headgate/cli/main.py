@@ -15,6 +15,7 @@ from importlib import import_module
 import click
 
 import headgate
+from headgate.cli.arguments import checked
 from headgate.cli.exit_codes import (
     EXIT_BAD_INPUT,
     EXIT_FAILED,
@@ -79,7 +80,7 @@ class LazyGroup(click.Group):
         """Load a command from the module of its name."""
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             module = import_module(f"headgate.cli.{cmd_name}")
-            self.add_command(getattr(module, cmd_name), cmd_name)
+            self.add_command(checked(getattr(module, cmd_name)), cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> object:
@@ -114,7 +115,8 @@ def run(arguments: list[str]) -> int:
         return EXIT_INTERRUPTED
     except (BrokenPipeError, _ReaderGoneError):
         # The reader has gone, as `headgate decide … | head` does; there is nobody to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001
         return _report(error)

@@ -63,6 +63,7 @@ def check_choice(task_ids: tuple[str, ...], which: dict[str, Any]) -> None:
     """Refuse a call that names no task and says nothing of any, or does both."""
     if bool(task_ids) == bool(which):
         message = "name tasks, or say which with --agent, --project, --target, --label, --state"
+        message += " or --older"
         raise click.UsageError(message)
 
 

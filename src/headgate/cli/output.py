@@ -17,7 +17,8 @@ Row = Sequence[str]
 
 def is_terminal() -> bool:
     """Say whether standard output is looked at by a person."""
-    return sys.stdout.isatty()
+    # A program that was started with a closed output has none at all.
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def print_json(value: object) -> None:

@@ -29,7 +29,7 @@ class ProgressLine:
     def __init__(self, task_id: str) -> None:
         self._task_id = task_id
         self._started = time.monotonic()
-        self._is_live = sys.stderr.isatty()
+        self._is_live = sys.stderr is not None and sys.stderr.isatty()
         self._coloured = has_colour(sys.stderr)
         self._task: TaskSnapshot | None = None
         self._over = threading.Event()

@@ -12,6 +12,7 @@ from headgate.cli.output import print_json
 from headgate.cli.store_place import (
     config_option,
     data_option,
+    is_same_file,
     settings_of,
     sqlite_store,
     store_option,
@@ -63,6 +64,8 @@ def _restore(copy: Path, store: Path, *, replaces: bool) -> Path | None:
 
     if not copy.is_file():
         raise InvalidSettingError("FILE", f"{copy} is not there; name a copy of a store")
+    if is_same_file(copy, store):
+        raise InvalidSettingError("FILE", f"{copy} is the store itself; name a copy of it")
     check(copy, PARTS)
     with hold_directory(store.parent):
         if store.exists() and not replaces:

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from headgate.cli.connection import TOKEN_FILE
 from headgate.cli.data_directory import data_directory
 from headgate.errors import InvalidSettingError
 
 if TYPE_CHECKING:
     from headgate.settings import Settings
+
+STORE_SIDES = ("", "-wal", "-shm", "-journal")
+"""What SQLite writes beside the file of a store, in any of its ways to work."""
 
 config_option = click.option(
     "--config", "path", metavar="FILE", type=click.Path(path_type=Path), help="The settings."
@@ -44,6 +48,25 @@ def sqlite_store(settings: Settings, data: Path | None, *, does: str) -> Path:
     if settings.store.url == "memory:":
         raise InvalidSettingError("store.url", f"a store in memory has nothing to {does}")
     return sqlite_file(settings, (data or data_directory()).absolute())
+
+
+def own_files(store: Path, data: Path | None) -> list[Path]:
+    """List what a service lives from: the store with its side files, locks and tokens."""
+    from headgate.cli.token_file import PREVIOUS  # noqa: PLC0415
+    from headgate.data_lock import LOCK_NAME  # noqa: PLC0415
+
+    folders = {store.parent, (data or data_directory()).absolute()}
+    names = (LOCK_NAME, TOKEN_FILE, PREVIOUS)
+    sides = [store.with_name(f"{store.name}{side}") for side in STORE_SIDES]
+    return sides + [folder / name for folder in sorted(folders) for name in names]
+
+
+def is_same_file(path: Path, other: Path) -> bool:
+    """Tell whether two names are of one file, or would be if there were one."""
+    try:
+        return path.samefile(other)
+    except OSError:
+        return path.resolve() == other.resolve()
 
 
 _TOOLS = {"back up": "pg_dump", "restore": "pg_restore"}

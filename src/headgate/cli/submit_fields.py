@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, cast
 
 import click
 import msgspec
 
+from headgate.cli.input_lines import BYTE_ORDER_MARK
 from headgate.client.task_fields import TaskFields
 from headgate.errors import InvalidFieldError
 
@@ -21,6 +23,8 @@ def task_fields(action: str | None, given: dict[str, Any]) -> TaskFields:
     fields = {name: value for name, value in given.items() if value not in (None, ())}
     params = _params(fields.pop("params_json", None), fields.pop("params_given", ()))
     labels = dict(_pair("--label", text) for text in fields.pop("labels", ()))
+    if not math.isfinite(fields.get("weight", 1.0)):
+        raise InvalidFieldError("--weight", "must be a finite number")
     document = fields.pop("input_json", None)
     if document is not None:
         fields["input"] = _json("--input", document)
@@ -36,7 +40,7 @@ def _params(document: str | None, pairs: tuple[str, ...]) -> dict[str, Any]:
     for text in pairs:
         key, value = _pair("--param", text)
         if key.endswith(JSON_MARK):
-            params[key.removesuffix(JSON_MARK)] = _json(f"--param {key}", value)
+            params[key.removesuffix(JSON_MARK)] = _json(f"--param {key}=", value)
         else:
             params[key] = value
     return params
@@ -54,6 +58,8 @@ def _json(option: str, text: str) -> Any:  # noqa: ANN401 - any JSON
     document = _read(option, text[1:]) if text.startswith(FILE_MARK) else text.encode()
     try:
         return msgspec.json.decode(document)
+    except RecursionError:
+        raise InvalidFieldError(option, "is nested too deeply") from None
     except msgspec.DecodeError as error:
         advice = "" if text.startswith(FILE_MARK) else "; a text needs quotes, as '\"text\"'"
         raise InvalidFieldError(option, f"is not JSON: {error}{advice}") from None
@@ -67,4 +73,4 @@ def _read(option: str, name: str) -> bytes:
         raise InvalidFieldError(option, f"cannot read {name}: {error.strerror}") from None
     if len(content) > MOST_FILE_BYTES:
         raise InvalidFieldError(option, f"{name} has more than {MOST_FILE_BYTES} bytes")
-    return content
+    return content.removeprefix(BYTE_ORDER_MARK)

@@ -109,6 +109,8 @@ class _Lines:
             given = _OBJECTS.decode(line.content)
         except msgspec.ValidationError:
             return _bad(line, "a line must be a JSON object")
+        except RecursionError:
+            return _bad(line, "the line is nested too deeply")
         except msgspec.DecodeError as error:
             return _bad(line, f"the line is not JSON: {error}")
         # null, and an empty text, are the same as a field that is absent.

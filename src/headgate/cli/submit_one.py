@@ -6,7 +6,6 @@ meantime is told on standard error: one line that changes in a terminal, a line 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -19,9 +18,10 @@ from headgate.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED
 from headgate.cli.output import is_terminal, print_json, printable
 from headgate.cli.patience import until_room
 from headgate.cli.progress_line import ProgressLine
-from headgate.client.calls import IDEMPOTENCY_KEY
+from headgate.client.calls import key_headers
 from headgate.client.task_fields import task_body
 from headgate.core.tasks import TaskStatus
+from headgate.errors import NotAllowedError, RequestRefusedError
 from headgate.http_bodies import SubmittedBody
 
 if TYPE_CHECKING:
@@ -57,13 +57,18 @@ def _submitted(
     # Key and body are made once: an answer may have been lost in any round, and only the very
     # same request is known to be the same.
     body = task_body(fields)
-    headers = {IDEMPOTENCY_KEY: key or os.urandom(16).hex()}
-    return until_room(
-        lambda: client.request(
-            "POST", "/tasks", body=body, headers=headers, answer=SubmittedBody
-        ),
-        patient=patient,
-    )
+    headers = key_headers(key, field="--idempotency-key")
+    try:
+        return until_room(
+            lambda: client.request(
+                "POST", "/tasks", body=body, headers=headers, answer=SubmittedBody
+            ),
+            patient=patient,
+        )
+    except RequestRefusedError as error:
+        if error.code == "missing_field" and error.details.get("field") == "agentId":
+            error.args = (f"{error}; give --agent or --project",)
+        raise
 
 
 def _tell(submitted: SubmittedBody, *, as_json: bool) -> None:
@@ -84,6 +89,9 @@ def _wait(client: SyncClient, task_id: str, *, timeout_seconds: float | None, as
     except KeyboardInterrupt:
         click.echo(f"headgate: {task_id} goes on; headgate cancel {task_id} stops it", err=True)
         return EXIT_INTERRUPTED
+    except NotAllowedError as error:
+        error.args = (f"task {task_id} was submitted; waiting: {error}",)
+        raise
     return _tell_end(task, as_json=as_json)
 
 

@@ -34,7 +34,8 @@ _IN_LINES = ("params", "input", "result", "labels", "estimate", "usage")
 
 def has_colour(stream: TextIO | None = None) -> bool:
     """Tell whether what is written there may be coloured."""
-    return (stream or sys.stdout).isatty() and not os.environ.get("NO_COLOR")
+    written = stream or sys.stdout
+    return written is not None and written.isatty() and not os.environ.get("NO_COLOR")
 
 
 def in_colour_of(state: TaskStatus, text: str, *, coloured: bool) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from headgate.cli.token_file import TOKEN_FILE, token_header, token_lines
+from headgate.cli.connection import TOKEN_FILE
+from headgate.cli.token_file import token_header, token_lines
 from headgate.wiring import Service, entrance_rules
 
 EXAMPLE_TASK = '{"agentId": "demo", "action": "hello", "params": {"name": "world"}}'

@@ -16,6 +16,7 @@ import msgspec
 
 from headgate.admin_bodies import BulkCancelBody, BulkRetryBody, ReloadBody, SwitchBody
 from headgate.client.task_fields import TaskFields, TaskFilter, camel, task_body
+from headgate.core.submit_keys import KEY_RULE, is_key
 from headgate.errors import InvalidFieldError
 from headgate.http_bodies import (
     BatchBody,
@@ -202,9 +203,15 @@ def task_path(task_id: str, verb: str = "") -> str:
     return f"{path}/{verb}" if verb else path
 
 
+def key_headers(key: str | None, *, field: str = "idempotency_key") -> dict[str, str]:
+    """Return the header for a key; one of its own where none was given."""
+    if key is not None and not is_key(key):
+        raise InvalidFieldError(field, f"must be {KEY_RULE}")
+    return {IDEMPOTENCY_KEY: os.urandom(16).hex() if key is None else key}
+
+
 def _keyed(path: str, body: object, answer: type[Answered], key: str | None) -> Call[Answered]:
-    headers = {IDEMPOTENCY_KEY: key or os.urandom(16).hex()}
-    return request("POST", path, body=body, answer=answer, headers=headers)
+    return request("POST", path, body=body, answer=answer, headers=key_headers(key))
 
 
 def _bulk(path: str, which: TaskFilter, answer: type[Answered], *, confirm: bool) -> Call[Answered]:

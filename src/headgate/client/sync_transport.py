@@ -82,6 +82,9 @@ class SyncTransport:
                 reply = _reply(response)
                 raise error_of(reply) or no_answer(self._address.url, "not a stream")
             yield from _messages(response)
+        except ServiceError:
+            # What the service refuses is a ValueError too, and no fault of the connection.
+            raise
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise no_answer(self._address.url, _why(error)) from None
         finally:

@@ -22,8 +22,17 @@ MAX_KEYS = 10_000_000
 MAX_KEPT_BYTES = 4 * 2**30
 """What is kept in all; beyond that a new key is refused, because none may be forgotten early."""
 
+MAX_KEY_LENGTH = 255
+KEY_RULE = f"1 to {MAX_KEY_LENGTH} visible ASCII characters"
+
 OWNER_SHARE = 1 / 4
-"""How much of that the keys of one token may take, so that none keeps the others from theirs."""
+"""How much of what is kept in all one token may take, so that none keeps others from theirs."""
+
+
+def is_key(text: str) -> bool:
+    """Tell whether a text can be a key."""
+    is_visible = text.isascii() and text.isprintable() and " " not in text
+    return is_visible and 0 < len(text) <= MAX_KEY_LENGTH
 
 
 class SubmitKey(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,6 +35,9 @@ class WorkerWatch:
         if not agent_id:
             self._flights.set_node(node_id, places)
             return
+        if self._flights.workers_of(agent_id).get(node_id) == places:
+            # The news name all workers each time, and a look counts all those of an agent.
+            return
         self._flights.set_worker(node_id, places, agent_id=agent_id)
         self.look(agent_id, now)
 

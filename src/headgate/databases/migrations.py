@@ -45,6 +45,22 @@ class Migration(msgspec.Struct, frozen=True, kw_only=True):
         return self.sqlite if dialect is Dialect.SQLITE else self.postgres
 
 
+def first_migration(script: str) -> Migration:
+    """Return the migration that makes the tables of a script, with `{text}` and `{by_key}`.
+
+    Keys sort by their bytes in both databases, and in SQLite a table may lie by its key.
+    """
+    return Migration(
+        number=1,
+        sqlite=_statements(script.format(text="TEXT", by_key="WITHOUT ROWID")),
+        postgres=_statements(script.format(text='TEXT COLLATE "C"', by_key="")),
+    )
+
+
+def _statements(script: str) -> tuple[str, ...]:
+    return tuple(statement.strip() for statement in script.split(";"))
+
+
 def migrate(transaction: Transaction, part: str, migrations: Sequence[Migration]) -> int:
     """Bring a part of the schema up to date, and return how many steps that took."""
     if transaction.dialect is Dialect.POSTGRES:

@@ -276,6 +276,11 @@ class Engine:
         """Return a task with all that is known of it."""
         return await self.store.get(task_id)
 
+    async def within(self, task_ids: Sequence[str], bounds: Bounds) -> frozenset[str]:
+        """Return which of these tasks are there and within the bounds."""
+        owner = TaskQuery(agent_id=bounds.agent_id, project_id=bounds.project_id)
+        return await self.store.among(task_ids, owner)
+
     async def find(self, query: TaskQuery) -> TaskPage:
         """List tasks, newest first, as many as fit on one page."""
         return await self.store.find(query)

@@ -1,9 +1,9 @@
 """The places of one sender, and which message gets the next one.
 
 Rule: a host has to earn its places. One that nobody here has heard of gets a single place, and each
-try that ends quickly doubles that, up to a share of all. A try that takes long puts the host back
-to a single place, among others of its kind. Some places are kept for hosts that are known to be
-quick, so that whoever hangs, or invents hosts, waits beside them and not in front of them.
+try that is answered doubles that, up to a share of all; one without an answer puts the host back to
+a single place. Hosts that take long share some places among them, and some are kept for hosts that
+are known to be quick: whoever hangs, or invents hosts, waits beside them and not in front of them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable
 from functools import lru_cache
 from ipaddress import ip_address
+from typing import NamedTuple
 
 from headgate.deliveries import Candidate, Choice
 
@@ -23,6 +24,13 @@ SLOW_SECONDS = 2.0
 
 SITE_LABELS = 2
 MAX_REMEMBERED = 2_000
+
+
+class Pace(NamedTuple):
+    """How long one try took, and whether the host said anything."""
+
+    seconds: float
+    has_answered: bool
 
 
 class WebhookPlaces:
@@ -81,22 +89,23 @@ class WebhookPlaces:
         """Take a place."""
         self._by_host[host] += 1
 
-    def end(self, host: str, *, seconds: float | None) -> None:
-        """Give a place back, and remember how long the host took; None says nothing of it."""
+    def end(self, host: str, pace: Pace | None) -> None:
+        """Give a place back, and remember how the host did; None says nothing of it."""
         self._by_host[host] -= 1
         if not self._by_host[host]:
             del self._by_host[host]
-        if seconds is None:
+        if pace is None:
             return
-        if seconds > SLOW_SECONDS:
-            self._quick.pop(host, None)
-            _remember(self._slow, host, 1)
-        else:
-            self._slow.pop(host, None)
-            _remember(self._quick, host, min(self._per_host, 2 * self._quick.get(host, 1)))
+        is_slow = pace.seconds > SLOW_SECONDS
+        # A refusal that comes at once holds nobody up, with an answer or without.
+        has_earned = pace.has_answered or not is_slow
+        earned = min(self._per_host, 2 * self._allowance(host)) if has_earned else 1
+        here, there = (self._slow, self._quick) if is_slow else (self._quick, self._slow)
+        there.pop(host, None)
+        _remember(here, host, earned)
 
     def _allowance(self, host: str) -> int:
-        return self._quick.get(host, 1)
+        return self._quick.get(host) or self._slow.get(host, 1)
 
     def _unproven(self) -> int:
         return self._by_host.total() - self._under_way(self._quick)

@@ -34,7 +34,7 @@ from headgate.deliveries import (
     host_of,
 )
 from headgate.errors import StoreUnavailableError
-from headgate.runtime.webhook_places import WebhookPlaces
+from headgate.runtime.webhook_places import Pace, WebhookPlaces
 from headgate.task_snapshot import exact_moment
 
 log = structlog.get_logger("headgate.webhooks")
@@ -73,7 +73,7 @@ class Webhooks:
         self._draws = random.Random() if draws is None else draws  # noqa: S311
         self._is_alone = is_alone
         self._name = secrets.token_hex(8)
-        self._sending: dict[str, asyncio.Task[float | None]] = {}
+        self._sending: dict[str, asyncio.Task[Pace | None]] = {}
         self._wake = asyncio.Event()
         self._is_behind = False
         self._purged_at = float("-inf")
@@ -153,14 +153,14 @@ class Webhooks:
         self._sending[message.id] = task
         task.add_done_callback(lambda done: self._ended(message, done))
 
-    def _ended(self, message: Message, done: asyncio.Task[float | None]) -> None:
+    def _ended(self, message: Message, done: asyncio.Task[Pace | None]) -> None:
         self._sending.pop(message.id, None)
-        self._places.end(host_of(message.url), seconds=_seconds(done))
+        self._places.end(host_of(message.url), _pace(done))
         if self._is_behind:
             self._wake.set()
 
-    async def _deliver(self, message: Message, signing: tuple[str, ...]) -> float | None:
-        """Try once, write what came of it, and return how long the receiver took."""
+    async def _deliver(self, message: Message, signing: tuple[str, ...]) -> Pace | None:
+        """Try once, write what came of it, and return how the receiver did."""
         try:
             return await self._try(message, signing)
         except StoreUnavailableError as error:
@@ -170,7 +170,7 @@ class Webhooks:
             await self._settle_fault(message, error)
         return None
 
-    async def _try(self, message: Message, signing: tuple[str, ...]) -> float:
+    async def _try(self, message: Message, signing: tuple[str, ...]) -> Pace:
         body = await self.deliveries.body(message)
         started = self.deliveries.now()
         if body is None:
@@ -181,7 +181,7 @@ class Webhooks:
         outcome = self._outcome(message, report, body)
         _tell(message, outcome, problem=report.problem, seconds=seconds)
         await self._settle(outcome)
-        return seconds
+        return Pace(seconds, report.status is not None)
 
     async def _settle_fault(self, message: Message, error: Exception) -> None:
         problem = f"could not be sent: {type(error).__name__}"
@@ -290,7 +290,7 @@ def _place_of(error: Exception) -> str:
     return f"{frame.filename}:{frame.lineno}"
 
 
-def _seconds(done: asyncio.Task[float | None]) -> float | None:
+def _pace(done: asyncio.Task[Pace | None]) -> Pace | None:
     return None if done.cancelled() or done.exception() is not None else done.result()
 
 

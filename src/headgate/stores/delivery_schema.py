@@ -7,7 +7,7 @@ which the claim ends.
 
 from __future__ import annotations
 
-from headgate.databases.migrations import Migration
+from headgate.databases.migrations import first_migration
 from headgate.databases.transaction import Insert
 
 PART = "deliveries"
@@ -49,19 +49,7 @@ CREATE TABLE budget_alerts (
 ) {by_key}
 """
 
-
-def _statements(*, text: str, by_key: str) -> tuple[str, ...]:
-    script = _TABLES.format(text=text, by_key=by_key)
-    return tuple(statement.strip() for statement in script.split(";"))
-
-
-MIGRATIONS = (
-    Migration(
-        number=1,
-        sqlite=_statements(text="TEXT", by_key="WITHOUT ROWID"),
-        postgres=_statements(text='TEXT COLLATE "C"', by_key=""),
-    ),
-)
+MIGRATIONS = (first_migration(_TABLES),)
 
 _COLUMNS = (
     ("id", "TEXT"),

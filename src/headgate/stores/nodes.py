@@ -77,8 +77,9 @@ def join_worker(
     """Take up a worker of an agent; `LimitReachedError` if that has as many as may be."""
     ((others,),) = transaction.read(_OTHERS, (worker.agent_id, worker.id, now))
     if others >= MAX_WORKERS_PER_AGENT:
-        problem = f"agent {worker.agent_id!r} has {others} workers; a worker that claims again"
-        raise LimitReachedError(f"{problem} says its workerId")
+        problem = f"agent {worker.agent_id!r} has {others} workers"
+        problem += "; a worker that claims again says its workerId"
+        raise LimitReachedError(problem)
     lease_until = now + lease_seconds
     transaction.run(_SERVE, (worker.id, worker.agent_id, lease_seconds, lease_until))
     transaction.run(_JOIN, (worker.id, worker.places, worker.address, lease_until))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from headgate.core.gates import GateClosure, GatePart
@@ -10,7 +10,7 @@ from headgate.core.project_figures import UsageRow
 from headgate.core.rate_limits import RateCharge
 from headgate.core.records import TaskRecord
 from headgate.core.tasks import TERMINAL, TaskStatus
-from headgate.databases.transaction import Dialect, Row, Transaction, Value, json_rows
+from headgate.databases.transaction import Dialect, Row, Transaction, Value, about, json_rows
 from headgate.store import (
     MAX_PAGE_BYTES,
     Backlog,
@@ -33,6 +33,7 @@ _SIZES_AT_ONCE = 32
 _COLUMNS = ", ".join(TASK_COLUMNS)
 _LIVE_STATES = states_of(tuple(dict.fromkeys(set(TaskStatus) - TERMINAL)))
 _GET = f"SELECT {_COLUMNS} FROM tasks WHERE id = ?"  # noqa: S608
+_OWNERS = "SELECT id, agent_id, project_id FROM tasks"
 _ROW_BYTES = (
     "octet_length(spec) + COALESCE(octet_length(error), 0) + COALESCE(octet_length(result), 0)"
 )
@@ -57,6 +58,16 @@ def get(transaction: Transaction, task_id: str) -> TaskRecord | None:
     if not rows or not inputs:
         return None
     return to_task_row(rows[0]).record(to_submission(inputs[0][0]))
+
+
+def among(transaction: Transaction, *, task_ids: Sequence[str], owner: TaskQuery) -> frozenset[str]:
+    """Return which of these tasks there are of the agent and the project of a query."""
+    rows = transaction.read(*about(transaction.dialect, _OWNERS, "id", task_ids))
+    return frozenset(
+        task_id
+        for task_id, agent, project in rows
+        if owner.agent_id in (None, agent) and owner.project_id in (None, project)
+    )
 
 
 def find(transaction: Transaction, query: TaskQuery) -> TaskPage:

@@ -28,6 +28,7 @@ class New(Sent, frozen=True, tag="n"):
     submission: str
     limits: QueueLimits
     node_id: str
+    keeps_refusal: bool
 
 
 class Wrong(Sent, frozen=True, tag="x"):
@@ -152,7 +153,7 @@ def understand_keyed(job: Job, sent: WasKeyed, known: KnownTasks) -> KeyedAnswer
 
 def _sent(new: NewTask) -> New:
     text = submission_text(new.submission)
-    return New(new.task, new.terms, text, new.limits, new.node_id)
+    return New(new.task, new.terms, text, new.limits, new.node_id, new.keeps_refusal)
 
 
 def _received(sent: New) -> NewTask:
@@ -162,6 +163,7 @@ def _received(sent: New) -> NewTask:
         submission=to_submission(sent.submission),
         limits=sent.limits,
         node_id=sent.node_id,
+        keeps_refusal=sent.keeps_refusal,
     )
 
 

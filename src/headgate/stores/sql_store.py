@@ -151,6 +151,10 @@ class SqlTaskStore(WorkerSteps):
         """Return a task with all that is known of it."""
         return await self.ask(partial(reading.get, task_id=task_id))
 
+    async def among(self, task_ids: Sequence[str], owner: TaskQuery) -> frozenset[str]:
+        """Return which of these tasks there are of the agent and the project of a query."""
+        return await self.ask(partial(reading.among, task_ids=task_ids, owner=owner))
+
     async def find(self, query: TaskQuery) -> TaskPage:
         """List tasks, newest first, as many as fit on one page."""
         return await self.ask(partial(reading.find, query=query))

@@ -1,7 +1,8 @@
 """Submitting: a task is stored, if there is room for it and its parents are known.
 
 A task that is turned away is stored too, as rejected, where its refusal is to be kept; one whose
-parent has failed already is stored as failed. An id that is known gets the answer that it got the first time.
+parent has failed already is stored as failed. An id that is known gets the answer that it got the
+first time.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ CREATE TABLE usage_rows (
 ) {by_key}
 """
 _RENAME_OTHER = (
-    f"UPDATE usage_rows SET agent_id = '{OTHER}', model = '{OTHER}'"
+    "UPDATE usage_rows SET agent_id = ' other', model = ' other'"
     " WHERE agent_id = 'other' AND model = 'other'"
 )
 MIGRATIONS = (

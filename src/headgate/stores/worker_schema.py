@@ -7,7 +7,7 @@ tasks are not found by their node.
 
 from __future__ import annotations
 
-from headgate.databases.migrations import Migration
+from headgate.databases.migrations import first_migration
 from headgate.databases.transaction import Insert
 
 PART = "workers"
@@ -26,18 +26,6 @@ CREATE TABLE worker_tasks (
 ) {by_key}
 """
 
-
-def _statements(*, text: str, by_key: str) -> tuple[str, ...]:
-    script = _TABLES.format(text=text, by_key=by_key)
-    return tuple(statement.strip() for statement in script.split(";"))
-
-
-MIGRATIONS = (
-    Migration(
-        number=1,
-        sqlite=_statements(text="TEXT", by_key="WITHOUT ROWID"),
-        postgres=_statements(text='TEXT COLLATE "C"', by_key=""),
-    ),
-)
+MIGRATIONS = (first_migration(_TABLES),)
 
 WORKER_TASKS = Insert(table="worker_tasks", columns=(("node_id", "TEXT"), ("task_id", "TEXT")))

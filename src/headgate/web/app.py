@@ -125,7 +125,7 @@ class App:
         request_id = request.request_id.decode("ascii")
         if refusal.body.code == "internal":
             _LOG.error("request %s: %s %r", request_id, request.method, path, exc_info=error)
-        elif isinstance(error, StoreError):
+        elif isinstance(error, StoreError) and refusal.kind.is_retryable:
             self._log_outage(str(error), request_id)
         return refusal_answer(refusal, request.request_id)
 

@@ -7,11 +7,11 @@ is read here whatever was answered before, and what is wrong with it is an entry
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable
 from hashlib import blake2b
 
 from headgate.core.submit_keys import (
+    KEY_RULE,
     InvalidEntry,
     KeyRefusal,
     OrphanEntry,
@@ -19,6 +19,7 @@ from headgate.core.submit_keys import (
     SubmitEntry,
     SubmitKey,
     TakenEntry,
+    is_key,
 )
 from headgate.core.tasks import TaskStatus
 from headgate.errors import InvalidTaskError
@@ -35,11 +36,9 @@ from headgate.web.tracing import traced, traced_all
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
-MAX_KEY_LENGTH = 255
 ACCEPTED = 202
 
 _NAME = HEADER.lower().encode()
-_KEY = re.compile(rb"[\x21-\x7e]{1,%d}" % MAX_KEY_LENGTH)
 _REPLAYED = (REPLAYED.lower().encode(), b"true")
 _MISMATCH = "this Idempotency-Key was used with another request; send a new key with a new request"
 _FULL = "no further Idempotency-Key can be kept now; send the request later, or without a key"
@@ -63,7 +62,7 @@ async def _task_once(api: Api, request: Request, keys: list[bytes]) -> Answer:
     entry: Draft | InvalidTaskError
     try:
         draft = api.intake.read_task(body, now=api.engine.now(), bounds=request.caller.bounds)
-        entry = await submitting.bound(api, request.caller, traced(api, request, draft))
+        (entry,) = await submitting.bound(api, request.caller, [traced(api, request, draft)])
     except InvalidTaskError as error:
         entry = error
     answer = _checked(await api.engine.submit_keyed(key, [_draft_or_invalid(entry)]))
@@ -75,7 +74,7 @@ async def _batch_once(api: Api, request: Request, keys: list[bytes]) -> Answer:
     key = _submit_key(request, keys, b"batch", body)
     try:
         batch = api.intake.read_batch(body, now=api.engine.now(), bounds=request.caller.bounds)
-        bound = [await submitting.bound(api, request.caller, entry) for entry in batch.entries]
+        bound = await submitting.bound(api, request.caller, batch.entries)
         drafts = [_draft_or_invalid(entry) for entry in traced_all(api, request, bound)]
     except InvalidTaskError as error:
         drafts = [_invalid(error, is_whole=True)]
@@ -84,8 +83,8 @@ async def _batch_once(api: Api, request: Request, keys: list[bytes]) -> Answer:
 
 
 def _submit_key(request: Request, keys: list[bytes], kind: bytes, body: bytes) -> SubmitKey:
-    if len(keys) != 1 or _KEY.fullmatch(keys[0]) is None:
-        problem = f"must be one key of 1 to {MAX_KEY_LENGTH} visible ASCII characters"
+    if len(keys) != 1 or not is_key(keys[0].decode("latin-1")):
+        problem = f"must be one key of {KEY_RULE}"
         raise Refusal("invalid_field", f"field '{HEADER}': {problem}", details={"field": HEADER})
     digest = blake2b(body, digest_size=20, person=kind).hexdigest()
     return SubmitKey(owner=request.caller.token_id, name=keys[0].decode(), digest=digest)

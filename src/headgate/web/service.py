@@ -68,6 +68,9 @@ class TaskService(Protocol):
     async def get(self, task_id: str) -> TaskRecord | None:
         """Return a task; None if there is no such task."""
 
+    async def within(self, task_ids: Sequence[str], bounds: Bounds) -> frozenset[str]:
+        """Return which of these tasks are there and within the bounds."""
+
     async def find(self, query: TaskQuery) -> TaskPage:
         """List tasks, newest first, as many as fit on one page."""
 

@@ -8,6 +8,7 @@ that they share a commit.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from headgate.errors import HeadgateError, InvalidTaskError, StoreError
 from headgate.http_bodies import BatchBody, BatchEntryBody, SubmittedBody
@@ -32,7 +33,9 @@ async def submit_task(api: Api, request: Request, _: str) -> Answer:
     draft = api.intake.read_task(body, now=engine.now(), bounds=request.caller.bounds)
     draft = traced(api, request, draft)
     if draft.terms.depends_on and request.caller.is_bound:
-        await _check_parents(api, request.caller, draft)
+        (checked,) = await bound(api, request.caller, [draft])
+        if isinstance(checked, InvalidTaskError):
+            raise checked
     outcome = await engine.submit(draft.task, draft.terms, draft.submission)
     if not isinstance(outcome, Queued):
         return refusal_answer(_refusal(outcome), request.request_id)
@@ -45,7 +48,7 @@ async def submit_batch(api: Api, request: Request, _: str) -> Answer:
     """Take the tasks of a batch, each by itself."""
     body = await request.json_body()
     batch = api.intake.read_batch(body, now=api.engine.now(), bounds=request.caller.bounds)
-    entries = [await bound(api, request.caller, entry) for entry in batch.entries]
+    entries = await bound(api, request.caller, batch.entries)
     handed_over = [_hand_over(api, entry) for entry in traced_all(api, request, entries)]
     outcomes = [
         _expected(end) for end in await asyncio.gather(*handed_over, return_exceptions=True)
@@ -56,24 +59,26 @@ async def submit_batch(api: Api, request: Request, _: str) -> Answer:
     return json_answer(ACCEPTED, BatchBody(tasks=tasks, submitted=submitted))
 
 
-async def _check_parents(api: Api, caller: Caller, draft: Draft) -> None:
-    """Refuse to depend on tasks of others, as if there were none."""
-    for parent_id in draft.terms.depends_on:
-        record = await api.engine.get(parent_id)
-        if record is None or not caller.has_task(record):
-            refused = unknown_parent(parent_id)
-            raise InvalidTaskError(refused.body.code, "dependsOn", refused.body.error)
-
-
 async def bound(
-    api: Api, caller: Caller, entry: Draft | InvalidTaskError
+    api: Api, caller: Caller, entries: Sequence[Draft | InvalidTaskError]
+) -> list[Draft | InvalidTaskError]:
+    """Return tasks, or why their caller may not submit them: parents of others are as none."""
+    drafts = [entry for entry in entries if isinstance(entry, Draft)]
+    parents = {parent_id for draft in drafts for parent_id in draft.terms.depends_on}
+    if not parents or not caller.is_bound:
+        return list(entries)
+    own = await api.engine.within(sorted(parents), caller.bounds)
+    return [_with_own_parents(entry, own) for entry in entries]
+
+
+def _with_own_parents(
+    entry: Draft | InvalidTaskError, own: frozenset[str]
 ) -> Draft | InvalidTaskError:
-    """Return a task of a batch, or why its caller may not submit it."""
-    if caller.is_bound and isinstance(entry, Draft):
-        try:
-            await _check_parents(api, caller, entry)
-        except InvalidTaskError as error:
-            return error
+    if isinstance(entry, Draft):
+        for parent_id in entry.terms.depends_on:
+            if parent_id not in own:
+                refused = unknown_parent(parent_id)
+                return InvalidTaskError(refused.body.code, "dependsOn", refused.body.error)
     return entry
 
 
