@@ -142,7 +142,7 @@ async def test_the_switch_pauses_everything_and_the_service_stays_ready(tmp_path
     async with running(tmp_path, FILE) as service:
         assert (await service.ask("POST", "/scheduler/pause")).json == {"paused": True}
         waiting = await service.submit()
-        line = "the scheduler is paused; resume it with POST /scheduler/resume"
+        line = "the scheduler is paused; resume it with headgate resume, or POST /scheduler/resume"
         assert line in await service.why(waiting)
         ready = await service.get("/readyz")
         assert (ready["status"], ready["paused"]) == ("ready", True)

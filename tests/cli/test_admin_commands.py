@@ -106,7 +106,7 @@ def test_pause_and_resume_are_for_everything_or_for_one_thing(admin: Command) ->
 def test_audit_prints_who_changed_what(admin: Command) -> None:
     admin("pause", "--agent", "coder")
     admin("resume", "--agent", "coder")
-    entries = admin("audit", "--limit", "2", "--json").json
+    entries = [json.loads(line) for line in admin("audit", "--limit", "2", "--json").out.splitlines()]
     assert [one["action"] for one in entries] == ["agent.patch", "agent.patch"]
     line = admin("audit", "--limit", "1").out.splitlines()[-1]
     assert "agent.patch" in line

@@ -88,6 +88,23 @@ def test_the_data_directory_says_where_its_service_is(home: Path) -> None:
             assert client.ready().role == "dispatcher"
 
 
+def test_a_data_directory_that_is_named_comes_before_an_address_in_the_environment(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADGATE_URL", "http://example.com:1")
+    with hold_directory(home, address="http://127.0.0.1:7421"):
+        pass
+    found = {
+        Connection(): "http://example.com:1",
+        Connection(data=home): "http://127.0.0.1:7421",
+        Connection(data=tmp_path / "nothing"): "http://example.com:1",
+        Connection(data=home, url="http://127.0.0.1:7422"): "http://127.0.0.1:7422",
+    }
+    for connection, url in found.items():
+        with connect(connection) as client:
+            assert client.url == url
+
+
 @pytest.mark.parametrize(
     ("held", "found"),
     [

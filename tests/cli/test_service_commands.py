@@ -258,7 +258,12 @@ def test_all_tasks_that_match_are_counted_before_they_are_cancelled(
     monkeypatch.setattr("click.termui.visible_prompt_func", lambda _: "y")
     said = headgate(*which)
     assert (said.code, said.out) == (0, "3 of 3 tasks\n")
-    assert headgate(*which, "--yes", "--json").json == {"matched": 0, "done": 0, "remaining": 0}
+    assert headgate(*which, "--yes", "--json").json == {
+        "matched": 0,
+        "cancelled": 0,
+        "skipped": 0,
+        "remaining": 0,
+    }
 
 
 def test_a_task_that_ended_is_retried_as_a_new_one(headgate: Command) -> None:

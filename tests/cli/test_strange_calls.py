@@ -165,6 +165,15 @@ def test_a_task_of_nobody_is_told_by_the_names_of_the_options(
     assert capsys.readouterr().err == line
 
 
+def test_a_worker_does_not_say_that_it_takes_tasks_before_it_can_run_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with scripted() as server:
+        call = ["worker", "--agent", "a", "--run", "nope:nope", "--url", server.url]
+        assert run(call) == 2
+    assert "takes tasks" not in capsys.readouterr().err
+
+
 def test_the_hint_which_tasks_may_be_meant_names_every_option(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

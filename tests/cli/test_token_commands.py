@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
@@ -13,6 +14,7 @@ import pytest
 
 from headgate.cli.main import run
 from headgate.cli.token_file import PREVIOUS, token_lines, write_token
+from headgate.stores.sqlite import SqliteTaskStore
 from headgate.tokens import Token, read_token
 from service.support import ServiceProcess, running_service, wait_until
 from web.fake_tokens import FakeTokens
@@ -38,6 +40,10 @@ class Said(NamedTuple):
     @property
     def json(self) -> Any:
         return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
 
 
 Command = Callable[..., Said]
@@ -96,7 +102,7 @@ def test_a_token_is_made_used_listed_and_revoked(
     listed = headgate("token", "list", *here)
     (row,) = [line for line in listed.out.splitlines() if token_id in line]
     assert row.split()[1:5] == ["ci", "submit,", "read,", "cancel"]
-    shown = headgate("token", "list", "--json", *here).json["tokens"]
+    shown = headgate("token", "list", "--json", *here).lines
     assert [one["name"] for one in shown] == ["ci", "first"]
     assert headgate("token", "revoke", token_id, *here).out == f"{token_id} ci is revoked\n"
     assert headgate("tasks", *used).code == 4
@@ -169,13 +175,35 @@ def test_whoever_lost_all_tokens_makes_one_where_the_store_is(
         service.start()
         assert "token hg_" not in service.output()
         here = ("--url", service.address, "--data", str(folder))
-        names = [one["name"] for one in headgate("token", "list", "--json", *here).json["tokens"]]
+        names = [one["name"] for one in headgate("token", "list", "--json", *here).lines]
         assert names == ["op", "first"]
+
+
+def found_store(folder: Path) -> None:
+    async def found() -> None:
+        store = SqliteTaskStore(folder / "headgate.db", keeps_books=True)
+        await store.open()
+        await store.close()
+
+    asyncio.run(found())
+
+
+def test_a_store_that_is_not_there_is_not_founded_for_a_token(
+    headgate: Command, tmp_path: Path
+) -> None:
+    typo = tmp_path / "typo"
+    said = headgate("token", "create", "x", "--offline", "--data", str(typo))
+    assert (said.code, said.out) == (2, "")
+    assert f"there is no store at {typo / 'headgate.db'}" in said.err
+    assert not typo.exists()
+    said = headgate("token", "create", "x", "--offline", "--store", "memory:")
+    assert (said.code, "a store in memory keeps no tokens" in said.err) == (2, True)
 
 
 def test_only_a_token_that_may_do_everything_becomes_that_of_the_machine(
     headgate: Command, tmp_path: Path
 ) -> None:
+    found_store(tmp_path)
     offline = ("--offline", "--data", str(tmp_path), "--json")
     first = headgate("token", "create", "op", *offline).json["token"]
     for lesser in (("--permission", "admin"), ("--agent", "a"), ("--least-priority", "5")):
@@ -198,6 +226,7 @@ def test_only_a_token_that_may_do_everything_becomes_that_of_the_machine(
 def test_a_token_made_offline_is_checked_like_any_other(
     headgate: Command, tmp_path: Path, arguments: tuple[str, ...], problem: str
 ) -> None:
+    found_store(tmp_path)
     said = headgate("token", "create", "x", "--offline", "--data", str(tmp_path), *arguments)
     assert (said.code, problem in said.err) == (2, True), said
     assert not (tmp_path / "token").exists()

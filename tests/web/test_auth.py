@@ -502,4 +502,5 @@ def test_no_text_of_a_token_is_in_anything_that_a_service_says() -> None:
     said = msgspec.json.encode(lines).decode() + "".join(
         f"{answer.headers}{answer.body.decode()}" for answer in answers
     )
-    assert secret not in said
+    # A part of it, since what is told of a text is cut.
+    assert secret[:16] not in said

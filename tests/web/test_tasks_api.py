@@ -307,6 +307,16 @@ def test_a_batch_has_one_to_fifty_tasks(client: Client, tasks: list[object], cod
     assert (answer.status, answer.json["code"]) == (400, code)
 
 
+def test_a_batch_of_which_nothing_is_stored_in_an_outage_is_503_whatever_else_is_wrong(
+    client: Client,
+) -> None:
+    client.engine.failing_actions = {"x": StoreUnavailableError("disk full")}
+    whole = client.post("/tasks/batch", {"agentId": "a", "tasks": [{"action": "x"}, {}]})
+    assert (whole.status, whole.json["code"]) == (503, "unavailable")
+    wrong = client.post("/tasks/batch", {"agentId": "a", "tasks": [{}, {}]})
+    assert (wrong.status, wrong.json["submitted"]) == (202, 0)
+
+
 def test_a_batch_during_an_outage_is_503_and_a_part_of_one_says_which(client: Client) -> None:
     client.engine.failing_actions = {"bad": StoreUnavailableError("disk full")}
     both = {"agentId": "a", "tasks": [{"action": "bad"}, {"action": "x"}]}

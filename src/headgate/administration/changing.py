@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import structlog
 
+from headgate.administration.reading import SettingsReader
 from headgate.administration.situation import Situation, first_situation
 from headgate.audit import Actor, AuditEntry, Detail
 from headgate.core.accounts import Limit
@@ -36,7 +37,6 @@ from headgate.settings import Settings
 from headgate.settings.changes import Change, Difference, difference
 from headgate.settings.origin import Loaded
 from headgate.settings.overrides import MAX_OVERRIDES, PAUSED, Override, OverrideKind, said_of
-from headgate.settings.sources import Merged
 from headgate.stores import overriding
 from headgate.stores.overriding import Adoption, Place
 
@@ -81,6 +81,7 @@ class Administration:
         self._executors = executors
         self._ledger = ledger
         self._lock = asyncio.Lock()
+        self._reader = SettingsReader()
         self._is_prepared = asyncio.Event()
         self._listeners: list[Listener] = []
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -142,9 +143,7 @@ class Administration:
     async def _reload(self, actor: Actor) -> Difference:
         if self.origin is None:
             raise InvalidSettingError("settings", NO_FILE)
-        async with self._lock:
-            # A large file takes a while to be read, and the loop has other things to do.
-            merged: Merged = await asyncio.to_thread(self.origin.read)
+        async with self._reader.read(self.origin) as merged, self._lock:
             before, after = self.situation, self.situation.with_file(merged.tables)
             found = difference(before.settings, after.written)
             found = msgspec.structs.replace(

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
-from headgate.cli.output import print_json, print_table
+from headgate.cli.output import print_json_lines, print_table
 
 if TYPE_CHECKING:
     from headgate.admin_bodies import AuditEntryBody
@@ -22,7 +22,7 @@ MAX_SHOWN = 100_000
     epilog="""\b
 Examples:
   headgate audit
-  headgate audit --limit 1000 --json | jq '.[] | select(.action == "settings.reload")'
+  headgate audit --limit 1000 --json | jq 'select(.action == "settings.reload")'
 """
 )
 @click.option(
@@ -38,7 +38,7 @@ def audit(*, limit: int, connection: Connection, as_json: bool) -> None:
     """Print who changed what, newest first; changes are kept for 90 days."""
     entries = _entries(connection, limit)
     if as_json:
-        print_json(entries)
+        print_json_lines(entries)
         return
     header = ("at", "who", "what", "subject", "change")
     print_table("Changes", header, [_row(entry) for entry in entries])

@@ -106,10 +106,9 @@ def found_service(connection: Connection) -> tuple[str, str | None]:
 
 def _address_in(data: Path | None) -> str | None:
     """Return the address of the service whose data directory this is, as far as it is known."""
-    from headgate.client.address import URL_VARIABLE  # noqa: PLC0415
     from headgate.data_lock import holder_of  # noqa: PLC0415
 
-    if data is None or os.environ.get(URL_VARIABLE):
+    if data is None:
         return None
     address = holder_of(data).address
     if not address or address.endswith(":0"):

@@ -76,13 +76,16 @@ def for_all_matching(
     as_json: bool,
 ) -> int:
     """Count, ask, do it to all, and return the exit code."""
-    matched = act(**which).matched
+    first = act(**which)
+    matched = first.matched
     if matched and not yes:
         _ask(f"{verb} {matched} {_tasks(matched)}?")
-    done, remaining = _done_to(act, which, matched)
+    counts = _counts(act, which, first)
+    remaining = counts["remaining"]
     if as_json:
-        print_json({"matched": matched, "done": done, "remaining": remaining})
+        print_json(counts)
     else:
+        done = counts.get("cancelled", 0) + counts.get("retried", 0)
         left = f"; {remaining} remain, run it again" if remaining else ""
         click.echo(f"{done} of {matched} {_tasks(matched)}{left}")
     return EXIT_FAILED if remaining else 0
@@ -95,18 +98,21 @@ def _ask(question: str) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-def _done_to(
-    act: Callable[..., BulkCancelBody | BulkRetryBody], which: dict[str, Any], matched: int
-) -> tuple[int, int]:
-    """Do it as long as fewer remain each time, and return how many that were, and remain."""
-    done, remaining = 0, matched
-    while remaining:
+def _counts(
+    act: Callable[..., BulkCancelBody | BulkRetryBody],
+    which: dict[str, Any],
+    first: BulkCancelBody | BulkRetryBody,
+) -> dict[str, int]:
+    """Do it as long as fewer remain each time; return all rounds as one, by the API's names."""
+    counts = msgspec.structs.asdict(first) | {"remaining": first.matched}
+    while counts["remaining"]:
         answer = msgspec.structs.asdict(act(confirm=True, **which))
-        done += answer.get("cancelled", 0) + answer.get("retried", 0)
-        if answer["remaining"] >= remaining:
-            return done, answer["remaining"]
-        remaining = answer["remaining"]
-    return done, 0
+        is_stuck = answer["remaining"] >= counts["remaining"]
+        counts = {name: counts[name] + answer[name] for name in answer}
+        counts |= {"matched": first.matched, "remaining": answer["remaining"]}
+        if is_stuck:
+            break
+    return counts
 
 
 def _tasks(count: int) -> str:

@@ -18,7 +18,7 @@ import msgspec
 from headgate.audit import Actor, AuditEntry, Detail
 from headgate.cli.data_directory import data_directory
 from headgate.cli.token_file import write_token
-from headgate.errors import InvalidFieldError
+from headgate.errors import InvalidFieldError, InvalidSettingError
 from headgate.tokens import PERMISSIONS
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def create_offline(
     with naming_extras("headgate token create"):
         settings = load_settings(settings_file(path), os.environ, {"store.url": store_url})
         directory = (data or data_directory()).absolute()
+        _check_founded(settings, directory)
         folder = held_folder(settings, directory)
         with nullcontext() if folder is None else hold_directory(folder):
             made = asyncio.run(_create(_wish(wish), settings, directory))
@@ -52,6 +53,20 @@ def create_offline(
     if problem is not None:
         click.echo(f"headgate: {directory / 'token'} could not be written: {problem}", err=True)
     return made
+
+
+def _check_founded(settings: Settings, directory: Path) -> None:
+    """Refuse to found a store: a token in one that no service uses is for nothing."""
+    from headgate.wiring import is_shared, sqlite_file  # noqa: PLC0415
+
+    if is_shared(settings):
+        return
+    if settings.store.url == "memory:":
+        raise InvalidSettingError("store.url", "a store in memory keeps no tokens")
+    store = sqlite_file(settings, directory)
+    if not store.is_file():
+        problem = f"there is no store at {store}; name the service's --data, --config or --store"
+        raise InvalidSettingError("--offline", problem)
 
 
 def _wish(wish: dict[str, Any]) -> NewTokenBody:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -24,6 +24,12 @@ def is_terminal() -> bool:
 def print_json(value: object) -> None:
     """Write a value as indented JSON."""
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def print_json_lines(values: Iterable[object]) -> None:
+    """Write each value as one line of JSON."""
+    for value in values:
+        click.echo(msgspec.json.encode(value))
 
 
 def print_table(title: str, header: Row, rows: Sequence[Row], *, whole: Row = ()) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
-from headgate.cli.output import print_json, print_table
+from headgate.cli.output import print_json, print_json_lines, print_table
 from headgate.cli.times import from_now, moment
 from headgate.errors import InvalidFieldError
 
@@ -106,7 +106,7 @@ def create(
     epilog="""\b
 Examples:
   headgate token list
-  headgate token list --json | jq '.tokens[] | select(.state == "good") | .name'
+  headgate token list --json | jq -r 'select(.state == "good") | .name'
 """,
 )
 @connection_options
@@ -116,7 +116,7 @@ def list_(*, connection: Connection, as_json: bool) -> None:
     with connect(connection) as client:
         answer = client.list_tokens()
     if as_json:
-        print_json(answer)
+        print_json_lines(answer.tokens)
         return
     print_table("Tokens", HEADER, [_row(one) for one in answer.tokens])
 
@@ -136,7 +136,7 @@ def revoke(*, token_ids: tuple[str, ...], connection: Connection, as_json: bool)
         for token_id in token_ids:
             answer = client.revoke_token(token_id)
             if as_json:
-                print_json(answer)
+                print_json_lines([answer])
             else:
                 click.echo(f"{answer.id} {answer.name} is revoked")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
-from headgate.cli.output import print_json, print_table
+from headgate.cli.output import print_json, print_json_lines, print_table
 from headgate.cli.times import from_now
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def webhooks() -> None:
 Examples:
   headgate webhooks list --state dead
   headgate webhooks list --task tsk_01m7fs2skb2415wvpawg4jr96h
-  headgate webhooks list --state dead --json | jq -r '.webhooks[].id'
+  headgate webhooks list --state dead --json | jq -r .id
 """,
 )
 @click.option("--state", type=click.Choice(STATES), help="Only those in this state.")
@@ -51,9 +51,9 @@ def list_(
     with connect(connection) as client:
         answer = client.list_webhooks(state=state, task=task, limit=limit, cursor=cursor)
     if as_json:
-        print_json(answer)
-        return
-    print_table("Webhooks", HEADER, [_row(one) for one in answer.webhooks])
+        print_json_lines(answer.webhooks)
+    else:
+        print_table("Webhooks", HEADER, [_row(one) for one in answer.webhooks])
     if answer.next_cursor is not None:
         click.echo(f"there are more: --cursor {answer.next_cursor}", err=True)
 
@@ -82,7 +82,7 @@ def show(*, webhook_id: str, connection: Connection, as_json: bool) -> None:
     epilog="""\b
 Examples:
   headgate webhooks redeliver msg_01m7fs2skb2415wvpawg4jr96h
-  headgate webhooks list --state dead --json | jq -r '.webhooks[].id' \\
+  headgate webhooks list --state dead --json | jq -r .id \\
     | xargs headgate webhooks redeliver
 """
 )
@@ -95,7 +95,7 @@ def redeliver(*, webhook_ids: tuple[str, ...], connection: Connection, as_json: 
         for webhook_id in webhook_ids:
             answer = client.redeliver(webhook_id)
             if as_json:
-                print_json(answer)
+                print_json_lines([answer])
             else:
                 click.echo(f"{answer.id} is sent again")
 
@@ -153,7 +153,7 @@ def rotate(*, connection: Connection, as_json: bool) -> None:
 
 def _print_secrets(answer: SecretListBody, *, as_json: bool) -> None:
     if as_json:
-        print_json(answer)
+        print_json_lines(answer.secrets)
         return
     for one in answer.secrets:
         until = "" if one.ends_at is None else f"  signs until {one.ends_at:%Y-%m-%d %H:%M:%S} UTC"

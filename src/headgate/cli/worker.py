@@ -102,8 +102,8 @@ async def _work(connection: Connection, executor: Executor, agent_id: str, place
         line = ServiceLine(client, agent_id, told=_tell)
         work = Worker(line, executor, agent_id=agent_id, places=places)
         _handle_signals(work)
-        _tell(f"takes tasks of {agent_id} from {url}, {places} at once")
-        await work.run()
+        takes = f"takes tasks of {agent_id} from {url}, {places} at once"
+        await work.run(opened=lambda: _tell(takes))
         _tell(f"has finished {work.finished} tasks")
 
 

@@ -33,7 +33,7 @@ class GlobalBudgetExhausted(Hold, frozen=True, kw_only=True, tag="global_budget"
 class EverythingPaused(Hold, frozen=True, kw_only=True, tag="paused"):
     """An administrator has paused the whole service; nothing new starts."""
 
-    line = "the scheduler is paused; resume it with POST /scheduler/resume"
+    line = "the scheduler is paused; resume it with headgate resume, or POST /scheduler/resume"
 
 
 class ProjectUnknown(Hold, frozen=True, kw_only=True, tag="project_unknown"):

@@ -9,7 +9,10 @@ key to the source below.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -75,8 +78,7 @@ def merge_tables(
 def read_file(path: Path) -> Table:
     """Read a TOML file; whatever is wrong with it is one line that names the place."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = _content(path)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         problem = f"cannot be read: {why}; name a file with --config"
@@ -85,6 +87,18 @@ def read_file(path: Path) -> Table:
         problem = f"has more than {MAX_FILE_BYTES:,} bytes; it is not a settings file"
         raise InvalidSettingError(str(path), problem)
     return _parsed(content.removeprefix(BYTE_ORDER_MARK), str(path))
+
+
+def _content(path: Path) -> bytes:
+    with open(path, "rb", opener=_opened) as file:  # noqa: PTH123
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        return file.read(MAX_FILE_BYTES + 1)
+
+
+def _opened(path: str, flags: int) -> int:
+    # Otherwise a pipe is not even opened before somebody writes to it.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _parsed(content: bytes, name: str) -> Table:

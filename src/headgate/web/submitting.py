@@ -106,7 +106,8 @@ def _expected(end: Outcome | BaseException) -> Outcome | HeadgateError:
 def _check_outage(outcomes: list[Outcome | HeadgateError]) -> None:
     """Answer as a whole where nothing could be stored: a client tries such a batch again."""
     outages = [outcome for outcome in outcomes if isinstance(outcome, StoreError)]
-    if len(outages) == len(outcomes):
+    is_answered = any(not isinstance(outcome, HeadgateError) for outcome in outcomes)
+    if outages and not is_answered:
         raise outages[0]
 
 

@@ -104,9 +104,13 @@ class Worker:
     def __len__(self) -> int:
         return len(self._runs)
 
-    async def run(self) -> None:
-        """Work until drained; an answer that no try can change is raised."""
+    async def run(self, *, opened: Callable[[], None] = lambda: None) -> None:
+        """Work until drained; an answer that no try can change is raised.
+
+        `opened` is called when there is something to run tasks with, before any is taken.
+        """
         await self._executor.open()
+        opened()
         beating = asyncio.create_task(self._beat_for_ever())
         claiming = asyncio.create_task(self._claim_for_ever())
         draining = asyncio.create_task(self._is_draining.wait())
