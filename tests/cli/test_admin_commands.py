@@ -106,7 +106,8 @@ def test_pause_and_resume_are_for_everything_or_for_one_thing(admin: Command) ->
 def test_audit_prints_who_changed_what(admin: Command) -> None:
     admin("pause", "--agent", "coder")
     admin("resume", "--agent", "coder")
-    entries = [json.loads(line) for line in admin("audit", "--limit", "2", "--json").out.splitlines()]
+    printed = admin("audit", "--limit", "2", "--json").out
+    entries = [json.loads(line) for line in printed.splitlines()]
     assert [one["action"] for one in entries] == ["agent.patch", "agent.patch"]
     line = admin("audit", "--limit", "1").out.splitlines()[-1]
     assert "agent.patch" in line
@@ -324,6 +325,17 @@ def test_doctor_names_settings_that_cannot_be_used(headgate: Command, tmp_path: 
     config.write_text("[scheduler]\nmax_inflight = -1\n")
     said = headgate("doctor", "--config", config, "--data", tmp_path, "--json")
     assert (said.code, verdicts(said)) == (1, {"settings": "fail"})
+
+
+@pytest.mark.parametrize("content", [b"\xff" * 4096, b"SQLite format 3\x00" + b"\xff" * 8176])
+def test_doctor_says_what_to_do_about_a_store_that_is_damaged(
+    headgate: Command, tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "headgate.db").write_bytes(content)
+    said = headgate("doctor", "--data", tmp_path, "--json")
+    store = next(one for one in said.json["checks"] if one["check"] == "store")
+    assert (said.code, store["verdict"]) == (1, "fail")
+    assert "headgate restore" in store["advice"]
 
 
 def test_doctor_refuses_a_store_of_a_newer_program(headgate: Command, tmp_path: Path) -> None:

@@ -11,7 +11,16 @@ from client.scripted_server import response, scripted
 from headgate.cli.main import run
 
 AT = "2027-01-15T08:00:00Z"
-CHANGE = {"seq": 1, "at": AT, "actor": "op", "action": "x.patch", "subject": "x"}
+CHANGE = {
+    "seq": 1,
+    "at": AT,
+    "actor": "op",
+    "tokenId": "t1",
+    "requestId": "r1",
+    "action": "x.patch",
+    "subject": "x",
+    "detail": {},
+}
 TOKEN = {"id": "t1", "name": "ci", "permissions": ["read"], "state": "good", "createdAt": AT}
 WEBHOOK = {
     "id": "msg_1",
@@ -52,7 +61,8 @@ def test_a_list_is_one_object_a_line(
     assert code == 0, printed.err
     lines = [json.loads(line) for line in printed.out.splitlines()]
     assert len(lines) == 2
-    assert {key: value for key, value in one.items() if value is not None}.items() <= lines[0].items()
+    given = {key: value for key, value in one.items() if value is not None}
+    assert given.items() <= lines[0].items()
 
 
 @pytest.mark.parametrize(

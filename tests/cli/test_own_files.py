@@ -63,7 +63,7 @@ def test_a_backup_is_not_fooled_by_another_name_of_the_store(data: Path, link: o
     link(data / "headgate.db", other)
     for target in (other, data / ".." / "data" / "headgate.db"):
         assert run(["backup", str(target), "--data", str(data), "--force"]) == 2
-    assert os.path.samefile(other, data / "headgate.db")
+    assert other.samefile(data / "headgate.db")
 
 
 def test_a_backup_may_lie_beside_the_store(data: Path) -> None:

@@ -76,11 +76,13 @@ def running_receiver() -> Iterator[Receiver]:
 def test_a_service_tells_what_it_promises(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def headgate(*arguments: str) -> tuple[int, Any]:
+    def printed(*arguments: str) -> tuple[int, str]:
         capsys.readouterr()
         code = run(["webhooks", *arguments, "--url", service.address, "--json"])
-        out = capsys.readouterr().out
-        return code, json.loads(out) if out else None
+        return code, capsys.readouterr().out
+
+    def listed(*arguments: str) -> list[Any]:
+        return [json.loads(line) for line in printed(*arguments)[1].splitlines()]
 
     with running_receiver() as receiver:
         (tmp_path / "headgate.toml").write_text(SETTINGS.format(port=receiver.server_port))
@@ -88,33 +90,27 @@ def test_a_service_tells_what_it_promises(
             taken = service.submit(callbackUrl=f"{receiver.url}/take", scopes=["session:s"],
                                    estimate={"tokens": 90})  # fmt: skip
             wait_until(lambda: receiver.at("/take"), seconds=10, what=service.output)
-            _, secrets = headgate("secret")
+            (secret,) = listed("secret")
             (came,) = receiver.at("/take")
-            told = Webhook(secrets["secrets"][0]["secret"]).verify(came.body, came.headers)
+            told = Webhook(secret["secret"]).verify(came.body, came.headers)
             assert told == service.task(taken)
             assert came.headers["x-headgate-task-id"] == taken
 
             gone = service.submit(callbackUrl=f"{receiver.url}/gone")
-            wait_until(lambda: headgate("list", "--state", "dead")[1]["count"], seconds=10)
-            _, listed = headgate("list", "--task", gone)
-            (dead,) = listed["webhooks"]
+            wait_until(lambda: listed("list", "--state", "dead"), seconds=10)
+            (dead,) = listed("list", "--task", gone)
             assert (dead["state"], dead["status"], dead["tries"]) == ("dead", 410, 1)
-            assert headgate("redeliver", dead["id"])[0] == 0
+            assert printed("redeliver", dead["id"])[0] == 0
             wait_until(lambda: len(receiver.at("/gone")) == 2, seconds=10)
             first, second = receiver.at("/gone")
             assert first.body == second.body
             assert first.headers["webhook-id"] == second.headers["webhook-id"] == dead["id"]
 
-            assert headgate("ping", f"{receiver.url}/ping") == (
-                0,
-                {"delivered": True, "status": 204},
-            )
-            assert headgate("ping", f"{receiver.url}/gone")[0] == 1
-            assert headgate("ping", "http://169.254.169.254/")[0] == 2
-            _, rotated = headgate("rotate")
-            assert [one["secret"] for one in rotated["secrets"]][1:] == [
-                secrets["secrets"][0]["secret"]
-            ]
+            code, ping = printed("ping", f"{receiver.url}/ping")
+            assert (code, json.loads(ping)) == (0, {"delivered": True, "status": 204})
+            assert printed("ping", f"{receiver.url}/gone")[0] == 1
+            assert printed("ping", "http://169.254.169.254/")[0] == 2
+            assert [one["secret"] for one in listed("rotate")][1:] == [secret["secret"]]
 
             wait_until(lambda: len(receiver.at("/alerts")) == 2, seconds=20, what=service.output)
             alerts = sorted(json.loads(one.body)["percent"] for one in receiver.at("/alerts"))

@@ -19,6 +19,7 @@ from headgate.wiring import is_shared, sqlite_file
 FEW_SECONDS = 1.0
 MANY_SECONDS = 10.0
 
+_DAMAGED = ("CorruptError", "NotADBError")
 _SERVER_TIME = "SELECT EXTRACT(EPOCH FROM clock_timestamp())::double precision"
 
 
@@ -32,7 +33,14 @@ def store_findings(settings: Settings, directory: Path) -> Iterator[Finding]:
         else:
             yield from _sqlite(sqlite_file(settings, directory))
     except (HeadgateError, ModuleNotFoundError) as error:
-        yield fail("store", str(error), "nothing is taken before it can be reached")
+        yield fail("store", str(error), _advice(error))
+
+
+def _advice(error: Exception) -> str:
+    # The driver is an extra, and told by its name where it is not there.
+    if type(error.__cause__).__name__ in _DAMAGED:
+        return "it is damaged; stop the service, and put a backup in its place: headgate restore"
+    return "nothing is taken before it can be reached"
 
 
 def books_findings(settings: Settings) -> Iterator[Finding]:

@@ -90,7 +90,7 @@ def read_file(path: Path) -> Table:
 
 
 def _content(path: Path) -> bytes:
-    with open(path, "rb", opener=_opened) as file:  # noqa: PTH123
+    with open(path, "rb", opener=_opened) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
         return file.read(MAX_FILE_BYTES + 1)
