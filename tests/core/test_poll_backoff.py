@@ -16,7 +16,8 @@ from headgate.core.poll_backoff import (
     poll_succeeded,
     slot_throttled,
 )
-from headgate.core.wake import SlotSchedule, WakeConfig
+from headgate.core.slots import SlotReading
+from headgate.core.wake import MAX_PAUSE_SECONDS, SlotSchedule, WakeConfig
 
 NOW = 1_771_177_000.0
 MINUTE = 60.0
@@ -120,12 +121,159 @@ def test_failures_while_a_wake_is_pending_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("retry_after", "wait"), [(0, 60), (-5, 60), (59, 60), (61, 61), (9e5, 9e5)]
+    ("retry_after", "is_pending", "wait"),
+    [
+        (None, False, 1800),
+        (None, True, 60),
+        (0, False, 1800),
+        (0, True, 60),
+        (-5, False, 1800),
+        (float("nan"), False, 1800),
+        (0.2, False, 1),
+        (1, False, 1),
+        (59, False, 59),
+        (59, True, 59),
+        (61, True, 61),
+        (9e5, False, 9e5),
+        (1e12, False, MAX_PAUSE_SECONDS),
+        (float("inf"), False, MAX_PAUSE_SECONDS),
+    ],
 )
-def test_too_many_requests_waits_as_long_as_it_says(retry_after: float, wait: float) -> None:
-    throttled = slot_throttled(SlotSchedule(last_poll_at=NOW), NOW, retry_after)
+def test_too_many_requests_waits_as_long_as_it_says(
+    retry_after: float | None, is_pending: bool, wait: float
+) -> None:
+    polled = SlotSchedule(last_poll_at=NOW, wake_pending=is_pending)
+    throttled = slot_throttled(WakeConfig(), polled, NOW, retry_after)
     assert next_poll_at(WakeConfig(), throttled, NOW) == NOW + wait
+    assert next_poll_at(WakeConfig(), throttled, NOW + wait) == NOW + wait
     assert throttled.consecutive_poll_errors == 0
+
+
+def test_a_provider_that_always_says_one_second_is_asked_less_and_less_often() -> None:
+    config, schedule, now = WakeConfig(), SlotSchedule(), NOW
+    waits = []
+    for _ in range(14):
+        schedule = slot_throttled(config, schedule, now, 1)
+        due = next_poll_at(config, schedule, now)
+        assert due is not None
+        waits.append(due - now)
+        now = due
+    assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1800, 1800, 1800]
+    assert slot_throttled(config, poll_succeeded(schedule, now), now, 1).paused_until == now + 1
+
+
+def test_a_pause_stored_under_a_clock_years_ahead_does_not_silence_the_slot() -> None:
+    schedule = SlotSchedule(last_poll_at=NOW - 9000, paused_until=NOW + 400 * 86_400)
+    assert next_poll_at(WakeConfig(), schedule, NOW) == NOW
+
+
+def exhausted(resets_in: float | None) -> SlotReading:
+    resets_at = None if resets_in is None else NOW + resets_in
+    return SlotReading(read_at=NOW, percent_used=100, resets_at=resets_at, is_exhausted=True)
+
+
+@pytest.mark.parametrize(
+    ("resets_in", "last", "errors", "wait"),
+    [
+        (None, 0, 0, 1800),
+        (9000, 0, 0, 1800),
+        (600, 0, 0, 602),
+        (600, 0, 4, 602),
+        (600, 0, 9, 602),
+        (0.5, 0, 0, 2.5),
+        (-2, 0, 0, 60),
+        (-599, 0, 0, 60),
+        (-601, 0, 0, 1800),
+        (-2, 0, 1, 120),
+        (-2, 0, 2, 240),
+        (-9000, 0, 4, 960),
+        (-9000, 0, 5, 480 * 60),
+        (600, 601, 0, 602),
+    ],
+)
+def test_an_exhausted_slot_is_read_right_after_its_reset(
+    resets_in: float | None, last: float, errors: int, wait: float
+) -> None:
+    now = NOW + last
+    schedule = SlotSchedule(last_poll_at=now, consecutive_poll_errors=errors)
+    due = next_poll_at(WakeConfig(), schedule, now, reading=exhausted(resets_in))
+    assert due == NOW + wait
+
+
+def test_a_provider_that_is_away_at_a_reset_does_not_disable_the_slot_within_hours() -> None:
+    config, schedule, now = WakeConfig(), SlotSchedule(last_poll_at=NOW), NOW
+    while (due := next_poll_at(config, schedule, now, reading=exhausted(60))) is not None:
+        now = due
+        schedule = poll_failed(config, schedule, now, "connection refused")
+    assert now - NOW > 24 * 3600
+
+
+def warm(resets_in: float | None) -> SlotReading:
+    resets_at = None if resets_in is None else NOW + resets_in
+    return SlotReading(read_at=NOW, percent_used=7, resets_at=resets_at)
+
+
+@pytest.mark.parametrize(
+    ("resets_in", "unchanged", "wait"),
+    [
+        (None, 0, 1800),
+        (None, 1, 3600),
+        (None, 3, 7200),
+        (None, 9, 7200),
+        (18_000, 0, 1800),
+        (18_000, 3, 7200),
+        (7000, 3, 6400),
+        (2000, 0, 1400),
+        (2000, 3, 1400),
+        (660, 3, 120),
+        (500, 3, 120),
+        (100, 3, 120),
+        (119, 3, 120),
+        (-100, 3, 7200),
+    ],
+)
+def test_adaptive_polls_stretch_while_nothing_changes_and_come_closer_before_a_reset(
+    resets_in: float | None, unchanged: int, wait: float
+) -> None:
+    schedule = SlotSchedule(last_poll_at=NOW, unchanged_readings=unchanged)
+    due = next_poll_at(WakeConfig(), schedule, NOW, reading=warm(resets_in), is_adaptive=True)
+    assert due == NOW + wait
+    usual = next_poll_at(WakeConfig(), schedule, NOW, reading=warm(resets_in))
+    assert usual == NOW + 1800
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    interval=st.integers(1, 1440),
+    unchanged=st.integers(0, 10),
+    resets_in=st.floats(0.5, 90_000.0),
+)
+def test_no_adaptive_poll_lies_across_a_reset(
+    interval: int, unchanged: int, resets_in: float
+) -> None:
+    config = WakeConfig(poll_interval_minutes=interval)
+    schedule = SlotSchedule(last_poll_at=NOW, unchanged_readings=unchanged)
+    due = next_poll_at(config, schedule, NOW, reading=warm(resets_in), is_adaptive=True)
+    assert due is not None
+    closest = min(interval * MINUTE, 120)
+    assert closest <= due - NOW <= max(closest, min(resets_in + 2, 4 * interval * MINUTE))
+
+
+def test_errors_and_pending_wakes_are_not_stretched() -> None:
+    failed = SlotSchedule(last_poll_at=NOW, unchanged_readings=4, consecutive_poll_errors=1)
+    due = next_poll_at(WakeConfig(), failed, NOW, reading=warm(None), is_adaptive=True)
+    assert due == NOW + 3600
+    pending = SlotSchedule(last_poll_at=NOW, unchanged_readings=4, wake_pending=True)
+    due = next_poll_at(WakeConfig(), pending, NOW, reading=warm(None), is_adaptive=True)
+    assert due == NOW + 60
+
+
+def test_a_changed_reading_ends_the_stretch() -> None:
+    schedule = SlotSchedule()
+    for _ in range(9):
+        schedule = poll_succeeded(schedule, NOW, is_unchanged=True)
+    assert schedule.unchanged_readings == 4
+    assert poll_succeeded(schedule, NOW).unchanged_readings == 0
 
 
 def test_polls_of_a_broken_provider_thin_out_until_the_slot_is_disabled() -> None:

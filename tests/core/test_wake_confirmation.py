@@ -206,7 +206,7 @@ def test_a_clock_set_back_by_a_second_does_not_end_a_window() -> None:
 
 
 def test_no_retry_is_sent_while_the_provider_asked_for_a_pause() -> None:
-    paused = slot_throttled(pending(), NOW, retry_after_seconds=3600)
+    paused = slot_throttled(CONFIG, pending(), NOW, retry_after_seconds=3600)
     assert close_window(CONFIG, paused, NOW + WINDOW).outcome is WindowEnd.NOT_YET
     assert close_window(CONFIG, paused, NOW + 3600).outcome is WindowEnd.RETRY_NOW
 
@@ -218,6 +218,12 @@ def test_a_refused_key_stops_everything_at_once(status: int) -> None:
     assert stopped.disabled_reason == f"the provider refused the key ({status})"
     assert next_poll_at(CONFIG, stopped, NOW + 3600) is None
     assert should_fire_wake(CONFIG, stopped, NOW + 3600) is None
+
+
+def test_a_key_that_is_not_there_is_named_by_its_problem() -> None:
+    stopped = key_refused(SlotSchedule(), None, "key_env: the variable ZAI_KEY is not set")
+    assert stopped.slot_auto_disabled
+    assert stopped.disabled_reason == "key_env: the variable ZAI_KEY is not set"
 
 
 def run_episode(

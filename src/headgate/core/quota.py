@@ -20,7 +20,7 @@ TOKENS_LIMIT = "TOKENS_LIMIT"
 CREDIT_LIMIT = "CREDIT_LIMIT"
 UNIT_HOURS = 3
 SUCCESS_CODE = 200
-EXHAUSTION_CODES = frozenset({1310, 1316})
+EXHAUSTION_CODES = frozenset({1308, 1310, *range(1316, 1322)})
 
 _LAST_EPOCH_MS = 253_402_300_799_000
 
@@ -77,12 +77,23 @@ class QuotaFailureKind(LenientEnum):
 
 
 class QuotaFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """No reading, and why. `resets_at` is the Unix second at which the provider says it ends."""
+    """No reading, and why. `resets_at` is the Unix second at which the provider says it ends.
+
+    `retry_after_seconds` is the wait that it asked for, as sent; None if it asked for none.
+    """
 
     kind: QuotaFailureKind
     message: str = ""
     code: int | None = None
     resets_at: float | None = None
+    retry_after_seconds: float | None = None
+
+
+class WakeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a wake; `report` where the answer told the quota as well."""
+
+    failure: QuotaFailure | None = None
+    report: QuotaReport | None = None
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -208,6 +219,8 @@ _KIND_BY_CODE = {
     403: QuotaFailureKind.REFUSED,
     408: QuotaFailureKind.TIMEOUT,
     429: QuotaFailureKind.THROTTLED,
+    **dict.fromkeys(range(1000, 1005), QuotaFailureKind.REFUSED),
+    **dict.fromkeys((1302, 1303, 1305, 1312, 1313), QuotaFailureKind.THROTTLED),
 }
 
 _DATE_TIME = re.compile(

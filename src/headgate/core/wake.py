@@ -34,6 +34,9 @@ CLOCK_ERROR_SECONDS = 86_400.0
 SAME_RESET_MS = 60_000
 """Reset times no further apart than this are one reset, told twice."""
 
+MAX_PAUSE_SECONDS = 31 * 86_400.0
+"""No provider is believed that asks to be left alone for longer; nor is a clock that was wrong."""
+
 
 class WakeMode(LenientEnum):
     """A rule by which a slot is woken. A slot may use any number of them; each fires on its own."""
@@ -109,7 +112,7 @@ class SlotSchedule(msgspec.Struct, frozen=True, kw_only=True):
     `times_served_until` have fired or were never wanted. The fields from `wake_pending` to
     `wake_errors` belong to the wake that is being confirmed. Nothing is sent before `paused_until`,
     the provider's own word. `slot_auto_disabled` stops polls and wakes, `wake_auto_disabled` only
-    wakes; `disabled_reason` says why.
+    wakes; `disabled_reason` says why. `unchanged_readings` have told the same as the one before.
     """
 
     next_reset_epoch_ms: int | None = None
@@ -130,6 +133,8 @@ class SlotSchedule(msgspec.Struct, frozen=True, kw_only=True):
     last_poll_at: float | None = None
     poll_requested: bool = False
     consecutive_poll_errors: int = 0
+    consecutive_throttles: int = 0
+    unchanged_readings: int = 0
 
     paused_until: float | None = None
     wake_auto_disabled: bool = False
@@ -152,7 +157,8 @@ class WakeTrigger(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_paused(schedule: SlotSchedule, now: float) -> bool:
     """Tell whether the provider asked to be left alone, and the time it named has not come."""
-    return schedule.paused_until is not None and now < schedule.paused_until
+    until = schedule.paused_until
+    return until is not None and now < until <= now + MAX_PAUSE_SECONDS
 
 
 def may_wake(schedule: SlotSchedule, now: float) -> bool:

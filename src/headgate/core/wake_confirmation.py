@@ -160,13 +160,17 @@ def _forced_retry(config: WakeConfig, schedule: SlotSchedule, now: float) -> Slo
     )
 
 
-def key_refused(schedule: SlotSchedule, status: int) -> SlotSchedule:
-    """Return the schedule of a slot whose key the provider refused: nothing more is sent."""
+def key_refused(schedule: SlotSchedule, status: int | None, problem: str = "") -> SlotSchedule:
+    """Return the schedule of a slot whose key the provider refused: nothing more is sent.
+
+    Without a status nobody was asked, because there is no key; then the problem says so.
+    """
+    refusal = problem if status is None else f"the provider refused the key ({status})"
     return msgspec.structs.replace(
         end_pending(schedule),
         slot_auto_disabled=True,
         poll_requested=False,
-        disabled_reason=f"the provider refused the key ({status})",
+        disabled_reason=refusal,
     )
 
 

@@ -9,6 +9,7 @@ from headgate.stores import (
     administration_schema,
     delivery_schema,
     keyed_submits,
+    slots,
     task_schema,
     tokens,
     usage_rows,
@@ -24,6 +25,7 @@ PARTS = (
     (usage_rows.PART, usage_rows.MIGRATIONS),
     (administration_schema.PART, administration_schema.MIGRATIONS),
     (worker_schema.PART, worker_schema.MIGRATIONS),
+    (slots.PART, slots.MIGRATIONS),
 )
 
 
