@@ -10,7 +10,7 @@ import msgspec
 from headgate.cli.output import print_json, print_table, printable
 
 NAMES_SHOWN = 6
-COUNTED = ("projects", "agents", "targets", "budgets", "rate_limits")
+COUNTED = ("projects", "agents", "targets", "budgets", "rate_limits", "slots")
 
 _config_option = click.option(
     "--config",

@@ -11,11 +11,25 @@ from pathlib import Path
 
 import msgspec
 
+from headgate.errors import InvalidSettingError
 from headgate.executors.build import build_executor
-from headgate.settings import Settings, budgets, load_settings, settings_file, warnings_of
+from headgate.settings import (
+    Settings,
+    SlotSettings,
+    budgets,
+    load_settings,
+    settings_file,
+    warnings_of,
+)
 from headgate.settings.decoding import decode
 from headgate.settings.messages import key_path
-from headgate.settings.shown import ShownValue, shown_settings, variables_of
+from headgate.settings.shown import (
+    ShownValue,
+    shown_settings,
+    variables_of,
+    variables_of_slot,
+)
+from headgate.settings.slot_keys import read_key
 from headgate.settings.sources import merge
 
 EXAMPLE = Path(__file__).parent.parent / "settings" / "example.toml"
@@ -32,6 +46,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     targets: list[str]
     budgets: list[str]
     rate_limits: list[str]
+    slots: list[str]
     warnings: list[str]
 
 
@@ -46,7 +61,12 @@ def check_settings(given: Path | None) -> CheckReport:
         targets=list(settings.targets),
         budgets=[scope or ROOT_NAME for scope in budgets(settings)],
         rate_limits=list(settings.rate_limits),
-        warnings=[*warnings_of(settings), *_target_warnings(settings)],
+        slots=list(settings.slots),
+        warnings=[
+            *warnings_of(settings),
+            *_target_warnings(settings),
+            *_slot_warnings(settings),
+        ],
     )
 
 
@@ -70,3 +90,24 @@ def _target_warnings(settings: Settings) -> list[str]:
         else:
             build_executor(name, target, environ=os.environ, clock=time.time)
     return warnings
+
+
+def _slot_warnings(settings: Settings) -> list[str]:
+    """Say of which slots the key is not here; with it missing they start disabled."""
+    warnings = []
+    for name, slot in settings.slots.items():
+        missing = sorted(variables_of_slot(slot) - set(os.environ))
+        if missing and slot.enabled:
+            key = key_path("slots", name)
+            warnings.append(f"{key}: needs {', '.join(missing)} in the environment")
+        elif slot.enabled:
+            warnings += _key_warnings(slot)
+    return warnings
+
+
+def _key_warnings(slot: SlotSettings) -> list[str]:
+    try:
+        read_key(slot, os.environ)
+    except InvalidSettingError as error:
+        return [str(error)]
+    return []

@@ -37,7 +37,7 @@ def doctor(
     store_url: str | None,
     as_json: bool,
 ) -> None:
-    """Check settings, directory, store, books, disk, clock, targets, token and port.
+    """Check settings, directory, store, books, disk, clock, targets, slots, token and port.
 
     Nothing is changed, and nothing is sent to a target. Ends with 1 if something would keep the
     service from its work.

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from headgate.cli.connection import TOKEN_FILE
 from headgate.cli.data_directory import data_directory
 from headgate.cli.findings import Finding, fail, ok, warn
+from headgate.cli.slot_check import slot_findings
 from headgate.cli.store_check import books_findings, store_findings
 from headgate.cli.store_place import settings_of
 from headgate.cli.target_check import target_findings
@@ -51,6 +52,7 @@ def examine(path: Path | None, data: Path | None, store_url: str | None) -> list
         *store_findings(settings, directory),
         *books_findings(settings),
         *target_findings(settings, os.environ),
+        *slot_findings(settings, os.environ),
         *_token(directory),
         _port(settings) if holder is None else _answers(holder.address),
     ]

@@ -18,6 +18,7 @@ from headgate.settings.sections import (
     TelemetrySettings,
     WebhookSettings,
 )
+from headgate.settings.slots import QuotaSettings, SlotSettings
 from headgate.settings.sources import FILE_NAME, settings_file
 
 __all__ = [
@@ -28,10 +29,12 @@ __all__ = [
     "LedgerSettings",
     "LogSettings",
     "ProjectSettings",
+    "QuotaSettings",
     "RateLimitSettings",
     "SchedulerSettings",
     "ServerSettings",
     "Settings",
+    "SlotSettings",
     "StoreSettings",
     "TelemetrySettings",
     "WebhookSettings",

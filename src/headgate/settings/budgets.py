@@ -6,13 +6,14 @@ Rule: a scope has one budget. Two keys that both set it are refused, never ranke
 from __future__ import annotations
 
 from headgate.core.accounts import Limit
-from headgate.core.budget_windows import UTC_NAME, Window, parse_window
+from headgate.core.budget_windows import Window, parse_window
 from headgate.core.money import to_limit_micro_usd, to_limit_tokens
 from headgate.core.scopes import ROOT, Scope, parse_scope
 from headgate.errors import InvalidSettingError
 from headgate.settings.checks import at_key
 from headgate.settings.messages import key_path
 from headgate.settings.sections import BudgetSettings, Settings
+from headgate.settings.zones import zone_of
 
 ROOT_NAME = "root"
 
@@ -59,21 +60,10 @@ def _written(name: str, budget: BudgetSettings) -> tuple[str, Scope, Limit]:
         raise InvalidSettingError(key, "limits nothing; write limit_usd, limit_tokens or both")
     with at_key("budgets", name, "window"):
         window = parse_window(budget.window)
-        if window.zone != UTC_NAME:
-            _check_zone(window.zone)
+        zone_of(window.zone, field="window")
     usd, tokens = budget.limit_usd, budget.limit_tokens
     with at_key("budgets", name, "limit_usd"):
         limit_micro_usd = None if usd is None else to_limit_micro_usd(usd)
     limit_tokens = None if tokens is None else to_limit_tokens(tokens)
     limit = Limit(limit_micro_usd=limit_micro_usd, limit_tokens=limit_tokens, window=window)
     return key, scope, limit
-
-
-def _check_zone(name: str) -> None:
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415  few budgets have a zone
-
-    try:
-        ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        problem = f"{name!r} is not a zone that this machine knows; write one as Europe/Berlin"
-        raise InvalidSettingError("window", problem) from None

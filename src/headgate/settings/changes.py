@@ -12,7 +12,7 @@ from headgate.settings.messages import key_path
 from headgate.settings.sections import NAMED_TABLES, Settings
 from headgate.settings.shown import hidden
 
-HOT = ("scheduler", "rate_limits", "targets", "projects", "agents", "budgets")
+HOT = ("scheduler", "rate_limits", "targets", "projects", "agents", "budgets", "quota", "slots")
 """The sections that can change while the service runs; all others need a restart."""
 
 COLD_KEYS = ("enabled",)

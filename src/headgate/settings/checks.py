@@ -15,6 +15,7 @@ from headgate.errors import InvalidFieldError, InvalidScopeError, InvalidSetting
 from headgate.executors.targets import PULL_NAME, PullTarget
 from headgate.settings.messages import key_path
 from headgate.settings.sections import AuthSettings, SchedulerSettings, Settings, WebhookSettings
+from headgate.settings.slot_checks import check_slots
 from headgate.webhooks.allow_list import parse_allow_list
 
 MAX_NAMES = 10_000
@@ -55,6 +56,7 @@ def check(settings: Settings) -> None:
     _check_projects(settings)
     _check_targets(settings)
     _check_pulling(settings)
+    check_slots(settings)
     _check_advertised(settings.server.advertise)
     _check_auth(settings.auth)
     _check_webhooks(settings.webhooks)

@@ -33,6 +33,7 @@ from headgate.settings.sections import (
     TelemetrySettings,
     WebhookSettings,
 )
+from headgate.settings.slots import QuotaSettings, SlotSettings
 from headgate.settings.sources import Merged, Table, merge
 
 ECHO_NAME = "echo"
@@ -60,6 +61,8 @@ def decode(merged: Merged) -> Settings:
         projects=_many(tables, "projects", ProjectSettings),
         agents=_many(tables, "agents", AgentSettings),
         budgets=_many(tables, "budgets", BudgetSettings),
+        quota=_one(tables, "quota", QuotaSettings),
+        slots=_many(tables, "slots", SlotSettings),
         server=_one(tables, "server", ServerSettings),
         auth=_one(tables, "auth", AuthSettings),
         webhooks=_one(tables, "webhooks", WebhookSettings),

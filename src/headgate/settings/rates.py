@@ -13,6 +13,7 @@ from headgate.core.windows import WINDOW_SECONDS
 from headgate.errors import InvalidSettingError
 from headgate.settings.messages import key_path
 from headgate.settings.sections import RateLimitSettings, Settings
+from headgate.settings.slot_checks import slot_label_warnings
 
 _UNITS: tuple[RateUnit, ...] = ("requests", "tokens")
 _KINDS: dict[RateKind, str] = {
@@ -70,7 +71,7 @@ def matching_kinds(settings: Settings, name: str) -> list[RateKind]:
     names: dict[RateKind, set[str | None]] = {
         "agent_type": {agent.type for agent in settings.agents.values()},
         "target": set(settings.targets),
-        "slot": {target.slot for target in settings.targets.values()},
+        "slot": {*settings.slots, *(target.slot for target in settings.targets.values())},
     }
     return [kind for kind, known in names.items() if name in known]
 
@@ -80,9 +81,10 @@ def warnings_of(settings: Settings) -> list[str]:
 
     An agent type need not be declared for its limit to be: the agent may come later.
     """
-    return [
+    limits = [
         f"{key_path('rate_limits', name)}: no agent type, target or slot has this name yet; "
         "it limits agents of that type"
         for name in settings.rate_limits
         if not matching_kinds(settings, name)
     ]
+    return [*limits, *slot_label_warnings(settings)]

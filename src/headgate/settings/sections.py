@@ -28,6 +28,7 @@ from headgate.core.records import MAX_ATTEMPTS
 from headgate.core.retries import Backoff
 from headgate.core.snapshot import DEFAULT_TOKENS, MAX_COUNT, MAX_WEIGHT, LanePolicy
 from headgate.executors.targets import PULL, PULL_NAME, PullTarget, Target
+from headgate.settings.slots import QuotaSettings, SlotSettings
 
 DEFAULT_PROJECT = "default"
 DEFAULT_PORT = 7420
@@ -249,6 +250,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     projects: dict[str, ProjectSettings] = {}
     agents: dict[str, AgentSettings] = {}
     budgets: dict[str, BudgetSettings] = {}
+    quota: QuotaSettings = QuotaSettings()
+    slots: dict[str, SlotSettings] = {}
     server: ServerSettings = ServerSettings()
     auth: AuthSettings = AuthSettings()
     webhooks: WebhookSettings = WebhookSettings()
@@ -300,6 +303,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 TABLES: dict[str, type[msgspec.Struct]] = {
     "scheduler": SchedulerSettings,
+    "quota": QuotaSettings,
     "server": ServerSettings,
     "auth": AuthSettings,
     "webhooks": WebhookSettings,
@@ -310,8 +314,8 @@ TABLES: dict[str, type[msgspec.Struct]] = {
 }
 """The sections that are one table each; environment variables reach these."""
 
-NAMED_TABLES = ("rate_limits", "targets", "projects", "agents", "budgets")
-"""The sections that have a table for each name."""
+NAMED_TABLES = ("rate_limits", "targets", "projects", "agents", "budgets", "slots")
+"""The sections that have a table for each name; that of a slot is written inside."""
 
 ZERO_LEAVES_OUT = frozenset(
     field.name

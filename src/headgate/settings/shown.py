@@ -14,18 +14,19 @@ import msgspec
 from headgate.executors.targets import CommandTarget, Target
 from headgate.settings.messages import key_path
 from headgate.settings.sections import NAMED_TABLES, Settings
+from headgate.settings.slots import SlotSettings
 
 HIDDEN = "***"
 DEFAULT_ORIGIN = "default"
 
 _VARIABLE = re.compile(r"\{env\.(\w+)\}")
-_REFERENCE = re.compile(r"(?:[A-Za-z]+ )?\{env\.\w+\}")
+_REFERENCE = re.compile(r"(?:[A-Za-z]+ )?\{(?:env\.\w+|slot\.\w+|key)\}")
 _CREDENTIALS = re.compile(r"(?<=://).*@", re.DOTALL)
 _QUERY_VALUE = re.compile(r"(?<==)(?!\{[\w.]+\}(?:[&#]|$))[^&#]+")
 _SECRET_ARGUMENT = re.compile(
     r"((?:key|token|secret|password)[\w-]*=).+", re.IGNORECASE | re.DOTALL
 )
-_URL_KEYS = {"url", "proxy", "alerts_url"}
+_URL_KEYS = {"url", "proxy", "alerts_url", "base_url", "quota_url", "request_url"}
 _SECRET_KEYS = {"headers", "env"}
 
 Origins = dict[tuple[str, ...], str]
@@ -72,9 +73,17 @@ def hidden(key: str, value: object) -> object:
 
 def variables_of(target: Target) -> set[str]:
     """Return the environment variables that a target refers to."""
-    written = msgspec.json.encode(target).decode()
     passed = target.pass_env if isinstance(target, CommandTarget) else ()
-    return {*_VARIABLE.findall(written), *passed}
+    return {*_referred_to(target), *passed}
+
+
+def variables_of_slot(slot: SlotSettings) -> set[str]:
+    """Return the environment variables that a slot refers to, that of its key among them."""
+    return {*_referred_to(slot), *filter(None, [slot.key_env])}
+
+
+def _referred_to(written: Target | SlotSettings) -> list[str]:
+    return _VARIABLE.findall(msgspec.json.encode(written).decode())
 
 
 def _reference_or_hidden(text: object) -> object:

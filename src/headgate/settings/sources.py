@@ -25,6 +25,7 @@ from headgate.core.snapshot import BYTE_ORDER_MARK
 from headgate.errors import InvalidSettingError
 from headgate.settings.messages import refusal, table_expected, unknown_key
 from headgate.settings.sections import NAMED_TABLES, TABLES, ZERO_LEAVES_OUT
+from headgate.settings.slots import SLOTS, slots_by_name
 
 FILE_NAME = "headgate.toml"
 VARIABLE_PREFIX = "HEADGATE_"
@@ -78,7 +79,7 @@ def merge_tables(
 def read_file(path: Path) -> Table:
     """Read a TOML file; whatever is wrong with it is one line that names the place."""
     try:
-        content = _content(path)
+        content = regular_content(path, MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         problem = f"cannot be read: {why}; name a file with --config"
@@ -89,11 +90,12 @@ def read_file(path: Path) -> Table:
     return _parsed(content.removeprefix(BYTE_ORDER_MARK), str(path))
 
 
-def _content(path: Path) -> bytes:
+def regular_content(path: Path, most_bytes: int) -> bytes:
+    """Read the beginning of a regular file; of anything else, `OSError` says what is wrong."""
     with open(path, "rb", opener=_opened) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
-        return file.read(MAX_FILE_BYTES + 1)
+        return file.read(most_bytes)
 
 
 def _opened(path: str, flags: int) -> int:
@@ -129,9 +131,10 @@ def _add_file(merged: Merged, raw: Table, origin: str) -> None:
     for section, table in raw.items():
         if section not in merged.tables:
             raise unknown_key((section,), merged.tables)
-        if not isinstance(table, dict):
+        named = slots_by_name(table) if section == SLOTS else table
+        if not isinstance(named, dict):
             raise table_expected((section,), table)
-        for key, value in table.items():
+        for key, value in named.items():
             _add(merged, section, key, value, origin)
 
 
@@ -185,7 +188,8 @@ def _value_of(variable: str, section: str, key: str, text: str) -> object:
 
 def _check_key(section: str, key: str) -> None:
     if section in NAMED_TABLES:
-        problem = f"[{section}] is set in the file only; write it into {FILE_NAME}"
+        shown = f"[[{section}]]" if section == SLOTS else f"[{section}]"
+        problem = f"{shown} is set in the file only; write it into {FILE_NAME}"
         raise InvalidSettingError(section, problem)
     if section not in TABLES:
         raise unknown_key((section,), TABLES)
