@@ -2,6 +2,8 @@
 
 `simulate(main)` runs an async function on a fresh loop. The same program and seed give the same
 trace; another seed tries another order of the tasks that are ready at the same time.
+
+`FakeProvider` is a provider of keys to try slots with; it serves real HTTP.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from headgate.testing.failures import (
     StepLimitError,
     UnhandledError,
 )
+from headgate.testing.fake_provider import FakeProvider
 from headgate.testing.hosts import Host
 from headgate.testing.loop import DEFAULT_MAX_STEPS, SimulatedLoop, TraceEvent
 from headgate.testing.simulation import Simulation, simulate
@@ -23,6 +26,7 @@ __all__ = [
     "DEFAULT_MAX_STEPS",
     "DEFAULT_START",
     "DeadlockError",
+    "FakeProvider",
     "Host",
     "HostCrashedError",
     "NotSimulatedError",

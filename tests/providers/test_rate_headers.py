@@ -1,0 +1,210 @@
+"""Headers and times, as tables: what providers send, and what it means."""
+
+from __future__ import annotations
+
+from datetime import UTC, tzinfo
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.core.quota import QuotaLimit
+from headgate.providers import anthropic_quota, openai_quota
+from headgate.providers.reset_times import duration_seconds, epoch_ms, reset_time
+from providers.trails import NOW
+
+SHANGHAI = ZoneInfo("Asia/Shanghai")
+A = "anthropic-ratelimit-"
+X = "x-ratelimit-"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("6m0s", 360.0),
+        ("1s", 1.0),
+        ("12ms", 0.012),
+        ("1h30m", 5_400.0),
+        ("1d2h3m4s", 93_784.0),
+        ("7m12.5s", 432.5),
+        ("0s", 0.0),
+        ("", None),
+        ("6 m", None),
+        ("-1s", None),
+        ("1x", None),
+        ("s", None),
+        ("12", None),
+        ("9" * 70 + "s", None),
+    ],
+)
+def test_durations(text: str, seconds: float | None) -> None:
+    found = duration_seconds(text)
+    assert found == (None if seconds is None else pytest.approx(seconds))
+
+
+@pytest.mark.parametrize(
+    ("value", "zone", "seconds"),
+    [
+        (None, UTC, None),
+        ("", UTC, None),
+        (0, UTC, None),
+        (-5, UTC, None),
+        ("0", UTC, None),
+        (90, UTC, NOW + 90),
+        ("90", UTC, NOW + 90),
+        (0.5, UTC, NOW + 0.5),
+        (99_999_999, UTC, NOW + 99_999_999),
+        (100_000_000, UTC, 100_000_000.0),
+        (1_771_177_008, UTC, 1_771_177_008.0),
+        ("1771177008", UTC, 1_771_177_008.0),
+        (1_771_177_008_218, UTC, 1_771_177_008.218),
+        ("6m0s", UTC, NOW + 360),
+        ("2026-01-01T05:00:00Z", SHANGHAI, NOW + 5 * 3_600),
+        ("2026-01-01T13:00:00+08:00", UTC, NOW + 5 * 3_600),
+        ("2026-01-01T13:00:00", SHANGHAI, NOW + 5 * 3_600),
+        ("2026-01-01 13:00:00", SHANGHAI, NOW + 5 * 3_600),
+    ],
+)
+def test_a_reset_is_read_in_every_way_that_it_is_written(
+    value: object, zone: tzinfo, seconds: float | None
+) -> None:
+    assert reset_time(value, now=NOW, zone=zone) == seconds
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["soon", True, [], {}, 1e300, 10**400, float("nan"), "nan", "1e300", "0001-01-01T00:00:00"],
+)
+def test_what_is_no_time_is_said_to_be_none(value: object) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - some are those of the standard library
+        reset_time(value, now=NOW, zone=UTC)
+
+
+@given(st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=40))
+@settings(deadline=None, max_examples=300)
+def test_no_value_raises_anything_but_that(value: object) -> None:
+    try:
+        found = reset_time(value, now=NOW, zone=UTC)
+    except ValueError:
+        return
+    assert found is None or (epoch_ms(found) or 0) > 0
+
+
+def shown(rows: tuple[QuotaLimit, ...]) -> list[tuple[str, object, float | None, float | None]]:
+    return [
+        (
+            row.type,
+            row.unit,
+            None if row.percent_used is None else round(row.percent_used, 3),
+            None
+            if row.next_reset_epoch_ms is None
+            else round(row.next_reset_epoch_ms / 1_000 - NOW, 3),
+        )
+        for row in rows
+    ]
+
+
+def test_the_rates_of_an_anthropic_key() -> None:
+    headers = {
+        f"{A}requests-limit": "50", f"{A}requests-remaining": "49",
+        f"{A}requests-reset": "2026-01-01T00:00:02Z",
+        f"{A}tokens-limit": "40000", f"{A}tokens-remaining": "10000",
+        f"{A}tokens-reset": "2026-01-01T00:01:00Z",
+        f"{A}input-tokens-limit": "30000", f"{A}input-tokens-remaining": "0",
+        f"{A}input-tokens-reset": "2026-01-01T00:00:30Z",
+        f"{A}output-tokens-remaining": "8000",
+    }  # fmt: skip
+    report = anthropic_quota.rows_of(headers, NOW)
+    assert report.unreadable == ()
+    assert shown(report.limits) == [
+        ("RATE_LIMIT", "tokens",         75.0, 60.0),
+        ("RATE_LIMIT", "input-tokens",  100.0, 30.0),
+        ("RATE_LIMIT", "output-tokens",  None, None),
+        ("RATE_LIMIT", "requests",        2.0,  2.0),
+    ]  # fmt: skip
+
+
+def test_the_windows_of_an_anthropic_plan_come_first_and_the_shortest_before_all() -> None:
+    headers = {
+        f"{A}requests-limit": "50", f"{A}requests-remaining": "50",
+        f"{A}unified-status": "allowed", f"{A}unified-reset": str(int(NOW) + 7200),
+        f"{A}unified-7d-utilization": "0.3", f"{A}unified-7d-reset": str(int(NOW) + 400_000),
+        f"{A}unified-5h-utilization": "0.42", f"{A}unified-5h-reset": str(int(NOW) + 7200),
+        f"{A}unified-7d_oi-utilization": "0.02", f"{A}unified-overage-status": "rejected",
+        f"{A}unified-fallback-percentage": "0.5",
+    }  # fmt: skip
+    report = anthropic_quota.rows_of(headers, NOW)
+    assert shown(report.limits) == [
+        ("UNIFIED_LIMIT", "5h",     42.0,   7_200.0),
+        ("UNIFIED_LIMIT", "7d",     30.0, 400_000.0),
+        ("UNIFIED_LIMIT", "7d_oi",   2.0,      None),
+        ("RATE_LIMIT",    "requests", 0.0,     None),
+    ]  # fmt: skip
+    assert anthropic_quota.used_up_until(headers, NOW) is None
+
+
+def test_of_several_windows_that_refuse_the_last_reset_counts() -> None:
+    headers = {
+        f"{A}unified-status": "rejected", f"{A}unified-reset": str(int(NOW) + 60),
+        f"{A}unified-5h-utilization": "0.99", f"{A}unified-5h-status": "rejected",
+        f"{A}unified-5h-reset": str(int(NOW) + 60),
+        f"{A}unified-7d-utilization": "1.0", f"{A}unified-7d-status": "rejected",
+        f"{A}unified-7d-reset": "2026-01-03T00:00:00Z",
+    }  # fmt: skip
+    assert anthropic_quota.used_up_until(headers, NOW) == NOW + 2 * 86_400
+    assert shown(anthropic_quota.rows_of(headers, NOW).limits)[0][2] == 100.0
+
+
+def test_the_rates_of_an_openai_key() -> None:
+    headers = {
+        f"{X}limit-requests": "60", f"{X}remaining-requests": "59", f"{X}reset-requests": "1s",
+        f"{X}limit-tokens": "150000", f"{X}remaining-tokens": "149984",
+        f"{X}reset-tokens": "6m0s",
+    }  # fmt: skip
+    assert shown(openai_quota.rows_of(headers, NOW).limits) == [
+        ("RATE_LIMIT", "tokens",   0.011, 360.0),
+        ("RATE_LIMIT", "requests", 1.667,   1.0),
+    ]  # fmt: skip
+
+
+def test_limits_below_zero_are_none_and_plain_seconds_are_read() -> None:
+    headers = {
+        f"{X}limit-tokens": "-1", f"{X}remaining-tokens": "-1", f"{X}reset-tokens": "0",
+        f"{X}limit-requests": "10", f"{X}remaining-requests": "5", f"{X}reset-requests": "30",
+    }  # fmt: skip
+    report = openai_quota.rows_of(headers, NOW)
+    assert shown(report.limits) == [("RATE_LIMIT", "requests", 50.0, 30.0)]
+    assert report.unreadable == ()
+
+
+def test_a_header_that_makes_no_sense_is_named_and_the_others_count() -> None:
+    headers = {
+        f"{X}limit-tokens": "many", f"{X}remaining-tokens": "5", f"{X}reset-tokens": "later",
+        f"{X}remaining-requests": "inf",
+    }  # fmt: skip
+    report = openai_quota.rows_of(headers, NOW)
+    assert shown(report.limits) == [("RATE_LIMIT", "tokens", None, None)]
+    assert report.unreadable == (
+        "x-ratelimit-limit-tokens is no number",
+        "x-ratelimit-reset-tokens is no time",
+        "x-ratelimit-remaining-requests is no number",
+    )
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [f"{A}unified-{w}-{p}" for w in ("5h", "7d", "99z") for p in ("utilization", "reset")]
+            + [f"{A}tokens-{p}" for p in ("limit", "remaining", "reset")]
+            + [f"{X}{p}-tokens" for p in ("limit", "remaining", "reset")]
+        ),
+        st.text(max_size=20) | st.floats().map(str) | st.integers().map(str),
+    )
+)
+@settings(deadline=None, max_examples=300)
+def test_no_headers_raise_anything(headers: dict[str, str]) -> None:
+    for module in (anthropic_quota, openai_quota):
+        report = module.rows_of(headers, NOW)
+        assert all(row.percent_used is None or row.percent_used >= 0 for row in report.limits)
+        module.used_up_until(headers, NOW)
