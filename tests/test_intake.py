@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headgate.core.records import MAX_ATTEMPTS, OnExhausted, OnParentFailure
+from headgate.core.records import MAX_ATTEMPTS, OnExhausted, OnParentFailure, TaskRecord
 from headgate.core.tasks import TaskStatus
 from headgate.errors import InvalidScopeError, InvalidTaskError
 from headgate.intake import Defaults, Draft, Intake
@@ -25,7 +25,9 @@ LEAST = {"agentId": "a", "action": "click"}
 def intake(**defaults: object) -> Intake:
     return Intake(
         projects=["search", "Web.2"],
-        targets={"browser": None, "claude": "work"},
+        targets={"browser": None, "claude": "work", "chat": None},
+        target_providers={"chat": "zai"},
+        slots={"home": "zai", "office": "openai"},
         default_target="browser",
         defaults=msgspec.convert(defaults, Defaults),
     )
@@ -112,6 +114,17 @@ def test_everything_that_a_client_may_say_is_kept() -> None:
         (LEAST | {"deadline": "2026-01-01"}, "invalid_field", "invalid deadline format"),
         (LEAST | {"projectId": "x"}, "unknown_project", "unknown project 'x'"),
         (LEAST | {"target": "x"}, "unknown_target", "unknown target 'x'"),
+        (LEAST | {"slot": "work"}, "unknown_slot", "unknown slot 'work'"),
+        (
+            LEAST | {"provider": "anthropic"},
+            "unknown_provider",
+            "unknown provider 'anthropic': no slot has it",
+        ),
+        (
+            LEAST | {"slot": "home", "provider": "zai"},
+            "invalid_field",
+            "field 'provider': cannot be named beside a slot; leave one of them out",
+        ),
     ],
 )
 def test_refusals_that_clients_compare_are_exact(
@@ -414,3 +427,50 @@ def test_an_address_that_may_not_be_told_is_refused_by_its_field() -> None:
     first, second = guarded.read_batch(json.dumps(batch).encode(), now=NOW).entries
     assert isinstance(first, InvalidTaskError)
     assert isinstance(second, Draft)
+
+
+SLOTS: list[tuple[dict[str, object], tuple[str | None, str | None], bool]] = [
+    ({}, (None, None), False),
+    ({"target": "claude"}, ("work", None), False),
+    ({"target": "chat"}, (None, "zai"), False),
+    ({"slot": "home"}, ("home", None), True),
+    ({"provider": "openai"}, (None, "openai"), True),
+    ({"target": "claude", "slot": "home"}, ("home", None), True),
+    ({"target": "claude", "provider": "zai"}, (None, "zai"), True),
+    ({"target": "chat", "slot": "office"}, ("office", None), True),
+    ({"target": "chat", "provider": "openai"}, (None, "openai"), True),
+    ({"target": "chat", "slot": "", "provider": None}, (None, "zai"), False),
+]
+
+
+@pytest.mark.parametrize(("fields", "way", "is_own"), SLOTS)
+def test_a_task_says_its_slot_or_provider_and_otherwise_its_target_does(
+    fields: dict[str, object], way: tuple[str | None, str | None], *, is_own: bool
+) -> None:
+    task, terms, _ = read(**fields)
+    assert (task.slot, task.provider) == way
+    assert terms.names_slot is is_own
+
+
+@pytest.mark.parametrize(("fields", "way", "is_own"), SLOTS)
+def test_a_task_that_is_done_again_keeps_its_own_word_and_asks_its_target_otherwise(
+    fields: dict[str, object], way: tuple[str | None, str | None], *, is_own: bool
+) -> None:
+    draft = read(**fields)
+    record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
+    moved = Intake(
+        targets={"browser": "other", "claude": "other", "chat": "other"},
+        default_target="browser",
+        slots={"home": "zai", "office": "openai"},
+    )
+    again = moved.again(record, now=NOW)
+    assert (again.task.slot, again.task.provider) == (way if is_own else ("other", None))
+
+
+def test_a_task_whose_slot_left_the_file_cannot_be_done_again() -> None:
+    draft = read(slot="home")
+    record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
+    without = Intake(targets={"browser": None}, default_target="browser")
+    with pytest.raises(InvalidTaskError) as caught:
+        without.again(record, now=NOW)
+    assert (caught.value.code, caught.value.field) == ("unknown_slot", "slot")

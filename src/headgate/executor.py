@@ -13,14 +13,14 @@ from typing import Protocol
 import msgspec
 
 from headgate.core.outcomes import Outcome
-from headgate.core.records import Submission, TaskRecord, waits_since
+from headgate.core.records import Submission, TaskRecord, slot_of, waits_since
 
 
 class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt at one task; times are in Unix seconds.
 
     `waits_since` is when the attempt could have started, if anybody knows; `traceparent` is the
-    trace that it belongs to.
+    trace that it belongs to. `slot` is the provider's key that it is to use.
     """
 
     task_id: str
@@ -32,6 +32,7 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     waits_since: float | None = None
     started_at: float | None = None
     traceparent: str | None = None
+    slot: str | None = None
 
 
 def work_order_of(record: TaskRecord) -> WorkOrder:
@@ -47,6 +48,7 @@ def work_order_of(record: TaskRecord) -> WorkOrder:
         waits_since=waits_since(record),
         started_at=record.progress.started_at,
         traceparent=record.submission.traceparent,
+        slot=slot_of(record),
     )
 
 

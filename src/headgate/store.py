@@ -3,8 +3,7 @@
 Each method is one atomic step, and its answer means that the step is on disk. Concurrent calls
 share a transaction. A step may be tried again after a lost connection, so each recognises its own
 work: by the id of a task that the caller made, or by the lease of an attempt. Every method may
-raise `StoreUnavailableError`; then nothing of the step counts, or nobody knows and the caller looks
-again.
+raise `StoreUnavailableError`; then nothing of the step counts, or nobody knows: look again.
 
 Two kinds of caller are fenced. Whoever dispatches shows the epoch under which it was elected, and
 whoever runs a task shows its lease; a step with an old one changes nothing. Everything that
@@ -97,7 +96,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a plan: which attempt at which task goes to which agent, on which node.
 
     `starts` writes the task as running at once, on the dispatcher's own node. `reserve` is None
-    where the ledger is outside the store and the money is held already.
+    where the ledger is outside the store, and `slot` unless one was chosen for the attempt.
     """
 
     task_id: str
@@ -111,6 +110,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     reserve: ReserveRequest | None = None
     rate_charges: tuple[RateCharge, ...] = ()
     tick: int = 0
+    slot: str | None = None
 
 
 class Assigned(msgspec.Struct, frozen=True, kw_only=True):

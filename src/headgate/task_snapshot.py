@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headgate.core.money import to_usd_float
-from headgate.core.records import OnExhausted, OnParentFailure, TaskRecord
+from headgate.core.records import OnExhausted, OnParentFailure, TaskRecord, slot_of
 from headgate.core.tasks import TaskStatus
 
 
@@ -46,6 +46,8 @@ class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     position: int | None = None
     project_id: str
     target: str | None = None
+    slot: str | None = None
+    provider: str | None = None
     input: Any = None
     weight: float
     estimate: AmountBody | None = None
@@ -86,6 +88,8 @@ def snapshot_of(record: TaskRecord) -> TaskSnapshot:
         position=_position(record),
         project_id=task.project_id,
         target=task.target,
+        slot=_slot(record),
+        provider=task.provider,
         input=given.input or None,
         weight=task.weight,
         estimate=_amount(task.estimate_tokens, terms.estimate_micro_usd or None),
@@ -118,6 +122,11 @@ def _used(record: TaskRecord) -> AmountBody | None:
     if record.tokens is None and record.micro_usd is None:
         return None
     return _amount(record.progress.used_tokens, record.progress.used_micro_usd)
+
+
+def _slot(record: TaskRecord) -> str | None:
+    """Return the slot of a task; one that leaves it open has none while it waits."""
+    return record.task.slot if record.task.status is TaskStatus.QUEUED else slot_of(record)
 
 
 def _position(record: TaskRecord) -> int | None:

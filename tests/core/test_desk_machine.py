@@ -30,6 +30,7 @@ from headgate.core.holds import (
 )
 from headgate.core.rate_limits import RateLimit
 from headgate.core.records import OnExhausted, Progress, TaskRecord, Terms
+from headgate.core.slots import SlotStanding
 from headgate.core.snapshot import LanePolicy
 from headgate.core.tasks import Task, TaskStatus
 from headgate.core.why import reasons
@@ -52,7 +53,12 @@ GATES: list[dict[str, Any]] = [
     {"scopes": ("session:none/workflow:w",), "target": "u"},
     {"target": "pull"},
     {"target": "pull", "scopes": ("session:window",)},
+    {"slot": "one"},
+    {"provider": "p"},
+    {"provider": "p", "target": "pull"},
+    {"provider": "gone"},
 ]
+SLOTS = ("one", "two", "three")
 
 
 class DeskBesideAStore(RuleBasedStateMachine):
@@ -268,6 +274,35 @@ class DeskBesideAStore(RuleBasedStateMachine):
             self.model.closures[closure.part] = closure
         self.desk.close(closure, self.model.now)
 
+    @rule(name=st.sampled_from(SLOTS), seconds=st.sampled_from([5.0, 50.0]))
+    def pause_a_slot(self, name: str, seconds: float) -> None:
+        closure = GateClosure(kind="slot", name=name, until=self.model.now + seconds)
+        known = self.model.closures.get(closure.part)
+        if known is None or (known.until or 0.0) < (closure.until or 0.0):
+            self.model.closures[closure.part] = closure
+        self.desk.close(closure, self.model.now)
+
+    @rule(
+        held=st.sets(st.sampled_from(SLOTS)),
+        configured=st.integers(0, len(SLOTS)),
+        percent=st.sampled_from([None, 0.0, 50.0]),
+        seconds=st.sampled_from([None, -5.0, 5.0]),
+    )
+    def read_the_quotas(
+        self, *, held: set[str], configured: int, percent: float | None, seconds: float | None
+    ) -> None:
+        until = None if seconds is None else self.model.now + seconds
+        self.model.standings = tuple(
+            SlotStanding(
+                name=name,
+                provider="p",
+                hold=GateClosure(kind="slot", name=name, until=until) if name in held else None,
+                percent_used=percent if name == "two" else 10.0,
+            )
+            for name in SLOTS[:configured]
+        )
+        self.desk.set_slots(self.model.standings)
+
     @precondition(lambda self: self.model.records)
     @rule(data=st.data())
     def see_an_old_record(self, data: st.DataObject) -> None:
@@ -315,7 +350,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
         desk = self.desk
         assert (len(desk.waiting), len(desk.flights), len(desk.index)) == (0, 0, 0)
         assert desk.next_at() is None
-        assert (desk.parking.refusals, desk.closures) == ({}, {})
+        assert (desk.parking.refusals, desk.closures.timed) == ({}, {})
         assert (desk.limited, desk.too_large, desk.hopeless) == ({}, {}, {})
         assert not any(desk.flights.active.values())
         assert not any(desk.flights.reserved.values())
@@ -344,7 +379,8 @@ class DeskBesideAStore(RuleBasedStateMachine):
         assert (record.task.not_before or 0.0) <= now
         assert (record.task.deadline or 9e99) > now
         assert record.task.agent_id in (None, line.agent_id)
-        assert not any(part in self.model.closures for part in _targets(record.task))
+        assert ("target", record.task.target) not in self.model.closures
+        self.check_slot(line)
         counts = Counter(flight.agent_id for flight in desk.flights)
         assert counts[line.agent_id] <= CAPACITY[line.agent_id]
         on_node = Counter(flight.node_id for flight in desk.flights)
@@ -356,6 +392,19 @@ class DeskBesideAStore(RuleBasedStateMachine):
         assert len(desk.flights) <= desk.settings.max_inflight
         assert desk.flights.active.get("y", 0) <= 2
         self.check_rates(line)
+
+    def check_slot(self, line: Planned) -> None:
+        """A task has the slot that it names, or one of its provider, and either is open."""
+        slot = line.used_slot
+        assert (slot is not None) == bool(line.task.slot or line.task.provider)
+        assert line.slot is None or line.task.provider == "p"
+        if slot is not None:
+            assert not self.closes_slot(slot)
+            assert line.slot is None or slot in {one.name for one in self.model.standings}
+
+    def closes_slot(self, slot: str) -> bool:
+        held = {one.name for one in self.model.standings if one.hold}
+        return slot in held or ("slot", slot) in self.model.closures
 
     def check_rates(self, line: Planned) -> None:
         since = self.model.now - 60.0
@@ -414,6 +463,11 @@ class DeskBesideAStore(RuleBasedStateMachine):
             return hold.until > now and hold.agent_type in desk.limited
         if hold.kind == "scope":
             return hold.name in desk.parking.refusals
+        if hold.kind == "slot":
+            return self.closes_slot(hold.name)
+        if hold.kind == "provider":
+            own = [one.name for one in self.model.standings if one.provider == hold.name]
+            return all(self.closes_slot(name) for name in own)
         return task_id in desk.too_large or (hold.until or 0.0) > now
 
     def in_flight_of(self, agent_id: str) -> int:
@@ -435,6 +489,7 @@ def picture(desk: Desk) -> dict[str, object]:
             for flight in desk.flights
         },
         "active": {name: count for name, count in desk.flights.active.items() if count},
+        "slots": desk.flights.by_slot,
         "reserved": {name: tokens for name, tokens in desk.flights.reserved.items() if tokens},
         "used": {name: tokens for name, tokens in desk.figures.tokens.items() if tokens},
         "free": desk.flights.free_places(),
@@ -443,10 +498,6 @@ def picture(desk: Desk) -> dict[str, object]:
         "overdue": desk.workers.next_at(),
         "agents": {entry.agent.id: entry.inflight for entry in desk.index.agents if entry.inflight},
     }
-
-
-def _targets(task: Task) -> list[tuple[str, str | None]]:
-    return [("target", task.target)]
 
 
 TestDeskBesideAStore = DeskBesideAStore.TestCase

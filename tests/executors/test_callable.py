@@ -63,6 +63,7 @@ async def test_a_function_sees_the_order_by_the_names_of_the_api() -> None:
         "taskId": "t-1", "attempt": 2, "projectId": "search", "agentId": "coder", "action": "run",
         "tabId": None, "ref": "e1", "selector": None, "params": {"a": 1}, "input": None,
         "labels": {"k": "v"}, "deadline": None, "traceparent": None,
+        "slot": None,
     }  # fmt: skip
 
 

@@ -83,6 +83,7 @@ async def test_a_command_gets_the_task_as_json_and_as_variables() -> None:
         order("run", params={"a": 1}, given=[2], labels={"k": "v"}),
         deadline=1_767_225_600.5,
         traceparent="00-1-2-01",
+        slot="work",
     )
     async with opened(python(code), environ=PATH) as executor:
         result = result_of(await executor.execute(given))
@@ -91,11 +92,12 @@ async def test_a_command_gets_the_task_as_json_and_as_variables() -> None:
         "taskId": "t-1", "attempt": 2, "projectId": "search", "agentId": "coder", "action": "run",
         "tabId": None, "ref": None, "selector": None, "params": {"a": 1}, "input": [2],
         "labels": {"k": "v"}, "deadline": 1_767_225_600.5, "traceparent": "00-1-2-01",
+        "slot": "work",
     }  # fmt: skip
     assert own == {
         "HEADGATE_TASK_ID": "t-1", "HEADGATE_ATTEMPT": "2", "HEADGATE_PROJECT_ID": "search",
         "HEADGATE_AGENT_ID": "coder", "HEADGATE_DEADLINE": "1767225600.500",
-        "TRACEPARENT": "00-1-2-01",
+        "HEADGATE_SLOT": "work", "TRACEPARENT": "00-1-2-01",
     }  # fmt: skip
 
 

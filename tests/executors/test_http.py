@@ -18,8 +18,8 @@ from executors.orders import CHAT, failure_of, opened, order, pause_of, result_o
 from headgate.core.outcomes import NOTHING_USED, UNKNOWN_USAGE, Limited, Usage
 from headgate.errors import InvalidSettingError
 from headgate.executors.build import build_executor
-from headgate.executors.http_answers import retry_after_seconds
 from headgate.executors.targets import HttpTarget, Resolver
+from headgate.http_headers import retry_after_seconds
 from headgate.testing import VirtualClock
 
 NOW = VirtualClock()()

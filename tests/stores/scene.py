@@ -128,6 +128,7 @@ class Scene:
         submission: Submission | None = None,
         not_before: float | None = None,
         deadline: float | None = None,
+        provider: str | None = None,
     ) -> NewTask:
         """Make a task to be submitted."""
         task = Task(
@@ -139,6 +140,7 @@ class Scene:
             deadline=deadline,
             scopes=("session:s",),
             target="browser",
+            provider=provider,
         )
         return NewTask(
             task=task,
@@ -170,6 +172,7 @@ class Scene:
         tick: int = 0,
         rate_charges: tuple[RateCharge, ...] = (),
         reserves: bool = True,
+        slot: str | None = None,
     ) -> Assignment:
         """Make a line of a plan; on this node the task starts at once."""
         reservation_id, starts = f"{task_id}:{attempt}:{self.epoch}", node_id == HERE
@@ -193,6 +196,7 @@ class Scene:
             reserve=reserve if reserves else None,
             rate_charges=rate_charges,
             tick=tick,
+            slot=slot,
         )
 
     async def plan(self, *lines: Assignment) -> list[Assigned | NotAssigned]:

@@ -57,9 +57,12 @@ TASK = Task(
     scopes=("session:s",),
     target="browser",
     slot="key-1",
+    provider="zai",
     status=TaskStatus.QUEUED,
 )
-TERMS = Terms(max_attempts=3, depends_on=("tsk_0",), callback_url="https://example.org/done")
+TERMS = Terms(
+    max_attempts=3, depends_on=("tsk_0",), callback_url="https://example.org/done", names_slot=True
+)
 SUBMISSION = Submission(
     action="click",
     params=msgspec.Raw(b'{"n": 1}'),
@@ -113,6 +116,7 @@ STEPS = (
                 reservation_id="r",
                 tokens=1,
                 micro_usd=2,
+                slot="key-2",
             )
         ],
     ),
@@ -196,14 +200,14 @@ def test_what_is_known_of_a_task_need_not_be_sent_again() -> None:
     running = record(
         task=msgspec.structs.replace(TASK, status=TaskStatus.RUNNING),
         submission=SUBMISSION,
-        progress=Progress(attempt=1, node_id="n1", reserved_tokens=9),
+        progress=Progress(attempt=1, node_id="n1", reserved_tokens=9, slot="key-2"),
     )
     jobs, received = ends.send(STEPS[-1])
     assert ends.answer(jobs, received, [Assigned(record=running)]) == [[Assigned(record=running)]]
 
     done = record(
         task=msgspec.structs.replace(TASK, status=TaskStatus.DONE),
-        progress=Progress(attempt=1, completed_at=7.5),
+        progress=Progress(attempt=1, completed_at=7.5, slot="key-2"),
         result=msgspec.Raw(b'{"a": [1, 2]}'),
         tokens=5,
     )

@@ -13,23 +13,27 @@ from collections.abc import Iterable
 
 from headgate.core.accounts import Refused, Unit
 from headgate.core.budget_parking import BudgetParking, ask_again_at
+from headgate.core.closures import Closures
 from headgate.core.decision import decide
+from headgate.core.desk_landing import IN_FLIGHT, give_back_place, lands, take_back
 from headgate.core.desk_settings import DeskSettings, Planned, Waiting
 from headgate.core.desk_state import forgive, state_of
 from headgate.core.flights import Flights, InFlight
-from headgate.core.gates import GateClosure, GatePart
+from headgate.core.gates import GateClosure, GateKind, GatePart
 from headgate.core.load import AdaptiveAlpha
 from headgate.core.made_agents import MadeAgents
 from headgate.core.project_figures import ProjectFigures, UsageRow
 from headgate.core.rate_limits import NoRoom, RateBook, RateCharge, RateLimit
-from headgate.core.records import TaskRecord
+from headgate.core.records import TaskRecord, slot_of
+from headgate.core.slot_gates import SlotGates
+from headgate.core.slots import SlotStanding
 from headgate.core.snapshot import AssignAction, SchedulerState
 from headgate.core.tasks import Task, TaskStatus
 from headgate.core.timers import Timers
 from headgate.core.worker_watch import WorkerWatch
 
 MAX_DUE = 1_000
-IN_FLIGHT = (TaskStatus.ASSIGNED, TaskStatus.RUNNING)
+ASIDE_SECONDS = 60.0
 
 
 class Desk:
@@ -40,8 +44,6 @@ class Desk:
         self.tick = 0
         self.waiting: dict[str, Waiting] = {}
         self.flights = Flights()
-        self.closures: dict[GatePart, GateClosure] = {}
-        self.paused: dict[GatePart, GateClosure] = {}
         self.rate_closed: dict[GatePart, GateClosure] = {}
         self.limited: dict[str, NoRoom] = {}
         self.too_large: dict[str, NoRoom] = {}
@@ -54,9 +56,10 @@ class Desk:
         self.present: list[str] = []
         self._starts: Timers[str] = Timers()
         self._deadlines: Timers[str] = Timers()
-        self._openings: Timers[GatePart] = Timers()
         self._lifts: Timers[str] = Timers()
         self.index = settings.new_index()
+        self.closures = Closures(self.index)
+        self.slots = SlotGates(self.closures, self.flights)
         self.workers = WorkerWatch(self.index, self.flights)
         for agent in settings.agents:
             self.index.set_agent(agent)
@@ -101,7 +104,7 @@ class Desk:
         """
         task_id, status = record.task.id, record.task.status
         flight = self.flights.get(task_id)
-        if flight is not None and not self._lands(flight, record, now):
+        if flight is not None and not lands(self, flight, record, now):
             return
         if status is TaskStatus.QUEUED:
             self._queue(record, now)
@@ -112,52 +115,48 @@ class Desk:
         """Drop a task that the store no longer has."""
         known = self.flights.get(task_id)
         if known is not None:
-            self._give_back_place(known, now)
+            give_back_place(self, known, now)
         self._unqueue(task_id)
 
     def close(self, closure: GateClosure, now: float) -> None:
         """Park what stands behind a scope, target or slot, until its time."""
-        if closure.until is not None and closure.until <= now:
-            return
-        known = self.closures.get(closure.part)
-        if known is not None and (known.until or 0.0) > (closure.until or 0.0):
-            return
-        self.closures[closure.part] = closure
-        self.index.close(closure)
-        if closure.until is not None:
-            self._openings.set(closure.part, closure.until)
+        self.closures.close(closure, now)
+        if closure.kind == "slot":
+            self.slots.changed(closure.name)
 
     def open(self, part: GatePart) -> None:
         """Offer again what stood behind a scope, target or slot."""
-        if self.closures.pop(part, None) is not None:
-            self._openings.drop(part)
-            self.index.open(part)
+        if self.closures.open(part):
             self.rate_closed.pop(part, None)
-            if part in self.paused:
-                self.close(self.paused[part], 0.0)
+            if part.kind == "slot":
+                self.slots.changed(part.name)
         if part.kind == "scope":
             for task_id in self.parking.leave(part.name):
                 self._offer(task_id)
 
+    def ask_again(self, scopes: Iterable[str], *, has_freed: bool) -> None:
+        """Offer again what waits for budgets that an attempt was charged to."""
+        for scope in self.parking.wake(scopes, has_freed=has_freed):
+            self.open(GatePart("scope", scope))
+
     def set_pauses(self, pauses: dict[GatePart, GateClosure]) -> None:
         """Hold what an administrator has paused, and offer again what is paused no more."""
-        ended, self.paused = self.paused, pauses
-        for part, closure in ended.items():
-            if part not in pauses and self.closures.get(part) is closure:
-                self.open(part)
-        for closure in pauses.values():
-            self.close(closure, 0.0)
+        self.closures.hold("target", pauses)
+
+    def set_slots(self, standings: Iterable[SlotStanding]) -> None:
+        """Hold what uses slots that have no room, and offer again what uses those that have."""
+        self.slots.set(tuple(standings))
 
     def next_at(self) -> float | None:
         """Return when something falls due by itself."""
-        timers = (self._starts, self._deadlines, self._openings, self._lifts, self.workers)
+        timers = (self._starts, self._deadlines, self.closures, self._lifts, self.workers)
         times = (timer.next_at() for timer in timers)
         return min((at for at in times if at is not None), default=None)
 
     def fall_due(self, now: float) -> list[str]:
         """Let everything due happen; return the queued tasks that missed their deadline."""
         self.figures.roll(now)
-        for part in self._openings.pop_due(now, most=MAX_DUE):
+        for part in self.closures.pop_due(now, most=MAX_DUE):
             self.open(part)
         for agent_type in self._lifts.pop_due(now, most=MAX_DUE):
             self.lift(agent_type)
@@ -210,8 +209,8 @@ class Desk:
         task_id = line.task.id
         flight = self.flights.get(task_id)
         if flight is not None and flight.attempt == line.attempt:
-            self._take_back(flight, now)
-        own = len(self._rate_limits(line.task, line.agent_id))
+            take_back(self, flight, now)
+        own = len(self.rate_limits_on(line.task, line.used_slot, line.agent_id))
         self.rates.take_back(line.rate_charges, own=own)
         if record is None:
             self._unqueue(task_id)
@@ -231,7 +230,7 @@ class Desk:
             self.index.remove(task_id)
         ask_at = ask_again_at(refused, now)
         if ask_at is not None:
-            self._openings.set(GatePart("scope", refused.scope), ask_at)
+            self.closures.look_at(GatePart("scope", refused.scope), ask_at)
         return None
 
     def state(self, now: float, *, max_started: int | None = None) -> SchedulerState:
@@ -243,11 +242,16 @@ class Desk:
         task, terms = waiting.task, waiting.terms
         needs = self.settings.needs(waiting)
         tokens = needs[Unit.TOKENS]
-        limits = self._rate_limits(task, action.agent_id)
+        slot = task.slot
+        if slot is None and task.provider is not None:
+            slot = self._chosen_slot(task, task.provider, tokens, now)
+            if slot is None:
+                self._leave_place(action.agent_id, now)
+                return None
+        limits = self.rate_limits_on(task, slot, action.agent_id)
         no_room = self.rates.reached(limits, tokens=tokens, now=now)
         if no_room is not None:
-            self.index.free_place(action.agent_id)
-            self.workers.look(action.agent_id, now)
+            self._leave_place(action.agent_id, now)
             self._limit(task, no_room, now)
             return None
         if self.settings.auto_tune:
@@ -256,7 +260,7 @@ class Desk:
         attempt = waiting.attempt + 1
         is_pull = task.target in self.settings.pull_targets
         node_id = self.flights.node_for_next(action.agent_id if is_pull else "")
-        flight = InFlight(task, attempt, action.agent_id, node_id, tokens)
+        flight = InFlight(task, attempt, action.agent_id, node_id, tokens, slot)
         self.flights.add(flight)
         self.workers.take_off(flight, now)
         self.figures.add(task.project_id, now, started=1)
@@ -270,13 +274,39 @@ class Desk:
             tokens=tokens,
             micro_usd=needs[Unit.MICRO_USD],
             rate_charges=self.rates.count(limits, tokens=tokens, now=now),
+            slot=None if task.provider is None else slot,
         )
 
-    def _rate_limits(self, task: Task, agent_id: str) -> list[RateLimit]:
+    def _leave_place(self, agent_id: str, now: float) -> None:
+        self.index.free_place(agent_id)
+        self.workers.look(agent_id, now)
+
+    def _chosen_slot(self, task: Task, provider: str, tokens: int, now: float) -> str | None:
+        """Return the slot for a task that leaves it open; without one, the task waits."""
+        too_small: dict[str, NoRoom] = {}
+        while (slot := self.slots.choose(provider, without=too_small)) is not None:
+            limits = self.rates.limits_on(("slot", slot))
+            no_room = self.rates.reached(limits, tokens=tokens, now=now)
+            if no_room is None:
+                return slot
+            if no_room.until is None:
+                too_small[slot] = no_room
+            else:
+                self._close_full(no_room, no_room.until, now)
+        if too_small:
+            # Others may fit, so it alone waits; another slot of the provider may open before long.
+            no_room = next(iter(too_small.values()))
+            self._set_aside(task, no_room, now + min(no_room.limit.window_seconds, ASIDE_SECONDS))
+        else:
+            self.index.add(task)
+        return None
+
+    def rate_limits_on(self, task: Task, slot: str | None, agent_id: str) -> list[RateLimit]:
+        """Return every limit that an attempt at a task counts for."""
         entry = self.index.agents.get(agent_id)
         agent_type = None if entry is None else entry.agent.agent_type
         return self.rates.limits_on(
-            ("agent_type", agent_type), ("target", task.target), ("slot", task.slot)
+            ("agent_type", agent_type), ("target", task.target), ("slot", slot)
         )
 
     def _limit(self, task: Task, no_room: NoRoom, now: float) -> None:
@@ -284,18 +314,26 @@ class Desk:
         if until is None:
             # It is larger than the limit. Closing the limit for it would keep all others out, so
             # it alone waits, and is tried again in case that the configuration has changed.
-            self.too_large[task.id] = no_room
-            self._starts.set(task.id, now + limit.window_seconds)
+            self._set_aside(task, no_room, now + limit.window_seconds)
             return
         if limit.kind == "agent_type":
             self.limited[limit.name] = no_room
             self.index.limit_agent_type(limit.name, until)
             self._lifts.set(limit.name, until)
         else:
-            closure = GateClosure(kind=limit.kind, name=limit.name, until=until, why=no_room.why)
-            self.rate_closed[closure.part] = closure
-            self.close(closure, now)
+            self._close_full(no_room, until, now)
         self.index.add(task)
+
+    def _set_aside(self, task: Task, no_room: NoRoom, until: float) -> None:
+        self.too_large[task.id] = no_room
+        self._starts.set(task.id, until)
+
+    def _close_full(self, no_room: NoRoom, until: float, now: float) -> None:
+        limit = no_room.limit
+        kind: GateKind = "slot" if limit.kind == "slot" else "target"
+        closure = GateClosure(kind=kind, name=limit.name, until=until, why=no_room.why)
+        self.rate_closed[closure.part] = closure
+        self.close(closure, now)
 
     def _queue(self, record: TaskRecord, now: float) -> None:
         task, progress = record.task, record.progress
@@ -321,8 +359,11 @@ class Desk:
             self.hopeless[task_id] = error
             self.index.remove(task_id)
             return
-        self.made_agents.know(waiting.task.agent_id)
-        self.index.add(waiting.task)
+        task = waiting.task
+        if task.provider is not None:
+            self.slots.know(task.provider)
+        self.made_agents.know(task.agent_id)
+        self.index.add(task)
 
     def offer_again(self, task_id: str) -> None:
         """Try a task that a rule had set aside, because the rule has changed."""
@@ -345,48 +386,7 @@ class Desk:
         self.made_agents.know(agent_id)
         self.index.take_place(agent_id)
         node_id = progress.node_id or ""
-        flight = InFlight(task, progress.attempt, agent_id, node_id, progress.reserved_tokens)
+        slot, tokens = slot_of(record), progress.reserved_tokens
+        flight = InFlight(task, progress.attempt, agent_id, node_id, tokens, slot)
         self.flights.add(flight)
         self.workers.take_off(flight, now, is_cancelled=progress.cancel_requested)
-
-    def _lands(self, flight: InFlight, record: TaskRecord, now: float) -> bool:
-        """Say whether a record ends an attempt, and if so let it land."""
-        is_before = record.progress.attempt < flight.attempt
-        if is_before and record.is_terminal:
-            self._take_back(flight, now)
-            return True
-        is_under_way = record.task.status in IN_FLIGHT and record.progress.attempt == flight.attempt
-        if is_under_way and record.progress.cancel_requested:
-            self.workers.cancel(flight, now)
-        if is_before or is_under_way:
-            return False
-        self._land(flight, record, now)
-        return True
-
-    def _land(self, flight: InFlight, record: TaskRecord, now: float) -> None:
-        self._give_back_place(flight, now)
-        self.tick += 1
-        tokens = record.tokens or 0
-        is_done = record.task.status is TaskStatus.DONE
-        self.figures.add(flight.task.project_id, now, tokens=tokens, completed=int(is_done))
-        self._count_overrun(flight, tokens, now)
-        has_freed = tokens < flight.tokens or (record.micro_usd or 0) < (
-            record.progress.reserved_micro_usd
-        )
-        for scope in self.parking.wake(flight.task.scopes, has_freed=has_freed):
-            self.open(GatePart("scope", scope))
-
-    def _count_overrun(self, flight: InFlight, tokens: int, now: float) -> None:
-        if tokens > flight.tokens:
-            limits = self._rate_limits(flight.task, flight.agent_id)
-            self.rates.count_more(limits, tokens=tokens - flight.tokens, now=now)
-
-    def _take_back(self, flight: InFlight, now: float) -> None:
-        """Give back the place of an attempt that never began."""
-        self._give_back_place(flight, now)
-        self.figures.add(flight.task.project_id, now, started=-1)
-
-    def _give_back_place(self, flight: InFlight, now: float) -> None:
-        self.flights.remove(flight)
-        self.index.free_place(flight.agent_id)
-        self.workers.land(flight, now)

@@ -78,10 +78,10 @@ class _Refit:
             new.set_workers(entry.agent.id, old.agents.workers(entry.agent.id))
         for agent_type, no_room in desk.limited.items():
             new.limit_agent_type(agent_type, no_room.until)
-        for closure in desk.closures.values():
+        for closure in desk.closures.shown():
             new.close(closure)
         new.load(old)
-        desk.index = desk.workers.index = desk.made_agents.index = new
+        desk.index = desk.workers.index = desk.made_agents.index = desk.closures.index = new
 
     def _set_agents(self) -> None:
         index, made = self._desk.index, self._desk.made_agents
@@ -108,7 +108,7 @@ class _Refit:
         for agent_type in list(desk.limited):
             desk.lift(agent_type)
         for part, closure in list(desk.rate_closed.items()):
-            if desk.closures.get(part) is closure:
+            if desk.closures.timed.get(part) is closure:
                 self._desk.open(part)
         desk.rate_closed.clear()
         for task_id in list(desk.too_large):

@@ -84,7 +84,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a plan, with what is to be held for it."""
+    """One line of a plan, with what is to be held for it; `slot` is there if one was chosen."""
 
     task: Task
     terms: Terms
@@ -94,3 +94,9 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     micro_usd: int
     rate_charges: tuple[RateCharge, ...] = ()
+    slot: str | None = None
+
+    @property
+    def used_slot(self) -> str | None:
+        """The slot that the attempt uses, chosen or named."""
+        return self.slot or self.task.slot

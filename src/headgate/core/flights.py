@@ -23,15 +23,17 @@ class InFlight(msgspec.Struct, frozen=True):
     agent_id: str
     node_id: str
     tokens: int
+    slot: str | None = None
 
 
 class Flights:
-    """All attempts in flight, with the sums over nodes and projects."""
+    """All attempts in flight, with the sums over nodes, projects and slots."""
 
     def __init__(self) -> None:
         self.active: dict[str, int] = {}
         self.reserved: dict[str, int] = {}
         self.places: dict[str, int] = {}
+        self.by_slot: dict[str, int] = {}
         self._workers: dict[str, dict[str, int]] = {}
         self._agents: dict[str, str] = {}
         self._flights: dict[str, InFlight] = {}
@@ -57,6 +59,8 @@ class Flights:
         self._used[node_id] = self._used.get(node_id, 0) + 1
         self.active[task.project_id] = self.active.get(task.project_id, 0) + 1
         self.reserved[task.project_id] = self.reserved.get(task.project_id, 0) + flight.tokens
+        if flight.slot is not None:
+            self.by_slot[flight.slot] = self.by_slot.get(flight.slot, 0) + 1
 
     def remove(self, flight: InFlight) -> None:
         """Give a place back."""
@@ -65,9 +69,16 @@ class Flights:
         self.active[task.project_id] -= 1
         self.reserved[task.project_id] -= flight.tokens
         self._used[node_id] -= 1
+        if flight.slot is not None:
+            self._leave_slot(flight.slot)
         is_known = node_id in self.places or node_id in self._agents
         if not self._used[node_id] and not is_known:
             del self._used[node_id]
+
+    def _leave_slot(self, slot: str) -> None:
+        self.by_slot[slot] -= 1
+        if not self.by_slot[slot]:
+            del self.by_slot[slot]
 
     def set_node(self, node_id: str, places: int) -> None:
         """Count the places of a node; 0 takes no more tasks, and keeps those it has."""

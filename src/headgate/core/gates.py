@@ -1,9 +1,9 @@
 """Gates: what must be open before a task can start.
 
 A gate is the set of things that a task passes through: its budget scopes with all their
-ancestors, its target, its slot, and where it can run: on the nodes of the service, or, if it is to
-be pulled, at a worker of its agent. Tasks with the same gate are held together, so that a closed
-one costs nothing however many tasks stand behind it.
+ancestors, its target, its slot or the provider whose slots it may use, and where it can run: on the
+nodes of the service, or, if it is to be pulled, at a worker of its agent. Tasks with the same gate
+are held together, so that a closed one costs nothing however many tasks stand behind it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from headgate.core.scopes import ROOT, Scope, ancestors
 from headgate.core.tasks import Task
 
-GateKind = Literal["scope", "target", "slot", "agent", "worker", "node"]
+GateKind = Literal["scope", "target", "slot", "provider", "agent", "worker", "node"]
 
 
 class GatePart(NamedTuple):
@@ -50,16 +50,16 @@ ANY_WORKER = GatePart("worker", "")
 OFFERED = frozenset(("node", "worker"))
 """The kinds whose parts are open while places are offered; nobody closes them by a closure."""
 
-GateKey = tuple[str | None, str | None, tuple[str, ...], str | None]
+GateKey = tuple[str | None, str | None, tuple[str, ...], str | None, str | None]
 
 Shut = Callable[[GatePart], "GateClosure | None"]
 """Says whether a part of an offered kind is closed now."""
 
 
 def gate_key(task: Task, pull_targets: frozenset[str] = frozenset()) -> GateKey:
-    """Return what tasks of the same gate have in common; the last is who may pull them."""
+    """Return what tasks of the same gate have in common; the fourth is who may pull them."""
     puller = (task.agent_id or "") if task.target in pull_targets else None
-    return (task.target, task.slot, task.scopes, puller)
+    return (task.target, task.slot, task.scopes, puller, task.provider)
 
 
 def gate_parts(key: GateKey) -> frozenset[GatePart]:
@@ -67,7 +67,7 @@ def gate_parts(key: GateKey) -> frozenset[GatePart]:
 
     The root of the budget tree, the empty scope, stands above every task.
     """
-    target, slot, scopes, puller = key
+    target, slot, scopes, puller, provider = key
     parts = {GatePart("scope", ROOT)}
     for scope in scopes:
         parts.update(GatePart("scope", charged) for charged in ancestors(Scope(scope)))
@@ -75,6 +75,8 @@ def gate_parts(key: GateKey) -> frozenset[GatePart]:
         parts.add(GatePart("target", target))
     if slot is not None:
         parts.add(GatePart("slot", slot))
+    elif provider is not None:
+        parts.add(GatePart("provider", provider))
     parts.add(NODES if puller is None else GatePart("worker", puller))
     if puller:
         parts.add(GatePart("agent", puller))

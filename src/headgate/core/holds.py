@@ -59,19 +59,34 @@ class NotYetDue(Hold, frozen=True, kw_only=True, tag="not_before"):
 
 
 class GateClosed(Hold, frozen=True, kw_only=True, tag="gate_closed"):
-    """A scope, target or slot that the task passes through is closed."""
+    """A scope, target, slot or provider that the task passes through is closed.
+
+    Of a slot it has how much of the quota is used, and when that resets, where this is known.
+    """
 
     kind: str
     name: str
     until: float | None = None
     why: str = ""
+    percent_used: float | None = None
+    resets_at: float | None = None
 
     @property
     def message(self) -> str:
         """One line for a person; what is unknown is left out."""
         because = f": {self.why}" if self.why else ""
         until = f", until {self.until:.0f}" if self.until is not None else ""
-        return f"{self.kind} {self.name or '(root)'} is closed{because}{until}"
+        return f"{self.kind} {self.name or '(root)'} is closed{because}{self._quota}{until}"
+
+    @property
+    def _quota(self) -> str:
+        """What the reason itself does not say of the quota."""
+        said = ""
+        if self.percent_used is not None and f"{self.percent_used:g}%" not in self.why:
+            said = f", {self.percent_used:g}% used"
+        if self.resets_at is not None and self.resets_at != self.until:
+            said += f", resets at {self.resets_at:.0f}"
+        return said
 
 
 class ProjectBudgetExhausted(Hold, frozen=True, kw_only=True, tag="project_budget"):

@@ -43,7 +43,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The conditions of a task; the estimate in dollars is held beside that in tokens.
 
     `max_attempts` counts executions that failed by themselves: neither a lost node nor a
-    provider's rate limit costs one. `callback_url` is told of the end of the task.
+    provider's rate limit costs one. `callback_url` is told of the end of the task. With
+    `names_slot` its slot or provider is its own word, and not that of its target.
     """
 
     estimate_micro_usd: int = 0
@@ -52,6 +53,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     on_parent_failure: OnParentFailure = OnParentFailure.FAIL
     depends_on: tuple[str, ...] = ()
     callback_url: str | None = None
+    names_slot: bool = False
 
 
 DEFAULT_TERMS = Terms()
@@ -87,7 +89,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `waiting_for` counts parents that have not ended, `dependants` the tasks that wait for this
     one. `used_…` is what all attempts were booked at. `node_id` is set while the task is in
-    flight, and only then.
+    flight, and only then. `slot` is the one that was chosen for the latest attempt, of a task that
+    names a provider.
     """
 
     attempt: int = 0
@@ -106,6 +109,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started_at: float | None = None
     completed_at: float | None = None
     cancel_requested: bool = False
+    slot: str | None = None
 
 
 NO_PROGRESS = Progress()
@@ -140,6 +144,11 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
         if node_id is None:
             return None
         return Lease(node_id=node_id, attempt=self.progress.attempt)
+
+
+def slot_of(record: TaskRecord) -> str | None:
+    """Return the slot of the latest attempt: the one that was chosen, or that the task names."""
+    return record.progress.slot or record.task.slot
 
 
 def waits_since(record: TaskRecord) -> float | None:

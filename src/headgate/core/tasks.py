@@ -30,8 +30,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One unit of work, as much of it as a decision needs.
 
     `agent_id` None leaves the task open to any agent of the project. A lower `priority` goes
-    first. `weight` is a proxy for cost, used where no tokens are known. Times are Unix seconds;
-    a tick is one unit of work completed.
+    first. `weight` is a proxy for cost, used where no tokens are known. A `provider` leaves open
+    which of its slots the task uses, unless it names a `slot`. Times are Unix seconds; a tick is
+    one unit of work completed.
     """
 
     id: str = ""
@@ -48,6 +49,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     scopes: tuple[str, ...] = ()
     target: str | None = None
     slot: str | None = None
+    provider: str | None = None
 
 
 TRANSITIONS: dict[TaskStatus, dict[TaskStatus, str]] = {

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace as replaced
 
 from headgate.core.desk import Desk
 from headgate.core.desk_settings import Waiting
 from headgate.core.explain import Explanation
 from headgate.core.flights import InFlight
+from headgate.core.gates import GatePart
 from headgate.core.holds import (
     AgentFull,
     BudgetShort,
@@ -108,7 +110,7 @@ def _round_holds(desk: Desk, waiting: Waiting, now: float) -> list[Hold]:
         tasks=[waiting.task],
         agents=agents,
         agent_inflight={entry.agent.id: entry.inflight for entry in pool},
-        closed_gates=list((desk.closures | desk.paused).values()),
+        closed_gates=desk.closures.shown(),
         rate_limited={name: until for name, until in limited if until is not None},
         pull_targets=desk.settings.pull_targets,
         worker_places=desk.flights.free_by_agent(),
@@ -117,13 +119,30 @@ def _round_holds(desk: Desk, waiting: Waiting, now: float) -> list[Hold]:
     if not explanation.is_waiting(waiting.task):
         return []
     holds = (hold for hold in explanation.holds(waiting.task) if not isinstance(hold, LaneBehind))
-    return [_worker_hold(desk, hold) for hold in holds]
+    return [told for hold in holds for told in _told(desk, hold)]
 
 
-def _worker_hold(desk: Desk, hold: Hold) -> Hold:
-    """Say of a gate that is closed for want of a worker which it is; others stay as they are."""
-    if not isinstance(hold, GateClosed) or hold.kind != "worker":
+def _told(desk: Desk, hold: Hold) -> list[Hold]:
+    """Return a hold with all that the desk knows of it; what two things close is two reasons."""
+    match hold:
+        case GateClosed(kind="worker"):
+            return [_worker_hold(desk, hold)]
+        case GateClosed(kind="slot" | "target" as kind, name=name):
+            found = desk.closures.of(GatePart(kind, name))
+            return [_slot_hold(desk, replaced(hold, until=one.until, why=one.why)) for one in found]
+        case _:
+            return [hold]
+
+
+def _slot_hold(desk: Desk, hold: GateClosed) -> GateClosed:
+    standing = desk.slots.standings.get(hold.name) if hold.kind == "slot" else None
+    if standing is None:
         return hold
+    return replaced(hold, percent_used=standing.percent_used, resets_at=standing.resets_at)
+
+
+def _worker_hold(desk: Desk, hold: GateClosed) -> Hold:
+    """Say of a gate that is closed for want of a worker which it is."""
     since = desk.workers.since(hold.name) if hold.name else None
     owners = [hold.name] if hold.name else _open_agents(desk)
     places = sum(sum(desk.flights.workers_of(agent_id).values()) for agent_id in owners)

@@ -12,6 +12,7 @@ from headgate.errors import InvalidSettingError
 from headgate.executor import Executor
 from headgate.executors.callable import CallableExecutor
 from headgate.executors.command import CommandExecutor
+from headgate.executors.environment import SlotKeys, no_slot_keys
 from headgate.executors.targets import (
     CallableTarget,
     CommandTarget,
@@ -29,17 +30,22 @@ def build_executor(
     environ: Mapping[str, str],
     clock: Callable[[], float],
     prices: PriceList | None = None,
+    slot_keys: SlotKeys = no_slot_keys,
 ) -> Executor:
     """Return the executor of a target; it does nothing before it is opened.
 
-    What workers pull is not executed here, and has none.
+    What workers pull is not executed here, and has none. `slot_keys` reads the keys of slots.
     """
     prices = prices or PriceList()
     match target:
         case HttpTarget():
-            return _http_executor(name, target, environ, clock, prices)
+            return _http_executor(
+                name, target, environ=environ, clock=clock, prices=prices, slot_keys=slot_keys
+            )
         case CommandTarget():
-            return CommandExecutor(name, target, environ=environ, prices=prices)
+            return CommandExecutor(
+                name, target, environ=environ, prices=prices, slot_keys=slot_keys
+            )
         case CallableTarget():
             return CallableExecutor(name, target, prices=prices)
         case PullTarget():
@@ -50,9 +56,11 @@ def build_executor(
 def _http_executor(
     name: str,
     target: HttpTarget,
+    *,
     environ: Mapping[str, str],
     clock: Callable[[], float],
     prices: PriceList,
+    slot_keys: SlotKeys,
 ) -> Executor:
     try:
         from headgate.executors.http import HttpExecutor  # noqa: PLC0415  httpx2 is an extra
@@ -63,4 +71,6 @@ def _http_executor(
         problem = "needs the package httpx2, which is not installed"
         advice = "run pip install 'headgate[server]'"
         raise InvalidSettingError(setting, f"{problem}; {advice}") from None
-    return HttpExecutor(name, target, environ=environ, clock=clock, prices=prices)
+    return HttpExecutor(
+        name, target, environ=environ, clock=clock, prices=prices, slot_keys=slot_keys
+    )

@@ -20,12 +20,13 @@ from headgate.core.outcomes import NOTHING_USED, Failed, Outcome, Succeeded
 from headgate.errors import InvalidSettingError
 from headgate.executor import WorkOrder
 from headgate.executors.capture import Capture
-from headgate.executors.environment import Environment
+from headgate.executors.environment import Environment, SlotKeys, no_slot_keys
 from headgate.executors.order_view import order_json
 from headgate.executors.process_group import ProcessGroup
 from headgate.executors.programs import death_signal_prefix, found_program
 from headgate.executors.results import as_json, shortened
-from headgate.executors.targets import MAX_RESULT_BYTES, CommandTarget
+from headgate.executors.slot_texts import SlotText, uses_slot
+from headgate.executors.targets import MAX_RESULT_BYTES, CommandTarget, has_slot
 from headgate.providers.prices import PriceList
 from headgate.providers.usage import usage_of
 
@@ -36,7 +37,7 @@ PASSED_ON = (
 OWN_PREFIX = "HEADGATE_"
 
 _TEMPLATE = re.compile(
-    r"\{(?:tabId|agentId|projectId|taskId|action|resolved|(?:params|env)\.[^{}]*)\}"
+    r"\{(?:tabId|agentId|projectId|taskId|action|resolved|(?:params|env|slot)\.[^{}]*)\}"
 )
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_THE_MACHINE = frozenset((errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC))
@@ -46,12 +47,19 @@ class CommandExecutor:
     """Runs the command of one target once for each task."""
 
     def __init__(
-        self, name: str, target: CommandTarget, *, environ: Mapping[str, str], prices: PriceList
+        self,
+        name: str,
+        target: CommandTarget,
+        *,
+        environ: Mapping[str, str],
+        prices: PriceList,
+        slot_keys: SlotKeys = no_slot_keys,
     ) -> None:
         _check_command(target.command, setting=f"targets.{name}.command")
         self._target = target
         self._prices = prices
-        self._environment = Environment(environ)
+        self._environment = Environment(environ, has_slot=has_slot(target), slot_keys=slot_keys)
+        self._slot_variables: dict[str, SlotText] = {}
         self._variables = self._variables_of(target, environ, f"targets.{name}.env")
         self._death_signal: tuple[str, ...] = ()
 
@@ -66,6 +74,8 @@ class CommandExecutor:
         """Run the command; a cancellation ends its whole group before it goes on."""
         try:
             group = self._started(order)
+        except InvalidSettingError as error:
+            return self._failed_before(str(error), is_transient=True)
         except (OSError, ValueError) as error:
             return self._not_started(error)
         try:
@@ -76,10 +86,13 @@ class CommandExecutor:
         return self._succeeded(group) if code == 0 else self._failed(group, code)
 
     def _started(self, order: WorkOrder) -> ProcessGroup:
-        program = found_program(self._target.command[0], self._target.cwd, self._variables)
+        variables = self._variables
+        for name, text in self._slot_variables.items():
+            variables = variables | {name: text.filled(order)}
+        program = found_program(self._target.command[0], self._target.cwd, variables)
         return ProcessGroup(
             (*self._death_signal, program, *self._target.command[1:]),
-            environ=self._variables | _variables_for(order),
+            environ=variables | _variables_for(order),
             cwd=self._target.cwd,
             stdin=order_json(order),
             max_output_bytes=self._target.max_output_bytes,
@@ -107,6 +120,9 @@ class CommandExecutor:
 
     def _not_started(self, error: OSError | ValueError) -> Failed:
         problem, is_transient = _start_problem(error, self._target)
+        return self._failed_before(problem, is_transient=is_transient)
+
+    def _failed_before(self, problem: str, *, is_transient: bool) -> Failed:
         return Failed(
             error=shortened(self._environment.cleaned(problem)),
             is_transient=is_transient,
@@ -122,8 +138,15 @@ class CommandExecutor:
                 variables[name] = self._environment.value(name, setting=f"{setting}.{name}")
         for name, value in target.env.items():
             _check_variable(name, setting=f"{setting}.{name}")
-            variables[name] = self._environment.filled(value, setting=f"{setting}.{name}")
+            self._put_variable(variables, name, value, f"{setting}.{name}")
         return variables
+
+    def _put_variable(self, variables: dict[str, str], name: str, value: str, setting: str) -> None:
+        if uses_slot(value):
+            text = SlotText(value, setting=setting, environment=self._environment)
+            self._slot_variables[name] = text
+        else:
+            variables[name] = self._environment.filled(value, setting=setting)
 
 
 def _result(stdout: Capture, stderr: Capture, length: int) -> bytes:
@@ -150,6 +173,8 @@ def _variables_for(order: WorkOrder) -> dict[str, str]:
         f"{OWN_PREFIX}PROJECT_ID": order.project_id,
         f"{OWN_PREFIX}AGENT_ID": order.agent_id,
     }
+    if order.slot is not None:
+        variables[f"{OWN_PREFIX}SLOT"] = order.slot
     if order.deadline is not None:
         variables[f"{OWN_PREFIX}DEADLINE"] = f"{order.deadline:.3f}"
     if order.traceparent is not None:

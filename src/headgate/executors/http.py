@@ -17,10 +17,15 @@ from headgate.core.records import Submission
 from headgate.errors import InvalidSettingError
 from headgate.executor import WorkOrder
 from headgate.executors import headers as header_names
-from headgate.executors.environment import Environment
-from headgate.executors.headers import filled_headers, header_value
+from headgate.executors.environment import Environment, SlotKeys, no_slot_keys
+from headgate.executors.headers import filled_headers, header_value, slot_headers
 from headgate.executors.http_answers import refused
-from headgate.executors.http_client import (
+from headgate.executors.resolver import EndpointResolver, ResolveError
+from headgate.executors.results import as_json_or_text, shortened, too_large
+from headgate.executors.slot_texts import uses_slot
+from headgate.executors.targets import HttpTarget, Resolver, has_slot
+from headgate.executors.templates import UnfilledError, UrlTemplate
+from headgate.http_transport import (
     NOT_SENDABLE,
     NOT_SENT,
     HttpClient,
@@ -28,10 +33,6 @@ from headgate.executors.http_client import (
     read_body,
     read_error_body,
 )
-from headgate.executors.resolver import EndpointResolver, ResolveError
-from headgate.executors.results import as_json_or_text, shortened, too_large
-from headgate.executors.targets import HttpTarget, Resolver
-from headgate.executors.templates import UnfilledError, UrlTemplate
 from headgate.providers.prices import PriceList
 from headgate.providers.usage import usage_of
 
@@ -47,13 +48,19 @@ class HttpExecutor:
         environ: Mapping[str, str],
         clock: Callable[[], float],
         prices: PriceList,
+        slot_keys: SlotKeys = no_slot_keys,
     ) -> None:
         setting = f"targets.{name}"
         self._target = target
-        self._environment = Environment(environ)
+        self._environment = Environment(environ, has_slot=has_slot(target), slot_keys=slot_keys)
         self._url = UrlTemplate(target.url, setting=f"{setting}.url", environment=self._environment)
+        by_slot = {name: value for name, value in target.headers.items() if uses_slot(value)}
+        fixed = {name: value for name, value in target.headers.items() if name not in by_slot}
         self._headers = filled_headers(
-            target.headers, setting=f"{setting}.headers", environment=self._environment
+            fixed, setting=f"{setting}.headers", environment=self._environment
+        )
+        self._slot_headers = slot_headers(
+            by_slot, setting=f"{setting}.headers", environment=self._environment
         )
         self._resolver = self._resolver_of(target.resolver, setting)
         self._proxy = self._proxy_of(target.proxy, f"{setting}.proxy")
@@ -83,11 +90,14 @@ class HttpExecutor:
         try:
             url = await self._endpoint(order, client)
             content = self._content(order.submission)
+            headers = self._headers_for(order)
         except (UnfilledError, ResolveError) as error:
             is_transient = isinstance(error, ResolveError) and error.is_transient
             return self._not_sent(str(error), is_transient=is_transient)
+        except InvalidSettingError as error:
+            return self._not_sent(str(error))
         try:
-            return await self._sent(order, url, content, client)
+            return await self._sent(url, headers, content, client)
         except NOT_SENT as error:
             return self._not_sent(f"the executor cannot be reached: {explained(error)}")
         except NOT_SENDABLE as error:
@@ -98,9 +108,8 @@ class HttpExecutor:
             return Failed(error=self._line(problem), is_transient=True)
 
     async def _sent(
-        self, order: WorkOrder, url: str, content: bytes, client: HttpClient
+        self, url: str, headers: dict[str, str], content: bytes, client: HttpClient
     ) -> Outcome:
-        headers = self._headers_for(order)
         response = await client.send(self._target.method, url, headers, content)
         try:
             if response.is_success:
@@ -134,6 +143,8 @@ class HttpExecutor:
 
     def _headers_for(self, order: WorkOrder) -> dict[str, str]:
         headers = self._own_headers(order)
+        for name, text in self._slot_headers.items():
+            headers[name] = text.filled(order, written=header_value)
         if order.traceparent is not None:
             headers[header_names.TRACEPARENT] = order.traceparent
         return headers

@@ -12,12 +12,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 
 from headgate.core.outcomes import NOTHING_USED, UNKNOWN_USAGE, Failed, Limited, Usage
 from headgate.executors.results import shortened
+from headgate.http_headers import retry_after_seconds
 
 TOO_MANY_REQUESTS = 429
 _OVERLOADED = frozenset((503, 529))
@@ -37,36 +36,8 @@ def refused(status: int, headers: Mapping[str, str], text: str, *, now: float) -
     return Failed(error=error, is_transient=is_transient, usage=_usage_of_refusal(status))
 
 
-def retry_after_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
-    """Return how long a pause the headers ask for; None if they ask for none that is readable."""
-    in_ms = _number(headers.get("retry-after-ms"))
-    if in_ms is not None:
-        return max(in_ms / 1_000, 0.0)
-    asked = headers.get("retry-after")
-    seconds = _number(asked)
-    if seconds is None:
-        at = _date(asked)
-        seconds = None if at is None else at - now
-    return None if seconds is None else max(seconds, 0.0)
-
-
 def _usage_of_refusal(status: int) -> Usage:
     # A gateway answers 408 when it has stopped waiting, which the work behind it may not know.
     if status in _CLIENT_ERRORS and status != _REQUEST_TIMEOUT:
         return NOTHING_USED
     return UNKNOWN_USAGE
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        number = float(text or "")
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _date(text: str | None) -> float | None:
-    try:
-        return parsedate_to_datetime(text or "").timestamp()
-    except (ValueError, OverflowError, TypeError, IndexError):
-        return None

@@ -27,6 +27,7 @@ _READERS: dict[str, Callable[[WorkOrder], object]] = {
     "labels": lambda order: dict(order.submission.labels),
     "deadline": lambda order: order.deadline,
     "traceparent": lambda order: order.traceparent,
+    "slot": lambda order: order.slot,
 }
 
 
@@ -74,6 +75,7 @@ def order_json(order: WorkOrder) -> bytes:
             "labels": submission.labels,
             "deadline": order.deadline,
             "traceparent": order.traceparent,
+            "slot": order.slot,
         }
     )
 

@@ -6,28 +6,26 @@ A lookup that fails is an error of the task. Nothing was executed yet, so nothin
 from __future__ import annotations
 
 import asyncio
-import re
 
 import httpx2
 import msgspec
 
+from headgate.core.json_pointer import found_at, parsed_pointer
 from headgate.errors import InvalidSettingError
 from headgate.executor import WorkOrder
 from headgate.executors.environment import Environment
 from headgate.executors.headers import filled_headers
-from headgate.executors.http_client import (
+from headgate.executors.targets import Resolver
+from headgate.executors.templates import UrlTemplate
+from headgate.http_transport import (
     NOT_SENDABLE,
     HttpClient,
     explained,
     read_body,
     read_error_body,
 )
-from headgate.executors.targets import Resolver
-from headgate.executors.templates import UrlTemplate
 
 MAX_ANSWER_BYTES = 64 << 10
-_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
-_BAD_ESCAPE = re.compile(r"~(?![01])")
 _TRY_AGAIN = frozenset((408, 425, 429))
 _SERVER_ERRORS = 500
 
@@ -52,7 +50,7 @@ class EndpointResolver:
         self._headers = filled_headers(
             resolver.headers, setting=f"{setting}.headers", environment=environment
         )
-        self._path = _parsed_pointer(resolver.pointer, setting=f"{setting}.pointer")
+        self._path = parsed_pointer(resolver.pointer, setting=f"{setting}.pointer")
         self._pointer = resolver.pointer
         self._timeout_seconds = resolver.timeout_seconds
 
@@ -99,25 +97,3 @@ class EndpointResolver:
             problem = f"what is at {self._pointer!r} is neither a text nor a whole number"
             raise ResolveError(problem)
         return str(found)
-
-
-def found_at(document: object, path: tuple[str, ...]) -> object:
-    """Follow the parts of a JSON pointer, or raise `LookupError`."""
-    for part in path:
-        if isinstance(document, dict):
-            document = document[part]
-        elif isinstance(document, list) and _INDEX.fullmatch(part):
-            document = document[int(part)]
-        else:
-            raise LookupError(part)
-    return document
-
-
-def _parsed_pointer(pointer: str, *, setting: str) -> tuple[str, ...]:
-    if not pointer:
-        return ()
-    if not pointer.startswith("/") or _BAD_ESCAPE.search(pointer):
-        problem = "is not a JSON pointer (RFC 6901); write one as /data/endpoint"
-        raise InvalidSettingError(setting, problem)
-    parts = pointer[1:].split("/")
-    return tuple(part.replace("~1", "/").replace("~0", "~") for part in parts)

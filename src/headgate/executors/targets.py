@@ -55,6 +55,7 @@ class HttpTarget(
     max_connections: Places = 100
     max_result_bytes: ResultBytes = MAX_RESULT_BYTES
     slot: str | None = None
+    provider: str | None = None
     default: bool = False
     status: Standing = Standing.ACTIVE
 
@@ -76,6 +77,7 @@ class CommandTarget(
     max_output_bytes: ResultBytes = MAX_OUTPUT_BYTES
     kill_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 5.0
     slot: str | None = None
+    provider: str | None = None
     default: bool = False
     status: Standing = Standing.ACTIVE
 
@@ -94,6 +96,7 @@ class CallableTarget(
     threads: Places = 16
     max_result_bytes: ResultBytes = MAX_RESULT_BYTES
     slot: str | None = None
+    provider: str | None = None
     default: bool = False
     status: Standing = Standing.ACTIVE
 
@@ -109,11 +112,18 @@ class PullTarget(
     """The workers of agents, on machines of their own, which ask for their tasks."""
 
     slot: str | None = None
+    provider: str | None = None
     default: bool = False
     status: Standing = Standing.ACTIVE
 
 
 Target = HttpTarget | CommandTarget | CallableTarget | PullTarget
+
+
+def has_slot(target: Target) -> bool:
+    """Tell whether tasks of a target have a slot: the one that it names, or one of a provider."""
+    return target.slot is not None or target.provider is not None
+
 
 PULL_NAME = "pull"
 PULL = PullTarget()

@@ -18,6 +18,8 @@ import msgspec
 from headgate.errors import InvalidSettingError
 from headgate.executor import WorkOrder
 from headgate.executors.environment import PREFIX, Environment
+from headgate.executors.slot_texts import KEY as SLOT_KEY
+from headgate.executors.slot_texts import NAME as SLOT_NAME
 
 RESOLVED = "resolved"
 PARAMS = "params."
@@ -28,6 +30,7 @@ _FIELDS: dict[str, Callable[[WorkOrder], str | None]] = {
     "projectId": lambda order: order.project_id,
     "taskId": lambda order: order.task_id,
     "action": lambda order: order.submission.action,
+    SLOT_NAME: lambda order: order.slot,
 }
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _HOST = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^/?#@\s:\[\]]+)"
@@ -118,6 +121,10 @@ class UrlTemplate:
     def _field(self, name: str, before: str, environment: Environment) -> str | _Field:
         if name.startswith(PREFIX):
             return environment.value(name.removeprefix(PREFIX), setting=self._setting)
+        if name == SLOT_KEY:
+            raise self._wrong("{slot.key} would end up in logs of others; put it into a header")
+        if name == SLOT_NAME:
+            environment.check_slot(self._setting)
         is_param = name.startswith(PARAMS) and name != PARAMS
         if name != RESOLVED and name not in _FIELDS and not is_param:
             known = ", ".join(f"{{{field}}}" for field in _FIELDS)

@@ -50,6 +50,8 @@ class TaskBody(msgspec.Struct, rename="camel"):
     callback_url: str | None = None
     project_id: str | None = None
     target: str | None = None
+    slot: str | None = None
+    provider: str | None = None
     input: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     weight: float | None = None
     estimate: EstimateBody | None = None

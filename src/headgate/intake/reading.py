@@ -62,9 +62,11 @@ class Batch(NamedTuple):
 class Intake:
     """Judges submissions by the projects and targets that exist.
 
-    `targets` maps the name of each target to its slot, or to None where it has none, and
-    `agent_targets` agents to the target of those of their tasks that name none. `check_url`
-    says what is wrong with an address that is to be told of the end of a task.
+    `targets` maps the name of each target to its slot, or to None where it has none,
+    `target_providers` those that name a provider instead to that, and `agent_targets` agents to the
+    target of those of their tasks that name none. `slots` maps the name of each slot that is
+    configured to its provider. `check_url` says what is wrong with an address that is to be told
+    of the end of a task.
     """
 
     def __init__(
@@ -74,6 +76,8 @@ class Intake:
         targets: Mapping[str, str | None],
         default_target: str | None,
         agent_targets: Mapping[str, str] | None = None,
+        target_providers: Mapping[str, str] | None = None,
+        slots: Mapping[str, str] | None = None,
         defaults: Defaults | None = None,
         draining: Draining = NOTHING_DRAINS,
         check_url: Callable[[str], str | None] | None = None,
@@ -83,6 +87,8 @@ class Intake:
         self._targets = dict(targets)
         self._default_target = default_target
         self._agent_targets = dict(agent_targets or {})
+        self._target_providers = dict(target_providers or {})
+        self._slots = dict(slots or {})
         self._defaults = defaults or Defaults()
         self._default_terms = Terms(max_attempts=self._defaults.max_attempts)
         self._check_url = check_url
@@ -141,6 +147,7 @@ class Intake:
         target = self._target(body.target, body.agent_id)
         if self._draining:
             self._check_taken(project_id, body.agent_id, target)
+        slot, provider = self._slot(body.slot, body.provider, target)
         not_before = fields.not_before(body.not_before, now=now) if body.not_before else None
         return Task(
             project_id=project_id,
@@ -153,7 +160,8 @@ class Intake:
             not_before=not_before,
             scopes=fields.scopes(body.scopes, own) if body.scopes else (own,),
             target=target,
-            slot=self._targets[target],
+            slot=slot,
+            provider=provider,
         )
 
     def _own_scope(self, project_id: str) -> Scope:
@@ -171,6 +179,26 @@ class Intake:
         if wanted not in self._targets:
             raise InvalidTaskError("unknown_target", "target", f"unknown target '{shown(wanted)}'")
         return wanted
+
+    def _slot(
+        self, slot: str | None, provider: str | None, target: str
+    ) -> tuple[str | None, str | None]:
+        """Return the slot or the provider of a task: what it says itself, or what its target says.
+
+        The slot of a target need not be configured; then only limits are counted on it.
+        """
+        if slot and provider:
+            fields.refuse("provider", "cannot be named beside a slot; leave one of them out")
+        if slot:
+            if slot not in self._slots:
+                raise InvalidTaskError("unknown_slot", "slot", f"unknown slot '{shown(slot)}'")
+            return slot, None
+        if provider:
+            if provider not in self._slots.values():
+                message = f"unknown provider '{shown(provider)}': no slot has it"
+                raise InvalidTaskError("unknown_provider", "provider", message)
+            return None, provider
+        return self._targets[target], self._target_providers.get(target)
 
     def _check_taken(self, project_id: str, agent_id: str | None, target: str) -> None:
         draining = self._draining
@@ -192,6 +220,8 @@ class Intake:
         own, target = self._own_scope(task.project_id), self._target(task.target, task.agent_id)
         if self._draining:
             self._check_taken(task.project_id, task.agent_id, target)
+        own_word = (task.slot, task.provider) if record.terms.names_slot else (None, None)
+        slot, provider = self._slot(*own_word, target)
         new = Task(
             project_id=task.project_id,
             agent_id=task.agent_id,
@@ -202,7 +232,8 @@ class Intake:
             deadline=self._deadline(None, now, None),
             scopes=task.scopes or (own,),
             target=target,
-            slot=self._targets[target],
+            slot=slot,
+            provider=provider,
         )
         terms = msgspec.structs.replace(record.terms, depends_on=())
         return Draft(new, terms, msgspec.structs.replace(record.submission, retry_of=task.id))
@@ -226,6 +257,8 @@ class Intake:
             or body.on_exhausted is not None
             or body.on_parent_failure is not None
             or body.callback_url
+            or body.slot
+            or body.provider
         ):
             return self._default_terms
         default = self._default_terms
@@ -239,6 +272,7 @@ class Intake:
             on_parent_failure=body.on_parent_failure or default.on_parent_failure,
             depends_on=fields.depends_on(body.depends_on) if body.depends_on else (),
             callback_url=self._callback_url(body.callback_url) if body.callback_url else None,
+            names_slot=bool(body.slot or body.provider),
         )
 
     def _callback_url(self, text: str) -> str:

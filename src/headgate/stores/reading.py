@@ -31,6 +31,7 @@ from headgate.stores.worksheet import Worksheet, read_submissions
 _SIZES_AT_ONCE = 32
 
 _COLUMNS = ", ".join(TASK_COLUMNS)
+_CHOSEN = ("agent", "slot")
 _LIVE_STATES = states_of(tuple(dict.fromkeys(set(TaskStatus) - TERMINAL)))
 _GET = f"SELECT {_COLUMNS} FROM tasks WHERE id = ?"  # noqa: S608
 _OWNERS = "SELECT id, agent_id, project_id FROM tasks"
@@ -140,8 +141,8 @@ def news(sheet: Worksheet, received: Iterable[Message]) -> News:
     return News(
         records=tuple([row.record() for row in rows]),
         gone=tuple(task_id for task_id in task_ids if task_id not in found),
-        # Which agent had a task that was open is not known any more when it waits again.
-        closures=tuple(one for one in closed if one.part in passed or one.kind == "agent"),
+        # Which agent and slot a task had that left them open is not asked when it waits again.
+        closures=tuple(one for one in closed if one.part in passed or one.kind in _CHOSEN),
         nodes=nodes.live(transaction, now),
         tick=_counters(transaction).get(TICK, 0),
     )
