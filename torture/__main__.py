@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-ALL = ("ledger", "replies", "service", "nodes", "api", "webhooks", "keys", "reloads")
+ALL = ("ledger", "replies", "service", "nodes", "api", "webhooks", "keys", "reloads", "slots")
 
 
 def main() -> int:
@@ -18,6 +18,8 @@ def main() -> int:
     parser.add_argument("--drops", type=int, default=10_000, help="replies to lose a backend")
     parser.add_argument("--examples", type=int, default=300, help="requests a route and kind")
     parser.add_argument("--reloads", type=int, default=1_000, help="reloads a backend")
+    parser.add_argument("--slots", type=int, default=1_000, help="slots: how many")
+    parser.add_argument("--days", type=int, default=7, help="slots: virtual days")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     broken = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -23,6 +23,8 @@ from headgate.budget_tracker import BudgetTracker
 from headgate.core.accounts import Refused
 from headgate.errors import StoreError
 from headgate.runtime.engine import Engine
+from headgate.runtime.slot_status import SlotStatus
+from headgate.slot_metrics import slot_metrics
 from headgate.store import Totals
 from headgate.task_metrics import (
     Durations,
@@ -50,6 +52,7 @@ class Beside(NamedTuple):
     streams: Callable[[], int] = lambda: 0
     writer_queue: Callable[[], int] = lambda: 0
     deliveries: CountDeliveries | None = None
+    slots: Callable[[], Sequence[SlotStatus]] = tuple
 
 
 class ServiceMetrics(Collector):
@@ -123,6 +126,7 @@ class ServiceMetrics(Collector):
         yield from self._states()
         yield from self._of_dispatcher()
         yield self._webhooks()
+        yield from slot_metrics(self._beside.slots(), self._engine.now())
 
     def _states(self) -> Iterator[Metric]:
         engine, beside = self._engine, self._beside

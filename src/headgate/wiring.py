@@ -30,10 +30,12 @@ from headgate.intake import Defaults, Draining, Intake
 from headgate.ledger import Ledger
 from headgate.ledgers.connect import connect_budget
 from headgate.runtime.engine import Engine, EngineSettings
+from headgate.runtime.slots import Slots
 from headgate.runtime.webhooks import Webhooks
 from headgate.service_metrics import Beside, ServiceMetrics
 from headgate.settings import AgentSettings, ProjectSettings, Settings, budgets, rate_limits
 from headgate.settings.origin import Loaded, loaded_from
+from headgate.slot_wiring import SlotKeys, attach_slots
 from headgate.stores.audit_trail import StoredAudit
 from headgate.stores.books import StoreLedger
 from headgate.stores.delivery_counts import DeliveryCounts
@@ -68,16 +70,20 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Tokens
     tracker: LedgerTracker
     usage: UsageReports
+    slots: Slots
     webhooks: Webhooks | None = None
     telemetry: Telemetry | None = None
 
 
 class Parts:
-    """How settings become parts, with the variables that targets refer to."""
+    """How settings become parts, with the variables and the keys that targets refer to."""
 
-    def __init__(self, environ: Mapping[str, str], telemetry: Telemetry | None) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], telemetry: Telemetry | None, slot_keys: SlotKeys
+    ) -> None:
         self._environ = environ
         self._telemetry = telemetry
+        self._slot_keys = slot_keys
 
     def engine_settings(self, settings: Settings, *, is_paused: bool) -> EngineSettings:
         """Return the part of the settings that the engine goes by."""
@@ -85,7 +91,7 @@ class Parts:
 
     def executors(self, targets: Mapping[str, Target]) -> dict[str, Executor]:
         """Return an executor for each target; none of them is open."""
-        executors = build_executors(targets, self._environ)
+        executors = build_executors(targets, self._environ, self._slot_keys)
         if self._telemetry is None:
             return executors
         return {name: self._telemetry.traced(name, one) for name, one in executors.items()}
@@ -107,7 +113,8 @@ def build_service(
     ledger = _ledger(settings)
     store = build_store(settings, data=data, keeps_books=ledger is None, starter=starter)
     telemetry = build_telemetry(environ) if settings.telemetry.otel else None
-    parts = Parts(environ, telemetry)
+    slot_keys = SlotKeys(settings, environ)
+    parts = Parts(environ, telemetry, slot_keys)
     executors = parts.executors(settings.targets)
     engine = Engine(
         store,
@@ -128,6 +135,11 @@ def build_service(
         executors=executors,
         ledger=ledger,
     )
+    administration.listen(lambda settings, _is_paused: slot_keys.reconfigure(settings))
+    slot_work = attach_slots(
+        engine, store, settings, environ, data=data, is_shared=is_shared(settings)
+    )
+    administration.listen(lambda settings, _is_paused: slot_work.reconfigure(settings))
     return Service(
         engine=engine,
         intake=build_intake(settings),
@@ -139,6 +151,7 @@ def build_service(
         tokens=SqlTokens(store),
         tracker=LedgerTracker(StoreLedger(store) if engine.ledger is None else engine.ledger),
         usage=SqlUsage(store),
+        slots=slot_work.slots,
         telemetry=telemetry,
     )
 
@@ -197,6 +210,7 @@ def build_app(service: Service) -> App:
     app.api.tracker = service.tracker
     app.api.usage = service.usage
     app.api.workers = service.engine.workers
+    app.api.slots = service.slots
     app.api.metrics = _metrics(service, app)
     app.api.telemetry = service.telemetry
     return app
@@ -204,7 +218,11 @@ def build_app(service: Service) -> App:
 
 def _metrics(service: Service, app: App) -> ServiceMetrics:
     store = service.engine.store
-    beside = Beside(tracker=service.tracker, streams=lambda: app.api.streams)
+    beside = Beside(
+        tracker=service.tracker,
+        streams=lambda: app.api.streams,
+        slots=service.slots.statuses,
+    )
     if isinstance(store, SqlTaskStore):
         writer = store.writer
         beside = beside._replace(
@@ -288,6 +306,12 @@ def build_intake(settings: Settings) -> Intake:
         targets={name: target.slot for name, target in settings.all_targets.items()},
         default_target=settings.default_target,
         agent_targets=settings.agent_targets,
+        target_providers={
+            name: target.provider
+            for name, target in settings.all_targets.items()
+            if target.provider is not None
+        },
+        slots={name: slot.provider for name, slot in settings.slots.items()},
         defaults=Defaults(
             timeout_seconds=scheduler.default_timeout_seconds,
             max_attempts=scheduler.max_attempts,
@@ -302,11 +326,11 @@ def build_intake(settings: Settings) -> Intake:
 
 
 def build_executors(
-    targets: Mapping[str, Target], environ: Mapping[str, str]
+    targets: Mapping[str, Target], environ: Mapping[str, str], slot_keys: SlotKeys
 ) -> dict[str, Executor]:
     """Return the executor of every target; what workers pull has none."""
     return {
-        name: build_executor(name, target, environ=environ, clock=time.time)
+        name: build_executor(name, target, environ=environ, clock=time.time, slot_keys=slot_keys)
         for name, target in targets.items()
         if not isinstance(target, PullTarget)
     }

@@ -14,18 +14,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from random import Random
+from typing import Any
 
 import msgspec
 
 from headgate.core.accounts import Limit
 from headgate.core.admission import QueueLimits
 from headgate.core.desk_settings import DeskSettings
+from headgate.core.gates import GateClosure
 from headgate.core.money import Tokens
 from headgate.core.outcomes import Outcome
 from headgate.core.projects import Agent, Project
 from headgate.core.rate_limits import RateLimit
 from headgate.core.records import OnExhausted, OnParentFailure, Submission, Terms
 from headgate.core.scopes import Scope
+from headgate.core.slots import SlotStanding
 from headgate.core.snapshot import LanePolicy
 from headgate.core.tasks import Task
 from headgate.databases.inline import Fault
@@ -53,6 +56,11 @@ LATE_SECONDS = 5_000.0
 WORKERS = ("a", "b", "made", "a")
 """The agents that workers serve, where there are any."""
 
+SLOTS = ("one", "two")
+"""The slots of the provider `p`, where there are any."""
+
+WAYS: tuple[dict[str, Any], ...] = ({}, {"slot": "one"}, {"provider": "p"}, {"provider": "p"})
+
 REQUESTS = RateLimit(kind="target", name="t", unit="requests", most=6, window_seconds=60)
 
 
@@ -69,6 +77,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     overruns: bool = False
     slow_replies: bool = False
     workers: int = 0
+    has_slots: bool = False
     policy: LanePolicy = LanePolicy.FEWEST_IN_FLIGHT
 
 
@@ -101,6 +110,7 @@ def plan_of(seed: int) -> Plan:
         slow_replies=draws.random() < 0.4,
         policy=draws.choice(list(LanePolicy)),
         workers=draws.choice([0, 3, 4]),
+        has_slots=draws.random() < 0.5,
     )
 
 
@@ -152,6 +162,8 @@ class SimulatedService:
         self.lost_answers = 0
         self.cut_off: set[str] = set()
         self.is_quiet = False
+        self.standings: tuple[SlotStanding, ...] = ()
+        self._read_quotas()
         self.workers = [self._worker(agent_id) for agent_id in WORKERS[: plan.workers]]
 
     async def run(self) -> Report:
@@ -160,9 +172,12 @@ class SimulatedService:
         keepers += [asyncio.create_task(worker.keep()) for worker in self.workers]
         keepers += [asyncio.create_task(one.stand_still_now_and_then()) for one in self.workers]
         outages = asyncio.create_task(self._have_outages())
+        quotas = asyncio.create_task(self._use_up_quotas())
         await asyncio.gather(*(self._be_a_client(number) for number in range(4)))
         await outages
         self.is_quiet = True
+        quotas.cancel()
+        self._read_quotas()
         for worker in self.workers:
             worker.calm_down()
         ended = await self._wait_for_the_end()
@@ -187,6 +202,25 @@ class SimulatedService:
             seconds=self.loop.time(),
             problems=tuple(self.witness.problems),
         )
+
+    async def _use_up_quotas(self) -> None:
+        while True:
+            await asyncio.sleep(self.loop.random.uniform(1, 10))
+            held = self.loop.random.choice([(), SLOTS[:1], SLOTS[1:], SLOTS])
+            self._read_quotas(*held)
+
+    def _read_quotas(self, *held: str) -> None:
+        self.standings = tuple(
+            SlotStanding(
+                name=name,
+                provider="p",
+                hold=GateClosure(kind="slot", name=name) if name in held else None,
+                percent_used=float(self.loop.random.randrange(100)),
+            )
+            for name in (SLOTS if self.plan.has_slots else ())
+        )
+        for engine in self.engines.values():
+            engine.dispatcher.set_slots(self.standings)
 
     def _worker(self, agent_id: str) -> SimulatedWorker:
         return SimulatedWorker(
@@ -254,12 +288,14 @@ class SimulatedService:
         )
         executors = {target: self._executor() for target in ("", "t", "u")}
         engine = Engine(store, executors, self.settings, draws=self.loop.random)
+        engine.dispatcher.set_slots(self.standings)
         while True:
             try:
                 await engine.start()
                 break
             except StoreError:
                 await asyncio.sleep(0.5)
+        engine.dispatcher.set_slots(self.standings)
         self.engines[host.name] = engine
         if self.loop.random.random() < 0.2 and not self.is_quiet:
             await asyncio.sleep(self.loop.random.uniform(1, 20))
@@ -332,6 +368,7 @@ class SimulatedService:
             not_before=draws.choice([None, None, now + 3.0]),
             target=draws.choice(["", "t", "u", *(["pull", "pull"] if self.workers else [])]),
             scopes=draws.choice([(), ("project:x",), ("session:tight",)]),
+            **(draws.choice(WAYS) if self.plan.has_slots else {}),
         )
         terms = Terms(
             max_attempts=draws.choice([1, 3]),
@@ -355,6 +392,10 @@ class SimulatedService:
                 self.witness.problems.append(f"{len(left)} tasks do not end: {left[:3]}")
                 break
             await asyncio.sleep(1.0)
+        for record in records:
+            was_given = record.progress.slot in SLOTS
+            if bool(record.task.provider and record.progress.attempt) is not was_given:
+                self.witness.problems.append(f"{record.task.id} has not the slot it was given")
         lost = self.acknowledged - {record.task.id for record in records}
         if lost:
             self.witness.problems.append(f"acknowledged and lost: {sorted(lost)}")

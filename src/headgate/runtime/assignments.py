@@ -26,6 +26,7 @@ def assignment_of(
         reserve=reserve,
         rate_charges=line.rate_charges,
         tick=tick,
+        slot=line.slot,
     )
 
 

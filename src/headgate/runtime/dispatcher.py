@@ -17,6 +17,7 @@ from headgate.core.desk import Desk
 from headgate.core.desk_settings import DeskSettings, Planned
 from headgate.core.gates import GateClosure
 from headgate.core.records import TaskRecord, is_worker
+from headgate.core.slots import SlotStanding
 from headgate.core.tasks import TaskStatus
 from headgate.errors import StaleEpochError, StoreUnavailableError
 from headgate.ledger import Ledger
@@ -27,6 +28,7 @@ from headgate.runtime.forgotten import ForgottenStarts, Runs, Start
 from headgate.runtime.holding import OutsideBooks, reservation_id
 from headgate.runtime.loading import desk_from
 from headgate.runtime.pending_settings import PendingSettings
+from headgate.runtime.unseen import Unseen
 from headgate.store import Assigned, Assignment, Drop, NotAssigned, TaskStore
 from headgate.worker_store import Overdue
 
@@ -69,10 +71,10 @@ class Dispatcher:
         self._has_news = False
         self._news_at = 0.0
         self._loads = 0
-        self._unseen: list[TaskRecord] = []
-        self._unclosed: list[GateClosure] = []
+        self._unseen = Unseen()
         self._in_doubt: dict[str, None] = {}
         self.desk: Desk | None = None
+        self.standings: tuple[SlotStanding, ...] = ()
         self.problem = ""
         self.has_fault = False
 
@@ -135,6 +137,13 @@ class Dispatcher:
         self._set_tick(tick_seconds)
         self.pending.put(settings, asks_budgets=asks_budgets)
         self._wake.set()
+
+    def set_slots(self, standings: tuple[SlotStanding, ...]) -> None:
+        """Go by what is known of slots now, at this desk and at every one to come."""
+        self.standings = standings
+        if self.desk is not None:
+            self.desk.set_slots(standings)
+            self._wake.set()
 
     async def run(self) -> None:
         """Dispatch until cancelled."""
@@ -238,16 +247,15 @@ class Dispatcher:
         if self._epoch is not None:
             self._loaded.clear()
         self._loads += 1
-        self._unseen, self._unclosed, self._in_doubt = [], [], {}
+        self._unseen.forget()
+        self._in_doubt = {}
         self._wake.set()
 
     def _keep(self, records: Sequence[TaskRecord], closure: GateClosure | None) -> None:
         if self._epoch is None:
             return
         self._feed.see(records)
-        self._unseen += records
-        if closure is not None:
-            self._unclosed.append(closure)
+        self._unseen.keep(records, closure)
 
     async def _load(self, epoch: int) -> Desk:
         self._start_anew()
@@ -261,21 +269,14 @@ class Dispatcher:
             raise _ended_while_loading(epoch)
         self.desk = desk
         self._loaded.set()
-        self._see_what_came(desk)
+        desk.set_slots(self.standings)
+        self._look_at(desk, self._unseen.take(desk, self._store.now()))
         self._feed.start_anew(lambda one: one in desk.waiting or desk.flights.get(one) is not None)
         self._has_news = True
         log.info("dispatching", epoch=epoch, waiting=len(desk.waiting), running=len(desk.flights))
         own = desk.flights.on_node(self._node_id)
         self._forgotten.suspect(task_id for task_id in own if not self._runs(task_id))
         return desk
-
-    def _see_what_came(self, desk: Desk) -> None:
-        now = self._store.now()
-        unseen, unclosed = self._unseen, self._unclosed
-        self._unseen, self._unclosed = [], []
-        for closure in unclosed:
-            desk.close(closure, now)
-        self._look_at(desk, unseen)
 
     def _look_at(self, desk: Desk, records: Sequence[TaskRecord]) -> None:
         now = self._store.now()

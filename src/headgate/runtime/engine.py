@@ -25,7 +25,7 @@ from headgate.core.records import Submission, TaskRecord, Terms
 from headgate.core.scopes import Scope
 from headgate.core.submit_keys import InvalidEntry, KeyRefusal, SubmitKey
 from headgate.core.tasks import Task, TaskStatus, check_move
-from headgate.core.why import Reason, reasons
+from headgate.core.why import reasons
 from headgate.errors import (
     NotDispatchingError,
     NotTakingWorkError,
@@ -46,6 +46,7 @@ from headgate.runtime.settlement_outbox import SettlementOutbox
 from headgate.runtime.supervisor import Loop, Supervisor
 from headgate.runtime.task_runner import TaskRunner
 from headgate.runtime.waiting import wait_for_end
+from headgate.runtime.why import Why, why_of
 from headgate.store import (
     KeyedAnswer,
     KeyedSubmit,
@@ -85,14 +86,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_result_bytes: int = 1_048_576
 
 
-class Why(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Where a task stands, and each rule that keeps it waiting."""
-
-    task_id: str
-    state: TaskStatus
-    reasons: tuple[Reason, ...] = ()
-
-
 class Engine:
     """A node of the service."""
 
@@ -107,6 +100,7 @@ class Engine:
         further_loops: Mapping[str, Loop] | None = None,
     ) -> None:
         self.told: Callable[[Iterable[TaskRecord]], None] = lambda _records: None
+        self.slot_paused: Callable[[str], None] = lambda _slot: None
         self._further_loops = further_loops or {}
         self.store = store
         self.settings = settings
@@ -294,9 +288,8 @@ class Engine:
         record = await self.store.get(task_id)
         if record is None:
             return None
-        status = record.task.status
-        if status is not TaskStatus.QUEUED:
-            return Why(task_id=task_id, state=status)
+        if record.task.status is not TaskStatus.QUEUED:
+            return why_of(record, self.dispatcher.standings)
         desk = self.dispatcher.desk
         if desk is None and self.dispatcher.is_leading:
             problem = self.dispatcher.problem or "the tasks are still being read; try again"
@@ -304,7 +297,7 @@ class Engine:
         if desk is None:
             raise NotDispatchingError(self.node.leader_address)
         found = reasons(desk, task_id, self.store.now(), partial(_is_within, bounds))
-        return Why(task_id=task_id, state=status, reasons=found)
+        return why_of(record, self.dispatcher.standings, found)
 
     def events(self) -> EventFeed:
         """Return what happens to tasks; `NotDispatchingError` where this node does not see it."""
@@ -378,6 +371,8 @@ class Engine:
     def _changed(self, records: Iterable[TaskRecord], closure: GateClosure | None) -> None:
         self.dispatcher.see(records, closure)
         self.told(records)
+        if closure is not None and closure.kind == "slot":
+            self.slot_paused(closure.name)
 
     async def _quietly(self, step: Coroutine[Any, Any, None]) -> None:
         """Take a step of leaving; a store that cannot be asked then finds out by the lease."""

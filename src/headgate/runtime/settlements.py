@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import random
 
+import msgspec
+
 from headgate.core.gates import GateClosure
 from headgate.core.outcomes import (
     Failed,
+    Finish,
     Limited,
     Outcome,
     RetryPolicy,
     Succeeded,
+    TryAgain,
     cost_of,
     next_step,
     pause_seconds,
 )
-from headgate.core.records import TaskRecord, is_worker
+from headgate.core.records import TaskRecord, is_worker, slot_of
 from headgate.store import Settlement
 
 
@@ -50,6 +54,8 @@ class Settlements:
             raise ValueError(problem)
         draw = self._draws.random()
         step = next_step(outcome, progress, record.terms, now=now, draw=draw, policy=self.policy)
+        if progress.slot is not None and isinstance(outcome, Limited):
+            step = _on_another_slot(step)
         cost = cost_of(
             outcome,
             reserved_tokens=progress.reserved_tokens,
@@ -70,11 +76,17 @@ class Settlements:
             return None
         seconds = pause_seconds(outcome, record.progress.rate_limit_hits + 1, self.policy)
         until = now + seconds
-        if record.task.slot is not None:
-            return GateClosure(kind="slot", name=record.task.slot, until=until, why=outcome.error)
+        slot = slot_of(record)
+        if slot is not None:
+            return GateClosure(kind="slot", name=slot, until=until, why=outcome.error)
         if is_worker(record.progress.node_id):
             # Agents share the target that they pull from, and not the account that they work on.
             name = record.agent_id or ""
             return GateClosure(kind="agent", name=name, until=until, why=outcome.error)
         name = record.task.target or ""
         return GateClosure(kind="target", name=name, until=until, why=outcome.error)
+
+
+def _on_another_slot(step: Finish | TryAgain) -> Finish | TryAgain:
+    """Let a task whose slot was chosen go on at once: only that slot is left alone meanwhile."""
+    return step if isinstance(step, Finish) else msgspec.structs.replace(step, not_before=None)

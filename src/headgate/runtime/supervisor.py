@@ -1,7 +1,8 @@
 """The supervisor: keeps loops running, and ends them together.
 
 A loop that fails has a fault that nobody foresaw. It is logged once and started again after a
-pause that grows, because a service that stops deciding is worse than one that tries again.
+pause that grows, because a service that stops deciding is worse than one that tries again. A loop
+with a `Pulse` is also started again when it has ended, or stands in one step for too long.
 """
 
 from __future__ import annotations
@@ -23,36 +24,115 @@ HEALTHY_SECONDS = 60.0
 Loop = Callable[[], Coroutine[Any, Any, None]]
 
 
+class Pulse:
+    """The signs of life of a loop, kept by the loop and by whoever starts it again.
+
+    `step_began` is in the time of the event loop, and None between steps; `last_step_at` is in
+    Unix seconds. `problem` is empty while the loop does its work.
+    """
+
+    __slots__ = ("last_step_at", "problem", "restarts", "step_began")
+
+    def __init__(self) -> None:
+        self.step_began: float | None = None
+        self.last_step_at: float | None = None
+        self.restarts = 0
+        self.problem = ""
+
+    def begin(self) -> None:
+        """Begin a step, or go on with one."""
+        self.step_began = asyncio.get_running_loop().time()
+
+    def wait(self) -> None:
+        """Let a step rest for something that has an end of its own."""
+        self.step_began = None
+
+    def end(self, now: float) -> None:
+        """End a step."""
+        self.step_began = None
+        self.last_step_at = now
+
+    def step_seconds(self) -> float:
+        """Return how long the step has taken that is under way; 0 between steps."""
+        if self.step_began is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self.step_began
+
+    def started_again(self, problem: str) -> None:
+        """Take note that the loop was started again, and why."""
+        self.restarts += 1
+        self.step_began = None
+        self.problem = problem
+
+
 class Supervisor:
     """Runs loops until it is stopped."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._watched: dict[str, tuple[Loop, Pulse]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
 
-    def start(self, name: str, loop: Loop) -> None:
+    def start(self, name: str, loop: Loop, pulse: Pulse | None = None) -> None:
         """Run a loop from now on."""
-        task = asyncio.get_running_loop().create_task(_keep_running(name, loop))
-        self._tasks[name] = task
+        keeping = _keep_running(name, loop, pulse)
+        self._tasks[name] = asyncio.get_running_loop().create_task(keeping)
+        if pulse is not None:
+            self._watched[name] = (loop, pulse)
+
+    def task(self, name: str) -> asyncio.Task[None] | None:
+        """Return what runs a loop."""
+        return self._tasks.get(name)
+
+    def drop(self, name: str) -> None:
+        """End a loop, without waiting for it."""
+        self._watched.pop(name, None)
+        task = self._tasks.pop(name, None)
+        if task is not None and not task.done():
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+            task.cancel()
+
+    def restart_stuck(self, longest_seconds: float) -> list[str]:
+        """Start again what has ended or stands still, and return the names."""
+        restarted = []
+        for name, (loop, pulse) in list(self._watched.items()):
+            problem = self._problem(name, pulse, longest_seconds)
+            if problem:
+                log.warning("a loop is started again", loop=name, problem=problem)
+                pulse.started_again(problem)
+                # The old one may not even hear that it is cancelled, so nobody waits for it.
+                self.drop(name)
+                self.start(name, loop, pulse)
+                restarted.append(name)
+        return restarted
 
     async def stop(self) -> None:
         """End all loops, and wait until they have ended."""
-        tasks, self._tasks = list(self._tasks.values()), {}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        for name in list(self._tasks):
+            self.drop(name)
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
+    def _problem(self, name: str, pulse: Pulse, longest_seconds: float) -> str:
+        if self._tasks[name].done():
+            return "it had ended"
+        seconds = pulse.step_seconds()
+        return f"it stood still for {seconds:.0f} seconds" if seconds > longest_seconds else ""
 
 
-async def _keep_running(name: str, loop: Loop) -> None:
+async def _keep_running(name: str, loop: Loop, pulse: Pulse | None) -> None:
     clock = asyncio.get_running_loop().time
     failures = 0
     while True:
         started = clock()
         try:
             await loop()
-        except Exception:
+        except Exception as error:
             failures = 1 if clock() - started > HEALTHY_SECONDS else failures + 1
             log.exception("a loop failed and is started again", loop=name, failures=failures)
+            if pulse is not None:
+                pulse.started_again(f"it failed: {type(error).__name__}")
         else:
             return
         draw = random.random()  # noqa: S311

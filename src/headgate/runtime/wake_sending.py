@@ -1,0 +1,58 @@
+"""How a wake is sent: claimed in the store, sent, and its answer kept.
+
+Between any two of these the process may die. Before the claim nothing has happened; after it the
+wake is pending, and its retry window sends it if no reading confirms it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from headgate.audit import AuditEntry
+from headgate.core.slot_times import WakeCause
+from headgate.core.slot_wakes import WakeClaim, WakeDone, claim_wake, wake_done
+from headgate.runtime import slot_lines
+from headgate.runtime.key_slot import KeySlot
+from headgate.runtime.supervisor import Pulse
+
+ACTIONS: dict[WakeCause, str] = {
+    "scheduled": "scheduled-wake",
+    "initial": "initial-wake",
+    "manual": "manual-wake",
+    "retry": "forced-wake-retry",
+}
+"""What each kind of wake is called in the log of slots."""
+
+
+async def claim_and_send(
+    slot: KeySlot, cause: WakeCause, *, pulse: Pulse, entry: AuditEntry | None = None
+) -> tuple[WakeClaim | None, WakeDone | None]:
+    """Send a wake unless there is no need any more; without a claim nothing was sent."""
+    configs = slot.shared.sharers(slot.config)
+    step = partial(
+        claim_wake,
+        configs=configs,
+        name=slot.name,
+        cause=cause,
+        claim_id=slot.shared.make_id(),
+    )
+    claim = await slot.shared.mirror.step(tuple(one.name for one in configs), step, entry)
+    return claim, None if claim is None else await send_claimed(slot, claim, pulse=pulse)
+
+
+async def send_claimed(slot: KeySlot, claim: WakeClaim, *, pulse: Pulse) -> WakeDone | None:
+    """Send what was claimed, and have the store know; None if another slot's wake serves it."""
+    if claim.is_shared:
+        slot.wakes["shared"] += 1
+        slot_lines.shared_wake(slot.trail, slot.name, claim)
+        return None
+    answer = await slot.send_wake(ACTIONS[claim.cause], claim.id, pulse=pulse)
+    configs = slot.shared.sharers(slot.config)
+    done = await slot.shared.mirror.step(
+        tuple(one.name for one in configs),
+        partial(wake_done, configs=configs, name=slot.name, claim_id=claim.id, answer=answer),
+    )
+    slot.wakes[done.outcome] += 1
+    slot_lines.woken(slot.trail, slot.name, claim, done)
+    slot.shared.poll_soon((slot.name, *claim.also))
+    return done

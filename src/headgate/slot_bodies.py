@@ -1,0 +1,80 @@
+"""The JSON of slots that a service, its clients and its commands exchange.
+
+Times are RFC 3339. What is not known is left out.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+SlotState = Literal["unknown", "cold", "open", "exhausted", "paused", "disabled"]
+
+
+class LimitBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """One row of what the provider tells."""
+
+    type: str
+    unit: int | str | None = None
+    number: float | None = None
+    percent_used: float | None = None
+    resets_at: datetime | None = None
+
+
+class NextWakeBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """The wake that comes first, and why: a mode, or the retry of one that is being confirmed."""
+
+    at: datetime
+    mode: str
+    reason: str
+
+
+class LoopBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """How one loop of a slot is doing on this node."""
+
+    last_step_at: datetime | None = None
+    restarts: int = 0
+    problem: str = ""
+
+
+class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """Everything about a slot: `hold` says why its tasks wait, if they do.
+
+    `state` is `cold` while no window is open, and `unknown` before the first reading. A slot that
+    is not `enabled` is neither polled nor woken, one without `wakes_enabled` is only polled;
+    `disabled_reason` says why, unless no mode was configured.
+    """
+
+    name: str
+    provider: str
+    state: SlotState
+    enabled: bool
+    percent_used: float | None = None
+    resets_at: datetime | None = None
+    read_at: datetime | None = None
+    level: str | None = None
+    limits: list[LimitBody]
+    hold: str = ""
+    held_until: datetime | None = None
+    wake_modes: list[str]
+    wakes_enabled: bool
+    next_wake: NextWakeBody | None = None
+    wake_pending: bool
+    last_wake_at: datetime | None = None
+    last_confirmed_at: datetime | None = None
+    wake_errors: int
+    poll_errors: int
+    last_poll_at: datetime | None = None
+    next_poll_at: datetime | None = None
+    disabled_reason: str = ""
+    wake_loop: LoopBody | None = None
+    quota_loop: LoopBody | None = None
+
+
+class SlotListBody(msgspec.Struct, kw_only=True):
+    """All slots, in the order of the file."""
+
+    slots: list[SlotBody]
+    count: int
