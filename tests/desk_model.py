@@ -19,6 +19,7 @@ from headgate.core.projects import Agent, Project
 from headgate.core.rate_limits import RateLimit
 from headgate.core.records import Progress, TaskRecord, Terms
 from headgate.core.scopes import Scope, ancestors
+from headgate.core.slots import SlotStanding
 from headgate.core.tasks import Task, TaskStatus
 
 START = 1_767_225_600.0
@@ -102,6 +103,7 @@ def taken(record: TaskRecord, line: Planned, *, starts: bool = True) -> TaskReco
         node_id=line.node_id,
         reserved_tokens=line.tokens,
         reserved_micro_usd=line.micro_usd,
+        slot=line.slot,
     )
     return msgspec.structs.replace(
         record,
@@ -138,6 +140,7 @@ class StoreModel:
         self.purses = purses
         self.limits = limits
         self.closures: dict[GatePart, GateClosure] = {}
+        self.standings: tuple[SlotStanding, ...] = ()
         self.usage: dict[tuple[str, int], int] = {}
         self.starts: list[tuple[float, Task, str, int]] = []
         self.tick = 0
@@ -241,6 +244,7 @@ class StoreModel:
             tick=self.tick,
             now=self.now,
         )
+        desk.set_slots(self.standings)
         for node_id, places in nodes.items():
             desk.flights.set_node(node_id, places)
         for node_id, (agent_id, places) in (workers or {}).items():

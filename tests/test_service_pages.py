@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
 from pathlib import Path
 from typing import IO
@@ -17,13 +17,23 @@ from typing import IO
 import pytest
 
 from doc_pages import PAGES, ROOT, Output, blocks_of, name_of
+from service.fake_providers import fake_provider
 from service.support import running_service
 
 SHOWN_PLACE = "127.0.0.1:7420"
 PATIENCE_SECONDS = 20.0
 LOOK_SECONDS = 0.05
 SHOWN_PORT = "7430"
-LOOKS = ("show ", "cat ", "headgate tasks", "headgate why", "headgate webhooks list")
+LOOKS = (
+    "show ",
+    "cat ",
+    "headgate show",
+    "headgate slots log",
+    "headgate slots status",
+    "headgate tasks",
+    "headgate why",
+    "headgate webhooks list",
+)
 """Commands that change nothing, so that they can be run until they show what the page does."""
 
 SERVICE_PAGES = [
@@ -94,6 +104,12 @@ def settings_of(page: Path) -> str:
     return next(b.body for b in blocks_of(page.read_text()) if b.language == "toml")
 
 
+def provider_of(page: Path, port: str) -> AbstractContextManager[object]:
+    """Serve the fake provider that a page has started before its service, if it does so."""
+    is_started = "\nheadgate slots fake-provider\n" in page.read_text()
+    return fake_provider(port=port) if is_started else nullcontext()
+
+
 def run_until_right(shell: Shell, command: str, shown: str) -> str:
     """Run a command; one that only looks is run again until it shows what the page does."""
     ends_at = time.monotonic() + PATIENCE_SECONDS
@@ -111,14 +127,19 @@ def test_there_is_a_page_that_talks_to_a_service() -> None:
 
 
 @pytest.mark.parametrize("page", SERVICE_PAGES, ids=name_of)
-def test_what_a_page_says_to_a_service_is_answered_as_it_shows(page: Path, tmp_path: Path) -> None:
+def test_what_a_page_says_to_a_service_is_answered_as_it_shows(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
     settings = tmp_path / settings_name(page)
-    settings.write_text(settings_of(page))
+    settings.write_text(settings_of(page).replace(SHOWN_PORT, port))
+    monkeypatch.setenv("FAKE_KEY", "any-text")
     with (
+        provider_of(page, port),
         running_service(tmp_path, "--config", str(settings)) as service,
         shell_in(tmp_path, service.address) as sh,
     ):
-        places = {SHOWN_PLACE: service.address.removeprefix("http://"), SHOWN_PORT: free_port()}
+        places = {SHOWN_PLACE: service.address.removeprefix("http://"), SHOWN_PORT: port}
         for command, shown in commands_of(page):
             there = reduce(lambda text, place: text.replace(*place), places.items(), command)
             printed = run_until_right(sh, there, shown)

@@ -56,6 +56,7 @@ class TargetBody(msgspec.Struct, kw_only=True, rename="camel"):
     status: StandingText
     default: bool
     slot: str | None
+    provider: str | None
     headers: list[str]
     env: list[str]
     configured: bool

@@ -9,11 +9,14 @@
     │   │   ├── InvalidAmountError       an amount of money or tokens that cannot be booked
     │   │   └── InvalidTaskError         a submitted task that cannot be taken as it is
     │   ├── StaleWorkerError             a worker has lost its lease, or was never known
+    │   ├── SlotNotFoundError            no slot of this name is configured
     │   └── IllegalMoveError             a state machine was asked for a move that it does not have
     │       ├── IllegalTransitionError   of a task
     │       └── IllegalSettlementError   of a reservation
     ├── LimitReachedError                the request is fine, but there is no room for it now
-    │   └── BudgetExceededError          a budget cannot hold the amount
+    │   ├── BudgetExceededError          a budget cannot hold the amount
+    │   ├── WindowOpenError              a slot was to be woken whose window is open
+    │   └── SlotUnavailableError         a slot sends nothing now: disabled, paused, exhausted
     ├── StoreError                       what keeps tasks or books gave no answer, or a wrong one
     │   ├── StoreUnavailableError        nothing was changed; trying again may help
     │   │   ├── LedgerUnavailableError   nothing was granted either
@@ -95,6 +98,15 @@ class InvalidTaskError(InvalidFieldError):
         super().__init__(field, message)
         self.args = (message,)
         self.code = code
+
+
+class SlotNotFoundError(CallerError):
+    """No slot of this name is configured."""
+
+    def __init__(self, name: str) -> None:
+        advice = "see `headgate slots status` for those that are"
+        super().__init__(f"there is no slot {name[:64]!r}; {advice}")
+        self.name = name
 
 
 class IllegalMoveError(CallerError):
@@ -192,6 +204,26 @@ def _at(seconds: float) -> str:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, OSError, ValueError):
         return "some far day"
+
+
+class WindowOpenError(LimitReachedError):
+    """A slot was to be woken whose window is open; `resets_at` is when it ends, in Unix seconds."""
+
+    def __init__(self, name: str, resets_at: float | None) -> None:
+        until = "" if resets_at is None else f" until {_at(resets_at)}"
+        super().__init__(f"slot {name}: the window is open{until}; a wake can open it after that")
+        self.name = name
+        self.resets_at = resets_at
+
+
+class SlotUnavailableError(LimitReachedError):
+    """A slot sends nothing now; `reason` says why and what to do."""
+
+    def __init__(self, name: str, reason: str, *, until: float | None = None) -> None:
+        super().__init__(f"slot {name}: {reason}")
+        self.name = name
+        self.reason = reason
+        self.until = until
 
 
 class StoreError(HeadgateError):

@@ -70,12 +70,26 @@ class ReasonBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel
     held_by_others: int = 0
 
 
-class WhyBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """Every rule that keeps a task waiting; a task that does not wait has none."""
+class SlotRoomBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """How much of the quota of a slot is used, and when it resets, as far as that is known."""
+
+    name: str
+    provider: str | None = None
+    percent_used: float | None = None
+    resets_at: datetime | None = None
+
+
+class WhyBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """Every rule that keeps a task waiting; a task that does not wait has none.
+
+    `slot` is the one that the task names or was given, `slots` those that it may be given.
+    """
 
     task_id: str
     state: TaskStatus
-    reasons: tuple[ReasonBody, ...] = ()
+    reasons: tuple[ReasonBody, ...]
+    slot: SlotRoomBody | None = None
+    slots: tuple[SlotRoomBody, ...] = ()
 
 
 class LimitsShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

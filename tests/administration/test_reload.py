@@ -68,6 +68,26 @@ async def test_a_reload_answers_with_what_changed_and_what_waits(tmp_path: Path)
         assert (again["changed"], len(again["needsRestart"])) == ([], 1)
 
 
+async def test_slots_come_change_and_go_without_a_restart(tmp_path: Path) -> None:
+    # No request leaves: the slot has no key.
+    slot = "[[slots]]\nname = 'a'\nprovider = 'zai'\nkey_env = 'NOT_SET_ANYWHERE'\n"
+    heard: list[dict[str, int]] = []
+    async with running(tmp_path, FAST + WORK) as service:
+        service.service.administration.listen(
+            lambda settings, _: heard.append(
+                {name: one.poll_interval_minutes for name, one in settings.slots.items()}
+            )
+        )
+        keys = []
+        for text in (slot, slot + "poll_interval_minutes = 5\n", ""):
+            service.path.write_text(FAST + WORK + text)
+            body = (await service.ask("POST", "/scheduler/reload")).json
+            assert body["needsRestart"] == []
+            keys.append([change["key"] for change in body["changed"]])
+    assert keys == [["slots.a"], ["slots.a.poll_interval_minutes"], ["slots.a"]]
+    assert heard == [{}, {"a": 30}, {"a": 5}, {}]
+
+
 async def test_what_left_the_file_finishes_what_it_has_and_takes_nothing_new(
     tmp_path: Path,
 ) -> None:

@@ -42,6 +42,7 @@ def test_check_says_ok_and_counts_what_there_is(
         "  targets      1       echo",
         "  budgets      1       root",
         "  rate limits  0",
+        "  slots        0",
     ]
 
 
@@ -63,6 +64,7 @@ def test_check_writes_json(here: Path, capsys: pytest.CaptureFixture[str]) -> No
         "targets": ["echo"],
         "budgets": [],
         "rate_limits": ["claude"],
+        "slots": [],
     }
 
 

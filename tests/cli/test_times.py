@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
-from headgate.cli.times import duration, from_now, length_of, moment, moment_of
+from headgate.cli.times import countdown, duration, from_now, length_of, moment, moment_of
 
 NOW = datetime(2027, 1, 15, 8, tzinfo=UTC)
 
@@ -61,3 +61,21 @@ def test_a_length_is_told_in_the_unit_that_reads_best(seconds: float, text: str)
 def test_a_time_that_no_calendar_has_is_none() -> None:
     assert moment_of(1e30) is None
     assert moment_of(0) == datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "now"),
+        (0, "now"),
+        (4.2, "4.2 s"),
+        (45, "45 s"),
+        (600, "10 min"),
+        (3_600, "1 h"),
+        (4 * 3_600 + 12 * 60 + 20, "4 h 12 min"),
+        (5 * 3_600 - 1, "5 h"),
+        (86_400 * 30, "30 days"),
+    ],
+)
+def test_a_countdown_is_told_to_the_minute(seconds: float, text: str) -> None:
+    assert countdown(NOW + timedelta(seconds=seconds), NOW) == text

@@ -29,6 +29,12 @@ command = ["sleep", "600"]
 [targets.brief]
 kind = "command"
 command = ["sleep", "0.3"]
+
+[[slots]]
+name = "work"
+provider = "zai"
+key_env = "NOT_SET_ANYWHERE"
+enabled = false
 """
 
 
@@ -105,6 +111,22 @@ def test_a_waiting_task_says_why(client: EitherClient) -> None:
 def test_the_service_tells_of_itself(client: EitherClient) -> None:
     assert client.stats().config.max_queue_size == 1000
     assert client.ready().role == "dispatcher"
+
+
+def test_slots_are_shown_and_switched(client: EitherClient) -> None:
+    assert client.slots().count == 1
+    slot = client.slot("work")
+    assert (slot.name, slot.state, slot.wake_modes) == ("work", "disabled", [])
+    assert client.slots().slots[0].name == "work"
+    assert client.disable_slot("work").hold
+    assert client.enable_slot("work").disabled_reason == "disabled in the configuration"
+
+
+@pytest.mark.parametrize(("name", "code"), [("work", "slot_unavailable"), ("none", "not_found")])
+def test_a_slot_that_cannot_be_woken_is_refused(client: EitherClient, name: str, code: str) -> None:
+    with pytest.raises(RequestRefusedError) as caught:
+        client.warm_slot(name)
+    assert caught.value.code == code
 
 
 def test_any_request_can_be_sent(client: EitherClient) -> None:

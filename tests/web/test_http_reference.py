@@ -22,6 +22,7 @@ from headgate.http_bodies import (
     UsageRowBody,
 )
 from headgate.intake.bodies import BATCH_FIELDS, TASK_FIELDS
+from headgate.slot_bodies import LimitBody, LoopBody, NextWakeBody, SlotBody, SlotListBody
 from headgate.task_snapshot import TaskSnapshot
 from headgate.tokens import PERMISSIONS
 from headgate.web.refusals import CODES
@@ -118,6 +119,14 @@ def test_every_parameter_and_figure_of_usage_is_documented() -> None:
     assert named("Usage") == list(USAGE_QUERY)
     section = PAGE.split("## Usage\n")[1].split("\n## ")[0]
     assert [name for name in names_of(UsageRowBody) if f"`{name}`" not in section] == []
+
+
+def test_every_field_of_a_slot_is_documented() -> None:
+    assert named("Key slots") == names_of(SlotBody)
+    section = PAGE.split("## Key slots\n")[1].split("\n## ")[0]
+    inner = (SlotListBody, LimitBody, NextWakeBody, LoopBody)
+    listed = [name for kind in inner for name in names_of(kind)]
+    assert [name for name in listed if f"`{name}`" not in section] == []
 
 
 def test_every_permission_is_documented() -> None:

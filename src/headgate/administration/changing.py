@@ -29,7 +29,7 @@ from headgate.core.scopes import Scope
 from headgate.databases.access import Access
 from headgate.errors import InvalidSettingError, StoreError
 from headgate.executor import Executor
-from headgate.executors.targets import Target
+from headgate.executors.targets import Target, has_slot
 from headgate.ledger import Ledger
 from headgate.runtime.engine import Engine, EngineSettings
 from headgate.runtime.reconfiguring import in_force, reconfigure
@@ -386,7 +386,11 @@ def _without_ended(situation: Situation) -> Situation:
 
 def _work_of(target: Target) -> Target:
     """Return what of a target its executor is made of."""
-    return msgspec.structs.replace(target, status=Standing.ACTIVE, slot=None, default=False)
+    # Which slot it is makes no difference to it, but whether there is one.
+    slot = "" if has_slot(target) else None
+    return msgspec.structs.replace(
+        target, status=Standing.ACTIVE, slot=slot, provider=None, default=False
+    )
 
 
 def _detail(changed: tuple[Change, ...]) -> Detail:

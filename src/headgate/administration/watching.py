@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
 from headgate.administration.changing import Administration
-from headgate.audit import FILE
+from headgate.audit import FILE, Actor
 from headgate.errors import InvalidSettingError, StoreError
 
 log = structlog.get_logger("headgate.settings")
@@ -23,10 +24,17 @@ UPKEEP_SECONDS = 2.0
 Signature = tuple[int, int, int, int] | None
 
 
+class Reloads(Protocol):
+    """Reads the settings again when it is told to."""
+
+    async def reload(self, actor: Actor, /) -> object:
+        """Read them, or raise `InvalidSettingError` and change nothing."""
+
+
 class SettingsWatch:
     """Reloads when the file has changed."""
 
-    def __init__(self, administration: Administration, path: Path) -> None:
+    def __init__(self, administration: Reloads, path: Path) -> None:
         self._administration = administration
         self._path = path
         self._known = signature_of(path)

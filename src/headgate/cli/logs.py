@@ -88,7 +88,8 @@ def _rendering(wanted: LogFormat) -> list[Any]:
     is_json = not sys.stderr.isatty() if wanted == "auto" else wanted == "json"
     if is_json:
         return [structlog.processors.JSONRenderer(serializer=_encoded)]
-    return [structlog.dev.ConsoleRenderer(colors="NO_COLOR" not in os.environ), _in_bytes]
+    coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    return [structlog.dev.ConsoleRenderer(colors=coloured), _in_bytes]
 
 
 def _encoded(event: object, **_options: object) -> bytes:

@@ -44,13 +44,16 @@ COMMANDS = {
     "config": "Check the settings, show where each comes from, print an example.",
     "decide": "Print which agent runs which task, and why the others wait.",
     "demo": "Run a simulated fleet: three projects, six agents, one noisy.",
-    "doctor": "Check settings, directory, store, books, disk, clock, targets, token and port.",
+    "doctor": (
+        "Check settings, directory, store, books, disk, clock, targets, slots, token and port."
+    ),
     "pause": "Start nothing new, until it is resumed; tasks are still taken.",
     "reload": "Have the service read its settings file again, and print what changed.",
     "restore": "Put a copy that headgate backup made in place of the store.",
     "resume": "Start tasks again that a pause held.",
     "retry": "Submit again what tasks that ended were to do, as new tasks.",
     "show": "Print everything that is known of a task.",
+    "slots": "Show key slots and wake them, switch them, read their log, run them alone.",
     "stats": "Print what waits, what runs, what has happened, and the limits in force.",
     "submit": "Submit a task and print its id, or many from lines of JSON.",
     "tasks": "List tasks, newest first.",

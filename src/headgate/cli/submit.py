@@ -29,6 +29,8 @@ refused; 3 no service answers; 5 --timeout was over; 130 Ctrl-C, and the task go
 @click.option("--agent", "agent_id", metavar="NAME", help="The agent whose lane it waits in.")
 @click.option("--project", "project_id", metavar="NAME", help="Whose share it counts against.")
 @click.option("--target", metavar="NAME", help="Where it runs.")
+@click.option("--slot", metavar="NAME", help="The key slot whose quota it uses.")
+@click.option("--provider", metavar="NAME", help="Any slot of this provider, the freest one.")
 @click.option(
     "--param",
     "params_given",

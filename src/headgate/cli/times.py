@@ -59,6 +59,17 @@ def from_now(moment: datetime, now: datetime | None = None) -> str:
     return f"in {length_of(seconds)}" if seconds > 0 else f"{length_of(-seconds)} ago"
 
 
+def countdown(moment: datetime, now: datetime | None = None) -> str:
+    """Return how long it is until a time, as `4 h 12 min`; `now` when it has come."""
+    seconds = (moment - (now or datetime.now(UTC))).total_seconds()
+    if seconds <= 0:
+        return "now"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if not hours or hours >= 48:  # noqa: PLR2004 - beyond two days nobody counts minutes
+        return length_of(seconds)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
 def clock_time(moment: datetime) -> str:
     """Return a time of today as the clock on the wall shows it, another with its day."""
     local = moment.astimezone()

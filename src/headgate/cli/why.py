@@ -10,7 +10,7 @@ from headgate.cli.connection import Connection, connect, connection_options, jso
 from headgate.cli.output import print_json, printable
 
 if TYPE_CHECKING:
-    from headgate.http_bodies import ReasonBody, WhyBody
+    from headgate.http_bodies import ReasonBody, SlotRoomBody, WhyBody
 
 
 @click.command(
@@ -35,7 +35,8 @@ def why(*, task_id: str, connection: Connection, as_json: bool) -> None:
 
 def _lines(answer: WhyBody) -> list[str]:
     if not answer.reasons:
-        return [f"{answer.task_id} is {answer.state.value}, and waits for nothing"]
+        line = f"{answer.task_id} is {answer.state.value}, and waits for nothing"
+        return [line, *_rooms(answer)]
     lines = [f"{answer.task_id} is {answer.state.value}:"]
     for reason in answer.reasons:
         lines.append(f"  {_message(reason)}")
@@ -43,17 +44,42 @@ def _lines(answer: WhyBody) -> list[str]:
             lines.append(f"    held by {', '.join(map(printable, reason.held_by))}")
         if reason.held_by_others:
             lines.append(f"    held by {reason.held_by_others} tasks of others")
-    return lines
+    return lines + _rooms(answer)
+
+
+def _rooms(answer: WhyBody) -> list[str]:
+    """Return a line for each slot of the task whose quota no reason has told of."""
+    told = {one.hold.get("name") for one in answer.reasons if one.hold.get("kind") == "slot"}
+    slots = answer.slots if answer.slot is None else (answer.slot,)
+    return [line for line in (_room(one) for one in slots if one.name not in told) if line]
+
+
+def _room(slot: SlotRoomBody) -> str:
+    from headgate.cli.slots_view import percent  # noqa: PLC0415
+
+    used = "" if slot.percent_used is None else f"{percent(slot.percent_used)} used"
+    when = "" if slot.resets_at is None else f"resets {_when(slot.resets_at.timestamp())}"
+    known = ", ".join(part for part in (used, when) if part)
+    return f"  slot {printable(slot.name)}: {known}" if known else ""
 
 
 def _message(reason: ReasonBody) -> str:
-    """Return the line of a reason, with its time as people read it."""
-    from headgate.cli.times import clock_time, from_now, moment_of  # noqa: PLC0415
-
+    """Return the line of a reason, with its times as people read them."""
     message = printable(reason.message)
-    moment = None if reason.until is None else moment_of(reason.until)
-    if moment is None:
+    resets_at = reason.hold.get("resets_at")
+    if isinstance(resets_at, (int, float)) and resets_at != reason.until:
+        exact = f"{resets_at:.0f}"
+        message = message.replace(exact, _when(resets_at) or exact)
+    when = "" if reason.until is None else _when(reason.until)
+    if not when:
         return message
-    when = f"{clock_time(moment)} ({from_now(moment)})"
     exact = f"{reason.until:.0f}"
     return message.replace(exact, when) if exact in message else f"{message}, until {when}"
+
+
+def _when(seconds: float) -> str:
+    """Return a time and how far it is away; empty where no calendar reaches it."""
+    from headgate.cli.times import clock_time, from_now, moment_of  # noqa: PLC0415
+
+    moment = moment_of(seconds)
+    return "" if moment is None else f"{clock_time(moment)} ({from_now(moment)})"

@@ -1,7 +1,7 @@
 """The calls that administer a service, described once, as `calls` does for tasks.
 
 A change says what is to be so, and a reservation has a name; so both may be sent twice. A new
-token, a new secret and a webhook that is sent again may not.
+token, a new secret, a wake and a webhook that is sent again may not.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from headgate.http_bodies import (
     TokenBody,
     TokenListBody,
 )
+from headgate.slot_bodies import SlotBody, SlotListBody
 
 Answered = TypeVar("Answered")
 
@@ -181,6 +182,32 @@ def webhook_secrets() -> Call[SecretListBody]:
 def rotate_webhook_secret() -> Call[SecretListBody]:
     """Describe the wish for a new secret."""
     return request("POST", "/webhooks/secret/rotate", body={}, answer=SecretListBody)
+
+
+def slots() -> Call[SlotListBody]:
+    """Describe the question for all slots."""
+    return request("GET", "/slots", answer=SlotListBody)
+
+
+def slot(name: str) -> Call[SlotBody]:
+    """Describe the question for a slot."""
+    return request("GET", _path("slots", name), answer=SlotBody)
+
+
+def warm_slot(name: str, *, timeout_seconds: float) -> Call[SlotBody]:
+    """Describe the wish that a slot's window is opened now."""
+    path = f"{_path('slots', name)}/warm"
+    return request("POST", path, answer=SlotBody, timeout_seconds=timeout_seconds)
+
+
+def enable_slot(name: str) -> Call[SlotBody]:
+    """Describe the wish that a slot is polled and woken again."""
+    return request("POST", f"{_path('slots', name)}/enable", answer=SlotBody, is_repeatable=True)
+
+
+def disable_slot(name: str) -> Call[SlotBody]:
+    """Describe the wish that a slot is left alone."""
+    return request("POST", f"{_path('slots', name)}/disable", answer=SlotBody, is_repeatable=True)
 
 
 def audit(*, limit: int | None, cursor: str | None) -> Call[AuditListBody]:

@@ -39,6 +39,7 @@ from headgate.http_bodies import (
     TokenBody,
     TokenListBody,
 )
+from headgate.slot_bodies import SlotBody, SlotListBody
 from headgate.tokens import Permission
 
 Answered = TypeVar("Answered")
@@ -204,6 +205,26 @@ class AdminVerbs:
     async def rotate_webhook_secret(self) -> SecretListBody:
         """Make a new secret; the one before signs as well for a while."""
         return await self._send(admin_calls.rotate_webhook_secret())
+
+    async def slots(self) -> SlotListBody:
+        """Return all slots: how much of each quota is used, when it resets, who waits."""
+        return await self._send(admin_calls.slots())
+
+    async def slot(self, name: str) -> SlotBody:
+        """Return a slot."""
+        return await self._send(admin_calls.slot(name))
+
+    async def warm_slot(self, name: str, *, timeout_seconds: float = 60.0) -> SlotBody:
+        """Open a slot's window now; refused while it is open already."""
+        return await self._send(admin_calls.warm_slot(name, timeout_seconds=timeout_seconds))
+
+    async def enable_slot(self, name: str) -> SlotBody:
+        """Poll and wake a slot again, whatever has disabled it."""
+        return await self._send(admin_calls.enable_slot(name))
+
+    async def disable_slot(self, name: str) -> SlotBody:
+        """Neither poll nor wake a slot until it is enabled; its tasks wait."""
+        return await self._send(admin_calls.disable_slot(name))
 
     async def audit(self, *, limit: int | None = None, cursor: str | None = None) -> AuditListBody:
         """Return one page of who changed what, newest first."""

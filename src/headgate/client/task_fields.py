@@ -16,7 +16,8 @@ Moment = datetime | timedelta | str
 class TaskFields(TypedDict, total=False):
     """The fields of a task, as the HTTP API has them; what is left out has the service's default.
 
-    `estimate_tokens` and `estimate_usd` are what the task is expected to use.
+    `estimate_tokens` and `estimate_usd` are what the task is expected to use. `slot` names the key
+    that it runs on, `provider` leaves the choice between those of a provider to the service.
     """
 
     agent_id: str | None
@@ -30,6 +31,8 @@ class TaskFields(TypedDict, total=False):
     callback_url: str | None
     project_id: str | None
     target: str | None
+    slot: str | None
+    provider: str | None
     input: Any
     weight: float | None
     estimate_tokens: int | None

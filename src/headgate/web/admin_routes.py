@@ -25,7 +25,15 @@ from headgate.http_bodies import SubmittedBody
 from headgate.web import administering, audit_log, bulk
 from headgate.web.api import Route
 
-AGAIN_REFUSES = ("conflict", "draining", "unknown_project", "unknown_target", "queue_full")
+AGAIN_REFUSES = (
+    "conflict",
+    "draining",
+    "unknown_project",
+    "unknown_target",
+    "unknown_slot",
+    "unknown_provider",
+    "queue_full",
+)
 
 BULK_ROUTES = (
     Route(

@@ -93,6 +93,7 @@ def target_body(situation: Situation, name: str) -> TargetBody:
         status=target.status.value,
         default=name == situation.settings.default_target,
         slot=target.slot,
+        provider=target.provider,
         headers=sorted(getattr(target, "headers", {})),
         env=sorted(getattr(target, "env", {})),
         configured=("targets", name) not in situation.left,

@@ -14,6 +14,7 @@ from headgate.audit import AuditLog
 from headgate.http_bodies import LimitsShown
 from headgate.intake import Intake
 from headgate.runtime.pull_workers import PullWorkers
+from headgate.runtime.slots import Slots
 from headgate.runtime.webhooks import Webhooks
 from headgate.service_metrics import ServiceMetrics
 from headgate.telemetry import Telemetry
@@ -50,6 +51,7 @@ class Api:
         self.streams = 0
         self.telemetry: Telemetry | None = None
         self.workers: PullWorkers | None = None
+        self.slots: Slots | None = None
         self.metrics: ServiceMetrics | None = None
 
 

@@ -21,9 +21,12 @@ from headgate.errors import (
     LimitReachedError,
     NotDispatchingError,
     NotTakingWorkError,
+    SlotNotFoundError,
+    SlotUnavailableError,
     StaleWorkerError,
     StoreError,
     UnfitValueError,
+    WindowOpenError,
 )
 from headgate.http_bodies import Details, RefusalBody
 from headgate.task_snapshot import exact_moment
@@ -56,6 +59,8 @@ CODES: dict[str, Kind] = {
     "unknown_field": Kind(400, "a field is almost one that exists"),
     "unknown_project": Kind(400, "`projectId` names no project of the configuration"),
     "unknown_target": Kind(400, "`target` names no target of the configuration"),
+    "unknown_slot": Kind(400, "`slot` names no slot of the configuration"),
+    "unknown_provider": Kind(400, "`provider` names none that a slot of the configuration has"),
     "unknown_parent": Kind(400, "`dependsOn` names a task that is not known, or not any more"),
     "batch_empty": Kind(400, "the batch has no tasks"),
     "batch_too_large": Kind(400, "the batch has more than 50 tasks"),
@@ -73,6 +78,8 @@ CODES: dict[str, Kind] = {
     "reservation_conflict": Kind(
         409, "the reservation cannot make this move, or its id was used with other amounts"
     ),
+    "window_open": Kind(409, "the window of the slot is open; `details` has when it resets"),
+    "slot_unavailable": Kind(409, "the slot sends nothing now; `details` has the reason"),
     "stale_lease": Kind(409, "the attempt is not this worker's any more; drop it"),
     "stale_worker": Kind(410, "the worker is not known any more; drop everything, claim anew"),
     "body_too_large": Kind(413, "the body has more than 1 MiB"),
@@ -170,10 +177,10 @@ def refusal_of(error: Exception) -> Refusal:
             return _invalid(error)
         case IllegalMoveError() | StaleWorkerError():
             return _conflict(error)
-        case BudgetExceededError():
-            return Refusal("budget_exceeded", str(error), details=_exceeded(error))
+        case SlotNotFoundError():
+            return Refusal("not_found", str(error))
         case LimitReachedError():
-            return Refusal("limit_reached", str(error))
+            return _no_room(error)
         case StoreError():
             return _outage(error)
         case _:
@@ -184,6 +191,28 @@ def _conflict(error: IllegalMoveError | StaleWorkerError) -> Refusal:
     if isinstance(error, StaleWorkerError):
         return Refusal("stale_worker", str(error))
     return Refusal("conflict", f"task is already {error.current}")
+
+
+def _no_room(error: LimitReachedError) -> Refusal:
+    match error:
+        case BudgetExceededError():
+            return Refusal("budget_exceeded", str(error), details=_exceeded(error))
+        case WindowOpenError():
+            open_until: Details = {"slot": error.name, "resetsAt": _time(error.resets_at)}
+            return Refusal("window_open", str(error), details=open_until)
+        case SlotUnavailableError():
+            why: Details = {
+                "slot": error.name,
+                "reason": error.reason,
+                "until": _time(error.until),
+            }
+            return Refusal("slot_unavailable", str(error), details=why)
+        case _:
+            return Refusal("limit_reached", str(error))
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else str(msgspec.to_builtins(exact_moment(seconds)))
 
 
 def _outage(error: StoreError) -> Refusal:
@@ -205,12 +234,11 @@ def _exceeded(error: BudgetExceededError) -> Details:
         for name in names
         for amount in (getattr(error, name),)
     }
-    resets_at = None if error.resets_at is None else exact_moment(error.resets_at)
     return {
         "scope": error.scope,
         "unit": "usd" if is_money else "tokens",
         **amounts,
-        "resetsAt": msgspec.to_builtins(resets_at),
+        "resetsAt": _time(error.resets_at),
         "mayClear": error.may_clear,
     }
 

@@ -20,6 +20,7 @@ from headgate.web.events import ROUTES as EVENT_ROUTES
 from headgate.web.keyed_submitting import submit_batch, submit_task
 from headgate.web.metrics import ROUTES as METRIC_ROUTES
 from headgate.web.openapi import show_openapi
+from headgate.web.slots import ROUTES as SLOT_ROUTES
 from headgate.web.status import show_alive, show_ready, show_stats
 from headgate.web.tasks import QUERY_FIELDS as TASK_QUERY
 from headgate.web.tasks import cancel_task, explain_task, list_tasks, show_task
@@ -31,6 +32,8 @@ from headgate.web.workers import ROUTES as WORKER_ROUTES
 SUBMIT_REFUSES = (
     "unknown_project",
     "unknown_target",
+    "unknown_slot",
+    "unknown_provider",
     "unknown_parent",
     "draining",
     "idempotency_mismatch",
@@ -100,6 +103,7 @@ ROUTES = (
         "GET", "/scheduler/stats", show_stats, "counts and limits", "read", answers={200: StatsBody}
     ),
     *ADMIN_ROUTES,
+    *SLOT_ROUTES,
     *METRIC_ROUTES,
     Route(
         "GET", "/livez", show_alive, "say that the process serves", None, answers={200: ReadyBody}

@@ -1,0 +1,124 @@
+"""The routes of slots: how much of each quota is used, a wake by hand, and the switch.
+
+Any node answers for all slots, also one that does not dispatch: what is known of them is shared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from headgate.audit import AuditEntry
+from headgate.errors import SlotNotFoundError
+from headgate.runtime.slots import Slots, SlotStatus
+from headgate.slot_bodies import SlotBody, SlotListBody
+from headgate.web.answers import Answer, json_answer
+from headgate.web.api import Api, Route
+from headgate.web.auditing import actor_of
+from headgate.web.requests import Request
+from headgate.web.slot_views import slot_body
+
+OK = 200
+ACCEPTED = 202
+WARM_SECONDS = 20.0
+"""How long a wake by hand is waited for; it goes on, and its slot says what comes of it."""
+
+_UNDER_WAY: set[asyncio.Task[SlotStatus]] = set()
+
+
+async def list_slots(api: Api, _: Request, __: str) -> Answer:
+    """Answer with all slots, in the order of the file."""
+    statuses = () if api.slots is None else api.slots.statuses()
+    now = api.engine.now()
+    bodies = [slot_body(status, now) for status in statuses]
+    return json_answer(OK, SlotListBody(slots=bodies, count=len(bodies)))
+
+
+async def show_slot(api: Api, _: Request, name: str) -> Answer:
+    """Answer with a slot."""
+    return _answer(api, OK, _status(_in(api, name), name))
+
+
+async def warm_slot(api: Api, request: Request, name: str) -> Answer:
+    """Open a slot's window, unless it is open already; a slow provider is not waited for."""
+    slots = _in(api, name)
+    warming = asyncio.create_task(slots.warm(name, _entry(request, "slot.warm", name)))
+    _UNDER_WAY.add(warming)
+    warming.add_done_callback(_ended)
+    await asyncio.wait((warming,), timeout=WARM_SECONDS)
+    status = warming.result() if warming.done() else _status(slots, name)
+    return _answer(api, ACCEPTED, status)
+
+
+async def enable_slot(api: Api, request: Request, name: str) -> Answer:
+    """Have a slot polled and woken again, whatever had disabled it."""
+    entry = _entry(request, "slot.enable", name)
+    return _answer(api, OK, await _in(api, name).switch(name, is_on=True, entry=entry))
+
+
+async def disable_slot(api: Api, request: Request, name: str) -> Answer:
+    """Leave a slot alone until somebody enables it; its tasks wait."""
+    entry = _entry(request, "slot.disable", name)
+    return _answer(api, OK, await _in(api, name).switch(name, is_on=False, entry=entry))
+
+
+def _in(api: Api, name: str) -> Slots:
+    if api.slots is None:
+        raise SlotNotFoundError(name)
+    return api.slots
+
+
+def _status(slots: Slots, name: str) -> SlotStatus:
+    for status in slots.statuses():
+        if status.config.name == name:
+            return status
+    raise SlotNotFoundError(name)
+
+
+def _ended(warming: asyncio.Task[SlotStatus]) -> None:
+    _UNDER_WAY.discard(warming)
+    # Whoever asked may have been answered already, and then nobody asks what came of it.
+    if not warming.cancelled():
+        warming.exception()
+
+
+def _entry(request: Request, action: str, name: str) -> AuditEntry:
+    return AuditEntry(actor=actor_of(request), action=action, subject=name)
+
+
+def _answer(api: Api, status: int, slot: SlotStatus) -> Answer:
+    return json_answer(status, slot_body(slot, api.engine.now()))
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/slots",
+        list_slots,
+        "list key slots: how much of each quota is used, and when it resets",
+        "read",
+        answers={200: SlotListBody},
+    ),
+    Route("GET", "/slots/{id}", show_slot, "show a key slot", "read", answers={200: SlotBody}),
+    Route(
+        "POST",
+        "/slots/{id}/warm",
+        warm_slot,
+        "open the window of a key slot now",
+        answers={202: SlotBody},
+        refuses=("window_open", "slot_unavailable"),
+    ),
+    Route(
+        "POST",
+        "/slots/{id}/enable",
+        enable_slot,
+        "poll and wake a key slot again, whatever had disabled it",
+        answers={200: SlotBody},
+    ),
+    Route(
+        "POST",
+        "/slots/{id}/disable",
+        disable_slot,
+        "leave a key slot alone; its tasks wait",
+        answers={200: SlotBody},
+    ),
+)

@@ -1,0 +1,213 @@
+"""`headgate slots` against answers that were written down: what it prints, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.scripted_server import response, scripted
+from headgate.cli.main import run
+
+SOON = datetime.now(UTC) + timedelta(hours=4, minutes=12, seconds=20)
+OPEN: dict[str, Any] = {
+    "name": "work",
+    "provider": "zai",
+    "state": "open",
+    "enabled": True,
+    "percentUsed": 7.0,
+    "resetsAt": SOON.isoformat(),
+    "level": "pro",
+    "limits": [{"type": "TOKENS_LIMIT", "unit": 3, "percentUsed": 7.0}],
+    "wakeModes": ["after_reset"],
+    "wakesEnabled": True,
+    "nextWake": {
+        "at": (SOON + timedelta(minutes=1)).isoformat(),
+        "mode": "after_reset",
+        "reason": "after_reset mode (1 min after reset)",
+    },
+    "wakePending": False,
+    "lastConfirmedAt": (datetime.now(UTC) - timedelta(minutes=48)).isoformat(),
+    "wakeErrors": 0,
+    "pollErrors": 0,
+}
+USED_UP = OPEN | {
+    "name": "spare",
+    "state": "exhausted",
+    "percentUsed": 100.0,
+    "hold": "slot spare is used up (100%)",
+    "heldUntil": SOON.isoformat(),
+    "wakeModes": [],
+    "wakesEnabled": False,
+    "nextWake": None,
+    "lastConfirmedAt": None,
+    "wakeErrors": 2,
+    "pollErrors": 1,
+}
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "nothing"))
+
+
+def said(
+    capsys: pytest.CaptureFixture[str], call: str, answer: object, *, status: int = 200
+) -> tuple[int, str, str, str]:
+    """Return the exit code, both outputs, and the first line of the request."""
+    with scripted(response(status, json.dumps(answer))) as server:
+        code = run(["slots", *call.split(), "--url", server.url])
+        request = server.requests[0].split("\r\n")[0]
+    out, err = capsys.readouterr()
+    return code, out, err, request
+
+
+def test_status_is_a_line_a_slot(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {"slots": [OPEN, USED_UP], "count": 2}
+    code, out, _, request = said(capsys, "status", answer)
+    assert (code, request) == (0, "GET /slots HTTP/1.1")
+    title, header, first, second, hold = out.splitlines()
+    assert title == "Slots"
+    assert re.split(r"\s{2,}", header.strip())[:4] == ["slot", "state", "used", "resets in"]
+    assert re.split(r"\s{2,}", first.strip()) == [
+        "work",
+        "open",
+        "7%",
+        "4 h 12 min",
+        "4 h 13 min: after_reset",
+        "48 min ago",
+    ]
+    assert re.split(r"\s{2,}", second.strip()) == [
+        "spare",
+        "exhausted",
+        "100%",
+        "4 h 12 min",
+        "never",
+        "1 poll, 2 wake",
+    ]
+    assert hold.startswith("  tasks of spare wait: slot spare is used up (100%), until ")
+
+
+def test_status_as_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _, _ = said(capsys, "status --json", {"slots": [OPEN, USED_UP], "count": 2})
+    assert [json.loads(line)["name"] for line in out.splitlines()] == ["work", "spare"]
+
+
+def test_status_without_slots_says_how_to_have_one(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err, _ = said(capsys, "status", {"slots": [], "count": 0})
+    assert (code, out) == (0, "")
+    assert "[[slots]]" in err
+
+
+def test_status_of_one_slot_is_everything_that_is_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, _, request = said(capsys, "status spare", USED_UP)
+    assert (code, request) == (0, "GET /slots/spare HTTP/1.1")
+    facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in out.splitlines())
+    assert facts["state"] == "exhausted"
+    assert facts["holds tasks"].startswith("slot spare is used up (100%), until ")
+    assert facts["wake modes"] == "none: it is never woken"
+    assert facts["errors"] == "1 poll, 2 wake"
+    assert facts["limit"] == "TOKENS_LIMIT, unit 3, 7% used"
+    _, out, _, _ = said(capsys, "status spare --json", USED_UP)
+    assert json.loads(out)["state"] == "exhausted"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"wakePending": True}, "work: a wake was sent; headgate slots status work says when"),
+        ({}, "work: a wake was sent and confirmed; the window resets in 4 h 12 min"),
+    ],
+)
+def test_warm_says_what_came_of_it(
+    changes: dict[str, object], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _, request = said(capsys, "warm work", OPEN | changes, status=202)
+    assert (code, request) == (0, "POST /slots/work/warm HTTP/1.1")
+    assert out.startswith(line)
+
+
+def test_a_wake_that_is_refused_is_one_line_and_is_not_sent_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    refusal = {
+        "code": "window_open",
+        "error": "slot work: the window is open until 2027-01-15 12:00:00 UTC",
+        "retryable": False,
+        "details": {"slot": "work", "resetsAt": "2027-01-15T12:00:00Z"},
+        "requestId": "r1",
+    }
+    code, out, err, _ = said(capsys, "warm work", refusal, status=409)
+    assert (code, out) == (2, "")
+    assert err == "headgate: slot work: the window is open until 2027-01-15 12:00:00 UTC\n"
+
+
+@pytest.mark.parametrize(
+    ("verb", "changes", "line"),
+    [
+        ("enable", {}, "work is enabled\n"),
+        (
+            "disable",
+            {"enabled": False, "disabledReason": "disabled by hand"},
+            "work is disabled by hand\n",
+        ),
+    ],
+)
+def test_a_slot_is_switched(
+    verb: str, changes: dict[str, object], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _, request = said(capsys, f"{verb} work", OPEN | changes)
+    assert (code, out, request) == (0, line, f"POST /slots/work/{verb} HTTP/1.1")
+    _, out, _, _ = said(capsys, f"{verb} work --json", OPEN | changes)
+    assert json.loads(out)["name"] == "work"
+
+
+def test_a_name_with_anything_in_it_is_one_segment_of_the_path(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, _, _, request = said(capsys, "warm a/../b?c", OPEN, status=202)
+    assert request == "POST /slots/a%2F..%2Fb%3Fc/warm HTTP/1.1"
+
+
+@pytest.mark.parametrize(
+    ("slots", "line"),
+    [
+        ({"slot": {"name": "work", "percentUsed": 7.5, "resetsAt": SOON.isoformat()}}, "7.5% used"),
+        ({"slots": [{"name": "work", "provider": "zai", "percentUsed": 0.0}]}, "0% used"),
+        ({"slot": {"name": "a-label"}}, ""),
+    ],
+)
+def test_why_tells_the_room_of_a_slot_that_holds_nothing(
+    slots: dict[str, object], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = {"taskId": "tsk_1", "state": "running", "reasons": [], **slots}
+    with scripted(response(200, json.dumps(answer))) as server:
+        assert run(["why", "tsk_1", "--url", server.url]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == "tsk_1 is running, and waits for nothing"
+    assert [one.startswith(f"  slot work: {line}") for one in rest] == [True] * bool(line)
+
+
+def test_why_tells_percent_and_reset_of_a_slot_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    until, resets_at = SOON.timestamp(), SOON.timestamp() + 3600
+    message = f"slot work is closed: asked for a pause, 73% used, resets at {resets_at:.0f}"
+    reason = {
+        "hold": {"reason": "gate_closed", "kind": "slot", "name": "work", "resets_at": resets_at},
+        "message": f"{message}, until {until:.0f}",
+        "until": until,
+    }
+    answer = {"taskId": "tsk_1", "state": "queued", "reasons": [reason]}
+    with scripted(response(200, json.dumps(answer))) as server:
+        assert run(["why", "tsk_1", "--url", server.url]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert re.fullmatch(
+        r"  slot work is closed: asked for a pause, 73% used, resets at .+ \(in 5 h\),"
+        r" until .+ \(in 4 h\)",
+        line,
+    )

@@ -1,0 +1,123 @@
+"""`headgate slots run`: slots alone, from the first line to a clean end, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headgate.cli.main import run
+from headgate.data_lock import hold_directory
+from service.fake_providers import fake_provider, requests_of
+from service.support import environment, wait_until
+
+KEY = "sk-no-key-of-anybody"
+SLOT = """
+[[slots]]
+name = "work"
+provider = "zai"
+base_url = "{provider}"
+key_env = "SLOT_KEY"
+wake_modes = ["after_reset"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLOT_KEY", KEY)
+
+
+class Alone:
+    """A process that runs slots; what it says is in a file."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self._said = folder / "said"
+
+    def said(self) -> str:
+        return self._said.read_text()
+
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: text in self.said(), seconds=20, what=self.said)
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(20)
+
+
+@contextmanager
+def running_alone(folder: Path, *options: str) -> Iterator[Alone]:
+    call = ["slots", "run", "--config", str(folder / "slots.toml"), "--data", str(folder / "data")]
+    with (
+        (folder / "said").open("wb") as output,
+        subprocess.Popen(
+            [sys.executable, "-m", "headgate", *call, *options],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            yield Alone(folder, process)
+        finally:
+            process.kill()
+
+
+def test_slots_run_alone_until_ctrl_c_and_a_later_run_repeats_no_wake(tmp_path: Path) -> None:
+    with fake_provider() as provider:
+        settings = tmp_path / "slots.toml"
+        settings.write_text(SLOT.format(provider=provider))
+        with running_alone(tmp_path) as alone:
+            alone.wait_for("slot work wake confirmed")
+            settings.write_text(SLOT.format(provider=provider) + "poll_interval_minutes = 20\n")
+            alone.wait_for("slot work quota poller detected config change")
+            settings.write_text("")
+            alone.wait_for("the file was not taken")
+            assert alone.end() == 0
+        assert "\x1b" not in alone.said()
+        assert "slot work initial wake fired" in alone.said()
+        assert KEY not in alone.said()
+        settings.write_text(SLOT.format(provider=provider))
+        with running_alone(tmp_path, "--json") as alone:
+            alone.wait_for("slot work quota refreshed")
+            assert alone.end() == 0
+        lines = [json.loads(line) for line in alone.said().splitlines()]
+        assert {"slot work quota poller started"} < {line["event"] for line in lines}
+        assert requests_of(provider)[1] == 1
+
+
+def test_a_directory_that_a_service_has_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "slots.toml"
+    settings.write_text(SLOT.format(provider="http://127.0.0.1:1"))
+    with hold_directory(tmp_path, address="http://127.0.0.1:7420"):
+        assert run(["slots", "run", "--config", str(settings), "--data", str(tmp_path)]) == 1
+    err = capsys.readouterr().err
+    assert "which serves http://127.0.0.1:7420" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_settings_without_slots_say_what_to_write(
+    has_file: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if has_file:
+        (tmp_path / "headgate.toml").write_text("")
+    assert run(["slots", "run", "--data", str(tmp_path / "data")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("headgate: slots: ")
+    assert "write [[slots]]" in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "data").exists()
