@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from headgate.provider import Answered, Sent, Unanswered
-from headgate.redaction import REDACTED, redacted
+from headgate.redaction import REDACTED, hidden_address, redacted
 from headgate.slot_logs import MAX_BODY_CHARS, LogLine, SlotLog, SlotTrail, log_files, read_log
 
 MIDNIGHT = 1_767_225_600.0
@@ -99,6 +99,17 @@ SECRETS = [
     ("https://ada:abc1@p.test/", "abc1"),
     ("key sk-proj-abcdefgh12345678 is wrong", "sk-proj-abcdefgh12345678"),
     ('{"message": "{\\"password\\": \\"abc1\\"}"}', "abc1"),
+    ("access_key=abc1", "abc1"),
+    ('{"accessKey": "abc1"}', "abc1"),
+    ('{"secretKey":"abc1"}', "abc1"),
+    ("private_key: abc1", "abc1"),
+    ("session_token=abc1", "abc1"),
+    ("subscription-key=abc1", "abc1"),
+    ("dbPassword=abc1", "abc1"),
+    ("AIzaSyA-1234567890abcdefghijklmnopqrstu", "AIzaSy"),
+    ("gsk_1234567890abcdef", "gsk_1234"),
+    ('{"token": ["abc1", "abc2"], "x": 1}', "abc"),
+    ('{"tokens": 3, "secret": {"a": ["abc1"]}}', "abc"),
 ]
 
 
@@ -113,6 +124,33 @@ def test_what_looks_like_a_secret_is_taken_out(text: str, secret: str) -> None:
 )
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redacted(text) == text
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"token": ["abc1", "abc2"], "x": 1},
+        {"token": {"a": "abc1"}, "x": 1},
+        {"api_key": "abc1", "x": 1},
+        {"key": None, "x": 1},
+    ],
+)
+def test_json_without_its_secrets_is_json_still(document: dict[str, object]) -> None:
+    assert msgspec.json.decode(redacted(msgspec.json.encode(document).decode()))["x"] == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://h/q?k=S1&subscription-key=S2&code=S3", "https://h/q?k=***&subscription-key=***&code=***"),
+        ("https://a:S1@h/q?S2", "https://***@h/q?***"),
+        ("https://h/q?page=2#S1=3", "https://h/q?page=***"),
+        ("https://h/q?key={key}&x=", "https://h/q?key={key}&x="),
+        ("https://h/q", "https://h/q"),
+    ],
+)  # fmt: skip
+def test_an_address_is_shown_without_what_its_query_says(url: str, shown: str) -> None:
+    assert hidden_address(url) == shown
 
 
 @given(st.text(min_size=6, max_size=40), st.text(max_size=60), st.text(max_size=60))

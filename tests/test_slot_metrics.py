@@ -23,7 +23,7 @@ def samples(statuses: Sequence[SlotStatus], now: float) -> Samples:
 
 def test_metrics_show_room_resets_counts_errors_and_loops() -> None:
     async def main(loop: SimulatedLoop, world: World) -> Samples:
-        bad = slot(world, "bad", key=None)
+        bad = slot(world, "bad", key="key-2", is_enabled=False)
         stage = Stage(loop, world, [slot(world, modes=[WakeMode.AFTER_RESET]), bad])
         await stage.start()
         await stage.until(0.4)

@@ -136,6 +136,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"name": ""}, "slots[0].name: must be a text of 1 to 32 characters, all of them printable"),
     ({"name": "x" * 33}, "slots[0].name: must be a text of 1 to 32 characters"),
     ({"name": "a\nb"}, "slots[0].name: must be a text of 1 to 32 characters"),
+    ({"name": "  "}, "slots[0].name: has spaces at its ends; take them out"),
     ({"name": 3}, "slots[0].name: must be a text of 1 to 32 characters"),
     # Keys that nothing reads, and values outside their range.
     ({"zoen": "UTC"}, "slots.work.zoen: is not a setting; did you mean zone?"),
@@ -160,6 +161,9 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"key_env": None}, "slots.work.key_env: is missing; write it, or key_file"),
     ({"key_file": "k"}, "slots.work.key_env: give either key_env or key_file, not both"),
     ({"key_env": KEY}, "slots.work.key_env: is the name of a variable, as ZAI_KEY; the key"),
+    ({"key_env": "abcdef0123456789abcdef"}, "slots.work.key_env: is the name of a variable"),
+    ({"key_env": "gsk_0123456789abcdef"}, "slots.work.key_env: is the name of a variable"),
+    ({"limit_unit": 3}, "slots.work.limit_unit: needs limit_type, the type of the row that"),
     ({"key_env": ""}, "slots.work.key_env: must be a text of 1 to 2,000 characters"),
     # Times and zone.
     ({"wake_times": ["9:00"]}, "slots.work.wake_times: '9:00' is not a time; write HH:MM"),
@@ -408,6 +412,7 @@ def test_nothing_that_shows_settings_shows_a_secret_of_a_slot(tmp_path: Path) ->
         '[[slots]]\nname = "work"\nprovider = "zai"\nkey_env = "ZAI_KEY"\n'
         f'quota_url = "https://h/q?token={KEY}"\n'
         f'headers = {{ x-secret = "{KEY}", x-api-key = "{{key}}" }}\n'
+        f"""wake_body = '{{"api_key": "{KEY}", "model": "m"}}'\n"""
     )
     merged = merge(path, {"ZAI_KEY": KEY}, {})
     found = decode(merged)
@@ -416,6 +421,7 @@ def test_nothing_that_shows_settings_shows_a_secret_of_a_slot(tmp_path: Path) ->
     assert shown["slots.work.key_env"].value == "ZAI_KEY"
     assert shown["slots.work.key_env"].origin == str(path)
     assert shown["slots.work.headers"].value == {"x-secret": "***", "x-api-key": "{key}"}
+    assert '"model": "m"' in str(shown["slots.work.wake_body"].value)
     assert KEY not in repr(difference(Settings(), found))
     assert KEY not in repr(difference(found, Settings()))
 
@@ -444,7 +450,7 @@ def test_a_slot_that_left_the_file_is_gone() -> None:
 
 
 def test_settings_that_a_program_made_can_be_decoded_again() -> None:
-    found = made({"wake_modes": ["interval"], "limit_unit": "hours"})
+    found = made({"wake_modes": ["interval"], "limit_type": "CREDIT", "limit_unit": "hours"})
     assert decode(Merged(loaded_from(found).tables, {})).slots == found.slots
 
 
@@ -458,6 +464,19 @@ def test_a_target_with_a_slot_that_is_not_configured_is_a_warning_where_others_a
     assert warnings_of(made({}, targets=targets)) == [
         "targets.a.slot: no [[slots]] has the name 'wrok'; its quota is not read"
     ]
+
+
+def test_a_target_that_writes_a_key_names_a_slot_that_has_one() -> None:
+    command = {"kind": "command", "command": ["run"], "env": {"K": "{slot.key}"}}
+    line = (
+        "targets.a.slot: no [[slots]] has the name 'wrok', and {slot.key} needs its key; "
+        "add it, or correct the name"
+    )
+    assert refusal({}, targets={"a": command | {"slot": "wrok"}}) == line
+    assert refusal(targets={"a": command | {"slot": "wrok"}}) == line
+    assert made({}, targets={"a": command | {"slot": "work"}}).targets["a"].slot == "work"
+    named = command | {"slot": "wrok", "env": {"K": "{slot.name}"}}
+    assert made({}, targets={"a": named}).targets["a"].slot == "wrok"
 
 
 def test_a_target_may_name_a_provider_that_has_a_slot() -> None:

@@ -12,7 +12,7 @@ from headgate.errors import InvalidSettingError
 from headgate.provider import Answered, Call, Sent, Unanswered
 from headgate.runtime.slot_status import SlotSetup
 from headgate.settings import Settings, SlotSettings
-from headgate.slot_wiring import SlotParts, slot_setups
+from headgate.slot_wiring import SlotParts
 
 KEY = "hunter2.the-key-of-the-slot"
 ENVIRON = {"ZAI_KEY": KEY, "ORGANISATION": "hunter2-org"}
@@ -37,13 +37,13 @@ def with_slots(*slots: SlotSettings) -> Settings:
 
 
 def only(slot: SlotSettings, environ: dict[str, str]) -> SlotSetup:
-    (setup,) = slot_setups(with_slots(slot), environ)
+    (setup,) = SlotParts(environ).setups(with_slots(slot))
     return setup
 
 
 def test_slots_are_set_up_in_the_order_of_the_file() -> None:
     other = SlotSettings(name="a", provider="openai", key_env="ZAI_KEY", logging=False)
-    setups = slot_setups(with_slots(WORK, other), ENVIRON)
+    setups = SlotParts(ENVIRON).setups(with_slots(WORK, other))
     assert [setup.config.name for setup in setups] == ["work", "a"]
     assert [setup.is_logging for setup in setups] == [True, False]
     assert [setup.read_key() for setup in setups] == [KEY, KEY]
@@ -60,9 +60,9 @@ def test_a_slot_without_its_key_is_set_up_and_says_so_when_it_is_used() -> None:
 
 def test_slots_whose_keys_cannot_be_read_do_not_share_a_window() -> None:
     other = SlotSettings(name="other", provider="zai", key_env="ZAI_KEY")
-    without = slot_setups(with_slots(WORK, other), {})
+    without = SlotParts({}).setups(with_slots(WORK, other))
     assert len({setup.config.key_digest for setup in without}) == 2
-    having = slot_setups(with_slots(WORK, other), ENVIRON)
+    having = SlotParts(ENVIRON).setups(with_slots(WORK, other))
     assert len({setup.config.key_digest for setup in having}) == 1
 
 

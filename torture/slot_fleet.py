@@ -54,6 +54,10 @@ class NotedSlots:
         self._rows: dict[str, SlotRow] = {}
         self._version = 0
 
+    def row(self, name: str) -> SlotRow:
+        """Return what is kept of a slot."""
+        return self._rows.get(name) or SlotRow(name=name)
+
     async def rows(self, after: int = -1) -> tuple[SlotRow, ...]:
         """Return the rows that changed after a version."""
         await asyncio.sleep(0)
@@ -74,6 +78,10 @@ class NotedSlots:
             self._write(row)
         await asyncio.sleep(0)
         return answer
+
+    async def drop_unreadable(self, name: str) -> bool:  # noqa: ARG002
+        """Find every row readable."""
+        return False
 
     async def forget(self, configured: Collection[str]) -> int:  # noqa: ARG002
         """Forget nothing."""

@@ -34,6 +34,7 @@ from torture.slot_fleet import (
     Served,
     fleet,
 )
+from torture.slot_troubles import BadDays, report
 
 START = datetime(2026, 3, 26, 0, 0, 30, tzinfo=UTC).timestamp()
 """Three days before clocks change in Berlin."""
@@ -48,6 +49,8 @@ ON_ITS_WAY_SECONDS = 2 * MAX_LATENCY_SECONDS
 
 MOST_GROWTH_BYTES = 10 * 1024 * 1024
 MOST_NAMED = 5
+BAD_HOURS = 24
+FEWEST_BAD_SLOTS = 10
 MAX_STEPS = 2_000_000_000
 _STATM_RESIDENT = 1
 
@@ -154,7 +157,7 @@ def moments(time_of_day: str, zone: tzinfo, days: int) -> dict[str, float]:
 
 def run(options: argparse.Namespace) -> bool:
     """Run the fleet, print what came of it, and return whether every promise was kept."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     week = Fleet(slots=options.slots, days=options.days, seed=options.seed)
     began = time.process_time()
     steps = simulate(week.live, seed=options.seed, start=START, max_steps=MAX_STEPS).steps
@@ -168,7 +171,7 @@ def run(options: argparse.Namespace) -> bool:
     print(f"  triggers {due:,}, missed {missed}, doubled {doubled}")
     print(f"  memory after the first day {week.first_day_bytes >> 20} MB, then", end=" ")
     print(f"{growth / 2**20:+.1f} MB")
-    return (
+    is_kept = (
         not missed
         and not doubled
         and due > 0
@@ -176,6 +179,14 @@ def run(options: argparse.Namespace) -> bool:
         and provider.needless <= provider.failures
         and growth < MOST_GROWTH_BYTES
     )
+    return _runs_through_bad_days(options) and is_kept
+
+
+def _runs_through_bad_days(options: argparse.Namespace) -> bool:
+    slots = max(options.slots // 10, FEWEST_BAD_SLOTS)
+    bad = BadDays(slots=slots, hours=BAD_HOURS, seed=options.seed)
+    simulate(bad.live, seed=options.seed, start=START, max_steps=MAX_STEPS)
+    return report(bad)
 
 
 def _until(

@@ -220,7 +220,8 @@ class SlotUnavailableError(LimitReachedError):
     """A slot sends nothing now; `reason` says why and what to do."""
 
     def __init__(self, name: str, reason: str, *, until: float | None = None) -> None:
-        super().__init__(f"slot {name}: {reason}")
+        lasts = "" if until is None else f", until {_at(until)}"
+        super().__init__(f"slot {name}: {reason}{lasts}")
         self.name = name
         self.reason = reason
         self.until = until

@@ -7,12 +7,21 @@ import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
+from headgate.errors import InvalidSettingError
+
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 HEADER_VALUE = re.compile(r"(?:[!-~](?:[ \t!-~]*[!-~])?)?")
 SECRET_NAME = re.compile("authorization|cookie|key|password|secret|token", re.IGNORECASE)
 """Names under which one expects a secret, in headers as in queries."""
 CARRIAGE = ("connection", "content-length", "host", "transfer-encoding")
 """Headers that frame a message, and are nobody's to choose."""
+
+
+def check_header_value(value: str, setting: str) -> None:
+    """Refuse a value that no header can carry; the value is not repeated."""
+    if not HEADER_VALUE.fullmatch(value):
+        problem = "its value must be printable ASCII without spaces at its ends"
+        raise InvalidSettingError(setting, problem)
 
 
 def retry_after_seconds(headers: Mapping[str, str], *, now: float) -> float | None:

@@ -15,21 +15,59 @@ REDACTED = "[redacted]"
 MIN_SECRET_LENGTH = 4
 """A shorter text is no key, and turns up everywhere."""
 
+HIDDEN = "***"
+"""Stands for a value that is left out of an address or of settings."""
+
 _NAMES = (
-    r"(?:x[-_])?api[-_]?key|authorization|(?:access|auth|refresh|id)[-_]?token|token|"
-    r"(?:client[-_]?)?secret|password|passwd|key|sig|signature"
+    r"(?i:api[-_]?key|authorization|(?:access|auth|refresh|id|session)[-_]?token|token|"
+    r"secret|password|passwd|key|sig|signature)"
 )
+# What a name ends with tells: `access_key` and `accessKey` are keys, a monkey is none.
+_NAME = (
+    rf"(?<![\w-])(?:(?:[\w-]*[-_])?{_NAMES}|"
+    r"\w*[a-z0-9](?:Key|Token|Secret|Password|Signature))"
+)
+_BEFORE = rf"({_NAME}\\*\"?\s*[:=]\s*)"
+_NO_SCHEME = r"(?!(?i:bearer|basic) )"
 _RULES = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]+"), rf"\1 {REDACTED}"),
+    (re.compile(rf'{_BEFORE}"{_NO_SCHEME}(?:[^"\\]|\\.)+', re.DOTALL), rf'\1"{REDACTED}'),
+    (re.compile(rf'{_BEFORE}(\\+"){_NO_SCHEME}[^"\\]+'), rf"\1\2{REDACTED}"),
+    # A list or an object goes as a whole; one whose end was cut off, with all that follows.
     (
         re.compile(
-            rf'(?i)(?<![\w-])((?:{_NAMES})\\?"?\s*[:=]\s*\\?"?)(?!bearer |basic )[^"&\s,}}\\]+'
+            rf"{_BEFORE}(?:\[(?!redacted\])(?:[^\[\]]|\[[^\[\]]*\])*+(?:\]|.*)|"
+            r"\{(?:[^{}]|\{[^{}]*\})*+(?:\}|.*))",
+            re.DOTALL,
         ),
+        rf'\1"{REDACTED}"',
+    ),
+    (re.compile(rf'({_NAME}"\s*:\s*)[^"\s,}}\]\\]+'), rf'\1"{REDACTED}"'),
+    (
+        re.compile(rf'{_BEFORE}{_NO_SCHEME}(?!\[redacted\])[^"&\s,}}\\]+'),
         rf"\1{REDACTED}",
     ),
     (re.compile(r"://[^/@\s\"]+@"), f"://{REDACTED}@"),
-    (re.compile(r"\b(?:sk|pk|ghp|xox[abp])[-_][\w-]{8,}"), REDACTED),
+    (re.compile(r"\b(?:(?:sk|pk|gsk|ghp|xox[abp])[-_][\w-]{8,}|AIza[\w-]{20,})"), REDACTED),
 )
+_REFERENCE = re.compile(r"\{[\w.]+\}")
+_CREDENTIALS = re.compile(r"(?<=://).*@", re.DOTALL)
+
+
+def hidden_address(url: str) -> str:
+    """Return an address without credentials, and with nothing that its query says.
+
+    Any parameter may be a secret, whatever it is called; a reference such as `{key}` is none.
+    """
+    place, mark, query = _CREDENTIALS.sub(f"{HIDDEN}@", url).partition("#")[0].partition("?")
+    return f"{place}{mark}{'&'.join(map(_hidden_parameter, query.split('&')))}"
+
+
+def _hidden_parameter(parameter: str) -> str:
+    name, sign, value = parameter.partition("=")
+    if not sign:
+        return HIDDEN if name else ""
+    return f"{name}={value if not value or _REFERENCE.fullmatch(value) else HIDDEN}"
 
 
 def redacted(text: str, secrets: tuple[str, ...] = ()) -> str:

@@ -44,7 +44,8 @@ class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
 
     `state` is `cold` while no window is open, and `unknown` before the first reading. A slot that
     is not `enabled` is neither polled nor woken, one without `wakes_enabled` is only polled;
-    `disabled_reason` says why, unless no mode was configured.
+    `disabled_reason` says why, unless no mode was configured. `last_error` is what went wrong at
+    the last poll.
     """
 
     name: str
@@ -66,6 +67,7 @@ class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
     last_confirmed_at: datetime | None = None
     wake_errors: int
     poll_errors: int
+    last_error: str = ""
     last_poll_at: datetime | None = None
     next_poll_at: datetime | None = None
     disabled_reason: str = ""

@@ -26,6 +26,9 @@ from headgate.redaction import redacted
 
 log = structlog.get_logger("headgate.slots")
 
+LOG_FOLDER = "logs"
+"""The folder of a data directory in which the files lie."""
+
 MAX_QUEUED = 10_000
 MAX_BATCH = 1_000
 MAX_BODY_CHARS = 4_096

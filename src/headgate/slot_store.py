@@ -41,5 +41,8 @@ class SlotStore(Protocol):
         reaches the caller.
         """
 
+    async def drop_unreadable(self, name: str) -> bool:
+        """Drop the row of a slot if it cannot be read; tell whether there was such a row."""
+
     async def forget(self, configured: Collection[str]) -> int:
         """Forget slots that are not configured and have not changed for long; return how many."""

@@ -7,7 +7,6 @@ same, and says at its first use what is missing.
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -16,9 +15,10 @@ from pathlib import Path
 
 import msgspec
 
+from headgate.core.slots import SlotConfig
 from headgate.errors import InvalidSettingError
-from headgate.executors.environment import Environment, no_slot_keys
-from headgate.http_headers import HEADER_VALUE
+from headgate.executors.environment import VARIABLE, Environment, no_slot_keys
+from headgate.http_headers import check_header_value
 from headgate.provider import Provider
 from headgate.providers.build import build_provider
 from headgate.providers.slot_places import ProviderPlace
@@ -27,13 +27,9 @@ from headgate.runtime.slots import Slots, SlotSetup
 from headgate.settings import Settings, SlotSettings
 from headgate.settings.messages import key_path
 from headgate.settings.slot_keys import place_of, read_key, slot_config
-from headgate.slot_logs import SlotLog
+from headgate.slot_logs import LOG_FOLDER, SlotLog
 from headgate.stores.slots import SqlSlots
 from headgate.stores.sql_store import SqlTaskStore
-
-LOG_FOLDER = "logs"
-
-_VARIABLE = re.compile(r"\{env\.(\w+)\}")
 
 
 class SlotParts:
@@ -58,11 +54,14 @@ class SlotParts:
     def _setup(self, settings: Settings, slot: SlotSettings) -> SlotSetup:
         place, problem = self._place(slot)
         reader = _reader(slot, self._environ, problem)
+        config_for = _configurer(settings, slot)
         return SlotSetup(
-            config=slot_config(settings, slot, _key_or_none(reader)),
+            config=config_for(_key_or_none(reader)),
             provider=self._provider(slot, place),
             read_key=reader,
             is_logging=slot.logging,
+            key_mark=partial(file_mark, slot.key_file),
+            config_for=config_for,
         )
 
     def _place(self, slot: SlotSettings) -> tuple[ProviderPlace, InvalidSettingError | None]:
@@ -165,9 +164,15 @@ def attach_slots(
     return work
 
 
-def slot_setups(settings: Settings, environ: Mapping[str, str]) -> tuple[SlotSetup, ...]:
-    """Return all slots of the settings with what they need, in the order of the file."""
-    return SlotParts(environ).setups(settings)
+def file_mark(name: str | None) -> object:
+    """Return what changes whenever a file does, without reading it; None if it is not there."""
+    if name is None:
+        return None
+    try:
+        found = Path(name).expanduser().stat()
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _reader(
@@ -180,6 +185,13 @@ def _reader(
         return read_key(slot, environ)
 
     return read
+
+
+def _configurer(settings: Settings, slot: SlotSettings) -> Callable[[str | None], SlotConfig]:
+    def config_for(key: str | None) -> SlotConfig:
+        return slot_config(settings, slot, key)
+
+    return config_for
 
 
 def _key_or_none(reader: Callable[[], str]) -> str | None:
@@ -198,11 +210,9 @@ def _filled_headers(
     given: list[str] = []
     for name, text in slot.headers.items():
         setting = key_path("slots", slot.name, "headers", name)
-        parts = _VARIABLE.split(text)
+        parts = VARIABLE.split(text)
         parts[1::2] = [environment.value(one, setting=setting) for one in parts[1::2]]
         given += parts[1::2]
         filled[name] = "".join(parts)
-        if not HEADER_VALUE.fullmatch(filled[name]):
-            problem = "its value must be printable ASCII without spaces at its ends"
-            raise InvalidSettingError(setting, problem)
+        check_header_value(filled[name], setting)
     return filled, tuple(given)

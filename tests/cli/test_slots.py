@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from client.scripted_server import response, scripted
+from headgate.cli import times
 from headgate.cli.main import run
 
-SOON = datetime.now(UTC) + timedelta(hours=4, minutes=12, seconds=20)
+NOW = datetime(2027, 1, 15, 8, 0, tzinfo=UTC)
+SOON = NOW + timedelta(hours=4, minutes=12, seconds=20)
 OPEN: dict[str, Any] = {
     "name": "work",
     "provider": "zai",
@@ -31,7 +33,7 @@ OPEN: dict[str, Any] = {
         "reason": "after_reset mode (1 min after reset)",
     },
     "wakePending": False,
-    "lastConfirmedAt": (datetime.now(UTC) - timedelta(minutes=48)).isoformat(),
+    "lastConfirmedAt": (NOW - timedelta(minutes=48)).isoformat(),
     "wakeErrors": 0,
     "pollErrors": 0,
 }
@@ -48,6 +50,20 @@ USED_UP = OPEN | {
     "wakeErrors": 2,
     "pollErrors": 1,
 }
+
+
+class StoppedClock(datetime):
+    """A clock that shows one time, however long a test takes."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> StoppedClock:
+        """Return that time."""
+        return cls.fromtimestamp(NOW.timestamp(), tz)
+
+
+@pytest.fixture(autouse=True)
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(times, "datetime", StoppedClock)
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +132,41 @@ def test_status_of_one_slot_is_everything_that_is_known(
     assert facts["limit"] == "TOKENS_LIMIT, unit 3, 7% used"
     _, out, _, _ = said(capsys, "status spare --json", USED_UP)
     assert json.loads(out)["state"] == "exhausted"
+
+
+OFF = "disabled by hand, `headgate slots enable work` brings it back"
+
+
+@pytest.mark.parametrize(
+    ("changes", "fact", "text"),
+    [
+        ({"pollErrors": 1, "lastError": "server error: 500"}, "last error", "server error: 500"),
+        ({"enabled": False, "disabledReason": OFF, "hold": OFF}, "holds tasks", OFF),
+        ({"enabled": False, "disabledReason": OFF, "hold": OFF}, "reason", None),
+        ({"disabledReason": "wakes were not confirmed"}, "reason", "wakes were not confirmed"),
+        (
+            {"nextWake": OPEN["nextWake"] | {"at": (NOW - timedelta(days=273)).isoformat()}},
+            "next wake",
+            "now: after_reset mode (1 min after reset)",
+        ),
+        ({"wakeLoop": {"restarts": 1, "problem": "stuck"}}, "wake loop", "restarted once, stuck"),
+        ({"wakeLoop": {"restarts": 2, "problem": "x"}}, "wake loop", "restarted 2 times, x"),
+    ],
+)
+def test_a_fact_is_told_once_and_in_words(
+    changes: dict[str, object], fact: str, text: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _, _ = said(capsys, "status work", OPEN | changes)
+    facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in out.splitlines())
+    assert facts.get(fact) == text
+
+
+@pytest.mark.parametrize("verb", ["status", "warm", "enable", "disable"])
+def test_a_name_that_is_empty_is_refused_by_its_own_name(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["slots", verb, ""]) == 2
+    assert "NAME" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

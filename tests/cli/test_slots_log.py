@@ -159,3 +159,13 @@ def read_lines(stream: IO[bytes]) -> Iterator[int]:
     threading.Thread(target=take, daemon=True).start()
     while True:
         yield int(json.loads(found.get(timeout=PATIENCE_SECONDS))["ts"][17:19])
+
+
+def test_a_data_directory_that_is_not_there_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    assert run(["slots", "log", "--data", str(gone)]) == 2
+    assert capsys.readouterr().err == (
+        f"headgate: --data: {gone} is no directory; name the service's\n"
+    )

@@ -96,8 +96,8 @@ def test_the_slot_is_disabled_at_the_limit_of_errors_and_not_before() -> None:
     config = WakeConfig(max_consecutive_errors=3)
     schedule = SlotSchedule()
     disabled = []
-    for _ in range(3):
-        schedule = poll_failed(config, schedule, NOW, "timeout")
+    for hours in range(3):
+        schedule = poll_failed(config, schedule, NOW + hours * 3 * 3600, "timeout")
         disabled.append(schedule.slot_auto_disabled)
     assert disabled == [False, False, True]
     assert schedule.disabled_reason == "3 polls failed in a row, the last: timeout"
@@ -123,12 +123,12 @@ def test_failures_while_a_wake_is_pending_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("retry_after", "is_pending", "wait"),
     [
-        (None, False, 1800),
+        (None, False, 60),
         (None, True, 60),
-        (0, False, 1800),
+        (0, False, 60),
         (0, True, 60),
-        (-5, False, 1800),
-        (float("nan"), False, 1800),
+        (-5, False, 60),
+        (float("nan"), False, 60),
         (0.2, False, 1),
         (1, False, 1),
         (59, False, 59),
@@ -147,6 +147,52 @@ def test_too_many_requests_waits_as_long_as_it_says(
     assert next_poll_at(WakeConfig(), throttled, NOW) == NOW + wait
     assert next_poll_at(WakeConfig(), throttled, NOW + wait) == NOW + wait
     assert throttled.consecutive_poll_errors == 0
+
+
+def test_a_provider_that_says_no_time_is_asked_after_a_minute_and_then_less_often() -> None:
+    config, schedule, now = WakeConfig(), SlotSchedule(), NOW
+    waits = []
+    for _ in range(7):
+        schedule = slot_throttled(config, schedule, now, None)
+        due = next_poll_at(config, schedule, now)
+        assert due is not None
+        waits.append((due - now) / MINUTE)
+        now = due
+    assert waits == [1, 2, 4, 8, 16, 30, 30]
+
+
+def test_a_poll_out_of_turn_that_fails_neither_counts_nor_moves_the_next() -> None:
+    config = WakeConfig()
+    schedule = poll_failed(config, poll_succeeded(SlotSchedule(), NOW), NOW + 60, "timeout")
+    assert schedule.consecutive_poll_errors == 0
+    assert next_poll_at(config, schedule, NOW + 60) == NOW + 30 * MINUTE
+    schedule = poll_failed(config, schedule, NOW + 30 * MINUTE, "timeout")
+    assert schedule.consecutive_poll_errors == 1
+    schedule = poll_failed(config, schedule, NOW + 80 * MINUTE, "timeout")
+    assert schedule.consecutive_poll_errors == 1
+    assert next_poll_at(config, schedule, NOW + 80 * MINUTE) == NOW + 90 * MINUTE
+
+
+@settings(deadline=None, max_examples=200)
+@given(steps=st.lists(st.tuples(st.booleans(), st.floats(0.0, 4_000.0)), max_size=60))
+def test_however_often_a_slot_is_asked_errors_come_no_faster_than_the_backoff(
+    steps: list[tuple[bool, float]],
+) -> None:
+    config, schedule, now = WakeConfig(), SlotSchedule(), NOW
+    regular, counted = SlotSchedule(), 0
+    for waits_for_turn, seconds in steps:
+        due = next_poll_at(config, schedule, now)
+        if due is None:
+            break
+        now = due if waits_for_turn else now + seconds
+        schedule = poll_failed(config, schedule, now, "timeout")
+        after = next_poll_at(config, schedule, now)
+        assert after is None or after > now
+    at = NOW
+    while at <= now and (due := next_poll_at(config, regular, at)) is not None and due <= now:
+        at, counted = due, counted + 1
+        regular = poll_failed(config, regular, at, "timeout")
+    assert schedule.consecutive_poll_errors <= counted
 
 
 def test_a_provider_that_always_says_one_second_is_asked_less_and_less_often() -> None:
@@ -182,12 +228,14 @@ def exhausted(resets_in: float | None) -> SlotReading:
         (600, 0, 9, 602),
         (0.5, 0, 0, 2.5),
         (-2, 0, 0, 60),
-        (-599, 0, 0, 60),
-        (-601, 0, 0, 1800),
-        (-2, 0, 1, 120),
-        (-2, 0, 2, 240),
-        (-9000, 0, 4, 960),
-        (-9000, 0, 5, 480 * 60),
+        (-62, 0, 0, 60),
+        (-122, 0, 0, 120),
+        (-602, 0, 0, 600),
+        (-902, 0, 0, 900),
+        (-2, 0, 1, 60),
+        (-2, 0, 9, 60),
+        (-9000, 0, 0, 900),
+        (-9000, 0, 9, 900),
         (600, 601, 0, 602),
     ],
 )
@@ -200,11 +248,15 @@ def test_an_exhausted_slot_is_read_right_after_its_reset(
     assert due == NOW + wait
 
 
-def test_a_provider_that_is_away_at_a_reset_does_not_disable_the_slot_within_hours() -> None:
+def test_a_provider_that_is_away_at_a_reset_is_asked_on_and_disabled_no_sooner() -> None:
     config, schedule, now = WakeConfig(), SlotSchedule(last_poll_at=NOW), NOW
+    waits = []
     while (due := next_poll_at(config, schedule, now, reading=exhausted(60))) is not None:
+        waits.append(due - now)
         now = due
         schedule = poll_failed(config, schedule, now, "connection refused")
+    assert waits[:7] == [62, 60, 60, 120, 240, 480, 778]
+    assert max(waits) == 900
     assert now - NOW > 24 * 3600
 
 

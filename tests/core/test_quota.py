@@ -287,3 +287,11 @@ def test_no_row_raises_and_none_is_lost(rows: list[object]) -> None:
 def test_no_message_raises(message: str) -> None:
     found = reset_time_in(message, SHANGHAI)
     assert found is None or isinstance(found, float)
+
+
+@pytest.mark.parametrize("units", [(6, 3), (3, 6)])
+def test_of_two_rows_of_tokens_that_of_hours_drives_wakes(units: tuple[int, int]) -> None:
+    rows = tuple(QuotaLimit(type="TOKENS_LIMIT", unit=unit) for unit in units)
+    driving = driving_limit(QuotaReport(limits=rows))
+    assert isinstance(driving, QuotaLimit)
+    assert driving.unit == 3

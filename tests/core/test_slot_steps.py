@@ -124,6 +124,25 @@ def test_the_claim_of_a_dead_node_ends_whatever_the_clock_does(later: float) -> 
     assert world.row("work").reading is None
 
 
+def test_a_claim_of_another_clock_does_not_put_off_the_poll_of_a_start() -> None:
+    world = started()
+    world.now += 86_400
+    take = partial(claim_poll, config=WORK, seconds=CLAIM_SECONDS)
+    world.step(("work",), partial(take, claim_id="dead"))
+    world.now -= 86_400
+    row = world.begin("work", starts=True)
+    assert poll_due_at(WORK, row, world.now) == world.now
+
+
+def test_the_next_poll_counts_from_when_the_last_one_began() -> None:
+    world = started(ASLEEP)
+    life = world.poll("work")
+    next(life)
+    world.now += 20
+    finish(life)
+    assert poll_due_at(ASLEEP, world.row("work"), world.now) == NOW + 1_800
+
+
 def test_a_poll_that_is_not_due_is_claimed_by_force_only_and_never_in_a_pause() -> None:
     world = started(ASLEEP)
     finish(world.quota_pass("work"))
@@ -139,7 +158,11 @@ def test_a_poll_that_is_not_due_is_claimed_by_force_only_and_never_in_a_pause() 
 def test_a_good_reading_is_kept_and_ends_errors() -> None:
     world = started(ASLEEP)
     away = failure(QuotaFailureKind.TIMEOUT, message="no answer in 10 s")
-    failures = [polled(world, away) for _ in range(3)]
+    failures = []
+    for _ in range(3):
+        failures.append(polled(world, away))
+        world.now += 8 * HOUR
+    world.now = NOW
     errors = [(done.errors_before, done.errors_after) for done in failures]
     assert errors == [(0, 1), (1, 2), (2, 3)]
     done = failures[-1]
@@ -181,7 +204,10 @@ def test_a_report_without_the_driving_row_is_garbage() -> None:
 
 def test_polling_is_disabled_at_the_limit_of_errors_and_says_so() -> None:
     world = started(ASLEEP)
-    outcomes = [polled(world, failure(QuotaFailureKind.TIMEOUT)) for _ in range(10)]
+    outcomes = []
+    for _ in range(10):
+        outcomes.append(polled(world, failure(QuotaFailureKind.TIMEOUT)))
+        world.now += 8 * HOUR
     assert [done.is_disabled for done in outcomes] == [False] * 9 + [True]
     assert outcomes[-1].backoff_minutes is None
     hold = standing_of(ASLEEP, world.row("work"), NOW).hold
@@ -207,6 +233,9 @@ def test_a_disabled_slot_comes_back_by_hand_or_by_any_change_of_its_settings(by_
     world = started()
     for _ in range(10):
         polled(world, failure(QuotaFailureKind.TIMEOUT))
+        world.now += 8 * HOUR
+    assert world.row("work").schedule.slot_auto_disabled
+    world.now = NOW
     if by_hand:
         world.step(("work",), partial(switch, config=WORK, is_on=True))
     else:
@@ -251,7 +280,7 @@ def test_an_exhausted_slot_is_held_until_a_poll_says_otherwise() -> None:
         ((tokens(99.9, 600),), 99.9, 600, False),
         ((tokens(100, 600),), 100, 600, True),
         ((tokens(120, 600),), 120, 600, True),
-        ((tokens(100, -1),), 100, -1, False),
+        ((tokens(100, -1),), 100, -1, True),
         ((tokens(100),), 100, None, True),
         ((tokens(7, 600), tokens(100, 9000)), 100, 9000, True),
         ((tokens(100, 600), tokens(100, 9000)), 100, 9000, True),

@@ -78,6 +78,14 @@ def closed(world: World, name: str = "work", claim_id: str = "r1") -> WindowDone
     return world.step(names(world, name), step)
 
 
+def told_nothing(world: World, name: str) -> None:
+    """Let a poll fail, after which a retry window may end."""
+    provider = world.provider(name)
+    provider.failure = QuotaFailure(kind=QuotaFailureKind.TIMEOUT)
+    finish(world.quota_pass(name))
+    provider.failure = None
+
+
 def failed(kind: QuotaFailureKind, **fields: object) -> WakeAnswer:
     return WakeAnswer(failure=QuotaFailure(kind=kind, **fields))  # type: ignore[arg-type]
 
@@ -158,7 +166,7 @@ def test_no_wake_goes_before_a_pause_ends_and_the_trigger_is_kept() -> None:
         (failed(QuotaFailureKind.REFUSED, code=401), "refused", False, True, None),
         (failed(QuotaFailureKind.THROTTLED, retry_after_seconds=5), "throttled", True, False, 5),
         (failed(QuotaFailureKind.THROTTLED), "throttled", True, False, 60),
-        (failed(QuotaFailureKind.EXHAUSTED, resets_at=NOW + 9), "exhausted", False, False, 11),
+        (failed(QuotaFailureKind.EXHAUSTED, resets_at=NOW + 99), "exhausted", False, False, 101),
     ],
 )
 def test_what_the_answer_to_a_wake_means(
@@ -235,6 +243,7 @@ def test_polls_come_every_minute_while_a_wake_is_pending_whatever_the_backoff() 
 def test_a_retry_whose_reply_got_lost_is_given_again() -> None:
     world = due()
     claimed(world)
+    told_nothing(world, "work")
     world.now += WINDOW
     first, again = closed(world), closed(world)
     assert first.outcome is again.outcome is WindowEnd.RETRY_NOW
@@ -340,6 +349,8 @@ def test_retries_of_slots_of_one_key_are_sent_once() -> None:
 def test_a_retry_a_moment_after_another_slots_wake_joins_it() -> None:
     world = due(WORK, HOME)
     claimed(world)
+    told_nothing(world, "work")
+    told_nothing(world, "home")
     home = world.row("home")
     deadline = NOW + WINDOW + 30
     schedule = msgspec.structs.replace(home.schedule, wake_retry_window_deadline=deadline)

@@ -19,6 +19,7 @@ from headgate.core.wake_confirmation import (
     wake_needed,
     wake_sent,
 )
+from headgate.core.wake_lifecycle import slot_started
 
 NOW = 1_771_176_960.0
 NOW_MS = int(NOW * 1000)
@@ -58,6 +59,11 @@ def test_the_pre_check_fails_open(quota: QuotaLimit | QuotaFailure, needed: bool
     assert wake_needed(quota, NOW) is needed
 
 
+def polled(schedule: SlotSchedule, now: float = NOW) -> SlotSchedule:
+    """Return the schedule after a poll that told nothing."""
+    return poll_failed(CONFIG, schedule, now, "timeout")
+
+
 def test_a_sent_wake_is_pending_with_its_snapshot_and_window() -> None:
     schedule = pending(snapshot_ms=NOW_MS - HOUR_MS)
     assert schedule.wake_pending
@@ -85,7 +91,13 @@ def test_a_sent_wake_serves_what_is_due() -> None:
     [
         (None, NOW_MS + 5 * HOUR_MS, Confirmation.CONFIRMED),
         (NOW_MS - HOUR_MS, NOW_MS + 5 * HOUR_MS, Confirmation.CONFIRMED),
-        (NOW_MS - HOUR_MS, NOW_MS - HOUR_MS + 1, Confirmation.CONFIRMED),
+        (NOW_MS - HOUR_MS, NOW_MS - HOUR_MS + 1, Confirmation.NOT_CONFIRMED),
+        (NOW_MS - 2 * HOUR_MS, NOW_MS - HOUR_MS, Confirmation.NOT_CONFIRMED),
+        (None, NOW_MS - HOUR_MS, Confirmation.NOT_CONFIRMED),
+        (None, NOW_MS, Confirmation.NOT_CONFIRMED),
+        (None, NOW_MS + 1, Confirmation.CONFIRMED),
+        (NOW_MS - 5, NOW_MS + 5, Confirmation.NOT_CONFIRMED),
+        (NOW_MS - 5, NOW_MS + 60_000, Confirmation.CONFIRMED),
         (NOW_MS - HOUR_MS, NOW_MS - HOUR_MS, Confirmation.NOT_CONFIRMED),
         (NOW_MS - HOUR_MS, NOW_MS - 2 * HOUR_MS, Confirmation.NOT_CONFIRMED),
         (NOW_MS - HOUR_MS, None, Confirmation.NOT_CONFIRMED),
@@ -147,7 +159,7 @@ def test_what_the_end_of_a_window_calls_for(
     elapsed: float, retried: bool, errors: int, outcome: WindowEnd
 ) -> None:
     schedule = msgspec.structs.replace(
-        pending(), wake_timeout_retry_fired=retried, wake_errors=errors
+        polled(pending()), wake_timeout_retry_fired=retried, wake_errors=errors
     )
     step = close_window(CONFIG, schedule, NOW + elapsed)
     assert step.outcome is outcome
@@ -175,7 +187,7 @@ def test_the_forced_retry_keeps_the_snapshot_from_before_the_first_wake() -> Non
 def test_the_forced_retry_serves_a_trigger_that_was_held() -> None:
     config = msgspec.structs.replace(CONFIG, wake_interval_minutes=10)
     schedule = wake_sent(config, SlotSchedule(last_interval_fire=NOW - 600), NOW)
-    retried = close_window(config, schedule, NOW + WINDOW).schedule
+    retried = close_window(config, polled(schedule), NOW + WINDOW).schedule
     assert retried.last_interval_fire == NOW + WINDOW
 
 
@@ -183,7 +195,7 @@ def test_an_unconfirmed_wake_does_not_suppress_the_next() -> None:
     schedule = pending()
     assert should_fire_wake(PATIENT, schedule, NOW + 3600) is None
     for end in (NOW + WINDOW, NOW + 2 * WINDOW):
-        schedule = close_window(PATIENT, schedule, end).schedule
+        schedule = close_window(PATIENT, polled(schedule), end).schedule
     assert not schedule.wake_pending
     assert should_fire_wake(PATIENT, schedule, NOW + 3600) is not None
 
@@ -197,7 +209,7 @@ def test_errors_of_unconfirmed_wakes_add_up_until_one_is_confirmed() -> None:
 
 
 def test_a_deadline_from_before_the_clock_went_back_does_not_hold_the_slot() -> None:
-    step = close_window(CONFIG, pending(), NOW - 24 * 3600)
+    step = close_window(CONFIG, polled(pending(), NOW - 24 * 3600), NOW - 24 * 3600)
     assert step.outcome is WindowEnd.RETRY_NOW
 
 
@@ -208,7 +220,16 @@ def test_a_clock_set_back_by_a_second_does_not_end_a_window() -> None:
 def test_no_retry_is_sent_while_the_provider_asked_for_a_pause() -> None:
     paused = slot_throttled(CONFIG, pending(), NOW, retry_after_seconds=3600)
     assert close_window(CONFIG, paused, NOW + WINDOW).outcome is WindowEnd.NOT_YET
-    assert close_window(CONFIG, paused, NOW + 3600).outcome is WindowEnd.RETRY_NOW
+    assert close_window(CONFIG, paused, NOW + 3600).outcome is WindowEnd.NOT_YET
+    asked = polled(paused, NOW + 3600)
+    assert close_window(CONFIG, asked, NOW + 3600).outcome is WindowEnd.RETRY_NOW
+
+
+def test_a_window_does_not_end_before_the_poll_that_a_start_asks_for() -> None:
+    restarted = slot_started(polled(pending()), NOW + 40 * WINDOW)
+    assert close_window(CONFIG, restarted, NOW + 40 * WINDOW).outcome is WindowEnd.NOT_YET
+    confirmed = quota_read(restarted, NOW_MS + 20 * HOUR_MS, NOW + 40 * WINDOW)
+    assert confirmed.outcome is Confirmation.CONFIRMED
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -6,12 +6,16 @@ import asyncio
 import ssl
 from email.utils import formatdate
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from executors.endpoint import free_port, reply, reply_json, running_endpoint
 from executors.test_http import own_certificate
-from headgate.core.quota import QuotaFailureKind
+from headgate.core.quota import QuotaFailure, QuotaFailureKind, QuotaReport
 from headgate.provider import Answered, Sent, Unanswered
+from headgate.providers.build import build_provider
 from headgate.testing import FakeProvider
 from headgate.testing.fake_script import FakeKind
 from providers.trails import (
@@ -238,3 +242,78 @@ async def test_the_trail_sees_a_request_before_it_leaves_and_its_answer() -> Non
     assert "down for today" in (answered.body or "")
     assert answered.duration_ms >= 0
     assert KEY not in trail.text
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ("code", "error", "type", "message", "msg", "success", "data", "limits", "quota")
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=10,
+)
+
+
+@given(document=json_values, status=st.sampled_from([200, 204, 400, 429, 500]))
+@settings(deadline=None, max_examples=60)
+def test_no_document_raises_out_of_a_provider(document: object, status: int) -> None:
+    async def ask() -> None:
+        async with running_endpoint(reply(status, msgspec.json.encode(document))) as endpoint:
+            for name in NAMES:
+                async with provider_at(name, endpoint.url) as provider:
+                    await provider.read_quota(call())
+                    await provider.wake(call())
+
+    asyncio.run(ask())
+
+
+@every_provider
+@pytest.mark.parametrize("code", [[1], {"a": 1}, None, True, "insufficient_quota"])
+async def test_a_code_may_be_anything(name: str, code: object) -> None:
+    for document in ({"code": code}, {"error": {"code": code}}):
+        found = await _failure_after(name, reply_json(document, status=400))
+        used_up = code == "insufficient_quota"
+        assert (found.kind is QuotaFailureKind.EXHAUSTED) == used_up
+
+
+@every_provider
+@pytest.mark.parametrize("status", [200, 202, 204])
+async def test_a_wake_that_is_answered_with_nothing_was_carried_out(name: str, status: int) -> None:
+    async with running_endpoint(reply(status)) as endpoint:
+        provider = build_provider(name, place_at(name, endpoint.url), clock=CLOCK)
+        woken = await provider.wake(call())
+        found = await failure_of(provider)
+        await provider.close()
+    assert woken.failure is None
+    assert found.kind is QuotaFailureKind.GARBAGE
+
+
+async def test_headers_tell_a_quota_whatever_the_body_is() -> None:
+    headers = {"anthropic-ratelimit-unified-5h-utilization": "0.07"}
+    async with running_endpoint(reply(200, b"ok", **headers)) as endpoint:
+        url = f"{endpoint.url}/quota"
+        async with provider_at("anthropic", endpoint.url, quota_url=url) as provider:
+            found = await provider.read_quota(call())
+    assert isinstance(found, QuotaReport)
+    assert found.limits[0].percentage == pytest.approx(7)
+
+
+@pytest.mark.parametrize("name", ["zai", "http-json"])
+async def test_a_quota_in_a_body_needs_json(name: str) -> None:
+    found = await _failure_after(name, reply(200, b"ok"))
+    assert found.kind is QuotaFailureKind.GARBAGE
+    assert found.message.startswith("the answer is not JSON: ok")
+
+
+async def _failure_after(name: str, answer: bytes) -> QuotaFailure:
+    async with running_endpoint(answer) as endpoint:
+        provider = build_provider(name, place_at(name, endpoint.url), clock=CLOCK)
+        found = await failure_of(provider)
+        await provider.close()
+    return found

@@ -68,7 +68,7 @@ def test_a_key_that_comes_back_is_told_to_nobody(
 
 async def test_a_key_in_an_address_is_not_shown() -> None:
     async with running_endpoint(reply(200, b"{}")) as endpoint:
-        url = f"{endpoint.url}/quota?api_key={KEY}&token=another-secret&page=2"
+        url = f"{endpoint.url}/quota?api_key={KEY}&k=another-secret&page=2"
         trail = KeptTrail()
         async with provider_at("http-json", endpoint.url, quota_url=url) as provider:
             await provider.read_quota(call(trail, KEY))
@@ -76,7 +76,8 @@ async def test_a_key_in_an_address_is_not_shown() -> None:
     assert KEY in endpoint.seen[0].path
     assert KEY not in trail.text
     assert "another-secret" not in trail.text
-    assert "page=2" in trail.text
+    # Any parameter may be a secret, whatever it is called.
+    assert "page=***" in trail.text
 
 
 @pytest.mark.parametrize("kind", ["drop", "timeout", "huge", "redirect"])

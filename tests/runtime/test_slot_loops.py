@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 
+import msgspec
 import pytest
 
 from doc_pages import ROOT
@@ -15,7 +16,7 @@ from headgate.runtime.slot_watch import STUCK_SECONDS, WATCH_SECONDS
 from headgate.runtime.supervisor import Pulse, Supervisor
 from headgate.runtime.wake_loop import next_minute
 from headgate.testing import SimulatedLoop, simulate
-from runtime.slot_stage import MIDNIGHT, MINUTE, Stage, World, play, slot
+from runtime.slot_stage import MIDNIGHT, MINUTE, Stage, World, failure, play, slot
 
 TIMES, AFTER_RESET = WakeMode.TIMES, WakeMode.AFTER_RESET
 
@@ -105,17 +106,39 @@ def test_a_loop_that_fails_is_started_again_and_counted() -> None:
         stage = Stage(loop, world, [setup])
         await stage.start()
         await stage.until(0.1)
+        is_broken = True
+
+        def read_key() -> str:
+            return str(1 // (not is_broken))
+
         broken = slot(world, poll_interval_minutes=2)
-        broken.provider.fails = True  # type: ignore[attr-defined]
-        stage.slots.reconfigure([broken])
+        stage.slots.reconfigure([msgspec.structs.replace(broken, read_key=read_key)])
         await asyncio.sleep(1)
         assert stage.status().quota_loop.restarts == 1
         assert "a loop failed and is started again" in world.lines
-        broken.provider.fails = False  # type: ignore[attr-defined]
+        is_broken = False
         polls = len(world.polls)
         await asyncio.sleep(600)
         assert stage.status().quota_loop.restarts == 1
         assert len(world.polls) >= polls + 4
+
+    play(main)
+
+
+def test_a_provider_that_raises_is_a_poll_that_failed() -> None:
+    async def main(loop: SimulatedLoop, world: World) -> None:
+        broken = slot(world, poll_interval_minutes=2, max_consecutive_errors=3)
+        broken.provider.fails = True  # type: ignore[attr-defined]
+        stage = Stage(loop, world, [broken])
+        await stage.start()
+        await asyncio.sleep(1)
+        assert stage.row().schedule.consecutive_poll_errors == 1
+        assert stage.row().poll_claim is None
+        assert "ZeroDivisionError" in stage.row().schedule.last_problem
+        assert "a provider failed" in world.lines
+        await stage.until(1)
+        assert stage.status().quota_loop.restarts == 0
+        assert "ZeroDivisionError" in stage.row().schedule.disabled_reason
 
     play(main)
 
@@ -169,14 +192,15 @@ def test_a_loop_that_does_not_hear_that_it_is_cancelled_is_left_behind() -> None
 
 def test_a_slot_that_stays_disabled_says_so_at_the_next_start() -> None:
     async def main(loop: SimulatedLoop, world: World) -> int:
-        database, setup = MemoryDatabase(), slot(world, key=None)
+        database, setup = MemoryDatabase(), slot(world)
+        world.poll_script.append(failure("refused", code=401))
         for _ in range(2):
             stage = Stage(loop, world, [setup], database=database)
             running = await stage.start()
             await asyncio.sleep(10)
             running.cancel()
         assert world.lines.count("slot work auto-disabled") == 1
-        return world.lines.count("slot work is still disabled: refused: slots.work.key_env")
+        return world.lines.count("slot work is still disabled: the provider refused the key (401)")
 
     assert play(main) == 1
 

@@ -188,13 +188,15 @@ def test_a_refused_key_stops_at_once_and_says_so() -> None:
     play(main)
 
 
-def test_a_key_that_cannot_be_read_is_a_refused_key_and_nothing_is_sent() -> None:
+def test_a_key_that_cannot_be_read_holds_the_slot_and_nothing_is_sent() -> None:
     async def main(loop: SimulatedLoop, world: World) -> None:
         stage = Stage(loop, world, [slot(world, key=None, modes=[INTERVAL])])
         await stage.start()
-        await stage.until(30)
+        await stage.until(3)
         assert (world.polls, world.wakes) == ([], [])
-        assert "the variable KEY is not set" in stage.row().schedule.disabled_reason
+        hold = stage.status().standing.hold
+        assert hold is not None
+        assert "the variable KEY is not set" in hold.why
 
     play(main)
 

@@ -223,6 +223,11 @@ async def test_a_row_that_cannot_be_read_is_named_and_the_others_still_work(
         assert set(await kept(slots)) == {"home"}
         with pytest.raises(StoreError, match="slot 'work': what is kept of it cannot be read"):
             await slots.step(("work",), partial(begin, config=config()))
+        assert await slots.drop_unreadable("work")
+        await slots.step(("work",), partial(begin, config=config()))
+        assert not await slots.drop_unreadable("work")
+        assert not await slots.drop_unreadable("nowhere")
+        assert set(await kept(slots)) == {"home", "work"}
 
 
 async def test_a_zone_that_is_not_known_any_more_is_no_error(place: Place) -> None:

@@ -127,6 +127,19 @@ PENDING = SlotSchedule(wake_pending=True, wake_retry_window_deadline=NOW + 60)
         ),
         (status(), None, None),
         (status(next_wake=TRIGGER, is_off=True), None, None),
+        # A pause holds what is due until it ends.
+        (
+            status(next_wake=TRIGGER, schedule=SlotSchedule(paused_until=NOW + 9 * HOUR)),
+            "interval",
+            NOW + 9 * HOUR,
+        ),
+        (
+            status(next_wake=TRIGGER, schedule=SlotSchedule(paused_until=NOW + 60)),
+            "interval",
+            NOW + HOUR,
+        ),
+        # No calendar reaches that far.
+        (status(next_wake=msgspec.structs.replace(TRIGGER, due_at=253_402_300_859.0)), None, None),
     ],
 )
 def test_the_next_wake_is_the_retry_of_one_under_way_or_the_next_trigger(
@@ -170,3 +183,17 @@ def test_figures_are_in_the_json_also_when_they_are_nought() -> None:
     assert shown["limits"] == []
     assert "resetsAt" not in shown
     assert msgspec.convert(shown, SlotBody, strict=False) == slot_body(status(), NOW)
+
+
+@pytest.mark.parametrize("far", [253_402_300_859.0, 1e300, float("inf")])
+def test_no_time_that_is_kept_breaks_a_view(far: float) -> None:
+    limit = QuotaLimit(type="TOKENS_LIMIT", next_reset_epoch_ms=253_402_300_859_000)
+    kept = SlotReading(read_at=NOW, resets_at=far, limits=(limit,))
+    body = slot_body(status(reading=kept), NOW)
+    assert (body.resets_at, body.limits[0].resets_at) == (None, None)
+
+
+def test_what_went_wrong_at_the_last_poll_is_told() -> None:
+    schedule = SlotSchedule(consecutive_poll_errors=1, last_problem="server error: 500")
+    assert slot_body(status(schedule=schedule), NOW).last_error == "server error: 500"
+    assert slot_body(status(), NOW).last_error == ""

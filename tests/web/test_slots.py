@@ -152,6 +152,7 @@ def test_a_used_up_slot_is_unavailable_and_says_until_when(stage: Stage) -> None
     answer = stage.client.post("/slots/work/warm")
     assert (answer.status, answer.refusal["code"]) == (409, "slot_unavailable")
     assert answer.refusal["details"]["until"] == "2027-01-15T09:00:00Z"
+    assert answer.refusal["error"].endswith("until 2027-01-15 09:00:00 UTC")
     shown = stage.client.get("/slots/work").json
     assert shown["state"] == "exhausted"
     assert "100%" in shown["hold"]

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 
 WARM_SECONDS = 60.0
 
-_name_argument = click.argument("name")
+
+def _given(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
+    if name == "":
+        message = "must not be empty; headgate slots status lists the names"
+        raise click.BadParameter(message)
+    return name
+
+
+_name_argument = click.argument("name", callback=_given)
 
 
 @click.group()
@@ -33,7 +41,7 @@ Examples:
   headgate slots status --json | jq -r 'select(.state == "exhausted") | .name'
 """
 )
-@click.argument("name", required=False)
+@click.argument("name", required=False, callback=_given)
 @connection_options
 @json_option
 def status(*, name: str | None, connection: Connection, as_json: bool) -> None:
@@ -71,7 +79,8 @@ Examples:
 def warm(*, name: str, connection: Connection, as_json: bool) -> None:
     """Open the window of a slot now.
 
-    Refused while it is open, and while the slot is disabled, paused or being confirmed.
+    Refused while it is open, and while the slot is disabled, paused, exhausted, being read or
+    being confirmed.
     """
     # A wake that is sent twice may cost twice.
     with connect(connection, retries=0, timeout_seconds=WARM_SECONDS) as client:

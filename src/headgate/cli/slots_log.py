@@ -22,7 +22,6 @@ from headgate.errors import InvalidSettingError
 if TYPE_CHECKING:
     from headgate.slot_logs import LogLine
 
-FOLDER = "logs"
 LINES_SHOWN = 50
 MOST_LINES = 10_000
 LOOK_SECONDS = 0.5
@@ -97,11 +96,14 @@ def log(
 
 def _folder(data: Path | None) -> Path:
     from headgate.cli.data_directory import default_directory  # noqa: PLC0415
+    from headgate.slot_logs import LOG_FOLDER  # noqa: PLC0415
 
     directory = data or default_directory()
     if directory is None:
         raise InvalidSettingError("--data", "name the service's data directory")
-    return directory / FOLDER
+    if data is not None and not data.is_dir():
+        raise InvalidSettingError("--data", f"{data} is no directory; name the service's")
+    return directory / LOG_FOLDER
 
 
 class _News(NamedTuple):

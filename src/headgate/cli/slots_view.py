@@ -53,7 +53,7 @@ def _facts(slot: SlotBody) -> list[tuple[str, str]]:
         ("provider", slot.provider),
         ("plan", slot.level or ""),
         ("state", slot.state),
-        ("reason", slot.disabled_reason),
+        ("reason", "" if slot.hold == slot.disabled_reason else slot.disabled_reason),
         ("holds tasks", _hold(slot)),
         ("used", percent(slot.percent_used)),
         ("resets", _at(slot.resets_at)),
@@ -64,6 +64,7 @@ def _facts(slot: SlotBody) -> list[tuple[str, str]]:
         ("last wake", _at(slot.last_wake_at)),
         ("confirmed", _confirmation(slot)),
         ("errors", _errors(slot) or "none"),
+        ("last error", slot.last_error),
         ("wake loop", _loop(slot.wake_loop)),
         ("quota loop", _loop(slot.quota_loop)),
     ]
@@ -85,7 +86,11 @@ def _wake_soon(slot: SlotBody) -> str:
 
 
 def _wake(wake: NextWakeBody | None) -> str:
-    return "" if wake is None else f"{_at(wake.at)}: {wake.reason}"
+    if wake is None:
+        return ""
+    # What is due is being checked, or waits for its turn; how late it is says nothing.
+    at = "now" if countdown(wake.at) == "now" else _at(wake.at)
+    return f"{at}: {wake.reason}"
 
 
 def _confirmation(slot: SlotBody) -> str:
@@ -103,7 +108,8 @@ def _loop(loop: LoopBody | None) -> str:
     if loop is None or (loop.last_step_at is None and not loop.problem):
         return ""
     seen = "" if loop.last_step_at is None else f"seen {from_now(loop.last_step_at)}"
-    restarts = f"restarted {loop.restarts} times" if loop.restarts else ""
+    times = "once" if loop.restarts == 1 else f"{loop.restarts} times"
+    restarts = f"restarted {times}" if loop.restarts else ""
     return ", ".join(part for part in (seen, restarts, loop.problem) if part)
 
 

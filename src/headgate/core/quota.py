@@ -22,6 +22,12 @@ UNIT_HOURS = 3
 SUCCESS_CODE = 200
 EXHAUSTION_CODES = frozenset({1308, 1310, *range(1316, 1322)})
 
+MAX_AHEAD_SECONDS = 400 * 86_400.0
+"""No window is longer; a reset behind it is no time, whatever it was meant to be."""
+MAX_PERCENT = 10_000.0
+MAX_ROWS = 64
+"""How many rows of an answer are read; what a provider tells has a bound."""
+
 _LAST_EPOCH_MS = 253_402_300_799_000
 
 
@@ -64,8 +70,12 @@ class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuotaFailureKind(LenientEnum):
-    """Why there is no reading; each kind calls for something else."""
+    """Why there is no reading; each kind calls for something else.
 
+    With NO_KEY nobody was asked.
+    """
+
+    NO_KEY = "no_key"
     REFUSED = "refused"
     EXHAUSTED = "exhausted"
     THROTTLED = "throttled"
@@ -129,7 +139,7 @@ def read_limits(rows: list[object], *, level: str | None = None) -> QuotaReport 
     """Read the rows one by one; only if none of several can be read is the answer garbage."""
     limits: list[QuotaLimit] = []
     unreadable: list[str] = []
-    for index, row in enumerate(rows):
+    for index, row in enumerate(rows[:MAX_ROWS]):
         try:
             limits.append(_usable(msgspec.convert(row, QuotaLimit, strict=False)))
         except msgspec.ValidationError as error:
@@ -137,6 +147,41 @@ def read_limits(rows: list[object], *, level: str | None = None) -> QuotaReport 
     if unreadable and not limits:
         return QuotaFailure(kind=QuotaFailureKind.GARBAGE, message="; ".join(unreadable))
     return QuotaReport(level=level, limits=tuple(limits), unreadable=tuple(unreadable))
+
+
+def sound_report(report: QuotaReport, now: float) -> QuotaReport:
+    """Return the rows that make sense at this time, and name the others as unreadable."""
+    problems = [_nonsense_in(limit, now) for limit in report.limits[:MAX_ROWS]]
+    if not any(problems) and len(problems) == len(report.limits):
+        return report
+    rows = list(zip(report.limits, problems, strict=False))
+    named = [f"{limit.type}: {problem}" for limit, problem in rows if problem]
+    return msgspec.structs.replace(
+        report,
+        limits=tuple(limit for limit, problem in rows if not problem),
+        unreadable=(*report.unreadable, *named),
+    )
+
+
+def sound_reset(resets_at: float | None, now: float) -> float | None:
+    """Return a reset that a window can have; None for any other."""
+    if resets_at is None or not resets_at <= now + MAX_AHEAD_SECONDS:
+        return None
+    return resets_at
+
+
+def _nonsense_in(limit: QuotaLimit, now: float) -> str:
+    """Return what is wrong with a row; "" if it can be used."""
+    figures = (limit.number, limit.usage, limit.current_value, limit.remaining, limit.percentage)
+    if not all(figure is None or math.isfinite(figure) for figure in figures):
+        return "it has a figure that is no number"
+    percent = limit.percent_used
+    if percent is not None and not 0 <= percent <= MAX_PERCENT:
+        return f"{percent:.6g}% used makes no sense"
+    reset_ms = limit.next_reset_epoch_ms
+    if reset_ms is not None and sound_reset(reset_ms / 1_000, now) is None:
+        return "it resets further ahead than any window is long"
+    return ""
 
 
 def _usable(limit: QuotaLimit) -> QuotaLimit:
@@ -169,7 +214,10 @@ def driving_limit(
 def _default_row(report: QuotaReport) -> QuotaLimit | None:
     # The unreadable row may have been the tokens row, so the first one must not stand in for it.
     first = None if report.unreadable else next(iter(report.limits), None)
-    return _first(report, TOKENS_LIMIT) or _first(report, CREDIT_LIMIT, UNIT_HOURS) or first
+    return (
+        # Beside the row of hours there may be one of the week, whose reset is days away.
+        _row_of(report, TOKENS_LIMIT, None) or _first(report, CREDIT_LIMIT, UNIT_HOURS) or first
+    )
 
 
 def _row_of(report: QuotaReport, row_type: str, unit: int | str | None) -> QuotaLimit | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from headgate.core.gates import GateClosure
 from headgate.core.slots import SlotConfig, SlotReading, SlotRow, SlotStanding
-from headgate.core.wake import is_paused
+from headgate.core.wake import is_paused, why_paused
 
 
 def standing_of(config: SlotConfig, row: SlotRow, now: float) -> SlotStanding:
@@ -39,8 +39,9 @@ def _hold(config: SlotConfig, row: SlotRow, now: float) -> GateClosure | None:
     off = why_off(config, row)
     if off:
         return _closure(config, off)
-    if is_paused(row.schedule, now):
-        why = "paused, the provider asked for it"
+    # A pause of the provider ends by its time; one for want of a key when a poll has had the key.
+    if is_paused(row.schedule, now) or row.schedule.paused_why:
+        why = f"paused, {why_paused(row.schedule)}"
         return _closure(config, why + _used(row.reading), row.schedule.paused_until)
     if row.reading is not None and row.reading.is_exhausted:
         return _exhausted(config, row.reading, now)
@@ -59,7 +60,7 @@ def why_off(config: SlotConfig, row: SlotRow) -> str:
 
 
 def _exhausted(config: SlotConfig, reading: SlotReading, now: float) -> GateClosure:
-    percent = "" if reading.percent_used is None else f", {reading.percent_used:.0f}% used"
+    percent = _used(reading)
     resets_at = reading.resets_at
     if resets_at is None or resets_at > now:
         return _closure(config, f"exhausted{percent}", resets_at)

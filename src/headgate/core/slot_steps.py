@@ -11,17 +11,24 @@ from __future__ import annotations
 import msgspec
 
 from headgate.core.poll_backoff import (
+    key_is_away,
     poll_delay_minutes,
     poll_failed,
     poll_succeeded,
+    polled_in_turn,
     slot_throttled,
 )
 from headgate.core.quota import QuotaFailure, QuotaFailureKind, QuotaLimit, QuotaReport
 from headgate.core.slot_headroom import why_off
-from headgate.core.slot_readings import Reading, is_same, read_answer
+from headgate.core.slot_readings import Reading, is_same, read_answer, slides
 from headgate.core.slot_times import is_live, poll_due_at
 from headgate.core.slots import Claim, Rows, SlotConfig, SlotRow, StartPhase
-from headgate.core.wake import SlotSchedule, WakeConfig
+from headgate.core.wake import (
+    SlotSchedule,
+    WakeConfig,
+    interval_under_new_clock,
+    reset_slides,
+)
 from headgate.core.wake_confirmation import (
     Confirmation,
     end_pending,
@@ -46,6 +53,7 @@ class PollDone(msgspec.Struct, frozen=True, kw_only=True):
 
     `outcome` is `ok` or the kind of the failure. A stale answer changed nothing. `needs_wake` is
     what the pre-check of a wake goes by. `backoff_minutes` is until the next poll after an error.
+    `key_was_away` tells of the poll before.
     """
 
     row: SlotRow
@@ -58,6 +66,7 @@ class PollDone(msgspec.Struct, frozen=True, kw_only=True):
     errors_after: int = 0
     is_disabled: bool = False
     backoff_minutes: int | None = None
+    key_was_away: bool = False
 
 
 def begin(
@@ -112,7 +121,7 @@ def claim_poll(
     due_at = poll_due_at(config, free, now)
     if due_at is None or due_at > now:
         return (), None
-    claim = Claim(id=claim_id, until=now + seconds)
+    claim = Claim(id=claim_id, until=now + seconds, began_at=now)
     return (msgspec.structs.replace(row, poll_claim=claim),), claim
 
 
@@ -130,12 +139,15 @@ def poll_done(
     outcome = _outcome(read)
     if row.poll_claim is None or row.poll_claim.id != claim_id:
         return (), PollDone(row=row, outcome=outcome, is_stale=True)
-    released = msgspec.structs.replace(row, poll_claim=None)
+    began_at = min(row.poll_claim.began_at or now, now)
+    schedule = interval_under_new_clock(row.schedule, now)
+    released = msgspec.structs.replace(row, schedule=schedule, poll_claim=None)
     if isinstance(read, Reading):
-        done = _read_well(config, released, read, now)
+        done = _read_well(config, released, read, now, began_at=began_at)
     else:
-        done = _read_nothing(config, released, read, now)
-    return (done.row,), done
+        done = _read_nothing(config, released, read, now, began_at=began_at)
+    key_was_away = bool(row.schedule.paused_why)
+    return (done.row,), msgspec.structs.replace(done, key_was_away=key_was_away)
 
 
 def with_reading(
@@ -153,21 +165,27 @@ def with_reading(
 def with_failure(
     config: SlotConfig, row: SlotRow, failure: QuotaFailure, now: float
 ) -> SlotRow | None:
-    """Return the row after a clear word of the provider: go away, or wait; None if it is none."""
+    """Return the row after a clear word: go away, wait, there is no key; None if it is none."""
     if failure.kind is QuotaFailureKind.REFUSED:
         refused = key_refused(row.schedule, failure.code, problem_of(failure))
         return msgspec.structs.replace(row, schedule=refused, start="")
     if failure.kind is QuotaFailureKind.THROTTLED:
         throttled = slot_throttled(config.wake, row.schedule, now, failure.retry_after_seconds)
         return msgspec.structs.replace(row, schedule=throttled)
+    if failure.kind is QuotaFailureKind.NO_KEY:
+        away = key_is_away(row.schedule, now, _line_of(failure))
+        return msgspec.structs.replace(row, schedule=away)
     return None
 
 
 def problem_of(failure: QuotaFailure) -> str:
     """Return one line about a failure."""
-    words = failure.kind.value.replace("_", " ")
-    line = " ".join(failure.message.split())[:MAX_PROBLEM_CHARS]
+    words, line = failure.kind.value.replace("_", " "), _line_of(failure)
     return f"{words}: {line}" if line else words
+
+
+def _line_of(failure: QuotaFailure) -> str:
+    return " ".join(failure.message.split())[:MAX_PROBLEM_CHARS]
 
 
 def _outcome(read: Reading | QuotaFailure) -> str:
@@ -175,10 +193,16 @@ def _outcome(read: Reading | QuotaFailure) -> str:
     return failure.kind.value if isinstance(failure, QuotaFailure) else "ok"
 
 
-def _read_well(config: SlotConfig, row: SlotRow, read: Reading, now: float) -> PollDone:
+def _read_well(
+    config: SlotConfig, row: SlotRow, read: Reading, now: float, *, began_at: float
+) -> PollDone:
     is_unchanged = is_same(read.kept, row.reading)
-    polled = poll_succeeded(row.schedule, now, is_unchanged=is_unchanged)
+    polled = poll_succeeded(row.schedule, began_at, is_unchanged=is_unchanged)
+    is_sliding = not polled.wake_pending and slides(config, read, row)
     after, confirmation = with_reading(msgspec.structs.replace(row, schedule=polled), read, now)
+    if is_sliding:
+        schedule = reset_slides(after.schedule)
+        after = msgspec.structs.replace(after, schedule=schedule)
     needs_wake = wake_needed(read.driving, now) and not _is_used_up(read, now)
     start = _start_after(config, after, read.driving, now) if needs_wake else ""
     return PollDone(
@@ -195,19 +219,22 @@ def _is_used_up(read: Reading, now: float) -> bool:
     return read.kept.is_exhausted and resets_at is not None and resets_at > now
 
 
-def _read_nothing(config: SlotConfig, row: SlotRow, failure: QuotaFailure, now: float) -> PollDone:
+def _read_nothing(
+    config: SlotConfig, row: SlotRow, failure: QuotaFailure, now: float, *, began_at: float
+) -> PollDone:
     before, problem = row.schedule, problem_of(failure)
     after = with_failure(config, row, failure, now)
-    is_error = after is None
     if after is None:
-        failed = poll_failed(config.wake, before, now, problem)
+        failed = poll_failed(config.wake, before, began_at, problem)
         start = _start_after(config, msgspec.structs.replace(row, schedule=failed), failure, now)
         after = msgspec.structs.replace(row, schedule=failed, start=start)
-    schedule = msgspec.structs.replace(after.schedule, last_poll_at=now)
-    backs_off = is_error and not schedule.slot_auto_disabled and not schedule.wake_pending
+    elif failure.kind is not QuotaFailureKind.NO_KEY:
+        after = _answered_at(after, began_at)
+    schedule = after.schedule
     errors = schedule.consecutive_poll_errors
+    backs_off = errors > before.consecutive_poll_errors and not schedule.slot_auto_disabled
     return PollDone(
-        row=msgspec.structs.replace(after, schedule=schedule),
+        row=after,
         outcome=failure.kind.value,
         problem=problem,
         needs_wake=wake_needed(failure, now),
@@ -216,6 +243,17 @@ def _read_nothing(config: SlotConfig, row: SlotRow, failure: QuotaFailure, now: 
         is_disabled=schedule.slot_auto_disabled and not before.slot_auto_disabled,
         backoff_minutes=poll_delay_minutes(config.wake, errors) if backs_off else None,
     )
+
+
+def _answered_at(row: SlotRow, began_at: float) -> SlotRow:
+    """Return the row after an answer that is no reading, but no error either."""
+    kept = row.schedule
+    schedule = msgspec.structs.replace(
+        polled_in_turn(kept, began_at),
+        poll_requested=kept.poll_requested,
+        consecutive_throttles=kept.consecutive_throttles,
+    )
+    return msgspec.structs.replace(row, schedule=schedule)
 
 
 def _start_after(
@@ -256,6 +294,7 @@ def _with_new_key(row: SlotRow) -> SlotRow:
         next_reset_epoch_ms=None,
         last_reset_marker=None,
         paused_until=None,
+        paused_why="",
         unchanged_readings=0,
         consecutive_throttles=0,
     )

@@ -19,10 +19,14 @@ from headgate.core.wake import (
     may_wake,
     next_wake_at,
     should_fire_wake,
+    why_paused,
 )
 from headgate.core.wake_confirmation import WindowEnd, close_window
 
 WakeCause = Literal["scheduled", "initial", "manual", "retry"]
+
+CLAIM_SECONDS = 90.0
+"""How long a poll is left to whoever claimed it."""
 
 
 class DueWake(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +40,7 @@ class DueWake(msgspec.Struct, frozen=True, kw_only=True):
 def poll_due_at(config: SlotConfig, row: SlotRow, now: float) -> float | None:
     """Return when the slot is to be polled, `now` if it is due, None if it is not polled.
 
-    While somebody polls it, that is when their claim ends.
+    While somebody polls it, that is when their claim ends at the latest.
     """
     if why_off(config, row):
         return None
@@ -44,7 +48,9 @@ def poll_due_at(config: SlotConfig, row: SlotRow, now: float) -> float | None:
         config.wake, row.schedule, now, reading=row.reading, is_adaptive=config.adaptive_polling
     )
     claim = row.poll_claim
-    return due_at if due_at is None or claim is None else max(due_at, claim.until)
+    if due_at is None or claim is None or not is_live(claim, now, seconds=CLAIM_SECONDS):
+        return due_at
+    return max(due_at, claim.until)
 
 
 def due_wake(config: SlotConfig, row: SlotRow, now: float) -> DueWake | None:
@@ -76,7 +82,7 @@ def wake_obstacle(config: SlotConfig, row: SlotRow, now: float) -> str:
     if row.schedule.wake_pending:
         return "a wake is being confirmed"
     if is_paused(row.schedule, now):
-        return "paused, the provider asked for it"
+        return f"paused, {why_paused(row.schedule)}"
     return why_off(config, row)
 
 

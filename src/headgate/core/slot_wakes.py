@@ -17,7 +17,13 @@ from headgate.core.slot_readings import Reading, read_answer
 from headgate.core.slot_steps import Changed, problem_of, with_failure, with_reading
 from headgate.core.slot_times import WakeCause, due_wake, wake_obstacle
 from headgate.core.slots import Claim, Rows, SlotConfig, SlotRow
-from headgate.core.wake import SECONDS_PER_MINUTE, due_trigger, mark_fired
+from headgate.core.wake import (
+    SECONDS_PER_MINUTE,
+    due_trigger,
+    mark_fired,
+    mark_missed,
+    missed_time,
+)
 from headgate.core.wake_confirmation import (
     Confirmation,
     WindowEnd,
@@ -36,13 +42,16 @@ Configs = tuple[SlotConfig, ...]
 class WakeClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A wake that is to be sent now, unless it `is_shared`: then one is on its way already.
 
-    `also` are the other slots that it serves.
+    `also` are the other slots that it serves. What has not left by `send_before`, or within
+    `send_within_seconds`, is not sent any more: its retry may be on the way by then.
     """
 
     id: str
     name: str
     cause: WakeCause
     reason: str
+    send_before: float = 0.0
+    send_within_seconds: float = 0.0
     also: tuple[str, ...] = ()
     is_shared: bool = False
 
@@ -106,6 +115,16 @@ def skip_wake(
     return (after,), after
 
 
+def miss_wake(rows: Rows, now: float, *, config: SlotConfig, marker: str) -> tuple[Changed, bool]:
+    """Give up a time of day that was held for too long; False if somebody else has done so."""
+    row = rows.get(config.name) or SlotRow(name=config.name)
+    trigger = missed_time(config.wake, row.schedule, now)
+    if trigger is None or trigger.marker != marker:
+        return (), False
+    after = msgspec.structs.replace(row, schedule=mark_missed(row.schedule, trigger))
+    return (after,), True
+
+
 def wake_done(
     rows: Rows, now: float, *, configs: Configs, name: str, claim_id: str, answer: WakeAnswer
 ) -> tuple[Changed, WakeDone]:
@@ -153,7 +172,7 @@ def _retry(
     rows: Rows, now: float, *, configs: Configs, config: SlotConfig, claim_id: str
 ) -> tuple[Changed, WindowDone]:
     name = config.name
-    donor = _sent_lately(rows, configs, config, now)
+    donor = _retry_of_another(rows, configs, config, now)
     held = None if donor is not None else Claim(id=claim_id, until=now + _window_seconds(config))
     after = {name: _retried(config, rows[name], now, held)}
     if donor is not None:
@@ -194,6 +213,10 @@ def _answered(config: SlotConfig, row: SlotRow, now: float, answer: WakeAnswer) 
             after = msgspec.structs.replace(after, schedule=schedule)
     elif answer.failure is not None:
         after = with_failure(config, row, answer.failure, now) or row
+    if after.schedule.wake_pending:
+        # A poll from while it was on its way may have told nothing of it; the retry waits for one.
+        schedule = msgspec.structs.replace(after.schedule, poll_requested=True)
+        after = msgspec.structs.replace(after, schedule=schedule)
     return WakeDone(
         row=after,
         outcome=_outcome(answer),
@@ -256,6 +279,17 @@ def _sent_lately(rows: Rows, configs: Configs, config: SlotConfig, now: float) -
     return None
 
 
+def _retry_of_another(
+    rows: Rows, configs: Configs, config: SlotConfig, now: float
+) -> SlotRow | None:
+    """Return the row of a slot whose retry is on its way: a slot that joined a wake ends later."""
+    for row in _rows_of_key(rows, configs, config):
+        is_retried = row.schedule.wake_pending and row.schedule.wake_timeout_retry_fired
+        if is_retried and _is_within(row, now, _window_seconds(config)):
+            return row
+    return _sent_lately(rows, configs, config, now)
+
+
 def _is_within(row: SlotRow, now: float, seconds: float) -> bool:
     sent_at = row.schedule.last_wake_at
     return sent_at is not None and 0 <= now - sent_at < seconds
@@ -288,7 +322,21 @@ def _claim(
         for other in _others(configs, name)
         if (row := rows.get(other.name)) and row.wake_claim and row.wake_claim.id == claim_id
     )
-    return WakeClaim(id=claim_id, name=name, cause=cause, reason=reason, also=also)
+    row, config = _of(rows, configs, name)
+    return WakeClaim(
+        id=claim_id,
+        name=name,
+        cause=cause,
+        reason=reason,
+        also=also,
+        send_before=0.0 if row.wake_claim is None else row.wake_claim.until - _half(config),
+        send_within_seconds=_half(config),
+    )
+
+
+def _half(config: SlotConfig) -> float:
+    """Return the seconds of half a retry window, which leave the other half for the answer."""
+    return _window_seconds(config) / 2
 
 
 def _without_claim(row: SlotRow, schedule: object) -> SlotRow:

@@ -43,7 +43,8 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     """The last thing that the provider said about the quota; times are Unix seconds.
 
     `percent_used` and `resets_at` are those of the row that drives wakes, or of the one that is
-    used up. A key without an open window has no `resets_at`.
+    used up. A key without an open window has no `resets_at`. `is_used_up_again` means that the
+    reading before was used up as well, and that its reset had passed by this one.
     """
 
     read_at: float
@@ -52,13 +53,15 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     level: str | None = None
     limits: tuple[QuotaLimit, ...] = ()
     is_exhausted: bool = False
+    is_used_up_again: bool = False
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Who does something for a slot just now; after `until` another may."""
+    """Who does something for a slot just now, and since when; after `until` another may."""
 
     id: str
     until: float
+    began_at: float | None = None
 
 
 class SlotRow(msgspec.Struct, frozen=True, kw_only=True):

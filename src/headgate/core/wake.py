@@ -109,10 +109,13 @@ class SlotSchedule(msgspec.Struct, frozen=True, kw_only=True):
 
     Moments are Unix seconds; a provider's reset times are milliseconds, as it sends them.
     `next_reset_epoch_ms` is the last reset time seen, which may have passed. Times up to
-    `times_served_until` have fired or were never wanted. The fields from `wake_pending` to
-    `wake_errors` belong to the wake that is being confirmed. Nothing is sent before `paused_until`,
-    the provider's own word. `slot_auto_disabled` stops polls and wakes, `wake_auto_disabled` only
-    wakes; `disabled_reason` says why. `unchanged_readings` have told the same as the one before.
+    `times_served_until` have fired, were missed or were never wanted. The fields from
+    `wake_pending` to `wake_errors` belong to the wake that is being confirmed. The backoff of polls
+    counts from `last_regular_poll_at`: one that comes out of turn and fails does not move it.
+    Nothing is sent before `paused_until`, the provider's own word unless `paused_why` says
+    otherwise. `slot_auto_disabled` stops polls and wakes, `wake_auto_disabled` only wakes;
+    `disabled_reason` says why. `unchanged_readings` have told the same as the one before;
+    `last_problem` is what went wrong at the last poll.
     """
 
     next_reset_epoch_ms: int | None = None
@@ -131,12 +134,15 @@ class SlotSchedule(msgspec.Struct, frozen=True, kw_only=True):
     wake_errors: int = 0
 
     last_poll_at: float | None = None
+    last_regular_poll_at: float | None = None
     poll_requested: bool = False
     consecutive_poll_errors: int = 0
     consecutive_throttles: int = 0
     unchanged_readings: int = 0
+    last_problem: str = ""
 
     paused_until: float | None = None
+    paused_why: str = ""
     wake_auto_disabled: bool = False
     slot_auto_disabled: bool = False
     disabled_reason: str = ""
@@ -161,11 +167,17 @@ def is_paused(schedule: SlotSchedule, now: float) -> bool:
     return until is not None and now < until <= now + MAX_PAUSE_SECONDS
 
 
+def why_paused(schedule: SlotSchedule) -> str:
+    """Return who or what asked for the pause."""
+    return schedule.paused_why or "the provider asked for it"
+
+
 def may_wake(schedule: SlotSchedule, now: float) -> bool:
     """Tell whether the slot is free for a scheduled wake.
 
-    A trigger that comes due while a wake is being confirmed is held, not dropped: the retry
-    window ends, see `headgate.core.wake_confirmation`, and what is due then fires.
+    A trigger that comes due while a wake is being confirmed is held: the retry window ends, see
+    `headgate.core.wake_confirmation`, and what is due then fires. Only a time of day that was held
+    for longer than it is caught up is missed.
     """
     disabled = schedule.wake_auto_disabled or schedule.slot_auto_disabled
     return not (disabled or schedule.wake_pending or is_paused(schedule, now))
@@ -237,6 +249,44 @@ def _times_trigger(config: WakeConfig, schedule: SlotSchedule, now: float) -> Wa
     if occurrence is None or _is_too_late(config, occurrence, now):
         return None
     return None if _is_served(occurrence, schedule, now) else _trigger_of(occurrence, now)
+
+
+def missed_time(config: WakeConfig, schedule: SlotSchedule, now: float) -> WakeTrigger | None:
+    """Return the last time of day that had no wake and is too long ago to be caught up."""
+    if WakeMode.TIMES not in config.wake_modes:
+        return None
+    occurrence = latest_occurrence(tuple(config.wake_times), config.zone, until=now)
+    if occurrence is None or not _is_too_late(config, occurrence, now):
+        return None
+    # Named without how late it is, which goes on growing.
+    return None if _is_served(occurrence, schedule, now) else _trigger_of(occurrence, occurrence.at)
+
+
+def mark_missed(schedule: SlotSchedule, trigger: WakeTrigger) -> SlotSchedule:
+    """Return the schedule with a missed time answered, so that it is told once."""
+    return msgspec.structs.replace(schedule, times_served_until=trigger.due_at)
+
+
+def interval_under_new_clock(schedule: SlotSchedule, now: float) -> SlotSchedule:
+    """Return the schedule with the interval counted from now if its last wake lies ahead.
+
+    The clock went back since; waiting for it to come round again would cost as long.
+    """
+    last_fire = schedule.last_interval_fire
+    if last_fire is None or last_fire <= now + SECONDS_PER_MINUTE:
+        return schedule
+    return msgspec.structs.replace(schedule, last_interval_fire=minute_of(now))
+
+
+def reset_slides(schedule: SlotSchedule) -> SlotSchedule:
+    """Return the schedule with its reset answered before it comes: it slides, and never does."""
+    return msgspec.structs.replace(schedule, last_reset_marker=schedule.next_reset_epoch_ms)
+
+
+def is_sliding(schedule: SlotSchedule) -> bool:
+    """Tell whether the reset was answered by its sliding, or by a wake once it had passed."""
+    reset_ms = schedule.next_reset_epoch_ms
+    return reset_ms is not None and reset_ms == schedule.last_reset_marker
 
 
 def _next_time_ahead(config: WakeConfig, now: float) -> list[WakeTrigger]:

@@ -1,9 +1,10 @@
 """Whether a wake is needed, and whether it worked.
 
-A wake counts only when a later quota reading shows a reset time that has advanced. Until then it
-is pending: polls come every minute for one retry window, then the wake is sent once more, and
-after a second window the slot returns to its schedule, confirmed or not. So no wake can block the
-ones after it.
+A wake counts only when a later quota reading shows a reset time that has advanced, and lies ahead.
+Until then it is pending: polls come every minute for one retry window, then the wake is sent once
+more, and after a second window the slot returns to its schedule, confirmed or not. So no wake can
+block the ones after it. A window does not end before the poll that was last asked for: after a
+restart or a pause that poll may tell that the wake has worked long since.
 
     wake sent ──> pending ──────────────> pending, retried ──────────────> normal schedule
                      │   window ends,          │   window ends             (or disabled, at the
@@ -19,6 +20,7 @@ import msgspec
 
 from headgate.core.quota import QuotaFailure, QuotaFailureKind, QuotaLimit
 from headgate.core.wake import (
+    SAME_RESET_MS,
     SECONDS_PER_MINUTE,
     SlotSchedule,
     WakeConfig,
@@ -111,13 +113,14 @@ def quota_read(schedule: SlotSchedule, reset_ms: int | None, now: float) -> Conf
 def _outcome_of(schedule: SlotSchedule, reset_ms: int | None, now: float) -> Confirmation:
     if not schedule.wake_pending:
         return Confirmation.NOT_PENDING
-    if reset_ms is None:
+    if reset_ms is None or reset_ms / 1000 <= now:
+        # A reset that has passed says that no window is open, however it compares.
         return Confirmation.NOT_CONFIRMED
     snapshot_ms = schedule.wake_reset_snapshot_ms
-    advanced = snapshot_ms is None or reset_ms > snapshot_ms
+    advanced = snapshot_ms is None or reset_ms > snapshot_ms + SAME_RESET_MS
     # A wake sent because the pre-check failed may meet a window that was open all along. Its reset
     # cannot advance, and counting that as an error would disable a healthy slot.
-    open_all_along = snapshot_ms is not None and min(reset_ms, snapshot_ms) / 1000 > now
+    open_all_along = snapshot_ms is not None and snapshot_ms / 1000 > now
     return Confirmation.CONFIRMED if advanced or open_all_along else Confirmation.NOT_CONFIRMED
 
 
@@ -142,7 +145,7 @@ def close_window(config: WakeConfig, schedule: SlotSchedule, now: float) -> Wind
 
 
 def _window_is_over(config: WakeConfig, schedule: SlotSchedule, now: float) -> bool:
-    if is_paused(schedule, now):
+    if schedule.poll_requested or is_paused(schedule, now):
         return False
     deadline = schedule.wake_retry_window_deadline
     if deadline is None:

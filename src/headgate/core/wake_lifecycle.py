@@ -71,6 +71,7 @@ def slot_enabled(schedule: SlotSchedule) -> SlotSchedule:
         slot_auto_disabled=False,
         disabled_reason="",
         paused_until=None,
+        paused_why="",
         wake_errors=0,
         consecutive_poll_errors=0,
         poll_requested=True,

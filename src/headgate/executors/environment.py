@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Mapping
 
 from headgate.errors import InvalidSettingError
+from headgate.redaction import MIN_SECRET_LENGTH
 
 PREFIX = "env."
+VARIABLE = re.compile(r"\{env\.(\w+)\}")
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.]*)\}")
-# Replacing a shorter value would tear up innocent text, and none so short is a secret.
-_LEAST_SECRET_LENGTH = 4
 _KEY_SHOWN = "{slot.key}"
 MAX_KEYS = 1_000
 """How many keys of slots are remembered; they change, and the oldest make room for new ones."""
@@ -65,7 +65,7 @@ class Environment:
 
     def hide(self, value: str, placeholder: str) -> None:
         """Remember a secret; the first placeholder that it got is the one that is shown."""
-        if len(value) >= _LEAST_SECRET_LENGTH:
+        if len(value) >= MIN_SECRET_LENGTH:
             self._given.setdefault(value, placeholder)
 
     def check_slot(self, setting: str) -> None:
@@ -77,7 +77,7 @@ class Environment:
     def key_of(self, slot: str) -> str:
         """Read the key of a slot, and remember it as a secret."""
         key = self._slot_keys(slot)
-        if len(key) >= _LEAST_SECRET_LENGTH:
+        if len(key) >= MIN_SECRET_LENGTH:
             self._keys.pop(key, None)
             self._keys[key] = _KEY_SHOWN
             if len(self._keys) > MAX_KEYS:

@@ -11,7 +11,13 @@ from urllib.parse import quote
 from headgate.errors import InvalidSettingError
 from headgate.executors.environment import Environment
 from headgate.executors.slot_texts import SlotText
-from headgate.http_headers import CARRIAGE, HEADER_NAME, HEADER_VALUE, SECRET_NAME
+from headgate.http_headers import (
+    CARRIAGE,
+    HEADER_NAME,
+    HEADER_VALUE,
+    SECRET_NAME,
+    check_header_value,
+)
 
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
 
@@ -52,7 +58,7 @@ def header_value(text: str) -> str:
 def _slot_text(name: str, value: str, setting: str, environment: Environment) -> SlotText:
     _check_name(name, setting)
     text = SlotText(value, setting=setting, environment=environment)
-    _check_value(text.sample(), setting)
+    check_header_value(text.sample(), setting)
     return text
 
 
@@ -63,16 +69,10 @@ def _check_name(name: str, setting: str) -> None:
         raise InvalidSettingError(setting, "is set for every request; leave it out")
 
 
-def _check_value(value: str, setting: str) -> None:
-    if not HEADER_VALUE.fullmatch(value):
-        problem = "its value must be printable ASCII without spaces at its ends"
-        raise InvalidSettingError(setting, problem)
-
-
 def _filled(name: str, value: str, setting: str, environment: Environment) -> str:
     _check_name(name, setting)
     filled = environment.filled(value, setting=setting)
-    _check_value(filled, setting)
+    check_header_value(filled, setting)
     if SECRET_NAME.search(name):
         # Behind a scheme such as Bearer; who writes a key into the file wants it hidden as well.
         environment.hide(filled.rpartition(" ")[2], f"{{{name}}}")

@@ -72,7 +72,7 @@ def failure_in(
     if used_up is not None:
         return used_up
     if reply.is_success:
-        return _failure_despite_success(document, client, call, zone)
+        return _failure_despite_success(reply, document, client, call, zone)
     message = _redirected(reply) or (said.message if said else "") or _body_of(reply)
     told = client.line(message, call) or "(no body)"
     failure = failure_of(reply.status, f"the provider answered {reply.status}: {told}", zone)
@@ -82,17 +82,18 @@ def failure_in(
 
 def _used_up(said: Said, client: SlotClient, call: Call, zone: tzinfo) -> QuotaFailure | None:
     message = client.line(said.message, call)
-    if said.code in USED_UP_CODES:
+    if isinstance(said.code, str) and said.code in USED_UP_CODES:
         return QuotaFailure(kind=QuotaFailureKind.EXHAUSTED, message=message)
     failure = failure_of(said.code, message, zone)
     return failure if failure.code in EXHAUSTION_CODES else None
 
 
 def _failure_despite_success(
-    document: object, client: SlotClient, call: Call, zone: tzinfo
+    reply: Reply, document: object, client: SlotClient, call: Call, zone: tzinfo
 ) -> QuotaFailure | None:
     if isinstance(document, QuotaFailure):
-        return document
+        # Whoever reads nothing from a body needs none; one that is no JSON is somebody else's.
+        return document if reply.body else None
     if not isinstance(document, dict):
         return None
     if not document.get("error") and document.get("success") is not False:

@@ -72,6 +72,9 @@ class HeaderQuotaProvider:
             return reply
         now = self._clock()
         failure = failure_in(reply, self._client, call, zone=self._place.zone or UTC, now=now)
+        if failure is not None and failure.kind is QuotaFailureKind.GARBAGE and reply.is_success:
+            # The headers tell all that there is to know, whatever the body is.
+            return None if self._report(reply) else failure
         if failure is None or failure.kind is not QuotaFailureKind.THROTTLED:
             return failure
         until = self._dialect.used_up_until(reply.headers, now)

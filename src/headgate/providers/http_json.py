@@ -39,8 +39,11 @@ class HttpJsonProvider:
         )
         if isinstance(reply, QuotaFailure):
             return reply
+        document = self._client.document(reply, call)
+        if isinstance(document, QuotaFailure):
+            return document
         try:
-            return self._read(self._client.document(reply, call))
+            return self._read(document)
         except ValueError as error:
             message = self._client.line(f"the answer cannot be used: {error}", call)
             return QuotaFailure(kind=QuotaFailureKind.GARBAGE, message=message)

@@ -19,7 +19,7 @@ from headgate.http_headers import HEADER_VALUE, SECRET_NAME
 from headgate.http_transport import NOT_SENDABLE, HttpClient, explained, read_body
 from headgate.provider import Answered, Call, Sent, Unanswered
 from headgate.providers.slot_places import KEY_PLACEHOLDER, ProviderPlace
-from headgate.redaction import redacted
+from headgate.redaction import hidden_address, redacted
 
 MAX_ANSWER_BYTES = 64 << 10
 MAX_TOLD_CHARACTERS = 4_096
@@ -72,7 +72,7 @@ class SlotClient:
         if not call.key or not HEADER_VALUE.fullmatch(call.key):
             problem = "the key is empty" if not call.key else "the key is not printable ASCII"
             return QuotaFailure(kind=QuotaFailureKind.REFUSED, message=f"{problem}; look at it")
-        exchange = _Exchange(call, method, self.clean(url, call), self)
+        exchange = _Exchange(call, method, self.clean(hidden_address(url), call), self)
         exchange.begin(body)
         try:
             async with asyncio.timeout(self._place.timeout_seconds):

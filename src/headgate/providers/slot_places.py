@@ -13,7 +13,7 @@ import msgspec
 
 from headgate.core.json_pointer import parsed_pointer
 from headgate.errors import InvalidSettingError
-from headgate.http_headers import CARRIAGE, HEADER_NAME, HEADER_VALUE
+from headgate.http_headers import CARRIAGE, HEADER_NAME, check_header_value
 
 ZAI = "zai"
 ANTHROPIC = "anthropic"
@@ -152,9 +152,7 @@ def _check_header(name: str, value: str, setting: str) -> None:
         raise InvalidSettingError(setting, "is not the name of a header")
     if name.lower() in CARRIAGE:
         raise InvalidSettingError(setting, "is set for every request; leave it out")
-    if not HEADER_VALUE.fullmatch(value):
-        problem = "its value must be printable ASCII without spaces at its ends"
-        raise InvalidSettingError(setting, problem)
+    check_header_value(value, setting)
 
 
 def _check_wake_body(body: str, setting: str) -> None:

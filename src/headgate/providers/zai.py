@@ -32,7 +32,10 @@ class ZaiProvider:
         reply = await self._asked(call, "GET", self._place.quota_url)
         if isinstance(reply, QuotaFailure):
             return reply
-        found = read_quota(self._client.document(reply, call), self._zone)
+        document = self._client.document(reply, call)
+        if isinstance(document, QuotaFailure):
+            return document
+        found = read_quota(document, self._zone)
         if isinstance(found, QuotaFailure):
             told = self._client.line(found.message, call)
             return msgspec.structs.replace(found, message=told)

@@ -10,17 +10,25 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
+import structlog
 
 from headgate.core.quota import QuotaFailure, QuotaFailureKind, QuotaReport
 from headgate.core.slot_headroom import standing_of, why_off
-from headgate.core.slot_steps import PollDone, begin, claim_poll, poll_done
-from headgate.core.slot_times import next_wake_of, poll_due_at
+from headgate.core.slot_steps import (
+    MAX_PROBLEM_CHARS,
+    PollDone,
+    begin,
+    claim_poll,
+    poll_done,
+)
+from headgate.core.slot_times import CLAIM_SECONDS, next_wake_of, poll_due_at
 from headgate.core.slots import SlotConfig, SlotRow, SlotStanding
-from headgate.errors import InvalidSettingError, StoreError
+from headgate.errors import InvalidSettingError, StoreError, StoreUnavailableError
 from headgate.provider import Call, WakeAnswer
 from headgate.redaction import redacted
 from headgate.runtime import slot_lines
@@ -30,14 +38,15 @@ from headgate.runtime.slot_status import LoopHealth, SlotSetup, SlotStatus
 from headgate.runtime.supervisor import Pulse
 from headgate.slot_logs import SlotTrail
 
-CLAIM_SECONDS = 90.0
-"""How long a poll is left to whoever claimed it."""
+log = structlog.get_logger("headgate.slots")
+
+RETRY_SECONDS = 2.0
+"""When a loop looks again where another reads the quota, or the store could not be asked."""
 
 ANSWER_SECONDS = 30.0
 """For so long a wake is waited for whose sender may have died."""
 
 LOOK_SECONDS = 60.0
-MAX_PROBLEM_LENGTH = 500
 
 
 class Shared(NamedTuple):
@@ -73,6 +82,8 @@ class KeySlot:
         self._looked_at = float("-inf")
         self._is_looking = False
         self._standing: SlotStanding | None = None
+        # Equal to no mark, so that the first look is a real one.
+        self._key_mark: object = object()
 
     @property
     def config(self) -> SlotConfig:
@@ -104,13 +115,33 @@ class KeySlot:
         self.wake_alarm.ring()
         self.quota_alarm.ring()
 
+    def look_at_key(self) -> None:
+        """See whether the key was replaced, which costs next to nothing while it was not.
+
+        One that cannot be read is no other key: it may be back, and the same, a moment later.
+        """
+        mark = self.setup.key_mark()
+        if mark == self._key_mark:
+            return
+        self._key_mark = mark
+        with suppress(InvalidSettingError):
+            self._use_key(self.setup.read_key())
+
     async def begin(self) -> None:
         """Have the store know the configuration, if it does not yet."""
         config = self.config
         if config == self._begun:
             return
         step = partial(begin, config=config, starts=self._starts_with(config))
-        await self.shared.mirror.step((self.name,), step)
+        try:
+            await self.shared.mirror.step((self.name,), step)
+        except StoreUnavailableError:
+            raise
+        except StoreError as error:
+            if not await self.shared.mirror.drop_unreadable(self.name):
+                raise
+            slot_lines.from_nothing(self.trail, self.name, str(error))
+            await self.shared.mirror.step((self.name,), step)
         self._begun = config
         self.restate()
 
@@ -150,9 +181,10 @@ class KeySlot:
 
         While a wake is on its way a reading could not tell of it, so the poll waits for its answer.
         """
-        due_at = poll_due_at(self.config, row, self.now())
-        sent_at = row.schedule.last_wake_at
-        if due_at is None or row.wake_claim is None or sent_at is None:
+        now = self.now()
+        due_at, sent_at = poll_due_at(self.config, row, now), row.schedule.last_wake_at
+        if due_at is None or row.wake_claim is None or sent_at is None or sent_at > now:
+            # One that lies ahead was sent before the clock went back.
             return due_at
         return max(due_at, sent_at + ANSWER_SECONDS)
 
@@ -195,18 +227,27 @@ class KeySlot:
             answer = await self._read_quota(action, claim.id)
             settling = partial(poll_done, config=config, claim_id=claim.id, answer=answer)
             done = await mirror.step((self.name,), settling)
-        self.polls[done.outcome] += 1
+        self.polls["stale" if done.is_stale else done.outcome] += 1
         slot_lines.polled(self.trail, config, done, flow_id=claim.id)
         return done
 
-    async def send_wake(self, action: str, flow_id: str, *, pulse: Pulse) -> WakeAnswer:
-        """Send a wake that has been claimed."""
+    async def send_wake(
+        self, action: str, flow_id: str, *, pulse: Pulse, is_timely: Callable[[], bool]
+    ) -> WakeAnswer | None:
+        """Send a wake that has been claimed; None if it is too late when its turn comes."""
         async with Turn(self.shared.turns, pulse):
             setup = self.setup
             call = self._call(setup, action, flow_id)
             if isinstance(call, QuotaFailure):
                 return WakeAnswer(failure=call)
-            answer = await setup.provider.wake(call)
+            # Last of all, so that next to nothing can come between the look and the request.
+            if not is_timely():
+                return None
+            try:
+                answer = await setup.provider.wake(call)
+            except Exception as error:
+                log.exception("a provider failed", slot=self.name)
+                answer = WakeAnswer(failure=_crashed(error))
         if answer.failure is None:
             return answer
         return msgspec.structs.replace(answer, failure=_told(answer.failure, call.key))
@@ -234,12 +275,24 @@ class KeySlot:
         before = self._begun
         return before is None or bool(config.wake.wake_modes - before.wake.wake_modes)
 
+    def _use_key(self, key: str) -> None:
+        """Go by another configuration if this is another key: it has a window of its own."""
+        setup = self.setup
+        config = setup.config if setup.config_for is None else setup.config_for(key)
+        if config.key_digest != setup.config.key_digest:
+            self.trail.event("key-replaced")
+            self.reconfigure(msgspec.structs.replace(setup, config=config))
+
     async def _read_quota(self, action: str, flow_id: str) -> QuotaReport | QuotaFailure:
         setup = self.setup
         call = self._call(setup, action, flow_id)
         if isinstance(call, QuotaFailure):
             return call
-        answer = await setup.provider.read_quota(call)
+        try:
+            answer = await setup.provider.read_quota(call)
+        except Exception as error:
+            log.exception("a provider failed", slot=self.name)
+            answer = _crashed(error)
         return _told(answer, call.key) if isinstance(answer, QuotaFailure) else answer
 
     def _call(self, setup: SlotSetup, action: str, flow_id: str) -> Call | QuotaFailure:
@@ -247,7 +300,8 @@ class KeySlot:
             key = setup.read_key()
         except InvalidSettingError as error:
             self.trail.event("key-unreadable", flow_id, problem=str(error))
-            return QuotaFailure(kind=QuotaFailureKind.REFUSED, message=str(error))
+            return QuotaFailure(kind=QuotaFailureKind.NO_KEY, message=str(error))
+        self._use_key(key)
         return Call(key=key, action=action, flow_id=flow_id, trail=self.trail.hiding(key))
 
 
@@ -267,9 +321,15 @@ class Turn:
         self._turns.release()
 
 
+def _crashed(error: Exception) -> QuotaFailure:
+    """Return the failure of a provider that raised: it counts as any other, and can be told."""
+    message = f"the provider's part of this service failed: {type(error).__name__}"
+    return QuotaFailure(kind=QuotaFailureKind.GARBAGE, message=message)
+
+
 def _told(failure: QuotaFailure, key: str) -> QuotaFailure:
     """Return a failure that may be kept and told: without the key, and on one short line."""
-    line = " ".join(redacted(failure.message, (key,)).split())[:MAX_PROBLEM_LENGTH]
+    line = " ".join(redacted(failure.message, (key,)).split())[:MAX_PROBLEM_CHARS]
     return msgspec.structs.replace(failure, message=line)
 
 

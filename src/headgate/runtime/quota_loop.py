@@ -9,10 +9,9 @@ from __future__ import annotations
 from headgate.core.wake import is_paused
 from headgate.errors import StoreError
 from headgate.runtime import slot_lines
-from headgate.runtime.key_slot import KeySlot
+from headgate.runtime.key_slot import RETRY_SECONDS, KeySlot
 from headgate.runtime.wake_sending import claim_and_send
 
-RETRY_SECONDS = 2.0
 LONGEST_SLEEP_SECONDS = 3_600.0
 
 
@@ -45,6 +44,7 @@ class QuotaLoop:
     async def run_once(self) -> float:
         """Read the quota if it is due, and return when to look again."""
         slot = self._slot
+        slot.look_at_key()
         self._tell_change()
         await slot.begin()
         slot.restate()

@@ -8,6 +8,7 @@ from functools import partial
 from headgate.audit import AuditEntry
 from headgate.core.slot_steps import PollDone, switch
 from headgate.core.slot_times import wake_obstacle
+from headgate.core.wake import is_paused
 from headgate.errors import SlotUnavailableError, WindowOpenError
 from headgate.runtime import slot_lines
 from headgate.runtime.key_slot import KeySlot
@@ -31,6 +32,8 @@ async def warm_slot(slot: KeySlot, entry: AuditEntry | None) -> SlotStatus:
     if claim is None:
         _check_free(slot)
         raise SlotUnavailableError(slot.name, "somebody else woke it just now")
+    if done is not None and done.is_stale and done.problem:
+        raise SlotUnavailableError(slot.name, f"the wake was {done.problem}")
     if done is not None and done.problem:
         raise SlotUnavailableError(slot.name, f"the wake was sent and failed ({done.problem})")
     return slot.status()
@@ -55,13 +58,15 @@ async def _pre_check(slot: KeySlot) -> PollDone:
             return done
         _check_free(slot)
         await asyncio.sleep(PRE_CHECK_PAUSE_SECONDS)
-    raise SlotUnavailableError(slot.name, "its quota is being read just now, try again")
+    raise SlotUnavailableError(slot.name, "its quota is being read just now")
 
 
 def _check_free(slot: KeySlot) -> None:
     obstacle = wake_obstacle(slot.config, slot.row, slot.now())
     if obstacle:
-        raise SlotUnavailableError(slot.name, obstacle, until=slot.row.schedule.paused_until)
+        schedule = slot.row.schedule
+        until = schedule.paused_until if is_paused(schedule, slot.now()) else None
+        raise SlotUnavailableError(slot.name, obstacle, until=until)
 
 
 def _needless(slot: KeySlot) -> WindowOpenError | SlotUnavailableError:

@@ -22,7 +22,7 @@ from headgate.slot_logs import SlotTrail
 log = structlog.get_logger("headgate.slots")
 
 _FAR = "some far day"
-_EXHAUSTED = QuotaFailureKind.EXHAUSTED.value
+_NO_KEY = QuotaFailureKind.NO_KEY.value
 _THROTTLED = QuotaFailureKind.THROTTLED.value
 
 
@@ -48,6 +48,13 @@ def still_disabled(name: str, row: SlotRow) -> None:
     if row.schedule.slot_auto_disabled:
         reason = row.schedule.disabled_reason
         _of(name).warning(f"slot {name} is still disabled: {reason}; {_advice(name)}")
+
+
+def from_nothing(trail: SlotTrail, name: str, problem: str) -> None:
+    """Tell that what was kept of a slot could not be read, and is gone."""
+    line = f"slot {name} starts from nothing: what was kept of it could not be read"
+    _of(name).error(line, problem=problem)
+    trail.event("slot-from-nothing")
 
 
 def config_changed(trail: SlotTrail, name: str, loop: str) -> None:
@@ -83,12 +90,26 @@ def skipped(trail: SlotTrail, name: str, trigger: WakeTrigger, row: SlotRow) -> 
     trail.event("wake-skipped", mode=trigger.mode.value, marker=trigger.marker)
 
 
+def missed(trail: SlotTrail, config: SlotConfig, trigger: WakeTrigger) -> None:
+    """Tell that a time of day is past without its wake."""
+    name, minutes = config.name, max(config.wake.wake_catch_up_minutes, 1)
+    _of(name).warning(f"slot {name} wake missed: {trigger.reason} had no wake within {minutes} min")
+    trail.event("wake-missed", mode=trigger.mode.value, marker=trigger.marker)
+
+
 def shared_wake(trail: SlotTrail, name: str, claim: WakeClaim) -> None:
     """Tell that the wake of another slot serves this one."""
     _of(name).info(
         f"slot {name} shares the wake of another slot with the same key ({claim.reason})"
     )
     trail.event("wake-shared", claim.id, cause=claim.cause, reason=claim.reason)
+
+
+def unsent(trail: SlotTrail, name: str, claim: WakeClaim) -> None:
+    """Tell that a wake was not sent, because it was claimed too long before."""
+    waited = f"more than {claim.send_within_seconds:.0f} s passed before it could leave"
+    _of(name).warning(f"slot {name} {claim.cause} wake not sent: {waited}; its retry sees to it")
+    trail.event("wake-unsent", claim.id, cause=claim.cause)
 
 
 def woken(trail: SlotTrail, name: str, claim: WakeClaim, done: WakeDone) -> None:
@@ -132,6 +153,8 @@ def polled(trail: SlotTrail, config: SlotConfig, done: PollDone, *, flow_id: str
         _failed(trail, config, done, flow_id)
     else:
         _read(name, done)
+    if done.key_was_away and done.outcome != _NO_KEY:
+        _of(name).info(f"slot {name} has its key again")
     if done.errors_before and not done.problem:
         _of(name).info(f"slot {name} recovered after {done.errors_before} consecutive error(s)")
         trail.event("quota-poller.recovered", flow_id, errors=done.errors_before)
@@ -161,15 +184,21 @@ def _read(name: str, done: PollDone) -> None:
 
 def _failed(trail: SlotTrail, config: SlotConfig, done: PollDone, flow_id: str) -> None:
     name, most = config.name, config.wake.max_consecutive_errors
-    if done.outcome == _THROTTLED:
+    if done.outcome == _NO_KEY:
+        if not done.key_was_away:
+            line = f"slot {name} cannot have its key; its tasks wait and it is tried each minute"
+            _of(name).error(f"{line} ({done.problem})")
+    elif done.outcome == _THROTTLED:
         until = _moment(done.row.schedule.paused_until)
         _of(name).warning(f"slot {name} was asked to wait ({done.problem}): paused until {until}")
         trail.event("quota-poller.paused", flow_id, until=until)
     elif done.errors_after > done.errors_before:
         count = f"{done.errors_after}/{most} consecutive"
         _of(name).warning(f"slot {name} poll failed ({count}): {done.problem}")
-    elif not done.is_disabled:
+    elif done.row.schedule.wake_pending:
         _of(name).warning(f"slot {name} poll failed (a wake is being confirmed): {done.problem}")
+    elif not done.is_disabled:
+        _of(name).warning(f"slot {name} poll failed (out of turn, not counted): {done.problem}")
     if done.backoff_minutes is not None:
         _of(name).info(f"slot {name} backing off: next poll in {done.backoff_minutes} min")
         trail.event("quota-poller.backoff", flow_id, minutes=done.backoff_minutes)

@@ -19,6 +19,9 @@ from headgate.slot_store import SlotStore, Step
 
 Answer = TypeVar("Answer")
 
+READ_SECONDS = 30.0
+"""How long a question for the rows may take; one that never ends must not hold up all slots."""
+
 
 class SlotMirror:
     """The rows of slots in memory; `changed` is called with each that is new."""
@@ -39,6 +42,16 @@ class SlotMirror:
         """Return what is known of a slot."""
         return self._rows.get(name) or SlotRow(name=name)
 
+    def pending_of_key(self, key_digest: str) -> list[SlotRow]:
+        """Return the slots whose wake under this key is being confirmed, configured or not."""
+        return [
+            row
+            for row in self._rows.values()
+            if row.schedule.wake_pending
+            and row.config is not None
+            and row.config.key_digest == key_digest
+        ]
+
     def keep_only(self, names: frozenset[str]) -> None:
         """Forget all other slots; what the store keeps of them is not touched."""
         gone = self._rows.keys() - names
@@ -47,6 +60,10 @@ class SlotMirror:
         if names - self._rows.keys():
             # A slot that comes back has a row from before, behind which the mirror has read.
             self._version = -1
+
+    async def drop_unreadable(self, name: str) -> bool:
+        """Have the store drop what it keeps of a slot if nobody can read it; tell whether."""
+        return await self._store.drop_unreadable(name)
 
     async def forget_others(self, names: tuple[str, ...]) -> None:
         """Have the store forget, after their time, slots that are not configured."""
@@ -65,10 +82,16 @@ class SlotMirror:
         await asyncio.shield(self._next)
 
     async def _read_after(self, current: asyncio.Task[None] | None) -> None:
-        if current is not None:
+        if current is not None and not current.done():
             await asyncio.wait([current])
         self._current, self._next = self._next, None
-        for row in await self._store.rows(after=self._version):
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                rows = await self._store.rows(after=self._version)
+        except TimeoutError:
+            problem = f"the rows of slots did not come within {READ_SECONDS:.0f} seconds"
+            raise StoreUnavailableError(problem) from None
+        for row in rows:
             self._take(row)
 
     async def step(

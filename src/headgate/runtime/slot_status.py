@@ -11,17 +11,26 @@ from headgate.core.wake import WakeTrigger
 from headgate.provider import Provider
 
 
+def _no_mark() -> object:
+    """Mark a key that stays for as long as the process does."""
+    return None
+
+
 class SlotSetup(msgspec.Struct, frozen=True, kw_only=True):
     """One slot with all that it needs to run.
 
     `read_key` raises `InvalidSettingError` where the key cannot be read. It is asked for each
-    request, so that a key file may be replaced, and no key is kept.
+    request, so that a key file may be replaced, and no key is kept. `key_mark` is cheap, and
+    returns something else once the key may be another. `config_for` returns the configuration
+    with a key.
     """
 
     config: SlotConfig
     provider: Provider
     read_key: Callable[[], str]
     is_logging: bool = True
+    key_mark: Callable[[], object] = _no_mark
+    config_for: Callable[[str], SlotConfig] | None = None
 
 
 class LoopHealth(msgspec.Struct, frozen=True, kw_only=True):

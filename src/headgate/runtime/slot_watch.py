@@ -13,7 +13,7 @@ import structlog
 
 from headgate.errors import StoreUnavailableError
 from headgate.runtime.slot_mirror import SlotMirror
-from headgate.runtime.supervisor import Supervisor
+from headgate.runtime.supervisor import Pulse, Supervisor
 
 log = structlog.get_logger("headgate.slots")
 
@@ -45,17 +45,20 @@ class SlotWatch:
         self._look_all = look_all
         self._refresh_seconds = SHARED_REFRESH_SECONDS if is_shared else REFRESH_SECONDS
         self._wall_ahead: float | None = None
+        self.refresh_pulse = Pulse()
         self._problem = ""
         self._forgets_at = 0.0
 
     async def refresh(self) -> None:
         """Read what others changed, until cancelled."""
         while True:
+            self.refresh_pulse.begin()
             try:
                 await self._refresh_once()
                 self._tell("")
             except StoreUnavailableError as error:
                 self._tell(str(error) or "the store cannot be asked")
+            self.refresh_pulse.end(self._mirror.now())
             await asyncio.sleep(self._refresh_seconds)
 
     async def _refresh_once(self) -> None:

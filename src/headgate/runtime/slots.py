@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
 import structlog
 
 from headgate.audit import AuditEntry
@@ -34,6 +35,9 @@ log = structlog.get_logger("headgate.slots")
 
 MAX_REQUESTS = 256
 """How many requests to providers are under way at a time, of all slots."""
+
+STOP_SECONDS = 10.0
+"""How long loops have to end; one that does not hear it must not keep the service from ending."""
 
 Listener = Callable[[tuple[SlotStanding, ...]], None]
 
@@ -86,7 +90,7 @@ class Slots:
             is_shared=self._is_shared,
         )
         try:
-            supervisor.start("slot mirror", watch.refresh)
+            supervisor.start("slot mirror", watch.refresh, watch.refresh_pulse)
             supervisor.start("slot watch", watch.watch)
             supervisor.start("retired providers", self._close_retired)
             for slot in self._slots.values():
@@ -94,7 +98,7 @@ class Slots:
             await asyncio.Event().wait()
         finally:
             self._supervisor = None
-            await supervisor.stop()
+            await supervisor.stop(longest_seconds=STOP_SECONDS)
             await self._close()
 
     def reconfigure(self, setups: Sequence[SlotSetup]) -> None:
@@ -187,8 +191,17 @@ class Slots:
 
     def _sharers(self, config: SlotConfig) -> tuple[SlotConfig, ...]:
         digest = config.key_digest
+        if not digest:
+            return (config,)
         others = [slot.config for slot in self._slots.values() if slot.name != config.name]
-        return (config, *(one for one in others if digest and one.key_digest == digest))
+        sharing = [one for one in others if one.key_digest == digest]
+        return (config, *sharing, *self._left(digest))
+
+    def _left(self, key_digest: str) -> list[SlotConfig]:
+        """Return slots that left the settings, say for another name, with their wake on its way."""
+        rows = self._mirror.pending_of_key(key_digest)
+        kept = [row.config for row in rows if row.name not in self._slots]
+        return [msgspec.structs.replace(one, is_enabled=False) for one in kept if one is not None]
 
     def _poll_soon(self, names: Iterable[str]) -> None:
         for name in names:

@@ -76,7 +76,7 @@ class Supervisor:
     def start(self, name: str, loop: Loop, pulse: Pulse | None = None) -> None:
         """Run a loop from now on."""
         keeping = _keep_running(name, loop, pulse)
-        self._tasks[name] = asyncio.get_running_loop().create_task(keeping)
+        self._tasks[name] = asyncio.get_running_loop().create_task(keeping, name=name)
         if pulse is not None:
             self._watched[name] = (loop, pulse)
 
@@ -107,12 +107,15 @@ class Supervisor:
                 restarted.append(name)
         return restarted
 
-    async def stop(self) -> None:
-        """End all loops, and wait until they have ended."""
+    async def stop(self, *, longest_seconds: float | None = None) -> None:
+        """End all loops, and wait until they have ended, or for so long."""
         for name in list(self._tasks):
             self.drop(name)
-        if self._leaving:
-            await asyncio.wait(self._leaving)
+        if not self._leaving:
+            return
+        _, deaf = await asyncio.wait(self._leaving, timeout=longest_seconds)
+        for task in deaf:
+            log.warning("a loop does not end, and is left behind", loop=task.get_name())
 
     def _problem(self, name: str, pulse: Pulse, longest_seconds: float) -> str:
         if self._tasks[name].done():

@@ -8,25 +8,24 @@ store has confirmed it, so that each trigger is served once, whichever node or l
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 from headgate.core.slot_times import due_wake, window_is_over
-from headgate.core.slot_wakes import close_window, skip_wake
+from headgate.core.slot_wakes import close_window, miss_wake, skip_wake
 from headgate.core.slots import SlotConfig, SlotRow
 from headgate.core.wake import (
     SECONDS_PER_MINUTE,
     WakeTrigger,
     is_paused,
     minute_of,
+    missed_time,
     next_wake_at,
 )
 from headgate.errors import StoreError
 from headgate.runtime import slot_lines
-from headgate.runtime.key_slot import KeySlot
+from headgate.runtime.key_slot import RETRY_SECONDS, KeySlot
 from headgate.runtime.wake_sending import claim_and_send, send_claimed
-
-RETRY_SECONDS = 2.0
-"""When to look again where another reads the quota, or the store could not be asked."""
 
 QUIET_SECONDS = 900.0
 """How long a look is believed that found nothing to do, while nothing changes."""
@@ -54,6 +53,8 @@ class WakeLoop:
             except StoreError as error:
                 slot_lines.store_away(slot.name, "wake scheduler", pulse, str(error))
                 next_at = slot.now() + RETRY_SECONDS
+                # What the look was for is still to be done.
+                self._quiet_of = None
             now = slot.now()
             pulse.end(now)
             await slot.wake_alarm.sleep(min(next_at - now, SECONDS_PER_MINUTE))
@@ -61,6 +62,7 @@ class WakeLoop:
     async def run_once(self) -> float:
         """Do what is due, and return when to look again."""
         slot = self._slot
+        slot.look_at_key()
         now = slot.now()
         if self._is_quiet(now):
             return next_minute(now)
@@ -102,6 +104,7 @@ class WakeLoop:
     async def _fire(self, now: float) -> bool:
         """Send a wake that is due and needed; False if that cannot be told yet."""
         slot = self._slot
+        await self._give_up(now)
         due = due_wake(slot.config, slot.row, now)
         if due is None or due.trigger is None:
             return True
@@ -109,12 +112,28 @@ class WakeLoop:
         self._tell_trigger(due.trigger)
         pre_check = await slot.poll("wake-precheck", pulse=slot.wake_pulse, is_forced=True)
         if pre_check is None or pre_check.is_stale:
+            # Somebody else reads, or died at it. Rather than miss the time, go without.
+            if self._is_last_look():
+                await claim_and_send(slot, "scheduled", pulse=slot.wake_pulse)
             return False
         if pre_check.needs_wake:
             await claim_and_send(slot, "scheduled", pulse=slot.wake_pulse)
         elif not pre_check.is_disabled:
             await self._skip(config, due.trigger)
         return True
+
+    def _is_last_look(self) -> bool:
+        slot = self._slot
+        return due_wake(slot.config, slot.row, slot.now() + 2 * RETRY_SECONDS) is None
+
+    async def _give_up(self, now: float) -> None:
+        """Tell of a time of day that was held for longer than it is caught up."""
+        slot, config = self._slot, self._slot.config
+        trigger = missed_time(config.wake, slot.row.schedule, now)
+        if trigger is not None:
+            step = partial(miss_wake, config=config, marker=trigger.marker)
+            if await slot.shared.mirror.step((slot.name,), step):
+                slot_lines.missed(slot.trail, config, trigger)
 
     def _tell_trigger(self, trigger: WakeTrigger) -> None:
         told = (trigger.mode.value, trigger.marker)
@@ -133,6 +152,7 @@ class WakeLoop:
         slot = self._slot
         if not window_is_over(slot.config, slot.row, now):
             return
+        asked_at = time.monotonic()
         configs = slot.shared.sharers(slot.config)
         step = partial(
             close_window, configs=configs, name=slot.name, claim_id=slot.shared.make_id()
@@ -140,7 +160,7 @@ class WakeLoop:
         done = await slot.shared.mirror.step(tuple(one.name for one in configs), step)
         slot_lines.window_closed(slot.trail, slot.config, done)
         if done.claim is not None:
-            await send_claimed(slot, done.claim, pulse=slot.wake_pulse)
+            await send_claimed(slot, done.claim, asked_at=asked_at, pulse=slot.wake_pulse)
 
 
 def next_minute(now: float) -> float:

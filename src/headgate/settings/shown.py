@@ -11,18 +11,16 @@ from collections.abc import Iterator
 
 import msgspec
 
+from headgate.executors.environment import VARIABLE
 from headgate.executors.targets import CommandTarget, Target
+from headgate.redaction import HIDDEN, hidden_address, redacted
 from headgate.settings.messages import key_path
 from headgate.settings.sections import NAMED_TABLES, Settings
 from headgate.settings.slots import SlotSettings
 
-HIDDEN = "***"
 DEFAULT_ORIGIN = "default"
 
-_VARIABLE = re.compile(r"\{env\.(\w+)\}")
 _REFERENCE = re.compile(r"(?:[A-Za-z]+ )?\{(?:env\.\w+|slot\.\w+|key)\}")
-_CREDENTIALS = re.compile(r"(?<=://).*@", re.DOTALL)
-_QUERY_VALUE = re.compile(r"(?<==)(?!\{[\w.]+\}(?:[&#]|$))[^&#]+")
 _SECRET_ARGUMENT = re.compile(
     r"((?:key|token|secret|password)[\w-]*=).+", re.IGNORECASE | re.DOTALL
 )
@@ -65,7 +63,9 @@ def hidden(key: str, value: object) -> object:
     if isinstance(value, dict):
         return {name: hidden(name, inner) for name, inner in value.items()}
     if key in _URL_KEYS and isinstance(value, str):
-        return _hidden_url(value)
+        return hidden_address(value)
+    if key == "wake_body" and isinstance(value, str):
+        return redacted(value)
     if key == "command" and isinstance(value, list | tuple):
         return [_SECRET_ARGUMENT.sub(rf"\1{HIDDEN}", str(argument)) for argument in value]
     return value
@@ -83,13 +83,8 @@ def variables_of_slot(slot: SlotSettings) -> set[str]:
 
 
 def _referred_to(written: Target | SlotSettings) -> list[str]:
-    return _VARIABLE.findall(msgspec.json.encode(written).decode())
+    return VARIABLE.findall(msgspec.json.encode(written).decode())
 
 
 def _reference_or_hidden(text: object) -> object:
     return text if isinstance(text, str) and _REFERENCE.fullmatch(text) else HIDDEN
-
-
-def _hidden_url(url: str) -> str:
-    place, mark, query = _CREDENTIALS.sub(f"{HIDDEN}@", url).partition("?")
-    return f"{place}{mark}{_QUERY_VALUE.sub(HIDDEN, query)}"

@@ -9,16 +9,21 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
+import msgspec
+
 from headgate.core.projects import Standing
 from headgate.core.wake import check_wake_config
 from headgate.errors import InvalidSettingError
+from headgate.executors.slot_texts import KEY
 from headgate.http_headers import HEADER_NAME
 from headgate.providers.slot_places import HTTP_JSON, check_place
+from headgate.redaction import redacted
 from headgate.settings.messages import key_path
 from headgate.settings.sections import Settings
 from headgate.settings.slot_keys import place_of, wake_config
 from headgate.settings.slots import SLOTS, SlotSettings
 
+LEAST_KEY_LENGTH = 20
 ADDRESSES = ("base_url", "quota_url", "request_url")
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -36,6 +41,7 @@ def check_slots(settings: Settings) -> None:
     for slot in settings.slots.values():
         _check_slot(settings, slot)
     _check_providers(settings)
+    _check_key_places(settings)
 
 
 def slot_label_warnings(settings: Settings) -> list[str]:
@@ -60,6 +66,9 @@ def _check_slot(settings: Settings, slot: SlotSettings) -> None:
     wakes = bool(slot.wake_modes)
     check_place(slot.provider, place_of(slot), setting=key_path(*where), wakes=wakes)
     _check_addresses(slot, where)
+    if slot.limit_unit is not None and slot.limit_type is None:
+        problem = "needs limit_type, the type of the row that it is the unit of"
+        raise InvalidSettingError(key_path(*where, "limit_unit"), problem)
     try:
         check_wake_config(wake_config(settings.quota, slot))
     except InvalidSettingError as error:
@@ -74,10 +83,15 @@ def _check_key(slot: SlotSettings, where: tuple[str, str]) -> None:
         return
     if slot.key_file is not None:
         raise InvalidSettingError(field, "give either key_env or key_file, not both")
-    if not _VARIABLE.fullmatch(slot.key_env):
+    if not _VARIABLE.fullmatch(slot.key_env) or _looks_like_a_key(slot.key_env):
         # Whoever writes the key itself here must not find it in a message.
         problem = "is the name of a variable, as ZAI_KEY; the key itself is not written here"
         raise InvalidSettingError(field, problem)
+
+
+def _looks_like_a_key(name: str) -> bool:
+    is_random = len(name) >= LEAST_KEY_LENGTH and "_" not in name and re.search("[0-9]", name)
+    return bool(is_random) or redacted(name) != name
 
 
 def _check_headers(slot: SlotSettings, where: tuple[str, str]) -> None:
@@ -120,3 +134,16 @@ def _check_providers(settings: Settings) -> None:
         if target.provider not in known:
             problem = f"no [[slots]] has the provider {target.provider!r}; add one, or correct it"
             raise InvalidSettingError(field, problem)
+
+
+def _check_key_places(settings: Settings) -> None:
+    """Refuse a target that writes the key of a slot which has none to be read."""
+    for name, target in settings.targets.items():
+        is_label = target.slot is not None and target.slot not in settings.slots
+        if not is_label or target.status is Standing.DRAINING:
+            continue
+        if f"{{{KEY}}}" in msgspec.json.encode(target).decode():
+            problem = f"no [[slots]] has the name {target.slot!r}, and {{{KEY}}} needs its key"
+            raise InvalidSettingError(
+                key_path("targets", name, "slot"), f"{problem}; add it, or correct the name"
+            )

@@ -99,7 +99,9 @@ def _name_of(table: object, place: int) -> str:
         raise InvalidSettingError(_name_key(place), "is missing; write it")
     name = table["name"]
     if isinstance(name, str) and 0 < len(name) <= MAX_SLOT_NAME_LENGTH and name.isprintable():
-        return name
+        if name.strip() == name:
+            return name
+        raise InvalidSettingError(_name_key(place), "has spaces at its ends; take them out")
     problem = f"must be a text of 1 to {MAX_SLOT_NAME_LENGTH} characters, all of them printable"
     raise InvalidSettingError(_name_key(place), problem)
 

@@ -2,8 +2,8 @@
 
 Whoever writes has the database for itself, so a step sees the rows as they are, and versions reach
 readers in their order. A row holds JSON. What a newer program has added to it is passed over, and a
-reading or a configuration that this one cannot read is as none; but of markers that cannot be read
-nothing may be guessed, or a wake would be sent twice.
+reading or a configuration that this one cannot read is as none. Of markers that cannot be read
+nothing is guessed: a step on them fails, until a start drops the row and begins with a poll.
 """
 
 from __future__ import annotations
@@ -100,6 +100,10 @@ class SqlSlots:
         """Take a step on the rows of these slots; its answer means that the change is on disk."""
         return await self._access.run(partial(take, names=names, step=step, entry=entry))
 
+    async def drop_unreadable(self, name: str) -> bool:
+        """Drop the row of a slot if it cannot be read; tell whether there was such a row."""
+        return await self._access.run(partial(drop_unreadable, name=name))
+
     async def forget(self, configured: Collection[str]) -> int:
         """Forget slots that are not configured and have not changed for long; return how many."""
         return await self._access.run(partial(forget, configured=tuple(configured)))
@@ -134,6 +138,17 @@ def take(
     if entry is not None:
         audit_trail.write(transaction, entry, now)
     return answer
+
+
+def drop_unreadable(transaction: Transaction, _now: float, *, name: str) -> bool:
+    """Drop a row that cannot be read; another node may have written a good one meanwhile."""
+    for found in transaction.read(*about(transaction.dialect, _READ, "name", (name,))):
+        try:
+            _row(*found)
+        except StoreError:
+            transaction.write("DELETE FROM slots WHERE name = ?", (name,))
+            return True
+    return False
 
 
 def forget(transaction: Transaction, now: float, *, configured: tuple[str, ...]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from headgate.audit import AuditLog
 from headgate.http_bodies import LimitsShown
 from headgate.intake import Intake
 from headgate.runtime.pull_workers import PullWorkers
-from headgate.runtime.slots import Slots
+from headgate.runtime.slots import Slots, SlotStatus
 from headgate.runtime.webhooks import Webhooks
 from headgate.service_metrics import ServiceMetrics
 from headgate.telemetry import Telemetry
@@ -52,6 +53,7 @@ class Api:
         self.telemetry: Telemetry | None = None
         self.workers: PullWorkers | None = None
         self.slots: Slots | None = None
+        self.warming: set[asyncio.Task[SlotStatus]] = set()
         self.metrics: ServiceMetrics | None = None
 
 

@@ -40,12 +40,13 @@ def slot_body(status: SlotStatus, now: float) -> SlotBody:
         held_until=None if standing.hold is None else _moment(standing.hold.until),
         wake_modes=[mode.value for mode in WakeMode if mode in modes],
         wakes_enabled=bool(modes) and not (off or schedule.wake_auto_disabled),
-        next_wake=_next_wake(status),
+        next_wake=_next_wake(status, now),
         wake_pending=schedule.wake_pending,
         last_wake_at=_moment(schedule.last_wake_at),
         last_confirmed_at=_moment(schedule.last_confirmed_at),
         wake_errors=schedule.wake_errors,
         poll_errors=schedule.consecutive_poll_errors,
+        last_error=schedule.last_problem,
         last_poll_at=_moment(schedule.last_poll_at),
         next_poll_at=_moment(status.next_poll_at),
         disabled_reason=off or schedule.disabled_reason,
@@ -67,7 +68,7 @@ def _state(status: SlotStatus, now: float) -> SlotState:
     return "cold" if reading.resets_at is None or reading.resets_at <= now else "open"
 
 
-def _next_wake(status: SlotStatus) -> NextWakeBody | None:
+def _next_wake(status: SlotStatus, now: float) -> NextWakeBody | None:
     schedule = status.row.schedule
     if why_off(status.config, status.row):
         return None
@@ -78,7 +79,11 @@ def _next_wake(status: SlotStatus) -> NextWakeBody | None:
     trigger = status.next_wake
     if trigger is None:
         return None
-    at = exact_moment(trigger.due_at)
+    # A pause holds what is due; it is sent when the pause ends.
+    paused_until = schedule.paused_until if is_paused(schedule, now) else None
+    at = _moment(max(trigger.due_at, paused_until or trigger.due_at))
+    if at is None:
+        return None
     return NextWakeBody(at=at, mode=trigger.mode.value, reason=trigger.reason)
 
 
@@ -94,7 +99,7 @@ def _limit(limit: QuotaLimit) -> LimitBody:
         unit=limit.unit,
         number=limit.number,
         percent_used=limit.percent_used,
-        resets_at=None if reset_ms is None else exact_moment(reset_ms / 1000),
+        resets_at=_moment(None if reset_ms is None else reset_ms / 1000),
     )
 
 
@@ -107,4 +112,8 @@ def _loop(health: LoopHealth) -> LoopBody:
 
 
 def _moment(seconds: float | None) -> datetime | None:
-    return None if seconds is None else exact_moment(seconds)
+    """Return a time; None where none is known, or no calendar reaches it."""
+    try:
+        return None if seconds is None else exact_moment(seconds)
+    except (OverflowError, OSError, ValueError):
+        return None

@@ -22,8 +22,6 @@ ACCEPTED = 202
 WARM_SECONDS = 20.0
 """How long a wake by hand is waited for; it goes on, and its slot says what comes of it."""
 
-_UNDER_WAY: set[asyncio.Task[SlotStatus]] = set()
-
 
 async def list_slots(api: Api, _: Request, __: str) -> Answer:
     """Answer with all slots, in the order of the file."""
@@ -42,8 +40,10 @@ async def warm_slot(api: Api, request: Request, name: str) -> Answer:
     """Open a slot's window, unless it is open already; a slow provider is not waited for."""
     slots = _in(api, name)
     warming = asyncio.create_task(slots.warm(name, _entry(request, "slot.warm", name)))
-    _UNDER_WAY.add(warming)
-    warming.add_done_callback(_ended)
+    # A task that nobody holds may be freed while it waits.
+    api.warming.add(warming)
+    warming.add_done_callback(api.warming.discard)
+    warming.add_done_callback(_look_at)
     await asyncio.wait((warming,), timeout=WARM_SECONDS)
     status = warming.result() if warming.done() else _status(slots, name)
     return _answer(api, ACCEPTED, status)
@@ -74,8 +74,7 @@ def _status(slots: Slots, name: str) -> SlotStatus:
     raise SlotNotFoundError(name)
 
 
-def _ended(warming: asyncio.Task[SlotStatus]) -> None:
-    _UNDER_WAY.discard(warming)
+def _look_at(warming: asyncio.Task[SlotStatus]) -> None:
     # Whoever asked may have been answered already, and then nobody asks what came of it.
     if not warming.cancelled():
         warming.exception()
