@@ -251,7 +251,7 @@ async def test_what_breaks_after_the_request_was_sent_has_unknown_usage(answer: 
     assert failure.usage == UNKNOWN_USAGE
 
 
-@pytest.mark.parametrize("body", [b"x" * 65, b"\x00" * 20, gzip.compress(b"x" * 1_000)])
+@pytest.mark.parametrize("body", [b"x" * 65, b"\x00" * 20, gzip.compress(b"x" * 1_000, mtime=0)])
 async def test_a_result_beyond_the_cap_fails(body: bytes) -> None:
     headers = {"Content_Encoding": "gzip"} if body.startswith(b"\x1f\x8b") else {}
     async with (
