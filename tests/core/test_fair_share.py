@@ -101,7 +101,7 @@ def _check_project_caps(state: SchedulerState, actions: list[AssignAction]) -> N
         count = given_now.get(project.id, 0)
         if not count:
             continue
-        assert project.status is ProjectStatus.ACTIVE
+        assert project.status in (ProjectStatus.ACTIVE, ProjectStatus.DRAINING)
         if project.max_concurrent_agents is not None:
             before = state.project_active_agent_counts.get(project.id, 0)
             assert before + count <= project.max_concurrent_agents
