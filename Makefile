@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS_VENV := .venv-bench
 PEERS_INSTALLED := $(PEERS_VENV)/.installed
+TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help up test check bench torture package clean
@@ -38,9 +39,11 @@ check: $(INSTALLED)
 	@echo "==> layers"
 	@$(BIN)/lint-imports
 
+# While one process waits for a server or a deadline, the other works. Neighbours stay together, so
+# that what a module shares is seldom started twice; whoever is done takes from the other.
 test: check
 	@echo "==> tests"
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
 # What is only measured beside must not change what the tests see, so it lies apart; and where it
 # does not install, the run goes without.
