@@ -142,7 +142,9 @@ class Service:
 Scenario = Callable[[Service], Coroutine[Any, Any, T]]
 
 
-def play(scenario: Scenario[T], work: Work | None = None, *, seed: int = 0, **fields: Any) -> T:
+def play(
+    scenario: Scenario[T], work: Work | None = None, *, seed: int | None = 0, **fields: Any
+) -> T:
     """Start a service, let a scenario happen to it, stop it and audit what is left."""
 
     async def main(loop: SimulatedLoop) -> T:

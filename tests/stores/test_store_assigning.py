@@ -7,11 +7,12 @@ import asyncio
 import msgspec
 import pytest
 
+from headgate.core.admission import QueueLimits
 from headgate.core.rate_limits import RateCharge
 from headgate.core.records import MAX_LOSSES, Submission
 from headgate.core.tasks import TaskStatus
 from headgate.errors import StaleEpochError
-from headgate.store import Assigned, Drop, Node, NotAssigned
+from headgate.store import Assigned, Drop, Node, NotAssigned, Queued, TurnedAway
 from stores.scene import AGAIN, AWAY, HERE, LEASE_SECONDS, Place, ids
 
 
@@ -24,6 +25,47 @@ async def test_a_plan_repeats_its_answer(place: Place) -> None:
         assert first[0].record.submission.action == "type"
         assert await scene.plan(line) == first
         assert (await scene.store.totals()).started == 1
+
+
+async def test_a_task_is_assigned_in_the_transaction_that_stores_it(place: Place) -> None:
+    async with place.scene() as scene:
+        new = scene.new("t1", provider="zai", submission=Submission(action="type"))
+        line = scene.line("t1", slot="work")
+        queued, (assigned,) = await asyncio.gather(scene.ask(new), scene.plan(line))
+        assert isinstance(queued, Queued)
+        assert queued.record.task.status is TaskStatus.QUEUED
+        assert isinstance(assigned, Assigned)
+        assert assigned.record.submission.action == "type"
+        kept = await scene.get("t1")
+        assert (kept.task.status, kept.progress.slot) == (TaskStatus.RUNNING, "work")
+        assert kept.progress == assigned.record.progress
+        await scene.settle("t1")
+
+
+async def test_a_task_that_is_turned_away_is_not_assigned_in_the_same_transaction(
+    place: Place,
+) -> None:
+    async with place.scene() as scene:
+        no_room = QueueLimits(max_queue=0, max_per_agent=None)
+        for task_id, is_kept in (("t1", True), ("t2", False)):
+            new = scene.new(task_id, limits=no_room)
+            new = msgspec.structs.replace(new, keeps_refusal=is_kept)
+            refused, (line,) = await asyncio.gather(scene.ask(new), scene.plan(scene.line(task_id)))
+            assert isinstance(refused, TurnedAway)
+            assert isinstance(line, NotAssigned)
+            assert (line.record is not None) is is_kept
+        assert (await scene.store.totals()).started == 0
+
+
+async def test_a_plan_of_an_old_epoch_takes_no_task_with_it(place: Place) -> None:
+    async with place.scene() as scene:
+        plan = scene.store.assign(scene.epoch - 1, [scene.line("t1")])
+        queued, stale = await asyncio.gather(
+            scene.ask(scene.new("t1")), plan, return_exceptions=True
+        )
+        assert isinstance(queued, Queued)
+        assert isinstance(stale, StaleEpochError)
+        assert await scene.state("t1") == "queued"
 
 
 async def test_a_line_that_is_too_late_changes_nothing(place: Place) -> None:

@@ -22,21 +22,23 @@ from headgate.core.tasks import TaskStatus
 from headgate.errors import StaleEpochError, StoreUnavailableError
 from headgate.ledger import Ledger
 from headgate.runtime.assignments import assignment_of, not_held
+from headgate.runtime.doubts import Doubts
 from headgate.runtime.drops import expired, rejected
 from headgate.runtime.event_feed import EventFeed
+from headgate.runtime.expecting import expect, unexpect
 from headgate.runtime.forgotten import ForgottenStarts, Runs, Start
 from headgate.runtime.holding import OutsideBooks, reservation_id
-from headgate.runtime.loading import desk_from
+from headgate.runtime.loading import desk_from, ended_while_loading
 from headgate.runtime.pending_settings import PendingSettings
+from headgate.runtime.rest import Rest
 from headgate.runtime.unseen import Unseen
-from headgate.store import Assigned, Assignment, Drop, NotAssigned, TaskStore
+from headgate.store import Assigned, Assignment, Drop, NewTask, NotAssigned, TaskStore
 from headgate.worker_store import Overdue
 
 log = structlog.get_logger("headgate.dispatcher")
 
 MAX_PLANNED = 512
 MAX_RECOVERED = 500
-MAX_IN_DOUBT = 1_000
 RETRY_SECONDS = 0.5
 NEWS_SECONDS = 1.0
 
@@ -64,7 +66,7 @@ class Dispatcher:
         self._forgotten = ForgottenStarts(store, start=self._begin, runs=runs)
         self._set_tick(tick_seconds)
         self._outside = None if ledger is None else OutsideBooks(ledger)
-        self._wake = asyncio.Event()
+        self._rest = Rest()
         self._loaded = asyncio.Event()
         self._epoch: int | None = None
         self._node_id = ""
@@ -72,7 +74,7 @@ class Dispatcher:
         self._news_at = 0.0
         self._loads = 0
         self._unseen = Unseen()
-        self._in_doubt: dict[str, None] = {}
+        self._doubts = Doubts(store)
         self.desk: Desk | None = None
         self.standings: tuple[SlotStanding, ...] = ()
         self.problem = ""
@@ -108,27 +110,40 @@ class Dispatcher:
         A gate that closes is closed first, or what it holds would be planned once more.
         """
         records = tuple(changed)
-        if self.desk is None:
-            self._keep(records, closure)
-        else:
+        if self.desk is not None:
             if closure is not None:
                 self.desk.close(closure, self._store.now())
             self._look_at(self.desk, records)
-            self._wake.set()
+            self._rest.wake()
+        elif self._epoch is not None:
+            self._feed.see(records)
+            self._unseen.keep(records, closure)
+
+    def expect(self, new: NewTask) -> bool:
+        """Plan a task that is about to be stored, if there is nothing else to do."""
+        is_free = self._rest.is_asleep and self._outside is None
+        if not is_free or not expect(self.desk, new, self._store.now()):
+            return False
+        self._rest.wake()
+        return True
+
+    def unexpect(self, task_id: str) -> None:
+        """Forget a task that was expected, and was not stored as that."""
+        unexpect(self.desk, task_id, self._store.now())
 
     def doubt(self, task_id: str) -> None:
         """Look at a task of which nobody knows whether it was changed, at the next round."""
         if self._epoch is None:
             return
-        self._in_doubt[task_id] = None
-        if len(self._in_doubt) > MAX_IN_DOUBT:
+        self._doubts.add(task_id)
+        if self._doubts.are_too_many:
             self._start_anew()
-        self._wake.set()
+        self._rest.wake()
 
     def hear(self) -> None:
         """Read what other nodes changed, at the next round."""
         self._has_news = True
-        self._wake.set()
+        self._rest.wake()
 
     def reconfigure(
         self, settings: DeskSettings, *, tick_seconds: float, asks_budgets: bool
@@ -136,21 +151,20 @@ class Dispatcher:
         """Decide by other settings, from the next round on."""
         self._set_tick(tick_seconds)
         self.pending.put(settings, asks_budgets=asks_budgets)
-        self._wake.set()
+        self._rest.wake()
 
     def set_slots(self, standings: tuple[SlotStanding, ...]) -> None:
         """Go by what is known of slots now, at this desk and at every one to come."""
         self.standings = standings
         if self.desk is not None:
             self.desk.set_slots(standings)
-            self._wake.set()
+            self._rest.wake()
 
     async def run(self) -> None:
         """Dispatch until cancelled."""
         while True:
-            self._wake.clear()
-            is_busy = await self._run_safely()
-            if not is_busy:
+            self._rest.begin()
+            if not await self._run_safely():
                 await self._sleep()
 
     async def run_once(self) -> bool:
@@ -163,7 +177,7 @@ class Dispatcher:
         if epoch is None:
             return False
         desk = self.desk or await self._load(epoch)
-        if self._in_doubt:
+        if len(self._doubts):
             await self._look_again(desk)
         # Whoever is never at rest must hear of lost nodes, too.
         if self._has_news or self._store.now() >= self._news_at + self._patience(desk):
@@ -172,7 +186,7 @@ class Dispatcher:
         drops = [*expired(due), *rejected(desk.take_hopeless())]
         await self._give_up(desk, epoch)
         if drops:
-            await self._drop(desk, epoch, drops)
+            self._look_at(desk, await self._store.drop(epoch, drops))
         # Asked again: rates count from when they are taken, and time has passed since.
         planned = desk.plan(self._store.now(), most=MAX_PLANNED)
         if planned:
@@ -226,10 +240,7 @@ class Dispatcher:
         next_at = None if self.desk is None else self.desk.next_at()
         if next_at is not None:
             seconds = min(seconds, max(0.0, next_at - self._store.now()))
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
+        if not await self._rest.sleep(seconds):
             self._has_news = True
 
     def _set_tick(self, seconds: float) -> None:
@@ -248,25 +259,19 @@ class Dispatcher:
             self._loaded.clear()
         self._loads += 1
         self._unseen.forget()
-        self._in_doubt = {}
-        self._wake.set()
-
-    def _keep(self, records: Sequence[TaskRecord], closure: GateClosure | None) -> None:
-        if self._epoch is None:
-            return
-        self._feed.see(records)
-        self._unseen.keep(records, closure)
+        self._doubts.forget()
+        self._rest.wake()
 
     async def _load(self, epoch: int) -> Desk:
         self._start_anew()
         load = self._loads
         backlog = await self._store.backlog(epoch)
         if load != self._loads:
-            raise _ended_while_loading(epoch)
-        now, node_id = self._store.now(), self._node_id
-        desk = await desk_from(backlog, self.pending.current, now, node_id=node_id)
+            raise ended_while_loading(epoch)
+        settings, now = self.pending.current, self._store.now()
+        desk = await desk_from(backlog, settings, now, node_id=self._node_id)
         if load != self._loads:
-            raise _ended_while_loading(epoch)
+            raise ended_while_loading(epoch)
         self.desk = desk
         self._loaded.set()
         desk.set_slots(self.standings)
@@ -285,14 +290,14 @@ class Dispatcher:
         self._feed.see(records)
 
     async def _look_again(self, desk: Desk) -> None:
-        in_doubt, self._in_doubt = self._in_doubt, {}
-        for task_id in in_doubt:
-            record = await self._store.get(task_id)
-            if record is not None and record.is_terminal and record.progress.dependants:
+        async for task_id, record in self._doubts.look():
+            if record is None:
+                unexpect(desk, task_id, self._store.now())
+            elif record.is_terminal and record.progress.dependants:
                 # Its end has changed others, too.
                 self._start_anew()
                 return
-            if record is not None:
+            else:
                 self._look_at(desk, (record,))
 
     async def _read_news(self, desk: Desk, epoch: int) -> None:
@@ -316,9 +321,6 @@ class Dispatcher:
             attempts = [Overdue(task_id=one.task.id, attempt=one.attempt) for one in overdue]
             self._look_at(desk, await self._store.give_up(epoch, attempts))
 
-    async def _drop(self, desk: Desk, epoch: int, drops: list[Drop]) -> None:
-        self._look_at(desk, await self._store.drop(epoch, drops))
-
     async def _apply(self, desk: Desk, epoch: int, planned: list[Planned]) -> None:
         now = self._store.now()
         drops: list[Drop] = []
@@ -333,7 +335,7 @@ class Dispatcher:
         answers = await self._assign(planned, epoch, now) if planned else []
         drops += await self._take_answers(desk, epoch, planned, answers)
         if drops:
-            await self._drop(desk, epoch, drops)
+            self._look_at(desk, await self._store.drop(epoch, drops))
 
     async def _take_answers(
         self,
@@ -394,7 +396,3 @@ class Dispatcher:
         tick = self.desk.tick if self.desk is not None else 0
         is_held = self._outside is not None
         return assignment_of(line, name=name, now=now, tick=tick, starts=is_own, is_held=is_held)
-
-
-def _ended_while_loading(epoch: int) -> StaleEpochError:
-    return StaleEpochError(f"epoch {epoch} ended while the backlog was read")

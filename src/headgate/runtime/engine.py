@@ -43,6 +43,7 @@ from headgate.runtime.pull_workers import PullWorkers
 from headgate.runtime.reaper import Reaper
 from headgate.runtime.retired_executors import RetiredExecutors
 from headgate.runtime.settlement_outbox import SettlementOutbox
+from headgate.runtime.submits import Submits, Submitted
 from headgate.runtime.supervisor import Loop, Supervisor
 from headgate.runtime.task_runner import TaskRunner
 from headgate.runtime.waiting import wait_for_end
@@ -57,7 +58,6 @@ from headgate.store import (
     TaskStore,
     Totals,
     TurnedAway,
-    UnknownParent,
 )
 from headgate.task_ids import TaskIds
 from headgate.tokens import UNBOUND, Bounds
@@ -66,7 +66,6 @@ log = structlog.get_logger("headgate.engine")
 
 SWITCHED_OFF = "the scheduler is switched off; set scheduler.enabled = true"
 
-Submitted = Queued | TurnedAway | UnknownParent
 Preparation = Callable[[], Awaitable[None]]
 
 
@@ -102,8 +101,7 @@ class Engine:
         self.told: Callable[[Iterable[TaskRecord]], None] = lambda _records: None
         self.slot_paused: Callable[[str], None] = lambda _slot: None
         self._further_loops = further_loops or {}
-        self.store = store
-        self.settings = settings
+        self.store, self.settings = store, settings
         self.executors = executors
         self.ledger = ledger = None if ledger is None else WatchedLedger(ledger)
         self._ids = TaskIds()
@@ -126,6 +124,7 @@ class Engine:
             ledger=ledger,
             feed=self.feed,
         )
+        self._submits = Submits(store, self.dispatcher, show=self._show)
         self.workers = PullWorkers(
             store,
             self.runner.settlements,
@@ -195,30 +194,21 @@ class Engine:
 
     def submit(self, task: Task, terms: Terms, submission: Submission) -> asyncio.Future[Submitted]:
         """Queue a task under a new id; the answer means that it is on disk."""
-        new = self._new_task(task, terms, submission)
-        future = self.store.submit(new)
-        # Not by whoever awaits the answer: a client that hangs up must not hide its task.
-        future.add_done_callback(partial(self._submitted, new.task.id))
-        return future
+        return self._submits.send(self._new_task(task, terms, submission))
 
     def submit_if_room(
         self, task: Task, terms: Terms, submission: Submission
     ) -> asyncio.Future[Submitted]:
         """Queue a task, or leave no trace of it where there is no room."""
         new = self._new_task(task, terms, submission)
-        future = self.store.submit(msgspec.structs.replace(new, keeps_refusal=False))
-        future.add_done_callback(partial(self._submitted, new.task.id))
-        return future
+        return self._submits.send(msgspec.structs.replace(new, keeps_refusal=False))
 
     def submit_keyed(
         self, key: SubmitKey, drafts: Sequence[tuple[Task, Terms, Submission] | InvalidEntry]
     ) -> asyncio.Future[KeyedAnswer | KeyRefusal]:
         """Queue the tasks of a request once, or return what became of them the first time."""
         tasks = [one if isinstance(one, InvalidEntry) else self._new_task(*one) for one in drafts]
-        future = self.store.submit_keyed(KeyedSubmit(key=key, tasks=tuple(tasks)))
-        ids = [one.task.id for one in tasks if isinstance(one, NewTask)]
-        future.add_done_callback(partial(self._submitted_keyed, ids))
-        return future
+        return self._submits.send_keyed(KeyedSubmit(key=key, tasks=tuple(tasks)))
 
     def _new_task(self, task: Task, terms: Terms, submission: Submission) -> NewTask:
         if not self.settings.is_enabled:
@@ -339,25 +329,6 @@ class Engine:
             await self.ledger.set_limit(scope, Limit())
         for scope, limit in budgets.items():
             await self.ledger.set_limit(scope, limit)
-
-    def _submitted(self, task_id: str, future: asyncio.Future[Submitted]) -> None:
-        if future.cancelled() or future.exception() is not None:
-            # It may be on disk all the same.
-            self.dispatcher.doubt(task_id)
-            return
-        self._show(future.result())
-
-    def _submitted_keyed(
-        self, task_ids: list[str], future: asyncio.Future[KeyedAnswer | KeyRefusal]
-    ) -> None:
-        if future.cancelled() or future.exception() is not None:
-            for task_id in task_ids:
-                self.dispatcher.doubt(task_id)
-            return
-        answer = future.result()
-        if isinstance(answer, KeyedAnswer):
-            for outcome in answer.fresh:
-                self._show(outcome)
 
     def _show(self, answer: Submitted) -> None:
         if isinstance(answer, Queued):

@@ -6,10 +6,16 @@ import asyncio
 
 from headgate.core.desk import Desk
 from headgate.core.desk_settings import DeskSettings
+from headgate.errors import StaleEpochError
 from headgate.store import Backlog
 
 LOADED_AT_ONCE = 500
 """How many tasks are loaded between two turns of the loop, which has signs of life to show."""
+
+
+def ended_while_loading(epoch: int) -> StaleEpochError:
+    """Return why what was loaded is of no use."""
+    return StaleEpochError(f"epoch {epoch} ended while the backlog was read")
 
 
 async def desk_from(backlog: Backlog, settings: DeskSettings, now: float, *, node_id: str) -> Desk:
