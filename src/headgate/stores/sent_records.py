@@ -6,6 +6,8 @@ sent; the two together are the record that the store has.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import msgspec
 
 from headgate.core.records import Progress, Submission, TaskRecord, Terms
@@ -51,7 +53,8 @@ class KnownTasks:
 
     def __init__(self, *, most: int = MAX_KNOWN) -> None:
         self._most = most
-        self._records: dict[str, TaskRecord] = {}
+        # A plain dictionary would look for its oldest entry past all that have gone before it.
+        self._records: OrderedDict[str, TaskRecord] = OrderedDict()
 
     def get(self, task_id: str) -> TaskRecord | None:
         """Return what is known of a task."""
@@ -64,7 +67,7 @@ class KnownTasks:
             return
         self._records[record.task.id] = record
         if len(self._records) > self._most:
-            del self._records[next(iter(self._records))]
+            self._records.popitem(last=False)
 
     def drop(self, task_id: str) -> None:
         """Forget a task that has ended."""
