@@ -35,6 +35,9 @@ class LaneChooser(Protocol):
     def touch(self, lane: Lane) -> None:
         """Consider a lane whose depth or oldest task changed."""
 
+    def ease(self, lane: Lane) -> None:
+        """Consider a lane whose agent was free already, and has one task less in flight."""
+
     def drop(self, lane: Lane) -> None:
         """Forget a lane that is gone."""
 
@@ -103,6 +106,8 @@ class FewestInFlight:
         else:
             self._pinned.offer(lane)
 
+    ease = offer
+
     def touch(self, lane: Lane) -> None:
         """Neither depth nor age matters here."""
 
@@ -146,6 +151,9 @@ class HighestLoad:
         self._changed[lane] = None
 
     touch = offer
+
+    def ease(self, lane: Lane) -> None:
+        """How much an agent has in flight does not matter here."""
 
     def drop(self, lane: Lane) -> None:
         """Forget a lane that is gone."""
@@ -216,6 +224,10 @@ class BoundedWait:
         # The first comparison is the cheap one: a lane waits at least since it was served.
         if lane.ready and lane.served_tick < offered and lane.waiting_since() < offered:
             self._remember(lane)
+
+    def ease(self, lane: Lane) -> None:
+        """Consider a lane whose agent has less in flight; it has waited for as long as before."""
+        self._policy.ease(lane)
 
     def drop(self, lane: Lane) -> None:
         """Forget a lane that is gone."""

@@ -209,8 +209,9 @@ class LaneIndex:
         """Give back one place of an agent whose task has ended."""
         entry = self.agents.get(agent_id)
         if entry is not None and entry.inflight > 0:
+            was_free = entry.is_free
             self.agents.give_back(entry)
-            self._availability_changed(agent_id)
+            self._availability_changed(agent_id, was_free=was_free)
 
     def take_place(self, agent_id: str) -> None:
         """Count one more task in flight of an agent that was found with it."""
@@ -351,7 +352,7 @@ class LaneIndex:
             self.offers.are_nodes_shut = True
             self.close(NODES_SHUT)
 
-    def _availability_changed(self, agent_id: str) -> None:
+    def _availability_changed(self, agent_id: str, *, was_free: bool = False) -> None:
         is_any_shut = not self.agents.pulling
         if is_any_shut is not self.offers.is_any_shut:
             self.offers.is_any_shut = is_any_shut
@@ -363,7 +364,7 @@ class LaneIndex:
         for lane in self._owned.get(agent_id, ()):
             chooser = self._projects[lane.project_id].chooser
             if chooser is not None:
-                chooser.offer(lane)
+                (chooser.ease if was_free else chooser.offer)(lane)
 
     def _leave(self, lane: Lane, gate: Gate, task: Task) -> None:
         project = self._projects[lane.project_id]
