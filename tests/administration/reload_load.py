@@ -79,6 +79,13 @@ class Findings:
         return [problem for problem, is_so in found.items() if is_so]
 
 
+@dataclass
+class Pace:
+    """How many tasks of one place are submitted at once."""
+
+    at_once: int = 1
+
+
 def many(*, low: bool) -> str:
     """Return one of two files between which the limits, agents, targets and projects change."""
     limits = LOW if low else HIGH
@@ -119,15 +126,19 @@ default = true
 async def reload_under_load(folder: Path, *, reloads: int, store: str = "memory:") -> Findings:
     """Reload a service again and again, by turns with a low and a high file.
 
-    A slow machine may need more reloads than these until every limit was reached.
+    On a slow machine tasks may end as soon as they come. Then there are more reloads than these,
+    and more is submitted at once, until every limit was reached.
     """
     start_anew()
     found = Findings(witness=witness)
     is_over = asyncio.Event()
     async with running(folder, many(low=False), store=store) as service:
         witness.limits = HIGH
-        submitting = asyncio.create_task(_submit(service, found.taken, is_over))
+        pace = Pace()
+        submitting = asyncio.create_task(_submit(service, found.taken, pace, is_over))
         while found.reloads < reloads or (found.idle() and found.reloads < MOST * reloads):
+            if found.reloads >= reloads:
+                pace.at_once = WAITING_PER_PLACE
             await _reload(service, low=found.reloads % 2 == 0)
             found.reloads += 1
         is_over.set()
@@ -151,11 +162,17 @@ async def _reload(service: Running, *, low: bool) -> None:
     await asyncio.sleep(PHASE_SECONDS)
 
 
-async def _submit(service: Running, taken: list[str], is_over: asyncio.Event) -> None:
+async def _submit(service: Running, taken: list[str], pace: Pace, is_over: asyncio.Event) -> None:
     place_of: dict[str, int] = {}
     while not is_over.is_set():
         waiting = Counter(place for one, place in place_of.items() if one not in witness.ran)
-        short = [number for number in range(len(PLACES)) if waiting[number] < WAITING_PER_PLACE]
+        # One for each place before the second for any, or the last places would get nothing.
+        short = [
+            number
+            for more in range(1, pace.at_once + 1)
+            for number in range(len(PLACES))
+            if waiting[number] + more <= WAITING_PER_PLACE
+        ]
         answers = await asyncio.gather(*(_submit_one(service, PLACES[one]) for one in short))
         place_of |= {task_id: one for task_id, one in zip(answers, short, strict=True) if task_id}
         await asyncio.sleep(0.001)
