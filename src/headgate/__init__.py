@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from headgate.core.snapshot import AssignAction, LanePolicy, SchedulerState
     from headgate.core.tasks import Task, TaskStatus
     from headgate.errors import BudgetExceededError
+    from headgate.inprocess.budget import Budget, Estimate
+    from headgate.inprocess.calls import configure, current_scheduler, governed, wrap
+    from headgate.inprocess.grants import Grant, current_grant
+    from headgate.inprocess.resource import SharedResource
+    from headgate.inprocess.scheduler import LoadScheduler
+    from headgate.inprocess.several import acquire_all
     from headgate.ledgers.connect import connect_budget
     from headgate.ledgers.local import LocalBudgetTracker
     from headgate.ledgers.postgres import PostgresBudgetTracker as PostgresBudgetTracker
@@ -27,12 +33,16 @@ __all__ = [
     "Agent",
     "AgentState",
     "AssignAction",
+    "Budget",
     "BudgetExceededError",
     "BudgetManager",
     "BudgetTracker",
     "Client",
+    "Estimate",
     "GateClosure",
+    "Grant",
     "LanePolicy",
+    "LoadScheduler",
     "LocalBudgetTracker",
     "Project",
     "ProjectStatus",
@@ -40,11 +50,18 @@ __all__ = [
     "ReservationToken",
     "Scheduler",
     "SchedulerState",
+    "SharedResource",
     "SlidingRateLimitWindow",
     "SyncClient",
     "Task",
     "TaskStatus",
+    "acquire_all",
+    "configure",
     "connect_budget",
+    "current_grant",
+    "current_scheduler",
+    "governed",
+    "wrap",
 ]
 
 __version__ = "0.1.0"
@@ -55,12 +72,16 @@ _MODULES = {
     "Agent": "headgate.core.projects",
     "AgentState": "headgate.core.projects",
     "AssignAction": "headgate.core.snapshot",
+    "Budget": "headgate.inprocess.budget",
     "BudgetExceededError": "headgate.errors",
     "BudgetManager": "headgate.core.budget",
     "BudgetTracker": "headgate.budget_tracker",
     "Client": "headgate.client.async_client",
+    "Estimate": "headgate.inprocess.budget",
     "GateClosure": "headgate.core.gates",
+    "Grant": "headgate.inprocess.grants",
     "LanePolicy": "headgate.core.snapshot",
+    "LoadScheduler": "headgate.inprocess.scheduler",
     "LocalBudgetTracker": "headgate.ledgers.local",
     "PostgresBudgetTracker": "headgate.ledgers.postgres",
     "Project": "headgate.core.projects",
@@ -70,12 +91,19 @@ _MODULES = {
     "ReservationToken": "headgate.budget_tracker",
     "Scheduler": "headgate.core.scheduler",
     "SchedulerState": "headgate.core.snapshot",
+    "SharedResource": "headgate.inprocess.resource",
     "SlidingRateLimitWindow": "headgate.rate_windows",
     "SqliteBudgetTracker": "headgate.ledgers.sqlite",
     "SyncClient": "headgate.client.sync_client",
     "Task": "headgate.core.tasks",
     "TaskStatus": "headgate.core.tasks",
+    "acquire_all": "headgate.inprocess.several",
+    "configure": "headgate.inprocess.calls",
     "connect_budget": "headgate.ledgers.connect",
+    "current_grant": "headgate.inprocess.grants",
+    "current_scheduler": "headgate.inprocess.calls",
+    "governed": "headgate.inprocess.calls",
+    "wrap": "headgate.inprocess.calls",
 }
 
 _EXTRAS = {

@@ -16,7 +16,10 @@
     ├── LimitReachedError                the request is fine, but there is no room for it now
     │   ├── BudgetExceededError          a budget cannot hold the amount
     │   ├── WindowOpenError              a slot was to be woken whose window is open
-    │   └── SlotUnavailableError         a slot sends nothing now: disabled, paused, exhausted
+    │   ├── SlotUnavailableError         a slot sends nothing now: disabled, paused, exhausted
+    │   ├── TooManyWaitingError          as many tasks wait in this process as may wait
+    │   ├── PlaceTimeoutError            a TimeoutError too: there was no place in time
+    │   └── SchedulerClosedError         an in-process scheduler was shut down
     ├── StoreError                       what keeps tasks or books gave no answer, or a wrong one
     │   ├── StoreUnavailableError        nothing was changed; trying again may help
     │   │   ├── LedgerUnavailableError   nothing was granted either
@@ -225,6 +228,36 @@ class SlotUnavailableError(LimitReachedError):
         self.name = name
         self.reason = reason
         self.until = until
+
+
+class TooManyWaitingError(LimitReachedError):
+    """As many tasks wait in this process as may wait; nothing was queued."""
+
+    def __init__(self, resource: str, most: int) -> None:
+        advice = "wait for some to finish, or raise max_waiters"
+        super().__init__(f"{most} tasks wait for {resource!r}, and no more may; {advice}")
+        self.resource = resource
+        self.most = most
+
+
+class PlaceTimeoutError(LimitReachedError, TimeoutError):
+    """There was no place in time; nothing is queued any more."""
+
+    def __init__(self, resource: str, agent_id: str, timeout: float) -> None:
+        advice = "wait longer, or give the resource more places"
+        line = f"{agent_id!r} got no place of {resource!r} within {timeout:g} seconds"
+        super().__init__(f"{line}; {advice}")
+        self.resource = resource
+        self.agent_id = agent_id
+        self.timeout = timeout
+
+
+class SchedulerClosedError(LimitReachedError):
+    """An in-process scheduler was shut down; it grants nothing any more."""
+
+    def __init__(self, resource: str) -> None:
+        super().__init__(f"the scheduler of {resource!r} was shut down; make another")
+        self.resource = resource
 
 
 class StoreError(HeadgateError):

@@ -298,7 +298,7 @@ def test_lanes_that_left_are_let_go() -> None:
     assert footprint(ranking) < 100_000
 
 
-@pytest.mark.parametrize("alpha", [-0.01, 0.51, float("nan")])
+@pytest.mark.parametrize("alpha", [-0.01, 0.991, 1.0, float("nan")])
 def test_alpha_outside_its_range_is_refused(alpha: float) -> None:
     with pytest.raises(InvalidSettingError, match="alpha: must be between 0"):
         ranked({}).best(tick=0, alpha=alpha)

@@ -10,13 +10,14 @@ relative, and a term whose maximum is zero counts nothing.
 
 from __future__ import annotations
 
-from math import sqrt
+from math import inf, sqrt
 
 import msgspec
 
 from headgate.errors import InvalidSettingError
 
 MOST_ALPHA = 0.5
+MOST_UNSAFE_ALPHA = 0.99
 OPTIMIZE_FOR = {"latency": 0.0, "balanced": 0.25, "throughput": 0.5}
 
 ADAPTIVE_STEP = 0.01
@@ -39,24 +40,45 @@ def load_score(
     return alpha * depth_term + (1 - alpha) * wait_term
 
 
-def check_alpha(alpha: float) -> float:
-    """Return alpha if it is in its safe range, and refuse it otherwise."""
-    if 0.0 <= alpha <= MOST_ALPHA:
+def check_alpha(alpha: float, *, most: float = MOST_ALPHA) -> float:
+    """Return alpha if it is in its range, and refuse it otherwise.
+
+    Above 0.5 depth outweighs age: beside a lane that stays deep, a shallow one may wait for ever.
+    """
+    if 0.0 <= alpha <= most:
         return alpha
-    raise InvalidSettingError("alpha", f"must be between 0 and {MOST_ALPHA}, not {alpha}")
+    raise InvalidSettingError("alpha", f"must be between 0 and {most}, not {alpha}")
 
 
-def resolve_alpha(*, alpha: float | None = None, optimize_for: str | None = None) -> float:
+def resolve_alpha(
+    *, alpha: float | None = None, optimize_for: str | None = None, most: float = MOST_ALPHA
+) -> float:
     """Return the alpha that was given by number or by name; without either, the balanced one."""
     if alpha is not None and optimize_for is not None:
         raise InvalidSettingError("alpha", "give either alpha or optimize_for, not both")
     if alpha is not None:
-        return check_alpha(alpha)
+        return check_alpha(alpha, most=most)
     name = "balanced" if optimize_for is None else optimize_for
     if name not in OPTIMIZE_FOR:
         choices = ", ".join(OPTIMIZE_FOR)
         raise InvalidSettingError("optimize_for", f"must be one of {choices}, not {name!r}")
     return OPTIMIZE_FOR[name]
+
+
+def longest_wait_ticks(
+    *, alpha: float, max_waiters: int, least_weight: float = 1.0, most_weight: float = 1.0
+) -> float:
+    """Return for how many ticks a task can wait at most, while so many wait and weigh so much.
+
+    Say that no task has waited longer than B. One of age s loses only to a lane whose head is
+    older than s - r * B, with r = alpha / (1 - alpha) * (1 - least share of the deepest lane). So
+    whatever is granted after its tick r * B was waiting then, which is less than `max_waiters`,
+    and B is at most r * B + max_waiters.
+    """
+    others = max(max_waiters - 1, 1)
+    least_share = min(least_weight / (most_weight * others), 1.0)
+    kept = 1 - alpha / (1 - alpha) * (1 - least_share)
+    return max_waiters / kept if kept > 0 else inf
 
 
 class AdaptiveAlpha(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from headgate.core.load import check_alpha
+from headgate.core.load import MOST_UNSAFE_ALPHA, check_alpha
 from headgate.errors import InvalidSettingError
 
 MICRO = 1_000_000
@@ -70,77 +70,31 @@ class _Bag:
     A value that has left stays in the heap until it surfaces, or until there are too many such.
     """
 
-    __slots__ = ("_counts", "_heap")
+    __slots__ = ("counts", "heap")
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
-        self._heap: list[int] = []
+        self.counts: dict[int, int] = {}
+        self.heap: list[int] = []
 
     def add(self, value: int) -> None:
-        count = self._counts.get(value)
-        if count is None:
-            heappush(self._heap, value)
-        self._counts[value] = (count or 0) + 1
-
-    def remove(self, value: int) -> None:
-        self._counts[value] -= 1
+        counts = self.counts
+        if value in counts:
+            counts[value] += 1
+        else:
+            counts[value] = 1
+            heappush(self.heap, value)
 
     def least(self) -> int:
-        while not self._counts[self._heap[0]]:
-            del self._counts[heappop(self._heap)]
-        return self._heap[0]
+        counts, heap = self.counts, self.heap
+        value = heap[0]
+        while not counts[value]:
+            del counts[heappop(heap)]
+            value = heap[0]
+        return value
 
-    def trim(self, most_values: int) -> None:
-        if len(self._heap) > most_values:
-            self._counts = {value: count for value, count in self._counts.items() if count}
-            self._heap = sorted(self._counts)
-
-
-class _Search(Generic[Lane]):
-    """One call of `best`: how depth and age weigh in it, who leads so far, and at what cost.
-
-    From a rank at the weights `sorted_depth` and `sorted_age` follows the cost now: for every
-    lane, `sorted_age * cost == age * rank - shift * depth`.
-    """
-
-    __slots__ = ("age", "cost", "depth", "leader", "most_depth", "reads", "shift", "sorted_age")
-
-    def __init__(
-        self,
-        *,
-        depth: int,
-        age: int,
-        sorted_depth: int,
-        sorted_age: int,
-        most_depth: int,
-        leader: _Point[Lane],
-    ) -> None:
-        self.depth = depth
-        self.age = age
-        self.sorted_age = sorted_age
-        self.shift = depth * sorted_age - sorted_depth * age
-        self.most_depth = most_depth
-        self.leader = leader
-        self.cost = age * leader.oldest - depth * leader.depth
-        self.reads = 0
-
-    def read(self, band: _Band[Lane]) -> None:
-        """Let the lanes of a band take the lead, as far down as one of them possibly could."""
-        age, depth, leader, lowest = self.age, self.depth, self.leader, self.cost
-        most_depth = min(band.most_depth, self.most_depth)
-        gained = self.shift * (most_depth if self.shift > 0 else band.least_depth)
-        within_reach = self.sorted_age * lowest + gained
-        for rank, tie, point in band.entries:
-            reach = age * rank
-            # Further down the ranks are higher, or equal with ties that are worse.
-            if reach > within_reach or (reach == within_reach and tie > leader.tie):
-                break
-            self.reads += 1
-            cost = age * point.oldest - depth * point.depth
-            if cost < lowest or (cost == lowest and tie < leader.tie):
-                leader, lowest = point, cost
-                within_reach = self.sorted_age * lowest + gained
-        self.leader, self.cost = leader, lowest
+    def trim(self) -> None:
+        self.counts = {value: count for value, count in self.counts.items() if count}
+        self.heap = sorted(self.counts)
 
 
 class LoadRanking(Generic[Lane]):
@@ -151,6 +105,8 @@ class LoadRanking(Generic[Lane]):
 
     def __init__(self) -> None:
         self.examined = 0
+        self._alpha = -1.0
+        self._depth_share, self._age_share = 0, 1
         self._points: dict[Lane, _Point[Lane]] = {}
         self._oldest_ticks = _Bag()
         self._negated_depths = _Bag()
@@ -179,7 +135,8 @@ class LoadRanking(Generic[Lane]):
         """
         if depth_micro < 0:
             raise InvalidSettingError("depth_micro", f"must be at least 0, not {depth_micro}")
-        self.discard(lane)
+        if lane in self._points:
+            self.discard(lane)
         self._updates += 1
         tie = (-depth_micro, last_served_tick, order, self._updates)
         point = self._points[lane] = _Point(lane, depth_micro, oldest_tick, tie)
@@ -193,84 +150,101 @@ class LoadRanking(Generic[Lane]):
         point = self._points.pop(lane, None)
         if point is None:
             return
-        self._oldest_ticks.remove(point.oldest)
-        self._negated_depths.remove(-point.depth)
+        self._oldest_ticks.counts[point.oldest] -= 1
+        self._negated_depths.counts[-point.depth] -= 1
         self._remove(point)
         most_values = 2 * len(self._points) + _SLACK_VALUES
-        self._oldest_ticks.trim(most_values)
-        self._negated_depths.trim(most_values)
+        if len(self._oldest_ticks.heap) > most_values:
+            self._oldest_ticks.trim()
+        if len(self._negated_depths.heap) > most_values:
+            self._negated_depths.trim()
 
     def best(self, *, tick: int, alpha: float) -> Lane | None:
         """Return the lane with the highest load at this tick, None if there is no lane."""
-        depth_share, age_share = _shares(alpha)
+        if alpha != self._alpha:
+            self._depth_share, self._age_share = _shares(alpha)
+            self._alpha = alpha
         if not self._points:
             return None
         if tick < self._latest_tick:
-            return self._compare_all(tick, depth_share, age_share)
-        depth = depth_share * (tick - self._oldest_ticks.least())
+            return self._compare_all(tick)
+        most_depth = -self._negated_depths.least()
+        depth = self._depth_share * (tick - self._oldest_ticks.least())
         # Where no lane has any depth, age alone decides.
-        age = age_share * self._most_depth() or 1
+        age = self._age_share * most_depth or 1
         if self._reads > len(self._by_depth):
             self._sort(depth, age)
-        return self._find(depth, age)
+        return self._find(depth, age, most_depth)
 
-    def _find(self, depth: int, age: int) -> Lane:
-        most_depth = self._most_depth()
-        search = _Search(
-            depth=depth,
-            age=age,
-            sorted_depth=self._sorted_depth,
-            sorted_age=self._sorted_age,
-            most_depth=most_depth,
-            leader=self._by_depth[most_depth][0][2],
-        )
+    def _find(self, depth: int, age: int, most_depth: int) -> Lane:
+        """Let the lanes of each band take the lead, as far down as one of them possibly could.
+
+        From a rank at the weights of the last sorting follows the cost now: for every lane,
+        `sorted_age * cost == age * rank - shift * depth`.
+        """
+        sorted_age = self._sorted_age
+        shift = depth * sorted_age - self._sorted_depth * age
+        leader = self._by_depth[most_depth][0][2]
+        best_tie, lowest = leader.tie, age * leader.oldest - depth * most_depth
+        reads = 0
         for band in self._bands.values():
-            search.read(band)
-        self._reads += search.reads
-        self.examined += search.reads + len(self._bands)
-        return search.leader.lane
-
-    def _most_depth(self) -> int:
-        return -self._negated_depths.least()
+            gained = shift * (min(band.most_depth, most_depth) if shift > 0 else band.least_depth)
+            within_reach = sorted_age * lowest + gained
+            for rank, tie, point in band.entries:
+                reach = age * rank
+                # Further down the ranks are higher, or equal with ties that are worse.
+                if reach > within_reach or (reach == within_reach and tie > best_tie):
+                    break
+                reads += 1
+                cost = age * point.oldest - depth * point.depth
+                if cost < lowest or (cost == lowest and tie < best_tie):
+                    leader, best_tie, lowest = point, tie, cost
+                    within_reach = sorted_age * lowest + gained
+        self._reads += reads
+        self.examined += reads + len(self._bands)
+        return leader.lane
 
     def _add(self, point: _Point[Lane]) -> None:
         """Enter a point among those of its depth, and in its band if it is the first of them."""
         peers = self._by_depth.get(point.depth)
         if peers is None:
-            peers = self._by_depth[point.depth] = []
-        before = peers[0][2] if peers else None
+            self._by_depth[point.depth] = [(point.oldest, point.tie, point)]
+            insort(self._entries_of(point.depth), self._ranked(point))
+            return
+        before = peers[0][2]
         insort(peers, (point.oldest, point.tie, point))
         if peers[0][2] is point:
-            entries = self._band_of(point.depth).entries
-            if before is not None:
-                del entries[bisect_left(entries, self._ranked(before))]
+            entries = self._entries_of(point.depth)
+            del entries[bisect_left(entries, self._ranked(before))]
             insort(entries, self._ranked(point))
 
     def _remove(self, point: _Point[Lane]) -> None:
         """Undo `_add`: the next of the same depth, if any, takes the place in the band."""
         peers = self._by_depth[point.depth]
-        place = bisect_left(peers, (point.oldest, point.tie, point))
-        del peers[place]
-        if place == 0:
-            entries = self._band_of(point.depth).entries
-            del entries[bisect_left(entries, self._ranked(point))]
-            if peers:
-                insort(entries, self._ranked(peers[0][2]))
-        if not peers:
+        if peers[0][2] is not point:
+            del peers[bisect_left(peers, (point.oldest, point.tie, point))]
+            return
+        entries = self._entries_of(point.depth)
+        del entries[bisect_left(entries, self._ranked(point))]
+        if len(peers) == 1:
             del self._by_depth[point.depth]
+        else:
+            del peers[0]
+            insort(entries, self._ranked(peers[0][2]))
 
     def _ranked(self, point: _Point[Lane]) -> tuple[int, Tie, _Point[Lane]]:
         rank = self._sorted_age * point.oldest - self._sorted_depth * point.depth
         return rank, point.tie, point
 
-    def _band_of(self, depth: int) -> _Band[Lane]:
+    def _entries_of(self, depth: int) -> list[tuple[int, Tie, _Point[Lane]]]:
         """Return the band of a depth: half an octave, or more where the depths are small."""
-        bits = max(depth.bit_length() - _LEADING_BITS, self._narrowest_bits)
+        bits = depth.bit_length() - _LEADING_BITS
+        bits = max(bits, self._narrowest_bits)
         least = depth >> bits << bits
         band = self._bands.get(least)
         if band is None:
             band = self._bands[least] = _Band(least, least + (1 << bits) - 1, [])
-        return band
+        return band.entries
 
     def _sort(self, depth: int, age: int) -> None:
         """Rank all lanes anew, by these weights."""
@@ -287,16 +261,16 @@ class LoadRanking(Generic[Lane]):
 
     def _fit_bands(self) -> None:
         """Drop empty bands; draw all anew if the greatest depth has left the octaves they suit."""
-        narrowest_bits = max(self._most_depth().bit_length() - _BITS_BELOW_DEEPEST, 0)
+        narrowest_bits = max((-self._negated_depths.least()).bit_length() - _BITS_BELOW_DEEPEST, 0)
         if abs(narrowest_bits - self._narrowest_bits) <= 1:
             self._bands = {least: band for least, band in self._bands.items() if band.entries}
             return
         self._narrowest_bits = narrowest_bits
         self._bands.clear()
         for depth, peers in self._by_depth.items():
-            self._band_of(depth).entries.append(peers[0])
+            self._entries_of(depth).append(peers[0])
 
-    def _compare_all(self, tick: int, depth_share: int, age_share: int) -> Lane:
+    def _compare_all(self, tick: int) -> Lane:
         """Answer for a tick before some lane's oldest task, which then has age 0.
 
         Such lanes are out of the linear order. They come from a counter that was set back, so it
@@ -304,8 +278,8 @@ class LoadRanking(Generic[Lane]):
         """
         self.examined += len(self._points)
         self._latest_tick = max(point.oldest for point in self._points.values())
-        depth = depth_share * max(tick - self._oldest_ticks.least(), 0)
-        age = age_share * self._most_depth() or 1
+        depth = self._depth_share * max(tick - self._oldest_ticks.least(), 0)
+        age = self._age_share * -self._negated_depths.least() or 1
         costs = (
             (age * min(point.oldest, tick) - depth * point.depth, point.tie, point)
             for point in self._points.values()
@@ -315,6 +289,6 @@ class LoadRanking(Generic[Lane]):
 
 def _shares(alpha: float) -> tuple[int, int]:
     """Return alpha and its complement as whole numbers, as small as their ratio allows."""
-    alpha_micro = round(check_alpha(alpha) * MICRO)
+    alpha_micro = round(check_alpha(alpha, most=MOST_UNSAFE_ALPHA) * MICRO)
     divisor = gcd(alpha_micro, MICRO)
     return alpha_micro // divisor, (MICRO - alpha_micro) // divisor

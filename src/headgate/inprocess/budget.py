@@ -1,0 +1,206 @@
+"""Budgets of agents, teams and sessions, through the trackers that keep all other budgets.
+
+A call is charged to `agent:<id>`, to the `team:` of its agent, to the `session:`, and to whatever
+scopes its task names; each of these may have a limit. Its estimate is held when it has a place and
+before its body runs, so parallel calls cannot all see the same free money.
+
+Rule: what a budget cannot hold does not run, and does not stand in the way of what it can hold. The
+modes differ in what becomes of it: `refuse` raises, `wait` waits for room, `downgrade` tries the
+cheaper model that the caller named. In `alert` the limits given here are not kept by the books;
+passing one is told, and nothing is held up. Limits that the tracker has from elsewhere refuse in
+every mode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from decimal import Decimal
+from typing import Literal, get_args
+
+import msgspec
+
+from headgate.budget_tracker import DEFAULT_LEASE_SECONDS, Amount, BudgetTracker
+from headgate.core.money import format_usd, to_limit_micro_usd, to_micro_usd, to_tokens
+from headgate.core.scopes import parse_scope
+from headgate.errors import BudgetExceededError, InvalidFieldError, InvalidSettingError
+from headgate.hold import HeldMoney, hold
+from headgate.inprocess.grants import Grant
+from headgate.inprocess.parking import Parking
+from headgate.ledgers.connect import connect_budget
+from headgate.tracker import LedgerTracker
+
+Mode = Literal["refuse", "wait", "alert", "downgrade"]
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call may cost at most, for which model; `cheaper` is tried where that is refused."""
+
+    usd: Amount = 0
+    tokens: int = 0
+    model: str | None = None
+    cheaper: Estimate | None = None
+
+    def __post_init__(self) -> None:
+        to_micro_usd(self.usd, field="usd")
+        to_tokens(self.tokens)
+
+
+class BudgetPassed(msgspec.Struct, frozen=True, kw_only=True):
+    """A scope has spent its limit; in mode `alert` this is all that happens."""
+
+    scope: str
+    limit_micro_usd: int
+    spent_micro_usd: int
+
+    def __str__(self) -> str:
+        spent, limit = format_usd(self.spent_micro_usd), format_usd(self.limit_micro_usd)
+        return f"{self.scope} has spent {spent} of {limit}"
+
+
+class Budget:
+    """Whose money the calls of a scheduler are, and what happens where it does not suffice.
+
+    `tracker` is one that is open, or a URL: books at a URL are opened at the first call and closed
+    with the scheduler. `limits` are dollars by scope, as `{"agent:analyst": "5.00"}`; they are set
+    at the first call. `teams` maps agents to teams. A call that gives no estimate is taken to cost
+    `default`; without one it is refused, because a call that costs nothing could spend without end.
+    """
+
+    def __init__(
+        self,
+        tracker: BudgetTracker | str = "memory:",
+        *,
+        mode: Mode = "refuse",
+        session: str | None = None,
+        teams: Mapping[str, str] | None = None,
+        limits: Mapping[str, Amount] | None = None,
+        default: Estimate | None = None,
+        on_alert: Callable[[BudgetPassed], None] | None = None,
+        not_charged_on: tuple[type[BaseException], ...] = (),
+        lease_seconds: float = DEFAULT_LEASE_SECONDS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if mode not in get_args(Mode):
+            choices = ", ".join(get_args(Mode))
+            raise InvalidSettingError("mode", f"must be one of {choices}, not {mode!r}")
+        if mode == "alert" and on_alert is None:
+            raise InvalidSettingError("on_alert", "is who is told in mode alert; give a function")
+        self.mode: Mode = mode
+        self._own: LedgerTracker | None = None
+        if isinstance(tracker, str):
+            tracker = self._own = connect_budget(tracker)
+        self._tracker: BudgetTracker = tracker
+        self._session = () if session is None else (parse_scope(f"session:{session}"),)
+        self._teams = {agent: parse_scope(f"team:{team}") for agent, team in (teams or {}).items()}
+        self._limits = {
+            parse_scope(scope, field="limits"): to_limit_micro_usd(limit, field="limits")
+            for scope, limit in (limits or {}).items()
+        }
+        self._default = default
+        self._on_alert = on_alert
+        self._passed: set[str] = set()
+        self._not_charged_on = not_charged_on
+        self._lease_seconds = lease_seconds
+        self.parking = Parking(clock)
+        self._opening: asyncio.Lock | None = None
+        self._is_open = False
+
+    @property
+    def tracker(self) -> BudgetTracker:
+        """The tracker, for balances and further limits; see `open`."""
+        return self._tracker
+
+    async def open(self) -> BudgetTracker:
+        """Connect the books and set the limits, if that was not done; return the tracker."""
+        if not self._is_open:
+            self._opening = self._opening or asyncio.Lock()
+            async with self._opening:
+                if not self._is_open:
+                    await self._open()
+        return self._tracker
+
+    async def close(self) -> None:
+        """Close books that were opened here; the next call opens them again."""
+        if self._is_open and self._own is not None:
+            await self._own.__aexit__(None, None, None)
+        self._is_open, self._opening = False, None
+
+    async def hold_for(self, grant: Grant, estimate: Estimate | None) -> None:
+        """Hold the estimate for a grant, or that of a cheaper model, or raise the refusal."""
+        wanted: Estimate | None = self.estimate_of(grant, estimate)
+        tracker = await self.open()
+        scope, *also = self.scopes_of(grant.agent_id, grant.task.scopes)
+        refusal: BudgetExceededError | None = None
+        while wanted is not None:
+            try:
+                holding = self._holding(tracker, scope, also, wanted)
+                grant.fund(holding, await holding.__aenter__(), wanted.model)
+            except BudgetExceededError as error:
+                refusal = refusal or error
+                wanted = wanted.cheaper if self.mode == "downgrade" else None
+            else:
+                return
+        if refusal is not None:
+            raise refusal
+
+    def estimate_of(self, grant: Grant, estimate: Estimate | None) -> Estimate:
+        """Return what a call is taken to cost, or say that nobody knows."""
+        if estimate is not None:
+            return estimate
+        if grant.task.estimate_tokens is not None:
+            return Estimate(tokens=grant.task.estimate_tokens)
+        if self._default is None:
+            problem = "is missing, and the budget has no default; say what the call may cost"
+            raise InvalidFieldError("estimate", problem)
+        return self._default
+
+    def scopes_of(self, agent_id: str, further: Iterable[str]) -> tuple[str, ...]:
+        """Return every scope that a call of an agent is charged to; the agent's own comes first."""
+        own = parse_scope(f"agent:{agent_id}", field="agent_id")
+        team = (self._teams[agent_id],) if agent_id in self._teams else ()
+        return (own, *team, *self._session, *further)
+
+    async def tell(self, agent_id: str, further: Iterable[str]) -> None:
+        """In mode `alert`, tell of each limit that a call has passed, once."""
+        if self.mode != "alert" or self._on_alert is None:
+            return
+        for scope in self.scopes_of(agent_id, further):
+            limit = self._limits.get(parse_scope(scope))
+            if limit is None:
+                continue
+            spent = to_micro_usd(await self._tracker.get_spent(scope))
+            if spent < limit:
+                self._passed.discard(scope)
+            elif scope not in self._passed:
+                self._passed.add(scope)
+                self._on_alert(
+                    BudgetPassed(scope=scope, limit_micro_usd=limit, spent_micro_usd=spent)
+                )
+
+    async def _open(self) -> None:
+        if self._own is not None:
+            await self._own.__aenter__()
+        if self.mode != "alert":
+            for scope, limit in self._limits.items():
+                await self._tracker.set_budget(scope, limit_usd=_dollars(limit))
+        self._is_open = True
+
+    def _holding(
+        self, tracker: BudgetTracker, scope: str, also: list[str], wanted: Estimate
+    ) -> AbstractAsyncContextManager[HeldMoney]:
+        return hold(
+            tracker,
+            scope,
+            wanted.usd,
+            tokens=wanted.tokens,
+            also=also,
+            lease_seconds=self._lease_seconds,
+            not_charged_on=self._not_charged_on,
+        )
+
+
+def _dollars(micro_usd: int) -> Decimal:
+    return Decimal(micro_usd).scaleb(-6)

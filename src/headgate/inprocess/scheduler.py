@@ -1,0 +1,186 @@
+"""The load scheduler: which agent gets the next place of a shared resource.
+
+Many agents share a few places, and each has a lane of tasks that wait. Which lane is next is said
+by the load function of `headgate.core.load`; this is the door to it for programs of one event loop.
+
+Rule: what goes in comes out. Whoever waits gets a place or an error; whoever has a place gives it
+back, once; what was held of a budget is booked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from headgate.budget_tracker import BudgetTracker
+from headgate.core.load import MOST_ALPHA, MOST_UNSAFE_ALPHA, resolve_alpha
+from headgate.core.projects import Agent
+from headgate.core.tasks import Task
+from headgate.errors import (
+    InvalidSettingError,
+)
+from headgate.inprocess.acquiring import Acquisition
+from headgate.inprocess.budget import Budget, Estimate
+from headgate.inprocess.explaining import Explanation, explained
+from headgate.inprocess.figures import AgentFigures, figures_of
+from headgate.inprocess.grants import Grant
+from headgate.inprocess.lane_order import LaneOrder
+from headgate.inprocess.places import Places
+from headgate.inprocess.resource import SharedResource, whole_number
+from headgate.inprocess.trace import DEFAULT_EVENTS, MAX_EVENTS, Trace
+
+DEFAULT_MAX_WAITERS = 10_000
+
+
+class LoadScheduler:
+    """Places of one resource for agents of one event loop.
+
+    `agents` are those that may ask, as `Agent`, which keeps its `capacity`, or by name, without a
+    limit of their own; None lets anybody ask. `max_waiters` bounds how many tasks are queued.
+    `max_wait_ticks` lets a task that has waited so long go before all others. Alpha above 0.5
+    is refused unless `allow_unsafe_alpha`.
+    """
+
+    def __init__(
+        self,
+        agents: Iterable[Agent | str] | None,
+        resource: SharedResource,
+        *,
+        alpha: float | None = None,
+        optimize_for: str | None = None,
+        auto_tune: bool = False,
+        max_waiters: int = DEFAULT_MAX_WAITERS,
+        max_wait_ticks: int | None = None,
+        budget: Budget | BudgetTracker | str | None = None,
+        allow_unsafe_alpha: bool = False,
+        trace_events: int = DEFAULT_EVENTS,
+    ) -> None:
+        if auto_tune and allow_unsafe_alpha:
+            problem = "keeps alpha at most 0.5; leave out allow_unsafe_alpha"
+            raise InvalidSettingError("auto_tune", problem)
+        most = MOST_UNSAFE_ALPHA if allow_unsafe_alpha else MOST_ALPHA
+        start = resolve_alpha(alpha=alpha, optimize_for=optimize_for, most=most)
+        if max_wait_ticks is not None:
+            whole_number("max_wait_ticks", max_wait_ticks)
+        self.resource = resource
+        self.budget = budget if budget is None or isinstance(budget, Budget) else Budget(budget)
+        self.trace = Trace(whole_number("trace_events", trace_events, least=0, most=MAX_EVENTS))
+        self._places = Places(
+            resource,
+            LaneOrder(alpha=start, auto_tune=auto_tune, max_wait_ticks=max_wait_ticks),
+            self.trace,
+            max_waiters=whole_number("max_waiters", max_waiters),
+            is_open_to_all=agents is None,
+            on_idle=self._check_drained,
+        )
+        self._settling = 0
+        self._drained: asyncio.Future[None] | None = None
+        for agent in agents or ():
+            self.register(agent)
+        resource.claim()
+
+    @property
+    def alpha(self) -> float:
+        """How much depth counts beside age; it moves where `auto_tune` is on."""
+        return self._places.order.alpha
+
+    @property
+    def tick(self) -> int:
+        """How many places were released so far."""
+        return self._places.tick
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The agents that may ask."""
+        return tuple(self._places.lanes)
+
+    @property
+    def queued(self) -> int:
+        """How many tasks are queued, of all agents."""
+        return self._places.totals.queued
+
+    def register(self, agent: Agent | str) -> None:
+        """Let one more agent ask."""
+        if isinstance(agent, str):
+            self._places.open_lane(agent, None)
+        else:
+            self._places.open_lane(agent.id, whole_number("capacity", agent.capacity))
+
+    def unregister(self, agent_id: str) -> None:
+        """Forget an agent: who waits is refused, what is queued is dropped, what runs goes on."""
+        self._places.close_lane(agent_id)
+
+    async def submit_task(self, agent_id: str, task: Task) -> None:
+        """Queue a task; the agent's next `acquire` serves its oldest."""
+        self._places.submit(agent_id, task)
+
+    def acquire(
+        self,
+        agent_id: str,
+        *,
+        task: Task | None = None,
+        timeout: float | None = None,
+        estimate: Estimate | None = None,
+    ) -> Acquisition:
+        """Ask for a place: `async with` holds it for a body, `await` until `release`.
+
+        It serves the agent's oldest submitted task, or `task`, which is queued for it; without
+        either it queues a task of weight 1. `estimate` is what the call may cost, for a budget.
+        """
+        return Acquisition(
+            self, self._places, agent_id, task=task, timeout=timeout, estimate=estimate
+        )
+
+    async def release(self, grant: Grant, *, error: BaseException | None = None) -> None:
+        """Free a place, and then book what its call cost; `error` is what ended it, if anything."""
+        self._places.free(grant)
+        budget = self.budget
+        if budget is None or grant.held is None:
+            return
+        self._settling += 1
+        try:
+            await grant.settle(error)
+            await budget.tell(grant.agent_id, grant.task.scopes)
+        finally:
+            self._settling -= 1
+            budget.parking.wake()
+            self._check_drained()
+
+    async def shutdown(self, timeout: float | None = None) -> int:  # noqa: ASYNC109
+        """Refuse whoever waits, wait for those who have places; return how many still have one."""
+        self._places.close()
+        if self.budget is not None:
+            self.budget.parking.wake_all()
+        if self._is_busy():
+            self._drained = self._drained or asyncio.get_running_loop().create_future()
+            await asyncio.wait({self._drained}, timeout=timeout)
+        if self.budget is not None and not self._is_busy():
+            await self.budget.close()
+        return self.resource.in_use
+
+    def explain(self) -> Explanation:
+        """Return the load of every agent that has anything queued or in flight, highest first."""
+        return explained(
+            self.resource, self._places.lanes.values(), tick=self.tick, alpha=self.alpha
+        )
+
+    def figures(self) -> tuple[AgentFigures, ...]:
+        """Return what each agent got so far."""
+        total_micro = sum(lane.tally.granted_micro for lane in self._places.lanes.values())
+        return tuple(
+            figures_of(
+                lane.agent_id,
+                lane.tally,
+                queued=lane.queued,
+                in_flight=lane.in_flight,
+                total_micro=total_micro,
+            )
+            for lane in self._places.lanes.values()
+        )
+
+    def _is_busy(self) -> bool:
+        return self.resource.in_use > 0 or self._settling > 0
+
+    def _check_drained(self) -> None:
+        if self._drained is not None and not self._drained.done() and not self._is_busy():
+            self._drained.set_result(None)
