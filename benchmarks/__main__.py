@@ -10,15 +10,22 @@ from pathlib import Path
 from benchmarks.options import PEERS_PYTHON, QUEUED, Options
 
 ALL = ("decide", "load_ranking", "ledger", "ledger_memory", "engine", "slots")
+ALL = ("decide", "load_ranking", "inprocess", "ledger", "ledger_memory", "engine")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("name", nargs="*", help=f"some of {', '.join(ALL)}; without, all")
-    parser.add_argument("--quick", action="store_true", help="engine: small, and judges nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="small, and judges nothing (engine, inprocess)"
+    )
     parser.add_argument("--queued", type=int, default=QUEUED, help="engine: tasks of a long queue")
     parser.add_argument(
-        "--peers", type=Path, default=PEERS_PYTHON, metavar="PYTHON", help="engine: who has them"
+        "--peers",
+        type=Path,
+        default=PEERS_PYTHON,
+        metavar="PYTHON",
+        help="who has other queues and schedulers",
     )
     given = parser.parse_args()
     names = given.name or ALL

@@ -172,6 +172,9 @@ INHERITED_OR_INTERNAL = {
         "watch",
     },
     "RateLimitWindow": {"clock"},
+    "SharedResource": {"claim"},
+    "Grant": {"fund", "settle"},
+    "Budget": {"hold_for", "estimate_of", "scopes_of", "tell"},
 }
 
 

@@ -99,6 +99,7 @@ def test_a_client_without_asyncio_does_not_load_it() -> None:
     "statement",
     [
         "import headgate.testing.fleet",
+        "import asyncio; from headgate import wrap; asyncio.run(wrap(str, 1, agent_id='a'))",
         "from headgate import Client, SyncClient; SyncClient('http://127.0.0.1:1').close()",
         "import headgate.cli.submit_lines, headgate.cli.submit_one, headgate.cli.watch",
         "from headgate.cli.main import run; assert run(['demo', '--seconds', '0.1']) == 0",

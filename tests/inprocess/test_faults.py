@@ -345,3 +345,16 @@ def test_an_idle_scheduler_moves_to_another_event_loop_and_a_busy_one_says_so() 
         run(scenario)
     run(lambda: scheduler.release(grant))
     run(scenario)
+
+
+def test_a_request_is_used_once_because_what_it_left_in_the_queue_would_come_alive_again() -> None:
+    async def scenario() -> None:
+        scheduler = one_place()
+        async with scheduler.acquire("a"):
+            request = scheduler.acquire("b", timeout=1)
+            with pytest.raises(PlaceTimeoutError):
+                await request
+            with pytest.raises(InvalidFieldError, match="call it again"):
+                await request
+
+    run(scenario)

@@ -20,12 +20,13 @@ CAPACITIES = {"a": None, "b": None, "c": None, "d": 1}
 class Plain:
     """The rules as they are written: lists, and every lane compared at every grant.
 
-    A task is a list of its place in the order, its tick, its weight and who waits for it: "" while
-    nobody does. Tasks of weight 1 that an acquire queued itself are marked.
+    A task is its place in the order, its tick and its weight. Who asks for a place while no task is
+    left for it queues one of weight 1.
     """
 
     def __init__(self, *, alpha: float, capacity: int, max_wait_ticks: int | None) -> None:
-        self.alpha = Fraction(alpha).limit_denominator(1_000_000)
+        # Alpha counts in millionths, so that a third is one number everywhere.
+        self.alpha = Fraction(round(alpha * 1_000_000), 1_000_000)
         self.max_wait_ticks = max_wait_ticks
         self.free = capacity
         self.tick = 0
@@ -71,7 +72,7 @@ class Plain:
         limit = self.max_wait_ticks
         if limit is not None and self.tick - self.tasks[oldest][0][1] >= limit:
             return oldest
-        depth = {agent: sum(Fraction(t[2]) for t in self.tasks[agent]) for agent in competing}
+        depth = {a: sum((Fraction(t[2]) for t in self.tasks[a]), Fraction(0)) for a in competing}
         age = {agent: self.tick - self.tasks[agent][0][1] for agent in competing}
         most_depth, most_age = max(depth.values()), max(age.values())
 
@@ -149,7 +150,7 @@ async def compare(
     assert scheduler.resource.in_use == 0
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=400)
 @given(
     steps,
     st.sampled_from([0.0, 0.01, 0.25, 1 / 3, 0.5]),

@@ -82,11 +82,11 @@ class PlacesMachine(RuleBasedStateMachine):
     def run(self, work: Any) -> Any:
         return self.loop.run_until_complete(work)
 
-    async def hold(self, agent: str, task: Task | None, timeout: float | None) -> None:
+    async def hold(self, agent: str, task: Task | None, patience: float | None) -> None:
         own = asyncio.current_task()
         assert own is not None
         try:
-            async with self.scheduler.acquire(agent, task=task, timeout=timeout):
+            async with self.scheduler.acquire(agent, task=task, timeout=patience):
                 self.holders[own] = end = asyncio.Event()
                 try:
                     await end.wait()

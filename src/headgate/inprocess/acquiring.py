@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from headgate.core.tasks import Task
-from headgate.errors import BudgetExceededError, PlaceTimeoutError
+from headgate.errors import BudgetExceededError, InvalidFieldError, PlaceTimeoutError
 from headgate.inprocess.budget import Budget, Estimate
 from headgate.inprocess.grants import Grant
 from headgate.inprocess.lanes import Waiter
@@ -26,7 +26,16 @@ if TYPE_CHECKING:
 class Acquisition(Waiter):
     """A request for one place; entering or awaiting it waits for the grant. Use it once."""
 
-    __slots__ = ("_agent_id", "_estimate", "_grant", "_places", "_scheduler", "_task", "_timeout")
+    __slots__ = (
+        "_agent_id",
+        "_estimate",
+        "_grant",
+        "_is_used",
+        "_places",
+        "_scheduler",
+        "_task",
+        "_timeout",
+    )
 
     def __init__(
         self,
@@ -46,11 +55,15 @@ class Acquisition(Waiter):
         self._timeout = timeout
         self._estimate = estimate
         self._grant: Grant | None = None
+        self._is_used = False
 
     def __await__(self) -> Generator[Any, None, Grant]:
         return self.__aenter__().__await__()
 
     async def __aenter__(self) -> Grant:
+        if self._is_used:
+            raise InvalidFieldError("acquire", "was entered or awaited before; call it again")
+        self._is_used = True
         budget = self._scheduler.budget
         if budget is not None:
             grant = await self._with_money(budget)
