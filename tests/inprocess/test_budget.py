@@ -142,6 +142,33 @@ def test_a_shutdown_refuses_who_waits_for_money() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_submitted_task_survives_who_waited_for_its_money(is_cancelled: bool) -> None:
+    async def scenario(tracker: LedgerTracker, loop: SimulatedLoop) -> list[float]:
+        await tracker.set_budget("agent:a", "1.00", window="day")
+        scheduler = scheduler_of(Budget(tracker, mode="wait", clock=loop.clock))
+        await call(scheduler, "a", 1.0)
+        await scheduler.submit_task("a", Task(weight=7))
+
+        async def ask() -> float:
+            estimate = Estimate(usd=1)
+            async with scheduler.acquire("a", estimate=estimate, timeout=60) as grant:
+                return grant.weight
+
+        asking = asyncio.create_task(ask())
+        await asyncio.sleep(30)
+        assert scheduler.queued == 0
+        if is_cancelled:
+            asking.cancel()
+        (outcome,) = await asyncio.gather(asking, return_exceptions=True)
+        assert isinstance(outcome, asyncio.CancelledError if is_cancelled else PlaceTimeoutError)
+        assert scheduler.queued == 1
+        await tracker.set_budget("agent:a", "3.00", window="day")
+        return [await ask(), await ask()]
+
+    assert run(scenario) == [7.0, 1.0]
+
+
 def test_in_mode_downgrade_the_cheaper_model_that_the_caller_named_is_used() -> None:
     async def scenario(tracker: LedgerTracker, _loop: SimulatedLoop) -> list[str | None]:
         budget = Budget(tracker, mode="downgrade", limits={"agent:a": "1.50"})
@@ -232,12 +259,19 @@ def test_a_body_that_raises_is_booked_in_full_unless_it_cannot_have_been_charged
 
 
 @pytest.mark.parametrize("steps", range(12))
+@pytest.mark.parametrize("task", [None, Task(weight=2)])
 def test_a_cancel_at_any_step_of_asking_for_money_leaves_neither_place_nor_money(
-    steps: int,
+    steps: int, task: Task | None
 ) -> None:
     async def scenario(tracker: LedgerTracker, _loop: SimulatedLoop) -> None:
         scheduler = scheduler_of(Budget(tracker, limits={"agent:a": 5}))
-        asking = asyncio.create_task(call(scheduler, "a", 1.0))
+
+        async def ask() -> None:
+            async with scheduler.acquire("a", task=task, estimate=Estimate(usd=1)) as grant:
+                grant.not_charged()
+                await asyncio.sleep(1)
+
+        asking = asyncio.create_task(ask())
         for _ in range(steps):
             await asyncio.sleep(0)
         asking.cancel()

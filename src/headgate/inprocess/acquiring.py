@@ -91,27 +91,40 @@ class Acquisition(Waiter):
     async def _with_money(self, budget: Budget) -> Grant:
         loop = asyncio.get_running_loop()
         deadline = None if self._timeout is None else loop.time() + self._timeout
-        task = self._task
-        while True:
-            left = None if deadline is None else max(deadline - loop.time(), 0.0)
-            granted = self._places.ask(self, self._agent_id, task, left)
-            grant = await self._places.wait(self) if granted is None else granted
-            try:
-                await budget.hold_for(grant, self._estimate)
-            except BudgetExceededError as refusal:
-                self._places.refuse(grant)
-                if budget.mode != "wait" or not refusal.may_clear:
-                    raise
+        refused: Grant | None = None
+        try:
+            while True:
+                task = self._task if refused is None else refused.task
+                left = None if deadline is None else max(deadline - loop.time(), 0.0)
+                granted = self._places.ask(self, self._agent_id, task, left)
+                grant = await self._places.wait(self) if granted is None else granted
+                refusal = await self._fund(budget, grant)
+                if refusal is None:
+                    return grant
+                refused = refused or grant
                 await self._wait_for_room(budget, refusal, deadline)
-                task = grant.task
-            except asyncio.CancelledError:
-                self._places.hand_back(grant)
+        except (asyncio.CancelledError, PlaceTimeoutError):
+            # A submitted task left the queue to wait for money; the next who asks may have it.
+            if refused is not None:
+                self._places.requeue(refused)
+            raise
+
+    async def _fund(self, budget: Budget, grant: Grant) -> BudgetExceededError | None:
+        """Hold the money for a grant, or free its place; return a refusal that waiting may end."""
+        try:
+            await budget.hold_for(grant, self._estimate)
+        except BudgetExceededError as refusal:
+            self._places.refuse(grant)
+            if budget.mode != "wait" or not refusal.may_clear:
                 raise
-            except BaseException:
-                self._places.refuse(grant)
-                raise
-            else:
-                return grant
+            return refusal
+        except asyncio.CancelledError:
+            self._places.hand_back(grant)
+            raise
+        except BaseException:
+            self._places.refuse(grant)
+            raise
+        return None
 
     async def _wait_for_room(
         self, budget: Budget, refusal: BudgetExceededError, deadline: float | None

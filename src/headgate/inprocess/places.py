@@ -110,8 +110,10 @@ class Places:
         if self.resource.in_use < self.resource.capacity and (
             lane.capacity is None or lane.in_flight < lane.capacity
         ):
-            entry = None if task is not None else lane.take_submitted()
-            return self._grant(lane, self._entry(task) if entry is None else entry, 0.0)
+            entry = lane.take_submitted() if task is None else None
+            if entry is None:
+                entry = self._entry(task, is_own=task is not None)
+            return self._grant(lane, entry, 0.0)
         if timeout is not None and not timeout > 0:
             raise PlaceTimeoutError(self.resource.name, agent_id, timeout)
         self._queue(waiter, lane, task, loop)
@@ -148,11 +150,15 @@ class Places:
         self._undo(grant, "refused")
 
     def hand_back(self, grant: Grant) -> None:
-        """Free a place that nobody came for; a submitted task is queued again where it was."""
+        """Free a place that nobody came for; a submitted task is queued again."""
+        self.requeue(grant)
+        self._undo(grant, "handed back")
+
+    def requeue(self, grant: Grant) -> None:
+        """Queue a submitted task again where it was: whoever took it did not use it."""
         entry, lane = grant.entry, grant.lane
         if not (entry.is_own or entry.is_makeshift or self.is_closed) and lane.is_known:
             lane.put_back(entry)
-        self._undo(grant, "handed back")
 
     def _queue(
         self, waiter: Waiter, lane: Lane, task: Task | None, loop: asyncio.AbstractEventLoop
