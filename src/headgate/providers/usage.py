@@ -19,6 +19,11 @@ from headgate.providers.prices import PriceList
 
 _MENTION = b'"usage"'
 _DATA = b"data:"
+_DONE = b"[DONE]"
+_STOP = b"message_stop"
+_LAST_TYPES = frozenset(
+    ("message_stop", "response.completed", "response.incomplete", "response.failed")
+)
 
 
 class CountedTokens(NamedTuple):
@@ -55,6 +60,7 @@ class _Answer(msgspec.Struct):
 class _Event(msgspec.Struct):
     """One event of a stream; its usage may lie in the message or the response that it reports."""
 
+    type: object = None
     model: object = None
     usage: _Counts | None = None
     message: _Answer | None = None
@@ -76,15 +82,60 @@ _events = msgspec.json.Decoder(_Event)
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-def usage_of(body: bytes | msgspec.Raw, prices: PriceList) -> Usage:
-    """Return what the body of an answer says was used: JSON, or server-sent events."""
+def usage_of(
+    body: bytes | msgspec.Raw, prices: PriceList, *, priced_as: str | None = None
+) -> Usage:
+    """Return what the body of an answer says was used: JSON, or server-sent events.
+
+    It costs what the model that answered costs, or the one that `priced_as` names.
+    """
     body = bytes(body)
     if _MENTION not in body:
         return UNKNOWN_USAGE
     try:
-        return _priced(_answers.decode(body), prices)
+        return _priced(_answers.decode(body), prices, priced_as)
     except _UNREADABLE:
-        return _priced(_merged(body), prices)
+        streamed = StreamedUsage()
+        for line in body.splitlines():
+            streamed.read(line)
+        return streamed.usage(prices, priced_as=priced_as)
+
+
+class StreamedUsage:
+    """What the events of a stream say, line by line; a later count replaces an earlier one.
+
+    `is_over` tells whether the last event has come: counts before it may not be all.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._merged = _Answer()
+
+    def read(self, line: bytes) -> None:
+        """Read one line of the stream, without its end."""
+        if not line.startswith(_DATA):
+            return
+        data = line.removeprefix(_DATA)
+        if _MENTION in data or _STOP in data:
+            self._read_event(data)
+        elif data.strip() == _DONE:
+            self.is_over = True
+
+    def usage(self, prices: PriceList, *, priced_as: str | None = None) -> Usage:
+        """Return what was used by what was read so far."""
+        return _priced(self._merged, prices, priced_as)
+
+    def _read_event(self, data: bytes) -> None:
+        try:
+            event = _events.decode(data)
+        except _UNREADABLE:
+            return
+        found = (event.message, event.response, _Answer(model=event.model, usage=event.usage))
+        for answer in found:
+            if answer is not None:
+                _merge(self._merged, answer)
+        if isinstance(event.type, str) and event.type in _LAST_TYPES:
+            self.is_over = True
 
 
 def counted_tokens(body: bytes | msgspec.Raw | None) -> CountedTokens | None:
@@ -103,25 +154,6 @@ def counted_tokens(body: bytes | msgspec.Raw | None) -> CountedTokens | None:
     return CountedTokens(model, tokens.input_tokens, tokens.output_tokens)
 
 
-def _merged(body: bytes) -> _Answer:
-    """Put together what the events of a stream say; a later count replaces an earlier one."""
-    merged = _Answer()
-    for line in body.splitlines():
-        if line.startswith(_DATA) and _MENTION in line:
-            for answer in _answers_in(line.removeprefix(_DATA)):
-                _merge(merged, answer)
-    return merged
-
-
-def _answers_in(data: bytes) -> list[_Answer]:
-    try:
-        event = _events.decode(data)
-    except _UNREADABLE:
-        return []
-    found = [event.message, event.response, _Answer(model=event.model, usage=event.usage)]
-    return [answer for answer in found if answer is not None]
-
-
 def _merge(merged: _Answer, later: _Answer) -> None:
     merged.model = later.model or merged.model
     if merged.usage is None or later.usage is None:
@@ -133,7 +165,7 @@ def _merge(merged: _Answer, later: _Answer) -> None:
             setattr(merged.usage, name, count)
 
 
-def _priced(answer: _Answer, prices: PriceList) -> Usage:
+def _priced(answer: _Answer, prices: PriceList, priced_as: str | None = None) -> Usage:
     tokens = None if answer.usage is None else _tokens(answer.usage)
     if tokens is None:
         return UNKNOWN_USAGE
@@ -142,7 +174,8 @@ def _priced(answer: _Answer, prices: PriceList) -> Usage:
         total = to_tokens(to_tokens(tokens.input_tokens) + to_tokens(tokens.output_tokens))
     except CallerError:
         return UNKNOWN_USAGE
-    return Usage(tokens=total, micro_usd=_micro_usd(model, tokens, prices), model=model or None)
+    micro_usd = _micro_usd(priced_as or model, tokens, prices)
+    return Usage(tokens=total, micro_usd=micro_usd, model=model or None)
 
 
 def _micro_usd(model: str, tokens: _Tokens, prices: PriceList) -> int | None:

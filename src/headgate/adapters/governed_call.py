@@ -1,0 +1,245 @@
+"""One call to a model: its place and its money, from before it is sent until its answer is read.
+
+| what happens | what is booked |
+| --- | --- |
+| no place, no money, cancelled before it was sent | nothing |
+| the connection was not made | nothing |
+| an error status | as of an `http` target: nothing for 429 and other 4xx, otherwise the estimate |
+| a redirect | nothing: it is sent elsewhere, as a call of its own |
+| an answer that says what it used | that |
+| an answer that does not | the estimate |
+| a stream that was cut off, closed or cancelled | the estimate, or what was counted if it is more |
+| no answer: timeout, connection lost, cancelled | the estimate |
+
+Rule: however it ends, its place is freed once and its reservation settled once. A settlement that
+fails does not take the answer away; the end of its lease books the reservation in full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from contextlib import AbstractAsyncContextManager
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import httpx2
+
+from headgate.adapters.answers import READABLE_CODINGS, AnswerReader
+from headgate.adapters.requests import ModelCall, with_model, with_stream_usage
+from headgate.adapters.sdk_errors import let_pass
+from headgate.core.model_weights import estimate_weight
+from headgate.core.outcomes import Limited, Outcome, Succeeded, Usage, cost_of
+from headgate.core.tasks import Task
+from headgate.errors import HeadgateError
+from headgate.executors.http_answers import refused
+from headgate.executors.http_client import NOT_SENDABLE, NOT_SENT
+from headgate.hold import HeldMoney, hold
+from headgate.inprocess.acquiring import Acquisition
+from headgate.inprocess.budget import Estimate
+
+if TYPE_CHECKING:
+    from headgate.adapters.governor import Governor
+
+
+class GovernedCall:
+    """A call on its way; `begin` before it is sent, `finish` when its answer was read or closed."""
+
+    def __init__(
+        self,
+        governor: Governor,
+        request: httpx2.Request,
+        body: bytes,
+        *,
+        asked: ModelCall,
+        agent_id: str,
+        scopes: tuple[str, ...],
+        estimate: Estimate | None,
+    ) -> None:
+        self._governor = governor
+        self._request = request
+        self._body = body
+        self._asked = asked
+        self._agent_id = agent_id
+        self._scopes = scopes
+        self._estimate = estimate
+        self._model = asked.model
+        self._place: Acquisition | None = None
+        self._holding: AbstractAsyncContextManager[HeldMoney] | None = None
+        self._held: HeldMoney | None = None
+        self._reader: AnswerReader | None = None
+        self._refusal: Outcome | None = None
+        self._is_sent = False
+        self._is_over = False
+        # In a program with threads, who gives up waiting may finish what is still beginning.
+        self._turn = asyncio.Lock()
+
+    async def begin(self) -> None:
+        """Take a place, then hold the estimate; who does not get both keeps neither."""
+        async with self._turn:
+            try:
+                if self._governor.pauses is not None:
+                    await self._governor.pauses.wait()
+                await self._take_place()
+                await self._hold_money()
+            except BaseException as error:
+                await self._free_place()
+                if isinstance(error, HeadgateError):
+                    let_pass(error, self._request.headers)
+                raise
+
+    def to_send(self) -> httpx2.Request:
+        """Return the request as it is to be sent; from here on it may be charged for."""
+        self._is_sent = True
+        request, given = self._request, self._body
+        body = given
+        # Nothing of the prompt is kept while the answer is read.
+        self._body = b""
+        if self._model != self._asked.model:
+            body = with_model(body, self._model)
+        if self._governor.ask_stream_usage:
+            body = with_stream_usage(request.url.path, body)
+        if body is not given:
+            request = _with_body(request, body)
+        _keep_to_readable_codings(request)
+        return request
+
+    def failed(self, error: BaseException) -> None:
+        """Note that there is no answer, and why."""
+        if not self._is_sent or isinstance(error, (*NOT_SENT, *NOT_SENDABLE)):
+            self._not_charged()
+
+    def answered(self, response: httpx2.Response) -> None:
+        """Note the head of the answer."""
+        if response.is_success:
+            self._reader = AnswerReader(response.headers)
+        elif response.has_redirect_location:
+            self._not_charged()
+        else:
+            self._refusal = refused(response.status_code, response.headers, "", now=time.time())
+
+    def read(self, chunk: bytes) -> None:
+        """Read along with the answer."""
+        if self._reader is not None and self._held is not None:
+            self._reader.feed(chunk)
+
+    async def finish(self) -> None:
+        """Free the place and book what the call cost, once."""
+        async with self._turn:
+            if self._is_over:
+                return
+            self._is_over = True
+            self._report()
+            try:
+                await self._free_place()
+            finally:
+                await self._settle()
+
+    async def _take_place(self) -> None:
+        scheduler = self._governor.scheduler
+        if scheduler is None:
+            return
+        weight = estimate_weight(self._asked.model, self._asked.prompt_chars)
+        place = scheduler.acquire(
+            self._agent_id,
+            task=Task(agent_id=self._agent_id, weight=weight, scopes=self._scopes),
+            timeout=self._governor.place_timeout,
+            estimate=self._estimate,
+        )
+        grant = await place
+        self._place, self._held = place, grant.held
+        self._model = grant.model or self._model
+
+    async def _hold_money(self) -> None:
+        tracker = await self._governor.tracker()
+        if tracker is None or self._estimate is None:
+            return
+        scope, *also = self._scopes
+        holding = hold(
+            tracker,
+            scope,
+            self._estimate.usd,
+            tokens=self._estimate.tokens,
+            also=also,
+            lease_seconds=self._governor.lease_seconds,
+        )
+        self._held = await holding.__aenter__()
+        self._holding = holding
+
+    def _report(self) -> None:
+        """Tell the held money, and those who wait, what became of the call."""
+        outcome = self._refusal
+        pauses = self._governor.pauses
+        if pauses is not None:
+            if isinstance(outcome, Limited):
+                pauses.begin(outcome, asyncio.get_running_loop().time())
+            elif self._reader is not None:
+                pauses.answered()
+        if self._held is None or (outcome is None and self._reader is None):
+            return
+        cost = self._cost(self._held, outcome)
+        if cost.micro_usd == 0 and cost.tokens == 0:
+            self._held.not_charged()
+        else:
+            self._held.charge(_usd(cost.micro_usd or 0), tokens=cost.tokens)
+
+    def _cost(self, held: HeldMoney, refusal: Outcome | None) -> Usage:
+        usage, is_all = Usage(), True
+        if refusal is None and self._reader is not None:
+            usage, is_all = self._reader.usage(self._governor.prices, priced_as=self._model)
+        cost = cost_of(
+            refusal or Succeeded(usage=usage),
+            reserved_tokens=held.tokens,
+            reserved_micro_usd=held.micro_usd,
+        )
+        if is_all:
+            return cost
+        return Usage(
+            tokens=max(cost.tokens or 0, held.tokens),
+            micro_usd=max(cost.micro_usd or 0, held.micro_usd),
+        )
+
+    def _not_charged(self) -> None:
+        if self._held is not None:
+            self._held.not_charged()
+
+    async def _free_place(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            await self._settled(place.__aexit__(None, None, None))
+
+    async def _settle(self) -> None:
+        holding, self._holding = self._holding, None
+        if holding is not None:
+            await self._settled(holding.__aexit__(None, None, None))
+
+    async def _settled(self, settling: Awaitable[object]) -> None:
+        try:
+            await settling
+        except HeadgateError as error:
+            self._governor.on_unsettled(error)
+
+
+def _usd(micro_usd: int) -> Decimal:
+    return Decimal(micro_usd).scaleb(-6)
+
+
+def _with_body(request: httpx2.Request, body: bytes) -> httpx2.Request:
+    headers = request.headers.copy()
+    headers.pop("content-length", None)
+    return httpx2.Request(
+        request.method,
+        request.url,
+        headers=headers,
+        content=body,
+        extensions=request.extensions,
+    )
+
+
+def _keep_to_readable_codings(request: httpx2.Request) -> None:
+    """Leave out the codings that could not be read here; the answer is the same without them."""
+    accepted = request.headers.get("accept-encoding", "").lower()
+    codings = [coding.strip() for coding in accepted.split(",")]
+    readable = [coding for coding in codings if coding in READABLE_CODINGS]
+    request.headers["accept-encoding"] = ", ".join(readable) or "identity"

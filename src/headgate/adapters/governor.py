@@ -1,0 +1,194 @@
+"""Who a client's calls are for: whose place they take, whose money they are, at which prices.
+
+Rule: nothing that costs passes unseen. A call whose price nobody knows is refused, and so is a
+request of a kind that is not known here, unless it was said that those may pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+import httpx2
+
+from headgate.adapters.governed_call import GovernedCall
+from headgate.adapters.pauses import Pauses
+from headgate.adapters.requests import Kind, ModelCall, kind_of, read_call
+from headgate.adapters.sdk_errors import let_pass
+from headgate.budget_tracker import DEFAULT_LEASE_SECONDS, BudgetTracker
+from headgate.errors import CallerError, HeadgateError, InvalidSettingError
+from headgate.inprocess.budget import Estimate
+from headgate.inprocess.scheduler import LoadScheduler
+from headgate.ledgers.connect import connect_budget
+from headgate.providers.prices import PriceList
+from headgate.tracker import LedgerTracker
+
+DEFAULT_MAX_TOKENS = 4_096
+MAX_CHEAPER = 8
+
+Name = str | Callable[[], str]
+"""A name, or a function that gives it for each call, in the task or thread that makes the call."""
+
+_log = logging.getLogger("headgate.adapters")
+
+
+class UngovernedRequestError(CallerError):
+    """A request of a kind whose cost is not known here; it was not sent."""
+
+    def __init__(self, method: str, path: str) -> None:
+        advice = "send it with another client, or say allow_other=True to let such requests pass"
+        super().__init__(f"{method} {path} is no call whose cost can be read; {advice}")
+        self.method = method
+        self.path = path
+
+
+class Governor:
+    """What holds for all calls of one client; they belong to one event loop.
+
+    A `scheduler` gives places, and money if it has a budget; a `tracker` with a `scope` gives
+    money. `scope` and `also` of a scheduler with a budget are charged beside its own scopes. A
+    tracker may be a URL: its books are opened at the first call, and closed with the client.
+
+    `max_tokens` is what an answer is taken to be at most where the request does not say. `cheaper`
+    names the model to use instead of another where a budget in mode `downgrade` is too small.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: LoadScheduler | None = None,
+        agent_id: Name = "default",
+        tracker: BudgetTracker | str | None = None,
+        scope: Name | None = None,
+        also: Iterable[str] = (),
+        prices: PriceList | None = None,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        cheaper: Mapping[str, str] | None = None,
+        place_timeout: float | None = None,
+        lease_seconds: float = DEFAULT_LEASE_SECONDS,
+        ask_stream_usage: bool = False,
+        pause_when_limited: bool = False,
+        allow_other: bool = False,
+        on_unsettled: Callable[[HeadgateError], None] | None = None,
+    ) -> None:
+        _check(scheduler, tracker, scope)
+        self.scheduler = scheduler
+        self.prices = PriceList() if prices is None else prices
+        self.place_timeout = place_timeout
+        self.lease_seconds = lease_seconds
+        self.ask_stream_usage = ask_stream_usage
+        self.pauses = Pauses() if pause_when_limited else None
+        self.on_unsettled = _warn if on_unsettled is None else on_unsettled
+        self._agent_id = agent_id
+        self._scope = scope
+        self._also = tuple(also)
+        self._max_tokens = max_tokens
+        self._cheaper = dict(cheaper or {})
+        self._allow_other = allow_other
+        self._own: LedgerTracker | None = None
+        if isinstance(tracker, str):
+            tracker = self._own = connect_budget(tracker)
+        self._tracker: BudgetTracker | None = tracker
+        self._opening: asyncio.Lock | None = None
+        self._is_open = self._own is None
+
+    def is_governed(self, request: httpx2.Request) -> bool:
+        """Say whether a request is a call to a model; refuse one that may cost anything else."""
+        path = request.url.path
+        kind = kind_of(request.method, path)
+        if kind is Kind.OTHER and not self._allow_other:
+            error = UngovernedRequestError(request.method, path)
+            let_pass(error, request.headers)
+            raise error
+        return kind is Kind.MODEL_CALL
+
+    def call_for(self, request: httpx2.Request, body: bytes) -> GovernedCall:
+        """Return the call that a request makes; nothing is asked for yet."""
+        try:
+            asked = read_call(request.url.path, body)
+            return GovernedCall(
+                self,
+                request,
+                body,
+                asked=asked,
+                agent_id=_given(self._agent_id),
+                scopes=self._scopes(),
+                estimate=self._estimate(asked) if self.has_budget else None,
+            )
+        except HeadgateError as error:
+            let_pass(error, request.headers)
+            raise
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether anybody's money is held."""
+        scheduler = self.scheduler
+        return self._tracker is not None or (scheduler is not None and scheduler.budget is not None)
+
+    @property
+    def has_own_books(self) -> bool:
+        """Whether there are books that are opened and closed here."""
+        return self._own is not None
+
+    async def tracker(self) -> BudgetTracker | None:
+        """Return the tracker that is asked beside the scheduler, with its books open."""
+        if not self._is_open:
+            self._opening = self._opening or asyncio.Lock()
+            async with self._opening:
+                await self._open()
+        return self._tracker
+
+    async def close(self) -> None:
+        """Close books that were opened here; the next call opens them again."""
+        if self._own is not None and self._is_open:
+            self._is_open, self._opening = False, None
+            await self._own.__aexit__(None, None, None)
+
+    async def _open(self) -> None:
+        if self._own is not None and not self._is_open:
+            await self._own.__aenter__()
+            self._is_open = True
+
+    def _scopes(self) -> tuple[str, ...]:
+        own = () if self._scope is None else (_given(self._scope),)
+        return (*own, *self._also)
+
+    def _estimate(self, asked: ModelCall) -> Estimate:
+        """Price a call, and the cheaper ones that may take its place, the last first."""
+        models = [asked.model]
+        while len(models) <= MAX_CHEAPER and models[-1] in self._cheaper:
+            models.append(self._cheaper[models[-1]])
+        estimate: Estimate | None = None
+        for model in reversed(models):
+            cost = self.prices.estimate(
+                model,
+                prompt_chars=asked.prompt_chars,
+                max_tokens=self._max_tokens if asked.max_tokens is None else asked.max_tokens,
+            )
+            estimate = Estimate(usd=cost.usd, tokens=cost.tokens, model=model, cheaper=estimate)
+        if estimate is None:
+            raise AssertionError("a call has a model, if only an unnamed one")
+        return estimate
+
+
+def _given(name: Name) -> str:
+    return name if isinstance(name, str) else name()
+
+
+def _check(
+    scheduler: LoadScheduler | None, tracker: BudgetTracker | str | None, scope: Name | None
+) -> None:
+    if scheduler is None and tracker is None:
+        problem = "is missing, and so is a tracker; with neither, nothing is governed"
+        raise InvalidSettingError("scheduler", problem)
+    has_budget = scheduler is not None and scheduler.budget is not None
+    if has_budget and tracker is not None:
+        problem = "is one too many: the scheduler has a budget, and each call would be booked twice"
+        raise InvalidSettingError("tracker", problem)
+    if tracker is not None and scope is None:
+        raise InvalidSettingError("scope", "is what the tracker charges; name one, as session:s1")
+
+
+def _warn(error: HeadgateError) -> None:
+    _log.warning("a call was answered, and what it cost was not booked: %s", error)
