@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx2
 import pytest
@@ -13,11 +15,18 @@ from adapters import upstream
 from adapters.scene import PRICES, SCOPE, scene
 from adapters.upstream import whole
 from headgate import connect_budget
-from headgate.adapters import LoopThread, async_client, sync_client
+from headgate.adapters import (
+    GovernedTransport,
+    Governor,
+    LoopThread,
+    async_client,
+    sync_client,
+)
 from headgate.adapters.clients import proxies_of
 from headgate.errors import BudgetExceededError
 from headgate.inprocess.resource import SharedResource
 from headgate.inprocess.scheduler import LoadScheduler
+from test_import import BARE_INSTALL, probe
 
 BODY = {"model": "gpt-4o", "messages": [], "max_tokens": 10}
 URL = "http://provider.test/v1/chat/completions"
@@ -153,6 +162,64 @@ def test_what_nobody_waits_for_any_more_is_cancelled() -> None:
     with pytest.raises(TimeoutError):
         LoopThread().run(work, timeout=0.01)
     assert cancelled.wait(10)
+
+
+async def test_a_transport_of_the_wrong_kind_leaks_nothing() -> None:
+    class Wrong(httpx2.AsyncBaseTransport):
+        async def handle_async_request(self, _request: httpx2.Request) -> httpx2.Response:
+            return httpx2.Response(200, stream=httpx2.SyncByteStream())
+
+    resource = SharedResource("llm", 1)
+    client = async_client(scheduler=LoadScheduler(None, resource), transport=Wrong())
+    with pytest.raises(TypeError, match="async"):
+        await client.post(URL, json=BODY)
+    assert resource.free == 1
+
+
+async def test_a_thread_that_is_interrupted_while_it_waits_leaves_nothing_behind() -> None:
+    resource = SharedResource("llm", 1)
+    scheduler = LoadScheduler(None, resource)
+
+    class Interrupted(LoopThread):
+        def run(self, work: Any, timeout: float | None = None) -> Any:
+            if timeout is not None:
+                return super().run(work, timeout)
+            try:
+                return super().run(work, 0.05)
+            except TimeoutError:
+                raise KeyboardInterrupt from None
+
+    transport = GovernedTransport(
+        httpx2.MockTransport(answering),
+        Governor(scheduler=scheduler),
+        Interrupted(asyncio.get_running_loop()),
+    )
+
+    def ask() -> None:
+        with httpx2.Client(transport=transport) as client:
+            client.post(URL, json=BODY)
+
+    async with scheduler.acquire("other"):
+        await asyncio.to_thread(_interrupted, ask)
+        assert scheduler.queued == 0
+    assert resource.free == 1
+
+
+def _interrupted(ask: Callable[[], None]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        ask()
+
+
+def test_a_bare_install_says_which_extra_it_needs() -> None:
+    statement = """
+try:
+    import headgate.adapters
+except ImportError as error:
+    assert "headgate[adapters]" in str(error)
+else:
+    raise AssertionError
+"""
+    probe(statement, installed=BARE_INSTALL)
 
 
 async def test_books_that_a_client_opened_are_closed_with_it() -> None:

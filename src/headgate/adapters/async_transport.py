@@ -35,12 +35,12 @@ class GovernedAsyncTransport(httpx2.AsyncBaseTransport):
         await call.begin()
         try:
             response = await self._inner.handle_async_request(call.to_send())
+            call.answered(response)
+            return with_stream(response, GovernedAsyncStream(response.stream, call))
         except BaseException as error:
             call.failed(error)
             await call.finish()
             raise
-        call.answered(response)
-        return with_stream(response, GovernedAsyncStream(response.stream, call))
 
     async def aclose(self) -> None:
         """Close the connections, and books that were opened for them."""

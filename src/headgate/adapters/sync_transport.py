@@ -42,12 +42,12 @@ class GovernedTransport(httpx2.BaseTransport):
         try:
             self._loop_thread.run(call.begin)
             response = self._inner.handle_request(call.to_send())
+            call.answered(response)
+            return with_stream(response, GovernedStream(response.stream, call, self))
         except BaseException as error:
             call.failed(error)
             self.finish(call)
             raise
-        call.answered(response)
-        return with_stream(response, GovernedStream(response.stream, call, self))
 
     def close(self) -> None:
         """Close the connections, and books that were opened for them."""
