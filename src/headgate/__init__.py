@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headgate.core.tasks import Task, TaskStatus
     from headgate.errors import BudgetExceededError
     from headgate.inprocess.budget import Budget, Estimate
-    from headgate.inprocess.calls import configure, current_scheduler, governed, wrap
+    from headgate.inprocess.convenience import configure, current_scheduler, governed, wrap
     from headgate.inprocess.grants import Grant, current_grant
     from headgate.inprocess.resource import SharedResource
     from headgate.inprocess.scheduler import LoadScheduler
@@ -98,12 +98,12 @@ _MODULES = {
     "Task": "headgate.core.tasks",
     "TaskStatus": "headgate.core.tasks",
     "acquire_all": "headgate.inprocess.several",
-    "configure": "headgate.inprocess.calls",
+    "configure": "headgate.inprocess.convenience",
     "connect_budget": "headgate.ledgers.connect",
     "current_grant": "headgate.inprocess.grants",
-    "current_scheduler": "headgate.inprocess.calls",
-    "governed": "headgate.inprocess.calls",
-    "wrap": "headgate.inprocess.calls",
+    "current_scheduler": "headgate.inprocess.convenience",
+    "governed": "headgate.inprocess.convenience",
+    "wrap": "headgate.inprocess.convenience",
 }
 
 _EXTRAS = {

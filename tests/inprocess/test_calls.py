@@ -7,7 +7,6 @@ import functools
 import gc
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, TypeVar
 
 import pytest
 
@@ -15,18 +14,7 @@ import headgate
 from headgate import Budget, Estimate, LoadScheduler
 from headgate.core.outcomes import Usage
 from headgate.errors import InvalidSettingError, PlaceTimeoutError
-from headgate.testing import SimulatedLoop, simulate
-
-T = TypeVar("T")
-
-
-def run(scenario: Callable[[LoadScheduler], Awaitable[T]], **options: Any) -> T:
-    """Run a scenario in virtual time, under a scheduler with these options."""
-
-    async def main(loop: SimulatedLoop) -> T:
-        return await scenario(headgate.configure(**options))
-
-    return simulate(main).result
+from inprocess.calling import run
 
 
 async def answer(text: str) -> str:
@@ -208,15 +196,28 @@ def test_a_governed_function_waits_for_a_place_at_each_call() -> None:
     assert headgate.current_grant() is None
 
 
-def test_a_decorator_that_hides_that_a_function_is_async_is_seen_through() -> None:
-    @functools.wraps(answer)
-    def hidden(*args: str) -> Awaitable[str]:
-        return answer(*args)
+def test_a_decorator_that_hides_that_a_function_is_async_is_awaited_all_the_same() -> None:
+    @functools.wraps(answer_at_once)
+    def hidden() -> Awaitable[int]:
+        return answer_at_once()
 
-    async def scenario(scheduler: LoadScheduler) -> str:
-        return str(await headgate.wrap(hidden, "a", agent_id="a"))
+    async def main() -> int:
+        headgate.configure()
+        return int(await headgate.wrap(hidden, agent_id="a"))
 
-    assert run(scenario) == "A"
+    assert asyncio.run(main()) == 1
+
+
+def test_a_plain_function_that_looks_like_the_async_one_inside_runs_in_a_thread() -> None:
+    @functools.wraps(answer_at_once)
+    def synchronous() -> int:
+        return asyncio.run(answer_at_once())
+
+    async def main() -> int:
+        headgate.configure()
+        return int(await headgate.wrap(synchronous, agent_id="a"))
+
+    assert asyncio.run(main()) == 1
 
 
 async def complete(*, model: str, messages: list[dict[str, str]]) -> str:

@@ -13,6 +13,7 @@ from headgate.budget_tracker import Amount
 from headgate.core.load_ranking import MICRO
 from headgate.core.money import to_micro_usd, to_tokens
 from headgate.core.tasks import Task
+from headgate.errors import IllegalSettlementError
 from headgate.hold import HeldMoney
 from headgate.inprocess.lanes import Entry, Lane
 
@@ -88,6 +89,14 @@ class Grant:
         taken to have used all that was held. Without one it only counts in the figures.
         """
         cost = to_micro_usd(actual_usd, field="actual_usd")
+        if self.is_released:
+            raise IllegalSettlementError(
+                subject=f"the grant of {self.agent_id!r}",
+                current="released",
+                wanted="charged",
+                allowed=(),
+                advice="report the cost before the place is released",
+            )
         if self._held is not None:
             self._held.charge(actual_usd, tokens=tokens)
         self._count(cost, 0 if tokens is None else to_tokens(tokens))
@@ -126,8 +135,12 @@ class Grant:
 
 
 def current_grant() -> Grant | None:
-    """Return the grant under which this code was called by `wrap`, None outside of one."""
-    return _current.get()
+    """Return the grant under which this code was called by `wrap`, None outside of one.
+
+    Tasks that a call has started and left behind are outside of it when it has ended.
+    """
+    grant = _current.get()
+    return None if grant is None or grant.is_released else grant
 
 
 @contextmanager

@@ -10,9 +10,7 @@ or beyond all others by one odd call, nor memory by names that never come again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-
-from headgate.core.model_weights import estimate_weight
+from collections.abc import Mapping
 
 STEP = 0.2
 LEAST_FACTOR, MOST_FACTOR = 0.1, 10.0
@@ -21,15 +19,11 @@ MAX_PARTS = 10_000
 
 
 class WeightEstimates:
-    """Weights of calls by model, prompt and type, which follow the measured cost."""
+    """By how much the weights of each type of call are off, from the measured cost."""
 
     def __init__(self) -> None:
         self._averages: OrderedDict[str, float] = OrderedDict()
         self._overall: float | None = None
-
-    def weight(self, model: str, prompt_chars: int, *, task_type: str = "") -> float:
-        """Return what a call weighs."""
-        return estimate_weight(model, prompt_chars) * self.factor(task_type)
 
     def factor(self, task_type: str) -> float:
         """Return by how much calls of a type cost more than their weight says; 1 if unknown."""
@@ -64,7 +58,7 @@ def prompt_chars_of(*prompts: object) -> int:
             chars += len(part)
         elif isinstance(part, Mapping):
             waiting.extend(part.values())
-        elif isinstance(part, Iterable) and isinstance(part, list | tuple):
+        elif isinstance(part, list | tuple):
             waiting.extend(part)
     return chars
 
