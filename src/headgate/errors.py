@@ -241,15 +241,23 @@ class TooManyWaitingError(LimitReachedError):
 
 
 class PlaceTimeoutError(LimitReachedError, TimeoutError):
-    """There was no place in time; nothing is queued any more."""
+    """There was no place in time; nothing is queued any more.
 
-    def __init__(self, resource: str, agent_id: str, timeout: float) -> None:
+    `agents_most` is given where the agent itself had as many places as it may have.
+    """
+
+    def __init__(
+        self, resource: str, agent_id: str, timeout: float, *, agents_most: int | None = None
+    ) -> None:
         advice = "wait longer, or give the resource more places"
+        if agents_most is not None:
+            advice = f"the agent has all {agents_most} that it may have; raise its capacity"
         line = f"{agent_id!r} got no place of {resource!r} within {timeout:g} seconds"
         super().__init__(f"{line}; {advice}")
         self.resource = resource
         self.agent_id = agent_id
         self.timeout = timeout
+        self.agents_most = agents_most
 
 
 class SchedulerClosedError(LimitReachedError):

@@ -18,6 +18,8 @@ def test_a_quick_run_prints_every_figure_and_goes_without_the_peer(tmp_path: Pat
     for agents in ("8", "100", "1,000"):
         pattern = rf"^  {agents} agents +[\d,]+ +[\d.]+ +not installed$"
         assert re.search(pattern, done.stdout, re.MULTILINE), done.stdout
+        pattern = rf"^  {agents} agents in loops +[\d,]+ +[\d,]+ +[\d.]+$"
+        assert re.search(pattern, done.stdout, re.MULTILINE), done.stdout
     for preset in ("latency", "balanced", "throughput"):
         assert (
             len(re.findall(rf" {preset} +[\d.]+ +[\d.]+ +\d+ +[\d,]+$", done.stdout, re.MULTILINE))

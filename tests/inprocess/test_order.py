@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from fractions import Fraction
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate import Agent, LoadScheduler, SharedResource, Task
+from headgate import Agent, Grant, LoadScheduler, SharedResource, Task
 from headgate.testing import SimulatedLoop, simulate
 
 AGENTS = ("a", "b", "c", "d")
@@ -17,11 +18,28 @@ WEIGHTS = (0.0, 0.5, 1.0, 2.0, 5.0)
 CAPACITIES = {"a": None, "b": None, "c": None, "d": 1}
 
 
+class Queued(NamedTuple):
+    """A task: its place in the order, its tick and its weight."""
+
+    number: int
+    tick: int
+    weight: float
+    is_makeshift: bool = False
+
+
+class Asking(NamedTuple):
+    """Somebody who waits: its turn, and its task, None for one of those that were submitted."""
+
+    number: int
+    own: Queued | None
+
+
 class Plain:
     """The rules as they are written: lists, and every lane compared at every grant.
 
-    A task is its place in the order, its tick and its weight. Who asks for a place while no task is
-    left for it queues one of weight 1.
+    Who asks gets the oldest submitted task that nobody has asked for, or queues one of its own, of
+    weight 1 if it names none. A submitted task whose taker is gone goes to the first who asked
+    after it was there and has only such a makeshift one.
     """
 
     def __init__(self, *, alpha: float, capacity: int, max_wait_ticks: int | None) -> None:
@@ -31,21 +49,27 @@ class Plain:
         self.free = capacity
         self.tick = 0
         self.number = 0
-        self.tasks: dict[str, list[tuple[int, int, float]]] = {agent: [] for agent in AGENTS}
-        self.waiters = dict.fromkeys(AGENTS, 0)
+        self.submitted: dict[str, list[Queued]] = {agent: [] for agent in AGENTS}
+        self.waiters: dict[str, list[Asking]] = {agent: [] for agent in AGENTS}
         self.in_flight = dict.fromkeys(AGENTS, 0)
         self.served = dict.fromkeys(AGENTS, -1)
-        self.granted: list[tuple[str, int, float]] = []
+        self.granted: list[tuple[str, int, int, float]] = []
+        self.latest: dict[int, tuple[str, Queued, bool]] = {}
 
     def submit(self, agent: str, weight: float) -> None:
         self.number += 1
-        self.tasks[agent].append((self.number, self.tick, weight))
+        self.submitted[agent].append(Queued(self.number, self.tick, weight))
 
-    def acquire(self, agent: str) -> None:
-        if len(self.tasks[agent]) == self.waiters[agent]:
-            self.submit(agent, 1.0)
-        self.waiters[agent] += 1
+    def acquire(self, agent: str, weight: float | None = None) -> int:
+        self.number += 1
+        own = None
+        if weight is not None:
+            own = Queued(self.number, self.tick, weight)
+        elif len(self.submitted[agent]) <= self.takers(agent):
+            own = Queued(self.number, self.tick, 1.0, is_makeshift=True)
+        self.waiters[agent].append(Asking(self.number, own))
         self.grant()
+        return self.number
 
     def release(self, agent: str) -> None:
         self.tick += 1
@@ -53,27 +77,68 @@ class Plain:
         self.in_flight[agent] -= 1
         self.grant()
 
+    def withdraw(self, number: int) -> None:
+        for agent, waiters in self.waiters.items():
+            self.waiters[agent] = [one for one in waiters if one.number != number]
+            self.pass_on(agent)
+
+    def hand_back(self, number: int) -> None:
+        """Undo a grant that nobody came for."""
+        agent, task, is_submitted = self.latest[number]
+        self.granted = [one for one in self.granted if one[1] != number]
+        self.free += 1
+        self.in_flight[agent] -= 1
+        if is_submitted:
+            self.submitted[agent] = sorted([*self.submitted[agent], task])
+            self.pass_on(agent)
+        self.grant()
+
+    def pass_on(self, agent: str) -> None:
+        unclaimed = self.submitted[agent][self.takers(agent) :]
+        waiters = self.waiters[agent]
+        for place, one in enumerate(waiters):
+            if unclaimed and one.own and one.own.is_makeshift and one.number > unclaimed[0].number:
+                waiters[place] = Asking(one.number, None)
+                return
+
+    def takers(self, agent: str) -> int:
+        return sum(one.own is None for one in self.waiters[agent])
+
+    def tasks(self, agent: str) -> list[Queued]:
+        own = [one.own for one in self.waiters[agent] if one.own is not None]
+        return [*self.submitted[agent], *own]
+
+    def head(self, agent: str) -> Queued:
+        own = [one.own for one in self.waiters[agent] if one.own is not None]
+        return min([*own, *self.submitted[agent][: self.takers(agent)]])
+
     def grant(self) -> None:
         while self.free and (competing := [a for a in AGENTS if self.competes(a)]):
             agent = self.next_of(competing)
-            _, tick, weight = self.tasks[agent].pop(0)
-            self.waiters[agent] -= 1
+            task, waiters = self.head(agent), self.waiters[agent]
+            is_submitted = task in self.submitted[agent]
+            if is_submitted:
+                self.submitted[agent].remove(task)
+            taker = next(one for one in waiters if one.own == (None if is_submitted else task))
+            waiters.remove(taker)
             self.in_flight[agent] += 1
             self.served[agent] = self.tick
             self.free -= 1
-            self.granted.append((agent, self.tick - tick, weight))
+            self.latest[taker.number] = (agent, task, is_submitted)
+            self.granted.append((agent, taker.number, self.tick - task.tick, task.weight))
 
     def competes(self, agent: str) -> bool:
         capacity = CAPACITIES[agent]
-        return self.waiters[agent] > 0 and (capacity is None or self.in_flight[agent] < capacity)
+        has_room = capacity is None or self.in_flight[agent] < capacity
+        return bool(self.waiters[agent]) and has_room
 
     def next_of(self, competing: list[str]) -> str:
-        oldest = min(competing, key=lambda agent: self.tasks[agent][0])
+        oldest = min(competing, key=self.head)
         limit = self.max_wait_ticks
-        if limit is not None and self.tick - self.tasks[oldest][0][1] >= limit:
+        if limit is not None and self.tick - self.head(oldest).tick >= limit:
             return oldest
-        depth = {a: sum((Fraction(t[2]) for t in self.tasks[a]), Fraction(0)) for a in competing}
-        age = {agent: self.tick - self.tasks[agent][0][1] for agent in competing}
+        depth = {a: sum((Fraction(t.weight) for t in self.tasks(a)), Fraction()) for a in competing}
+        age = {agent: self.tick - self.head(agent).tick for agent in competing}
         most_depth, most_age = max(depth.values()), max(age.values())
 
         def key(agent: str) -> tuple[Fraction, Fraction, int, int]:
@@ -87,9 +152,11 @@ class Plain:
         return min(competing, key=key)
 
 
+KINDS = ("submit", "acquire", "acquire", "acquire", "own", "release", "release", "cancel", "swap")
+
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["submit", "acquire", "acquire", "acquire", "release", "release"]),
+        st.sampled_from(KINDS),
         st.sampled_from(AGENTS),
         st.sampled_from(WEIGHTS),
     ),
@@ -103,15 +170,58 @@ class Real:
 
     def __init__(self, scheduler: LoadScheduler) -> None:
         self.scheduler = scheduler
-        self.granted: list[tuple[str, int, float]] = []
-        self.ends: dict[str, list[asyncio.Event]] = {agent: [] for agent in AGENTS}
+        self.granted: list[tuple[str, int, int, float]] = []
+        self.held: dict[str, list[tuple[Grant, asyncio.Event]]] = {agent: [] for agent in AGENTS}
+        self.tasks: dict[int, asyncio.Task[None]] = {}
 
-    async def hold(self, agent: str) -> None:
-        async with self.scheduler.acquire(agent) as grant:
-            self.granted.append((agent, grant.wait_ticks, grant.weight))
+    def acquire(self, agent: str, number: int, weight: float | None = None) -> None:
+        task = None if weight is None else Task(weight=weight)
+        self.tasks[number] = asyncio.create_task(self.hold(agent, number, task))
+
+    async def hold(self, agent: str, number: int, task: Task | None) -> None:
+        async with self.scheduler.acquire(agent, task=task) as grant:
+            self.granted.append((agent, number, grant.wait_ticks, grant.weight))
             end = asyncio.Event()
-            self.ends[agent].append(end)
+            self.held[agent].append((grant, end))
             await end.wait()
+
+    def end(self, agent: str) -> Grant:
+        grant, end = self.held[agent].pop(0)
+        end.set()
+        return grant
+
+    async def finish(self) -> None:
+        while any(self.held.values()):
+            for agent in AGENTS:
+                while self.held[agent]:
+                    self.end(agent)
+            await asyncio.sleep(1)
+
+
+async def step(kind: str, agent: str, weight: float, plain: Plain, real: Real) -> None:
+    waiting = [one.number for waiters in plain.waiters.values() for one in waiters]
+    if kind == "submit":
+        plain.submit(agent, weight)
+        await real.scheduler.submit_task(agent, Task(weight=weight))
+    elif kind == "acquire":
+        real.acquire(agent, plain.acquire(agent))
+    elif kind == "own":
+        real.acquire(agent, plain.acquire(agent, weight), weight)
+    elif kind == "cancel" and waiting:
+        number = waiting[int(weight * 7) % len(waiting)]
+        plain.withdraw(number)
+        real.tasks[number].cancel()
+    elif kind == "swap" and real.held[agent]:
+        # Nothing is awaited without money to settle: the cancel meets who has just got the place.
+        count = len(plain.granted)
+        plain.release(agent)
+        await real.scheduler.release(real.end(agent))
+        for _, number, _, _ in plain.granted[count:][:1]:
+            real.tasks[number].cancel()
+            plain.hand_back(number)
+    elif kind == "release" and real.held[agent]:
+        plain.release(agent)
+        real.end(agent)
 
 
 async def compare(
@@ -127,26 +237,17 @@ async def compare(
     )
     plain = Plain(alpha=alpha, capacity=capacity, max_wait_ticks=max_wait_ticks)
     real = Real(scheduler)
-    async with asyncio.TaskGroup() as group:
-        for kind, agent, weight in history:
-            if kind == "submit":
-                plain.submit(agent, weight)
-                await scheduler.submit_task(agent, Task(weight=weight))
-            elif kind == "acquire":
-                plain.acquire(agent)
-                group.create_task(real.hold(agent))
-            elif real.ends[agent]:
-                plain.release(agent)
-                real.ends[agent].pop(0).set()
-            # A second is enough for everything that is ready: time jumps only when nothing is.
-            await asyncio.sleep(1)
-            assert real.granted == plain.granted
-            assert scheduler.tick == plain.tick
-        while any(real.ends.values()):
-            for ends in real.ends.values():
-                while ends:
-                    ends.pop(0).set()
-            await asyncio.sleep(1)
+    for kind, agent, weight in history:
+        await step(kind, agent, weight, plain, real)
+        # A second is enough for everything that is ready: time jumps only when nothing is.
+        await asyncio.sleep(1)
+        assert real.granted == plain.granted
+        assert scheduler.tick == plain.tick
+        depths = {one.agent_id: one.queue_depth for one in scheduler.explain().lanes}
+        for name in AGENTS:
+            assert depths.get(name, 0.0) == sum(task.weight for task in plain.tasks(name))
+    await real.finish()
+    await asyncio.gather(*real.tasks.values(), return_exceptions=True)
     assert scheduler.resource.in_use == 0
 
 

@@ -46,6 +46,9 @@ class PlacesMachine(RuleBasedStateMachine):
         self.holders: dict[asyncio.Task[Any], asyncio.Event] = {}
         self.tasks: list[asyncio.Task[Any]] = []
         self.taken: list[Grant] = []
+        # Their ids stay their own as long as they live.
+        self.known = []
+        self.submitted: dict[str, dict[int, float]] = {agent: {} for agent in AGENTS}
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
@@ -55,7 +58,7 @@ class PlacesMachine(RuleBasedStateMachine):
         self.run(self.finished())
         assert self.scheduler.resource.in_use == len(self.taken)
         assert not self.holders
-        assert all(not lane.waiting for lane in self.scheduler.explain().lanes)
+        self.nothing_submitted_is_lost_or_counted_twice()
         self.run(self.usable())
         assert self.run(self.scheduler.shutdown(timeout=1)) == 0
         assert self.scheduler.queued == 0
@@ -77,7 +80,16 @@ class PlacesMachine(RuleBasedStateMachine):
         for grant in grants:
             await self.scheduler.release(grant)
 
+    def nothing_submitted_is_lost_or_counted_twice(self) -> None:
+        """When nobody waits, what is queued is what was submitted and never served."""
+        lanes = {lane.agent_id: lane for lane in self.scheduler.explain().lanes}
+        for agent, weights in self.submitted.items():
+            lane = lanes.get(agent)
+            found = (0, 0, 0.0) if lane is None else (lane.waiting, lane.queued, lane.queue_depth)
+            assert found == (0, len(weights), sum(weights.values()))
+
     is_closed = False
+    known: list[Task]
 
     def run(self, work: Any) -> Any:
         return self.loop.run_until_complete(work)
@@ -86,7 +98,8 @@ class PlacesMachine(RuleBasedStateMachine):
         own = asyncio.current_task()
         assert own is not None
         try:
-            async with self.scheduler.acquire(agent, task=task, timeout=patience):
+            async with self.scheduler.acquire(agent, task=task, timeout=patience) as grant:
+                self.serve(agent, grant)
                 self.holders[own] = end = asyncio.Event()
                 try:
                     await end.wait()
@@ -96,6 +109,11 @@ class PlacesMachine(RuleBasedStateMachine):
                     del self.holders[own]
         except (HeadgateError, BodyError):
             return
+
+    def serve(self, agent: str, grant: Grant) -> None:
+        if grant.entry.is_submitted and grant.lane.is_known and not self.is_closed:
+            # It is served once: a second time it is not there.
+            del self.submitted[agent][id(grant.task)]
 
     failing: frozenset[asyncio.Event] = frozenset()
 
@@ -111,10 +129,11 @@ class PlacesMachine(RuleBasedStateMachine):
     @rule(agent=st.sampled_from(AGENTS), weight=st.sampled_from([0.5, 3.0]))
     def submit(self, agent: str, weight: float) -> None:
         async def submitted() -> None:
-            try:
-                await self.scheduler.submit_task(agent, Task(weight=weight))
-            except HeadgateError:
-                return
+            task = Task(weight=weight)
+            with suppress(HeadgateError):
+                await self.scheduler.submit_task(agent, task)
+                self.submitted[agent][id(task)] = weight
+                self.known.append(task)
 
         self.tasks.append(self.loop.create_task(submitted()))
 
@@ -135,7 +154,9 @@ class PlacesMachine(RuleBasedStateMachine):
     def take_a_place(self) -> None:
         async def taken() -> None:
             with suppress(HeadgateError):
-                self.taken.append(await self.scheduler.acquire("a", timeout=0))
+                grant = await self.scheduler.acquire("a", timeout=0)
+                self.serve("a", grant)
+                self.taken.append(grant)
 
         self.run(taken())
 
@@ -170,6 +191,7 @@ class PlacesMachine(RuleBasedStateMachine):
     def unregister_or_register(self, agent: str) -> None:
         if agent in self.scheduler.agents:
             self.scheduler.unregister(agent)
+            self.submitted[agent].clear()
         else:
             self.scheduler.register(agent)
 
@@ -178,6 +200,8 @@ class PlacesMachine(RuleBasedStateMachine):
     def shut_down(self) -> None:
         self.is_closed = True
         self.run(self.scheduler.shutdown(timeout=0.5))
+        for weights in self.submitted.values():
+            weights.clear()
 
     @invariant()
     def capacity_is_never_exceeded(self) -> None:
@@ -198,6 +222,7 @@ class PlacesMachine(RuleBasedStateMachine):
         if hasattr(self, "loop"):
             lanes = self.scheduler.explain().lanes
             assert sum(lane.queued for lane in lanes) == self.scheduler.queued
+            assert all(lane.queue_depth >= 0 and lane.queued >= lane.waiting for lane in lanes)
             assert self.scheduler.queued <= 30
 
 

@@ -6,7 +6,9 @@ oldest task: with a = alpha * max age and b = (1 - alpha) * max depth, the best 
 ratio a : b, which drifts slowly. The ranking keeps the lanes sorted for an earlier ratio, in bands
 of similar depth. The range of a band bounds how far its lanes can have moved since, so that only
 the first few of each band need to be read. When reading has cost more than sorting would, the
-lanes are sorted for the ratio of the moment.
+lanes are sorted for the ratio of the moment. While there are only a few different depths, the
+oldest lane of each is read instead, and no bands are kept: agents that each ask for one place at a
+time all have the same depth, and come and go with every grant.
 
 The rule it keeps: the answer is the one that comparing all lanes gives, in integers. Ties go to
 the deeper lane, then to the one served longest ago, then to the lowest `order`.
@@ -30,6 +32,9 @@ MICRO = 1_000_000
 _SLACK_VALUES = 64
 _LEADING_BITS = 2
 _BITS_BELOW_DEEPEST = 4
+
+_MOST_FLAT_DEPTHS = 8
+_FEW_DEPTHS = 4
 
 Lane = TypeVar("Lane", bound=Hashable)
 
@@ -118,6 +123,7 @@ class LoadRanking(Generic[Lane]):
         self._narrowest_bits = 0
         self._reads = 0
         self._updates = 0
+        self._is_flat = True
 
     def __len__(self) -> int:
         return len(self._points)
@@ -141,6 +147,15 @@ class LoadRanking(Generic[Lane]):
         tie = (-depth_micro, last_served_tick, order, self._updates)
         point = self._points[lane] = _Point(lane, depth_micro, oldest_tick, tie)
         self._latest_tick = max(self._latest_tick, oldest_tick)
+        if self._is_flat:
+            peers = self._by_depth.get(depth_micro)
+            if peers is None:
+                self._by_depth[depth_micro] = [(oldest_tick, tie, point)]
+            elif oldest_tick > peers[-1][0]:
+                peers.append((oldest_tick, tie, point))
+            else:
+                insort(peers, (oldest_tick, tie, point))
+            return
         self._oldest_ticks.add(oldest_tick)
         self._negated_depths.add(-depth_micro)
         self._add(point)
@@ -149,6 +164,13 @@ class LoadRanking(Generic[Lane]):
         """Take a lane out, if it is there."""
         point = self._points.pop(lane, None)
         if point is None:
+            return
+        if self._is_flat:
+            peers = self._by_depth[point.depth]
+            is_first = peers[0][2] is point
+            del peers[0 if is_first else bisect_left(peers, (point.oldest, point.tie, point))]
+            if not peers:
+                del self._by_depth[point.depth]
             return
         self._oldest_ticks.counts[point.oldest] -= 1
         self._negated_depths.counts[-point.depth] -= 1
@@ -168,6 +190,13 @@ class LoadRanking(Generic[Lane]):
             return None
         if tick < self._latest_tick:
             return self._compare_all(tick)
+        if self._is_flat:
+            if len(self._by_depth) <= _MOST_FLAT_DEPTHS:
+                return self._best_of_heads(tick)
+            self._draw_bands()
+        elif len(self._by_depth) <= _FEW_DEPTHS:
+            self._drop_bands()
+            return self._best_of_heads(tick)
         most_depth = -self._negated_depths.least()
         depth = self._depth_share * (tick - self._oldest_ticks.least())
         # Where no lane has any depth, age alone decides.
@@ -175,6 +204,35 @@ class LoadRanking(Generic[Lane]):
         if self._reads > len(self._by_depth):
             self._sort(depth, age)
         return self._find(depth, age, most_depth)
+
+    def _best_of_heads(self, tick: int) -> Lane:
+        """Compare the oldest lane of each depth: the others of it cost more, or have worse ties."""
+        by_depth = self._by_depth
+        self.examined += len(by_depth)
+        if len(by_depth) == 1:
+            (peers,) = by_depth.values()
+            return peers[0][2].lane
+        heads = [peers[0] for peers in by_depth.values()]
+        depth = self._depth_share * (tick - min(heads)[0])
+        age = self._age_share * max(by_depth) or 1
+        costs = [(age * oldest - depth * -tie[0], tie, point) for oldest, tie, point in heads]
+        return min(costs)[2].lane
+
+    def _draw_bands(self) -> None:
+        """Keep bands and bags from now on, because there are many depths."""
+        self._is_flat = False
+        for point in self._points.values():
+            self._oldest_ticks.add(point.oldest)
+            self._negated_depths.add(-point.depth)
+        for peers in self._by_depth.values():
+            insort(self._entries_of(peers[0][2].depth), self._ranked(peers[0][2]))
+        self.examined += len(self._by_depth)
+
+    def _drop_bands(self) -> None:
+        """Keep neither, because there are only a few depths left."""
+        self._is_flat = True
+        self._oldest_ticks, self._negated_depths = _Bag(), _Bag()
+        self._bands.clear()
 
     def _find(self, depth: int, age: int, most_depth: int) -> Lane:
         """Let the lanes of each band take the lead, as far down as one of them possibly could.
@@ -277,9 +335,10 @@ class LoadRanking(Generic[Lane]):
         is enough to be right about them.
         """
         self.examined += len(self._points)
-        self._latest_tick = max(point.oldest for point in self._points.values())
-        depth = self._depth_share * max(tick - self._oldest_ticks.least(), 0)
-        age = self._age_share * -self._negated_depths.least() or 1
+        ticks = [point.oldest for point in self._points.values()]
+        self._latest_tick = max(ticks)
+        depth = self._depth_share * max(tick - min(ticks), 0)
+        age = self._age_share * max(self._by_depth) or 1
         costs = (
             (age * min(point.oldest, tick) - depth * point.depth, point.tie, point)
             for point in self._points.values()

@@ -7,14 +7,19 @@ anything else happens, and waits for money without one.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from headgate.core.tasks import Task
-from headgate.errors import BudgetExceededError, InvalidFieldError, PlaceTimeoutError
-from headgate.inprocess.budget import Budget, Estimate
+from headgate.errors import (
+    BudgetExceededError,
+    CallerError,
+    InvalidFieldError,
+    PlaceTimeoutError,
+)
+from headgate.inprocess.budget import Estimate
+from headgate.inprocess.funding import Funding, Patience
 from headgate.inprocess.grants import Grant
 from headgate.inprocess.lanes import Waiter
 from headgate.inprocess.places import Places
@@ -29,6 +34,7 @@ class Acquisition(Waiter):
     __slots__ = (
         "_agent_id",
         "_estimate",
+        "_funding",
         "_grant",
         "_is_used",
         "_places",
@@ -41,6 +47,7 @@ class Acquisition(Waiter):
         self,
         scheduler: LoadScheduler,
         places: Places,
+        funding: Funding | None,
         agent_id: str,
         *,
         task: Task | None,
@@ -50,6 +57,7 @@ class Acquisition(Waiter):
         super().__init__()
         self._scheduler = scheduler
         self._places = places
+        self._funding = funding
         self._agent_id = agent_id
         self._task = task
         self._timeout = timeout
@@ -64,13 +72,20 @@ class Acquisition(Waiter):
         if self._is_used:
             raise InvalidFieldError("acquire", "was entered or awaited before; call it again")
         self._is_used = True
-        budget = self._scheduler.budget
-        if budget is not None:
-            grant = await self._with_money(budget)
+        if self._funding is not None:
+            grant = await self._with_money(self._funding)
         else:
-            places = self._places
-            granted = places.ask(self, self._agent_id, self._task, self._timeout)
-            grant = await places.wait(self) if granted is None else granted
+            granted = self._places.ask(self, self._agent_id, self._task, self._timeout)
+            if granted is None:
+                # What `_waited` does, in place: one coroutine less for each grant.
+                try:
+                    granted = await self.future
+                except BaseException:
+                    self._places.give_up(self)
+                    raise
+                if type(granted) is not Grant:
+                    raise granted
+            grant = granted
         self._grant = grant
         return grant
 
@@ -88,51 +103,49 @@ class Acquisition(Waiter):
         else:
             await self._scheduler.release(grant, error=error)
 
-    async def _with_money(self, budget: Budget) -> Grant:
-        loop = asyncio.get_running_loop()
-        deadline = None if self._timeout is None else loop.time() + self._timeout
+    async def _waited(self) -> Grant:
+        """Wait for a place; whoever gives up leaves nothing behind."""
+        try:
+            outcome = await self.future
+        except BaseException:
+            self._places.give_up(self)
+            raise
+        if isinstance(outcome, Grant):
+            return outcome
+        raise outcome
+
+    async def _with_money(self, funding: Funding) -> Grant:
+        funding.budget.check_agent(self._agent_id)
+        patience, parking = Patience(self._timeout), funding.budget.parking
         refused: Grant | None = None
+        is_woken = False
         try:
             while True:
-                task = self._task if refused is None else refused.task
-                left = None if deadline is None else max(deadline - loop.time(), 0.0)
-                granted = self._places.ask(self, self._agent_id, task, left)
-                grant = await self._places.wait(self) if granted is None else granted
-                refusal = await self._fund(budget, grant)
+                occasion = parking.occasions
+                try:
+                    task = self._task if refused is None else refused.task
+                    grant = await self._placed(task, patience)
+                    refusal = await funding.hold(grant, self._estimate, patience)
+                finally:
+                    if is_woken:
+                        parking.tried()
                 if refusal is None:
                     return grant
                 refused = refused or grant
-                await self._wait_for_room(budget, refusal, deadline)
-        except (asyncio.CancelledError, PlaceTimeoutError):
+                # Room that came while the ledger was asked is no reason to wait.
+                if is_woken := occasion == parking.occasions:
+                    await funding.wait_for_room(refused.lane, refusal, patience)
+        except (BudgetExceededError, CallerError):
+            raise
+        except BaseException:
             # A submitted task left the queue to wait for money; the next who asks may have it.
             if refused is not None:
                 self._places.requeue(refused)
             raise
 
-    async def _fund(self, budget: Budget, grant: Grant) -> BudgetExceededError | None:
-        """Hold the money for a grant, or free its place; return a refusal that waiting may end."""
+    async def _placed(self, task: Task | None, patience: Patience) -> Grant:
         try:
-            await budget.hold_for(grant, self._estimate)
-        except BudgetExceededError as refusal:
-            self._places.refuse(grant)
-            if budget.mode != "wait" or not refusal.may_clear:
-                raise
-            return refusal
-        except asyncio.CancelledError:
-            self._places.hand_back(grant)
-            raise
-        except BaseException:
-            self._places.refuse(grant)
-            raise
-        return None
-
-    async def _wait_for_room(
-        self, budget: Budget, refusal: BudgetExceededError, deadline: float | None
-    ) -> None:
-        try:
-            async with asyncio.timeout_at(deadline):
-                await budget.parking.wait(refusal)
-        except TimeoutError:
-            timeout = self._timeout or 0.0
-            resource = self._scheduler.resource.name
-            raise PlaceTimeoutError(resource, self._agent_id, timeout) from refusal
+            granted = self._places.ask(self, self._agent_id, task, patience.left())
+            return await self._waited() if granted is None else granted
+        except PlaceTimeoutError as error:
+            raise patience.whole(error) from None

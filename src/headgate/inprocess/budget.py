@@ -14,6 +14,7 @@ every mode.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -25,12 +26,20 @@ import msgspec
 from headgate.budget_tracker import DEFAULT_LEASE_SECONDS, Amount, BudgetTracker
 from headgate.core.money import format_usd, to_limit_micro_usd, to_micro_usd, to_tokens
 from headgate.core.scopes import parse_scope
-from headgate.errors import BudgetExceededError, InvalidFieldError, InvalidSettingError
+from headgate.errors import (
+    BudgetExceededError,
+    HeadgateError,
+    InvalidFieldError,
+    InvalidScopeError,
+    InvalidSettingError,
+)
 from headgate.hold import HeldMoney, hold
 from headgate.inprocess.grants import Grant
 from headgate.inprocess.parking import Parking
 from headgate.ledgers.connect import connect_budget
 from headgate.tracker import LedgerTracker
+
+_log = logging.getLogger(__name__)
 
 Mode = Literal["refuse", "wait", "alert", "downgrade"]
 
@@ -64,9 +73,10 @@ class Budget:
     """Whose money the calls of a scheduler are, and what happens where it does not suffice.
 
     `tracker` is one that is open, or a URL: books at a URL are opened at the first call and closed
-    with the scheduler. `limits` are dollars by scope, as `{"agent:analyst": "5.00"}`; they are set
-    at the first call. `teams` maps agents to teams. A call that gives no estimate is taken to cost
-    `default`; without one it is refused, because a call that costs nothing could spend without end.
+    with the last scheduler that used them. `limits` are dollars by scope, as
+    `{"agent:analyst": "5.00"}`; they are set at the first call. `teams` maps agents to teams. A
+    call that gives no estimate is taken to cost `default`; without one it is refused, because a
+    call that costs nothing could spend without end.
     """
 
     def __init__(
@@ -107,11 +117,17 @@ class Budget:
         self.parking = Parking(clock)
         self._opening: asyncio.Lock | None = None
         self._is_open = False
+        self._users: set[object] = set()
 
     @property
     def tracker(self) -> BudgetTracker:
         """The tracker, for balances and further limits; see `open`."""
         return self._tracker
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the books are connected and their limits set."""
+        return self._is_open
 
     async def open(self) -> BudgetTracker:
         """Connect the books and set the limits, if that was not done; return the tracker."""
@@ -127,6 +143,23 @@ class Budget:
         if self._is_open and self._own is not None:
             await self._own.__aexit__(None, None, None)
         self._is_open, self._opening = False, None
+
+    def join(self, user: object) -> None:
+        """Count one who uses these books, until it leaves."""
+        self._users.add(user)
+
+    async def leave(self, user: object) -> None:
+        """Close what was opened here, if nobody else uses it."""
+        self._users.discard(user)
+        if not self._users:
+            await self.close()
+
+    def check_agent(self, agent_id: str) -> None:
+        """Refuse an agent that has no scope of its own, before it gets a place."""
+        if "/" in agent_id:
+            problem = f"{agent_id!r} has a slash, which divides scopes; budgets need another name"
+            raise InvalidScopeError("agent_id", problem)
+        parse_scope(f"agent:{agent_id}", field="agent_id")
 
     async def hold_for(self, grant: Grant, estimate: Estimate | None) -> None:
         """Hold the estimate for a grant, or that of a cheaper model, or raise the refusal."""
@@ -164,21 +197,33 @@ class Budget:
         return (own, *team, *self._session, *further)
 
     async def tell(self, agent_id: str, further: Iterable[str]) -> None:
-        """In mode `alert`, tell of each limit that a call has passed, once."""
+        """In mode `alert`, tell of each limit that a call has passed, once.
+
+        The call is over and paid by now: what goes wrong in telling is logged, not raised.
+        """
         if self.mode != "alert" or self._on_alert is None:
             return
         for scope in self.scopes_of(agent_id, further):
             limit = self._limits.get(parse_scope(scope))
             if limit is None:
                 continue
-            spent = to_micro_usd(await self._tracker.get_spent(scope))
+            try:
+                spent = to_micro_usd(await self._tracker.get_spent(scope))
+            except HeadgateError as error:
+                _log.warning("what %s has spent is not known, so nobody was told: %s", scope, error)
+                continue
             if spent < limit:
                 self._passed.discard(scope)
             elif scope not in self._passed:
                 self._passed.add(scope)
-                self._on_alert(
-                    BudgetPassed(scope=scope, limit_micro_usd=limit, spent_micro_usd=spent)
-                )
+                self._tell(BudgetPassed(scope=scope, limit_micro_usd=limit, spent_micro_usd=spent))
+
+    def _tell(self, passed: BudgetPassed) -> None:
+        try:
+            if self._on_alert is not None:
+                self._on_alert(passed)
+        except Exception:  # noqa: BLE001  it is somebody else's function, and the call is over
+            _log.exception("on_alert failed; it was told that %s", passed)
 
     async def _open(self) -> None:
         if self._own is not None:

@@ -7,6 +7,7 @@ them, and a test holds the two equal.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 
 import msgspec
 
@@ -25,12 +26,16 @@ class LaneLoad(msgspec.Struct, frozen=True, kw_only=True):
     oldest_wait_ticks: int
     queued: int
     waiting: int
+    parked: int
     in_flight: int
     reason: str
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Every agent with something queued or in flight, the highest load first."""
+    """Every agent with something to do, in the order in which they would go now.
+
+    That is the highest load first; one whose task has waited for `max_wait_ticks` goes before it.
+    """
 
     resource: str
     capacity: int
@@ -49,7 +54,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explained(
-    resource: SharedResource, lanes: Iterable[Lane], *, tick: int, alpha: float
+    resource: SharedResource,
+    lanes: Iterable[Lane],
+    *,
+    tick: int,
+    alpha: float,
+    max_wait_ticks: int | None = None,
 ) -> Explanation:
     """Return the load of each lane that has anything to do."""
     busy = [lane for lane in lanes if not lane.is_idle]
@@ -66,19 +76,31 @@ def explained(
             oldest_wait=wait,
             max_oldest_wait=most_wait,
         )
-        rows.append(_row(lane, wait, load if lane.is_competing else None))
-    rows.sort(key=lambda row: -1.0 if row.load is None else row.load, reverse=True)
+        is_overdue = lane.is_competing and max_wait_ticks is not None and wait >= max_wait_ticks
+        row = _row(lane, wait, load if lane.is_competing else None, is_overdue=is_overdue)
+        rows.append((_turn(lane, row.load, is_overdue=is_overdue), row))
+    rows.sort(key=itemgetter(0))
     return Explanation(
         resource=resource.name,
         capacity=resource.capacity,
         in_use=resource.in_use,
         tick=tick,
         alpha=alpha,
-        lanes=tuple(rows),
+        lanes=tuple(row for _, row in rows),
     )
 
 
-def _row(lane: Lane, wait: int, load: float | None) -> LaneLoad:
+def _turn(
+    lane: Lane, load: float | None, *, is_overdue: bool
+) -> tuple[bool, int, float, int, int, int]:
+    """Return what lanes are sorted by: overdue by age, then load, with the ties of the ranking."""
+    head = lane.head() if is_overdue else None
+    oldest = 0 if head is None else head.sequence
+    height = -1.0 if load is None else load
+    return (head is None, oldest, -height, -lane.depth_micro, lane.served_tick, lane.order)
+
+
+def _row(lane: Lane, wait: int, load: float | None, *, is_overdue: bool) -> LaneLoad:
     return LaneLoad(
         agent_id=lane.agent_id,
         load=load,
@@ -86,19 +108,23 @@ def _row(lane: Lane, wait: int, load: float | None) -> LaneLoad:
         oldest_wait_ticks=wait,
         queued=lane.queued,
         waiting=lane.waiting,
+        parked=lane.parked,
         in_flight=lane.in_flight,
-        reason=_reason(lane, wait),
+        reason=_reason(lane, wait, is_overdue=is_overdue),
     )
 
 
-def _reason(lane: Lane, wait: int) -> str:
+def _reason(lane: Lane, wait: int, *, is_overdue: bool) -> str:
+    money = f", and {lane.parked} wait for money" if lane.parked else ""
+    if is_overdue:
+        return f"goes before all others, because the oldest has waited {wait} ticks{money}"
     if lane.is_competing:
-        return f"waits with depth {lane.depth_micro / MICRO:g}, the oldest for {wait} ticks"
+        return f"waits with depth {lane.depth_micro / MICRO:g}, the oldest for {wait} ticks{money}"
     if lane.waiting:
-        return f"has {lane.in_flight} in flight, as many as the agent may have"
+        return f"has {lane.in_flight} in flight, as many as the agent may have{money}"
     if lane.queued:
-        return f"has {lane.queued} queued, and nobody has asked for a place"
-    return f"has {lane.in_flight} in flight, and nothing queued"
+        return f"has {lane.queued} queued, and nobody has asked for a place{money}"
+    return f"has {lane.in_flight} in flight, and nothing queued{money}"
 
 
 def _wait(lane: Lane, tick: int) -> int:

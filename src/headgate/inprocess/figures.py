@@ -47,10 +47,12 @@ class Tally:
             self.longest_wait_ticks = max(self.longest_wait_ticks, ticks)
             self.longest_wait_seconds = max(self.longest_wait_seconds, seconds)
 
-    def taken_back(self, weight_micro: int) -> None:
-        """Uncount a grant that was never used."""
+    def taken_back(self, weight_micro: int, ticks: int, seconds: float) -> None:
+        """Uncount a grant that was never used; its wait stays the longest if it was."""
         self.grants -= 1
         self.granted_micro -= weight_micro
+        self.waited_ticks -= ticks
+        self.waited_seconds -= seconds
 
     def charged(self, micro_usd: int, tokens: int) -> None:
         """Count what was booked for a grant."""
@@ -59,10 +61,14 @@ class Tally:
 
 
 class AgentFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """How an agent stands now, and what it got since it was registered."""
+    """How an agent stands now, and what it got since it was registered.
+
+    `parked` counts its calls that wait for room in a budget.
+    """
 
     agent_id: str
     queued: int
+    parked: int
     in_flight: int
     grants: int
     weight: float
@@ -76,13 +82,14 @@ class AgentFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures_of(
-    agent_id: str, tally: Tally, *, queued: int, in_flight: int, total_micro: int
+    agent_id: str, tally: Tally, *, queued: int, parked: int, in_flight: int, total_micro: int
 ) -> AgentFigures:
     """Return what a tally comes to, beside what was granted in all."""
     grants = tally.grants or 1
     return AgentFigures(
         agent_id=agent_id,
         queued=queued,
+        parked=parked,
         in_flight=in_flight,
         grants=tally.grants,
         weight=tally.granted_micro / MICRO,

@@ -19,7 +19,7 @@ class LaneOrder:
     def __init__(self, *, alpha: float, auto_tune: bool, max_wait_ticks: int | None) -> None:
         self.alpha = alpha
         self._adaptive = AdaptiveAlpha(alpha=alpha) if auto_tune else None
-        self._max_wait_ticks = max_wait_ticks
+        self.max_wait_ticks = max_wait_ticks
         self._ranking: LoadRanking[Lane] = LoadRanking()
         self._changed: dict[Lane, None] = {}
         self._oldest: list[tuple[int, int, Lane]] = []
@@ -28,11 +28,17 @@ class LaneOrder:
         """Note that a lane has got or lost tasks, waiters or places."""
         self._changed[lane] = None
 
+    def clear(self) -> None:
+        """Forget all lanes."""
+        self._ranking = LoadRanking()
+        self._changed.clear()
+        self._oldest.clear()
+
     def best(self, tick: int) -> Lane | None:
         """Return the lane that goes next."""
         if self._changed:
             self._catch_up()
-        overdue = None if self._max_wait_ticks is None else self._overdue(tick)
+        overdue = None if self.max_wait_ticks is None else self._overdue(tick)
         return self._ranking.best(tick=tick, alpha=self.alpha) if overdue is None else overdue
 
     @property
@@ -48,19 +54,22 @@ class LaneOrder:
             self.alpha = self._adaptive.alpha
 
     def _catch_up(self) -> None:
+        ranking = self._ranking
         for lane in self._changed:
-            head = lane.head() if lane.is_competing else None
+            # What `is_competing` says, in place: this is done for each grant.
+            is_full = lane.capacity is not None and lane.in_flight >= lane.capacity
+            head = None if is_full or not lane.waiting else lane.head()
             if head is None:
-                self._ranking.discard(lane)
+                ranking.discard(lane)
                 continue
-            self._ranking.put(
+            ranking.put(
                 lane,
                 depth_micro=lane.depth_micro,
                 oldest_tick=head.tick,
                 last_served_tick=lane.served_tick,
                 order=lane.order,
             )
-            if self._max_wait_ticks is not None:
+            if self.max_wait_ticks is not None:
                 heappush(self._oldest, (head.sequence, lane.order, lane))
         self._changed.clear()
 
@@ -78,7 +87,7 @@ class LaneOrder:
             return None
         lane = self._oldest[0][2]
         head = lane.head()
-        limit = self._max_wait_ticks
+        limit = self.max_wait_ticks
         if head is None or limit is None or tick - head.tick < limit:
             return None
         return lane

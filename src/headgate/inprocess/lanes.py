@@ -1,19 +1,21 @@
 """The queue of one agent: tasks that wait, and who waits for them.
 
-A task is queued in one of two ways. *Submitted* ones lie in the lane until somebody asks for a
-place, and the oldest goes to whoever asked first; who asks while there is none left queues a
-*makeshift* task of weight 1. An *own* task comes with the one who asks, and goes with it.
+A task is queued in one of three ways. *Submitted* ones lie in the lane until somebody asks for a
+place: the oldest goes to whoever asked first. An *own* task comes with the one who asks. Who asks
+without one, while every submitted task has its taker, queues a *makeshift* task of weight 1.
 
-Rule: a makeshift task exists only as long as somebody waits who has no other. So nobody who gave up
-leaves anything behind, and nothing that was submitted is lost with whoever waited for it.
+Rule: own and makeshift tasks come and go with their waiter, and nobody has the age of another's.
+Nothing that was submitted is lost with whoever waited for it: it goes to the first who asked after
+it was there and has only a makeshift task, otherwise to the next who asks.
 """
 
 from __future__ import annotations
 
 from asyncio import Future, TimerHandle
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any
 
 from headgate.core.load_ranking import MICRO
 from headgate.core.tasks import Task
@@ -23,10 +25,14 @@ SLACK_GONE = 32
 NEVER = -1
 
 
+by_sequence = attrgetter("sequence")
+by_number = attrgetter("number")
+
+
 class Entry:
     """A queued task: what it weighs, since which tick it waits, and its place in the order."""
 
-    __slots__ = ("is_gone", "is_makeshift", "is_own", "sequence", "task", "tick", "weight_micro")
+    __slots__ = ("is_submitted", "sequence", "task", "tick", "weight_micro")
 
     def __init__(
         self,
@@ -35,28 +41,27 @@ class Entry:
         task: Task | None,
         weight_micro: int = MICRO,
         *,
-        is_own: bool = False,
+        is_submitted: bool = False,
     ) -> None:
         self.sequence = sequence
         self.tick = tick
         self.task = task
         self.weight_micro = weight_micro
-        self.is_gone = False
-        self.is_makeshift = task is None
-        self.is_own = is_own
+        self.is_submitted = is_submitted
 
 
 class Waiter:
-    """Somebody who waits for a place, and for which task if it has one of its own.
+    """Somebody who waits for a place, with its task if that came with it; `number` is its turn.
 
     The future ends with a grant or with the error to raise. It never fails: an error that nobody
     looks at, because the waiter was cancelled at the same moment, would be logged as lost.
     """
 
-    __slots__ = ("entry", "future", "is_gone", "lane", "since", "timer")
+    __slots__ = ("entry", "future", "is_gone", "lane", "number", "since", "timer")
 
     lane: Lane
     future: Future[Any]
+    number: int
     since: float
 
     def __init__(self) -> None:
@@ -68,35 +73,34 @@ class Waiter:
 class Totals:
     """What all lanes of a scheduler come to."""
 
-    __slots__ = ("depth_micro", "queued", "waiting")
+    __slots__ = ("depth_micro", "parked", "queued", "waiting")
 
     def __init__(self) -> None:
         self.queued = 0
         self.waiting = 0
+        self.parked = 0
         self.depth_micro = 0
 
 
-Queued = TypeVar("Queued", Entry, Waiter)
-
-
 class Lane:
-    """What one agent has queued, who waits for it, and how many places it has."""
+    """What one agent has queued, who waits for it, and how many places it has.
+
+    `parked` counts its calls that wait for money, without a task in the queue.
+    """
 
     __slots__ = (
-        "_makeshift",
         "_own",
         "_own_gone",
-        "_plain",
-        "_plain_gone",
-        "_plain_waiting",
-        "_waiters",
-        "_waiters_gone",
+        "_submitted",
+        "_takers",
+        "_takers_gone",
         "agent_id",
         "capacity",
         "depth_micro",
         "in_flight",
         "is_known",
         "order",
+        "parked",
         "queued",
         "served_tick",
         "tally",
@@ -112,16 +116,14 @@ class Lane:
         self.depth_micro = 0
         self.queued = 0
         self.waiting = 0
+        self.parked = 0
         self.in_flight = 0
         self.served_tick = NEVER
         self.tally = Tally()
         self.totals = totals
-        self._plain: deque[Entry] = deque()
-        self._plain_gone = 0
-        self._plain_waiting = 0
-        self._makeshift: deque[Entry] = deque()
-        self._waiters: deque[Waiter] = deque()
-        self._waiters_gone = 0
+        self._submitted: deque[Entry] = deque()
+        self._takers: deque[Waiter] = deque()
+        self._takers_gone = 0
         self._own: deque[Waiter] = deque()
         self._own_gone = 0
 
@@ -132,53 +134,51 @@ class Lane:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is queued here and nothing in flight."""
-        return not (self.queued or self.waiting or self.in_flight)
+        """Whether nothing is queued here, nothing in flight, and nobody waits for money."""
+        return not (self.queued or self.waiting or self.in_flight or self.parked)
 
     def submit(self, entry: Entry) -> None:
         """Queue a task for whoever asks."""
-        self._plain.append(entry)
+        self._submitted.append(entry)
         self._entered(entry)
 
     def unclaimed(self) -> bool:
         """Whether a submitted task waits that nobody has asked for."""
-        return len(self._plain) - self._plain_gone > self._plain_waiting
+        return len(self._submitted) > len(self._takers) - self._takers_gone
 
     def wait(self, waiter: Waiter, entry: Entry | None) -> None:
         """Queue somebody: with a task of its own, a makeshift one, or None if one is unclaimed."""
         waiter.is_gone = False
-        waiter.entry = None
+        waiter.entry = entry
         self.waiting += 1
         self.totals.waiting += 1
-        if entry is not None:
+        if entry is None:
+            self._takers.append(waiter)
+        else:
+            self._own.append(waiter)
             self._entered(entry)
-            if entry.is_own:
-                waiter.entry = entry
-                self._own.append(waiter)
-                return
-            self._plain.append(entry)
-            self._makeshift.append(entry)
-        self._waiters.append(waiter)
-        self._plain_waiting += 1
 
     def take_submitted(self) -> Entry | None:
         """Take the oldest submitted task out, if nobody has asked for it."""
-        entry = self._first_plain() if self.unclaimed() else None
-        if entry is not None:
-            self._plain.popleft()
-            self._left(entry)
+        if not self._submitted or not self.unclaimed():
+            return None
+        entry = self._submitted.popleft()
+        self._left(entry)
         return entry
 
     def take(self) -> tuple[Waiter, Entry] | None:
-        """Take out whoever is first, with the task that it gets; None if nobody waits any more.
+        """Take out whoever is first, with the task that it gets.
 
-        Who was cancelled, and has not run since, is taken out on the way.
+        Who was cancelled, and has not run since, is only withdrawn: None says that the lane has
+        another head now, and may have another turn.
         """
-        while (entry := self.head()) is not None:
-            waiter = self._own[0] if entry.is_own else self._first_waiter()
-            if not waiter.future.done():
-                return self._taken(waiter, entry)
-            self.withdraw(waiter)
+        entry = self.head()
+        if entry is None:
+            return None
+        waiter = self._takers[0] if entry.is_submitted else self._own[0]
+        if not waiter.future.done():
+            return self._taken(waiter, entry)
+        self.withdraw(waiter)
         return None
 
     def withdraw(self, waiter: Waiter) -> None:
@@ -188,98 +188,113 @@ class Lane:
         waiter.is_gone = True
         self.waiting -= 1
         self.totals.waiting -= 1
-        if waiter.entry is not None:
-            self._own_gone += 1
-            self._left(waiter.entry)
-            self._own, self._own_gone = _tidied(self._own, self._own_gone)
+        if waiter.entry is None:
+            self._takers_gone += 1
+            self._takers, self._takers_gone = _tidied(self._takers, self._takers_gone)
+            self._pass_on()
             return
-        self._plain_waiting -= 1
-        self._waiters_gone += 1
-        self._waiters, self._waiters_gone = _tidied(self._waiters, self._waiters_gone)
-        if self._makeshift:
-            entry = self._makeshift.pop()
-            entry.is_gone = True
-            self._plain_gone += 1
-            self._left(entry)
-            self._plain, self._plain_gone = _tidied(self._plain, self._plain_gone)
+        self._left(waiter.entry)
+        self._own_gone += 1
+        self._own, self._own_gone = _tidied(self._own, self._own_gone)
 
     def put_back(self, entry: Entry) -> None:
         """Queue a submitted task again, in its old place: who was given it never used it."""
-        place = bisect_left(self._plain, entry.sequence, key=lambda other: other.sequence)
-        self._plain.insert(place, entry)
+        place = bisect_left(self._submitted, entry.sequence, key=by_sequence)
+        self._submitted.insert(place, entry)
         self._entered(entry)
+        self._pass_on()
 
     def head(self) -> Entry | None:
         """Return the task that has waited longest of those for which somebody waits."""
-        plain = self._first_plain() if self._plain_waiting else None
-        own = self._first_own() if self._own else None
-        if own is None or (plain is not None and plain.sequence < own.sequence):
-            return plain
-        return own
+        own: Entry | None = None
+        if self._own:
+            first = self._own[0]
+            own = self._first_of_own() if first.is_gone else first.entry
+        if not self._takers or not self._has_takers():
+            return own
+        submitted = self._submitted[0]
+        return submitted if own is None or submitted.sequence < own.sequence else own
 
     def drop_tasks(self) -> None:
         """Forget what was submitted; nobody waits for it any more."""
-        while (entry := self._first_plain()) is not None:
-            self._plain.popleft()
-            self._left(entry)
+        while self._submitted:
+            self._left(self._submitted.popleft())
+
+    def successor(self, totals: Totals) -> Lane:
+        """Return this lane with what was submitted and counted, but nobody who waits or runs."""
+        lane = Lane(self.agent_id, self.order, self.capacity, totals)
+        lane.tally, lane.served_tick = self.tally, self.served_tick
+        for entry in self._submitted:
+            lane.submit(entry)
+        return lane
 
     def waiters(self) -> list[Waiter]:
         """Return everybody who waits, with and without a task of its own."""
-        return [waiter for waiter in (*self._waiters, *self._own) if not waiter.is_gone]
+        return [waiter for waiter in (*self._takers, *self._own) if not waiter.is_gone]
+
+    def _pass_on(self) -> None:
+        """Give a submitted task that has lost its taker to the first who asked after it was there.
+
+        A makeshift task that is older stays: its waiter would lose its age.
+        """
+        takers = len(self._takers) - self._takers_gone
+        if len(self._submitted) <= takers:
+            return
+        since = self._submitted[takers].sequence
+        first = bisect_right(self._own, since, key=by_number)
+        for place in range(first, len(self._own)):
+            waiter = self._own[place]
+            entry = waiter.entry
+            if not waiter.is_gone and entry is not None and entry.task is None:
+                del self._own[place]
+                waiter.entry = None
+                self._left(entry)
+                turn = bisect_left(self._takers, waiter.number, key=by_number)
+                self._takers.insert(turn, waiter)
+                return
 
     def _taken(self, waiter: Waiter, entry: Entry) -> tuple[Waiter, Entry]:
         waiter.is_gone = True
         self.waiting -= 1
         self.totals.waiting -= 1
-        if entry.is_own:
+        if entry.is_submitted:
+            self._takers.popleft()
+            self._submitted.popleft()
+        else:
             self._own.popleft()
-            self._left(entry)
-            return waiter, entry
-        self._waiters.popleft()
-        self._plain_waiting -= 1
-        self._plain.popleft()
-        if entry.is_makeshift:
-            self._makeshift.popleft()
         self._left(entry)
         return waiter, entry
 
     def _entered(self, entry: Entry) -> None:
+        weight_micro, totals = entry.weight_micro, self.totals
         self.queued += 1
-        self.depth_micro += entry.weight_micro
-        totals = self.totals
+        self.depth_micro += weight_micro
         totals.queued += 1
-        totals.depth_micro += entry.weight_micro
+        totals.depth_micro += weight_micro
 
     def _left(self, entry: Entry) -> None:
+        weight_micro, totals = entry.weight_micro, self.totals
         self.queued -= 1
-        self.depth_micro -= entry.weight_micro
-        totals = self.totals
+        self.depth_micro -= weight_micro
         totals.queued -= 1
-        totals.depth_micro -= entry.weight_micro
+        totals.depth_micro -= weight_micro
 
-    def _first_plain(self) -> Entry | None:
-        plain = self._plain
-        while plain and plain[0].is_gone:
-            plain.popleft()
-            self._plain_gone -= 1
-        return plain[0] if plain else None
-
-    def _first_own(self) -> Entry | None:
+    def _first_of_own(self) -> Entry | None:
         own = self._own
         while own and own[0].is_gone:
             own.popleft()
             self._own_gone -= 1
         return own[0].entry if own else None
 
-    def _first_waiter(self) -> Waiter:
-        waiters = self._waiters
-        while waiters[0].is_gone:
-            waiters.popleft()
-            self._waiters_gone -= 1
-        return waiters[0]
+    def _has_takers(self) -> bool:
+        takers = self._takers
+        while takers and takers[0].is_gone:
+            takers.popleft()
+            self._takers_gone -= 1
+        return bool(takers)
 
 
-def _tidied(queue: deque[Queued], gone: int) -> tuple[deque[Queued], int]:
+def _tidied(queue: deque[Waiter], gone: int) -> tuple[deque[Waiter], int]:
     """Drop those that have left from the middle of a queue, once they are many."""
     if gone <= SLACK_GONE + len(queue) // 2:
         return queue, gone

@@ -51,6 +51,8 @@ class Places:
         self.totals = Totals()
         self.tick = 0
         self.is_closed = False
+        self._now = 0.0
+        self._capacity = resource.capacity
         self.lanes: dict[str, Lane] = {}
         self._lanes_made = 0
         self._is_open_to_all = is_open_to_all
@@ -76,9 +78,9 @@ class Places:
         """Forget an agent: who waits is refused, what is queued is dropped, what runs goes on."""
         lane = self.lanes.pop(agent_id, None)
         if lane is None:
-            raise _unknown(agent_id)
+            raise unknown_agent(agent_id)
         lane.is_known = False
-        self._empty(lane, _unknown(agent_id))
+        self._empty(lane, unknown_agent(agent_id))
 
     def close(self) -> None:
         """Grant nothing any more, and refuse whoever waits."""
@@ -88,10 +90,12 @@ class Places:
 
     def submit(self, agent_id: str, task: Task) -> None:
         """Queue a task for whoever asks next in its lane."""
-        self._check_open()
-        self._check_room()
+        if self.is_closed:
+            raise SchedulerClosedError(self.resource.name)
+        self.check_loop()
+        self.check_room()
         lane = self._lane_of(agent_id)
-        lane.submit(self._entry(task))
+        lane.submit(self._entry(task, is_submitted=True))
         if lane.waiting:
             self.order.touch(lane)
         self._note("queued", lane)
@@ -102,44 +106,38 @@ class Places:
         """Return a grant if there is a free place; otherwise queue who asks, and return None."""
         if self.is_closed:
             raise SchedulerClosedError(self.resource.name)
-        lane = self.lanes.get(agent_id) or self._lane_of(agent_id)
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._move_to(loop)
+        lane = self.lanes.get(agent_id) or self._lane_of(agent_id)
+        self._now = loop.time()
         # A free place and a lane with room of its own mean that nobody waits who could have it.
-        if self.resource.in_use < self.resource.capacity and (
+        if self.resource.in_use < self._capacity and (
             lane.capacity is None or lane.in_flight < lane.capacity
         ):
             entry = lane.take_submitted() if task is None else None
-            if entry is None:
-                entry = self._entry(task, is_own=task is not None)
-            return self._grant(lane, entry, 0.0)
+            return self._grant(lane, entry or self._entry(task), 0.0)
         if timeout is not None and not timeout > 0:
-            raise PlaceTimeoutError(self.resource.name, agent_id, timeout)
-        self._queue(waiter, lane, task, loop)
+            raise self._too_late(lane, timeout)
+        self._queue(waiter, lane, task)
+        waiter.future = loop.create_future()
         if timeout is not None:
             waiter.timer = loop.call_later(timeout, self._expire, waiter, timeout)
         return None
-
-    async def wait(self, waiter: Waiter) -> Grant:
-        """Wait for a place; whoever gives up leaves nothing behind."""
-        try:
-            outcome = await waiter.future
-        except BaseException:
-            self._give_up(waiter)
-            raise
-        if isinstance(outcome, Grant):
-            return outcome
-        raise outcome
 
     def free(self, grant: Grant) -> None:
         """Free a place, once; that is a tick, and the next one goes."""
         if grant.is_released:
             return
+        if grant.lane.totals is not self.totals:
+            self._free_of_elsewhere(grant)
+            return
         self.tick += 1
         lane = self._vacate(grant)
+        if self._loop is not None:
+            self._now = self._loop.time()
         if self._lines is not None:
-            self._note("released", lane)
+            self._lines.append(("released", self._now, self.tick, lane.agent_id, lane.queued, 0))
         if self.totals.waiting:
             self._dispatch()
         elif not self.resource.in_use:
@@ -157,35 +155,62 @@ class Places:
     def requeue(self, grant: Grant) -> None:
         """Queue a submitted task again where it was: whoever took it did not use it."""
         entry, lane = grant.entry, grant.lane
-        if not (entry.is_own or entry.is_makeshift or self.is_closed) and lane.is_known:
+        if entry.is_submitted and not self.is_closed and lane.is_known:
             lane.put_back(entry)
+            if lane.waiting:
+                self.order.touch(lane)
 
-    def _queue(
-        self, waiter: Waiter, lane: Lane, task: Task | None, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def park(self, lane: Lane) -> None:
+        """Count a call that waits for money; it is one of those that may wait."""
+        self.check_room()
+        lane.parked += 1
+        self.totals.parked += 1
+
+    def unpark(self, lane: Lane) -> None:
+        """Uncount a call that waits for money no more."""
+        lane.parked -= 1
+        lane.totals.parked -= 1
+
+    def check_room(self) -> None:
+        """Refuse one more where as many wait as may."""
+        totals = self.totals
+        if totals.queued + totals.parked >= self._max_waiters:
+            raise TooManyWaitingError(self.resource.name, self._max_waiters)
+
+    def check_loop(self) -> None:
+        """Refuse whoever comes from another thread, or another loop while this one is used."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise self._elsewhere() from None
+        if loop is not self._loop:
+            self._move_to(loop)
+
+    def _queue(self, waiter: Waiter, lane: Lane, task: Task | None) -> None:
         waiter.lane = lane
+        waiter.since = self._now
         if task is None and lane.unclaimed():
+            self._sequence += 1
             entry = None
         else:
-            self._check_room()
-            entry = self._entry(task, is_own=task is not None)
-        waiter.future = loop.create_future()
-        waiter.since = loop.time()
+            self.check_room()
+            entry = self._entry(task)
+        waiter.number = self._sequence
         lane.wait(waiter, entry)
         self.order.touch(lane)
         if self._lines is not None and entry is not None:
-            self._note("queued", lane)
+            self._lines.append(("queued", self._now, self.tick, lane.agent_id, lane.queued, 0))
 
-    def _entry(self, task: Task | None, *, is_own: bool = False) -> Entry:
+    def _entry(self, task: Task | None, *, is_submitted: bool = False) -> Entry:
         self._sequence += 1
         if task is None:
             return Entry(self._sequence, self.tick, None)
         weight_micro = to_micro_weight(task.weight)
-        return Entry(self._sequence, self.tick, task, weight_micro, is_own=is_own)
+        return Entry(self._sequence, self.tick, task, weight_micro, is_submitted=is_submitted)
 
     def _dispatch(self) -> None:
         resource, totals, order = self.resource, self.totals, self.order
-        while totals.waiting and resource.in_use < resource.capacity:
+        while totals.waiting and resource.in_use < self._capacity:
             lane = order.best(self.tick)
             if lane is None:
                 return
@@ -195,8 +220,8 @@ class Places:
                 waiter, entry = taken
                 if waiter.timer is not None:
                     waiter.timer.cancel()
-                seconds = waiter.future.get_loop().time() - waiter.since
-                waiter.future.set_result(self._grant(lane, entry, seconds))
+                grant = self._grant(lane, entry, self._now - waiter.since)
+                waiter.future.set_result(grant)
                 if order.is_adaptive:
                     order.observe(self.tick - entry.tick, totals.depth_micro)
 
@@ -208,7 +233,8 @@ class Places:
         wait_ticks = tick - entry.tick
         lane.tally.granted(entry.weight_micro, wait_ticks, wait_seconds)
         if self._lines is not None:
-            self._note("granted", lane, wait_ticks=wait_ticks)
+            line = ("granted", self._now, tick, lane.agent_id, lane.queued, wait_ticks)
+            self._lines.append(line)
         return Grant(lane, entry, wait_ticks, wait_seconds)
 
     def _vacate(self, grant: Grant) -> Lane:
@@ -223,8 +249,13 @@ class Places:
     def _undo(self, grant: Grant, kind: str) -> None:
         if grant.is_released:
             return
+        if grant.lane.totals is not self.totals:
+            self._free_of_elsewhere(grant)
+            return
+        if self._loop is not None:
+            self._now = self._loop.time()
         lane = self._vacate(grant)
-        lane.tally.taken_back(grant.entry.weight_micro)
+        lane.tally.taken_back(grant.entry.weight_micro, grant.wait_ticks, grant.wait_seconds)
         self._note(kind, lane)
         if lane.waiting:
             self.order.touch(lane)
@@ -232,7 +263,8 @@ class Places:
         if not self.resource.in_use:
             self._on_idle()
 
-    def _give_up(self, waiter: Waiter) -> None:
+    def give_up(self, waiter: Waiter) -> None:
+        """Take out whoever was cancelled while it waited, or hand back what it has just got."""
         if waiter.timer is not None:
             waiter.timer.cancel()
         future = waiter.future
@@ -260,15 +292,21 @@ class Places:
 
     def _expire(self, waiter: Waiter, timeout: float) -> None:
         if not waiter.future.done():
-            resource, agent_id = self.resource.name, waiter.lane.agent_id
-            self.turn_away(waiter, PlaceTimeoutError(resource, agent_id, timeout))
+            self.turn_away(waiter, self._too_late(waiter.lane, timeout))
+
+    def _too_late(self, lane: Lane, timeout: float) -> PlaceTimeoutError:
+        is_full = lane.capacity is not None and lane.in_flight >= lane.capacity
+        agents_most = lane.capacity if is_full else None
+        return PlaceTimeoutError(
+            self.resource.name, lane.agent_id, timeout, agents_most=agents_most
+        )
 
     def _lane_of(self, agent_id: str) -> Lane:
         lane = self.lanes.get(agent_id)
         if lane is not None:
             return lane
         if not self._is_open_to_all:
-            raise _unknown(agent_id)
+            raise unknown_agent(agent_id)
         if len(self.lanes) >= MAX_AGENTS:
             self.lanes = {name: one for name, one in self.lanes.items() if not one.is_idle}
         return self.open_lane(agent_id, None)
@@ -279,18 +317,33 @@ class Places:
         lane.drop_tasks()
 
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self.totals.waiting or self.resource.in_use:
-            problem = "has a scheduler that another event loop uses; give each loop its own"
-            raise InvalidSettingError("resource", f"{self.resource.name!r} {problem}")
+        if self._loop is not None and self._loop.is_closed():
+            self._start_anew()
+        elif self.totals.waiting or self.totals.parked or self.resource.in_use:
+            raise self._elsewhere()
         self._loop = loop
 
-    def _check_open(self) -> None:
-        if self.is_closed:
-            raise SchedulerClosedError(self.resource.name)
+    def _start_anew(self) -> None:
+        """Forget what a loop that is closed has left behind: nobody of it can release any more.
 
-    def _check_room(self) -> None:
-        if self.totals.queued >= self._max_waiters:
-            raise TooManyWaitingError(self.resource.name, self._max_waiters)
+        What was submitted stays. A grant of before is known by its lane, and frees nothing here.
+        """
+        former, self.lanes, self.totals = self.lanes, {}, Totals()
+        self.resource.in_use = 0
+        self.order.clear()
+        for lane in former.values():
+            lane.is_known = False
+            self.lanes[lane.agent_id] = lane.successor(self.totals)
+
+    def _free_of_elsewhere(self, grant: Grant) -> None:
+        if grant.lane.is_known:
+            problem = f"is of another scheduler than that of {self.resource.name!r}; release there"
+            raise InvalidFieldError("grant", problem)
+        grant.is_released = True
+
+    def _elsewhere(self) -> InvalidSettingError:
+        problem = "has a scheduler that another event loop uses; give each loop its own"
+        return InvalidSettingError("resource", f"{self.resource.name!r} {problem}")
 
     def _note(self, kind: str, lane: Lane, *, wait_ticks: int = 0) -> None:
         if self._lines is not None:
@@ -298,6 +351,7 @@ class Places:
             self._lines.append((kind, at, self.tick, lane.agent_id, lane.queued, wait_ticks))
 
 
-def _unknown(agent_id: str) -> InvalidFieldError:
+def unknown_agent(agent_id: str) -> InvalidFieldError:
+    """Return the error for an agent that may not ask, or not any more."""
     problem = f"{agent_id!r} is not registered; register it, or give None for agents"
     return InvalidFieldError("agent_id", problem)

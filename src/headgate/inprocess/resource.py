@@ -14,12 +14,12 @@ MAX_CAPACITY = 1_000_000
 class SharedResource:
     """Something that bears `capacity` concurrent calls: a provider's key, a database, a GPU."""
 
-    __slots__ = ("capacity", "in_use", "is_claimed", "name")
+    __slots__ = ("_capacity", "in_use", "is_claimed", "name")
 
     def __init__(self, name: str, capacity: int = 1) -> None:
         if not name:
             raise InvalidSettingError("name", "must not be empty")
-        self.capacity = whole_number("capacity", capacity, most=MAX_CAPACITY)
+        self._capacity = whole_number("capacity", capacity, most=MAX_CAPACITY)
         self.name = name
         self.in_use = 0
         self.is_claimed = False
@@ -28,9 +28,14 @@ class SharedResource:
         return f"SharedResource({self.name!r}, {self.in_use} of {self.capacity} in use)"
 
     @property
+    def capacity(self) -> int:
+        """How many calls it bears at once; fixed, because those who wait count on it."""
+        return self._capacity
+
+    @property
     def free(self) -> int:
         """How many places nobody has."""
-        return self.capacity - self.in_use
+        return self._capacity - self.in_use
 
     def claim(self) -> None:
         """Let a scheduler have it, once."""

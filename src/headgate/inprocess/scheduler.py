@@ -16,13 +16,12 @@ from headgate.budget_tracker import BudgetTracker
 from headgate.core.load import MOST_ALPHA, MOST_UNSAFE_ALPHA, resolve_alpha
 from headgate.core.projects import Agent
 from headgate.core.tasks import Task
-from headgate.errors import (
-    InvalidSettingError,
-)
+from headgate.errors import InvalidSettingError
 from headgate.inprocess.acquiring import Acquisition
 from headgate.inprocess.budget import Budget, Estimate
 from headgate.inprocess.explaining import Explanation, explained
 from headgate.inprocess.figures import AgentFigures, figures_of
+from headgate.inprocess.funding import Funding
 from headgate.inprocess.grants import Grant
 from headgate.inprocess.lane_order import LaneOrder
 from headgate.inprocess.places import Places
@@ -36,7 +35,8 @@ class LoadScheduler:
     """Places of one resource for agents of one event loop.
 
     `agents` are those that may ask, as `Agent`, which keeps its `capacity`, or by name, without a
-    limit of their own; None lets anybody ask. `max_waiters` bounds how many tasks are queued.
+    limit of their own; None lets anybody ask. `max_waiters` bounds how many tasks are queued, and
+    how many calls wait for money, together.
     `max_wait_ticks` lets a task that has waited so long go before all others. Alpha above 0.5
     is refused unless `allow_unsafe_alpha`.
     """
@@ -73,8 +73,12 @@ class LoadScheduler:
             is_open_to_all=agents is None,
             on_idle=self._check_drained,
         )
+        self.funding = (
+            None if self.budget is None else Funding(self._places, self.budget, self._check_drained)
+        )
         self._settling = 0
         self._drained: asyncio.Future[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         for agent in agents or ():
             self.register(agent)
         resource.claim()
@@ -99,8 +103,20 @@ class LoadScheduler:
         """How many tasks are queued, of all agents."""
         return self._places.totals.queued
 
+    @property
+    def parked(self) -> int:
+        """How many calls wait for room in a budget, of all agents."""
+        return self._places.totals.parked
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is queued, waits for money, has a place, or is still being booked."""
+        return bool(self.queued or self.parked) or self._has_work()
+
     def register(self, agent: Agent | str) -> None:
         """Let one more agent ask."""
+        if self.budget is not None:
+            self.budget.check_agent(agent if isinstance(agent, str) else agent.id)
         if isinstance(agent, str):
             self._places.open_lane(agent, None)
         else:
@@ -109,6 +125,8 @@ class LoadScheduler:
     def unregister(self, agent_id: str) -> None:
         """Forget an agent: who waits is refused, what is queued is dropped, what runs goes on."""
         self._places.close_lane(agent_id)
+        if self.budget is not None:
+            self.budget.parking.wake_all()
 
     async def submit_task(self, agent_id: str, task: Task) -> None:
         """Queue a task; the agent's next `acquire` serves its oldest."""
@@ -128,17 +146,37 @@ class LoadScheduler:
         either it queues a task of weight 1. `estimate` is what the call may cost, for a budget.
         """
         return Acquisition(
-            self, self._places, agent_id, task=task, timeout=timeout, estimate=estimate
+            self,
+            self._places,
+            self.funding,
+            agent_id,
+            task=task,
+            timeout=timeout,
+            estimate=estimate,
         )
+
+    def acquire_place(
+        self, agent_id: str, *, task: Task | None = None, timeout: float | None = None
+    ) -> Acquisition:
+        """Ask for a place as `acquire` does, without money; `acquire_all` holds that itself."""
+        return Acquisition(
+            self, self._places, None, agent_id, task=task, timeout=timeout, estimate=None
+        )
+
+    def hand_back(self, grant: Grant) -> None:
+        """Free a place that was not used: that is no tick, and a submitted task is queued again."""
+        self._places.hand_back(grant)
 
     async def release(self, grant: Grant, *, error: BaseException | None = None) -> None:
         """Free a place, and then book what its call cost; `error` is what ended it, if anything."""
-        self._places.free(grant)
+        self._places.check_loop()
         budget = self.budget
         if budget is None or grant.held is None:
+            self._places.free(grant)
             return
         self._settling += 1
         try:
+            self._places.free(grant)
             await grant.settle(error)
             await budget.tell(grant.agent_id, grant.task.scopes)
         finally:
@@ -147,21 +185,30 @@ class LoadScheduler:
             self._check_drained()
 
     async def shutdown(self, timeout: float | None = None) -> int:  # noqa: ASYNC109
-        """Refuse whoever waits, wait for those who have places; return how many still have one."""
+        """Refuse whoever waits, wait for those who have places; return how many still have one.
+
+        What they cost is booked, and books that were opened here are closed, when the last of them
+        has ended: also after this has returned because of `timeout`.
+        """
         self._places.close()
         if self.budget is not None:
             self.budget.parking.wake_all()
-        if self._is_busy():
-            self._drained = self._drained or asyncio.get_running_loop().create_future()
-            await asyncio.wait({self._drained}, timeout=timeout)
-        if self.budget is not None and not self._is_busy():
-            await self.budget.close()
+        loop = asyncio.get_running_loop()
+        if self._closing is None or self._closing.get_loop() is not loop:
+            self._closing = loop.create_task(self._close_when_drained())
+        await asyncio.wait({self._closing}, timeout=timeout)
+        if self._closing.done():
+            self._closing.result()
         return self.resource.in_use
 
     def explain(self) -> Explanation:
         """Return the load of every agent that has anything queued or in flight, highest first."""
         return explained(
-            self.resource, self._places.lanes.values(), tick=self.tick, alpha=self.alpha
+            self.resource,
+            self._places.lanes.values(),
+            tick=self.tick,
+            alpha=self.alpha,
+            max_wait_ticks=self._places.order.max_wait_ticks,
         )
 
     def figures(self) -> tuple[AgentFigures, ...]:
@@ -172,15 +219,24 @@ class LoadScheduler:
                 lane.agent_id,
                 lane.tally,
                 queued=lane.queued,
+                parked=lane.parked,
                 in_flight=lane.in_flight,
                 total_micro=total_micro,
             )
             for lane in self._places.lanes.values()
         )
 
-    def _is_busy(self) -> bool:
-        return self.resource.in_use > 0 or self._settling > 0
+    async def _close_when_drained(self) -> None:
+        while self._has_work():
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+        if self.funding is not None:
+            await self.funding.budget.leave(self.funding)
+
+    def _has_work(self) -> bool:
+        is_funding = self.funding is not None and self.funding.is_busy
+        return is_funding or self.resource.in_use > 0 or self._settling > 0
 
     def _check_drained(self) -> None:
-        if self._drained is not None and not self._drained.done() and not self._is_busy():
+        if self._drained is not None and not self._drained.done() and not self._has_work():
             self._drained.set_result(None)

@@ -10,7 +10,6 @@ from collections import deque
 
 import msgspec
 
-KINDS = ("queued", "granted", "released", "withdrawn", "handed back", "refused")
 DEFAULT_EVENTS = 1_000
 MAX_EVENTS = 1_000_000
 
@@ -18,6 +17,8 @@ MAX_EVENTS = 1_000_000
 class SchedulerEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One step: when, at which tick, of which agent, and how many of its tasks wait then.
 
+    A task is queued and granted, and its place released. Who gives up is withdrawn; a grant that
+    nobody came for is handed back, and one that a budget cannot hold is refused.
     `wait_ticks` is how long the task of a grant had waited.
     """
 
