@@ -96,8 +96,9 @@ def _turn(
     """Return what lanes are sorted by: overdue by age, then load, with the ties of the ranking."""
     head = lane.head() if is_overdue else None
     oldest = 0 if head is None else head.sequence
-    height = -1.0 if load is None else load
-    return (head is None, oldest, -height, -lane.depth_micro, lane.served_tick, lane.order)
+    if load is None:
+        return (True, 0, 1.0, 0, 0, lane.order)
+    return (head is None, oldest, -load, -lane.depth_micro, lane.served_tick, lane.order)
 
 
 def _row(lane: Lane, wait: int, load: float | None, *, is_overdue: bool) -> LaneLoad:
