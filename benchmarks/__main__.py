@@ -9,8 +9,7 @@ from pathlib import Path
 
 from benchmarks.options import PEERS_PYTHON, QUEUED, Options
 
-ALL = ("decide", "load_ranking", "ledger", "ledger_memory", "engine", "slots")
-ALL = ("decide", "load_ranking", "inprocess", "ledger", "ledger_memory", "engine")
+ALL = ("decide", "load_ranking", "inprocess", "ledger", "ledger_memory", "engine", "slots")
 
 
 def main() -> int:

@@ -34,8 +34,8 @@ from headgate.core.outcomes import Limited, Outcome, Succeeded, Usage, cost_of
 from headgate.core.tasks import Task
 from headgate.errors import HeadgateError
 from headgate.executors.http_answers import refused
-from headgate.executors.http_client import NOT_SENDABLE, NOT_SENT
 from headgate.hold import HeldMoney, hold
+from headgate.http_transport import NOT_SENDABLE, NOT_SENT
 from headgate.inprocess.acquiring import Acquisition
 from headgate.inprocess.budget import Estimate
 
