@@ -45,6 +45,11 @@ JSON = st.recursive(
         ("POST", "/v1/messages/count_tokens", Kind.FREE),
         ("POST", "/v1/moderations", Kind.FREE),
         ("POST", "/v1/files", Kind.FREE),
+        ("POST", "/files", Kind.FREE),
+        ("POST", "/openai/files", Kind.FREE),
+        ("POST", "/gateway/openai/v1/files", Kind.FREE),
+        ("POST", "/v1/vector_stores/vs_1/files", Kind.OTHER),
+        ("POST", "/v1/containers/c1/files", Kind.OTHER),
         ("POST", "/v1/uploads/u1/parts", Kind.FREE),
         ("POST", "/v1/messages/batches", Kind.OTHER),
         ("POST", "/v1/threads/t1/messages", Kind.OTHER),
@@ -62,7 +67,13 @@ def test_the_kind_of_a_request(method: str, path: str, kind: Kind) -> None:
     [
         ("/v1/chat/completions", {"max_tokens": 7}, 7),
         ("/v1/chat/completions", {"max_tokens": 7, "max_completion_tokens": 9}, 9),
-        ("/v1/chat/completions", {"max_tokens": 7, "n": 3}, 21),
+        ("/v1/chat/completions", {"max_tokens": 9, "max_completion_tokens": 1}, 9),
+        ("/v1/messages", {"max_tokens": 9, "max_output_tokens": 1}, 9),
+        ("/v1/messages", {"max_tokens": 9.0}, 9),
+        ("/v1/messages", {"max_tokens": "9"}, 9),
+        ("/v1/messages", {"max_tokens": "9.5"}, None),
+        ("/v1/messages", {"max_tokens": "9" * 5_000}, None),
+        ("/v1/messages", {"max_tokens": 1e400}, None),
         ("/v1/chat/completions", {"max_tokens": None}, None),
         ("/v1/chat/completions", {"max_tokens": -1}, None),
         ("/v1/chat/completions", {"max_tokens": True}, None),
@@ -74,6 +85,35 @@ def test_the_kind_of_a_request(method: str, path: str, kind: Kind) -> None:
 def test_how_much_may_come_back(path: str, fields: dict[str, Any], max_tokens: int | None) -> None:
     asked = read_call(path, msgspec.json.encode({"model": "m", **fields}))
     assert (asked.model, asked.max_tokens) == ("m", max_tokens)
+
+
+@pytest.mark.parametrize(
+    ("fields", "answers"),
+    [
+        ({}, 1),
+        ({"n": 3}, 3),
+        ({"n": 3.0}, 3),
+        ({"n": 0}, 1),
+        ({"n": None}, 1),
+        ({"n": 2, "best_of": 5}, 5),
+        ({"prompt": "one"}, 1),
+        ({"prompt": ["one"] * 4}, 4),
+        ({"prompt": []}, 1),
+        ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": [[1, 2], [3]]}, 2),
+        ({"prompt": ["one", "two"], "n": 3}, 6),
+        ({"prompt": {"id": "p1"}}, 1),
+    ],
+)
+def test_how_many_answers_may_come_back(fields: dict[str, Any], answers: int) -> None:
+    asked = read_call("/v1/completions", msgspec.json.encode({"max_tokens": 7, **fields}))
+    assert (asked.max_tokens, asked.answers) == (7, answers)
+    assert asked.output_tokens(4_096) == 7 * answers
+
+
+def test_open_answers_count_as_the_default_each() -> None:
+    assert read_call("/v1/chat/completions", b'{"n": 50}').output_tokens(4_096) == 50 * 4_096
+    assert read_call("/v1/embeddings", b'{"n": 50}').output_tokens(4_096) == 0
 
 
 @pytest.mark.parametrize("body", [b"", b"no json", b"[1]", b"\xff", b"[" * 100_000])
@@ -90,12 +130,23 @@ PDF = "JVBERi0" * 100
         ("four", 4),
         ("vier €", 8),
         ([1, 2, 3], 12),
-        ({"role": "user", "content": [{"type": "text", "text": "abc"}]}, 4 + 4 + 3),
-        ({"type": "image_url", "image_url": {"url": "data:" + "x" * 100_000}}, IMAGE_CHARS),
-        ({"type": "image", "source": {"data": "x" * 100_000}}, IMAGE_CHARS),
-        ({"source": {"type": "base64", "data": PDF}}, 6 + 700 // 16),
-        ({"source": {"type": "text", "data": "a b " * 100}}, 4 + 400),
-        ({"file": {"file_data": PDF}}, 700 // 16),
+        ({"role": "user", "content": [{"type": "text", "text": "abc"}]}, 11 + 4 + 8 + 4 + 3),
+        ({"a" * 1_000: 0.5}, 1_000),
+        (
+            {"type": "image_url", "image_url": {"url": "data:" + "x" * 100_000}},
+            4 + 9 + 9 + IMAGE_CHARS,
+        ),
+        ({"type": "image", "source": {"data": "x" * 100_000}}, 4 + 5 + 6 + IMAGE_CHARS),
+        ({"type": "image", "text": "x" * 100_000}, 4 + 5 + 4 + 100_000),
+        ({"source": {"type": "base64", "data": PDF}}, 6 + 4 + 6 + 4 + 700 // 16),
+        ({"source": {"type": "text", "data": "a b " * 100}}, 6 + 4 + 4 + 4 + 400),
+        ({"input_audio": {"data": PDF, "format": "wav"}}, 11 + 4 + 700 // 16 + 6 + 3),
+        ({"data": PDF}, 4 + 700),
+        ({"file": {"file_data": PDF}}, 4 + 9 + 700 // 16),
+        (
+            {"type": "tool_use", "input": {"type": "base64", "data": PDF}},
+            4 + 8 + 5 + 4 + 6 + 4 + 700,
+        ),
         ([None, True, 1.5], 0),
     ],
 )

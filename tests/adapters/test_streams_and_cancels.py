@@ -16,7 +16,7 @@ from adapters.scene import COST, MAX_TOKENS, PRICE, SCOPE, SDKS, Scene, Sdk, sce
 from adapters.test_governed_sdks import USED, estimate_of
 from adapters.upstream import Silence, Stream, each, whole
 from executors.endpoint import reply
-from headgate.adapters import UngovernedRequestError, async_transport
+from headgate.adapters import UngovernedRequestError, loop_thread
 from headgate.errors import InvalidSettingError, LedgerUnavailableError
 from headgate.inprocess.budget import Budget
 from headgate.inprocess.resource import SharedResource
@@ -101,7 +101,7 @@ async def test_a_stream_that_nobody_reads_or_closes_ends_when_it_is_forgotten() 
         del chunks
         gc.collect()
         await until(lambda: made.resource.free == 1)
-        await asyncio.wait(async_transport._ending)
+        await asyncio.wait(loop_thread._ending)
         assert await made.booked() == estimate_of(made.endpoint.seen[0])
 
 

@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
 from headgate.adapters.async_transport import GovernedAsyncTransport
 from headgate.adapters.clients import async_client, sync_client
 from headgate.adapters.governor import Governor, UngovernedRequestError
-from headgate.adapters.loop_thread import LoopThread
+from headgate.adapters.loop_thread import LoopThread, UnusableLoopError
 from headgate.adapters.sync_transport import GovernedTransport
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Governor",
     "LoopThread",
     "UngovernedRequestError",
+    "UnusableLoopError",
     "async_client",
     "sync_client",
 ]

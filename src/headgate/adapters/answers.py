@@ -28,19 +28,21 @@ class AnswerReader:
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         coding = headers.get("content-encoding", "identity").strip().lower()
-        is_stream = headers.get("content-type", "").lower().startswith("text/event-stream")
         self._inflater = None
         if coding in {"gzip", "deflate"}:
             self._inflater = zlib.decompressobj(_DETECT_HEADER)
         self._is_readable = coding in READABLE_CODINGS
-        self._content: _Lines | _Body = _Lines() if is_stream else _Body()
+        kind = headers.get("content-type", "").lower()
+        self._content: _Lines | _Body | None = None
+        if kind.startswith("text/event-stream"):
+            self._content = _Lines()
 
     def feed(self, chunk: bytes) -> None:
         """Read the next bytes, as they came over the wire."""
         if not self._is_readable:
             return
         if self._inflater is None:
-            self._content.feed(chunk)
+            self._read(chunk)
             return
         try:
             self._inflate(self._inflater, chunk)
@@ -49,14 +51,23 @@ class AnswerReader:
 
     def usage(self, prices: PriceList, *, priced_as: str) -> tuple[Usage, bool]:
         """Return what was used as far as it is known, and whether that is all of it."""
-        if not self._is_readable:
+        if not self._is_readable or self._content is None:
             return UNKNOWN_USAGE, False
         return self._content.usage(prices, priced_as)
 
     def _inflate(self, inflater: zlib._Decompress, chunk: bytes) -> None:
         while chunk:
-            self._content.feed(inflater.decompress(chunk, _PIECE_BYTES))
+            self._read(inflater.decompress(chunk, _PIECE_BYTES))
             chunk = inflater.unconsumed_tail
+
+    def _read(self, piece: bytes) -> None:
+        if self._content is None:
+            # Some gateways send events under another type, or none; JSON begins otherwise.
+            piece = piece.lstrip()
+            if not piece:
+                return
+            self._content = _Body() if piece.startswith(b"{") else _Lines()
+        self._content.feed(piece)
 
 
 class _Body:

@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator
-from contextlib import suppress
 
 import httpx2
 
 from headgate.adapters.governed_call import GovernedCall
 from headgate.adapters.governor import Governor
-
-_ending: set[asyncio.Task[None]] = set()
-"""Calls that end behind an answer that was forgotten; a loop alone would not keep them."""
+from headgate.adapters.loop_thread import run_soon
 
 
 class GovernedAsyncTransport(httpx2.AsyncBaseTransport):
@@ -61,7 +58,7 @@ class GovernedAsyncStream(httpx2.AsyncByteStream):
         self._inner = inner
         self._call = call
         loop = asyncio.get_running_loop()
-        self._forgotten = weakref.finalize(self, end_soon, loop, call)
+        self._forgotten = weakref.finalize(self, run_soon, loop, call.finish)
         self._forgotten.atexit = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -71,11 +68,11 @@ class GovernedAsyncStream(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         """Close the body, then free the place and book the cost."""
-        self._forgotten.detach()
         try:
             await self._inner.aclose()
         finally:
             await self._call.finish()
+            self._forgotten.detach()
 
 
 def with_stream(
@@ -88,16 +85,3 @@ def with_stream(
         stream=stream,
         extensions=response.extensions,
     )
-
-
-def end_soon(loop: asyncio.AbstractEventLoop, call: GovernedCall) -> None:
-    """End a call from wherever its answer was forgotten, without waiting for it."""
-    # A loop that is closed has nobody waiting for the place, and the lease decides on the money.
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(_end, loop, call)
-
-
-def _end(loop: asyncio.AbstractEventLoop, call: GovernedCall) -> None:
-    task = loop.create_task(call.finish())
-    _ending.add(task)
-    task.add_done_callback(_ending.discard)

@@ -127,7 +127,7 @@ def _pattern(host: str) -> str | None:
     try:
         address = ip_address(host.strip("[]"))
     except ValueError:
-        is_name = host == "localhost" or "://" in host
+        is_name = host.lower() == "localhost" or "://" in host
         pattern = host if "://" in host else f"all://{'' if is_name else '*'}{host}"
         return pattern if "/" not in pattern.partition("://")[2] else None
     return f"all://[{address}]" if isinstance(address, IPv6Address) else f"all://{address}"

@@ -5,7 +5,8 @@
 | no place, no money, cancelled before it was sent | nothing |
 | the connection was not made | nothing |
 | an error status | as of an `http` target: nothing for 429 and other 4xx, otherwise the estimate |
-| a redirect | nothing: it is sent elsewhere, as a call of its own |
+| a redirect of the call (307, 308) | nothing: it is sent elsewhere, as a call of its own |
+| another redirect | the estimate: the work may be done, and only its result is fetched |
 | an answer that says what it used | that |
 | an answer that does not | the estimate |
 | a stream that was cut off, closed or cancelled | the estimate, or what was counted if it is more |
@@ -18,6 +19,7 @@ fails does not take the answer away; the end of its lease books the reservation 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
@@ -32,7 +34,7 @@ from headgate.adapters.sdk_errors import let_pass
 from headgate.core.model_weights import estimate_weight
 from headgate.core.outcomes import Limited, Outcome, Succeeded, Usage, cost_of
 from headgate.core.tasks import Task
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, LedgerUnavailableError, PlaceTimeoutError
 from headgate.executors.http_answers import refused
 from headgate.hold import HeldMoney, hold
 from headgate.http_transport import NOT_SENDABLE, NOT_SENT
@@ -40,7 +42,12 @@ from headgate.inprocess.acquiring import Acquisition
 from headgate.inprocess.budget import Estimate
 
 if TYPE_CHECKING:
+    from headgate.adapters.books import Books
     from headgate.adapters.governor import Governor
+    from headgate.adapters.pauses import Pauses
+
+_SAME_CALL_ELSEWHERE = frozenset((307, 308))
+_log = logging.getLogger("headgate.adapters")
 
 
 class GovernedCall:
@@ -66,6 +73,7 @@ class GovernedCall:
         self._estimate = estimate
         self._model = asked.model
         self._place: Acquisition | None = None
+        self._books: Books | None = None
         self._holding: AbstractAsyncContextManager[HeldMoney] | None = None
         self._held: HeldMoney | None = None
         self._reader: AnswerReader | None = None
@@ -79,22 +87,24 @@ class GovernedCall:
         """Take a place, then hold the estimate; who does not get both keeps neither."""
         async with self._turn:
             try:
-                if self._governor.pauses is not None:
-                    await self._governor.pauses.wait()
                 await self._take_place()
                 await self._hold_money()
             except BaseException as error:
-                await self._free_place()
+                await self._hand_back()
                 if isinstance(error, HeadgateError):
                     let_pass(error, self._request.headers)
                 raise
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether it may be charged for."""
+        return self._is_sent
 
     def to_send(self) -> httpx2.Request:
         """Return the request as it is to be sent; from here on it may be charged for."""
         self._is_sent = True
         request, given = self._request, self._body
         body = given
-        # Nothing of the prompt is kept while the answer is read.
         self._body = b""
         if self._model != self._asked.model:
             body = with_model(body, self._model)
@@ -107,14 +117,14 @@ class GovernedCall:
 
     def failed(self, error: BaseException) -> None:
         """Note that there is no answer, and why."""
-        if not self._is_sent or isinstance(error, (*NOT_SENT, *NOT_SENDABLE)):
+        if isinstance(error, (*NOT_SENT, *NOT_SENDABLE)):
             self._not_charged()
 
     def answered(self, response: httpx2.Response) -> None:
         """Note the head of the answer."""
         if response.is_success:
             self._reader = AnswerReader(response.headers)
-        elif response.has_redirect_location:
+        elif response.status_code in _SAME_CALL_ELSEWHERE and response.has_redirect_location:
             self._not_charged()
         else:
             self._refusal = refused(response.status_code, response.headers, "", now=time.time())
@@ -130,13 +140,45 @@ class GovernedCall:
             if self._is_over:
                 return
             self._is_over = True
-            self._report()
             try:
-                await self._free_place()
+                self._report()
+            except Exception as error:  # noqa: BLE001  prices may be somebody else's
+                problem = "what a call cost was not read, the estimate is booked: %s"
+                _log.warning(problem, type(error).__name__)
             finally:
-                await self._settle()
+                await self._end()
 
     async def _take_place(self) -> None:
+        """Take a place while no pause is on; one that is given during a pause is handed back."""
+        pauses, timeout = self._governor.pauses, self._governor.place_timeout
+        if pauses is None:
+            await self._ask_for_place(timeout)
+            return
+        now = asyncio.get_running_loop().time
+        ends = None if timeout is None else now() + timeout
+        while True:
+            await self._wait_for(pauses, ends)
+            await self._ask_for_place(None if ends is None else max(ends - now(), 0.0))
+            if not pauses.is_on:
+                return
+            await self._hand_back()
+
+    async def _wait_for(self, pauses: Pauses, ends: float | None) -> None:
+        try:
+            async with asyncio.timeout_at(ends):
+                await pauses.wait()
+        except TimeoutError:
+            raise self._paused_too_long() from None
+
+    def _paused_too_long(self) -> PlaceTimeoutError:
+        seconds, scheduler = self._governor.place_timeout or 0.0, self._governor.scheduler
+        resource = "provider" if scheduler is None else scheduler.resource.name
+        error = PlaceTimeoutError(resource, self._agent_id, seconds)
+        line = f"the provider asked for a pause that takes longer than {seconds:g} seconds"
+        error.args = (f"{line}; ask again later, or give a longer place_timeout",)
+        return error
+
+    async def _ask_for_place(self, seconds: float | None) -> None:
         scheduler = self._governor.scheduler
         if scheduler is None:
             return
@@ -144,7 +186,7 @@ class GovernedCall:
         place = scheduler.acquire(
             self._agent_id,
             task=Task(agent_id=self._agent_id, weight=weight, scopes=self._scopes),
-            timeout=self._governor.place_timeout,
+            timeout=seconds,
             estimate=self._estimate,
         )
         grant = await place
@@ -152,9 +194,11 @@ class GovernedCall:
         self._model = grant.model or self._model
 
     async def _hold_money(self) -> None:
-        tracker = await self._governor.tracker()
-        if tracker is None or self._estimate is None:
+        books = self._governor.books
+        if books is None or self._estimate is None:
             return
+        tracker = await books.use()
+        self._books = books
         scope, *also = self._scopes
         holding = hold(
             tracker,
@@ -169,6 +213,9 @@ class GovernedCall:
 
     def _report(self) -> None:
         """Tell the held money, and those who wait, what became of the call."""
+        if not self._is_sent:
+            self._not_charged()
+            return
         outcome = self._refusal
         pauses = self._governor.pauses
         if pauses is not None:
@@ -204,21 +251,36 @@ class GovernedCall:
         if self._held is not None:
             self._held.not_charged()
 
-    async def _free_place(self) -> None:
-        place, self._place = self._place, None
-        if place is not None:
-            await self._settled(place.__aexit__(None, None, None))
+    async def _hand_back(self) -> None:
+        """Give place and money back before anything was sent."""
+        self._not_charged()
+        await self._end()
+        self._held = None
 
-    async def _settle(self) -> None:
+    async def _end(self) -> None:
+        """Free the place, settle, and leave the books; what cannot be done stops nothing else."""
+        place, self._place = self._place, None
         holding, self._holding = self._holding, None
-        if holding is not None:
-            await self._settled(holding.__aexit__(None, None, None))
+        books, self._books = self._books, None
+        try:
+            if place is not None:
+                await self._settled(place.__aexit__(None, None, None))
+        finally:
+            try:
+                if holding is not None:
+                    await self._settled(holding.__aexit__(None, None, None))
+            finally:
+                if books is not None:
+                    await self._settled(books.leave())
 
     async def _settled(self, settling: Awaitable[object]) -> None:
         try:
             await settling
         except HeadgateError as error:
-            self._governor.on_unsettled(error)
+            self._governor.not_settled(error)
+        except Exception as error:  # noqa: BLE001  a tracker may be somebody else's
+            problem = f"the tracker failed with {type(error).__name__}: {error}"
+            self._governor.not_settled(LedgerUnavailableError(problem))
 
 
 def _usd(micro_usd: int) -> Decimal:

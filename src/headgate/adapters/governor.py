@@ -6,23 +6,21 @@ request of a kind that is not known here, unless it was said that those may pass
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
 import httpx2
 
+from headgate.adapters.books import Books
 from headgate.adapters.governed_call import GovernedCall
 from headgate.adapters.pauses import Pauses
 from headgate.adapters.requests import Kind, ModelCall, kind_of, read_call
 from headgate.adapters.sdk_errors import let_pass
 from headgate.budget_tracker import DEFAULT_LEASE_SECONDS, BudgetTracker
-from headgate.errors import CallerError, HeadgateError, InvalidSettingError
+from headgate.errors import CallerError, HeadgateError, InvalidFieldError, InvalidSettingError
 from headgate.inprocess.budget import Estimate
 from headgate.inprocess.scheduler import LoadScheduler
-from headgate.ledgers.connect import connect_budget
 from headgate.providers.prices import PriceList
-from headgate.tracker import LedgerTracker
 
 DEFAULT_MAX_TOKENS = 4_096
 MAX_CHEAPER = 8
@@ -79,19 +77,14 @@ class Governor:
         self.lease_seconds = lease_seconds
         self.ask_stream_usage = ask_stream_usage
         self.pauses = Pauses() if pause_when_limited else None
-        self.on_unsettled = _warn if on_unsettled is None else on_unsettled
+        self._on_unsettled = _warn if on_unsettled is None else on_unsettled
         self._agent_id = agent_id
         self._scope = scope
         self._also = tuple(also)
         self._max_tokens = max_tokens
         self._cheaper = dict(cheaper or {})
         self._allow_other = allow_other
-        self._own: LedgerTracker | None = None
-        if isinstance(tracker, str):
-            tracker = self._own = connect_budget(tracker)
-        self._tracker: BudgetTracker | None = tracker
-        self._opening: asyncio.Lock | None = None
-        self._is_open = self._own is None
+        self.books = None if tracker is None else Books(tracker)
 
     def is_governed(self, request: httpx2.Request) -> bool:
         """Say whether a request is a call to a model; refuse one that may cost anything else."""
@@ -112,7 +105,7 @@ class Governor:
                 request,
                 body,
                 asked=asked,
-                agent_id=_given(self._agent_id),
+                agent_id=_given("agent_id", self._agent_id),
                 scopes=self._scopes(),
                 estimate=self._estimate(asked) if self.has_budget else None,
             )
@@ -124,34 +117,23 @@ class Governor:
     def has_budget(self) -> bool:
         """Whether anybody's money is held."""
         scheduler = self.scheduler
-        return self._tracker is not None or (scheduler is not None and scheduler.budget is not None)
+        return self.books is not None or (scheduler is not None and scheduler.budget is not None)
 
-    @property
-    def has_own_books(self) -> bool:
-        """Whether there are books that are opened and closed here."""
-        return self._own is not None
-
-    async def tracker(self) -> BudgetTracker | None:
-        """Return the tracker that is asked beside the scheduler, with its books open."""
-        if not self._is_open:
-            self._opening = self._opening or asyncio.Lock()
-            async with self._opening:
-                await self._open()
-        return self._tracker
+    def not_settled(self, error: HeadgateError) -> None:
+        """Tell that a cost was not booked; a listener that fails takes no answer away."""
+        try:
+            self._on_unsettled(error)
+        except Exception as problem:  # noqa: BLE001  it is somebody else's function
+            _warn(error)
+            _log.warning("on_unsettled failed with %s", type(problem).__name__)
 
     async def close(self) -> None:
-        """Close books that were opened here; the next call opens them again."""
-        if self._own is not None and self._is_open:
-            self._is_open, self._opening = False, None
-            await self._own.__aexit__(None, None, None)
-
-    async def _open(self) -> None:
-        if self._own is not None and not self._is_open:
-            await self._own.__aenter__()
-            self._is_open = True
+        """Close books that were opened here, once the calls that use them are over."""
+        if self.books is not None:
+            await self.books.close()
 
     def _scopes(self) -> tuple[str, ...]:
-        own = () if self._scope is None else (_given(self._scope),)
+        own = () if self._scope is None else (_given("scope", self._scope),)
         return (*own, *self._also)
 
     def _estimate(self, asked: ModelCall) -> Estimate:
@@ -164,7 +146,7 @@ class Governor:
             cost = self.prices.estimate(
                 model,
                 prompt_chars=asked.prompt_chars,
-                max_tokens=self._max_tokens if asked.max_tokens is None else asked.max_tokens,
+                max_tokens=asked.output_tokens(self._max_tokens),
             )
             estimate = Estimate(usd=cost.usd, tokens=cost.tokens, model=model, cheaper=estimate)
         if estimate is None:
@@ -172,8 +154,20 @@ class Governor:
         return estimate
 
 
-def _given(name: Name) -> str:
-    return name if isinstance(name, str) else name()
+def _given(field: str, name: Name) -> str:
+    if isinstance(name, str):
+        return name
+    try:
+        given: object = name()
+    except HeadgateError:
+        raise
+    except Exception as error:
+        # An SDK may take an error that is none of Headgate's for a lost connection, and try again.
+        problem = f"its function failed with {type(error).__name__}: {error}"
+        raise InvalidFieldError(field, problem) from error
+    if not isinstance(given, str):
+        raise InvalidFieldError(field, f"its function gave {type(given).__name__} and no text")
+    return given
 
 
 def _check(

@@ -1,7 +1,7 @@
 """Leaving a provider alone for as long as it asked.
 
-Rule: whoever comes during a pause waits before it asks for a place, so that nobody holds a place
-or money for a call that would be turned away.
+Rule: whoever comes during a pause waits before it asks for a place, and whoever is given one during
+a pause hands it back. So nobody holds a place or money for a call that would be turned away.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ class Pauses:
     def __init__(self) -> None:
         self._until = 0.0
         self._hits = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether no call is to be sent now."""
+        return self._until > asyncio.get_running_loop().time()
 
     async def wait(self) -> None:
         """Wait until no pause is on; a new one may begin meanwhile."""

@@ -22,14 +22,18 @@ ENCODED_CHARS_PER_CHAR = 16
 """How many characters of an encoded document or recording count as one of its text."""
 
 _ENCODED_AT_LEAST = 256
-_IMAGES = frozenset(("image", "image_url", "input_image"))
-_ENCODED_FIELDS = frozenset(("data", "file_data"))
+_IMAGES = {"image": "source", "image_url": "image_url", "input_image": "image_url"}
+"""By the type of a block, the field that holds its image."""
+_TOOL_CALLS = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
+_DIGITS = re.compile(r"\s*[0-9]{1,18}\s*", re.ASCII)
 _EMBEDDINGS = "/embeddings"
 _MODEL_PATH = re.compile(r"/(?:completions|responses|embeddings|v1/messages)/?$")
 _STREAM_USAGE_PATH = re.compile(r"/completions/?$")
 _FREE_PATH = re.compile(
-    r"/(?:messages/count_tokens|responses/input_tokens|moderations|files"
+    r"/(?:messages/count_tokens|responses/input_tokens|moderations"
     r"|uploads(?:/[^/]+/(?:parts|complete))?|[^/]+/[^/]+/cancel)/?$"
+    # Files of a vector store or a container are kept and indexed for money.
+    r"|(?:^(?:/[^/]+)?|/v1)/files/?$"
 )
 _READING = frozenset(("GET", "HEAD", "OPTIONS", "DELETE"))
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -46,12 +50,18 @@ class Kind(Enum):
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call to a model, as far as order and money depend on it.
 
-    `max_tokens` is None where the request leaves the length of the answer open.
+    `max_tokens` is None where the request leaves the length of an answer open, and `answers` says
+    how many may be made.
     """
 
     model: str
     prompt_chars: int
     max_tokens: int | None = None
+    answers: int = 1
+
+    def output_tokens(self, open_tokens: int) -> int:
+        """Return how much may come back, where an open answer is taken to be so long."""
+        return self.answers * (open_tokens if self.max_tokens is None else self.max_tokens)
 
 
 class _Fields(msgspec.Struct):
@@ -62,6 +72,8 @@ class _Fields(msgspec.Struct):
     max_completion_tokens: object = None
     max_output_tokens: object = None
     n: object = None
+    best_of: object = None
+    prompt: object = None
 
 
 _fields = msgspec.json.Decoder(_Fields)
@@ -87,6 +99,7 @@ def read_call(path: str, body: bytes) -> ModelCall:
         model=fields.model if isinstance(fields.model, str) else "",
         prompt_chars=text_size(content),
         max_tokens=0 if is_embedding else _max_tokens(fields),
+        answers=_answers(fields),
     )
 
 
@@ -114,8 +127,8 @@ def with_stream_usage(path: str, body: bytes) -> bytes:
     )
 
 
-def text_size(content: object) -> int:
-    """Measure a prompt, in characters that make tokens."""
+def text_size(content: object, *, is_plain: bool = False) -> int:
+    """Measure a prompt, in characters that make tokens; if it is plain, all of it is text."""
     size = 0
     waiting: list[object] = [content]
     while waiting:
@@ -125,7 +138,11 @@ def text_size(content: object) -> int:
         elif isinstance(value, list):
             waiting += value
         elif isinstance(value, dict):
-            size += _size_beside(value, waiting)
+            size += sum(map(_bytes_of, value))
+            if is_plain:
+                waiting += value.values()
+            else:
+                size += _size_beside(value, waiting)
         elif type(value) is int:
             # A prompt may be given in tokens, as numbers.
             size += CHARACTERS_PER_TOKEN
@@ -135,15 +152,26 @@ def text_size(content: object) -> int:
 def _size_beside(value: dict[str, Any], waiting: list[object]) -> int:
     """Return the size of what is no text in an object; what is left to be measured waits."""
     kind = value.get("type")
-    if isinstance(kind, str) and kind in _IMAGES:
-        return IMAGE_CHARS
+    kind = kind if isinstance(kind, str) else ""
+    if kind in _TOOL_CALLS:
+        # What a tool is given is text to the model, whatever it looks like.
+        return text_size(list(value.values()), is_plain=True)
+    image = _IMAGES.get(kind)
     size = 0
     for name, field in value.items():
-        if name in _ENCODED_FIELDS and isinstance(field, str) and _is_encoded(field):
+        if name == image:
+            size += IMAGE_CHARS
+        elif isinstance(field, str) and _may_be_encoded(name, value) and _is_encoded(field):
             size += len(field) // ENCODED_CHARS_PER_CHAR
         else:
             waiting.append(field)
     return size
+
+
+def _may_be_encoded(name: str, beside: dict[str, Any]) -> bool:
+    """Whether a field is where providers take documents and recordings."""
+    is_data = beside.get("type") == "base64" or "format" in beside
+    return name == "file_data" or (name == "data" and is_data)
 
 
 def _is_encoded(text: str) -> bool:
@@ -156,8 +184,27 @@ def _bytes_of(text: str) -> int:
 
 
 def _max_tokens(fields: _Fields) -> int | None:
-    limits = (fields.max_completion_tokens, fields.max_output_tokens, fields.max_tokens)
-    for limit in limits:
-        if type(limit) is int and limit >= 0:
-            return limit * (fields.n if type(fields.n) is int and fields.n > 1 else 1)
-    return None
+    """Return the largest limit that is named: which of them holds is the provider's to say."""
+    named = (fields.max_completion_tokens, fields.max_output_tokens, fields.max_tokens)
+    limits = [limit for limit in map(_whole, named) if limit is not None]
+    return max(limits, default=None)
+
+
+def _answers(fields: _Fields) -> int:
+    """Return how many answers are made: as many as are asked for, to each prompt."""
+    each = max(_whole(fields.n) or 1, _whole(fields.best_of) or 1)
+    prompts = fields.prompt
+    if not isinstance(prompts, list):
+        return each
+    # A prompt may be given as a list of tokens.
+    is_one = any(type(prompt) is int for prompt in prompts)
+    return each if is_one else each * max(len(prompts), 1)
+
+
+def _whole(value: object) -> int | None:
+    """Read a count as a provider might: a number that is whole, or its digits."""
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and value >= 0 else None

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 
 import httpx2
 
-from headgate.adapters.async_transport import end_soon, with_stream
+from headgate.adapters.async_transport import with_stream
 from headgate.adapters.governed_call import GovernedCall
 from headgate.adapters.governor import Governor
-from headgate.adapters.loop_thread import LoopThread
+from headgate.adapters.loop_thread import LoopThread, UnusableLoopError, run_soon
+from headgate.adapters.sdk_errors import let_pass
 from headgate.errors import LedgerUnavailableError
 from headgate.hold import SETTLE_SECONDS
 
@@ -47,6 +49,8 @@ class GovernedTransport(httpx2.BaseTransport):
         except BaseException as error:
             call.failed(error)
             self.finish(call)
+            if isinstance(error, UnusableLoopError):
+                let_pass(error, request.headers)
             raise
 
     def close(self) -> None:
@@ -54,8 +58,7 @@ class GovernedTransport(httpx2.BaseTransport):
         try:
             self._inner.close()
         finally:
-            if self._governor.has_own_books:
-                self._loop_thread.run(self._governor.close)
+            self._close_books()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -63,12 +66,28 @@ class GovernedTransport(httpx2.BaseTransport):
         return self._loop_thread.loop
 
     def finish(self, call: GovernedCall) -> None:
-        """End a call, in bounded time."""
+        """End a call, in bounded time; on the loop's own thread, without waiting for it."""
+        if self._loop_thread.is_own_thread:
+            run_soon(self.loop, call.finish)
+            return
         try:
             self._loop_thread.run(call.finish, FINISH_SECONDS)
-        except TimeoutError:
-            problem = "a call was not settled in time: its lease decides"
-            self._governor.on_unsettled(LedgerUnavailableError(problem))
+        except (TimeoutError, UnusableLoopError) as error:
+            # A loop that was stopped may run again.
+            run_soon(self.loop, call.finish)
+            if call.is_sent:
+                problem = f"a call was not settled, its lease decides: {error!r}"
+                self._governor.not_settled(LedgerUnavailableError(problem))
+
+    def _close_books(self) -> None:
+        if self._governor.books is None:
+            return
+        if self._loop_thread.is_own_thread:
+            run_soon(self.loop, self._governor.close)
+            return
+        # Books on a loop that is over cannot be closed any more, and nobody is helped by an error.
+        with suppress(UnusableLoopError):
+            self._loop_thread.run(self._governor.close)
 
 
 class GovernedStream(httpx2.SyncByteStream):
@@ -85,7 +104,7 @@ class GovernedStream(httpx2.SyncByteStream):
         self._inner = inner
         self._call = call
         self._transport = transport
-        self._forgotten = weakref.finalize(self, end_soon, transport.loop, call)
+        self._forgotten = weakref.finalize(self, run_soon, transport.loop, call.finish)
         self._forgotten.atexit = False
 
     def __iter__(self) -> Iterator[bytes]:
@@ -95,8 +114,8 @@ class GovernedStream(httpx2.SyncByteStream):
 
     def close(self) -> None:
         """Close the body, then free the place and book the cost."""
-        self._forgotten.detach()
         try:
             self._inner.close()
         finally:
             self._transport.finish(self._call)
+            self._forgotten.detach()
