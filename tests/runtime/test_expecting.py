@@ -111,6 +111,38 @@ def test_a_task_is_not_expected_while_others_wait() -> None:
     assert list(desk.waiting) == ["tsk_old"]
 
 
+def test_a_task_is_expected_past_others_that_a_gate_holds() -> None:
+    async def scenario(service: Service) -> None:
+        hold = GateClosure(kind="slot", name="work", why="used up")
+        closed = SlotStanding(name="work", provider="zai", hold=hold)
+        service.engine.dispatcher.set_slots((closed,))
+        await _submit(service.engine, id="tsk_held", slot="work")
+        await asyncio.sleep(IDLE_SECONDS)
+        asking = _submit(service.engine)
+        assert list(_desk(service).waiting) == ["tsk_held", TASK.id], "it is expected"
+        await asking
+        await service.ended(TASK.id)
+        assert service.ordered() == [TASK.id]
+
+    play(scenario)
+
+
+def test_an_id_that_waits_already_is_not_expected_again() -> None:
+    async def scenario(service: Service) -> None:
+        hold = GateClosure(kind="slot", name="work", why="used up")
+        closed = SlotStanding(name="work", provider="zai", hold=hold)
+        service.engine.dispatcher.set_slots((closed,))
+        await _submit(service.engine, slot="work")
+        known = _desk(service).waiting[TASK.id]
+        await asyncio.sleep(IDLE_SECONDS)
+        asking = _submit(service.engine, slot="work")
+        assert _desk(service).waiting[TASK.id] is known
+        await asking
+        assert list(_desk(service).waiting) == [TASK.id]
+
+    play(scenario)
+
+
 def test_an_expected_task_is_given_a_slot_of_its_provider() -> None:
     async def scenario(service: Service) -> None:
         service.engine.dispatcher.set_slots((_slot("work", 80.0), _slot("home", 10.0)))

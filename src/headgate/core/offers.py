@@ -31,6 +31,11 @@ class Offers:
         self.pulled = 0
 
     @property
+    def has_ready(self) -> bool:
+        """Whether anything waits that no gate holds."""
+        return self.plain > 0 or self.pulled > 0
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing that is ready has a place to run."""
         return self.nodes_left <= 0 and not self.pulled

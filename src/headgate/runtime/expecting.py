@@ -1,8 +1,8 @@
 """Tasks that are expected: on their way to the store, and shown to a desk that has nothing to do.
 
-Where nothing waits, a task starts as soon as it is stored. Its plan need not wait for the answer to
-its submit: it is sent behind it, and both are in one transaction if they arrive together. The store
-decides as ever: a task that it did not take is not there to be assigned.
+Where nothing waits that could start, a task starts as soon as it is stored. Its plan need not wait
+for the answer to its submit: it is sent behind it, and both are in one transaction if they arrive
+together. The store decides as ever: a task that it did not take is not there to be assigned.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from headgate.store import NewTask
 
 
 def expect(desk: Desk | None, new: NewTask, now: float) -> bool:
-    """Show a desk the record that a task will most likely have; False if others wait before it."""
-    if desk is None or desk.waiting:
+    """Show a desk the record that a task will most likely have; False if others could start."""
+    if desk is None or desk.index.offers.has_ready or new.task.id in desk.waiting:
         return False
     if new.terms.depends_on or new.task.not_before is not None:
         return False
