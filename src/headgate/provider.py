@@ -13,38 +13,35 @@ import msgspec
 
 from headgate.core.quota import QuotaFailure, QuotaReport, WakeAnswer
 
-__all__ = ["Answered", "Call", "Provider", "Sent", "Trail", "Unanswered", "WakeAnswer"]
+__all__ = ["Answered", "Call", "Exchange", "Provider", "Sent", "Trail", "Unanswered", "WakeAnswer"]
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that is about to leave."""
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """Which request is told of; what is told of the same one has the same `flow_id`."""
 
     flow_id: str
     action: str
     method: str
     url: str
+
+
+class Sent(Exchange, frozen=True, kw_only=True):
+    """A request that is about to leave."""
+
     body: str | None = None
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
+class Answered(Exchange, frozen=True, kw_only=True):
     """The answer to a request, as much of it as is worth keeping."""
 
-    flow_id: str
-    action: str
-    method: str
-    url: str
     status: int
     duration_ms: float
     body: str | None = None
 
 
-class Unanswered(msgspec.Struct, frozen=True, kw_only=True):
+class Unanswered(Exchange, frozen=True, kw_only=True):
     """A request that got no answer that could be read, and why."""
 
-    flow_id: str
-    action: str
-    method: str
-    url: str
     error: str
     duration_ms: float
     status: int | None = None

@@ -21,7 +21,7 @@ from typing import Literal
 import msgspec
 import structlog
 
-from headgate.provider import Answered, Sent, Unanswered
+from headgate.provider import Answered, Exchange, Sent, Unanswered
 from headgate.redaction import redacted
 
 log = structlog.get_logger("headgate.slots")
@@ -74,23 +74,13 @@ class SlotTrail:
 
     def sent(self, request: Sent) -> None:
         """Write the line of a request."""
-        self._write(
-            phase="request",
-            action=request.action,
-            flow_id=request.flow_id,
-            method=request.method,
-            url=request.url,
-            request_body=request.body,
-        )
+        self._tell("request", request, request_body=request.body)
 
     def answered(self, answer: Answered) -> None:
         """Write the line of an answer."""
-        self._write(
-            phase="response",
-            action=answer.action,
-            flow_id=answer.flow_id,
-            method=answer.method,
-            url=answer.url,
+        self._tell(
+            "response",
+            answer,
             status=answer.status,
             response_body=answer.body,
             duration_ms=round(answer.duration_ms, 3),
@@ -98,12 +88,9 @@ class SlotTrail:
 
     def failed(self, failure: Unanswered) -> None:
         """Write the line of a request without an answer."""
-        self._write(
-            phase="error",
-            action=failure.action,
-            flow_id=failure.flow_id,
-            method=failure.method,
-            url=failure.url,
+        self._tell(
+            "error",
+            failure,
             status=failure.status,
             error=failure.error,
             duration_ms=round(failure.duration_ms, 3),
@@ -112,6 +99,16 @@ class SlotTrail:
     def event(self, action: str, flow_id: str = "", **details: object) -> None:
         """Write the line of something that happened."""
         self._write(phase="event", action=action, flow_id=flow_id or None, details=details or None)
+
+    def _tell(self, phase: Phase, told: Exchange, **fields: object) -> None:
+        self._write(
+            phase=phase,
+            action=told.action,
+            flow_id=told.flow_id,
+            method=told.method,
+            url=told.url,
+            **fields,
+        )
 
     def _write(self, *, phase: Phase, action: str, **fields: object) -> None:
         if self._log is None:
