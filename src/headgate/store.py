@@ -28,6 +28,7 @@ from headgate.core.records import Lease, Submission, TaskRecord, Terms
 from headgate.core.scopes import Scope
 from headgate.core.submit_keys import InvalidEntry, KeyRefusal, SubmitEntry, SubmitKey
 from headgate.core.tasks import Task, TaskStatus
+from headgate.task_query import TaskPage, TaskQuery
 from headgate.worker_store import WorkerStore
 
 if TYPE_CHECKING:
@@ -256,26 +257,6 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
     tick: int = 0
 
 
-class TaskQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks to list, newest first; `before` is the last id of the page before."""
-
-    agent_id: str | None = None
-    project_id: str | None = None
-    states: tuple[TaskStatus, ...] = ()
-    before: str | None = None
-    limit: int = 100
-
-
-class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of a list; it ends at the limit, or earlier where the tasks become too large.
-
-    `next_before` is the `before` of the page after it; None if this one is the last.
-    """
-
-    records: tuple[TaskRecord, ...]
-    next_before: str | None = None
-
-
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """The counts of the whole store: what waits and runs by lane, and what has happened so far."""
 
@@ -328,7 +309,7 @@ class TaskStore(WorkerStore, Protocol):
         """Return which of these tasks there are of the agent and the project of a query."""
 
     async def find(self, query: TaskQuery) -> TaskPage:
-        """List tasks, newest first, as many as fit on one page."""
+        """List tasks in the order of the query, as many as fit on one page."""
 
     async def totals(self) -> Totals:
         """Count what waits, what runs and what has happened."""

@@ -33,7 +33,6 @@ from headgate.store import (
     Settled,
     Settlement,
     StaleLease,
-    TaskQuery,
     TurnedAway,
     UnknownParent,
 )
@@ -41,6 +40,7 @@ from headgate.stores.memory import MemoryTaskStore
 from headgate.stores.postgres import PostgresTaskStore
 from headgate.stores.sql_store import SqlTaskStore
 from headgate.stores.sqlite import SqliteTaskStore
+from headgate.task_query import TaskQuery
 from headgate.testing import VirtualClock
 from stores.store_audit import audit
 from stores.wired import wired_store
@@ -129,6 +129,7 @@ class Scene:
         not_before: float | None = None,
         deadline: float | None = None,
         provider: str | None = None,
+        scopes: tuple[str, ...] = ("session:s",),
     ) -> NewTask:
         """Make a task to be submitted."""
         task = Task(
@@ -138,7 +139,7 @@ class Scene:
             created_at=self.clock(),
             not_before=not_before,
             deadline=deadline,
-            scopes=("session:s",),
+            scopes=scopes,
             target="browser",
             provider=provider,
         )

@@ -14,7 +14,8 @@ from headgate.core.admission import QueueLimits
 from headgate.core.outcomes import Finish, TryAgain, Usage
 from headgate.core.records import MAX_LOSSES, OnParentFailure, Terms
 from headgate.core.tasks import TaskStatus
-from headgate.store import Assigned, Drop, Node, Queued, Settled, TaskQuery, TurnedAway
+from headgate.store import Assigned, Drop, Node, Queued, Settled, TurnedAway
+from headgate.task_query import TaskQuery
 from stores.scene import AWAY, HERE, Place, Scene
 from stores.store_audit import audit
 from stores.task_model import ENDED, ModelTask, TaskModel

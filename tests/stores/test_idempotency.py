@@ -28,10 +28,11 @@ from headgate.databases.inline import Fault
 from headgate.databases.memory import MemoryDatabase
 from headgate.databases.transaction import Transaction
 from headgate.errors import StoreUnavailableError
-from headgate.store import KeyedAnswer, KeyedSubmit, NewTask, Queued, TaskQuery
+from headgate.store import KeyedAnswer, KeyedSubmit, NewTask, Queued
 from headgate.stores import keyed_submits
 from headgate.stores.memory import MemoryTaskStore
 from headgate.stores.task_tables import UPKEEP_SECONDS
+from headgate.task_query import TaskQuery
 from headgate.testing import SimulatedLoop, simulate
 from stores.scene import DONE, Place, Scene, ids
 

@@ -13,14 +13,8 @@ from headgate.core.outcomes import NOTHING_USED, UNKNOWN_USAGE, Finish, TryAgain
 from headgate.core.records import Submission
 from headgate.core.tasks import TaskStatus
 from headgate.errors import IllegalTransitionError, UnfitValueError
-from headgate.store import (
-    MAX_PAGE_BYTES,
-    CancelAnswer,
-    NotAssigned,
-    Queued,
-    TaskQuery,
-    TurnedAway,
-)
+from headgate.store import MAX_PAGE_BYTES, CancelAnswer, NotAssigned, Queued, TurnedAway
+from headgate.task_query import TaskQuery
 from stores.scene import AGAIN, AWAY, COST, DONE, FAILED, HERE, Place, Scene, ids
 
 WORK = Submission(

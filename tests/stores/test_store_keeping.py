@@ -11,8 +11,9 @@ from headgate.core.rate_limits import RateCharge
 from headgate.core.reservations import Call
 from headgate.databases.transaction import Transaction
 from headgate.errors import StoreError
-from headgate.store import Node, TaskQuery
+from headgate.store import Node
 from headgate.stores import upkeep
+from headgate.task_query import TaskQuery
 from stores.scene import AWAY, FAILED, HERE, LEASE_SECONDS, Place, ids
 
 A_DAY_SECONDS = 86_400.0

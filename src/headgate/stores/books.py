@@ -7,6 +7,7 @@ neither can pass a limit because of the other.
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 
 from headgate.core.accounts import Account, JournalEntry, Limit, Refused
 from headgate.core.books import ReserveRequest, SettleRequest
@@ -59,9 +60,11 @@ class StoreLedger:
         question = partial(sql_books.accounts, scope=scope, now=self.now(), most=most)
         return await self._access.ask(question)
 
-    async def journal(self, scope: Scope, *, since: float, limit: int) -> list[JournalEntry]:
-        """Return the latest entries that charge the scope, newest first."""
-        question = partial(sql_books.journal, scope=scope, since=since, limit=limit)
+    async def journal(
+        self, scope: Scope, *, since: float, until: float = inf, limit: int
+    ) -> list[JournalEntry]:
+        """Return the latest entries of a time that charge the scope, newest first."""
+        question = partial(sql_books.journal, scope=scope, since=since, until=until, limit=limit)
         return await self._access.ask(question)
 
     async def sweep(self) -> int:

@@ -1,43 +1,29 @@
-"""Reading: single tasks, lists, counts, and what a dispatcher starts from."""
+"""Reading: single tasks, counts, and what a dispatcher starts from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
 
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.project_figures import UsageRow
 from headgate.core.rate_limits import RateCharge
 from headgate.core.records import TaskRecord
 from headgate.core.tasks import TERMINAL, TaskStatus
-from headgate.databases.transaction import Dialect, Row, Transaction, Value, about, json_rows
-from headgate.store import (
-    MAX_PAGE_BYTES,
-    Backlog,
-    LaneCount,
-    News,
-    TaskPage,
-    TaskQuery,
-    Totals,
-)
+from headgate.databases.transaction import Transaction, about
+from headgate.store import Backlog, LaneCount, News, Totals
 from headgate.stores import nodes
 from headgate.stores.messages import Message
 from headgate.stores.tallies import TICK
 from headgate.stores.task_rows import states_of, to_submission, to_task_row
 from headgate.stores.task_schema import TASK_COLUMNS
-from headgate.stores.worksheet import Worksheet, read_submissions
-
-# SQLite reads large rows whole to find its way between them, so no more are looked at than needed.
-_SIZES_AT_ONCE = 32
+from headgate.stores.worksheet import Worksheet
+from headgate.task_query import TaskQuery
 
 _COLUMNS = ", ".join(TASK_COLUMNS)
 _CHOSEN = ("agent", "slot")
 _LIVE_STATES = states_of(tuple(dict.fromkeys(set(TaskStatus) - TERMINAL)))
 _GET = f"SELECT {_COLUMNS} FROM tasks WHERE id = ?"  # noqa: S608
 _OWNERS = "SELECT id, agent_id, project_id FROM tasks"
-_ROW_BYTES = (
-    "octet_length(spec) + COALESCE(octet_length(error), 0) + COALESCE(octet_length(result), 0)"
-)
 _INPUT = "SELECT submission FROM task_inputs WHERE id = ?"
 _LANES = (
     f"SELECT {', '.join(LaneCount.__struct_fields__)} FROM lanes"  # noqa: S608
@@ -68,23 +54,6 @@ def among(transaction: Transaction, *, task_ids: Sequence[str], owner: TaskQuery
         task_id
         for task_id, agent, project in rows
         if owner.agent_id in (None, agent) and owner.project_id in (None, project)
-    )
-
-
-def find(transaction: Transaction, query: TaskQuery) -> TaskPage:
-    """List tasks, newest first, as many as fit on one page."""
-    listed = _listed(transaction, query)
-    ids = _fitting(transaction, listed[: query.limit])
-    rows = _read_rows(transaction, ids)
-    submissions = read_submissions(transaction, ids)
-    return TaskPage(
-        # One that was evicted between the questions is no longer there to be listed.
-        records=tuple(
-            to_task_row(rows[task_id]).record(submissions[task_id])
-            for task_id in ids
-            if task_id in rows and task_id in submissions
-        ),
-        next_before=ids[-1] if len(ids) < len(listed) else None,
     )
 
 
@@ -146,67 +115,6 @@ def news(sheet: Worksheet, received: Iterable[Message]) -> News:
         nodes=nodes.live(transaction, now),
         tick=_counters(transaction).get(TICK, 0),
     )
-
-
-def _listed(transaction: Transaction, query: TaskQuery) -> list[tuple[str, int]]:
-    """Return the ids of a page with the sizes of their rows, and of one more if there is one."""
-    conditions, values = _conditions(query)
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    sql = f"SELECT id, {_ROW_BYTES} FROM tasks{where} ORDER BY id DESC LIMIT ?"  # noqa: S608
-    rows = transaction.read(sql, (*values, query.limit + 1))
-    return [(task_id, size_bytes) for task_id, size_bytes in rows]
-
-
-def _fitting(transaction: Transaction, listed: list[tuple[str, int]]) -> list[str]:
-    """Return the first ids whose tasks are small enough together, and always one.
-
-    Sizes are asked for before anything is read: memory must not depend on what clients send.
-    """
-    fitting: list[str] = []
-    total_bytes = 0
-    for start in range(0, len(listed), _SIZES_AT_ONCE):
-        some = listed[start : start + _SIZES_AT_ONCE]
-        given_bytes = _submission_bytes(transaction, [task_id for task_id, _ in some])
-        for task_id, row_bytes in some:
-            total_bytes += row_bytes + given_bytes.get(task_id, 0)
-            if fitting and total_bytes > MAX_PAGE_BYTES:
-                return fitting
-            fitting.append(task_id)
-    return fitting
-
-
-def _submission_bytes(transaction: Transaction, ids: list[str]) -> dict[str, int]:
-    sql = _by_id_sql(transaction.dialect, "id, octet_length(submission)", "task_inputs")
-    return dict(transaction.read(sql, (json_rows([(task_id,) for task_id in ids]),)))
-
-
-def _read_rows(transaction: Transaction, ids: list[str]) -> dict[str, Row]:
-    sql = _by_id_sql(transaction.dialect, _COLUMNS, "tasks")
-    rows = transaction.read(sql, (json_rows([(task_id,) for task_id in ids]),))
-    return {row[0]: row for row in rows}
-
-
-@cache
-def _by_id_sql(dialect: Dialect, columns: str, table: str) -> str:
-    given = dialect.given({"id": "TEXT"})
-    return f"SELECT {columns} FROM {table} WHERE id IN (SELECT given.id FROM {given})"  # noqa: S608
-
-
-def _conditions(query: TaskQuery) -> tuple[list[str], list[Value]]:
-    conditions: list[str] = []
-    values: list[Value] = []
-    for condition, value in (
-        ("id < ?", query.before),
-        ("agent_id = ?", query.agent_id),
-        ("project_id = ?", query.project_id),
-    ):
-        if value is not None:
-            conditions.append(condition)
-            values.append(value)
-    if query.states:
-        conditions.append(f"state IN ({', '.join('?' * len(query.states))})")
-        values += states_of(query.states)
-    return conditions, values
 
 
 def _counters(transaction: Transaction) -> dict[str, int]:

@@ -42,8 +42,6 @@ from headgate.store import (
     Settled,
     Settlement,
     StaleLease,
-    TaskPage,
-    TaskQuery,
     Totals,
     TurnedAway,
     UnknownParent,
@@ -52,6 +50,7 @@ from headgate.stores import (
     configured,
     election,
     forgiving,
+    listing,
     messages,
     nodes,
     outbox,
@@ -66,6 +65,7 @@ from headgate.stores.task_rows import TaskRow
 from headgate.stores.task_tables import TaskTables
 from headgate.stores.worker_steps import WorkerSteps
 from headgate.stores.worksheet import Worksheet
+from headgate.task_query import TaskPage, TaskQuery
 
 ENDLESS_SECONDS = 100 * 365 * 86_400.0
 MAX_MESSAGES = 10_000
@@ -157,7 +157,7 @@ class SqlTaskStore(WorkerSteps):
 
     async def find(self, query: TaskQuery) -> TaskPage:
         """List tasks, newest first, as many as fit on one page."""
-        return await self.ask(partial(reading.find, query=query))
+        return await self.ask(partial(listing.find, query=query))
 
     async def totals(self) -> Totals:
         """Count what waits, what runs and what has happened."""
