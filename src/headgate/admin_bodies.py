@@ -19,7 +19,9 @@ ProjectStatusText = Literal["active", "paused", "draining", "archived"]
 class ProjectBody(msgspec.Struct, kw_only=True, rename="camel"):
     """A project as it is in force; `overridden` names what is not as the file says.
 
-    One that is not `configured` has left the file, and is gone when it has no tasks.
+    One that is not `configured` has left the file, and is gone when it has no tasks. Shares are
+    parts of 1, a positive deficit is owed work, and `tokens` were used in the window of fair share;
+    only the node that dispatches knows them.
     """
 
     id: str
@@ -32,6 +34,10 @@ class ProjectBody(msgspec.Struct, kw_only=True, rename="camel"):
     inflight: int
     configured: bool
     overridden: list[str]
+    target_share: float | None = None
+    actual_share: float | None = None
+    deficit: float | None = None
+    tokens: int | None = None
 
 
 class AgentBody(msgspec.Struct, kw_only=True, rename="camel"):
@@ -150,6 +156,61 @@ class ReloadBody(msgspec.Struct, kw_only=True, rename="camel"):
     needs_restart: list[ChangeBody]
 
 
+class LastReloadBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """When a node last read its settings again, for whom, and what that changed.
+
+    `problem` says why the file could not be used; then nothing has changed.
+    """
+
+    at: datetime
+    by: str
+    changed: list[ChangeBody]
+    problem: str = ""
+
+
+class SettingBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """One value in force, and where it was read: a file, a variable, `option`, `default`.
+
+    What was changed beside the file is of the origin `override`.
+    """
+
+    key: str
+    value: Any
+    origin: str
+
+
+class OverrideBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """One key that was changed beside the file: to what, from what the file says, when, by whom.
+
+    `kind`, `name` and `field` are what a change that resets it names.
+    """
+
+    key: str
+    kind: str
+    name: str
+    field: str
+    value: Any
+    file_value: Any
+    at: datetime
+    by: str
+
+
+class SettingsBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """The settings of a node as they are in force, and what became of the file.
+
+    `settings` is one page of them, of `matching` in all; `next_cursor` is there if there is a
+    further page. `needs_restart` is what the file says otherwise and does not hold yet.
+    """
+
+    file: str | None = None
+    settings: list[SettingBody]
+    matching: int
+    next_cursor: str | None = None
+    overrides: list[OverrideBody]
+    needs_restart: list[ChangeBody]
+    last_reload: LastReloadBody | None = None
+
+
 class SwitchBody(msgspec.Struct, kw_only=True):
     """Whether everything is paused."""
 
@@ -159,16 +220,22 @@ class SwitchBody(msgspec.Struct, kw_only=True):
 class TaskFilterBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """Which tasks are meant; without `confirm` they are only counted.
 
-    `label` is written as `key=value`. `limit` is how many are worked on in one request.
+    `scope` is a budget that they are charged to, or one around that. `label` is written as
+    `key=value`, or as `key` for any value. `limit` is how many are worked on
+    in one request.
     """
 
     agent_id: str | None = None
     project_id: str | None = None
     state: list[str] = []
     target: str | None = None
+    slot: str | None = None
+    provider: str | None = None
+    scope: str | None = None
     label: str | None = None
     created_before: datetime | None = None
     created_after: datetime | None = None
+    text: str | None = None
     confirm: bool = False
     limit: int = 1000
 

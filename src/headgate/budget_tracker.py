@@ -94,9 +94,14 @@ class BudgetTracker(Protocol):
         """Return a scope with everything within it, exactly."""
 
     async def journal(
-        self, scope: str = "", *, since: float = 0.0, limit: int = 100
+        self,
+        scope: str = "",
+        *,
+        since: float = 0.0,
+        until: float | None = None,
+        limit: int = 100,
     ) -> Sequence[JournalEntry]:
-        """Return the latest changes of a scope, newest first."""
+        """Return the latest changes of a scope in a time, newest first."""
 
 
 def check_id(reservation_id: object) -> str:

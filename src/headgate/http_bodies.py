@@ -270,7 +270,11 @@ class SettledBody(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class BudgetStatusBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """A scope with what it may use, and everything within it; what has no limit names none."""
+    """A scope with what it may use, and everything within it; what has no limit names none.
+
+    The burn rate is what it spent lately, scaled to an hour; `exhausted_at` is when the first of
+    its own limits is reached at that rate. `waiting` counts the tasks that it has no room for.
+    """
 
     scope: str
     window: str
@@ -285,6 +289,11 @@ class BudgetStatusBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename=
     limit_tokens: int | None = None
     remaining_tokens: int | None = None
     resets_at: datetime | None = None
+    burn_usd_per_hour: str | None = None
+    burn_tokens_per_hour: int | None = None
+    burn_measured_seconds: int | None = None
+    exhausted_at: datetime | None = None
+    waiting: int = 0
     is_truncated: bool = False
     children: list[BudgetStatusBody] = []
 

@@ -8,6 +8,7 @@ raises `LedgerUnavailableError` and has granted nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Protocol
 
 import msgspec
@@ -58,8 +59,10 @@ class Ledger(Protocol):
         The scope itself always comes first, known or not; so `most` 1 reads that one alone.
         """
 
-    async def journal(self, scope: Scope, *, since: float, limit: int) -> list[JournalEntry]:
-        """Return the latest entries that charge the scope, newest first."""
+    async def journal(
+        self, scope: Scope, *, since: float, until: float = inf, limit: int
+    ) -> list[JournalEntry]:
+        """Return the latest entries of a time that charge the scope, newest first."""
 
     async def sweep(self) -> int:
         """Expire all leases that are due, and return how many there were."""

@@ -6,11 +6,12 @@ Times are RFC 3339. What is not known is left out.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 SlotState = Literal["unknown", "cold", "open", "exhausted", "paused", "disabled"]
+LogPhase = Literal["request", "response", "error", "event"]
 
 
 class LimitBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
@@ -73,6 +74,34 @@ class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
     disabled_reason: str = ""
     wake_loop: LoopBody | None = None
     quota_loop: LoopBody | None = None
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of the log of slots, as it is written to the file and told.
+
+    Lines of one request have a `flow_id` in common.
+    """
+
+    ts: str
+    slot: str
+    action: str
+    phase: LogPhase
+    method: str | None = None
+    url: str | None = None
+    flow_id: str | None = None
+    status: int | None = None
+    request_body: str | None = None
+    response_body: str | None = None
+    error: str | None = None
+    details: dict[str, Any] | None = None
+    duration_ms: float | None = None
+
+
+class SlotLogBody(msgspec.Struct, kw_only=True):
+    """The latest lines of a slot, oldest first."""
+
+    lines: list[LogLine]
+    count: int
 
 
 class SlotListBody(msgspec.Struct, kw_only=True):

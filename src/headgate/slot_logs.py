@@ -16,13 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import structlog
 
 from headgate.provider import Answered, Exchange, Sent, Unanswered
 from headgate.redaction import redacted
+from headgate.slot_bodies import LogLine, LogPhase
 
 log = structlog.get_logger("headgate.slots")
 
@@ -37,27 +37,12 @@ MAX_READ_CHARS = 65_536
 
 MAX_FILE_BYTES = 256 * 1024 * 1024
 MAX_TAIL = 10_000
+QUICK_LOOK_BYTES = 64 * 1024
+MAX_LOOKED_BYTES = 1024 * 1024
+"""How much of the files is read for whoever looks at a slot while the service runs."""
+
+MAX_LINE_CHARS = 300
 CLOSE_SECONDS = 5.0
-
-Phase = Literal["request", "response", "error", "event"]
-
-
-class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line. Lines of one request have a `flow_id` in common; what is not known is left out."""
-
-    ts: str
-    slot: str
-    action: str
-    phase: Phase
-    method: str | None = None
-    url: str | None = None
-    flow_id: str | None = None
-    status: int | None = None
-    request_body: str | None = None
-    response_body: str | None = None
-    error: str | None = None
-    details: dict[str, object] | None = None
-    duration_ms: float | None = None
 
 
 class SlotTrail:
@@ -100,7 +85,7 @@ class SlotTrail:
         """Write the line of something that happened."""
         self._write(phase="event", action=action, flow_id=flow_id or None, details=details or None)
 
-    def _tell(self, phase: Phase, told: Exchange, **fields: object) -> None:
+    def _tell(self, phase: LogPhase, told: Exchange, **fields: object) -> None:
         self._write(
             phase=phase,
             action=told.action,
@@ -110,7 +95,7 @@ class SlotTrail:
             **fields,
         )
 
-    def _write(self, *, phase: Phase, action: str, **fields: object) -> None:
+    def _write(self, *, phase: LogPhase, action: str, **fields: object) -> None:
         if self._log is None:
             return
         fields = {name: self._clean(value) for name, value in fields.items()}
@@ -160,6 +145,12 @@ class SlotLog:
             self._queue.put_nowait((_day(moment), msgspec.json.encode(line) + b"\n"))
         except queue.Full:
             self.dropped += 1
+
+    def latest(self, slot: str, most: int) -> list[LogLine]:
+        """Return the latest lines of a slot; this reads files, and is for a thread."""
+        # A slot that is at work has its lines at the very end; only the others cost more.
+        lines = latest_lines(self._folder, slot, most, most_bytes=QUICK_LOOK_BYTES)
+        return lines if len(lines) == most else latest_lines(self._folder, slot, most)
 
     def close(self) -> None:
         """Write what waits, within bounds, and end; a later line begins anew."""
@@ -269,6 +260,56 @@ def read_log(
             lines = (line for line in _lines(path) if slot is None or line.slot == slot)
             found.extendleft(reversed(deque(lines, maxlen=wanted - len(found))))
     return list(found)
+
+
+def latest_lines(
+    folder: Path, slot: str, most: int, *, most_bytes: int = MAX_LOOKED_BYTES
+) -> list[LogLine]:
+    """Return the latest lines of a slot, oldest first, looking at the ends of files only.
+
+    What lies further back than `most_bytes` is left out: `read_log` reads it all.
+    """
+    found: list[LogLine] = []
+    left = most_bytes
+    for path in reversed(log_files(folder)):
+        if len(found) >= most or left <= 0:
+            break
+        content = _end_of(path, left)
+        left -= len(content)
+        found[:0] = [line for line in _decoded(content.splitlines()) if line.slot == slot]
+    return found[max(0, len(found) - most) :]
+
+
+def line_text(line: LogLine) -> str:
+    """Return what a line tells beside its time, its slot and its kind, in one line."""
+    took = "" if line.duration_ms is None else f"in {line.duration_ms:.0f} ms"
+    status = "" if line.status is None else str(line.status)
+    match line.phase:
+        case "request":
+            parts = [line.method or "", line.url or "", line.request_body or ""]
+        case "response":
+            parts = [status, took, line.response_body or ""]
+        case "error":
+            parts = [status, line.error or "", took]
+        case _:
+            parts = [f"{name}={_value(value)}" for name, value in (line.details or {}).items()]
+    text = " ".join(" ".join(part for part in parts if part).split())
+    return text if len(text) <= MAX_LINE_CHARS else f"{text[:MAX_LINE_CHARS]}…"
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _end_of(path: Path, most_bytes: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most_bytes))
+            return file.read(most_bytes)
+    except FileNotFoundError:
+        # Its days are over, and it was removed meanwhile.
+        return b""
 
 
 def _lines(path: Path) -> Iterator[LogLine]:

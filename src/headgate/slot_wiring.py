@@ -118,6 +118,7 @@ class SlotWork:
             self._parts.setups(settings),
             trail_of=self.log.trail,
             make_id=partial(secrets.token_hex, 8),
+            latest_lines=self.log.latest,
             is_shared=is_shared,
         )
 

@@ -16,6 +16,7 @@ _RANDOM_BITS = 80
 _STEP_BYTES = 4
 _STOCK_BYTES = 4_096
 _LENGTH_BITS = 130
+_TIME_CHARACTERS = 10
 
 
 class TaskIds:
@@ -46,6 +47,20 @@ class TaskIds:
 def first_id_at(seconds: float) -> str:
     """Return what no id of this time or later is below, and every earlier one is."""
     return PREFIX + _text(max(0, int(seconds * 1000)) << _RANDOM_BITS)
+
+
+def seconds_of(task_id: str) -> float | None:
+    """Return the time that an id was made at; None of one that was made elsewhere."""
+    text = task_id.removeprefix(PREFIX)
+    if text == task_id or len(text) != _LENGTH_BITS // 5:
+        return None
+    milliseconds = 0
+    for character in text[:_TIME_CHARACTERS]:
+        value = _ALPHABET.find(character)
+        if value < 0:
+            return None
+        milliseconds = milliseconds * 32 + value
+    return milliseconds / 1000
 
 
 def _text(number: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -19,20 +19,18 @@ from prometheus_client.core import (
     Metric,
 )
 
-from headgate.core.budget import BudgetManager
 from headgate.core.desk_settings import Waiting
 from headgate.core.projects import Project
 from headgate.core.records import TaskRecord, waits_since
+from headgate.core.shares import shares
 from headgate.core.task_events import EventKind
 from headgate.runtime.event_feed import Happening
+from headgate.runtime.outlook import longest_wait
 from headgate.store import LaneCount, Totals
 
 MAX_LABELS = 200
 OTHER = "other"
 OPEN_LANE = "(open)"
-MAX_LOOKED_AT = 20_000
-"""How many waiting tasks are looked at for the oldest; they stand about in their order."""
-
 WAIT_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0)
 RUN_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0)
 MS_PER_SECOND = 1_000
@@ -131,33 +129,23 @@ def share_metrics(
     projects: Iterable[Project], tokens: Mapping[str, int], labels: Labels
 ) -> Iterator[Metric]:
     """Yield the share that each project should have, and the one that it has."""
-    weights = {project.id: project.credit_weight for project in projects}
-    manager = BudgetManager()
-    targets = manager.calculate_target_ratios(weights)
-    deficits = manager.calculate_deficits(weights, tokens)
-    # A deficit without any usage is the target itself, and then nobody has anything.
-    actual = {name: target - deficits[name] for name, target in targets.items()}
-    own = labels.shared_out(weights)
+    found = shares(projects, tokens)
+    targets = {share.project_id: share.target for share in found}
+    actual = {share.project_id: share.actual for share in found}
+    own = labels.shared_out(targets)
     yield _shares("target", "The share that a project should have.", targets, own)
     yield _shares("actual", "The share of the usage window that a project has.", actual, own)
 
 
 def oldest_wait_seconds(waiting: Mapping[str, Waiting], now: float) -> float:
     """Return how long the oldest task has waited that is not waiting for its time or a parent."""
-    waits = (_waited_seconds(one, now) for one in islice(waiting.values(), MAX_LOOKED_AT))
-    return max(waits, default=0.0)
+    found = longest_wait(waiting, now)
+    return 0.0 if found is None else now - found.since
 
 
 def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     """Return a gauge without labels."""
     return GaugeMetricFamily(name, text, value=value)
-
-
-def _waited_seconds(waiting: Waiting, now: float) -> float:
-    if waiting.waiting_for:
-        return 0.0
-    since = max(waiting.task.created_at, waiting.task.not_before or 0.0)
-    return max(0.0, now - since)
 
 
 def _by_agent(lanes: Iterable[LaneCount], labels: Labels) -> dict[str, list[LaneCount]]:

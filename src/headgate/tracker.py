@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from math import inf
 from types import TracebackType
 from typing import Self
 
@@ -169,12 +170,24 @@ class LedgerTracker:
         accounts = await self.ledger.accounts(parse_scope(scope), most=MAX_ACCOUNTS + 1)
         return status_tree(accounts, now=self.ledger.now(), most=MAX_ACCOUNTS)
 
+    async def own_status(self, scope: str = "") -> ScopeStatus:
+        """Return a scope alone, without what lies within it."""
+        accounts = await self.ledger.accounts(parse_scope(scope), most=1)
+        return status_tree(accounts, now=self.ledger.now(), most=1)
+
     async def journal(
-        self, scope: str = "", *, since: float = 0.0, limit: int = 100
+        self,
+        scope: str = "",
+        *,
+        since: float = 0.0,
+        until: float | None = None,
+        limit: int = 100,
     ) -> Sequence[JournalEntry]:
-        """Return the latest changes of a scope, newest first."""
+        """Return the latest changes of a scope in a time, newest first."""
         most = max(0, min(limit, MAX_JOURNAL_ENTRIES))
-        return await self.ledger.journal(parse_scope(scope), since=since, limit=most)
+        return await self.ledger.journal(
+            parse_scope(scope), since=since, until=inf if until is None else until, limit=most
+        )
 
     async def _settle(
         self,

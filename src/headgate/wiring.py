@@ -20,6 +20,7 @@ from headgate.administration.watching import SettingsWatch, Upkeep
 from headgate.audit import AuditLog
 from headgate.core.desk_settings import DeskSettings
 from headgate.core.projects import ProjectStatus, Standing
+from headgate.dashboard.attaching import attach_dashboard
 from headgate.databases.child import ChildStarter
 from headgate.errors import InvalidSettingError
 from headgate.executor import Executor
@@ -213,6 +214,7 @@ def build_app(service: Service) -> App:
     app.api.slots = service.slots
     app.api.metrics = _metrics(service, app)
     app.api.telemetry = service.telemetry
+    attach_dashboard(app, service.engine, service.settings.dashboard.mode)
     return app
 
 

@@ -67,12 +67,17 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    folder: Path, text: str, *, store: str = "memory:", name: str = "headgate.toml"
+    folder: Path,
+    text: str,
+    *,
+    store: str = "memory:",
+    name: str = "headgate.toml",
+    options: dict[str, object] | None = None,
 ) -> AsyncIterator[Running]:
     """Start a service with a file, and stop it in the end."""
     path = folder / name
     path.write_text(text)
-    loaded = load(Origin(path=path, options={"store.url": store}))
+    loaded = load(Origin(path=path, options={"store.url": store, **(options or {})}))
     service = build_service(loaded.settings, data=folder, environ={}, loaded=loaded)
     await service.engine.start()
     try:

@@ -45,6 +45,10 @@ async def test_a_project_is_shown_as_it_is_in_force(tmp_path: Path) -> None:
             "inflight": 0,
             "configured": True,
             "overridden": [],
+            "targetShare": 0.666667,
+            "actualShare": 0.0,
+            "deficit": 0.666667,
+            "tokens": 0,
         }
         names = [one["id"] for one in (await service.get("/projects"))["projects"]]
         assert names == ["a", "default"]
@@ -340,7 +344,7 @@ async def test_a_bulk_retry_stops_at_a_full_queue_and_goes_on_later(tmp_path: Pa
     [
         ("/tasks/cancel", {"state": ["done"]}, "field 'state': 'done' is none of queued"),
         ("/tasks/retry", {"state": ["queued"]}, "field 'state': 'queued' is none of done"),
-        ("/tasks/cancel", {"label": "x"}, "field 'label': is written as key=value"),
+        ("/tasks/cancel", {"label": "=x"}, "field 'label': is written as key=value"),
         ("/tasks/cancel", {"limit": 0}, "field 'limit': must be a number from 1 to"),
         ("/tasks/cancel", {"createdAfter": "2026-01-01T00:00:00"}, "needs a time zone"),
         ("/tasks/cancel", {"agentID": "x"}, "did you mean 'agentId'?"),

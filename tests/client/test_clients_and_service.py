@@ -122,6 +122,16 @@ def test_slots_are_shown_and_switched(client: EitherClient) -> None:
     assert client.enable_slot("work").disabled_reason == "disabled in the configuration"
 
 
+def test_the_log_of_a_slot_and_the_settings_are_told(client: EitherClient) -> None:
+    log = client.slot_log("work", limit=5)
+    assert log.count == len(log.lines) <= 5
+    body = client.settings(section="slots", changed=True, limit=2)
+    assert [one.key for one in body.settings] == ["slots.work.name", "slots.work.provider"]
+    assert body.next_cursor is not None
+    rest = client.settings(section="slots", changed=True, cursor=body.next_cursor)
+    assert rest.matching == body.matching == len(rest.settings) + 2
+
+
 @pytest.mark.parametrize(("name", "code"), [("work", "slot_unavailable"), ("none", "not_found")])
 def test_a_slot_that_cannot_be_woken_is_refused(client: EitherClient, name: str, code: str) -> None:
     with pytest.raises(RequestRefusedError) as caught:
@@ -177,6 +187,11 @@ def test_budgets_are_set_held_and_booked(client: EitherClient) -> None:
     status = client.budget_status(scope)
     assert (status.spent_usd, status.spent_tokens, status.reserved_usd) == ("0.25", 4, "0.00")
     assert client.budget_status().scope == ""
+    newest = client.budget_journal(scope, limit=1)
+    assert (newest.scope, newest.count) == (scope, 1)
+    older = client.budget_journal(scope, cursor=newest.next_cursor)
+    assert older.entries[0].at <= newest.entries[0].at
+    assert client.lanes().strategy == "fair-fifo"
 
 
 def test_tokens_are_made_shown_and_revoked(client: EitherClient) -> None:

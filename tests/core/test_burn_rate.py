@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from headgate.core.accounts import JournalEntry
-from headgate.core.burn_rate import BurnRate, burn_rate, exhausted_at
+from headgate.core.burn_rate import BurnRate, burn_rate, burn_rates, exhausted_at
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.reservations import Call, Delta
+from headgate.core.reservations import Call, Charge, Delta
+from headgate.core.scopes import Scope
 
 NOW = 1_700_000_000.0
 MINUTE = 60.0
@@ -80,3 +82,37 @@ def test_the_first_limit_to_be_reached_decides(
         resets_at=None if resets_in is None else NOW + resets_in * 3_600,
     )
     assert when == (None if lasts is None else NOW + lasts * 3_600)
+
+
+def charging(one: JournalEntry, *scopes: str) -> JournalEntry:
+    charges = tuple(Charge(scope=Scope(scope), bucket_start=0) for scope in scopes)
+    return msgspec.structs.replace(one, charges=charges)
+
+
+def test_one_look_at_the_journal_measures_every_scope_that_it_charges() -> None:
+    entries = [
+        charging(entry(1, spent=10), "", "project:a"),
+        charging(entry(30, spent=5), "", "project:b"),
+    ]
+    rates = burn_rates(entries, now=NOW, most=100)
+    assert {scope: rate.micro_usd_per_hour for scope, rate in rates.items()} == {
+        "": 30,
+        "project:a": 600,
+        "project:b": 10,
+    }
+    assert rates[Scope("project:a")] == burn_rate(entries[:1], now=NOW)
+
+
+def test_where_there_are_more_entries_than_were_read_the_time_that_was_read_is_measured() -> None:
+    entries = [
+        charging(entry(0.1, spent=10), "", "project:a"),
+        charging(entry(0.5, spent=5), "", "project:b"),
+    ]
+    rates = burn_rates(entries, now=NOW, most=2)
+    assert {scope: rate.measured_seconds for scope, rate in rates.items()} == {
+        "": 30,
+        "project:a": 30,
+        "project:b": 30,
+    }
+    assert rates[Scope("project:a")].micro_usd_per_hour == 1_200
+    assert burn_rates([], now=NOW, most=2) == {}

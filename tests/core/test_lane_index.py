@@ -355,7 +355,7 @@ def test_a_parked_gate_costs_nothing_however_many_stand_behind_it() -> None:
     index.close(GateClosure(kind="scope", name="session:e", until=60.0))
     index.add(Task(id="zz-can-run", project_id="p"))
     looked_at = _CountingDict(index._waiting)
-    lane = index._projects["p"].lanes[None]
+    lane = index.projects["p"].lanes[None]
     lane._order._waiting = looked_at
     assert [action.task_id for action in decide(index, state)] == ["zz-can-run"]
     assert looked_at.reads < 10

@@ -408,6 +408,9 @@ async def test_the_journal_has_one_row_a_change_newest_first(
         assert (rows[2].delta.spent_tokens, rows[2].delta.reserved_tokens) == (5, -5)
         assert calls(await tracker.journal(limit=2)) == [Call.EXPIRE, Call.RESERVE]
         assert len(await tracker.journal(since=started + 2)) == 3
+        assert calls(await tracker.journal(until=started + 1)) == [Call.DISPATCHED, Call.RESERVE]
+        assert len(await tracker.journal(since=started + 1, until=started + 2)) == 3
+        assert await tracker.journal(until=started - 1) == []
         assert len(await tracker.journal(FLOW)) == 3
         assert await tracker.journal(limit=0) == []
         assert await tracker.journal(OTHER_FLOW) == []

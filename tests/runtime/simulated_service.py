@@ -35,8 +35,9 @@ from headgate.databases.inline import Fault
 from headgate.errors import IllegalTransitionError, StoreError
 from headgate.executor import WorkOrder
 from headgate.runtime.engine import Engine, EngineSettings
-from headgate.store import Queued, TaskQuery, TurnedAway
+from headgate.store import Queued, TurnedAway
 from headgate.stores.memory import MemoryTaskStore
+from headgate.task_query import TaskQuery
 from headgate.testing import Host, HostCrashedError, SimulatedLoop, simulate
 from runtime.simulated_work import SimulatedExecutor, by_chance
 from runtime.simulated_workers import SimulatedWorker

@@ -30,7 +30,8 @@ from headgate.databases.memory import MemoryDatabase
 from headgate.errors import InvalidSettingError
 from headgate.provider import Answered, Call, Sent, Unanswered, WakeAnswer
 from headgate.runtime.slots import Slots, SlotSetup, SlotStatus
-from headgate.slot_logs import LogLine, SlotLog
+from headgate.slot_bodies import LogLine
+from headgate.slot_logs import SlotLog
 from headgate.stores.memory import MemoryTaskStore
 from headgate.stores.slots import SqlSlots
 from headgate.testing import SimulatedLoop, simulate

@@ -9,7 +9,7 @@ import pytest
 from headgate.databases.inline import Fault
 from headgate.runtime import reaper
 from headgate.runtime.reaper import Reaper
-from headgate.store import TaskQuery
+from headgate.task_query import TaskQuery
 from runtime.one_service import Service, play
 from runtime.simulated_work import always
 

@@ -13,18 +13,10 @@ from headgate.core.records import Progress, Submission, TaskRecord, Terms
 from headgate.core.submit_keys import InvalidEntry, KeyRefusal, SubmitEntry, SubmitKey, is_kept
 from headgate.core.tasks import TERMINAL, Task, TaskStatus, check_move
 from headgate.runtime.event_feed import EventFeed
-from headgate.store import (
-    KeyedAnswer,
-    LaneCount,
-    Queued,
-    TaskPage,
-    TaskQuery,
-    Totals,
-    TurnedAway,
-    UnknownParent,
-)
+from headgate.store import KeyedAnswer, LaneCount, Queued, Totals, TurnedAway, UnknownParent
 from headgate.stores.keyed_submits import entry_of
 from headgate.task_ids import TaskIds
+from headgate.task_query import TaskPage, TaskQuery
 from headgate.tokens import UNBOUND, Bounds
 from headgate.web.service import HealthReport
 

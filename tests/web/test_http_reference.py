@@ -5,6 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from doc_pages import ROOT, rows_under
+from headgate.admin_bodies import (
+    LastReloadBody,
+    OverrideBody,
+    ProjectBody,
+    SettingBody,
+    SettingsBody,
+)
+from headgate.figure_bodies import JournalBody, JournalEntryBody, LaneBody, LaneListBody
 from headgate.http_bodies import (
     BudgetStatusBody,
     CommitBody,
@@ -22,11 +30,19 @@ from headgate.http_bodies import (
     UsageRowBody,
 )
 from headgate.intake.bodies import BATCH_FIELDS, TASK_FIELDS
-from headgate.slot_bodies import LimitBody, LoopBody, NextWakeBody, SlotBody, SlotListBody
+from headgate.slot_bodies import (
+    LimitBody,
+    LoopBody,
+    NextWakeBody,
+    SlotBody,
+    SlotListBody,
+    SlotLogBody,
+)
 from headgate.task_snapshot import TaskSnapshot
 from headgate.tokens import PERMISSIONS
 from headgate.web.refusals import CODES
 from headgate.web.routes import ROUTES
+from headgate.web.running_settings import QUERY_FIELDS as SETTINGS_QUERY
 from headgate.web.tasks import QUERY_FIELDS
 from headgate.web.usage import USAGE_QUERY
 from headgate.web.webhooks import QUERY_FIELDS as WEBHOOK_QUERY
@@ -79,8 +95,15 @@ def test_every_query_parameter_is_documented() -> None:
 
 def test_every_figure_of_the_stats_is_documented() -> None:
     section = PAGE.split("## Counts and limits")[1].split("\n## ")[0]
-    for kind in (QueueBody, MetricsBody, LimitsShown):
+    for kind in (QueueBody, MetricsBody, LimitsShown, LaneListBody, LaneBody):
         assert all(f"`{name}`" in section for name in names_of(kind))
+
+
+def test_every_figure_of_a_project_is_documented() -> None:
+    section = PAGE.split("## Administration")[1].split("\n## ")[0]
+    figures = ("queued", "inflight", "targetShare", "actualShare", "deficit", "tokens")
+    assert set(figures) <= set(names_of(ProjectBody))
+    assert [name for name in figures if f"`{name}`" not in section] == []
 
 
 def test_every_field_of_a_webhook_is_documented() -> None:
@@ -110,7 +133,7 @@ def test_every_field_of_a_budget_is_documented() -> None:
     assert named("Budgets") == names_of(ReserveBody)
     assert set(names_of(CommitBody)) <= set(names_of(ReserveBody))
     section = PAGE.split("## Budgets\n")[1].split("\n## ")[0]
-    bodies = (ReservationBody, SettledBody, BudgetStatusBody)
+    bodies = (ReservationBody, SettledBody, BudgetStatusBody, JournalBody, JournalEntryBody)
     listed = [name for kind in bodies for name in names_of(kind) if not name.endswith("Tokens")]
     assert [name for name in listed if f"`{name}`" not in section] == []
 
@@ -124,9 +147,16 @@ def test_every_parameter_and_figure_of_usage_is_documented() -> None:
 def test_every_field_of_a_slot_is_documented() -> None:
     assert named("Key slots") == names_of(SlotBody)
     section = PAGE.split("## Key slots\n")[1].split("\n## ")[0]
-    inner = (SlotListBody, LimitBody, NextWakeBody, LoopBody)
+    inner = (SlotListBody, LimitBody, NextWakeBody, LoopBody, SlotLogBody)
     listed = [name for kind in inner for name in names_of(kind)]
     assert [name for name in listed if f"`{name}`" not in section] == []
+
+
+def test_every_figure_of_the_settings_is_documented() -> None:
+    section = PAGE.split("## Administration\n")[1].split("\n## ")[0]
+    bodies = (SettingsBody, SettingBody, OverrideBody, LastReloadBody)
+    listed = [*SETTINGS_QUERY, *(name for kind in bodies for name in names_of(kind))]
+    assert [name for name in listed if f"`{name}" not in section] == []
 
 
 def test_every_permission_is_documented() -> None:

@@ -212,11 +212,19 @@ def test_no_answer_has_a_key_in_it(stage: Stage) -> None:
     assert all(KEY.encode() not in answer.body for answer in answers)
 
 
+def test_the_log_of_a_slot_is_told_as_far_as_there_is_one(stage: Stage) -> None:
+    assert stage.client.get("/slots/work/log").json == {"lines": [], "count": 0}
+    assert stage.client.get("/slots/none/log").status == 404
+    assert stage.client.get("/slots/work/log?limit=0").status == 400
+    assert stage.client.get("/slots/work/log?limitt=1").status == 400
+
+
 def test_whoever_may_read_sees_slots_and_only_admins_change_them() -> None:
     needs = {(route.method, route.path): route.needs for route in slot_routes.ROUTES}
     assert needs == {
         ("GET", "/slots"): "read",
         ("GET", "/slots/{id}"): "read",
+        ("GET", "/slots/{id}/log"): "admin",
         ("POST", "/slots/{id}/warm"): "admin",
         ("POST", "/slots/{id}/enable"): "admin",
         ("POST", "/slots/{id}/disable"): "admin",

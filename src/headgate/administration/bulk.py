@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
+from math import inf
 from typing import Literal
 
 import msgspec
@@ -20,7 +21,7 @@ from headgate.intake import Draft
 from headgate.runtime.engine import Engine
 from headgate.store import Queued, TurnedAway
 from headgate.stores import selecting
-from headgate.stores.selecting import TaskFilter
+from headgate.stores.selecting import BulkFilter
 
 MAX_TASKS = 10_000
 AT_ONCE = 100
@@ -46,6 +47,13 @@ class Tally(msgspec.Struct):
         return max(0, self.matched - self.done - self.skipped)
 
 
+class Counted(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tasks match; not `is_all` if time was over before all were looked at."""
+
+    matched: int
+    is_all: bool
+
+
 class BulkWork:
     """Works on many tasks for one request."""
 
@@ -53,11 +61,25 @@ class BulkWork:
         self._engine = engine
         self._access = access
 
-    async def count(self, wanted: TaskFilter) -> int:
+    async def count(self, wanted: BulkFilter) -> int:
         """Return how many tasks match now."""
-        return await self._access.ask(partial(selecting.count, wanted=wanted))
+        return (await self.count_within(wanted, seconds=inf)).matched
 
-    async def cancel(self, wanted: TaskFilter, *, limit: int) -> Tally:
+    async def count_within(self, wanted: BulkFilter, *, seconds: float) -> Counted:
+        """Count the tasks that match, the newest first, until all are counted or time is over."""
+        clock = asyncio.get_running_loop().time
+        ends_at = clock() + seconds
+        matched, before, is_over = 0, None, False
+        while not is_over:
+            asked_at = clock()
+            part = partial(selecting.count_part, wanted=wanted, before=before)
+            found, before = await self._access.ask(part)
+            matched += found
+            # The next part takes about as long as this one.
+            is_over = before is None or 2 * clock() - asked_at > ends_at
+        return Counted(matched=matched, is_all=before is None)
+
+    async def cancel(self, wanted: BulkFilter, *, limit: int) -> Tally:
         """Cancel tasks; what runs is asked to stop, and is not waited for."""
         tally = Tally(await self.count(wanted))
         async for batch in self._batches(wanted, limit):
@@ -65,7 +87,7 @@ class BulkWork:
                 _add(tally, has_worked=has_worked)
         return tally
 
-    async def retry(self, wanted: TaskFilter, again: Again, *, limit: int) -> Tally:
+    async def retry(self, wanted: BulkFilter, again: Again, *, limit: int) -> Tally:
         """Make a new task of each that ended; one that was tried again before is left out.
 
         The batch that meets a full queue is the last one.
@@ -79,7 +101,7 @@ class BulkWork:
                 break
         return tally
 
-    async def _batches(self, wanted: TaskFilter, limit: int) -> AsyncIterator[Sequence[str]]:
+    async def _batches(self, wanted: BulkFilter, limit: int) -> AsyncIterator[Sequence[str]]:
         found = await self._access.ask(
             partial(selecting.ids, wanted=wanted, limit=min(limit, MAX_TASKS))
         )

@@ -21,6 +21,7 @@ import msgspec
 import structlog
 
 from headgate.administration.reading import SettingsReader
+from headgate.administration.reload_notes import ReloadNotes
 from headgate.administration.situation import Situation, first_situation
 from headgate.audit import Actor, AuditEntry, Detail
 from headgate.core.accounts import Limit
@@ -88,7 +89,8 @@ class Administration:
         self._unsent: Situation | None = None
         self._missing_targets: frozenset[str] = frozenset()
         self.origin = loaded.origin
-        self.situation = first_situation(loaded.settings, loaded.tables)
+        self.reloads = ReloadNotes(access.now)
+        self.situation = first_situation(loaded.settings, loaded.tables, loaded.origins)
 
     @property
     def settings(self) -> Settings:
@@ -138,13 +140,13 @@ class Administration:
 
     async def reload(self, actor: Actor) -> Difference:
         """Read the file again, and go by it; `InvalidSettingError` if it cannot be used."""
-        return await self._to_its_end(self._reload(actor))
+        return await self._to_its_end(self.reloads.note(actor, self._reload))
 
     async def _reload(self, actor: Actor) -> Difference:
         if self.origin is None:
             raise InvalidSettingError("settings", NO_FILE)
         async with self._reader.read(self.origin) as merged, self._lock:
-            before, after = self.situation, self.situation.with_file(merged.tables)
+            before, after = self.situation, self.situation.with_file(merged.tables, merged.origins)
             found = difference(before.settings, after.written)
             found = msgspec.structs.replace(
                 found, changed=difference(before.settings, after.settings).changed

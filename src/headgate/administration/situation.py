@@ -12,10 +12,11 @@ import msgspec
 
 from headgate.errors import InvalidSettingError
 from headgate.settings import Settings
-from headgate.settings.changes import settled
+from headgate.settings.changes import settled, settled_origins
 from headgate.settings.decoding import decode
 from headgate.settings.overrides import Override, is_in_force, is_paused, with_overrides
 from headgate.settings.reloading import DRAINING, Left, completed, left, reloaded, without
+from headgate.settings.shown import Origins
 from headgate.settings.sources import Merged, Table
 
 
@@ -23,6 +24,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """The tables in force, the overrides, what drains, and the settings that these make.
 
     `written` is what was read; `settings` has of it what can come into force without a restart.
+    `origins` says which file, variable or option each value was read from.
     """
 
     tables: dict[str, Table]
@@ -30,6 +32,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     written: Settings
     overrides: tuple[Override, ...] = ()
     left: Left = frozenset()
+    origins: Origins = {}
 
     @property
     def is_paused(self) -> bool:
@@ -49,7 +52,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         """Return the situation with other overrides, or raise `InvalidSettingError`."""
         return _resolved(self, tables=self.tables, overrides=tuple(overrides), left=self.left)
 
-    def with_file(self, tables: dict[str, Table]) -> Situation:
+    def with_file(self, tables: dict[str, Table], origins: Origins | None = None) -> Situation:
         """Return the situation after the file was read again, or raise `InvalidSettingError`.
 
         What drains is beside the file for a while only, so the file must be right without it.
@@ -57,7 +60,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         decode(Merged(completed(self.tables, tables), {}))
         following = reloaded(self.tables, tables)
         gone = frozenset(left(self.tables, tables))
-        return _resolved(self, tables=following, overrides=self.overrides, left=gone)
+        after = _resolved(self, tables=following, overrides=self.overrides, left=gone)
+        return msgspec.structs.replace(after, origins=settled_origins(self.origins, origins or {}))
 
     def with_strays(self, projects: Iterable[str]) -> Situation:
         """Return the situation with projects that have tasks and are not configured: they drain."""
@@ -88,9 +92,11 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         return situation
 
 
-def first_situation(settings: Settings, tables: dict[str, Table]) -> Situation:
+def first_situation(
+    settings: Settings, tables: dict[str, Table], origins: Origins | None = None
+) -> Situation:
     """Return what a service starts from."""
-    return Situation(tables=tables, settings=settings, written=settings)
+    return Situation(tables=tables, settings=settings, written=settings, origins=origins or {})
 
 
 def _resolved(
@@ -103,4 +109,5 @@ def _resolved(
         written=decoded,
         overrides=overrides,
         left=left,
+        origins=before.origins,
     )

@@ -17,6 +17,7 @@ from headgate.admin_bodies import (
     BudgetListBody,
     ProjectBody,
     ProjectListBody,
+    SettingsBody,
     TargetBody,
     TargetListBody,
 )
@@ -24,6 +25,7 @@ from headgate.client.admin_fields import Amount
 from headgate.client.calls import Call, request
 from headgate.client.task_fields import camel
 from headgate.errors import InvalidFieldError
+from headgate.figure_bodies import JournalBody, LaneListBody
 from headgate.http_bodies import (
     BudgetStatusBody,
     CreatedTokenBody,
@@ -37,7 +39,7 @@ from headgate.http_bodies import (
     TokenBody,
     TokenListBody,
 )
-from headgate.slot_bodies import SlotBody, SlotListBody
+from headgate.slot_bodies import SlotBody, SlotListBody, SlotLogBody
 
 Answered = TypeVar("Answered")
 
@@ -108,6 +110,19 @@ def change_budget(
 def budget_status(scope: str | None) -> Call[BudgetStatusBody]:
     """Describe the question for what a scope has used."""
     return request("GET", "/budgets/status", query={"scope": scope}, answer=BudgetStatusBody)
+
+
+def budget_journal(
+    scope: str | None, *, limit: int | None, cursor: str | None
+) -> Call[JournalBody]:
+    """Describe the question for one page of the changes of a scope."""
+    query = {"scope": scope, "limit": limit, "cursor": cursor}
+    return request("GET", "/budgets/journal", query=query, answer=JournalBody)
+
+
+def lanes() -> Call[LaneListBody]:
+    """Describe the question where tasks wait."""
+    return request("GET", "/scheduler/lanes", answer=LaneListBody)
 
 
 def reserve(body: Mapping[str, object]) -> Call[ReservationBody]:
@@ -194,6 +209,12 @@ def slot(name: str) -> Call[SlotBody]:
     return request("GET", _path("slots", name), answer=SlotBody)
 
 
+def slot_log(name: str, *, limit: int | None) -> Call[SlotLogBody]:
+    """Describe the question for what was logged of a slot lately."""
+    path = f"{_path('slots', name)}/log"
+    return request("GET", path, query={"limit": limit}, answer=SlotLogBody)
+
+
 def warm_slot(name: str, *, timeout_seconds: float) -> Call[SlotBody]:
     """Describe the wish that a slot's window is opened now."""
     path = f"{_path('slots', name)}/warm"
@@ -208,6 +229,11 @@ def enable_slot(name: str) -> Call[SlotBody]:
 def disable_slot(name: str) -> Call[SlotBody]:
     """Describe the wish that a slot is left alone."""
     return request("POST", f"{_path('slots', name)}/disable", answer=SlotBody, is_repeatable=True)
+
+
+def settings(**query: str | int | None) -> Call[SettingsBody]:
+    """Describe the question for one page of the settings in force."""
+    return request("GET", "/settings", query=query, answer=SettingsBody)
 
 
 def audit(*, limit: int | None, cursor: str | None) -> Call[AuditListBody]:

@@ -18,7 +18,7 @@ from headgate.client.async_transport import AsyncTransport
 from headgate.client.calls import Call, Query
 from headgate.client.event_stream import StreamOverError, event_of, is_last, is_news
 from headgate.client.following import Following
-from headgate.client.task_fields import TaskFields, TaskFilter
+from headgate.client.task_fields import ListFilter, TaskFields, TaskFilter
 from headgate.core.task_events import TaskEvent
 from headgate.errors import ServiceError
 from headgate.http_bodies import (
@@ -109,32 +109,18 @@ class Client(AdminVerbs):
     async def list_tasks(
         self,
         *,
-        agent_id: str | None = None,
-        project_id: str | None = None,
-        state: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
+        **which: Unpack[ListFilter],
     ) -> TaskListBody:
-        """Return one page of tasks, newest first; `state` may be several, as `queued,running`."""
-        return await self._send(
-            calls.list_tasks(
-                agent_id=agent_id, project_id=project_id, state=state, limit=limit, cursor=cursor
-            )
-        )
+        """Return one page of tasks, newest first; only its `next_cursor` says if there are more."""
+        return await self._send(calls.list_tasks(which, limit=limit, cursor=cursor))
 
-    async def iterate_tasks(
-        self,
-        *,
-        agent_id: str | None = None,
-        project_id: str | None = None,
-        state: str | None = None,
-    ) -> AsyncIterator[TaskSnapshot]:
-        """Give all tasks, newest first, page by page."""
+    async def iterate_tasks(self, **which: Unpack[ListFilter]) -> AsyncIterator[TaskSnapshot]:
+        """Give all tasks that are meant, newest first, page by page."""
         cursor = None
         while True:
-            page = await self.list_tasks(
-                agent_id=agent_id, project_id=project_id, state=state, cursor=cursor
-            )
+            page = await self.list_tasks(cursor=cursor, **which)
             for task in page.tasks:
                 yield task
             cursor = page.next_cursor

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from headgate.admin_bodies import BulkCancelBody, BulkRetryBody, ReloadBody, SwitchBody
-from headgate.client.task_fields import TaskFields, TaskFilter, camel, task_body
+from headgate.client.task_fields import ListFilter, TaskFields, TaskFilter, camel, task_body
 from headgate.core.submit_keys import KEY_RULE, is_key
 from headgate.errors import InvalidFieldError
 from headgate.http_bodies import (
@@ -119,9 +119,12 @@ def get(task_id: str) -> Call[TaskSnapshot]:
     return request("GET", task_path(task_id), answer=TaskSnapshot)
 
 
-def list_tasks(**query: str | int | None) -> Call[TaskListBody]:
+def list_tasks(
+    which: ListFilter, *, limit: int | None = None, cursor: str | None = None
+) -> Call[TaskListBody]:
     """Describe the question for one page of tasks."""
-    named = {camel(name): value for name, value in query.items()}
+    given: dict[str, object] = {**which, "limit": limit, "cursor": cursor}
+    named = {camel(name): _asked(value) for name, value in given.items()}
     return request("GET", "/tasks", query=named, answer=TaskListBody)
 
 
@@ -220,6 +223,12 @@ def _bulk(path: str, which: TaskFilter, answer: type[Answered], *, confirm: bool
     return request(
         "POST", path, body={**body, "confirm": confirm}, answer=answer, is_repeatable=True
     )
+
+
+def _asked(value: object) -> str | int | None:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value if value is None or isinstance(value, int) else str(value)
 
 
 def _moment(value: datetime | str | None) -> str | None:

@@ -14,6 +14,7 @@ from headgate.admin_bodies import (
     BudgetListBody,
     ProjectBody,
     ProjectListBody,
+    SettingsBody,
     TargetBody,
     TargetListBody,
 )
@@ -26,6 +27,7 @@ from headgate.client.admin_fields import (
     TargetChange,
 )
 from headgate.client.calls import Call
+from headgate.figure_bodies import JournalBody, LaneListBody
 from headgate.http_bodies import (
     BudgetStatusBody,
     CreatedTokenBody,
@@ -39,7 +41,7 @@ from headgate.http_bodies import (
     TokenBody,
     TokenListBody,
 )
-from headgate.slot_bodies import SlotBody, SlotListBody
+from headgate.slot_bodies import SlotBody, SlotListBody, SlotLogBody
 from headgate.tokens import Permission
 
 Answered = TypeVar("Answered")
@@ -103,6 +105,16 @@ class SyncAdminVerbs:
     def budget_status(self, scope: str | None = None) -> BudgetStatusBody:
         """Return what a scope and everything within it has used and holds."""
         return self._send(admin_calls.budget_status(scope))
+
+    def budget_journal(
+        self, scope: str | None = None, *, limit: int | None = None, cursor: str | None = None
+    ) -> JournalBody:
+        """Return one page of the changes of a scope, newest first."""
+        return self._send(admin_calls.budget_journal(scope, limit=limit, cursor=cursor))
+
+    def lanes(self) -> LaneListBody:
+        """Return where tasks wait, for how long, and how loaded each lane is."""
+        return self._send(admin_calls.lanes())
 
     def reserve(
         self,
@@ -214,6 +226,10 @@ class SyncAdminVerbs:
         """Return a slot."""
         return self._send(admin_calls.slot(name))
 
+    def slot_log(self, name: str, *, limit: int | None = None) -> SlotLogBody:
+        """Return what a node has logged of a slot lately, oldest first."""
+        return self._send(admin_calls.slot_log(name, limit=limit))
+
     def warm_slot(self, name: str, *, timeout_seconds: float = 60.0) -> SlotBody:
         """Open a slot's window now; refused while it is open already."""
         return self._send(admin_calls.warm_slot(name, timeout_seconds=timeout_seconds))
@@ -225,6 +241,26 @@ class SyncAdminVerbs:
     def disable_slot(self, name: str) -> SlotBody:
         """Neither poll nor wake a slot until it is enabled; its tasks wait."""
         return self._send(admin_calls.disable_slot(name))
+
+    def settings(
+        self,
+        *,
+        section: str | None = None,
+        text: str | None = None,
+        changed: bool = False,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> SettingsBody:
+        """Return one page of the settings in force, and what the last reload changed."""
+        return self._send(
+            admin_calls.settings(
+                section=section,
+                text=text,
+                changed="true" if changed else None,
+                limit=limit,
+                cursor=cursor,
+            )
+        )
 
     def audit(self, *, limit: int | None = None, cursor: str | None = None) -> AuditListBody:
         """Return one page of who changed what, newest first."""

@@ -16,7 +16,7 @@ from headgate.client.event_stream import StreamOverError, event_of, is_last, is_
 from headgate.client.following import Following
 from headgate.client.sync_admin import SyncAdminVerbs
 from headgate.client.sync_transport import SyncTransport
-from headgate.client.task_fields import TaskFields, TaskFilter
+from headgate.client.task_fields import ListFilter, TaskFields, TaskFilter
 from headgate.core.task_events import TaskEvent
 from headgate.errors import ServiceError
 from headgate.http_bodies import (
@@ -104,32 +104,18 @@ class SyncClient(SyncAdminVerbs):
     def list_tasks(
         self,
         *,
-        agent_id: str | None = None,
-        project_id: str | None = None,
-        state: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
+        **which: Unpack[ListFilter],
     ) -> TaskListBody:
-        """Return one page of tasks, newest first; `state` may be several, as `queued,running`."""
-        return self._send(
-            calls.list_tasks(
-                agent_id=agent_id, project_id=project_id, state=state, limit=limit, cursor=cursor
-            )
-        )
+        """Return one page of tasks, newest first; only its `next_cursor` says if there are more."""
+        return self._send(calls.list_tasks(which, limit=limit, cursor=cursor))
 
-    def iterate_tasks(
-        self,
-        *,
-        agent_id: str | None = None,
-        project_id: str | None = None,
-        state: str | None = None,
-    ) -> Iterator[TaskSnapshot]:
-        """Give all tasks, newest first, page by page."""
+    def iterate_tasks(self, **which: Unpack[ListFilter]) -> Iterator[TaskSnapshot]:
+        """Give all tasks that are meant, newest first, page by page."""
         cursor = None
         while True:
-            page = self.list_tasks(
-                agent_id=agent_id, project_id=project_id, state=state, cursor=cursor
-            )
+            page = self.list_tasks(cursor=cursor, **which)
             yield from page.tasks
             cursor = page.next_cursor
             if cursor is None:

@@ -47,15 +47,42 @@ class TaskFields(TypedDict, total=False):
 
 
 class TaskFilter(TypedDict, total=False):
-    """Which tasks are meant, where several can be; `label` is one, as `key=value`."""
+    """Which tasks are meant, where several can be; `label` is one, as `key=value` or `key`.
+
+    `text` is looked for in the id, the project, the agent, the action, the labels and the error.
+    """
 
     agent_id: str | None
     project_id: str | None
     state: Sequence[str]
     target: str | None
+    slot: str | None
+    provider: str | None
+    scope: str | None
     label: str | None
     created_before: datetime | None
     created_after: datetime | None
+    text: str | None
+
+
+class ListFilter(TypedDict, total=False):
+    """Which tasks are listed, as for several at once; `state` may be several, as `queued,running`.
+
+    Times have a zone. The `order` is newest first unless given.
+    """
+
+    agent_id: str | None
+    project_id: str | None
+    state: str | None
+    target: str | None
+    slot: str | None
+    provider: str | None
+    scope: str | None
+    label: str | None
+    created_before: datetime | str | None
+    created_after: datetime | str | None
+    text: str | None
+    order: Literal["newest", "oldest"] | None
 
 
 _TIMES = ("deadline", "not_before")

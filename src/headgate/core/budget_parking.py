@@ -105,6 +105,14 @@ class BudgetParking:
             if scope not in self._closed:
                 del self.refusals[scope]
 
+    def set_aside(self, scope: str) -> int:
+        """Return how many tasks were set aside for a scope."""
+        return len(self._aside.get(scope, ()))
+
+    def all_aside(self) -> Iterable[str]:
+        """Return the tasks that were set aside one by one, for any scope."""
+        return self._scope_of.keys()
+
     def scope_of(self, task_id: str) -> str | None:
         """Return the scope that a task was set aside for."""
         return self._scope_of.get(task_id)

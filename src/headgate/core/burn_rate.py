@@ -11,9 +11,11 @@ from collections.abc import Sequence
 import msgspec
 
 from headgate.core.accounts import JournalEntry
+from headgate.core.scopes import Scope
 
 BURN_SECONDS = 3_600.0
 LEAST_SECONDS = 60.0
+LEAST_CUT_SECONDS = 1.0
 _SECONDS_PER_HOUR = 3_600
 
 
@@ -25,18 +27,25 @@ class BurnRate(msgspec.Struct, frozen=True, kw_only=True):
     measured_seconds: int = 0
 
 
-def burn_rate(entries: Sequence[JournalEntry], *, now: float) -> BurnRate:
+def burn_rate(
+    entries: Sequence[JournalEntry], *, now: float, cut_at: float | None = None
+) -> BurnRate:
     """Measure the entries of one scope, newest first.
 
     If none is older than the hour, the time since the oldest is measured, at least a minute: a
-    budget that began ten minutes ago must not look six times slower than it is.
+    budget that began ten minutes ago must not look six times slower than it is. `cut_at` is the
+    time up to which entries were read where there are more: then that time is measured.
     """
     begin = now - BURN_SECONDS
     recent = [entry for entry in entries if entry.at >= begin]
     if not recent:
         return BurnRate()
-    is_whole = len(recent) < len(entries)
-    seconds = BURN_SECONDS if is_whole else max(LEAST_SECONDS, now - recent[-1].at)
+    if len(recent) < len(entries):
+        seconds = BURN_SECONDS
+    elif cut_at is not None:
+        seconds = min(BURN_SECONDS, max(LEAST_CUT_SECONDS, now - cut_at))
+    else:
+        seconds = max(LEAST_SECONDS, now - recent[-1].at)
     usd = sum(entry.delta.spent_micro_usd + entry.delta.overrun_micro_usd for entry in recent)
     tokens = sum(entry.delta.spent_tokens + entry.delta.overrun_tokens for entry in recent)
     return BurnRate(
@@ -44,6 +53,19 @@ def burn_rate(entries: Sequence[JournalEntry], *, now: float) -> BurnRate:
         tokens_per_hour=_per_hour(tokens, seconds),
         measured_seconds=round(seconds),
     )
+
+
+def burn_rates(entries: Sequence[JournalEntry], *, now: float, most: int) -> dict[Scope, BurnRate]:
+    """Measure every scope that the entries of an outer one charge, newest first.
+
+    As many as `most` are taken to be a part of them.
+    """
+    by_scope: dict[Scope, list[JournalEntry]] = {}
+    for entry in entries:
+        for charge in entry.charges:
+            by_scope.setdefault(charge.scope, []).append(entry)
+    cut_at = entries[-1].at if entries and len(entries) >= most else None
+    return {scope: burn_rate(own, now=now, cut_at=cut_at) for scope, own in by_scope.items()}
 
 
 def exhausted_at(

@@ -122,6 +122,10 @@ class GateBook:
                     gate.closed_by[part] = closure
         return gate
 
+    def behind(self, part: GatePart) -> list[Gate]:
+        """Return the gates that a part closes now."""
+        return [gate for gate in self._by_part.get(part, ()) if part in gate.closed_by]
+
     def drop(self, gate: Gate) -> None:
         """Forget a gate that nobody waits behind."""
         del self._gates[gate.key]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import count
+from itertools import count, islice
 
 from headgate.core.gates import Gate
 from headgate.core.tasks import Task
@@ -158,6 +158,13 @@ class GroupedHeap:
                 row.offer = (head[0], head[1], head[2], row.serial, row, head)
                 heapreplace(heads, row.offer)
         return None
+
+    def firsts(self, most: int) -> Iterator[Task]:
+        """Yield the first task behind each gate, open or closed, of so many gates at most."""
+        for rows in islice(self._rows.values(), most):
+            heads = [head for row in rows.values() if (head := self._head(row)) is not None]
+            if heads:
+                yield min(heads)[4]
 
     def pop(self) -> None:
         """Drop the entry that `peek` has just returned, and offer the next of its row."""

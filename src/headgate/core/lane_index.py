@@ -65,9 +65,9 @@ class LaneIndex:
         self._ageing_seconds = priority_ageing_seconds
         self._tracks_ticks = policy is LanePolicy.HIGHEST_LOAD or max_wait_ticks is not None
         self._waiting: dict[str, Task] = {}
-        self._gates = GateBook(self.offers.closure)
-        self._gate_lanes: dict[Gate, dict[Lane, None]] = {}
-        self._projects: dict[str, ProjectLanes] = {}
+        self.gates = GateBook(self.offers.closure)
+        self.gate_lanes: dict[Gate, dict[Lane, None]] = {}
+        self.projects: dict[str, ProjectLanes] = {}
         self._owned: dict[str, dict[Lane, None]] = {}
         self._served: dict[tuple[str, str | None], int] = {}
 
@@ -102,12 +102,12 @@ class LaneIndex:
 
     def ready(self, project_id: str) -> int:
         """Return how many tasks of a project no gate holds."""
-        project = self._projects.get(project_id)
+        project = self.projects.get(project_id)
         return 0 if project is None else project.ready
 
     def gate_of(self, task: Task) -> Gate:
         """Return the gate that the task stands behind."""
-        return self._gates.gate(gate_key(task, self._pull_targets))
+        return self.gates.gate(gate_key(task, self._pull_targets))
 
     def add(self, task: Task) -> None:
         """Queue a task; a task of the same id that waits already is replaced."""
@@ -119,10 +119,10 @@ class LaneIndex:
         lane = self._lane(task.project_id, task.agent_id)
         was_ready = lane.ready > 0
         self._waiting[task.id] = task
-        self._gate_lanes.setdefault(gate, {})[lane] = None
+        self.gate_lanes.setdefault(gate, {})[lane] = None
         lane.push(gate, self._rank(task), task)
         if not gate.closed_by:
-            self._projects[task.project_id].ready += 1
+            self.projects[task.project_id].ready += 1
             self.offers.count(gate, 1)
             self._announce(lane, was_ready=was_ready)
 
@@ -137,14 +137,14 @@ class LaneIndex:
         for (project_id, owner, gate), ranked in groups.items():
             lane = self._lane(project_id, owner)
             was_ready = lane.ready > 0
-            self._gate_lanes.setdefault(gate, {})[lane] = None
+            self.gate_lanes.setdefault(gate, {})[lane] = None
             if lane.size > FEW * len(ranked):
                 for rank, task in ranked:
                     lane.push(gate, rank, task)
             else:
                 lane.load(gate, ranked)
             if not gate.closed_by:
-                self._projects[project_id].ready += len(ranked)
+                self.projects[project_id].ready += len(ranked)
                 self.offers.count(gate, len(ranked))
                 self._announce(lane, was_ready=was_ready)
 
@@ -152,16 +152,16 @@ class LaneIndex:
         """Take a task out, planned, cancelled or expired; None if it does not wait."""
         task = self._waiting.pop(task_id, None)
         if task is not None:
-            lane = self._projects[task.project_id].lanes[task.agent_id]
+            lane = self.projects[task.project_id].lanes[task.agent_id]
             self._leave(lane, self.gate_of(task), task)
             lane.prune()
         return task
 
     def close(self, closure: GateClosure) -> None:
         """Park every task behind this scope, target or slot."""
-        for gate in self._gates.close(closure):
-            for lane in self._gate_lanes[gate]:
-                project = self._projects[lane.project_id]
+        for gate in self.gates.close(closure):
+            for lane in self.gate_lanes[gate]:
+                project = self.projects[lane.project_id]
                 parked = lane.park(gate)
                 project.ready -= parked
                 self.offers.count(gate, -parked)
@@ -170,11 +170,11 @@ class LaneIndex:
 
     def open(self, part: GatePart) -> None:
         """Offer again what waited for this scope, target or slot alone."""
-        for gate in self._gates.open(part):
-            for lane in self._gate_lanes[gate]:
+        for gate in self.gates.open(part):
+            for lane in self.gate_lanes[gate]:
                 was_ready = lane.ready > 0
                 unparked = lane.unpark(gate)
-                self._projects[lane.project_id].ready += unparked
+                self.projects[lane.project_id].ready += unparked
                 self.offers.count(gate, unparked)
                 self._announce(lane, was_ready=was_ready)
 
@@ -237,14 +237,14 @@ class LaneIndex:
 
     def choose_lane(self, project_id: str, *, tick: int, alpha: float) -> Lane | None:
         """Return the lane of a project that goes first under the policy."""
-        project = self._projects.get(project_id)
+        project = self.projects.get(project_id)
         if project is None or project.chooser is None:
             return None
         return project.chooser.best(tick=tick, alpha=alpha)
 
     def lane_for(self, project_id: str, agent: Agent) -> Lane | None:
         """Return the lane whose head this agent would take: its own, or the open one."""
-        project = self._projects.get(project_id)
+        project = self.projects.get(project_id)
         if project is None:
             return None
         owners = (agent.id, None) if agent.accepts_open else (agent.id,)
@@ -322,9 +322,9 @@ class LaneIndex:
         return (task.priority, 0 if self.policy is None else task.created_at, task.id)
 
     def _lane(self, project_id: str, owner: str | None) -> Lane:
-        project = self._projects.get(project_id)
+        project = self.projects.get(project_id)
         if project is None:
-            project = self._projects[project_id] = ProjectLanes(self._new_chooser())
+            project = self.projects[project_id] = ProjectLanes(self._new_chooser())
         lane = project.lanes.get(owner)
         if lane is None:
             lane = Lane(project_id, owner, self._waiting, tracks_ticks=self._tracks_ticks)
@@ -339,7 +339,7 @@ class LaneIndex:
         return lane_chooser(self.policy, self.agent_for, max_wait_ticks=self._max_wait_ticks)
 
     def _announce(self, lane: Lane, *, was_ready: bool) -> None:
-        chooser = self._projects[lane.project_id].chooser
+        chooser = self.projects[lane.project_id].chooser
         if chooser is None:
             return
         if was_ready:
@@ -362,12 +362,12 @@ class LaneIndex:
                 self.open(ANY_WORKER)
         # Open lanes are not offered again: a chooser asks who is free for them when it chooses.
         for lane in self._owned.get(agent_id, ()):
-            chooser = self._projects[lane.project_id].chooser
+            chooser = self.projects[lane.project_id].chooser
             if chooser is not None:
                 (chooser.ease if was_free else chooser.offer)(lane)
 
     def _leave(self, lane: Lane, gate: Gate, task: Task) -> None:
-        project = self._projects[lane.project_id]
+        project = self.projects[lane.project_id]
         if not gate.closed_by:
             project.ready -= 1
             self.offers.count(gate, -1)
@@ -379,11 +379,11 @@ class LaneIndex:
             self._drop(lane)
 
     def _unlink(self, lane: Lane, gate: Gate) -> None:
-        lanes = self._gate_lanes[gate]
+        lanes = self.gate_lanes[gate]
         del lanes[lane]
         if not lanes:
-            del self._gate_lanes[gate]
-            self._gates.drop(gate)
+            del self.gate_lanes[gate]
+            self.gates.drop(gate)
 
     def _drop(self, lane: Lane) -> None:
         if lane.served_tick != NEVER_SERVED:
@@ -392,9 +392,9 @@ class LaneIndex:
         del owned[lane]
         if not owned:
             del self._owned[lane.owner or ""]
-        project = self._projects[lane.project_id]
+        project = self.projects[lane.project_id]
         if project.chooser is not None:
             project.chooser.drop(lane)
         del project.lanes[lane.owner]
         if not project.lanes:
-            del self._projects[lane.project_id]
+            del self.projects[lane.project_id]

@@ -12,6 +12,8 @@ from headgate.core.load_ranking import to_micro_weight
 from headgate.core.tasks import Task
 
 NEVER_SERVED = -1
+MAX_GATES_LOOKED_AT = 64
+"""How many gates of a lane are looked at for its longest wait; the first came first."""
 
 
 class Lane:
@@ -92,6 +94,18 @@ class Lane:
         head = None if self._oldest is None else self._oldest.peek()
         return 0 if head is None else head[0][4].enqueued_tick
 
+    def longest_wait(self, now: float) -> float | None:
+        """Return for how many seconds the task has waited that was queued first.
+
+        Tasks behind closed gates count here: somebody waits for them all the same.
+        """
+        tasks = () if self._oldest is None else self._oldest.firsts(MAX_GATES_LOOKED_AT)
+        return max((waited(task, now) for task in tasks), default=None)
+
+    def behind(self, gate: Gate) -> int:
+        """Return how many tasks wait behind a gate."""
+        return self._stock[gate][0]
+
     def waiting_since(self) -> int:
         """Return the tick since which the lane has had work and has not been served."""
         return max(self.served_tick, self.oldest_tick())
@@ -125,6 +139,11 @@ class Lane:
             self.ready += step
             self.depth_micro += depth_micro
         return stock[0]
+
+
+def waited(task: Task, now: float) -> float:
+    """Return for how many seconds a task has waited, not counting the time until its own."""
+    return max(0.0, now - max(task.created_at, task.not_before or 0.0))
 
 
 def _tick_rank(task: Task) -> Rank:

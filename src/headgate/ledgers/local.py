@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from heapq import heappop, heappush
+from math import inf
 from threading import Lock
 
 from headgate.core.accounts import (
@@ -102,15 +103,17 @@ class LocalLedger:
             )
             return [self._books.account(name, now) for name in [scope, *within[: most - 1]]]
 
-    async def journal(self, scope: Scope, *, since: float, limit: int) -> list[JournalEntry]:
-        """Return the latest entries that charge the scope, newest first."""
+    async def journal(
+        self, scope: Scope, *, since: float, until: float = inf, limit: int
+    ) -> list[JournalEntry]:
+        """Return the latest entries of a time that charge the scope, newest first."""
         found: list[JournalEntry] = []
         with self._lock:
             self._begin()
             for entry in reversed(self._journal):
                 if len(found) >= limit or entry.at < since:
                     break
-                if any(charge.scope == scope for charge in entry.charges):
+                if entry.at <= until and any(one.scope == scope for one in entry.charges):
                     found.append(entry)
         return found
 

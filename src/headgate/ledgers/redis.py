@@ -13,6 +13,8 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
+from functools import partial
+from math import inf
 from typing import cast
 from urllib.parse import parse_qsl, urlencode, urlunsplit
 
@@ -162,14 +164,15 @@ class RedisLedger:
             found.append(read_account(name, limit, buckets_from(row), now=now, tz=tz))
         return sorted(found, key=lambda account: (depth(account.scope), account.scope))
 
-    async def journal(self, scope: Scope, *, since: float, limit: int) -> list[JournalEntry]:
-        """Return the latest entries that charge the scope, newest first."""
+    async def journal(
+        self, scope: Scope, *, since: float, until: float = inf, limit: int
+    ) -> list[JournalEntry]:
+        """Return the latest entries of a time that charge the scope, newest first."""
         await self.sweep()
-        found, is_complete = _latest(
-            await self._entries(-RECENT_ENTRIES), scope, since=since, limit=limit
-        )
+        which = partial(_latest, scope=scope, since=since, until=until, limit=limit)
+        found, is_complete = which(await self._entries(-RECENT_ENTRIES))
         if not is_complete:
-            found, _ = _latest(await self._entries(0), scope, since=since, limit=limit)
+            found, _ = which(await self._entries(0))
         return found
 
     async def sweep(self) -> int:
@@ -309,7 +312,7 @@ def _answer(batch: Batch, request: Request, reply: Reply) -> Answer | Exception:
 
 
 def _latest(
-    kept: Sequence[bytes], scope: Scope, *, since: float, limit: int
+    kept: Sequence[bytes], scope: Scope, *, since: float, until: float, limit: int
 ) -> tuple[list[JournalEntry], bool]:
     """Return the newest entries of a scope, and whether older ones cannot add to them."""
     found: list[JournalEntry] = []
@@ -319,7 +322,7 @@ def _latest(
         entry = entry_from(packed)
         if entry.at < since:
             return found, True
-        if any(charge.scope == scope for charge in entry.charges):
+        if entry.at <= until and any(charge.scope == scope for charge in entry.charges):
             found.append(entry)
     return found, len(found) >= limit or len(kept) < RECENT_ENTRIES
 

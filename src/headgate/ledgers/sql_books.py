@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from math import inf
 
 from headgate.core.accounts import Account, JournalEntry, Limit, Refused
 from headgate.core.books import Books, ReserveRequest, SettleRequest
@@ -38,7 +39,7 @@ Answer = Reservation | Refused
 
 EXPIRED_PER_ROUND = 1_000
 MAX_EXPIRED = 20 * EXPIRED_PER_ROUND
-JOURNAL_PAGE = 2_000
+JOURNAL_PAGE = 20_000
 MAX_SCANNED_ENTRIES = 200_000
 """How far back the journal of a scope is looked for; older entries exist, but are not searched."""
 
@@ -62,10 +63,13 @@ _SET_LIMIT = (
     " limit_micro_usd = excluded.limit_micro_usd, limit_tokens = excluded.limit_tokens,"
     " time_window = excluded.time_window"
 )
+_LATEST = "SELECT seq, at FROM ledger_journal WHERE seq < ? ORDER BY seq DESC LIMIT 1"
 _JOURNAL = (
-    f"SELECT seq, at, reservation_id, call, charges, {_AMOUNTS} FROM ledger_journal"  # noqa: S608
-    " WHERE seq < ? ORDER BY seq DESC LIMIT ?"
+    f"SELECT at, reservation_id, call, charges, {_AMOUNTS} FROM ledger_journal"  # noqa: S608
+    " WHERE seq > ? AND seq < ? AND at >= ? AND at <= ? AND {position}(charges, ?) > 0"
+    " ORDER BY seq DESC LIMIT ?"
 )
+_POSITION = {Dialect.SQLITE: "instr", Dialect.POSTGRES: "strpos"}
 
 
 def lock_books(transaction: Transaction) -> None:
@@ -174,9 +178,9 @@ def limited_accounts(
 
 
 def journal(
-    transaction: Transaction, scope: Scope, *, since: float, limit: int
+    transaction: Transaction, scope: Scope, *, since: float, until: float = inf, limit: int
 ) -> list[JournalEntry]:
-    """Return the latest entries that charge the scope, newest first.
+    """Return the latest entries of a time that charge the scope, newest first.
 
     They are looked for among the latest `MAX_SCANNED_ENTRIES` of all scopes: an index for each
     scope would cost every request, and this is asked seldom.
@@ -184,13 +188,16 @@ def journal(
     found: list[JournalEntry] = []
     before, scanned = 2**62, 0
     mark = f'["{scope}",'
+    sql = _JOURNAL.format(position=_POSITION[transaction.dialect])
     while len(found) < limit and scanned < MAX_SCANNED_ENTRIES:
-        page = transaction.read(_JOURNAL, (before, JOURNAL_PAGE))
-        found += [to_entry(row[1:]) for row in page if mark in row[4] and row[1] >= since]
-        if len(page) < JOURNAL_PAGE or page[-1][1] < since:
+        latest = transaction.read(_LATEST, (before,))
+        if not latest or latest[0][1] < since:
             break
-        before, scanned = page[-1][0], scanned + len(page)
-    return found[:limit]
+        behind = latest[0][0] - JOURNAL_PAGE
+        asked = (behind, before, since, until, mark, limit - len(found))
+        found += [to_entry(row) for row in transaction.read(sql, asked)]
+        before, scanned = behind + 1, scanned + JOURNAL_PAGE
+    return found
 
 
 def _apply(books: Books, request: Request, now: float) -> Answer | CallerError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TypeVar, cast
 
 from headgate.core.accounts import Account, JournalEntry, Limit, Refused
@@ -74,10 +75,14 @@ class SqlLedger:
         """Return the scope and everything within it that has a limit or a balance."""
         return await self._run(lambda books, now: sql_books.accounts(books, scope, now, most=most))
 
-    async def journal(self, scope: Scope, *, since: float, limit: int) -> list[JournalEntry]:
-        """Return the latest entries that charge the scope, newest first."""
+    async def journal(
+        self, scope: Scope, *, since: float, until: float = inf, limit: int
+    ) -> list[JournalEntry]:
+        """Return the latest entries of a time that charge the scope, newest first."""
         return await self._run(
-            lambda books, _now: sql_books.journal(books, scope, since=since, limit=limit)
+            lambda books, _now: sql_books.journal(
+                books, scope, since=since, until=until, limit=limit
+            )
         )
 
     async def sweep(self) -> int:

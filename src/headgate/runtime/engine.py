@@ -37,8 +37,11 @@ from headgate.ledger import Ledger
 from headgate.runtime.dispatcher import Dispatcher
 from headgate.runtime.event_feed import EventFeed
 from headgate.runtime.health import Health, judge
+from headgate.runtime.history import History
 from headgate.runtime.ledger_watch import WatchedLedger
 from headgate.runtime.node import NodeLife
+from headgate.runtime.oldest_live import from_the_oldest_live
+from headgate.runtime.outlook import Outlook
 from headgate.runtime.pull_workers import PullWorkers
 from headgate.runtime.reaper import Reaper
 from headgate.runtime.retired_executors import RetiredExecutors
@@ -48,18 +51,9 @@ from headgate.runtime.supervisor import Loop, Supervisor
 from headgate.runtime.task_runner import TaskRunner
 from headgate.runtime.waiting import wait_for_end
 from headgate.runtime.why import Why, why_of
-from headgate.store import (
-    KeyedAnswer,
-    KeyedSubmit,
-    NewTask,
-    Queued,
-    TaskPage,
-    TaskQuery,
-    TaskStore,
-    Totals,
-    TurnedAway,
-)
+from headgate.store import KeyedAnswer, KeyedSubmit, NewTask, Queued, TaskStore, Totals, TurnedAway
 from headgate.task_ids import TaskIds
+from headgate.task_query import TaskPage, TaskQuery
 from headgate.tokens import UNBOUND, Bounds
 
 log = structlog.get_logger("headgate.engine")
@@ -124,6 +118,7 @@ class Engine:
             ledger=ledger,
             feed=self.feed,
         )
+        self.outlook, self.history = _overseen(self.dispatcher, self.feed)
         self._submits = Submits(store, self.dispatcher, show=self._show)
         self.workers = PullWorkers(
             store,
@@ -144,8 +139,7 @@ class Engine:
             lease_seconds=settings.lease_seconds,
         )
         self.reaper = Reaper(store, result_ttl_seconds=settings.result_ttl_seconds)
-        self._supervisor = Supervisor()
-        self.retired = RetiredExecutors()
+        self._supervisor, self.retired = Supervisor(), RetiredExecutors()
         self._preparations: list[Preparation] = []
         self._phase = "starting"
 
@@ -266,8 +260,8 @@ class Engine:
         return await self.store.among(task_ids, owner)
 
     async def find(self, query: TaskQuery) -> TaskPage:
-        """List tasks, newest first, as many as fit on one page."""
-        return await self.store.find(query)
+        """List tasks in the order of the query, as many as fit on one page."""
+        return await self.store.find(from_the_oldest_live(query, self.dispatcher.desk))
 
     async def totals(self) -> Totals:
         """Count what waits, what runs and what has happened."""
@@ -314,6 +308,7 @@ class Engine:
             "node": self.node.run,
             "dispatcher": self.dispatcher.run,
             "reaper": self.reaper.run,
+            "history": self.history.run,
         }
         if self.ledger is not None:
             loops["outbox"] = SettlementOutbox(self.store, self.ledger).run
@@ -351,6 +346,14 @@ class Engine:
             await step
         except StoreError as error:
             log.warning("left without telling the store", problem=str(error))
+
+
+def _overseen(dispatcher: Dispatcher, feed: EventFeed) -> tuple[Outlook, History]:
+    """Return what people look at: the desk as it is, and how it was."""
+    outlook = Outlook(dispatcher)
+    history = History(feed.now, outlook.present)
+    feed.witnesses.append(history)
+    return outlook, history
 
 
 def _is_within(bounds: Bounds, flight: InFlight) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from math import inf
 from typing import TypeVar
 
 import structlog
@@ -78,9 +79,12 @@ class WatchedLedger:
         """Return the scope and everything within it that has a limit or a balance, root first."""
         return await self._noted(self._ledger.accounts(scope, most=most))
 
-    async def journal(self, scope: Scope, *, since: float, limit: int) -> list[JournalEntry]:
-        """Return the latest entries that charge the scope, newest first."""
-        return await self._noted(self._ledger.journal(scope, since=since, limit=limit))
+    async def journal(
+        self, scope: Scope, *, since: float, until: float = inf, limit: int
+    ) -> list[JournalEntry]:
+        """Return the latest entries of a time that charge the scope, newest first."""
+        found = self._ledger.journal(scope, since=since, until=until, limit=limit)
+        return await self._noted(found)
 
     async def sweep(self) -> int:
         """Expire all leases that are due, and return how many there were."""

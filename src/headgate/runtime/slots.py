@@ -26,6 +26,7 @@ from headgate.runtime.slot_status import LoopHealth, SlotSetup, SlotStatus
 from headgate.runtime.slot_watch import STUCK_SECONDS, SlotWatch
 from headgate.runtime.supervisor import Supervisor
 from headgate.runtime.wake_loop import WakeLoop
+from headgate.slot_bodies import LogLine
 from headgate.slot_logs import SlotTrail
 from headgate.slot_store import SlotStore
 
@@ -40,6 +41,8 @@ STOP_SECONDS = 10.0
 """How long loops have to end; one that does not hear it must not keep the service from ending."""
 
 Listener = Callable[[tuple[SlotStanding, ...]], None]
+LatestLines = Callable[[str, int], list[LogLine]]
+"""Reads the latest lines about a slot, at most so many; it may take a while."""
 
 
 class Slots:
@@ -52,6 +55,7 @@ class Slots:
         *,
         trail_of: Callable[[str], SlotTrail],
         make_id: Callable[[], str],
+        latest_lines: LatestLines | None = None,
         is_shared: bool = False,
     ) -> None:
         self._mirror = SlotMirror(store, self._seen)
@@ -64,6 +68,7 @@ class Slots:
             poll_soon=self._poll_soon,
             changed=self._tell,
         )
+        self._latest_lines = latest_lines
         self._is_shared = is_shared
         self._slots: dict[str, KeySlot] = {}
         self._listeners: list[Listener] = []
@@ -123,6 +128,16 @@ class Slots:
     def statuses(self) -> tuple[SlotStatus, ...]:
         """Return everything about each slot, in the order of the file."""
         return tuple(slot.status() for slot in self._slots.values())
+
+    async def latest_lines(self, name: str, most: int) -> list[LogLine]:
+        """Return the latest lines that this node has logged of a slot, oldest first.
+
+        Raises `SlotNotFoundError`.
+        """
+        self._slot(name)
+        if self._latest_lines is None:
+            return []
+        return await asyncio.to_thread(self._latest_lines, name, most)
 
     async def warm(self, name: str, entry: AuditEntry | None = None) -> SlotStatus:
         """Wake a slot by hand, unless a fresh reading shows that its window is open.

@@ -97,6 +97,7 @@ ADMIN_ROUTES = (
         "/projects",
         administering.list_projects,
         "list projects",
+        "read",
         answers={200: ProjectListBody},
         refuses=("not_found",),
     ),
@@ -105,6 +106,7 @@ ADMIN_ROUTES = (
         "/projects/{id}",
         administering.show_project,
         "show a project",
+        "read",
         answers={200: ProjectBody},
     ),
     Route(

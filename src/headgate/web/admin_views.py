@@ -10,6 +10,7 @@ from headgate.administration.situation import Situation
 from headgate.core.budget_windows import format_window
 from headgate.core.money import plain_usd
 from headgate.core.scopes import ROOT
+from headgate.core.shares import Share
 from headgate.settings import AgentSettings, budgets
 from headgate.settings.budgets import ROOT_NAME
 from headgate.settings.overrides import PATCHABLE, OverrideKind
@@ -41,8 +42,10 @@ def counts_by(lanes: Iterable[LaneCount], column: str) -> Counts:
     return counts
 
 
-def project_body(situation: Situation, name: str, counts: Counts) -> ProjectBody:
-    """Return a project that there is."""
+def project_body(
+    situation: Situation, name: str, counts: Counts, share: Share | None = None
+) -> ProjectBody:
+    """Return a project that there is, with its share where that is known."""
     settings = situation.settings.projects[name]
     project = settings.to_project(name)
     count = counts.get(name, NOTHING)
@@ -56,7 +59,11 @@ def project_body(situation: Situation, name: str, counts: Counts) -> ProjectBody
         queued=count.queued,
         inflight=count.inflight,
         configured=_is_configured(situation, "projects", name) or name == DEFAULT_PROJECT,
-        overridden=_overridden(situation, "projects", name),
+        overridden=overridden_fields(situation, "projects", name),
+        target_share=None if share is None else round(share.target, 6),
+        actual_share=None if share is None else round(share.actual, 6),
+        deficit=None if share is None else round(share.deficit, 6),
+        tokens=None if share is None else share.tokens,
     )
 
 
@@ -80,7 +87,7 @@ def agent_body(situation: Situation, name: str, counts: Counts) -> AgentBody:
         queued=count.queued,
         inflight=count.inflight,
         configured=_is_configured(situation, "agents", name),
-        overridden=_overridden(situation, "agents", name),
+        overridden=overridden_fields(situation, "agents", name),
     )
 
 
@@ -97,7 +104,7 @@ def target_body(situation: Situation, name: str) -> TargetBody:
         headers=sorted(getattr(target, "headers", {})),
         env=sorted(getattr(target, "env", {})),
         configured=("targets", name) not in situation.left,
-        overridden=_overridden(situation, "targets", name),
+        overridden=overridden_fields(situation, "targets", name),
     )
 
 
@@ -109,7 +116,9 @@ def budget_bodies(situation: Situation) -> list[BudgetBody]:
             limit_usd=_usd(limit.limit_micro_usd),
             limit_tokens=limit.limit_tokens,
             window=format_window(limit.window),
-            overridden=_overridden(situation, "budgets", ROOT_NAME if scope == ROOT else scope),
+            overridden=overridden_fields(
+                situation, "budgets", ROOT_NAME if scope == ROOT else scope
+            ),
         )
         for scope, limit in budgets(situation.settings).items()
     ]
@@ -123,6 +132,7 @@ def _is_configured(situation: Situation, kind: str, name: str) -> bool:
     return name in situation.tables.get(kind, {}) and (kind, name) not in situation.left
 
 
-def _overridden(situation: Situation, kind: OverrideKind, name: str) -> list[str]:
+def overridden_fields(situation: Situation, kind: OverrideKind, name: str) -> list[str]:
+    """Return what is not as the file says, by the names that the API has for it."""
     fields = {key: field for field, key in PATCHABLE[kind].items()}
     return [fields[key] for key in situation.overridden(kind, name)]

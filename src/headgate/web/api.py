@@ -14,6 +14,8 @@ from headgate.administration.bulk import BulkWork
 from headgate.audit import AuditLog
 from headgate.http_bodies import LimitsShown
 from headgate.intake import Intake
+from headgate.runtime.history import History
+from headgate.runtime.outlook import Outlook
 from headgate.runtime.pull_workers import PullWorkers
 from headgate.runtime.slots import Slots, SlotStatus
 from headgate.runtime.webhooks import Webhooks
@@ -55,6 +57,8 @@ class Api:
         self.slots: Slots | None = None
         self.warming: set[asyncio.Task[SlotStatus]] = set()
         self.metrics: ServiceMetrics | None = None
+        self.outlook: Outlook | None = None
+        self.history: History | None = None
 
 
 Handler = Callable[[Api, Request, str], Awaitable[Answer]]

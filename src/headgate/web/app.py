@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from headgate.errors import HeadgateError, StoreError
 from headgate.http_bodies import LimitsShown
@@ -33,6 +33,20 @@ _NO_CONTENT = 204
 _LOG = logging.getLogger("headgate.web")
 
 
+class Pages(Protocol):
+    """What is served to people beside the API; there a refusal is a page as well."""
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """Everything that is served."""
+
+    def has(self, path: str) -> bool:
+        """Tell whether an address is for people, also one where nothing is."""
+
+    async def refusal(self, request: Request, refusal: Refusal) -> Answer:
+        """Return the page that says what was refused and what to do."""
+
+
 class App:
     """The application of one node. `api` may be given other rules while it serves."""
 
@@ -48,6 +62,13 @@ class App:
         self._lost: set[asyncio.Task[Any]] = set()
         self._request_ids = request_ids()
         self._outage = ("", 0.0)
+        self._pages: Pages | None = None
+
+    def serve_pages(self, pages: Pages) -> None:
+        """Serve pages beside the API, which does not describe them."""
+        self._pages = pages
+        for route in pages.routes:
+            self._add(route)
 
     def _add(self, route: Route) -> None:
         if _PLACEHOLDER not in route.path:
@@ -58,7 +79,11 @@ class App:
 
     def meet(self, head: Head) -> None:
         """Refuse whoever is not let in, by the head of a request whose body is still to come."""
-        if head.url.partition(b"?")[0] not in self._open_paths:
+        path = head.url.partition(b"?")[0]
+        if self._pages is not None and self._pages.has(path.decode("latin-1")):
+            # Who sends it is said by a cookie, which is looked at when the request is complete.
+            self.api.entrance.check_place(head.host, head.origin)
+        elif path not in self._open_paths:
             self.api.entrance.meet(head)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
@@ -91,7 +116,7 @@ class App:
                 raise
             self._lost.discard(task)
             task.uncancel()
-            return refusal_answer(Refusal("unavailable", _NO_ANSWER), request.request_id)
+            return await self._refused(Refusal("unavailable", _NO_ANSWER), request, path)
         finally:
             self._patience.leave(task)
 
@@ -112,21 +137,26 @@ class App:
             request.caller = caller
             return await route.handler(self.api, request, name)
         except Refusal as refusal:
-            return refusal_answer(refusal, request.request_id)
+            return await self._refused(refusal, request, path)
         except HeadgateError as error:
-            return self._answer_to(error, request, path)
+            return await self._answer_to(error, request, path)
         except ClientGoneError:
             raise
         except Exception as error:  # noqa: BLE001 - the edge: whatever it is, the client gets an answer
-            return self._answer_to(error, request, path)
+            return await self._answer_to(error, request, path)
 
-    def _answer_to(self, error: Exception, request: Request, path: str) -> Answer:
+    async def _answer_to(self, error: Exception, request: Request, path: str) -> Answer:
         refusal = refusal_of(error)
         request_id = request.request_id.decode("ascii")
         if refusal.body.code == "internal":
             _LOG.error("request %s: %s %r", request_id, request.method, path, exc_info=error)
         elif isinstance(error, StoreError) and refusal.kind.is_retryable:
             self._log_outage(str(error), request_id)
+        return await self._refused(refusal, request, path)
+
+    async def _refused(self, refusal: Refusal, request: Request, path: str) -> Answer:
+        if self._pages is not None and self._pages.has(path):
+            return await self._pages.refusal(request, refusal)
         return refusal_answer(refusal, request.request_id)
 
     def _log_outage(self, problem: str, request_id: str) -> None:

@@ -23,17 +23,23 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 async def list_audit(api: Api, request: Request, _: str) -> Answer:
     """Answer with one page of changes."""
-    if api.audit is None:
-        raise Refusal("not_found", "this service keeps no audit log")
     given = request.query()
     check_unknown(given, QUERY_FIELDS)
-    page = await api.audit.page(before=_number(given, "cursor"), limit=read_limit(given))
+    return json_answer(OK, await audit_list(api, given))
+
+
+async def audit_list(api: Api, given: dict[str, str]) -> AuditListBody:
+    """Return one page of changes; `given` may have its `limit` and `cursor`."""
+    if api.audit is None:
+        raise Refusal("not_found", "this service keeps no audit log")
+    page = await api.audit.page(before=read_number(given, "cursor"), limit=read_limit(given))
     entries = [_body(row) for row in page.rows]
     cursor = None if page.next_before is None else str(page.next_before)
-    return json_answer(OK, AuditListBody(entries=entries, count=len(entries), next_cursor=cursor))
+    return AuditListBody(entries=entries, count=len(entries), next_cursor=cursor)
 
 
-def _number(given: dict[str, str], field: str) -> int | None:
+def read_number(given: dict[str, str], field: str) -> int | None:
+    """Read where a page begins; None is the beginning."""
     text = given.get(field, "")
     if not text:
         return None

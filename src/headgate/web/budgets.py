@@ -17,14 +17,13 @@ from headgate.core.money import plain_usd
 from headgate.core.scopes import Scope, parse_scope
 from headgate.errors import IllegalSettlementError, InvalidFieldError
 from headgate.http_bodies import (
-    BudgetStatusBody,
     CommitBody,
     ReservationBody,
     ReservationNameBody,
     ReserveBody,
     SettledBody,
 )
-from headgate.intake.bodies import check_unknown, read_body
+from headgate.intake.bodies import read_body
 from headgate.scope_status import ScopeStatus
 from headgate.task_snapshot import exact_moment
 from headgate.tracker import LedgerTracker
@@ -36,7 +35,6 @@ from headgate.web.requests import Request
 
 OK = 200
 MAX_ID_LENGTH = 128
-STATUS_QUERY = ("scope",)
 
 _SCOPE_DIGITS = 24
 _FIELDS = {
@@ -50,10 +48,10 @@ _FIELDS = {
 async def reserve(api: Api, request: Request, _: str) -> Answer:
     """Hold an amount, or say which budget has no room for it."""
     body = read_body(await request.json_body(), ReserveBody)
-    scope = _own_scope(body.scope, request.caller)
-    also = [_own_scope(text, request.caller, field="also") for text in body.also]
+    scope = own_scope(body.scope, request.caller)
+    also = [own_scope(text, request.caller, field="also") for text in body.also]
     with _in_words_of_the_caller(body.id, scope) as reservation_id:
-        token = await _tracker(api).reserve(
+        token = await tracker_of(api).reserve(
             scope,
             body.usd,
             tokens=body.tokens,
@@ -68,46 +66,45 @@ async def reserve(api: Api, request: Request, _: str) -> Answer:
 async def dispatched(api: Api, request: Request, _: str) -> Answer:
     """Note that the provider is about to be called."""
     body = read_body(await request.json_body(), ReservationNameBody)
-    scope = _own_scope(body.scope, request.caller)
+    scope = own_scope(body.scope, request.caller)
     with _in_words_of_the_caller(body.id, scope) as reservation_id:
-        token = await _tracker(api).dispatched(reservation_id)
+        token = await tracker_of(api).dispatched(reservation_id)
     return json_answer(OK, _shown(token, body.id, scope))
 
 
 async def commit(api: Api, request: Request, _: str) -> Answer:
     """Book what the work has cost in place of what was held."""
     body = read_body(await request.json_body(), CommitBody)
-    scope = _own_scope(body.scope, request.caller)
+    scope = own_scope(body.scope, request.caller)
     with _in_words_of_the_caller(body.id, scope) as reservation_id:
-        await _tracker(api).commit(reservation_id, body.usd, tokens=body.tokens)
+        await tracker_of(api).commit(reservation_id, body.usd, tokens=body.tokens)
     return _settled(body.id, scope, "committed")
 
 
 async def release(api: Api, request: Request, _: str) -> Answer:
     """Give back what was held: the provider cannot have charged."""
     body = read_body(await request.json_body(), ReservationNameBody)
-    scope = _own_scope(body.scope, request.caller)
+    scope = own_scope(body.scope, request.caller)
     with _in_words_of_the_caller(body.id, scope) as reservation_id:
-        await _tracker(api).release(reservation_id)
+        await tracker_of(api).release(reservation_id)
     return _settled(body.id, scope, "released")
 
 
-async def show_budgets(api: Api, request: Request, _: str) -> Answer:
-    """Answer with a scope and everything within it."""
-    query = request.query()
-    check_unknown(query, STATUS_QUERY)
-    given = query.get("scope") or request.caller.bounds.own_scope
-    scope = _own_scope(given, request.caller)
-    return json_answer(OK, _status(await _tracker(api).status(scope)))
+async def own_status(api: Api, caller: Caller, given: str = "") -> ScopeStatus:
+    """Return a scope and everything within it; without one, that of the caller."""
+    scope = own_scope(given or caller.bounds.own_scope, caller)
+    return await tracker_of(api).status(scope)
 
 
-def _tracker(api: Api) -> LedgerTracker:
+def tracker_of(api: Api) -> LedgerTracker:
+    """Return the books of the service."""
     if api.tracker is None:
         raise Refusal("unavailable", "this service keeps no budgets")
     return api.tracker
 
 
-def _own_scope(text: str, caller: Caller, *, field: str = "scope") -> Scope:
+def own_scope(text: str, caller: Caller, *, field: str = "scope") -> Scope:
+    """Read a scope that the caller may look at and charge."""
     scope = parse_scope(text, field=field)
     caller.check_scope(scope)
     return scope
@@ -151,30 +148,6 @@ def _settled(given_id: str, scope: Scope, state: Literal["committed", "released"
     return json_answer(OK, SettledBody(id=given_id, scope=scope, state=state))
 
 
-def _dollars_or_none(micro_usd: int | None) -> str | None:
-    return None if micro_usd is None else plain_usd(micro_usd)
-
-
-def _status(status: ScopeStatus) -> BudgetStatusBody:
-    return BudgetStatusBody(
-        scope=status.scope,
-        window=status.window,
-        spent_usd=plain_usd(status.spent_micro_usd),
-        reserved_usd=plain_usd(status.reserved_micro_usd),
-        overrun_usd=plain_usd(status.overrun_micro_usd),
-        limit_usd=_dollars_or_none(status.limit_micro_usd),
-        remaining_usd=_dollars_or_none(status.remaining_micro_usd),
-        spent_tokens=status.spent_tokens,
-        reserved_tokens=status.reserved_tokens,
-        overrun_tokens=status.overrun_tokens,
-        limit_tokens=status.limit_tokens,
-        remaining_tokens=status.remaining_tokens,
-        resets_at=None if status.resets_at is None else exact_moment(status.resets_at),
-        is_truncated=status.is_truncated,
-        children=[_status(child) for child in status.children],
-    )
-
-
 ROUTES = (
     Route(
         "POST",
@@ -215,15 +188,5 @@ ROUTES = (
         takes=ReservationNameBody,
         answers={200: SettledBody},
         refuses=("not_found", "reservation_conflict"),
-    ),
-    Route(
-        "GET",
-        "/budgets/status",
-        show_budgets,
-        "show a scope and everything within it",
-        "read",
-        answers={200: BudgetStatusBody},
-        query=STATUS_QUERY,
-        refuses=("invalid_field", "unknown_field"),
     ),
 )

@@ -18,8 +18,9 @@ from headgate.core.tasks import TERMINAL, TaskStatus
 from headgate.http_bodies import SubmittedBody
 from headgate.intake import Draft, fields
 from headgate.intake.bodies import read_body, shown
-from headgate.store import Queued, TaskQuery, TurnedAway
-from headgate.stores.selecting import TaskFilter
+from headgate.store import Queued, TurnedAway
+from headgate.stores.selecting import BulkFilter
+from headgate.task_query import TaskQuery
 from headgate.task_snapshot import exact_moment
 from headgate.web.answers import Answer, json_answer
 from headgate.web.api import Api
@@ -27,17 +28,23 @@ from headgate.web.auditing import record
 from headgate.web.callers import Caller
 from headgate.web.refusals import Refusal, invalid_field, queue_full
 from headgate.web.requests import Request
-from headgate.web.tasks import known_form
+from headgate.web.tasks import known_form, read_label, read_scope, read_text
 
 OK = 200
 ACCEPTED = 202
 LIVE = tuple(status for status in TaskStatus if status not in TERMINAL)
+ENDED = tuple(status for status in TaskStatus if status in TERMINAL)
 RETRIED = (TaskStatus.FAILED, TaskStatus.CANCELLED, TaskStatus.REJECTED)
 """What a bulk retry means that names no states: whatever did not succeed."""
 
 
 async def retry_task(api: Api, request: Request, task_id: str) -> Answer:
     """Make a new task of one that ended; the old one stays as it is."""
+    return json_answer(ACCEPTED, await retried(api, request, task_id))
+
+
+async def retried(api: Api, request: Request, task_id: str) -> SubmittedBody:
+    """Submit again what a task of the caller's did that has ended."""
     ended = request.caller.check_task(await api.engine.get(known_form(task_id)))
     if not ended.is_terminal:
         line = f"task is {ended.task.status.value}; only one that has ended is retried"
@@ -50,16 +57,21 @@ async def retry_task(api: Api, request: Request, task_id: str) -> Answer:
         raise Refusal("conflict", "the task cannot be retried")
     task = answer.record.task
     created_at = exact_moment(task.created_at)
-    return json_answer(ACCEPTED, SubmittedBody(task.id, task.status, answer.position, created_at))
+    return SubmittedBody(task.id, task.status, answer.position, created_at)
 
 
 async def cancel_tasks(api: Api, request: Request, _: str) -> Answer:
     """Count the tasks that match, or cancel them."""
     body = read_body(await request.json_body(), TaskFilterBody)
-    wanted = read_filter(body, request.caller, allowed=LIVE, default=LIVE)
     if not body.confirm:
-        return json_answer(OK, BulkCancelBody(matched=await _bulk(api).count(wanted)))
-    tally = await _bulk(api).cancel(wanted, limit=body.limit)
+        wanted = cancel_filter(body, request.caller)
+        return json_answer(OK, BulkCancelBody(matched=await bulk_of(api).count(wanted)))
+    return json_answer(OK, await cancel_matching(api, request, body))
+
+
+async def cancel_matching(api: Api, request: Request, body: TaskFilterBody) -> BulkCancelBody:
+    """Cancel the tasks of the caller's that match, and note it."""
+    tally = await bulk_of(api).cancel(cancel_filter(body, request.caller), limit=body.limit)
     answer = BulkCancelBody(
         matched=tally.matched,
         cancelled=tally.done,
@@ -67,23 +79,26 @@ async def cancel_tasks(api: Api, request: Request, _: str) -> Answer:
         remaining=tally.remaining,
     )
     await record(api, request, "tasks.cancel", "", _detail(body, answer))
-    return json_answer(OK, answer)
+    return answer
 
 
 async def retry_tasks(api: Api, request: Request, _: str) -> Answer:
     """Count the tasks that match, or make a new one of each."""
     body = read_body(await request.json_body(), TaskFilterBody)
-    allowed = tuple(status for status in TaskStatus if status in TERMINAL)
-    wanted = read_filter(body, request.caller, allowed=allowed, default=RETRIED)
-    is_named = bool(body.state)
-    wanted = msgspec.structs.replace(wanted, is_retry=True, leaves_out_refused_retries=not is_named)
     if not body.confirm:
-        return json_answer(OK, BulkRetryBody(matched=await _bulk(api).count(wanted)))
+        wanted = retry_filter(body, request.caller)
+        return json_answer(OK, BulkRetryBody(matched=await bulk_of(api).count(wanted)))
+    return json_answer(OK, await retry_matching(api, request, body))
+
+
+async def retry_matching(api: Api, request: Request, body: TaskFilterBody) -> BulkRetryBody:
+    """Make a new task of each of the caller's that match, and note it."""
 
     def again(ended: TaskRecord) -> Draft:
         return _again(api, request.caller, ended)
 
-    tally = await _bulk(api).retry(wanted, again, limit=body.limit)
+    wanted = retry_filter(body, request.caller)
+    tally = await bulk_of(api).retry(wanted, again, limit=body.limit)
     answer = BulkRetryBody(
         matched=tally.matched,
         retried=tally.done,
@@ -91,7 +106,18 @@ async def retry_tasks(api: Api, request: Request, _: str) -> Answer:
         remaining=tally.remaining,
     )
     await record(api, request, "tasks.retry", "", _detail(body, answer))
-    return json_answer(OK, answer)
+    return answer
+
+
+def cancel_filter(body: TaskFilterBody, caller: Caller) -> BulkFilter:
+    """Read which tasks a cancel means: of those that have not ended, all unless it names states."""
+    return read_filter(body, caller, allowed=LIVE, default=LIVE)
+
+
+def retry_filter(body: TaskFilterBody, caller: Caller) -> BulkFilter:
+    """Read which tasks a retry means: of those that ended, what failed unless it names states."""
+    wanted = read_filter(body, caller, allowed=ENDED, default=RETRIED)
+    return msgspec.structs.replace(wanted, is_retry=True, leaves_out_refused_retries=not body.state)
 
 
 def read_filter(
@@ -100,7 +126,7 @@ def read_filter(
     *,
     allowed: tuple[TaskStatus, ...],
     default: tuple[TaskStatus, ...],
-) -> TaskFilter:
+) -> BulkFilter:
     """Read which tasks are meant, as far as they belong to the caller."""
     if not 1 <= body.limit <= MAX_TASKS:
         raise invalid_field("limit", f"must be a number from 1 to {MAX_TASKS}")
@@ -108,14 +134,18 @@ def read_filter(
         agent_id=_named(body.agent_id, "agentId"), project_id=_named(body.project_id, "projectId")
     )
     own = caller.narrowed(asked)
-    return TaskFilter(
+    return BulkFilter(
         states=_states(body.state, allowed) or default,
         agent_id=own.agent_id,
         project_id=own.project_id,
         target=_named(body.target, "target"),
-        label=_label(body.label),
+        slot=_named(body.slot, "slot"),
+        provider=_named(body.provider, "provider"),
+        scope=read_scope(body.scope or None),
+        label=read_label(body.label),
         created_before=_seconds(body.created_before, "createdBefore"),
         created_after=_seconds(body.created_after, "createdAfter"),
+        text=read_text(body.text),
     )
 
 
@@ -130,15 +160,6 @@ def _states(names: list[str], allowed: tuple[TaskStatus, ...]) -> tuple[TaskStat
 def _named(text: str | None, field: str) -> str | None:
     """Check a name; an empty one is nobody's, and must not come to mean everybody."""
     return fields.identifier(text, field) if text else text
-
-
-def _label(text: str | None) -> tuple[str, str] | None:
-    if text is None:
-        return None
-    key, sign, value = text.partition("=")
-    if not key or not sign or "\0" in text:
-        raise invalid_field("label", "is written as key=value")
-    return key, value
 
 
 def _seconds(at: datetime | None, field: str) -> float | None:
@@ -157,7 +178,8 @@ def _again(api: Api, caller: Caller, ended: TaskRecord) -> Draft:
     return draft._replace(task=msgspec.structs.replace(draft.task, priority=least))
 
 
-def _bulk(api: Api) -> BulkWork:
+def bulk_of(api: Api) -> BulkWork:
+    """Return what works on many tasks; a service without it has no such address."""
     if api.bulk is None:
         raise Refusal("not_found", "there is nothing at this address")
     return api.bulk

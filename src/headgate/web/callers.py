@@ -18,7 +18,7 @@ import msgspec
 
 from headgate.core.records import TaskRecord
 from headgate.core.scopes import Scope
-from headgate.store import TaskQuery
+from headgate.task_query import TaskQuery
 from headgate.tokens import PERMISSIONS, UNBOUND, Bounds, Permission, Token
 from headgate.web.refusals import Refusal, not_found
 

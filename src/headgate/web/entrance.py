@@ -139,12 +139,16 @@ class Entrance:
 
     def meet(self, head: Head) -> None:
         """Refuse whoever is not let in whatever the store says; nothing is looked up."""
-        if head.origin:
-            self._check_origin(head.origin, head.host)
-        if head.host and head.host not in self._good_hosts:
-            self._check_host(head.host)
+        self.check_place(head.host, head.origin)
         if _TOKEN.fullmatch(head.authorization) is None and self._is_token(head.authorization):
             raise self._refuse("", _NOT_KNOWN)
+
+    def check_place(self, host: bytes, origin: bytes) -> None:
+        """Refuse a request to another host than this service's, or from another's page."""
+        if origin:
+            self._check_origin(origin, host)
+        if host and host not in self._good_hosts:
+            self._check_host(host)
 
     def _is_token(self, authorization: bytes) -> bool:
         """Tell whether a token is sent; refuse whoever sends none where one is needed."""

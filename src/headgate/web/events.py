@@ -21,7 +21,7 @@ from headgate.errors import NotDispatchingError, StoreError
 from headgate.intake import fields
 from headgate.intake.bodies import check_unknown, shown
 from headgate.runtime.event_feed import EventFeed, Happening, TaskWatch, event_of, happening_of
-from headgate.store import TaskQuery
+from headgate.task_query import TaskQuery
 from headgate.task_snapshot import exact_moment
 from headgate.web.answers import Answer
 from headgate.web.api import Api, Route

@@ -52,7 +52,10 @@ _HEADERS = {
     "Idempotency-Replayed": "`true` if this is the answer to an earlier request with the same key",
 }
 _REFUSAL_HEADERS = {401: "WWW-Authenticate", 405: "Allow", 429: "Retry-After", 503: "Retry-After"}
-_QUERY_SCHEMAS = {"limit": {"type": "integer", "minimum": 1, "maximum": 1000}}
+_QUERY_SCHEMAS: dict[str, dict[str, object]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
+    "order": {"type": "string", "enum": ["newest", "oldest"]},
+}
 _KEYED = "Idempotency-Key"
 _DESCRIPTION = (
     "Decides which task of which agent runs next. Every refusal is a problem (RFC 9457) whose"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from headgate.web.callers import LOCAL
 from headgate.web.refusals import Refusal, invalid_field
@@ -58,6 +58,26 @@ class Request:
         self.request_id: bytes = b""
         self.caller = LOCAL
 
+    def with_authorization(self, authorization: bytes) -> Request:
+        """Return the same request as if it had been sent with this header, or with none."""
+        headers = [one for one in self._scope["headers"] if one[0] != b"authorization"]
+        if authorization:
+            headers.append((b"authorization", authorization))
+        request = Request({**self._scope, "headers": headers}, self._receive)
+        request.request_id = self.request_id
+        return request
+
+    @property
+    def path(self) -> str:
+        """The path, decoded."""
+        return str(self._scope["path"])
+
+    @property
+    def peer(self) -> str:
+        """The address that the request came from; empty where it is not known."""
+        client = self._scope.get("client")
+        return str(client[0]) if client else ""
+
     def header(self, name: bytes) -> bytes:
         """Return the first header of this name; empty if there is none."""
         for given, value in self._scope["headers"]:
@@ -89,6 +109,11 @@ class Request:
         """Return the parts of the path, each decoded by itself: %2F does not split one."""
         raw: bytes = self._scope.get("raw_path") or self._scope["path"].encode()
         return [unquote(part) for part in raw.partition(b"?")[0].decode("latin-1").split("/")[1:]]
+
+    def raw_path(self) -> str:
+        """Return the path as it was sent, where %2F is a part of a name."""
+        raw: bytes = self._scope.get("raw_path") or quote(self._scope["path"]).encode()
+        return raw.partition(b"?")[0].decode("latin-1")
 
     def query_string(self) -> str:
         """Return the query as it was sent."""

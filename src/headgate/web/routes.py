@@ -15,11 +15,14 @@ from headgate.intake.bodies import BatchBody, TaskBody
 from headgate.task_snapshot import TaskSnapshot
 from headgate.web.admin_routes import ADMIN_ROUTES, BULK_ROUTES
 from headgate.web.api import Route
+from headgate.web.budget_figures import ROUTES as BUDGET_FIGURE_ROUTES
 from headgate.web.budgets import ROUTES as BUDGET_ROUTES
 from headgate.web.events import ROUTES as EVENT_ROUTES
 from headgate.web.keyed_submitting import submit_batch, submit_task
+from headgate.web.lanes import ROUTES as LANE_ROUTES
 from headgate.web.metrics import ROUTES as METRIC_ROUTES
 from headgate.web.openapi import show_openapi
+from headgate.web.running_settings import ROUTES as SETTINGS_ROUTES
 from headgate.web.slots import ROUTES as SLOT_ROUTES
 from headgate.web.status import show_alive, show_ready, show_stats
 from headgate.web.tasks import QUERY_FIELDS as TASK_QUERY
@@ -57,7 +60,7 @@ ROUTES = (
         "GET",
         "/tasks",
         list_tasks,
-        "list tasks, newest first",
+        "list tasks, newest or oldest first",
         "read",
         answers={200: TaskListBody},
         query=TASK_QUERY,
@@ -97,12 +100,15 @@ ROUTES = (
     *EVENT_ROUTES,
     *WEBHOOK_ROUTES,
     *BUDGET_ROUTES,
+    *BUDGET_FIGURE_ROUTES,
     *USAGE_ROUTES,
     *TOKEN_ROUTES,
     Route(
         "GET", "/scheduler/stats", show_stats, "counts and limits", "read", answers={200: StatsBody}
     ),
+    *LANE_ROUTES,
     *ADMIN_ROUTES,
+    *SETTINGS_ROUTES,
     *SLOT_ROUTES,
     *METRIC_ROUTES,
     Route(

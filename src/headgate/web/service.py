@@ -11,15 +11,8 @@ from headgate.core.records import Submission, TaskRecord, Terms
 from headgate.core.submit_keys import InvalidEntry, KeyRefusal, SubmitKey
 from headgate.core.tasks import Task
 from headgate.runtime.event_feed import EventFeed
-from headgate.store import (
-    KeyedAnswer,
-    Queued,
-    TaskPage,
-    TaskQuery,
-    Totals,
-    TurnedAway,
-    UnknownParent,
-)
+from headgate.store import KeyedAnswer, Queued, Totals, TurnedAway, UnknownParent
+from headgate.task_query import TaskPage, TaskQuery
 from headgate.tokens import UNBOUND, Bounds
 
 

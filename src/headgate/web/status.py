@@ -40,14 +40,18 @@ _HAPPENINGS = (
 
 async def show_stats(api: Api, request: Request, _: str) -> Answer:
     """Answer with what waits, what has happened, and the limits in force."""
-    totals = own_totals(await api.engine.totals(), request.caller)
-    stats = StatsBody(
+    return json_answer(OK, await stats_body(api, request.caller))
+
+
+async def stats_body(api: Api, caller: Caller) -> StatsBody:
+    """Return what waits, what has happened, and the limits in force, as far as it is one's own."""
+    totals = own_totals(await api.engine.totals(), caller)
+    return StatsBody(
         queue=_queue(totals.lanes),
         metrics=_metrics(totals),
         config=api.limits,
         paused=api.is_paused,
     )
-    return json_answer(OK, stats)
 
 
 async def show_alive(_: Api, __: Request, ___: str) -> Answer:

@@ -35,14 +35,19 @@ _TOKEN_ID = re.compile(r"[0-9a-f]{1,64}")
 async def create_token(api: Api, request: Request, _: str) -> Answer:
     """Make a token, and answer with its text this once."""
     wish = read_body(await request.json_body(), NewTokenBody)
+    body = await created(api, request, wish)
+    return json_answer(CREATED, body, ((b"cache-control", b"no-store"),))
+
+
+async def created(api: Api, request: Request, wish: NewTokenBody) -> CreatedTokenBody:
+    """Make a token that has no more than its maker, and return it with its text."""
     tokens = _tokens(api)
     new = wished_token(wish, knows_project=api.intake.knows_project, now=tokens.now())
     token = new.kept.token
     _check_no_more(request.caller, token)
     detail: Detail = {"name": token.name, "permissions": list(token.permissions)}
     await tokens.add(new.kept, _entry(request, "token.create", token.id, detail))
-    body = created_body(new, tokens.now())
-    return json_answer(CREATED, body, ((b"cache-control", b"no-store"),))
+    return created_body(new, tokens.now())
 
 
 def wished_token(
@@ -66,13 +71,23 @@ def created_body(new: NewToken, now: float) -> CreatedTokenBody:
 
 async def list_tokens(api: Api, _: Request, __: str) -> Answer:
     """Answer with all tokens, and none of their texts."""
+    return json_answer(OK, TokenListBody(tokens=await token_bodies(api)))
+
+
+async def token_bodies(api: Api) -> list[TokenBody]:
+    """Return all tokens that are remembered, the newest first."""
     tokens = _tokens(api)
     now = tokens.now()
-    return json_answer(OK, TokenListBody(tokens=[_shown(one, now) for one in await tokens.list()]))
+    return [_shown(one, now) for one in await tokens.list()]
 
 
 async def revoke_token(api: Api, request: Request, token_id: str) -> Answer:
     """End a token for good; one that was revoked before stays so."""
+    return json_answer(OK, await revoked(api, request, token_id))
+
+
+async def revoked(api: Api, request: Request, token_id: str) -> TokenBody:
+    """End a token for good, and return it."""
     tokens = _tokens(api)
     if _TOKEN_ID.fullmatch(token_id) is None:
         raise _no_such_token()
@@ -80,7 +95,7 @@ async def revoke_token(api: Api, request: Request, token_id: str) -> Answer:
     if token is None:
         raise _no_such_token()
     api.entrance.forget()
-    return json_answer(OK, _shown(token, tokens.now()))
+    return _shown(token, tokens.now())
 
 
 def _entry(request: Request, action: str, token_id: str, detail: Detail) -> AuditEntry:

@@ -35,23 +35,36 @@ _SECRET = ((b"cache-control", b"no-store"),)
 
 async def list_webhooks(api: Api, request: Request, _: str) -> Answer:
     """Answer with one page of webhooks, newest first."""
-    page = await _webhooks(api).deliveries.find(read_query(request.query()))
+    return json_answer(OK, await webhook_list(api, read_query(request.query())))
+
+
+async def webhook_list(api: Api, query: DeliveryQuery) -> DeliveryListBody:
+    """Return one page of webhooks, newest first."""
+    page = await _webhooks(api).deliveries.find(query)
     bodies = [_body(delivery) for delivery in page.deliveries]
-    return json_answer(
-        OK, DeliveryListBody(webhooks=bodies, count=len(bodies), next_cursor=page.next_before)
-    )
+    return DeliveryListBody(webhooks=bodies, count=len(bodies), next_cursor=page.next_before)
 
 
 async def show_webhook(api: Api, _: Request, delivery_id: str) -> Answer:
     """Answer with what is known of a webhook."""
+    return json_answer(OK, await one_webhook(api, delivery_id))
+
+
+async def one_webhook(api: Api, delivery_id: str) -> DeliveryBody:
+    """Return what is known of a webhook."""
     delivery = await _webhooks(api).deliveries.get(_known_form(delivery_id))
     if delivery is None:
         raise _not_found()
-    return json_answer(OK, _body(delivery))
+    return _body(delivery)
 
 
 async def redeliver(api: Api, request: Request, delivery_id: str) -> Answer:
     """Start over with a webhook, whatever became of it before."""
+    return json_answer(ACCEPTED, await redelivered(api, request, delivery_id))
+
+
+async def redelivered(api: Api, request: Request, delivery_id: str) -> DeliveryBody:
+    """Start over with a webhook, and return it."""
     entry = _entry(request, "webhook.redeliver", delivery_id)
     answer = await _webhooks(api).redeliver(_known_form(delivery_id), entry)
     if answer is None:
@@ -59,12 +72,17 @@ async def redeliver(api: Api, request: Request, delivery_id: str) -> Answer:
     if isinstance(answer, NothingLeft):
         message = "it has arrived and its task is not kept any more, so there is nothing to send"
         raise Refusal("conflict", message)
-    return json_answer(ACCEPTED, _body(answer))
+    return _body(answer)
 
 
 async def ping(api: Api, request: Request, _: str) -> Answer:
     """Send a signed message to an address now, and answer with what happened."""
     url = read_body(await request.json_body(), PingBody).url
+    return json_answer(OK, await pinged(api, request, url))
+
+
+async def pinged(api: Api, request: Request, url: str) -> PingedBody:
+    """Send a signed message to an address now, and return what happened."""
     webhooks = _webhooks(api)
     if not url or len(url) > MAX_URL_LENGTH or not url.isprintable():
         raise invalid_field("url", f"must be an address of 1 to {MAX_URL_LENGTH} characters")
@@ -72,23 +90,28 @@ async def ping(api: Api, request: Request, _: str) -> Answer:
     if report.is_final and report.status is None:
         raise invalid_field("url", report.error or "cannot be used")
     await record(api, request, "webhook.ping")
-    return json_answer(
-        OK, PingedBody(delivered=report.has_arrived, status=report.status, error=report.error)
-    )
+    return PingedBody(delivered=report.has_arrived, status=report.status, error=report.error)
 
 
 async def show_secrets(api: Api, request: Request, _: str) -> Answer:
     """Answer with the secrets that sign now."""
-    entry = _entry(request, "webhook.secret.show")
-    secrets = await _webhooks(api).deliveries.secrets(entry)
+    secrets = await signing_secrets(api, _entry(request, "webhook.secret.show"))
     return json_answer(OK, _secrets(secrets), _SECRET)
+
+
+async def signing_secrets(api: Api, entry: AuditEntry | None = None) -> tuple[Secret, ...]:
+    """Return the secrets that sign now; an entry notes who gets to see them."""
+    return await _webhooks(api).deliveries.secrets(entry)
 
 
 async def rotate_secret(api: Api, request: Request, _: str) -> Answer:
     """Make a new secret; the one before signs too for a day."""
-    entry = _entry(request, "webhook.secret.rotate")
-    secrets = await _webhooks(api).deliveries.rotate(entry)
-    return json_answer(OK, _secrets(secrets), _SECRET)
+    return json_answer(OK, _secrets(await rotated(api, request)), _SECRET)
+
+
+async def rotated(api: Api, request: Request) -> tuple[Secret, ...]:
+    """Make a new secret, and return those that sign now, the newest first."""
+    return await _webhooks(api).deliveries.rotate(_entry(request, "webhook.secret.rotate"))
 
 
 def read_query(given: dict[str, str]) -> DeliveryQuery:
