@@ -10,7 +10,7 @@ import msgspec
 
 from headgate.settings.messages import key_path
 from headgate.settings.sections import NAMED_TABLES, Settings
-from headgate.settings.shown import hidden
+from headgate.settings.shown import Origins, hidden
 
 HOT = ("scheduler", "rate_limits", "targets", "projects", "agents", "budgets", "quota", "slots")
 """The sections that can change while the service runs; all others need a restart."""
@@ -46,8 +46,7 @@ def difference(before: Settings, after: Settings) -> Difference:
     cold: list[Change] = []
     for section in new:
         for path, change in _changes(section, old[section], new[section]):
-            is_cold = section not in HOT or (section == "scheduler" and path[-1] in COLD_KEYS)
-            (cold if is_cold else hot).append(change)
+            (cold if _is_cold(path) else hot).append(change)
     return Difference(changed=tuple(hot), needs_restart=tuple(cold))
 
 
@@ -61,6 +60,16 @@ def settled(before: Settings, after: Settings) -> Settings:
     cold = {key: getattr(before.scheduler, key) for key in COLD_KEYS}
     scheduler = msgspec.structs.replace(after.scheduler, **cold)
     return msgspec.structs.replace(after, scheduler=scheduler, **kept)
+
+
+def settled_origins(before: Origins, after: Origins) -> Origins:
+    """Return where each value was read that is in force when others were read."""
+    kept = {path: origin for path, origin in before.items() if _is_cold(path)}
+    return kept | {path: origin for path, origin in after.items() if not _is_cold(path)}
+
+
+def _is_cold(path: tuple[str, ...]) -> bool:
+    return path[0] not in HOT or (path[0] == "scheduler" and path[-1] in COLD_KEYS)
 
 
 def _changes(

@@ -22,6 +22,7 @@ from headgate.settings.sections import (
     AgentSettings,
     AuthSettings,
     BudgetSettings,
+    DashboardSettings,
     LedgerSettings,
     LogSettings,
     ProjectSettings,
@@ -70,6 +71,7 @@ def decode(merged: Merged) -> Settings:
         ledger=_one(tables, "ledger", LedgerSettings),
         log=_one(tables, "log", LogSettings),
         telemetry=_one(tables, "telemetry", TelemetrySettings),
+        dashboard=_one(tables, "dashboard", DashboardSettings),
     )
     settings.projects.setdefault(DEFAULT_PROJECT, ProjectSettings())
     check(settings)

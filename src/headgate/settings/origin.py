@@ -9,6 +9,7 @@ import msgspec
 
 from headgate.settings.decoding import decode
 from headgate.settings.sections import Settings
+from headgate.settings.shown import Origins
 from headgate.settings.sources import Merged, Table, merge, settings_file
 
 
@@ -25,11 +26,15 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings with the tables that they were decoded from, and where those came from."""
+    """Settings with the tables that they were decoded from, and where those came from.
+
+    `origins` says so of each value.
+    """
 
     settings: Settings
     tables: dict[str, Table]
     origin: Origin | None = None
+    origins: Origins = {}
 
 
 def load(origin: Origin) -> Loaded:
@@ -39,7 +44,9 @@ def load(origin: Origin) -> Loaded:
         # Whoever starts the service may be in a folder that it leaves.
         origin = msgspec.structs.replace(origin, path=path.absolute())
     merged = origin.read()
-    return Loaded(settings=decode(merged), tables=merged.tables, origin=origin)
+    return Loaded(
+        settings=decode(merged), tables=merged.tables, origin=origin, origins=merged.origins
+    )
 
 
 def loaded_from(settings: Settings) -> Loaded:

@@ -47,6 +47,7 @@ Text = Annotated[str, Meta(min_length=1, max_length=2_000)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "text"]
 OptimizeFor = Literal["latency", "balanced", "throughput"]
+DashboardMode = Literal["on", "read-only", "off"]
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -241,6 +242,12 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     otel: bool = False
 
 
+class DashboardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether pages for people are served, and whether anything can be changed from them."""
+
+    mode: DashboardMode = "on"
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that was configured, decoded and checked."""
 
@@ -259,6 +266,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ledger: LedgerSettings = LedgerSettings()
     log: LogSettings = LogSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    dashboard: DashboardSettings = DashboardSettings()
 
     @property
     def default_target(self) -> str | None:
@@ -311,6 +319,7 @@ TABLES: dict[str, type[msgspec.Struct]] = {
     "ledger": LedgerSettings,
     "log": LogSettings,
     "telemetry": TelemetrySettings,
+    "dashboard": DashboardSettings,
 }
 """The sections that are one table each; environment variables reach these."""
 

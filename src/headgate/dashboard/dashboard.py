@@ -1,0 +1,224 @@
+"""The dashboard on an application: who may open an address, what is drawn, what is refused.
+
+Every address goes the same way: who asks, may they, the handler, the answer with its headers. Rule:
+an action is done only where the dashboard is not read-only, and only with the secret of its form;
+whoever is not let in is sent to the login, and anything else that is refused is a page that says
+what happened and what to do.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from functools import partial
+
+from headgate.dashboard.cookies import (
+    CSRF,
+    SAID,
+    cookie,
+    cookies_of,
+    csrf_of,
+    dropped,
+    said,
+    said_of,
+    theme_of,
+)
+from headgate.dashboard.error_pages import error_page
+from headgate.dashboard.headers import compressed, page_answer, redirect
+from headgate.dashboard.live import Live
+from headgate.dashboard.login import (
+    LOGIN,
+    Tries,
+    choose_theme,
+    is_secure,
+    log_in,
+    log_out,
+    login_path,
+    show_login,
+)
+from headgate.dashboard.page import Done, Page, PageRoute, View, answer_route
+from headgate.dashboard.page_entrance import known_visitor, let_in, needs_login, read_form
+from headgate.dashboard.recent import Recent
+from headgate.dashboard.rendering import CSRF_MARK, Rendering
+from headgate.dashboard.routes import ROUTES
+from headgate.dashboard.static_files import PREFIX, StaticFiles
+from headgate.settings.sections import DashboardMode
+from headgate.web.answers import Answer, Headers, refusal_answer
+from headgate.web.api import Api, Route
+from headgate.web.refusals import Refusal
+from headgate.web.requests import Request
+
+ROOT = "/"
+FOLDER = "/ui"
+OK = 200
+UNAUTHORIZED = 401
+SERVER_FAULT = 500
+
+_READ_ONLY = "the dashboard of this service is read-only; use the command line or the API"
+
+
+class Dashboard:
+    """All pages of a service; `routes` is what the application serves."""
+
+    def __init__(self, api: Api, mode: DashboardMode) -> None:
+        self._api = api
+        self._mode: DashboardMode = mode
+        self._static = StaticFiles()
+        self._rendering = Rendering(self._static)
+        self._pages: Recent[Page] = Recent()
+        self._regions: Recent[str] = Recent()
+        self._tries = Tries()
+        self._live = Live()
+        self.routes = tuple(self._routes())
+
+    def has(self, path: str) -> bool:
+        """Tell whether an address is one of the dashboard."""
+        return path in (ROOT, FOLDER) or path.startswith(f"{FOLDER}/")
+
+    async def refusal(self, request: Request, refusal: Refusal) -> Answer:
+        """Return the page that says what was refused, or the way to the login."""
+        status = refusal.kind.status
+        if status == UNAUTHORIZED:
+            to = login_path(_url(request) if request.method in ("GET", "HEAD") else ROOT)
+            return redirect(to, is_fragment=_is_fragment(request))
+        own = await known_visitor(self._api, request, may_ask=status < SERVER_FAULT)
+        view = self._view(own or request, is_let_in=own is not None)
+        page = error_page(refusal, request.request_id.decode("ascii"))
+        return self._drawn(view, page, refusal_answer(refusal, request.request_id).headers)
+
+    @property
+    def _has_login(self) -> bool:
+        return needs_login(self._api)
+
+    def _routes(self) -> Iterable[Route]:
+        own = (
+            answer_route(f"{PREFIX}{{id}}", self._static.show, needs=None),
+            answer_route("/favicon.ico", self._static.show_icon, needs=None),
+            answer_route(f"{FOLDER}/live", self._live.stream),
+        )
+        for route in (*ROUTES, *own):
+            yield _bound(route.method, route.path, partial(self._answer, route))
+        for path in (FOLDER, f"{FOLDER}/"):
+            yield _bound("GET", path, _to_overview)
+        yield _bound("GET", LOGIN, self._show_login)
+        yield _bound("POST", LOGIN, self._log_in)
+        yield _bound("POST", f"{FOLDER}/logout", self._log_out)
+        yield _bound("POST", f"{FOLDER}/theme", self._choose_theme)
+
+    async def _answer(self, route: PageRoute, api: Api, request: Request, name: str) -> Answer:
+        own = await let_in(api, request, route.needs)
+        view = self._view(own, is_let_in=True)
+        if route.answer is not None:
+            return await route.answer(view, name)
+        if route.action is not None:
+            return await self._act(route, view, name)
+        region = own.header(b"hx-target").decode("latin-1") if _is_fragment(own) else ""
+        if region:
+            return await self._region(route, view, name, region)
+        return self._drawn(view, await _page(route, view, name))
+
+    async def _region(self, route: PageRoute, view: View, name: str, region: str) -> Answer:
+        """Answer with the inside of one region; a page that has none of this name comes whole."""
+        visitor = _visitor(view)
+
+        async def draw() -> str:
+            # Several regions of a page are asked for together, and share its figures.
+            page = await self._pages.get(visitor, partial(_page, route, view, name))
+            text = self._rendering.region(view, page, region)
+            return self._rendering.page(view, page) if text is None else text
+
+        text = await self._regions.get((*visitor, region), draw)
+        return compressed(page_answer(OK, self._with_secret(text, view)[0]), view.request)
+
+    async def _act(self, route: PageRoute, view: View, name: str) -> Answer:
+        form = await read_form(view.request)
+        if self._mode != "on":
+            raise Refusal("forbidden", _READ_ONLY)
+        if route.action is None:
+            raise Refusal("not_found", "there is nothing to do here")
+        done = await route.action(view, name, form)
+        return self._drawn(view, done) if isinstance(done, Page) else self._done(view, done)
+
+    def _done(self, view: View, done: Done) -> Answer:
+        headers = (said(done.said, is_error=done.is_error),) if done.said else ()
+        return redirect(done.to, headers, is_fragment=_is_fragment(view.request))
+
+    def _view(self, request: Request, *, is_let_in: bool) -> View:
+        return View(
+            api=self._api,
+            request=request,
+            caller=request.caller,
+            mode=self._mode,
+            now=self._api.engine.now(),
+            theme=theme_of(cookies_of(request)),
+            is_let_in=is_let_in,
+            needs_login=self._has_login,
+        )
+
+    def _drawn(self, view: View, page: Page, further: Headers = ()) -> Answer:
+        """Answer with a whole page, which shows once what the last action said."""
+        flash = said_of(cookies_of(view.request))
+        text = self._rendering.page(view, page, flash=flash)
+        text, headers = self._with_secret(text, view)
+        if flash[0]:
+            headers += (dropped(SAID),)
+        return compressed(page_answer(page.status, text, (*headers, *further)), view.request)
+
+    def _with_secret(self, text: str, view: View) -> tuple[str, Headers]:
+        """Put the visitor's own secret where it belongs; one that is new is to be kept."""
+        known = csrf_of(cookies_of(view.request))
+        secret = known or secrets.token_hex(16)
+        headers = () if known else (cookie(CSRF, secret, is_secure=is_secure(view)),)
+        return text.replace(CSRF_MARK, secret), headers
+
+    async def _show_login(self, api: Api, request: Request, name: str) -> Answer:
+        view = self._view(await let_in(api, request, None), is_let_in=False)
+        return self._drawn_or(view, await show_login(view, name))
+
+    async def _log_in(self, api: Api, request: Request, _: str) -> Answer:
+        view = self._view(await let_in(api, request, None), is_let_in=False)
+        form = await read_form(view.request)
+        return self._drawn_or(view, await log_in(view, form, self._tries))
+
+    async def _log_out(self, api: Api, request: Request, _: str) -> Answer:
+        view = self._view(await let_in(api, request, None), is_let_in=False)
+        await read_form(view.request)
+        return await log_out(view)
+
+    async def _choose_theme(self, api: Api, request: Request, _: str) -> Answer:
+        form = await read_form(await let_in(api, request, None))
+        return await choose_theme(form)
+
+    def _drawn_or(self, view: View, page: Page | Answer) -> Answer:
+        return self._drawn(view, page) if isinstance(page, Page) else page
+
+
+async def _to_overview(_: Api, __: Request, ___: str) -> Answer:
+    return redirect(ROOT)
+
+
+def _bound(method: str, path: str, handler: object) -> Route:
+    # The entrance of the API lets all of them through: they have an entrance of their own.
+    return Route(method, path, handler, "", needs=None)  # type: ignore[arg-type]
+
+
+async def _page(route: PageRoute, view: View, name: str) -> Page:
+    if route.page is None:
+        raise Refusal("not_found", "there is no page here")
+    return await route.page(view, name)
+
+
+def _visitor(view: View) -> tuple[object, ...]:
+    """Return everything that a page may look different by."""
+    caller = view.caller
+    own = (caller.token_id, caller.name, caller.bounds, caller.permissions)
+    return (view.url, view.address, view.mode, view.needs_login, *own, view.theme)
+
+
+def _is_fragment(request: Request) -> bool:
+    return bool(request.header(b"hx-request"))
+
+
+def _url(request: Request) -> str:
+    path, query = request.raw_path(), request.query_string()
+    return f"{path}?{query}" if query else path

@@ -1,0 +1,59 @@
+"""The headers of every page: what it may load, who may frame it, and that nobody keeps it."""
+
+from __future__ import annotations
+
+import gzip
+from urllib.parse import quote
+
+from headgate.web.answers import Answer, Headers
+from headgate.web.requests import Request
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+    " connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none';"
+    " frame-ancestors 'none'"
+)
+
+PAGE_HEADERS: Headers = (
+    (b"content-security-policy", CONTENT_SECURITY_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),
+    (b"x-frame-options", b"DENY"),
+    (b"cache-control", b"no-store"),
+)
+
+HTML = b"text/html; charset=utf-8"
+SEE_OTHER = 303
+NO_CONTENT = 204
+COMPRESSION = 5
+LEAST_COMPRESSED_BYTES = 1_000
+
+_KEPT_IN_ADDRESS = "/?&=%:~@+,;!*'()$-._#"
+
+
+def page_answer(status: int, text: str, headers: Headers = ()) -> Answer:
+    """Return a page, or a region of one."""
+    return Answer(status, text.encode("utf-8", "replace"), (*PAGE_HEADERS, *headers), HTML)
+
+
+def compressed(answer: Answer, request: Request) -> Answer:
+    """Return a page as small as the browser takes it.
+
+    A page has the secret of its visitor in it beside texts of others, and its size tells of both.
+    No other site learns that size: its requests come without the cookies, and so get no page.
+    """
+    if len(answer.body) <= LEAST_COMPRESSED_BYTES:
+        return answer
+    headers: Headers = (*answer.headers, (b"vary", b"accept-encoding"))
+    if b"gzip" not in request.header(b"accept-encoding"):
+        return answer._replace(headers=headers)
+    body = gzip.compress(answer.body, COMPRESSION, mtime=0)
+    return answer._replace(body=body, headers=(*headers, (b"content-encoding", b"gzip")))
+
+
+def redirect(to: str, headers: Headers = (), *, is_fragment: bool = False) -> Answer:
+    """Return what sends a browser to another page; a script is told in a header of its own."""
+    place = quote(to, safe=_KEPT_IN_ADDRESS).encode("ascii")
+    if is_fragment:
+        return Answer(NO_CONTENT, b"", ((b"hx-redirect", place), *PAGE_HEADERS, *headers))
+    return Answer(SEE_OTHER, b"", ((b"location", place), *PAGE_HEADERS, *headers))

@@ -1,0 +1,137 @@
+"""What a page of the dashboard is made of: a view of the service, a handler, a template.
+
+A handler is given a `View` and returns a `Page`; an action is given a form too and returns where to
+go next. Neither knows of cookies, headers or templates. Rule: a handler gets its figures from the
+functions behind the API's routes and hands `view.request` and `view.caller` to them, so that the
+permissions and the bounds of a token hold here as they do there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headgate.settings.sections import DashboardMode
+from headgate.web.answers import Answer
+from headgate.web.api import Api
+from headgate.web.callers import Caller, Permission
+from headgate.web.requests import Request
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """A page that is to be drawn; the template finds `context` beside `view` and `title`."""
+
+    template: str
+    title: str
+    context: dict[str, Any] = {}
+    status: int = 200
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of an action: the page to go to, and what is said there once."""
+
+    to: str
+    said: str = ""
+    is_error: bool = False
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """The service as one visitor sees it at one moment.
+
+    `is_let_in` is off on the pages that are shown to anybody: the login, and some errors.
+    """
+
+    api: Api
+    request: Request
+    caller: Caller
+    mode: DashboardMode
+    now: float
+    theme: str = ""
+    is_let_in: bool = True
+    needs_login: bool = False
+
+    def can(self, permission: Permission) -> bool:
+        """Tell whether an action that needs this permission is drawn and done here."""
+        return self.mode == "on" and self.is_let_in and self.caller.may(permission)
+
+    def may(self, permission: Permission) -> bool:
+        """Tell whether the visitor may look at what needs this permission."""
+        return self.is_let_in and self.caller.may(permission)
+
+    @property
+    def path(self) -> str:
+        """The path of the page."""
+        return self.request.path
+
+    @property
+    def url(self) -> str:
+        """The address of the page with its query, from which its regions are fetched anew."""
+        path, query = self.request.raw_path(), self.request.query_string()
+        return f"{path}?{query}" if query else path
+
+    @property
+    def address(self) -> str:
+        """The address under which the visitor reached the service, for commands to paste."""
+        is_secure = self.request.header(b"x-forwarded-proto").strip().lower() == b"https"
+        host = self.request.identity()[0].decode("latin-1")
+        return f"{'https' if is_secure else 'http'}://{host}"
+
+
+class Form:
+    """The fields of a form that was sent; a name may be there more than once."""
+
+    def __init__(self, fields: dict[str, list[str]]) -> None:
+        self._fields = fields
+
+    def get(self, name: str, default: str = "") -> str:
+        """Return a field without the spaces around it; the last one if there are several."""
+        values = self._fields.get(name)
+        return values[-1].strip() if values else default
+
+    def all(self, name: str) -> list[str]:
+        """Return every value that was sent under a name."""
+        return list(self._fields.get(name, ()))
+
+    def has(self, name: str) -> bool:
+        """Tell whether a field was sent, as a ticked box is."""
+        return name in self._fields
+
+
+PageHandler = Callable[[View, str], Awaitable[Page]]
+ActionHandler = Callable[[View, str, Form], Awaitable[Done | Page]]
+"""Does something; it answers with a page only where that shows what nobody may see again."""
+AnswerHandler = Callable[[View, str], Awaitable[Answer]]
+
+
+class PageRoute(NamedTuple):
+    """One address of the dashboard, with exactly one of the three kinds of handler."""
+
+    path: str
+    needs: Permission | None
+    page: PageHandler | None = None
+    action: ActionHandler | None = None
+    answer: AnswerHandler | None = None
+
+    @property
+    def method(self) -> str:
+        """The method that the address takes."""
+        return "GET" if self.action is None else "POST"
+
+
+def page_route(path: str, handler: PageHandler, needs: Permission | None = "read") -> PageRoute:
+    """Return the route of a page; `{id}` in the path is handed over as the handler's text."""
+    return PageRoute(path, needs, page=handler)
+
+
+def action_route(
+    path: str, handler: ActionHandler, needs: Permission | None = "admin"
+) -> PageRoute:
+    """Return the route of an action; it is refused without the form's secret, and in read-only."""
+    return PageRoute(path, needs, action=handler)
+
+
+def answer_route(path: str, handler: AnswerHandler, needs: Permission | None = "read") -> PageRoute:
+    """Return a route that answers with something else than a page, such as raw JSON."""
+    return PageRoute(path, needs, answer=handler)

@@ -1,0 +1,119 @@
+"""Who looks at a page: the token in a cookie instead of a header, and proof that a form is ours.
+
+The API never looks at a cookie, so nothing that a page of another site makes a browser send can
+reach it. Here the cookie's token is put where the API's own entrance looks for one, and that
+decides. Rule: a change is made only if the request brings the secret of its form, equal to that in
+a cookie, and if the browser says of itself that the form was a page of this service.
+"""
+
+from __future__ import annotations
+
+import hmac
+from urllib.parse import parse_qs
+
+from headgate.dashboard.cookies import TOKEN, cookies_of, csrf_of
+from headgate.dashboard.page import Form
+from headgate.errors import StoreError
+from headgate.web.api import Api
+from headgate.web.callers import Permission
+from headgate.web.refusals import Refusal
+from headgate.web.requests import Request, too_large
+
+CSRF_FIELD = "csrf"
+CSRF_HEADER = b"x-csrf-token"
+MAX_FORM_BYTES = 64 * 1024
+MAX_FORM_FIELDS = 1_100
+MAX_NEXT_LENGTH = 2_000
+
+_OWN_PAGES = (b"", b"same-origin", b"none")
+_FORM_TYPE = b"application/x-www-form-urlencoded"
+_STALE_FORM = "the form is too old, or cookies are blocked; load the page again and send it anew"
+
+
+async def let_in(api: Api, request: Request, needs: Permission | None) -> Request:
+    """Return the request as its sender, or refuse it; needing nothing is open to all."""
+    entrance = api.entrance
+    host, origin, _ = request.identity()
+    entrance.check_place(host, origin)
+    own = request.with_authorization(_authorization(api, request))
+    if needs is not None:
+        caller = entrance.let_in(own, needs)
+        own.caller = await entrance.look_up(own, needs) if caller is None else caller
+        request.caller = own.caller
+    return own
+
+
+async def known_visitor(api: Api, request: Request, *, may_ask: bool) -> Request | None:
+    """Return a refused request as its sender; None if that is not known, or cannot be asked now."""
+    own = request.with_authorization(_authorization(api, request))
+    try:
+        caller = api.entrance.let_in(own, "read")
+        if caller is None and may_ask:
+            caller = await api.entrance.look_up(own, "read")
+    except (Refusal, StoreError):
+        return None
+    if caller is None:
+        return None
+    own.caller = caller
+    return own
+
+
+async def token_problem(api: Api, request: Request, token: str) -> str:
+    """Return why a token lets nobody in; empty if it does."""
+    if not _is_header_text(token):
+        return "the token is not known here"
+    own = request.with_authorization(f"Bearer {token}".encode("ascii"))
+    try:
+        await api.entrance.look_up(own, "read")
+    except Refusal as refusal:
+        return refusal.body.error
+    return ""
+
+
+def needs_login(api: Api) -> bool:
+    """Tell whether a token is asked for; on a loopback address there may be none."""
+    return api.entrance.rules.needs_token
+
+
+def _authorization(api: Api, request: Request) -> bytes:
+    # Cookies go to every port of a host. Where no token is asked for, one that was kept for
+    # another service of this machine must not lock anybody out.
+    token = cookies_of(request).get(TOKEN, "") if needs_login(api) else ""
+    return f"Bearer {token}".encode("ascii") if token and _is_header_text(token) else b""
+
+
+def _is_header_text(text: str) -> bool:
+    return text.isascii() and text.isprintable()
+
+
+async def read_form(request: Request) -> Form:
+    """Return the fields of a form that one of our pages sent, or refuse it."""
+    if request.header(b"sec-fetch-site") not in _OWN_PAGES:
+        raise Refusal("forbidden_origin", "forms are not taken from pages of other sites")
+    if request.header(b"content-type").partition(b";")[0].strip().lower() != _FORM_TYPE:
+        raise Refusal("unsupported_media_type", "send a form")
+    body = await request.json_body()
+    if len(body) > MAX_FORM_BYTES:
+        raise too_large()
+    try:
+        fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS)
+    except ValueError:
+        raise Refusal("bad_request", "the form cannot be read") from None
+    form = Form(fields)
+    _check_secret(request, form)
+    return form
+
+
+def _check_secret(request: Request, form: Form) -> None:
+    kept = csrf_of(cookies_of(request))
+    sent = request.header(CSRF_HEADER).decode("latin-1") or form.get(CSRF_FIELD)
+    if not kept or not hmac.compare_digest(kept.encode(), sent.encode()):
+        raise Refusal("forbidden", _STALE_FORM, details={"field": CSRF_FIELD})
+
+
+def local_path(text: str) -> str:
+    """Return where to go after a login: a path of this service, or the first page."""
+    is_own = text.startswith("/") and not text.startswith(("//", "/\\"))
+    if not is_own or len(text) > MAX_NEXT_LENGTH or not text.isprintable() or "\\" in text:
+        return "/"
+    return text

@@ -1,0 +1,28 @@
+"""Which pages a visitor may open, so that no link is drawn that leads to a refusal."""
+
+from __future__ import annotations
+
+from urllib.parse import quote, unquote, urlsplit
+
+from headgate.core.scopes import Scope
+from headgate.dashboard.page import View
+
+BUDGETS = "/ui/budgets"
+
+_FOR_ADMINISTRATORS = ("/ui/webhooks", "/ui/settings")
+
+
+def scope_href(scope: str) -> str:
+    """Return the address of the page of a budget."""
+    return f"{BUDGETS}?scope={quote(scope, safe='')}"
+
+
+def may_open(view: View, href: str) -> bool:
+    """Tell whether a link to one of the pages leads somewhere."""
+    parts = urlsplit(href)
+    if parts.path.startswith(_FOR_ADMINISTRATORS):
+        return view.may("admin")
+    if parts.path == BUDGETS and parts.query.startswith("scope="):
+        scope = Scope(unquote(parts.query.removeprefix("scope=")))
+        return not view.caller.is_bound or view.caller.bounds.may_charge(scope)
+    return True

@@ -1,0 +1,72 @@
+"""What was made a moment ago, so that fifty open pages cost one drawing.
+
+Rule: what is kept is found again only under the same key, and a key has everything in it that the
+result may depend on. Nothing is kept beyond the next full second, which is when pages are told what
+changed: what they fetch then was made after the change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from headgate.errors import StoreUnavailableError
+
+FRESH_SECONDS = 1.0
+MAKE_SECONDS = 25.0
+MAX_KEPT = 200
+
+Made = TypeVar("Made")
+
+
+def until_full_second(now: float, seconds: float = FRESH_SECONDS) -> float:
+    """Return how long it is until the next moment at which everybody looks."""
+    return seconds - now % seconds
+
+
+class Recent(Generic[Made]):
+    """The last result of each key; those who ask while it is made wait for the same one."""
+
+    def __init__(self, ticks: Callable[[], float] | None = None) -> None:
+        self._ticks = ticks
+        self._kept: OrderedDict[object, tuple[asyncio.Task[Made], float]] = OrderedDict()
+
+    async def get(self, key: object, make: Callable[[], Awaitable[Made]]) -> Made:
+        """Return what `make` returns, or returned under this key since the last full second.
+
+        It is made in a task of its own: that one visitor leaves is nothing to the others.
+        """
+        now = (self._ticks or asyncio.get_running_loop().time)()
+        making, fresh_until = self._kept.get(key, (None, 0.0))
+        if making is None or now >= fresh_until or _has_failed(making):
+            making = asyncio.create_task(_within_time(make))
+            making.add_done_callback(_look_at)
+            self._keep(key, making, now + until_full_second(now))
+        return await asyncio.shield(making)
+
+    def _keep(self, key: object, making: asyncio.Task[Made], fresh_until: float) -> None:
+        self._kept[key] = (making, fresh_until)
+        self._kept.move_to_end(key)
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+
+
+async def _within_time(make: Callable[[], Awaitable[Made]]) -> Made:
+    try:
+        async with asyncio.timeout(MAKE_SECONDS):
+            return await make()
+    except TimeoutError:
+        raise StoreUnavailableError("the figures of a page did not come in time") from None
+
+
+def _has_failed(making: asyncio.Task[Made]) -> bool:
+    # Those who waited were told the same failure; whoever comes after them tries again.
+    return making.done() and (making.cancelled() or making.exception() is not None)
+
+
+def _look_at(making: asyncio.Task[Made]) -> None:
+    # Whoever asked may have left, and then nobody asks what came of it.
+    if not making.cancelled():
+        making.exception()

@@ -1,0 +1,154 @@
+// The charts of the overview. The figures come from /ui/history; colours are those of the sheet, so
+// that a change of theme draws anew. Without this file the table below the charts says the same.
+"use strict";
+
+(function () {
+  const FETCH_MS = { hour: 5000, day: 60000 };
+  const HEIGHT = 150;
+  const LEAST_SECONDS = 300;
+  const CHARTS = {
+    depth: [["queued", "queued", "--wait"], ["inflight", "in flight", "--run"]],
+    ended: [["completed", "completed", "--good"], ["failed", "failed", "--bad"]],
+    wait: [["waitAverage", "average", "--run"], ["wait95", "95 %", "--warn"]],
+    spent: [["spentUsd", "dollars", "--run"]],
+  };
+  // A second line is dashed, so that lines are told apart without their colours.
+  const DASHES = [[], [5, 4]];
+  const drawn = new Map();
+  let range = "hour";
+  let figures = null;
+  let timer = null;
+
+  function colour(name) {
+    return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  }
+
+  function shown(value) {
+    if (value === null || value === undefined) return "–";
+    return value.toLocaleString("en", { maximumSignificantDigits: 3 });
+  }
+
+  function options(name, place) {
+    const axis = {
+      stroke: colour("--soft"),
+      grid: { stroke: colour("--line"), width: 1 },
+      ticks: { stroke: colour("--line"), width: 1 },
+      font: "12px system-ui",
+    };
+    return {
+      width: place.clientWidth,
+      height: HEIGHT,
+      cursor: { drag: { x: false, y: false } },
+      legend: { live: true },
+      scales: {
+        x: { range: (_, first, last) => span(first, last) },
+        y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] },
+      },
+      axes: [
+        { ...axis, space: 70, values: (_, splits) => splits.map(clock) },
+        { ...axis, size: 52, values: (_, splits) => splits.map(shown) },
+      ],
+      series: [
+        { label: "at", value: (_, at) => clock(at) },
+        ...CHARTS[name].map(([, label, tone], place_) => ({
+          label,
+          stroke: colour(tone),
+          width: 2,
+          dash: DASHES[place_],
+          points: { show: false },
+          value: (_, value) => shown(value),
+        })),
+      ],
+    };
+  }
+
+  // A few figures of a fresh service stand at the right end, not all over the chart.
+  function span(first, last) {
+    const end = last === null || last === undefined ? Date.now() / 1000 : last;
+    const begin = first === null || first === undefined ? end : first;
+    return [Math.min(begin, end - LEAST_SECONDS), end];
+  }
+
+  function clock(at) {
+    if (at === null || at === undefined) return "–";
+    return new Date(at * 1000).toISOString().slice(11, 16);
+  }
+
+  function data(name) {
+    return [figures.at, ...CHARTS[name].map(([column]) => figures[column])];
+  }
+
+  function draw(isAnew) {
+    if (!figures) return;
+    document.querySelectorAll("[data-chart]").forEach((place) => {
+      const name = place.dataset.chart;
+      const known = drawn.get(name);
+      if (known && !isAnew) {
+        known.setData(data(name));
+      } else {
+        if (known) known.destroy();
+        drawn.set(name, new uPlot(options(name, place), data(name), place));
+      }
+      showLast(drawn.get(name));
+    });
+  }
+
+  // Unless somebody points at a moment, the legend has the latest figures.
+  function showLast(chart) {
+    // The chart draws itself when this script has ended, and its legend with it.
+    setTimeout(() => {
+      const isPointedAt = chart.cursor.idx !== null && chart.cursor.idx !== undefined;
+      if (!isPointedAt && chart.data[0].length) {
+        chart.setLegend({ idx: chart.data[0].length - 1 });
+      }
+    });
+  }
+
+  async function fetchFigures() {
+    clearTimeout(timer);
+    if (!document.hidden) {
+      try {
+        const answer = await fetch(`/ui/history?range=${range}`, { credentials: "same-origin" });
+        if (answer.ok) {
+          figures = await answer.json();
+          draw(false);
+        }
+      } catch {
+        // The service is away; the page says so, and the next try is soon.
+      }
+    }
+    timer = setTimeout(fetchFigures, FETCH_MS[range]);
+  }
+
+  function choose(button) {
+    range = button.dataset.range;
+    document.querySelectorAll("[data-range]").forEach((one) => {
+      one.setAttribute("aria-pressed", String(one === button));
+    });
+    fetchFigures();
+  }
+
+  document.addEventListener("DOMContentLoaded", () => {
+    document.querySelectorAll("[data-ranges]").forEach((one) => {
+      one.hidden = false;
+    });
+    document.addEventListener("click", (event) => {
+      const button = event.target instanceof Element && event.target.closest("[data-range]");
+      if (button) choose(button);
+    });
+    document.addEventListener("visibilitychange", () => {
+      if (!document.hidden) fetchFigures();
+    });
+    document.addEventListener("headgate:theme", () => draw(true));
+    window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(true));
+    new ResizeObserver(() => {
+      drawn.forEach((chart, name) => {
+        const place = document.querySelector(`[data-chart="${name}"]`);
+        if (place && place.clientWidth !== chart.width) {
+          chart.setSize({ width: place.clientWidth, height: HEIGHT });
+        }
+      });
+    }).observe(document.body);
+    fetchFigures();
+  });
+})();

@@ -1,0 +1,271 @@
+// What scripts add to pages that work without them: live regions, keys, copying, the theme.
+"use strict";
+
+// A browser opens only a few connections to one host, so a page that nobody sees keeps none. This
+// stands between the SSE extension and the real stream, and opens and closes that as the page is
+// shown and hidden.
+(function () {
+  const RETRY_MS = 5000;
+
+  function PatientSource(url) {
+    const listeners = [];
+    let real = null;
+    let retry = null;
+    const own = {
+      readyState: 0,
+      onopen: null,
+      onerror: null,
+      addEventListener(name, listener) {
+        listeners.push([name, listener]);
+        if (real) real.addEventListener(name, listener);
+      },
+      removeEventListener(name, listener) {
+        const at = listeners.findIndex((one) => one[0] === name && one[1] === listener);
+        if (at >= 0) listeners.splice(at, 1);
+        if (real) real.removeEventListener(name, listener);
+      },
+      close() {
+        stop();
+        document.removeEventListener("visibilitychange", look);
+      },
+    };
+
+    function tell(name) {
+      listeners.filter((one) => one[0] === name).forEach((one) => one[1](new Event(name)));
+    }
+
+    function start() {
+      if (real) return;
+      real = new EventSource(url);
+      listeners.forEach((one) => real.addEventListener(one[0], one[1]));
+      real.onopen = (event) => {
+        show(true);
+        if (own.onopen) own.onopen(event);
+      };
+      real.onerror = () => {
+        show(false);
+        if (real && real.readyState === EventSource.CLOSED) {
+          // Refused, not broken off: perhaps the login has ended, which a region finds out.
+          stop();
+          tell("changed");
+          retry = setTimeout(look, RETRY_MS);
+        }
+      };
+    }
+
+    function stop() {
+      clearTimeout(retry);
+      if (real) real.close();
+      real = null;
+    }
+
+    function look() {
+      if (document.hidden) {
+        stop();
+      } else if (!real) {
+        start();
+        tell("changed");
+      }
+    }
+
+    document.addEventListener("visibilitychange", look);
+    window.addEventListener("pagehide", stop);
+    window.addEventListener("pageshow", look);
+    if (!document.hidden) start();
+    return own;
+  }
+
+  function show(isLive) {
+    const place = document.getElementById("live-state");
+    if (place) place.hidden = isLive;
+  }
+
+  document.addEventListener("htmx:responseError", () => show(false));
+  document.addEventListener("htmx:sendError", () => show(false));
+  document.addEventListener("htmx:afterSwap", () => show(true));
+
+  if (window.htmx) window.htmx.createEventSource = (url) => new PatientSource(url);
+})();
+
+// A region that is fetched anew must not take away what somebody is doing in it: typing, having
+// something selected, having opened a part of it, or being somewhere in it with the keyboard.
+(function () {
+  function isBusy(region) {
+    const active = document.activeElement;
+    if (active && region.contains(active) && active.matches("input, select, textarea")) return true;
+    if (region.querySelector("details.confirm[open]")) return true;
+    const selection = window.getSelection();
+    return Boolean(
+      selection && !selection.isCollapsed && region.contains(selection.anchorNode)
+    );
+  }
+
+  function isRefresh(event) {
+    return event.detail.requestConfig
+      ? event.detail.requestConfig.verb === "get"
+      : event.detail.xhr !== undefined;
+  }
+
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    if (isRefresh(event) && (document.hidden || isBusy(event.detail.target))) {
+      event.preventDefault();
+    }
+  });
+
+  const FOCUSABLE = "a[href], button, summary, input, select, textarea, [tabindex='0']";
+
+  // What an element is, so that it is found again in a new drawing: where it leads, what its form
+  // sends, else its words; and in which row it stands, since rows have links and buttons alike.
+  function ownKey(one) {
+    const form = one.closest("form") || one.parentElement.querySelector(":scope > form");
+    const fields = form ? Array.from(form.querySelectorAll("input[type=hidden]")) : [];
+    return [
+      one.localName,
+      one.getAttribute("href") || one.ariaLabel || one.textContent.trim(),
+      form ? form.getAttribute("action") : "",
+      ...fields.filter((field) => field.name !== "csrf").map((field) => field.value),
+    ].join("\n");
+  }
+
+  function keyOf(one) {
+    const row = one.closest("tr, li, article");
+    const first = row && row.querySelector(FOCUSABLE);
+    const head = row && row.querySelector("th, h2, h3");
+    const rowKey = first ? ownKey(first) + (head ? head.textContent.trim() : "") : "";
+    return one.id || `${ownKey(one)}\n${rowKey}`;
+  }
+
+  function focusIn(region) {
+    const active = document.activeElement;
+    if (!active || active === region || !region.contains(active)) return null;
+    const all = Array.from(region.querySelectorAll(FOCUSABLE));
+    const key = keyOf(active);
+    const alike = all.filter((one) => keyOf(one) === key);
+    return { region, key, nth: alike.indexOf(active), at: all.indexOf(active) };
+  }
+
+  // Where the element is gone, a link at its place is the next best. Never a button: a key that is
+  // pressed at this moment would do to one thing what was meant for another.
+  function focusAgain({ region, key, nth, at }) {
+    if (region.contains(document.activeElement) || !document.body.contains(region)) return;
+    const all = Array.from(region.querySelectorAll(FOCUSABLE));
+    const alike = all.filter((one) => keyOf(one) === key);
+    const near = all[Math.min(at, all.length - 1)];
+    let one = alike[nth] || alike[0] || (near && near.matches("a") ? near : null);
+    if (!one) {
+      region.tabIndex = -1;
+      one = region;
+    }
+    one.focus({ preventScroll: true });
+  }
+
+  let open = [];
+  let scrolled = [];
+  let focused = null;
+
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const region = event.detail.target;
+    if (isRefresh(event) && isBusy(region)) {
+      event.detail.shouldSwap = false;
+      return;
+    }
+    open = Array.from(region.querySelectorAll("details[open][id]"), (one) => one.id);
+    scrolled = Array.from(region.querySelectorAll("[id]"))
+      .filter((one) => one.scrollTop || one.scrollLeft)
+      .map((one) => [one.id, one.scrollTop, one.scrollLeft]);
+    focused = focusIn(region);
+  });
+
+  document.addEventListener("htmx:afterSwap", () => {
+    open.forEach((id) => {
+      const one = document.getElementById(id);
+      if (one) one.open = true;
+    });
+    scrolled.forEach(([id, top, left]) => {
+      const one = document.getElementById(id);
+      if (one) one.scrollTo(left, top);
+    });
+    reveal(document);
+    if (focused) focusAgain(focused);
+    focused = null;
+  });
+
+  function reveal(root) {
+    root.querySelectorAll("[data-copy][hidden], [data-open][hidden]").forEach((one) => {
+      one.hidden = false;
+    });
+  }
+
+  document.addEventListener("DOMContentLoaded", () => reveal(document));
+})();
+
+// Copying, the dialog of keys, and the theme without a reload.
+(function () {
+  const SHOWN_MS = 1500;
+  const YEAR_SECONDS = 31536000;
+
+  async function copy(button) {
+    try {
+      await navigator.clipboard.writeText(button.dataset.copy);
+      button.textContent = "Copied";
+    } catch {
+      // Without HTTPS there is no clipboard; the text is selected, to be copied by hand.
+      const code = button.parentElement.querySelector("code");
+      if (code) window.getSelection().selectAllChildren(code);
+      button.textContent = "Selected";
+    }
+    setTimeout(() => {
+      button.textContent = "Copy";
+    }, SHOWN_MS);
+  }
+
+  document.addEventListener("click", (event) => {
+    const target = event.target instanceof Element ? event.target : null;
+    const copied = target && target.closest("[data-copy]");
+    const opened = target && target.closest("[data-open]");
+    if (copied) copy(copied);
+    if (opened) document.getElementById(opened.dataset.open).showModal();
+  });
+
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (!(form instanceof HTMLFormElement) || !("themeSwitch" in form.dataset)) return;
+    event.preventDefault();
+    const button = form.querySelector("[name=theme]");
+    const theme = button.value;
+    document.documentElement.dataset.theme = theme;
+    document.cookie = `headgate_theme=${theme}; Path=/; SameSite=Strict; Max-Age=${YEAR_SECONDS}`;
+    button.value = theme === "dark" ? "light" : "dark";
+    document.dispatchEvent(new Event("headgate:theme"));
+  });
+})();
+
+// Keys: "g" and a letter go to a page, "/" to the first filter, "?" shows the list.
+(function () {
+  const PATIENCE_MS = 1200;
+  let wentAt = 0;
+
+  function isTyping(target) {
+    return target instanceof Element && target.matches("input, select, textarea, [contenteditable]");
+  }
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
+    const dialog = document.getElementById("keys");
+    if (event.key === "?" && dialog) {
+      if (!dialog.open) dialog.showModal();
+    } else if (event.key === "/") {
+      const filter = document.querySelector("main input:not([type=hidden]), main select");
+      if (filter) {
+        event.preventDefault();
+        filter.focus();
+      }
+    } else if (event.key === "g") {
+      wentAt = event.timeStamp;
+    } else if (event.timeStamp - wentAt < PATIENCE_MS) {
+      wentAt = 0;
+      const link = document.querySelector(`[data-go="${CSS.escape(event.key)}"]`);
+      if (link) link.click();
+    }
+  });
+})();

@@ -1,0 +1,145 @@
+"""Why a task waits, with ways to everything that a reason names.
+
+A reason says what holds the task in a line for people; beside it are links to the tasks that hold
+it, to the budget, the slot, the project. Rule: a link is drawn only to a page that the visitor may
+open.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from headgate.dashboard.formats import clock, usd
+from headgate.dashboard.page import View
+from headgate.dashboard.reachable import may_open, scope_href
+from headgate.errors import StoreError
+from headgate.http_bodies import ReasonBody, SlotRoomBody, WhyBody
+from headgate.web.answers import Answer
+from headgate.web.refusals import Refusal
+from headgate.web.tasks import explained
+
+OK = 200
+MAX_REASONS = 20
+MAX_PARENTS = 20
+
+_DOLLARS = re.compile(
+    r"([0-9]+) of ([0-9]+) micro-dollars are used or held, ([0-9]+) were asked for"
+)
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to something that a reason names."""
+
+    label: str
+    name: str
+    href: str
+
+
+class ReasonShown(msgspec.Struct, frozen=True, kw_only=True):
+    """One reason as the page shows it."""
+
+    message: str
+    until: float | None
+    held_by: tuple[str, ...]
+    held_by_others: int
+    parents: tuple[str, ...]
+    links: list[Link]
+
+
+class WhyShown(msgspec.Struct, frozen=True, kw_only=True):
+    """All reasons, and the slots that the task may use; `problem` if nobody could say."""
+
+    reasons: list[ReasonShown] = []
+    slots: list[SlotRoomBody] = []
+    problem: str = ""
+
+
+async def why_shown(view: View, task_id: str) -> WhyShown:
+    """Ask why a task waits; that nobody can say now is no reason to show nothing else."""
+    try:
+        answer = await explained(view.api, view.request, task_id)
+    except (StoreError, Refusal) as error:
+        return WhyShown(problem=f"{error}")
+    body = _body(answer)
+    if body is None:
+        return WhyShown(problem="the node that knows did not answer")
+    slots = body.slots if body.slot is None else (body.slot,)
+    return WhyShown(
+        reasons=[_shown(view, one) for one in body.reasons[:MAX_REASONS]], slots=list(slots)
+    )
+
+
+def _body(answer: msgspec.Struct | Answer) -> WhyBody | None:
+    """Read what this node says, or another one on its behalf."""
+    if not isinstance(answer, Answer):
+        return msgspec.json.decode(msgspec.json.encode(answer), type=WhyBody)
+    if answer.status != OK:
+        return None
+    try:
+        return msgspec.json.decode(answer.body, type=WhyBody)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _shown(view: View, reason: ReasonBody) -> ReasonShown:
+    parents = reason.hold.get("parents")
+    return ReasonShown(
+        message=_message(reason),
+        until=reason.until,
+        held_by=reason.held_by,
+        held_by_others=reason.held_by_others,
+        parents=tuple(str(one) for one in parents[:MAX_PARENTS]) if parents else (),
+        links=links_of(view, reason.hold),
+    )
+
+
+def _message(reason: ReasonBody) -> str:
+    """Return the line of a reason, with its times and its money as people read them."""
+    message = _DOLLARS.sub(_in_dollars, reason.message)
+    for seconds in (reason.until, reason.hold.get("resets_at"), reason.hold.get("since")):
+        if isinstance(seconds, (int, float)) and _is_in_calendar(seconds):
+            message = message.replace(f"{seconds:.0f}", clock(seconds))
+    return f"{message[:1].upper()}{message[1:]}."
+
+
+def _in_dollars(found: re.Match[str]) -> str:
+    used, limit, asked = (usd(int(text)) for text in found.groups())
+    return f"{used} of {limit} are used or held, {asked} were asked for"
+
+
+def _is_in_calendar(seconds: float) -> bool:
+    try:
+        clock(seconds)
+    except (OverflowError, OSError, ValueError):
+        return False
+    return True
+
+
+def links_of(view: View, hold: dict[str, Any]) -> list[Link]:
+    """Return the ways to what a hold names."""
+    kind, name = hold.get("kind"), hold.get("name")
+    scope = name if kind == "scope" else hold.get("scope")
+    links = []
+    href = scope_href(scope) if isinstance(scope, str) else ""
+    if isinstance(scope, str) and may_open(view, href):
+        links.append(Link(label="Budget", name=scope or "the whole service", href=href))
+    if kind == "slot":
+        links.append(Link(label="Slot", name=str(name), href="/ui/slots"))
+    if kind == "target":
+        links.append(_tasks_link("In flight for", target=str(name)))
+    if hold.get("agent_id") and view.caller.agent_id in (None, hold["agent_id"]):
+        links.append(_tasks_link("In flight at", agent=str(hold["agent_id"])))
+    if hold.get("project_id") and view.may("admin"):
+        links.append(Link(label="Project", name=str(hold["project_id"]), href="/ui/projects"))
+    if hold.get("reason") == "paused" and view.may("admin"):
+        links.append(Link(label="Resume on", name="projects", href="/ui/projects"))
+    return links
+
+
+def _tasks_link(label: str, **which: str) -> Link:
+    query = urlencode([*which.items(), ("state", "assigned"), ("state", "running")])
+    return Link(label=label, name=next(iter(which.values())), href=f"/ui/tasks?{query}")

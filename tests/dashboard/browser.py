@@ -1,0 +1,123 @@
+"""A browser without a screen, on a real service: it keeps cookies, follows links, sends forms."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from urllib.parse import urlencode
+
+from administration.running import running
+from headgate.web.app import App
+from headgate.wiring import Service
+from web.asgi_client import Response, answer_of
+
+
+class Browser:
+    """Opens pages of an application, as one visitor."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.cookies: dict[str, str] = {}
+        self.set_cookies: list[str] = []
+
+    async def get(self, url: str, **headers: str) -> Response:
+        """Open a page, without following where it leads."""
+        return await self._send("GET", url, b"", headers)
+
+    async def region(self, url: str, name: str) -> Response:
+        """Fetch the inside of a region, as a page that is open does."""
+        return await self.get(url, hx_request="true", hx_target=name)
+
+    async def post(
+        self, url: str, fields: dict[str, Any] | None = None, **headers: str
+    ) -> Response:
+        """Send a form with the secret that the last page gave; `csrf` in `fields` replaces it."""
+        sent = {"csrf": self.cookies.get("headgate_csrf", ""), **(fields or {})}
+        headers.setdefault("content_type", "application/x-www-form-urlencoded")
+        return await self._send("POST", url, urlencode(sent, doseq=True).encode(), headers)
+
+    async def act(self, url: str, fields: dict[str, Any] | None = None) -> tuple[Response, str]:
+        """Send a form, go where it leads, and return that page and what it says was done."""
+        answer = await self.post(url, fields)
+        assert answer.status == 303, (answer.status, answer.body[:600])
+        page = await self.get(answer.headers["location"])
+        said = re.search(r'<p class="flash[^>]*>(.*?)</p>', page.body.decode(), re.DOTALL)
+        return page, "" if said is None else text_of(said[1])
+
+    async def _send(self, method: str, url: str, body: bytes, headers: dict[str, str]) -> Response:
+        if self.cookies:
+            headers["cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        if method == "POST":
+            headers.setdefault("origin", "http://127.0.0.1:7420")
+        return await self._answer(method, url, body, headers)
+
+    async def _answer(
+        self, method: str, url: str, body: bytes, headers: dict[str, str]
+    ) -> Response:
+        sent: list[tuple[bytes, bytes]] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            async def noting(message: dict[str, Any]) -> None:
+                if message["type"] == "http.response.start":
+                    sent.extend(message["headers"])
+                await send(message)
+
+            await self.app(scope, receive, noting)
+
+        answer = await answer_of(app, method, url, body, headers=headers)  # type: ignore[arg-type]
+        self.set_cookies = [value.decode() for name, value in sent if name == b"set-cookie"]
+        for line in self.set_cookies:
+            name, _, rest = line.partition("=")
+            value = rest.partition(";")[0]
+            if "Max-Age=0" in line:
+                self.cookies.pop(name, None)
+            else:
+                self.cookies[name] = value
+        return answer
+
+
+async def quickest(browser: Browser, url: str, tries: int = 5) -> tuple[str, float]:
+    """Open a page a few times, and return it with the shortest time: others use the machine too."""
+    page, times = "", []
+    for _ in range(tries):
+        began = perf_counter()
+        page = (await browser.get(url)).body.decode()
+        times.append(perf_counter() - began)
+    return page, min(times)
+
+
+def text_of(markup: str | bytes) -> str:
+    """Return what a person reads of a piece of a page."""
+    whole = markup.decode() if isinstance(markup, bytes) else markup
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", whole)).split())
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, toml: str = "", options: dict[str, object] | None = None
+) -> AsyncIterator[tuple[Service, App]]:
+    """Run a service in memory with settings written as in a file, as long as it is needed."""
+    async with running(folder, toml, options=options) as one:
+        yield one.service, one.app
+
+
+async def submit(app: App, *, headers: dict[str, str] | None = None, **fields: Any) -> str:
+    """Submit a task through the API, and return its id."""
+    body = {"agentId": "a", "action": "x", **fields}
+    answer = await answer_of(app, "POST", "/tasks", json.dumps(body).encode(), headers=headers)
+    assert answer.status == 202, answer.body
+    return str(answer.json["taskId"])
+
+
+async def until(condition: Any, seconds: float = 5.0) -> None:
+    """Wait for something that happens soon."""
+    async with asyncio.timeout(seconds):
+        while not await condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -1,0 +1,149 @@
+"""What is worth a notice, in which words, and in which order."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from headgate.dashboard import attention
+from headgate.dashboard.attention import MAX_NOTICES, Notice, used_share, worst_first
+from headgate.scope_status import ScopeStatus
+from headgate.slot_bodies import SlotBody
+
+LATER = datetime(2026, 11, 15, 21, 0, tzinfo=UTC)
+
+
+def scope(name: str = "session:s", **fields: Any) -> ScopeStatus:
+    amounts: dict[str, Any] = dict.fromkeys(
+        (
+            "spent_micro_usd",
+            "reserved_micro_usd",
+            "overrun_micro_usd",
+            "spent_tokens",
+            "reserved_tokens",
+            "overrun_tokens",
+        ),
+        0,
+    )
+    limits: dict[str, Any] = dict.fromkeys(
+        ("limit_micro_usd", "remaining_micro_usd", "limit_tokens", "remaining_tokens", "resets_at")
+    )
+    return ScopeStatus(**{**amounts, **limits, "scope": name, "window": "none", **fields})
+
+
+def slot(**fields: Any) -> SlotBody:
+    known: dict[str, Any] = {
+        "name": "work",
+        "provider": "zai",
+        "state": "open",
+        "enabled": True,
+        "limits": [],
+        "wake_modes": [],
+        "wakes_enabled": False,
+        "wake_pending": False,
+        "wake_errors": 0,
+        "poll_errors": 0,
+    }
+    return SlotBody(**{**known, **fields})
+
+
+@pytest.mark.parametrize(
+    ("limits", "share"),
+    [
+        ({}, None),
+        ({"limit_micro_usd": 100, "remaining_micro_usd": 75}, 0.25),
+        ({"limit_micro_usd": 100, "remaining_micro_usd": -20}, 1.2),
+        ({"limit_tokens": 0, "remaining_tokens": 0}, 1.0),
+        (
+            {
+                "limit_micro_usd": 100,
+                "remaining_micro_usd": 75,
+                "limit_tokens": 10,
+                "remaining_tokens": 1,
+            },
+            0.9,
+        ),
+    ],
+)
+def test_a_budget_is_as_full_as_its_tighter_limit(
+    limits: dict[str, Any], share: float | None
+) -> None:
+    assert used_share(scope(**limits)) == (None if share is None else pytest.approx(share))
+
+
+@pytest.mark.parametrize(
+    ("left", "tone", "words"),
+    [
+        (11, None, ""),
+        (10, "warning", "is nearly used up: 10 of 100 tokens left."),
+        (0, "bad", "is used up: 0 of 100 tokens left."),
+        (-5, "bad", "is used up: 0 of 100 tokens left."),
+    ],
+)
+def test_a_budget_is_told_of_from_nine_tenths_on(left: int, tone: str | None, words: str) -> None:
+    found = list(attention.of_budgets(scope(limit_tokens=100, remaining_tokens=left)))
+    assert [(one.tone, one.text) for one in found] == ([] if tone is None else [(tone, words)])
+
+
+def test_a_budget_within_another_is_told_of_too_and_has_its_page() -> None:
+    inner = scope("session:s/task:a b", limit_tokens=1, remaining_tokens=0, resets_at=5)
+    (notice,) = attention.of_budgets(scope("session:s", children=(inner,)))
+    assert notice.name == "session:s/task:a b"
+    assert notice.href == "/ui/budgets?scope=session%3As/task%3Aa%20b"
+    assert notice.until == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "tone", "text"),
+    [
+        ({}, None, ""),
+        ({"state": "cold"}, None, ""),
+        ({"state": "unknown", "poll_errors": 2}, None, ""),
+        ({"state": "disabled", "disabled_reason": "by hand"}, "bad", "is disabled: by hand."),
+        (
+            {"state": "disabled", "disabled_reason": "disabled, the key was refused"},
+            "bad",
+            "is disabled: the key was refused.",
+        ),
+        (
+            {"state": "exhausted", "resets_at": LATER},
+            "warning",
+            "is exhausted: its tasks wait for the next window.",
+        ),
+        ({"state": "paused", "hold": "a 429"}, "warning", "is paused: a 429."),
+        (
+            {"state": "open", "poll_errors": 3, "last_error": "no answer"},
+            "warning",
+            "could not be read 3 times in a row: no answer.",
+        ),
+    ],
+)
+def test_a_slot_is_told_of_when_its_tasks_wait_or_nothing_is_known(
+    fields: dict[str, Any], tone: str | None, text: str
+) -> None:
+    found = list(attention.of_slots([slot(**fields)]))
+    assert [(one.tone, one.text) for one in found] == ([] if tone is None else [(tone, text)])
+
+
+@pytest.mark.parametrize(
+    ("dead", "is_more", "title"),
+    [
+        (0, False, None),
+        (1, False, "1 webhook was given up since yesterday"),
+        (3, False, "3 webhooks were given up since yesterday"),
+        (20, True, "20 or more webhooks were given up since yesterday"),
+    ],
+)
+def test_webhooks_that_nobody_took_are_counted(dead: int, is_more: bool, title: str | None) -> None:
+    found = list(attention.of_webhooks(dead, is_more=is_more))
+    assert [one.title for one in found] == ([] if title is None else [title])
+
+
+def test_the_worst_come_first_in_their_order_and_the_rest_is_counted() -> None:
+    mild = [Notice(tone="warning", title=str(n), text="") for n in range(MAX_NOTICES)]
+    grave = [Notice(tone="bad", title=f"bad {n}", text="") for n in range(2)]
+    shown, more = worst_first([*mild, *grave])
+    assert [one.title for one in shown[:3]] == ["bad 0", "bad 1", "0"]
+    assert (len(shown), more) == (MAX_NOTICES, 2)

@@ -1,0 +1,355 @@
+"""Budgets: the tree with its bars, rates and parents, the journal, and limits that are changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dashboard.browser import Browser, quickest, serving, submit, text_of, until
+from dashboard.test_login import logged_in, token_of
+from headgate.tokens import Bounds
+from headgate.web.app import App
+from web.asgi_client import Response, answer_of
+
+BUDGETS = """
+[budgets.root]
+limit_usd = "10"
+window = "day"
+
+[budgets."session:eval"]
+limit_usd = "1"
+limit_tokens = 1000
+
+[projects.search]
+[projects.crawl]
+budget_limit = 500
+"""
+LOCKED = "[auth]\nrequired = true\n"
+EVAL = "/ui/budgets?scope=session%3Aeval"
+ACTIONS = (
+    ("/ui/budgets/limit", {"scope": "session:eval", "limit_usd": "5", "window": "none"}),
+    ("/ui/budgets/remove", {"scope": "session:eval"}),
+    ("/ui/budgets/reset", {"scope": "session:eval"}),
+)
+
+
+async def book(app: App, verb: str, **fields: object) -> Response:
+    answer = await answer_of(app, "POST", f"/budgets/{verb}", json.dumps(fields).encode())
+    assert answer.status == 200, answer.body
+    return answer
+
+
+async def spend(app: App, name: str, scope: str, usd: str, actual: str, tokens: int = 0) -> None:
+    await book(app, "reserve", id=name, scope=scope, usd=usd, tokens=tokens, dispatched=True)
+    await book(app, "commit", id=name, scope=scope, usd=actual, tokens=tokens)
+
+
+async def shown(app: App, url: str = "/ui/budgets") -> str:
+    answer = await Browser(app).get(url)
+    assert answer.status == 200, text_of(answer.body)
+    return text_of(answer.body)
+
+
+async def budget_of(app: App, scope: str) -> dict[str, object]:
+    listed = (await answer_of(app, "GET", "/budgets")).json["budgets"]
+    return next((one for one in listed if one["scope"] == scope), {})
+
+
+async def test_every_scope_has_its_bar_its_rate_and_the_budgets_around_it(tmp_path: Path) -> None:
+    async with serving(tmp_path, BUDGETS) as (_, app):
+        await spend(app, "r1", "session:eval/workflow:w", "0.10", "0.15")
+        await book(app, "reserve", id="r2", scope="session:eval", usd="0.20")
+        page = (await Browser(app).get("/ui/budgets")).body.decode()
+        text = text_of(page)
+    assert "the whole service ✓\ufe0e has room" in text
+    assert "$0.10 spent, $0.20 reserved, $0.05 overrun of $1.00" in text
+    assert "0 spent, 0 reserved of 1,000 tokens" in text
+    assert "Counted a day, next frees room in" in text
+    assert "Rate: $9.00 an hour" in text
+    assert "Used up: in" in text
+    child = text[text.index("session:eval/workflow:w") :]
+    assert "no limit of its own $0.10 spent, $0.00 reserved, $0.05 overrun, no limit" in child
+    assert "First to refuse: session:eval , $0.65 left" in child
+    bar = page[page.index('aria-label="$0.10 spent, $0.20 reserved, $0.05 overrun of $1.00"') :]
+    widths = [part.split('"')[0] for part in bar.partition("</svg>")[0].split('width="')[1:]]
+    assert widths == ["100%", "10.00%", "5.00%", "20.00%"]
+
+
+@pytest.mark.parametrize(
+    ("window", "words"),
+    [
+        ("rolling:1h", "Counted over any hour"),
+        ("rolling:24h", "Counted over any 24 hours"),
+        ("none", "Counted for good"),
+        ("week@Europe/Berlin", "Counted a week, by the clock of Europe/Berlin"),
+    ],
+)
+async def test_the_window_of_a_budget_is_said_in_words(
+    tmp_path: Path, window: str, words: str
+) -> None:
+    toml = f'[budgets."session:w"]\nlimit_usd = "1"\nwindow = "{window}"\n'
+    async with serving(tmp_path, toml) as (_, app):
+        assert words in await shown(app)
+
+
+async def test_a_bar_without_room_has_another_colour_and_the_scope_its_exact_amounts(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, BUDGETS) as (_, app):
+        browser = Browser(app)
+        assert b'<rect class="bad"' not in (await browser.get("/ui/budgets")).body
+        await spend(app, "r1", "session:eval", "1", "0.190554")
+        assert "$0.19 spent" in await shown(app)
+        assert "$0.190554 spent" in await shown(app, EVAL)
+        await spend(app, "r2", "session:eval", "0.809446", "0.809446")
+        assert b'<rect class="bad"' in (await browser.get("/ui/budgets")).body
+        first = (await browser.get("/")).body
+    assert b'<rect class="bad"' in first
+    assert "used up" in text_of(first).partition("Budgets All budgets")[2]
+
+
+async def test_a_scope_that_is_used_up_is_on_top_and_can_be_raised(tmp_path: Path) -> None:
+    async with serving(tmp_path, BUDGETS) as (_, app):
+        assert "Used up" not in (await shown(app)).partition("All scopes")[0]
+        await spend(app, "r1", "session:eval", "1", "1")
+        top = (await shown(app)).partition("All scopes")[0]
+        assert "Used up session:eval ■\ufe0e used up" in top
+        browser = Browser(app)
+        await browser.get(EVAL)
+        fields = {"scope": "session:eval", "limit_usd": "2.50", "limit_tokens": "1,000"}
+        page, said = await browser.act("/ui/budgets/limit", {**fields, "window": "none"})
+        assert said.startswith("Done: the budget of session:eval is set")
+        text = text_of(page.body)
+        assert "$1.00 spent, $0.00 reserved of $2.50" in text
+        assert "Counted for good" in text
+        assert "changed" in text
+        assert "Used up session" not in await shown(app)
+
+
+async def test_tasks_that_wait_for_a_budget_are_counted_and_start_when_it_is_raised(
+    tmp_path: Path,
+) -> None:
+    toml = '[projects.search]\n[budgets."project:search"]\nlimit_usd = "1"\nwindow = "day"\n'
+    async with serving(tmp_path, toml) as (_, app):
+        await spend(app, "r1", "project:search", "1", "1")
+        task = await submit(app, projectId="search", estimate={"usd": "0.50"})
+
+        async def waits() -> bool:
+            return "1 task waits" in await shown(app)
+
+        await until(waits)
+        page = (await Browser(app).get("/ui/budgets")).body.decode()
+        assert 'href="/ui/tasks?state=queued&amp;scope=project%3Asearch">1 task waits' in page
+        await submit(app, notBefore="2099-01-01T00:00:00Z")
+        listed = (await Browser(app).get("/ui/tasks?state=queued&scope=project:search")).body
+        assert (listed.count(b'data-label="Task"'), task.encode() in listed) == (1, True)
+        status = (await answer_of(app, "GET", "/budgets/status?scope=project:search")).json
+        assert status["waiting"] == 1
+        browser = Browser(app)
+        await browser.get("/ui/budgets?scope=project:search")
+        fields = {"scope": "project:search", "limit_usd": "5", "window": "day"}
+        await browser.act("/ui/budgets/limit", fields)
+
+        async def has_run() -> bool:
+            return bool((await answer_of(app, "GET", f"/tasks/{task}")).json["state"] == "done")
+
+        await until(has_run)
+        text = await shown(app, "/ui/budgets?scope=project:search")
+        assert f"{task}:1:1" in text
+
+
+async def test_a_budget_is_made_removed_and_said_by_the_file_again(tmp_path: Path) -> None:
+    async with serving(tmp_path, BUDGETS) as (_, app):
+        browser = Browser(app)
+        await browser.get("/ui/budgets")
+        fields = {"scope": "Team:ops", "limit_usd": "", "limit_tokens": "700", "window": "week"}
+        page, said = await browser.act("/ui/budgets/limit", fields)
+        assert said.startswith("Done: the budget of team:ops is set")
+        assert "Budget of team:ops" in text_of(page.body)
+        made = await budget_of(app, "team:ops")
+        assert (made["limitUsd"], made["limitTokens"], made["window"]) == (None, 700, "week")
+        await browser.act("/ui/budgets/remove", {"scope": "session:eval"})
+        assert await budget_of(app, "session:eval") == {}
+        await browser.act("/ui/budgets/limit", {"scope": "session:eval", "limit_usd": "3"})
+        _, said = await browser.act("/ui/budgets/reset", {"scope": "session:eval"})
+        assert said == "Done: the budget of session:eval is as the file says again."
+        assert (await budget_of(app, "session:eval"))["limitUsd"] == "1.00"
+        await browser.act("/ui/budgets/limit", {"scope": "root", "limit_usd": "20"})
+        assert (await budget_of(app, ""))["limitUsd"] == "20.00"
+
+
+async def test_the_token_budget_of_a_project_is_changed_with_the_project(tmp_path: Path) -> None:
+    async with serving(tmp_path, BUDGETS) as (_, app):
+        browser = Browser(app)
+        page = await browser.get("/ui/budgets?scope=project:crawl")
+        assert "This is the budget_limit of the project" in text_of(page.body)
+        await browser.act("/ui/budgets/limit", {"scope": "project:crawl", "limit_tokens": "900"})
+        assert (await answer_of(app, "GET", "/projects/crawl")).json["budgetLimit"] == 900
+        fields = {"scope": "project:crawl", "limit_usd": "3", "limit_tokens": "900"}
+        _, said = await browser.act("/ui/budgets/limit", fields)
+        assert said.startswith("Not done:")
+        assert "remove that limit" in said
+        await browser.act("/ui/budgets/remove", {"scope": "project:crawl"})
+        assert (await answer_of(app, "GET", "/projects/crawl")).json["budgetLimit"] is None
+
+
+async def test_a_global_budget_is_changed_in_the_file(tmp_path: Path) -> None:
+    async with serving(tmp_path, "[scheduler]\nglobal_budget = 1000\n") as (_, app):
+        assert "scheduler.global_budget of the settings file" in await shown(
+            app, "/ui/budgets?scope="
+        )
+        browser = Browser(app)
+        await browser.get("/ui/budgets")
+        _, said = await browser.act("/ui/budgets/limit", {"scope": "root", "limit_usd": "3"})
+        assert said.startswith("Not done:")
+        assert "keep one of them" in said
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"limit_usd": "", "limit_tokens": ""}, "give dollars, tokens or both"),
+        ({"limit_usd": "many"}, "limit_usd"),
+        ({"limit_usd": "-3"}, "limit_usd"),
+        ({"limit_tokens": "1.5"}, "must be a whole number"),
+        ({"limit_usd": "1", "window": "fortnight"}, "is no window"),
+        ({"limit_usd": "1", "window": "day@Nowhere/At-All"}, "window"),
+        ({"limit_usd": "1", "scope": "<script>"}, "is not a part"),
+    ],
+)
+async def test_what_cannot_be_is_said_and_changes_nothing(
+    fields: dict[str, str], problem: str, tmp_path: Path
+) -> None:
+    async with serving(tmp_path, BUDGETS) as (_, app):
+        before = (await answer_of(app, "GET", "/budgets")).json
+        browser = Browser(app)
+        await browser.get("/ui/budgets")
+        sent = {"scope": "session:eval", "back": "/ui/budgets", **fields}
+        _, said = await browser.act("/ui/budgets/limit", sent)
+        assert said.startswith("Not done:")
+        assert problem in said
+        assert (await answer_of(app, "GET", "/budgets")).json == before
+
+
+async def test_the_journal_of_a_scope_is_paged(tmp_path: Path) -> None:
+    async with serving(tmp_path, BUDGETS) as (_, app):
+        for number in range(60):
+            await spend(app, f"r{number:02d}", "session:eval", "0.01", "0.01", 1)
+        await spend(app, "other", "team:x", "0.01", "0.01")
+        browser = Browser(app)
+        page = (await browser.get(EVAL)).body.decode()
+        assert page.count('data-label="When"') == 50
+        assert ":r59" in page
+        assert ":r10" not in page
+        assert "+$0.01 +1 tokens" in text_of(page)
+        assert ":other" not in page
+        following = page.partition('rel="next" href="')[2].partition('"')[0].replace("&amp;", "&")
+        second = (await browser.get(following)).body.decode()
+        assert ":r59" not in second
+        third = second.partition('rel="next" href="')[2].partition('"')[0].replace("&amp;", "&")
+        last = (await browser.get(third)).body.decode()
+        assert ":r00" in last
+        assert 'rel="next"' not in last
+        assert (await browser.get(f"{EVAL}&cursor=x")).status == 400
+
+
+async def test_a_service_without_budgets_tells_a_newcomer_what_they_are(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, app):
+        page = (await Browser(app).get("/ui/budgets")).body.decode()
+    assert "Nothing is limited yet" in text_of(page)
+    assert '<details class="sheet" id="new-budget" open>' in page
+
+
+async def test_scopes_are_found_by_a_part_of_their_name(tmp_path: Path) -> None:
+    async with serving(tmp_path, BUDGETS) as (_, app):
+        text = await shown(app, "/ui/budgets?find=EVAL")
+        assert "session:eval" in text
+        assert "project:crawl" not in text
+        assert "No scope has such a name." in await shown(app, "/ui/budgets?find=zzz")
+
+
+@pytest.mark.parametrize(
+    ("url", "region"),
+    [("/ui/budgets", "scopes"), (EVAL, "scope-now"), (EVAL, "journal"), (EVAL, "scopes")],
+)
+async def test_a_region_comes_without_the_page_around_it(
+    url: str, region: str, tmp_path: Path
+) -> None:
+    async with serving(tmp_path, BUDGETS) as (_, app):
+        await spend(app, "r1", "session:eval/workflow:w", "0.10", "0.15")
+        assert f'id="{region}"' in (await Browser(app).get(url)).body.decode()
+        inside = (await Browser(app).region(url, region)).body.decode()
+    assert inside.strip()
+    assert "<html" not in inside
+
+
+async def test_read_only_draws_no_action_and_refuses_each(tmp_path: Path) -> None:
+    async with serving(tmp_path, f'{BUDGETS}[dashboard]\nmode = "read-only"\n') as (_, app):
+        browser = Browser(app)
+        for url in ("/ui/budgets", EVAL):
+            page = (await browser.get(url)).body.decode().partition("<main")[2]
+            assert '<form method="post"' not in page
+        for url, fields in ACTIONS:
+            assert (await browser.post(url, fields)).status == 403
+        assert (await budget_of(app, "session:eval"))["overridden"] == []
+
+
+async def test_a_bound_token_sees_its_own_budgets_and_changes_none(tmp_path: Path) -> None:
+    async with serving(tmp_path, BUDGETS + LOCKED) as (service, app):
+        admin = {"authorization": f"Bearer {await token_of(service)}"}
+        for scope in ("project:search/session:s", "project:crawl", "team:secret"):
+            body = {"id": "r", "scope": scope, "usd": "0.10", "also": ["team:secret"]}
+            sent = json.dumps(body).encode()
+            answer = await answer_of(app, "POST", "/budgets/reserve", sent, headers=admin)
+            assert answer.status == 200
+        browser = Browser(app)
+        token = await token_of(service, "read", "submit", bounds=Bounds(project_id="search"))
+        await logged_in(browser, token)
+        for url in ("/ui/budgets", "/ui/budgets?scope=project:search/session:s"):
+            page = (await browser.get(url)).body.decode().partition("<main")[2]
+            text = text_of(page)
+            assert "project:search" in text
+            assert "secret" not in text
+            assert "crawl" not in text
+            assert "$10.00" not in text
+            assert '<form method="post"' not in page
+        for scope in ("project:crawl", "team:secret"):
+            assert (await browser.get(f"/ui/budgets?scope={scope}")).status == 403
+        for url, fields in ACTIONS:
+            assert (await browser.post(url, fields)).status == 403
+
+
+async def test_hostile_texts_are_shown_as_text(tmp_path: Path) -> None:
+    name = "<script>alert(1)</script>\u202e"[:25]
+    async with serving(tmp_path, BUDGETS) as (_, app):
+        await spend(app, name, "session:eval", "0.01", "0.01")
+        page = (await Browser(app).get(EVAL)).body.decode()
+        assert "<script>alert" not in page
+        assert "&lt;script&gt;alert(1)" in page
+        found = await Browser(app).get("/ui/budgets?find=%3Cscript%3Ealert(1)%3C/script%3E")
+        assert b"<script>alert" not in found.body
+        wrong = await Browser(app).get("/ui/budgets?scope=%3Cscript%3E")
+        assert wrong.status == 400
+        assert b"<script>" not in wrong.body.partition(b"<main")[2]
+
+
+async def test_1000_scopes_are_bounded_and_quick(tmp_path: Path) -> None:
+    limits = "".join(
+        f'[budgets."team:t{n % 20}/session:s{n}"]\nlimit_usd = "1"\n' for n in range(1_000)
+    )
+    async with serving(tmp_path, limits) as (service, app):
+        tracker = service.tracker
+        assert tracker is not None
+        for number in range(1_000):
+            scope = f"team:t{number % 20}/session:s{number}"
+            await tracker.reserve(scope, "1" if number % 3 else "0.5", lease_seconds=3_600)
+        browser = Browser(app)
+        page, took = await quickest(browser, "/ui/budgets")
+        text = text_of(page)
+        assert "1 to 25 of 1,021" in text
+        assert "And 656 more below." in text
+        assert len(page.encode()) < 110_000
+        assert took < 0.3
+        assert "1,001 to 1,021 of 1,021" in await shown(app, "/ui/budgets?from=1000")

@@ -1,0 +1,83 @@
+"""Whatever goes wrong on a page is a page: what happened, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dashboard.browser import Browser, text_of
+from headgate.dashboard.dashboard import Dashboard
+from headgate.dashboard.error_pages import error_page
+from headgate.dashboard.headers import CONTENT_SECURITY_POLICY
+from headgate.errors import StoreUnavailableError
+from headgate.web.refusals import CODES, Refusal
+from web.asgi_client import Client
+
+
+@pytest.fixture
+def client() -> Client:
+    client = Client()
+    client.app.serve_pages(Dashboard(client.app.api, "on"))
+    return client
+
+
+async def test_an_address_where_nothing_is(client: Client) -> None:
+    answer = await Browser(client.app).get("/ui/nothing")
+    text = text_of(answer.body)
+    assert answer.status == 404
+    assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    assert "There is nothing at this address." in text
+    assert "Go to the overview" in text
+    assert answer.headers["x-request-id"] in text
+
+
+async def test_a_page_that_is_asked_for_as_a_form(client: Client) -> None:
+    browser = Browser(client.app)
+    assert (await browser.post("/")).headers["allow"] == "GET, HEAD, OPTIONS"
+    assert (await browser.get("/ui/theme")).status == 405
+
+
+async def test_a_store_that_is_away_is_named_and_nothing_of_it_is_told(client: Client) -> None:
+    client.engine.failure = StoreUnavailableError("postgres at 10.1.2.3 refused")
+    answer = await Browser(client.app).get("/")
+    text = text_of(answer.body)
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert "The store cannot be asked now" in text
+    assert "load the page again" in text
+    assert "10.1.2.3" not in text
+
+
+async def test_a_fault_tells_nothing_but_the_id_in_the_log(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.engine.failure = RuntimeError("a secret detail")
+    answer = await Browser(client.app).get("/")
+    assert answer.status == 500
+    assert "secret" not in answer.body.decode()
+    request_id = answer.headers["x-request-id"]
+    assert request_id in text_of(answer.body)
+    assert request_id in caplog.text
+
+
+async def test_the_api_goes_on_to_answer_in_its_own_shape(client: Client) -> None:
+    answer = await Browser(client.app).get("/nothing")
+    assert answer.refusal["code"] == "not_found"
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_refusal_has_a_page_with_advice(code: str) -> None:
+    page = error_page(Refusal(code, "it went wrong"), "id-1")
+    context: dict[str, Any] = page.context
+    assert page.status == CODES[code].status
+    assert context["problem"] == "It went wrong."
+    assert context["advice"].endswith(".")
+
+
+async def test_hostile_text_in_an_error_is_shown_as_text(client: Client) -> None:
+    client.engine.failure = Refusal("not_found", "<script>alert(1)</script>\u202e\x1b[2J")
+    answer = await Browser(client.app).get("/")
+    assert "<script>alert" not in answer.body.decode()
+    assert "&lt;script&gt;alert(1)" in answer.body.decode()
+    assert "\u202e" not in answer.body.decode()
+    assert "\\u202e\\x1b" in answer.body.decode()

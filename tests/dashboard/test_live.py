@@ -1,0 +1,148 @@
+"""The stream behind open pages: what it tells, how often, and to whom."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dashboard.browser import serving, submit
+from dashboard.test_login import LOCKED, token_of
+from headgate.dashboard import live
+from headgate.dashboard.live import MAX_STREAMS, MAX_STREAMS_PER_CALLER, Live, Seen, changes, look
+from headgate.dashboard.page import View
+from headgate.web.app import App
+from headgate.web.callers import LOCAL
+from headgate.web.refusals import Refusal
+from headgate.web.requests import Request
+from web.asgi_client import scope_of
+
+
+def view_of(app: App, **headers: str) -> View:
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    request = Request(scope_of("GET", "/ui/live", headers), receive)
+    return View(api=app.api, request=request, caller=LOCAL, mode="on", now=0.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "names"),
+    [
+        (Seen(tasks=1), Seen(tasks=1), []),
+        (Seen(tasks=1), Seen(tasks=2), ["tasks", "changed"]),
+        (Seen(slots=1), Seen(slots=2), ["slots", "changed"]),
+        (Seen(rules=1), Seen(rules=2), ["changed"]),
+        (Seen(tasks=1, slots=1), Seen(tasks=2, slots=2), ["tasks", "slots", "changed"]),
+    ],
+)
+def test_what_changed_is_named_once_and_anything_is_a_change(
+    before: Seen, after: Seen, names: list[str]
+) -> None:
+    assert changes(before, after) == names
+
+
+async def test_a_task_and_a_pause_are_changes(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, app):
+        first = look(view_of(app))
+        assert look(view_of(app)) == first
+        await submit(app)
+        second = look(view_of(app))
+        assert "tasks" in changes(first, second)
+        app.api.is_paused = True
+        assert changes(second, look(view_of(app))) != []
+
+
+async def test_a_page_hears_of_a_task_within_two_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LOOK_SECONDS", 0.02)
+    async with serving(tmp_path) as (_, app):
+        streams = Live()
+        answer = await streams.stream(view_of(app), "")
+        assert (answer.content_type, answer.stream is not None) == (b"text/event-stream", True)
+        assert answer.stream is not None
+        async with asyncio.timeout(5.0):
+            assert (await anext(answer.stream)).startswith(b"retry:")
+            first = await anext(answer.stream)
+            assert first == b"event: changed\ndata:\n\n", "for what changed since it was drawn"
+            waiting = asyncio.ensure_future(anext(answer.stream))
+            await asyncio.sleep(0)
+            await submit(app)
+            told = await waiting
+            while b"tasks" in (again := await anext(answer.stream)):
+                pass
+        assert again == b"event: changed\ndata:\n\n", "what is settled after the end is shown"
+        assert b"event: tasks\ndata:\n\n" in told
+        assert told.endswith(b"event: changed\ndata:\n\n")
+        assert streams.streams == 1
+        await answer.stream.aclose()
+        assert streams.streams == 0
+
+
+async def test_a_page_that_hears_nothing_is_refreshed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(live, "REFRESH_SECONDS", 0.03)
+    async with serving(tmp_path) as (_, app):
+        answer = await Live().stream(view_of(app), "")
+        assert answer.stream is not None
+        async with asyncio.timeout(5.0):
+            await anext(answer.stream)
+            assert await anext(answer.stream) == b"event: changed\ndata:\n\n"
+        await answer.stream.aclose()
+
+
+async def test_the_stream_of_a_token_that_was_revoked_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(live, "CHECK_SECONDS", 0.0)
+    async with serving(tmp_path, LOCKED) as (service, app):
+        token = await token_of(service, "read")
+        view = view_of(app, authorization=f"Bearer {token}")
+        view.request.caller = await app.api.entrance.look_up(view.request, "read")
+        answer = await Live().stream(view, "")
+        assert answer.stream is not None
+        await anext(answer.stream)
+        await service.tokens.revoke(token.split("_")[1])
+        app.api.entrance.forget()
+        async with asyncio.timeout(5.0):
+            assert [piece async for piece in answer.stream if b"changed" not in piece] == []
+
+
+async def test_there_are_as_many_streams_as_are_bearable(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, app):
+        streams = Live()
+        streams.streams = MAX_STREAMS
+        with pytest.raises(Refusal, match="200 open pages"):
+            await streams.stream(view_of(app), "")
+
+
+async def test_one_token_leaves_streams_for_others(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, app):
+        streams, greedy = Live(), view_of(app)
+        greedy.request.caller = msgspec.structs.replace(LOCAL, token_id="greedy")
+        taken = [await streams.stream(greedy, "") for _ in range(MAX_STREAMS_PER_CALLER + 5)]
+        begun = [one.stream for one in taken if one.stream is not None]
+        pieces = [await anext(one, b"") for one in begun]
+        assert pieces.count(b"") == 5, "asked for in a burst, before any of them began"
+        with pytest.raises(Refusal, match="you have 40 open pages"):
+            await streams.stream(greedy, "")
+        assert (await streams.stream(view_of(app), "")).stream is not None
+        for one in begun:
+            await one.aclose()
+        assert (streams.streams, dict(streams.by_caller)) == (0, {})
+
+
+def test_many_streams_look_less_often_and_together() -> None:
+    streams = Live()
+    for count, step in ((1, 1.0), (16, 1.0), (17, 2.0), (200, 13.0)):
+        streams.streams = count
+        for now in (100.25, 100.75):
+            ahead = now + streams.until_look(now)
+            assert ahead % step == 0
+            assert 0 < streams.until_look(now) <= step

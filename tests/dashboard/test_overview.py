@@ -1,0 +1,237 @@
+"""The overview: what needs attention on top, the figures of now, and who gets what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dashboard.browser import Browser, serving, submit, text_of, until
+from headgate.dashboard.dashboard import Dashboard
+from headgate.runtime.history import Step
+from headgate.settings.sections import DashboardMode
+from web.asgi_client import Client, answer_of
+from web.fake_engine import Health
+
+PAUSED = """
+[projects.search]
+credit_weight = 3
+status = "paused"
+
+[projects.evals]
+
+[projects.crawl]
+status = "draining"
+"""
+BUDGETS = """
+[budgets.root]
+limit_usd = "10"
+window = "day"
+
+[budgets."session:eval"]
+limit_usd = "1"
+limit_tokens = 1000
+"""
+SLOTS = """
+[[slots]]
+name = "spare"
+provider = "zai"
+key_file = "{folder}/none"
+enabled = false
+base_url = "http://127.0.0.1:9"
+"""
+SPEND = b'{"id": "r1", "scope": "session:eval", "usd": "1", "tokens": 900}'
+
+
+async def overview(app: object) -> str:
+    return text_of((await Browser(app).get("/")).body)  # type: ignore[arg-type]
+
+
+async def test_a_newcomer_is_told_what_to_paste(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, app):
+        text = await overview(app)
+        assert "Nothing has been submitted yet" in text
+        assert 'curl -s http://127.0.0.1:7420/tasks -d \'{"agentId"' in text
+        assert "headgate submit --url http://127.0.0.1:7420 --agent demo hello" in text
+        assert "Needs attention" not in text
+        await submit(app)
+        assert "Nothing has been submitted yet" not in await overview(app)
+
+
+async def test_a_newcomer_behind_a_proxy_gets_the_address_of_the_proxy(tmp_path: Path) -> None:
+    toml = '[auth]\nallowed_hosts = ["gate.example"]\n'
+    async with serving(tmp_path, toml) as (_, app):
+        page = await Browser(app).get("/", host="gate.example", x_forwarded_proto="https")
+    assert "curl -s https://gate.example/tasks" in text_of(page.body)
+
+
+async def test_what_is_paused_is_on_top(tmp_path: Path) -> None:
+    async with serving(tmp_path, PAUSED) as (_, app):
+        text = await overview(app)
+        attention = text[text.index("Needs attention") : text.index("Queued")]
+        assert "Project search is paused: its tasks wait." in attention
+        assert "Project crawl is draining: it takes no new tasks." in attention
+        assert "evals" not in attention
+        paused = await answer_of(app, "POST", "/scheduler/pause")
+        assert paused.status == 200
+        attention = (await overview(app)).partition("Queued")[0]
+        assert attention.index("Everything is paused") < attention.index("Project search")
+
+
+async def test_a_budget_that_is_used_up_is_on_top_with_its_figures(tmp_path: Path) -> None:
+    async with serving(tmp_path, BUDGETS) as (_, app):
+        assert "Needs attention" not in await overview(app)
+        assert (await answer_of(app, "POST", "/budgets/reserve", SPEND)).status == 200
+        text = await overview(app)
+    line = "The budget of session:eval is used up: $0.00 of $1.00 left, 100 of 1,000 tokens left."
+    assert line in text
+    assert "$0.00 spent, $1.00 reserved of $1.00" in text
+    assert "$0.00 spent, $1.00 reserved of $10.00, resets in" in text
+    assert "900 reserved of 1,000 tokens" in text
+    assert "Left $9.00 of $10.00" in text
+
+
+async def test_a_slot_that_is_off_is_on_top_and_among_the_slots(tmp_path: Path) -> None:
+    async with serving(tmp_path, SLOTS.format(folder=tmp_path)) as (_, app):
+        text = await overview(app)
+    assert "Slot spare is disabled" in text.partition("Queued")[0]
+    assert "spare ⊘\ufe0e disabled" in text
+
+
+@pytest.mark.parametrize(
+    ("parts", "problem", "lines"),
+    [
+        (
+            {"store": "ok", "ledger": "it is away", "dispatcher": "ok"},
+            "it is away",
+            ["The ledger has a problem. It is away."],
+        ),
+        (
+            {"store": "ok", "ledger": "ok", "dispatcher": "ok"},
+            "draining",
+            ["This node does not take or run tasks now. Draining."],
+        ),
+    ],
+)
+async def test_a_part_that_fails_is_on_top(
+    parts: dict[str, str], problem: str, lines: list[str]
+) -> None:
+    client = drawn_client()
+    client.engine.state = Health(is_ready=False, problem=problem, parts=parts)
+    text = await overview(client.app)
+    for line in lines:
+        assert line in text
+    assert text.count("✕\ufe0e problem") == len(lines)
+
+
+def drawn_client(mode: DashboardMode = "on") -> Client:
+    client = Client()
+    client.app.serve_pages(Dashboard(client.app.api, mode))
+    return client
+
+
+async def test_without_a_ledger_the_rest_is_shown_all_the_same() -> None:
+    text = await overview(drawn_client().app)
+    assert "Spent unknown" in text
+    assert "nothing is known of budgets now" in text
+
+
+async def test_target_and_actual_share_stand_beside_each_other(tmp_path: Path) -> None:
+    toml = "[projects.search]\ncredit_weight = 3\n[projects.evals]\n"
+    async with serving(tmp_path, toml) as (_, app):
+        page = (await Browser(app).get("/")).body.decode()
+    assert "60 % target, 0 % actual" in text_of(page)
+    assert 'aria-label="target 60 %, actual 0 %"' in page
+
+
+async def test_who_waits_longest_is_named_with_what_holds_it(tmp_path: Path) -> None:
+    async with serving(tmp_path, PAUSED) as (_, app):
+        first = await submit(app, projectId="search")
+        await submit(app, projectId="search")
+
+        async def is_held() -> bool:
+            return "Project search is paused" in (await overview(app)).partition("longest")[2]
+
+        await until(is_held)
+        text = (await overview(app)).partition("Waiting longest")[2]
+        assert f"{first} of search , for a , since" in text
+        page = (await Browser(app).get("/")).body.decode()
+        assert f'href="/ui/tasks/{first}"' in page
+
+
+async def test_what_holds_the_longest_wait_is_in_dollars_with_its_time(tmp_path: Path) -> None:
+    toml = '[budgets."project:default"]\nlimit_usd = "0.5"\nwindow = "day"\n'
+    spend = b'{"id": "r1", "scope": "project:default", "usd": "0.5"}'
+    async with serving(tmp_path, toml) as (_, app):
+        assert (await answer_of(app, "POST", "/budgets/reserve", spend)).status == 200
+        await submit(app, estimate={"usd": "0.25"})
+
+        async def is_refused() -> bool:
+            return "were asked for" in await overview(app)
+
+        await until(is_refused)
+        page = (await Browser(app).get("/")).body
+    held = text_of(page).partition("Waiting longest")[2]
+    assert "$0.50 of $0.50 are used or held, $0.25 were asked for" in held
+    assert "micro-dollars" not in held
+    assert b"<time" in page.partition(b"Waiting longest")[2].partition(b'class="reasons"')[2]
+
+
+async def test_the_figures_of_now_are_those_of_the_service(tmp_path: Path) -> None:
+    async with serving(tmp_path, PAUSED) as (service, app):
+        for _ in range(3):
+            await submit(app, projectId="search")
+        done = await submit(app, projectId="evals")
+
+        async def has_ended() -> bool:
+            return bool((await answer_of(app, "GET", f"/tasks/{done}")).json["state"] == "done")
+
+        await until(has_ended)
+        service.engine.history.run_once()
+        text = await overview(app)
+        assert "Queued 3 of 1,000" in text
+        assert "In flight 0 of 20" in text
+        assert "0 failed in" in text
+        assert "The last hour in steps of five minutes" in text
+        figures = (await Browser(app).get("/ui/history")).json
+    assert (figures["queued"], figures["inflight"]) == ([3], [0])
+    assert figures["completed"][0] > 0
+    assert figures["stepSeconds"] == 5.0
+
+
+async def test_the_charts_ask_for_an_hour_or_a_day(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, app):
+        history = service.engine.history
+        history.hour.extend(Step(at=at) for at in (100.0, 105.0, 300.0))
+        history.day.append(Step(at=60.0, seconds=60.0, completed=30))
+        hour = (await Browser(app).get("/ui/history?range=hour")).json
+        day = (await Browser(app).get("/ui/history?range=day")).json
+        wrong = await Browser(app).get("/ui/history?range=year")
+    assert hour["at"] == [100.0, 105.0, 110.0, 300.0]
+    assert hour["queued"] == [0, 0, None, 0]
+    assert (day["completed"], day["stepSeconds"]) == ([30.0], 60.0)
+    assert wrong.status == 400
+
+
+@pytest.mark.parametrize("region", ["state-now", "figure-rows", "who-gets-what"])
+async def test_a_region_comes_without_the_page_around_it(region: str, tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, app):
+        page = (await Browser(app).get("/")).body.decode()
+        assert f'id="{region}"' in page
+        inside = (await Browser(app).region("/", region)).body.decode()
+    assert inside.strip()
+    assert "<html" not in inside
+    assert "<nav" not in inside
+
+
+async def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
+    name = "<script>alert(1)</script>"
+    hostile = "session:%3Cimg%20src=x%20onerror=alert(1)%3E"
+    async with serving(tmp_path, PAUSED) as (_, app):
+        await submit(app, projectId="search", agentId=name)
+        limit = b'{"limitUsd": "0"}'
+        await answer_of(app, "PATCH", f"/budgets?scope={hostile}", limit)
+        page = (await Browser(app).get("/")).body.decode()
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page
+    assert "&lt;script&gt;alert(1)" in page

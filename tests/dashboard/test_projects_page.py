@@ -1,0 +1,311 @@
+"""Projects and agents: shares, lanes, switches, and changes that show their effect."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from dashboard.browser import Browser, quickest, serving, submit, text_of, until
+from dashboard.test_login import logged_in, token_of
+from headgate.tokens import Bounds
+from headgate.web.app import App
+from web.asgi_client import answer_of
+
+PROJECTS = """
+[projects.search]
+credit_weight = 3
+max_concurrent_agents = 4
+
+[projects.evals]
+credit_weight = 1
+status = "paused"
+
+[agents.writer]
+capacity = 2
+type = "llm"
+"""
+LOCKED = "[auth]\nrequired = true\n"
+HOSTILE = "<script>alert(1)</script>"
+ACTIONS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("/ui/projects/search/change", {"status": "paused"}),
+    ("/ui/projects/search/reset", {}),
+    ("/ui/agents/writer/change", {"status": "paused"}),
+    ("/ui/agents/writer/reset", {}),
+    ("/ui/scheduler/pause", {}),
+    ("/ui/scheduler/resume", {}),
+)
+
+
+async def shown(app: App, url: str = "/ui/projects") -> str:
+    answer = await Browser(app).get(url)
+    assert answer.status == 200, text_of(answer.body)
+    return text_of(answer.body)
+
+
+async def test_each_project_has_weight_cap_shares_deficit_and_tokens(tmp_path: Path) -> None:
+    async with serving(tmp_path, PROJECTS) as (_, app):
+        page = (await Browser(app).get("/ui/projects")).body.decode()
+        text = text_of(page)
+    assert "search 3 0 of 4 0 60 % target, 0 % actual 60 % owed 0" in text
+    assert "evals ‖\ufe0e paused 1 0 of 2 0 20 % target, 0 % actual 20 % owed 0" in text
+    assert "default 1 0 of no cap" in text
+    assert 'aria-label="target 60 %, actual 0 %"' in page
+    assert "Shares are those of the last 24 hours" in text
+    assert "writer llm ●\ufe0e active 0 of 2 0 yes" in text
+
+
+async def test_a_changed_weight_moves_the_shares_and_is_marked(tmp_path: Path) -> None:
+    async with serving(tmp_path, PROJECTS) as (_, app):
+        browser = Browser(app)
+        await browser.get("/ui/projects/search")
+        page, said = await browser.act("/ui/projects/search/change", {"credit_weight": "8"})
+        assert said == "Done: project search was changed; its target share was 60.0% and is 80.0%."
+        assert "Weight 8 changed" in text_of(page.body)
+
+        async def has_moved() -> bool:
+            return "80 % target" in await shown(app)
+
+        await until(has_moved)
+        assert "search 8 changed 0 of 4 0 80 % target" in await shown(app)
+        _, said = await browser.act("/ui/projects/search/reset")
+        assert said == "Done: project search is as the file says again."
+        assert "changed" not in await shown(app)
+
+
+async def test_only_what_was_changed_is_overridden(tmp_path: Path) -> None:
+    async with serving(tmp_path, PROJECTS) as (_, app):
+        browser = Browser(app)
+        await browser.get("/ui/projects/search")
+        fields = {"credit_weight": "3", "max_concurrent_agents": "9", "budget_limit": "1,000"}
+        await browser.act("/ui/projects/search/change", fields)
+        project = (await answer_of(app, "GET", "/projects/search")).json
+        assert sorted(project["overridden"]) == ["budgetLimit", "maxConcurrentAgents"]
+        assert (project["maxConcurrentAgents"], project["budgetLimit"]) == (9, 1_000)
+        _, said = await browser.act("/ui/projects/search/change", fields)
+        assert said == "Done: project search is so already; nothing was changed."
+        await browser.act("/ui/projects/search/change", {**fields, "budget_limit": ""})
+        assert (await answer_of(app, "GET", "/projects/search")).json["budgetLimit"] is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"credit_weight": "much"}, "credit_weight: must be a number"),
+        ({"credit_weight": "-1"}, "projects.search.credit_weight"),
+        ({"credit_weight": "nan"}, "projects.search.credit_weight"),
+        ({"credit_weight": "inf"}, "projects.search.credit_weight"),
+        ({"max_concurrent_agents": "1.5"}, "must be a whole number"),
+        ({"max_concurrent_agents": "9" * 40}, "must be a whole number"),
+        ({"status": "gone"}, "must be one of active, paused, draining, archived"),
+    ],
+)
+async def test_what_cannot_be_is_said_and_changes_nothing(
+    fields: dict[str, str], problem: str, tmp_path: Path
+) -> None:
+    async with serving(tmp_path, PROJECTS) as (_, app):
+        browser = Browser(app)
+        await browser.get("/ui/projects/search")
+        _, said = await browser.act("/ui/projects/search/change", fields)
+        assert said.startswith("Not done:")
+        assert problem in said
+        assert (await answer_of(app, "GET", "/projects/search")).json["overridden"] == []
+
+
+async def test_projects_and_agents_are_paused_drained_and_resumed(tmp_path: Path) -> None:
+    async with serving(tmp_path, PROJECTS) as (_, app):
+        browser = Browser(app)
+        await browser.get("/ui/projects")
+        back = {"back": "/ui/projects?find=e"}
+        for path, noun in (
+            ("/ui/projects/search", "project search"),
+            ("/ui/agents/writer", "agent writer"),
+        ):
+            for status, words in (
+                ("paused", "is paused"),
+                ("draining", "drains"),
+                ("active", "is active"),
+            ):
+                page, said = await browser.act(f"{path}/change", {"status": status, **back})
+                assert said.startswith(f"Done: {noun} {words}"), said
+                assert "Find by name" in text_of(page.body)
+                kind = path.removeprefix("/ui")
+                assert (await answer_of(app, "GET", kind)).json["status"] == status
+
+
+async def test_the_capacity_of_an_agent_is_changed_and_reset(tmp_path: Path) -> None:
+    async with serving(tmp_path, PROJECTS) as (_, app):
+        browser = Browser(app)
+        await browser.get("/ui/projects")
+        await browser.act("/ui/agents/writer/change", {"capacity": "5"})
+        assert "0 of 5 changed" in await shown(app)
+        await browser.act("/ui/agents/writer/reset")
+        assert "0 of 2 0 yes" in await shown(app)
+
+
+async def test_everything_is_paused_and_resumed(tmp_path: Path) -> None:
+    async with serving(tmp_path, PROJECTS) as (_, app):
+        browser = Browser(app)
+        assert "Everything ●\ufe0e running" in await shown(app)
+        await browser.get("/ui/projects")
+        page, said = await browser.act("/ui/scheduler/pause")
+        assert said == "Done: everything is paused; what runs goes on."
+        assert "Nothing new is started until somebody resumes it" in text_of(page.body)
+        assert (await answer_of(app, "GET", "/scheduler/stats")).json["paused"] is True
+        await browser.act("/ui/scheduler/resume")
+        assert (await answer_of(app, "GET", "/scheduler/stats")).json["paused"] is False
+
+
+async def test_lanes_are_shown_with_depth_wait_and_load_and_lead_to_their_tasks(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, PROJECTS) as (_, app):
+        for _ in range(3):
+            await submit(app, projectId="evals", agentId="writer")
+
+        async def is_seen() -> bool:
+            return "evals writer 3 3 0" in await shown(app)
+
+        await until(is_seen)
+        page = (await Browser(app).get("/ui/projects")).body.decode()
+        assert 'href="/ui/tasks?state=queued&amp;project=evals&amp;agent=writer"' in page
+        own = await shown(app, "/ui/projects/evals")
+        assert "Its lanes" in own
+        assert "writer 3 3 0" in own
+        assert "Nothing of this project waits or runs." in await shown(app, "/ui/projects/search")
+
+
+async def test_a_page_is_narrowed_by_a_part_of_a_name(tmp_path: Path) -> None:
+    async with serving(tmp_path, PROJECTS) as (_, app):
+        text = await shown(app, "/ui/projects?find=SEAR")
+        assert "search 3" in text
+        assert "evals" not in text
+        assert "No agent has such a name." in text
+        assert "No project has such a name." in await shown(app, "/ui/projects?find=zzz")
+
+
+async def test_a_newcomer_is_told_how_projects_and_agents_come(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, app):
+        text = await shown(app)
+    assert "Only the project “default” is there" in text
+    assert "headgate submit --agent writer hello" in text
+
+
+@pytest.mark.parametrize("region", ["switch", "project-rows", "agent-rows", "lane-rows"])
+async def test_a_region_of_the_list_comes_alone(region: str, tmp_path: Path) -> None:
+    async with serving(tmp_path, PROJECTS) as (_, app):
+        page = (await Browser(app).get("/ui/projects")).body.decode()
+        assert f'id="{region}"' in page
+        inside = (await Browser(app).region("/ui/projects", region)).body.decode()
+    assert inside.strip()
+    assert "<html" not in inside
+
+
+@pytest.mark.parametrize("region", ["project-now", "lane-rows", "share-rows"])
+async def test_a_region_of_a_project_comes_alone(region: str, tmp_path: Path) -> None:
+    async with serving(tmp_path, PROJECTS) as (_, app):
+        inside = (await Browser(app).region("/ui/projects/search", region)).body.decode()
+    assert inside.strip()
+    assert "<html" not in inside
+
+
+async def test_a_project_that_is_not_there_is_a_page_that_says_so(tmp_path: Path) -> None:
+    async with serving(tmp_path, PROJECTS) as (_, app):
+        answer = await Browser(app).get("/ui/projects/nobody")
+    assert answer.status == 404
+    assert "There is no project 'nobody'." in text_of(answer.body)
+
+
+async def test_read_only_draws_no_action_and_refuses_each(tmp_path: Path) -> None:
+    async with serving(tmp_path, f'{PROJECTS}[dashboard]\nmode = "read-only"\n') as (_, app):
+        browser = Browser(app)
+        for url in ("/ui/projects", "/ui/projects/search"):
+            page = (await browser.get(url)).body.decode().partition("<main")[2]
+            assert '<form method="post"' not in page
+        for url, fields in ACTIONS:
+            assert (await browser.post(url, fields)).status == 403
+        assert (await answer_of(app, "GET", "/projects/search")).json["overridden"] == []
+
+
+@pytest.mark.parametrize(
+    ("bounds", "own", "shares"),
+    [
+        (Bounds(), {"search", "evals"}, True),
+        (Bounds(project_id="search"), {"search"}, False),
+        (Bounds(agent_id="a"), set(), False),
+        (Bounds(agent_id="a", project_id="search"), set(), False),
+    ],
+)
+async def test_a_reader_sees_its_own_projects_and_changes_none(
+    tmp_path: Path, bounds: Bounds, own: set[str], *, shares: bool
+) -> None:
+    async with serving(tmp_path, PROJECTS + LOCKED) as (service, app):
+        browser = Browser(app)
+        token = await token_of(service, "read", "submit", "cancel", bounds=bounds)
+        await logged_in(browser, token)
+        page = (await browser.get("/ui/projects")).body
+        assert (await browser.get("/ui/projects")).status == 200
+        assert (b'id="agents-title"' in page, b"/change" in page) == (False, False)
+        assert ("target" in text_of(page)) is shares
+        headers = {"authorization": f"Bearer {token}"}
+        listed = (await answer_of(app, "GET", "/projects", headers=headers)).json["projects"]
+        seen = {one["id"] for one in listed}
+        assert seen & {"search", "evals"} == own
+        assert {one["targetShare"] is not None for one in listed} <= {shares}
+        for name in ("search", "evals"):
+            status = 200 if name in own else 404
+            assert (await browser.get(f"/ui/projects/{name}")).status == status
+            answer = await answer_of(app, "GET", f"/projects/{name}", headers=headers)
+            assert answer.status == status
+            change = await answer_of(app, "PATCH", f"/projects/{name}", b"{}", headers=headers)
+            assert change.status == 403
+        for url, fields in ACTIONS:
+            assert (await browser.post(url, fields)).status == 403
+
+
+async def test_hostile_names_are_shown_as_text_and_can_be_changed(tmp_path: Path) -> None:
+    turned = "עברית/b"
+    async with serving(tmp_path, PROJECTS) as (_, app):
+        for name in (HOSTILE, turned):
+            await submit(app, projectId="evals", agentId=name)
+        browser = Browser(app)
+        page = (await browser.get("/ui/projects")).body.decode()
+        assert HOSTILE not in page
+        assert html.escape(HOSTILE) in page
+        assert f"<bdi>{turned}</bdi>" in page
+        for name in (HOSTILE, turned):
+            url = f"/ui/agents/{quote(name, safe='')}/change"
+            assert f'action="{url}"' in page
+            _, said = await browser.act(url, {"capacity": "3"})
+            assert said.startswith("Done: agent "), said
+        agents = (await answer_of(app, "GET", "/agents")).json["agents"]
+        assert {one["id"]: one["capacity"] for one in agents}[turned] == 3
+
+
+async def test_a_form_sends_nobody_to_another_page(tmp_path: Path) -> None:
+    async with serving(tmp_path, PROJECTS) as (_, app):
+        browser = Browser(app)
+        await browser.get("/ui/projects")
+        for back in ("//evil.example", "https://evil.example/ui/projects", "/ui/projectsx"):
+            answer = await browser.post("/ui/scheduler/resume", {"back": back})
+            assert answer.headers["location"] == "/ui/projects"
+
+
+async def test_500_lanes_are_bounded_and_quick(tmp_path: Path) -> None:
+    projects = "".join(f'[projects.p{n}]\nstatus = "paused"\n' for n in range(50))
+    limits = "[scheduler]\nmax_queue_size = 10000\n"
+    async with serving(tmp_path, limits + projects) as (_, app):
+        for project in range(50):
+            for agent in range(10):
+                await submit(app, projectId=f"p{project}", agentId=f"agent-{agent}")
+        browser = Browser(app)
+        page, took = await quickest(browser, "/ui/projects")
+        text = text_of(page)
+        assert "1 to 25 of 500" in text
+        assert "1 to 25 of 51" in text
+        assert len(page.encode()) < 110_000
+        assert took < 0.3
+        assert "26 to 50 of 500" in await shown(app, "/ui/projects?lanes_from=25")
+        assert (await browser.get("/ui/projects?lanes_from=x")).status == 400

@@ -1,0 +1,99 @@
+"""What fifty pages ask for at once is made once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from dashboard.browser import Browser, serving
+from headgate.dashboard import recent
+from headgate.dashboard.recent import MAX_KEPT, Recent
+from headgate.errors import StoreUnavailableError
+
+
+class Maker:
+    """Makes numbers; `release` lets those go on that wait."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.release = asyncio.Event()
+        self.failure: Exception | None = None
+
+    async def __call__(self) -> int:
+        self.made += 1
+        number = self.made
+        await self.release.wait()
+        if self.failure is not None:
+            raise self.failure
+        return number
+
+
+async def test_those_who_ask_together_get_one_result() -> None:
+    maker, kept = Maker(), Recent[int](lambda: 7.5)
+    asking = [asyncio.create_task(kept.get("key", maker)) for _ in range(50)]
+    await asyncio.sleep(0)
+    maker.release.set()
+    assert set(await asyncio.gather(*asking)) == {1}
+    assert await kept.get("key", maker) == 1
+    assert await kept.get("another", maker) == 2
+
+
+async def test_one_who_leaves_takes_nothing_from_the_others() -> None:
+    maker, kept = Maker(), Recent[int]()
+    first, second = (asyncio.create_task(kept.get("key", maker)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    maker.release.set()
+    assert await second == 1
+
+
+async def test_a_failure_is_told_to_all_and_not_kept() -> None:
+    maker, kept = Maker(), Recent[int]()
+    maker.failure = StoreUnavailableError("away")
+    asking = [asyncio.create_task(kept.get("key", maker)) for _ in range(3)]
+    await asyncio.sleep(0)
+    maker.release.set()
+    found = await asyncio.gather(*asking, return_exceptions=True)
+    assert {str(one) for one in found} == {"away"}
+    maker.failure = None
+    assert await kept.get("key", maker) == 2
+
+
+async def test_nothing_is_kept_beyond_the_second_in_which_pages_are_told_of_changes() -> None:
+    moments = iter((7.2, 7.99, 8.0, 8.99, 9.01))
+    maker, kept = Maker(), Recent[int](lambda: next(moments))
+    maker.release.set()
+    assert [await kept.get("key", maker) for _ in range(5)] == [1, 1, 2, 2, 3]
+
+
+async def test_what_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent, "MAKE_SECONDS", 0.01)
+    with pytest.raises(StoreUnavailableError, match="did not come in time"):
+        await Recent[int]().get("key", Maker())
+
+
+async def test_no_more_is_kept_than_there_is_room_for() -> None:
+    maker, kept = Maker(), Recent[int]()
+    maker.release.set()
+    for number in range(MAX_KEPT + 1):
+        await kept.get(number, maker)
+    assert await kept.get(0, maker) == MAX_KEPT + 2
+
+
+async def test_one_drawing_serves_visitors_with_secrets_of_their_own(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, app):
+        first, second = Browser(app), Browser(app)
+        secrets = []
+        for browser in (first, second):
+            await browser.get("/")
+            secrets.append(browser.cookies["headgate_csrf"])
+        regions = [await browser.region("/", "nothing-of-this-name") for browser in (first, second)]
+    assert secrets[0] != secrets[1]
+    for secret, region in zip(secrets, regions, strict=True):
+        assert region.body.count(secret.encode()) >= 1
+    assert regions[0].body.replace(secrets[0].encode(), b"") == regions[1].body.replace(
+        secrets[1].encode(), b""
+    )

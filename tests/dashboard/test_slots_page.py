@@ -1,0 +1,204 @@
+"""Slots: their figures, what is done to them and by whom, and what is told of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from dashboard.browser import Browser, serving, text_of, until
+from dashboard.test_login import LOCKED, token_of
+from headgate.dashboard.named_lists import ROWS
+from headgate.testing.fake_provider import FakeProvider
+from headgate.tokens import Bounds
+from headgate.web.app import App
+from headgate.wiring import Service
+
+KEY = "zk-canary-of-the-slot"
+NAME = "<b>a/b</b> \N{HEBREW LETTER ALEF}"
+PATH = "/ui/slots/%3Cb%3Ea%2Fb%3C%2Fb%3E%20%D7%90"
+
+
+@asynccontextmanager
+async def with_slots(
+    folder: Path, *names: str, more: str = "", before: str = "", script: str = ""
+) -> AsyncIterator[tuple[Service, App, FakeProvider]]:
+    """Run a service with slots at a provider of its own, whose first answer may be a refusal."""
+    (folder / "key").write_text(KEY)
+    async with FakeProvider() as provider:
+        if script:
+            provider.next("500", message=script, on="quota")
+        tables = [
+            f'[[slots]]\nname = "{name}"\nprovider = "zai"\nkey_file = "{folder}/key"\n'
+            f'base_url = "{provider.address}"\n{more}'
+            for name in names
+        ]
+        quota = f"[quota]\nmax_slots = {len(names)}"
+        async with serving(folder, "\n".join([before, quota, *tables])) as (service, app):
+            yield service, app, provider
+
+
+async def read_once(app: App) -> None:
+    """Wait until the first readings are there."""
+
+    async def is_read() -> bool:
+        assert app.api.slots is not None
+        return all(status.row.reading is not None for status in app.api.slots.statuses())
+
+    await until(is_read)
+
+
+async def test_without_slots_a_newcomer_is_told_how_to_get_one(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, app):
+        text = text_of((await Browser(app).get("/ui/slots")).body)
+    assert "No slot is configured" in text
+    assert "headgate config example" in text
+
+
+async def test_a_slot_is_warmed_and_its_page_tells_what_came_of_it(tmp_path: Path) -> None:
+    async with with_slots(tmp_path, "work") as (_, app, _provider):
+        await read_once(app)
+        browser = Browser(app)
+        cold = text_of((await browser.get("/ui/slots/work")).body)
+        assert "○\ufe0e cold" in cold
+        assert "No window is open." in cold
+        page, said = await browser.act("/ui/slots/work/warm")
+        assert said.startswith("Done: a wake was sent")
+
+        async def is_open() -> bool:
+            region = await browser.region("/ui/slots/work", "slot-now")
+            return "●\ufe0e open" in text_of(region.body)
+
+        await until(is_open)
+        page = await browser.get("/ui/slots/work")
+        text = text_of(page.body)
+        assert re.search(r"opened \S+( \S+)? ago resets in [45] h", text) or "opened now" in text
+        assert "Last wake confirmed" in text
+        assert "data-countdown" in page.body.decode()
+        assert "POST http://127.0.0.1" in text
+        _, again = await browser.act("/ui/slots/work/warm")
+        assert again.startswith("Not done: slot work: the window is open until")
+        log = text_of((await browser.get("/ui/slots/work/log")).body)
+        assert "wake" in log
+
+
+async def test_a_slot_is_switched_off_and_on(tmp_path: Path) -> None:
+    async with with_slots(tmp_path, "work") as (_, app, _provider):
+        browser = Browser(app)
+        await browser.get("/ui/slots")
+        page, said = await browser.act("/ui/slots/work/disable")
+        assert said == "Done: the slot is disabled; its tasks wait until it is enabled."
+        assert "Its tasks wait: disabled by hand" in text_of(page.body)
+        assert "/ui/slots/work/warm" not in page.body.decode()
+        _, refused = await browser.act("/ui/slots/work/warm")
+        assert refused.startswith("Not done: slot work:")
+        page, said = await browser.act("/ui/slots/work/enable")
+        assert said == "Done: the slot is enabled, and its quota is read."
+        assert "/ui/slots/work/enable" not in page.body.decode()
+
+
+async def test_a_slot_that_the_settings_disable_says_so(tmp_path: Path) -> None:
+    async with with_slots(tmp_path, "work", more="enabled = false\n") as (_, app, _provider):
+        browser = Browser(app)
+        await browser.get("/ui/slots")
+        _, said = await browser.act("/ui/slots/work/enable")
+    assert said == "Not done: the slot stays off: disabled in the configuration."
+
+
+async def test_a_name_that_is_markup_is_a_name(tmp_path: Path) -> None:
+    async with with_slots(tmp_path, NAME) as (_, app, _provider):
+        await read_once(app)
+        browser = Browser(app)
+        page = (await browser.get("/ui/slots")).body.decode()
+        assert "<b>a/b" not in page
+        assert f'href="{PATH}"' in page
+        assert 'href="/ui/tasks?state=queued&amp;slot=%3Cb%3Ea%2Fb' in page
+        own, said = await browser.act(f"{PATH}/warm")
+        assert said.startswith("Done:")
+        assert "<bdi>&lt;b&gt;a/b" in own.body.decode()
+        assert f'hx-get="{PATH}"' in own.body.decode()
+        assert (await browser.get(f"{PATH}/log")).status == 200
+
+
+async def test_what_a_provider_writes_is_text(tmp_path: Path) -> None:
+    script = "<script>alert(1)</script>\u202e\x1b[2J"
+    async with with_slots(tmp_path, "work", script=script) as (_, app, _provider):
+        browser = Browser(app)
+
+        async def has_failed() -> bool:
+            return "1 in a row" in (await browser.get("/ui/slots/work")).body.decode()
+
+        await until(has_failed)
+        for path in ("/ui/slots", "/ui/slots/work", "/ui/slots/work/log"):
+            page = (await browser.get(path)).body.decode()
+            assert "&lt;script&gt;alert(1)" in page, path
+            assert "<script>alert" not in page
+            assert not {"\u202e", "\x1b"} & set(page)
+
+
+async def test_no_page_has_the_key_in_it(tmp_path: Path) -> None:
+    async with with_slots(tmp_path, "work") as (_, app, provider):
+        await read_once(app)
+        browser = Browser(app)
+        await browser.get("/ui/slots")
+        await browser.act("/ui/slots/work/warm")
+        for path in ("/ui/slots", "/ui/slots/work", "/ui/slots/work/log"):
+            assert KEY not in (await browser.get(path)).body.decode()
+    assert any(request.key == KEY for request in provider.seen)
+
+
+async def test_many_slots_come_in_parts(tmp_path: Path) -> None:
+    names = [f"s{number:02}" for number in range(ROWS + 2)]
+    async with with_slots(tmp_path, *names, more="enabled = false\n") as (_, app, _provider):
+        browser = Browser(app)
+        first = await browser.get("/ui/slots")
+        assert len(first.body) < 150_000
+        assert f'href="/ui/slots?from={ROWS}"' in first.body.decode()
+        rest = (await browser.get(f"/ui/slots?from={ROWS}")).body.decode()
+        assert rest.count('class="sheet slot"') == 2
+        assert 'href="/ui/slots"' in rest
+        behind = text_of((await browser.get("/ui/slots?from=900")).body)
+        assert "none this far back" in behind
+        assert (await browser.get("/ui/slots?from=x")).status == 400
+
+
+async def test_a_bound_reader_sees_slots_and_neither_log_nor_button(tmp_path: Path) -> None:
+    async with with_slots(tmp_path, "work", before=LOCKED) as (service, app, provider):
+        await read_once(app)
+        browser = Browser(app)
+        bounds = Bounds(agent_id="coder")
+        browser.cookies["headgate_token"] = await token_of(service, "read", bounds=bounds)
+        page = await browser.get("/ui/slots/work")
+        text = text_of(page.body)
+        assert page.status == 200
+        assert "What the provider told" in text
+        assert "in flight" not in text
+        assert "Log" not in text.replace("Log out", "")
+        assert "/ui/slots/work/" not in page.body.decode()
+        assert (await browser.get("/ui/slots/work/log")).status == 403
+        assert (await browser.post("/ui/slots/work/warm")).status == 403
+    assert [one for one in provider.seen if one.method == "POST"] == []
+
+
+async def test_read_only_draws_and_does_nothing(tmp_path: Path) -> None:
+    mode = '[dashboard]\nmode = "read-only"\n'
+    async with with_slots(tmp_path, "work", before=mode) as (_, app, provider):
+        await read_once(app)
+        browser = Browser(app)
+        page = (await browser.get("/ui/slots/work")).body.decode()
+        assert "/ui/slots/work/warm" not in page
+        assert "/ui/slots/work/disable" not in page
+        for action in ("warm", "disable", "enable"):
+            assert (await browser.post(f"/ui/slots/work/{action}")).status == 403
+    assert [one for one in provider.seen if one.method == "POST"] == []
+
+
+@pytest.mark.parametrize("path", ["/ui/slots/none", "/ui/slots/none/log"])
+async def test_a_slot_that_is_not_there_is_a_page_that_says_so(tmp_path: Path, path: str) -> None:
+    async with serving(tmp_path) as (_, app):
+        answer = await Browser(app).get(path)
+    assert answer.status == 404
+    assert "There is no slot" in text_of(answer.body)

@@ -1,0 +1,293 @@
+"""The page of a task: its way, what holds it, what it cost; and hostile text shown as text."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from administration.running import WORK
+from dashboard.browser import Browser, serving, submit, text_of, until
+from headgate.core.records import Progress, Submission, TaskRecord, Terms
+from headgate.core.tasks import Task, TaskStatus
+from headgate.dashboard.task import MAX_BLOCK, block_of
+from headgate.dashboard.task_curl import MAX_BODY_BYTES, curl_of
+from headgate.dashboard.task_timeline import timeline
+from headgate.deliveries import Delivery, DeliveryState
+from headgate.runtime.event_feed import Happening
+from headgate.web.app import App
+from web.asgi_client import answer_of
+
+HELD = '[projects.default]\nstatus = "paused"\n'
+SCRIPT = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
+RIGHT_TO_LEFT = "\u202egpj.exe\u2066"
+
+
+class Tags(HTMLParser):
+    """Collects the elements of a page, and every attribute that would run something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.handlers: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.handlers += [name for name, _ in attrs if name.startswith("on") or name == "style"]
+
+
+def tags_of(body: bytes) -> Tags:
+    found = Tags()
+    found.feed(body.decode())
+    return found
+
+
+async def ended(app: App, task_id: str) -> None:
+    async def is_over() -> bool:
+        answer = await answer_of(app, "GET", f"/tasks/{task_id}")
+        return bool(answer.json["state"] in ("done", "failed", "cancelled"))
+
+    await until(is_over)
+
+
+async def test_a_task_that_waits_says_why_with_ways_to_what_holds_it(tmp_path: Path) -> None:
+    async with serving(tmp_path, HELD) as (_, app):
+        parent = await submit(app)
+        child = await submit(app, dependsOn=[parent], scopes=["team:x/run:y"], labels={"k": "v"})
+        page = (await Browser(app).get(f"/ui/tasks/{child}")).body
+    text = text_of(page)
+    assert "Why it waits" in text
+    assert "1 of the tasks that it depends on have not ended." in text
+    assert "Project default is paused." in text
+    assert f'href="/ui/tasks/{parent}"'.encode() in page
+    assert b'href="/ui/budgets?scope=team%3Ax%2Frun%3Ay"' in page
+    assert b'href="/ui/tasks?label=k%3Dv"' in page
+    assert b'href="/ui/projects"' in page
+    assert b'hx-trigger="sse:changed"' in page
+
+
+async def test_a_task_that_has_ended_shows_its_way_and_asks_no_more(tmp_path: Path) -> None:
+    async with serving(tmp_path, WORK) as (_, app):
+        task_id = await submit(app, estimate={"tokens": 10}, input={"say": "hello"})
+        await ended(app, task_id)
+        browser = Browser(app)
+        page = (await browser.get(f"/ui/tasks/{task_id}")).body
+        region = (await browser.region(f"/ui/tasks/{task_id}", "task-now")).body
+    text = text_of(page)
+    for words in (
+        "Submitted",
+        "Attempt 1 started",
+        "Agent a",
+        "Done",
+        "Estimate",
+        "Booked",
+        "hello",
+    ):
+        assert words in text, words
+    for part in (page, region):
+        assert b"hx-get" not in part
+        assert b"/retry" in part
+        assert b"/cancel" not in part
+    assert b"<html" not in region
+    assert region.strip().startswith(b'<div id="task-now"')
+
+
+async def test_the_raw_json_is_what_the_api_answers(tmp_path: Path) -> None:
+    async with serving(tmp_path, HELD) as (_, app):
+        task_id = await submit(app, labels={"a": SCRIPT})
+        raw = await Browser(app).get(f"/ui/tasks/{task_id}/raw")
+        told = await answer_of(app, "GET", f"/tasks/{task_id}")
+    assert raw.json == told.json
+    assert raw.headers["content-type"] == "application/json"
+    assert raw.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_a_task_is_cancelled_and_tried_again_from_its_page(tmp_path: Path) -> None:
+    async with serving(tmp_path, HELD) as (_, app):
+        task_id = await submit(app)
+        browser = Browser(app)
+        await browser.get(f"/ui/tasks/{task_id}")
+        page, said = await browser.act(f"/ui/tasks/{task_id}/cancel")
+        assert said == "Done: the task is cancelled."
+        assert "cancelled" in text_of(page.body)
+        _, said = await browser.act(f"/ui/tasks/{task_id}/cancel")
+        assert said == "Not done: task is already cancelled."
+        page, said = await browser.act(f"/ui/tasks/{task_id}/retry")
+        assert said == "Done: this is the new task."
+        assert f'href="/ui/tasks/{task_id}"'.encode() in page.body
+        for path in ("nothing/cancel", "nothing/retry", "a%2Fb/cancel"):
+            assert (await browser.post(f"/ui/tasks/{path}")).status == 404
+        assert (await browser.get("/ui/tasks/nothing")).status == 404
+
+
+async def test_a_read_only_page_has_no_action(tmp_path: Path) -> None:
+    async with serving(tmp_path, HELD + '[dashboard]\nmode = "read-only"\n') as (_, app):
+        task_id = await submit(app)
+        page = (await Browser(app).get(f"/ui/tasks/{task_id}")).body
+    assert f"/ui/tasks/{task_id}/cancel".encode() not in page
+
+
+async def test_a_hostile_task_is_shown_as_text_and_the_page_stays_small(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, app):
+        plain = await submit(app)
+        task_id = await submit(
+            app,
+            agentId=SCRIPT,
+            action=SCRIPT,
+            tabId=SCRIPT,
+            ref=SCRIPT,
+            selector=SCRIPT + RIGHT_TO_LEFT + "\n\x1b[31m",
+            labels={SCRIPT: SCRIPT},
+            params={SCRIPT: RIGHT_TO_LEFT + "\u0000"},
+            input="<b>" + "x" * 900_000,
+        )
+        browser = Browser(app)
+        expected = tags_of((await browser.get(f"/ui/tasks/{plain}")).body)
+        for path in (f"/ui/tasks/{task_id}", "/ui/tasks", "/ui/tasks?text=%3Cscript%3E"):
+            page = await browser.get(path)
+            assert page.status == 200
+            assert len(page.body) < 100_000
+            found = tags_of(page.body)
+            assert found.handlers == expected.handlers == []
+            assert found.names.count("script") == expected.names.count("script")
+            assert "b" not in found.names
+            assert found.names.count("img") == expected.names.count("img")
+            for hidden in ("\u202e", "\u2066", "\x1b", "\0"):
+                assert hidden not in page.body.decode(), (path, hidden)
+            assert "<script>alert(1)</script>" in text_or_source(page.body)
+        raw = await browser.get(f"/ui/tasks/{task_id}/raw")
+        assert len(raw.body) > 900_000
+
+
+def text_or_source(body: bytes) -> str:
+    return body.decode().replace("&lt;", "<").replace("&gt;", ">")
+
+
+@pytest.mark.parametrize("field", ["agentId", "action", "selector"])
+async def test_a_null_character_is_refused_before_it_is_stored(field: str, tmp_path: Path) -> None:
+    async with serving(tmp_path, HELD) as (_, app):
+        body = {"agentId": "a", "action": "x", field: "a\0b"}
+        answer = await answer_of(app, "POST", "/tasks", json.dumps(body).encode())
+        assert answer.status == 400
+        page = await Browser(app).get("/ui/tasks?text=a%00b")
+    assert page.status == 400
+
+
+def record_of(**fields: object) -> TaskRecord:
+    task = Task(id="t1", agent_id="a", created_at=100.0, status=TaskStatus.RUNNING)
+    known: dict[str, object] = {"task": task, "agent_id": "a", **fields}
+    return TaskRecord(**known)  # type: ignore[arg-type]
+
+
+def test_attempts_are_told_as_far_as_they_are_known() -> None:
+    progress = Progress(attempt=4, failures=2, losses=1, started_at=400.0, node_id="n1")
+    happenings = [
+        Happening("t1", "a", "default", TaskStatus.RUNNING, 3, None, 300.0),
+        Happening("t1", "a", "default", TaskStatus.QUEUED, 3, "it broke", 350.0),
+    ]
+    steps = timeline(record_of(progress=progress), happenings, None)
+    assert [(step.at, step.title, step.text) for step in steps] == [
+        (100.0, "Submitted", ""),
+        (
+            None,
+            "2 earlier attempts",
+            "Their times are not kept. Of all attempts 2 failed, 1 lost their node.",
+        ),
+        (300.0, "Attempt 3 started", ""),
+        (350.0, "Attempt 3 ended, to be tried again", "it broke"),
+        (400.0, "Attempt 4 started", "Agent a, on node n1."),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "at", "title"),
+    [
+        (DeliveryState.PENDING, 510.0, "Webhook, next try"),
+        (DeliveryState.DELIVERED, 520.0, "Webhook delivered"),
+        (DeliveryState.DEAD, 520.0, "Webhook given up"),
+    ],
+)
+def test_the_timeline_ends_with_the_webhook(state: DeliveryState, at: float, title: str) -> None:
+    task = Task(id="t1", created_at=100.0, status=TaskStatus.DONE)
+    record = record_of(task=task, progress=Progress(completed_at=500.0))
+    delivery = Delivery(
+        id="msg_1",
+        event="task.completed",
+        url="https://example.org",
+        state=state,
+        tries=2,
+        created_at=500.0,
+        due_at=510.0,
+        ended_at=520.0,
+        status=503,
+    )
+    *_, done, last = timeline(record, [], delivery)
+    assert (done.title, done.at) == ("Done", 500.0)
+    assert (last.title, last.at, last.text) == (title, at, "2 tries, last answered 503.")
+
+
+def test_the_command_submits_the_same_and_is_one_safe_line() -> None:
+    params = msgspec.Raw(b'{"q": "it\'s $HOME `id` \xe2\x80\xae"}')
+    given = Submission(action="x'y", params=params, labels={"k": "v"})
+    record = record_of(submission=given, terms=Terms(estimate_micro_usd=1_500_000, max_attempts=2))
+    command = curl_of(record, "http://127.0.0.1:7420", needs_token=True)
+    assert command is not None
+    assert command.isascii()
+    assert "\n" not in command
+    words = shlex.split(command)
+    assert words[:5] == [
+        "curl",
+        "-s",
+        "-H",
+        "Authorization: Bearer $HEADGATE_TOKEN",
+        "http://127.0.0.1:7420/tasks",
+    ]
+    assert json.loads(words[-1]) == {
+        "agentId": "a",
+        "projectId": "default",
+        "action": "x'y",
+        "params": {"q": "it's $HOME `id` \u202e"},
+        "priority": 0,
+        "estimate": {"usd": "1.50"},
+        "labels": {"k": "v"},
+        "maxAttempts": 2,
+        "onExhausted": "wait",
+    }
+
+
+async def test_the_command_is_taken_by_the_service(tmp_path: Path) -> None:
+    async with serving(tmp_path, HELD) as (service, app):
+        task_id = await submit(
+            app, params={"n": 1}, estimate={"tokens": 5}, notBefore="2090-01-01T00:00:00Z"
+        )
+        record = await service.engine.get(task_id)
+        assert record is not None
+        command = curl_of(record, "http://127.0.0.1:7420", needs_token=False)
+        assert command is not None
+        body = shlex.split(command)[-1].encode()
+        again = await answer_of(app, "POST", "/tasks", body)
+        told = await answer_of(app, "GET", f"/tasks/{again.json['taskId']}")
+        first = await answer_of(app, "GET", f"/tasks/{task_id}")
+    changing = ("taskId", "createdAt", "deadline", "position")
+    same, before = (
+        {name: value for name, value in one.json.items() if name not in changing}
+        for one in (told, first)
+    )
+    assert same == before
+
+
+def test_a_task_that_is_too_large_has_no_command() -> None:
+    large = msgspec.Raw(msgspec.json.encode("x" * MAX_BODY_BYTES))
+    record = record_of(submission=Submission(action="x", input=large))
+    assert curl_of(record, "http://127.0.0.1:7420", needs_token=False) is None
+
+
+def test_a_large_value_is_cut_and_says_so() -> None:
+    small = block_of("Result", b'{"a":1}')
+    assert (small.text, small.is_cut) == ('{\n  "a": 1\n}', False)
+    large = block_of("Result", msgspec.json.encode("é" * 1_000_000))
+    assert (len(large.text), large.is_cut, large.size_bytes) == (MAX_BLOCK, True, 2_000_002)
