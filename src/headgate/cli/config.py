@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from headgate.cli.output import print_json, print_table, printable
+from headgate.cli.output import print_json, print_table
+from headgate.core.printable import printable
 
 NAMES_SHOWN = 6
 COUNTED = ("projects", "agents", "targets", "budgets", "rate_limits", "slots")

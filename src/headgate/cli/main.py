@@ -25,7 +25,7 @@ from headgate.cli.exit_codes import (
     EXIT_TIMEOUT,
     EXIT_UNAVAILABLE,
 )
-from headgate.cli.output import printable
+from headgate.core.printable import printable
 from headgate.errors import (
     CallerError,
     HeadgateError,
@@ -58,6 +58,7 @@ COMMANDS = {
     "submit": "Submit a task and print its id, or many from lines of JSON.",
     "tasks": "List tasks, newest first.",
     "token": "Make tokens, list them and revoke them.",
+    "top": "Show who runs, who waits and why, and what it costs, live in this terminal.",
     "up": "Start the service: API and dispatcher in one process.",
     "usage": "Print what tasks have used: tokens and dollars.",
     "watch": "Print events of all tasks as they happen, or of one until it has ended.",

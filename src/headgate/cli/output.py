@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from headgate.core.printable import printable
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -56,11 +58,6 @@ def plain_table(title: str, header: Row, rows: Sequence[Row]) -> str:
 def _printable(rows: Sequence[Row]) -> list[list[str]]:
     """Write out control characters: an id must not be able to move the reader's cursor."""
     return [[printable(cell) for cell in row] for row in rows]
-
-
-def printable(text: str) -> str:
-    """Return the text with everything written out that a terminal would act upon."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def drawn_table(title: str, header: Row, rows: Sequence[Row], *, whole: Row = ()) -> Table:

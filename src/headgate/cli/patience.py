@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import click
 
-from headgate.cli.output import printable
+from headgate.core.printable import printable
 from headgate.core.retries import Backoff
 from headgate.errors import ServiceError, ServiceLimitError, ServiceUnavailableError
 

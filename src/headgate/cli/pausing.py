@@ -9,7 +9,8 @@ from urllib.parse import quote
 import click
 
 from headgate.cli.connection import Connection, connect
-from headgate.cli.output import print_json, printable
+from headgate.cli.output import print_json
+from headgate.core.printable import printable
 from headgate.errors import InvalidFieldError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Self
 
 import click
 
-from headgate.cli.output import printable
 from headgate.cli.task_view import has_colour, in_colour_of, shortened
 from headgate.cli.times import length_of
+from headgate.core.printable import printable
 
 if TYPE_CHECKING:
     from headgate.task_snapshot import TaskSnapshot

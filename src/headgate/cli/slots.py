@@ -8,9 +8,10 @@ import click
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
 from headgate.cli.fake_provider import fake_provider
-from headgate.cli.output import print_json, print_json_lines, print_table, printable
+from headgate.cli.output import print_json, print_json_lines, print_table
 from headgate.cli.slots_log import log
 from headgate.cli.slots_run import run
+from headgate.core.printable import printable
 
 if TYPE_CHECKING:
     from headgate.slot_bodies import SlotBody

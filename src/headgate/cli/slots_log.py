@@ -15,17 +15,17 @@ import click
 import msgspec
 
 from headgate.cli.connection import json_option
-from headgate.cli.output import print_json_lines, printable
+from headgate.cli.output import print_json_lines
 from headgate.cli.times import clock_time
+from headgate.core.printable import printable
 from headgate.errors import InvalidSettingError
 
 if TYPE_CHECKING:
-    from headgate.slot_logs import LogLine
+    from headgate.slot_bodies import LogLine
 
 LINES_SHOWN = 50
 MOST_LINES = 10_000
 LOOK_SECONDS = 0.5
-MOST_CHARACTERS = 300
 
 
 def _day(text: str) -> date:
@@ -148,7 +148,7 @@ def _from(path: Path, offset: int) -> bytes:
 
 
 def _decoded(content: bytes) -> Iterator[LogLine]:
-    from headgate.slot_logs import LogLine  # noqa: PLC0415
+    from headgate.slot_bodies import LogLine  # noqa: PLC0415
 
     for line in content.splitlines():
         try:
@@ -179,28 +179,11 @@ def _print(lines: list[LogLine], *, as_json: bool) -> None:
 
 def line_of(line: LogLine) -> str:
     """Return a line of the log as people read it."""
+    from headgate.slot_logs import line_text  # noqa: PLC0415
+
     try:
         at = clock_time(datetime.fromisoformat(line.ts))
     except ValueError:
         at = line.ts
-    return "  ".join(part for part in (at, line.slot, line.action, line.phase, _rest(line)) if part)
-
-
-def _rest(line: LogLine) -> str:
-    took = "" if line.duration_ms is None else f"in {line.duration_ms:.0f} ms"
-    status = "" if line.status is None else str(line.status)
-    match line.phase:
-        case "request":
-            parts = [line.method or "", line.url or "", line.request_body or ""]
-        case "response":
-            parts = [status, took, line.response_body or ""]
-        case "error":
-            parts = [status, line.error or "", took]
-        case _:
-            parts = [f"{name}={_value(value)}" for name, value in (line.details or {}).items()]
-    text = " ".join(" ".join(part for part in parts if part).split())
-    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
-
-
-def _value(value: object) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    parts = (at, line.slot, line.action, line.phase, line_text(line))
+    return "  ".join(part for part in parts if part)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from headgate.cli.output import printable
 from headgate.cli.times import clock_time, countdown, from_now
+from headgate.core.printable import printable
 
 if TYPE_CHECKING:
     from headgate.slot_bodies import LimitBody, LoopBody, NextWakeBody, SlotBody

@@ -18,10 +18,10 @@ import msgspec
 from headgate.cli.connection import Connection, connect
 from headgate.cli.exit_codes import EXIT_FAILED
 from headgate.cli.input_lines import Line, line_batches
-from headgate.cli.output import printable
 from headgate.cli.patience import until_room, wait
 from headgate.client.calls import shared_by
 from headgate.client.task_fields import TaskFields, task_body
+from headgate.core.printable import printable
 from headgate.errors import ServiceError
 from headgate.http_bodies import BatchBody, BatchEntryBody
 

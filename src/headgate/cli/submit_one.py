@@ -15,11 +15,12 @@ import msgspec
 
 from headgate.cli.connection import Connection, connect
 from headgate.cli.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED
-from headgate.cli.output import is_terminal, print_json, printable
+from headgate.cli.output import is_terminal, print_json
 from headgate.cli.patience import until_room
 from headgate.cli.progress_line import ProgressLine
 from headgate.client.calls import key_headers
 from headgate.client.task_fields import task_body
+from headgate.core.printable import printable
 from headgate.core.tasks import TaskStatus
 from headgate.errors import NotAllowedError, RequestRefusedError
 from headgate.http_bodies import SubmittedBody

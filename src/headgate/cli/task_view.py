@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TextIO
 import click
 import msgspec
 
-from headgate.cli.output import printable
 from headgate.cli.times import clock_time, from_now, length_of
+from headgate.core.printable import printable
 
 if TYPE_CHECKING:
     from headgate.core.tasks import TaskStatus

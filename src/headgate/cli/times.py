@@ -32,9 +32,15 @@ def moment(text: str) -> timedelta | str:
     except ValueError:
         has_zone = False
     if not has_zone:
-        message = f"{text!r} is neither a time from now on, as 10m, nor one as 2030-01-31T18:00:00Z"
+        message = f"{text!r} is neither a length of time, as 10m, nor one as 2030-01-31T18:00:00Z"
         raise click.BadParameter(message)
     return text
+
+
+def past_moment(text: str) -> str:
+    """Read a time from an option: a length back from now, or one of RFC 3339."""
+    read = moment(text)
+    return (datetime.now(UTC) - read).isoformat() if isinstance(read, timedelta) else read
 
 
 def _seconds(text: str) -> float | None:

@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from headgate.errors import HeadgateError, InvalidSettingError
 
 if TYPE_CHECKING:
     from headgate.databases.child import ChildStarter
+    from headgate.demo.running import Demo
     from headgate.settings import Settings
     from headgate.settings.origin import Loaded
     from headgate.web.app import App
@@ -38,9 +39,12 @@ EXTRAS = {
     "apsw": "server",
     "httpcore2": "server",
     "httptools": "server",
+    "httpx2": "client",
+    "jinja2": "server",
     "psycopg": "postgres",
     "ssrfguard": "server",
     "structlog": "server",
+    "textual": "top",
 }
 
 
@@ -48,6 +52,7 @@ EXTRAS = {
     epilog="""\b
 Examples:
   headgate up
+  headgate up --demo
   headgate up --port 8080 --data ./data
   headgate up --config fleet.toml --store postgresql://headgate@db/headgate
   headgate up --port 0 --json | jq -r .address
@@ -66,6 +71,18 @@ Examples:
 @click.option("--port", metavar="N", type=int, help="The port to serve on.  [default: 7420]")
 @click.option("--store", "store_url", metavar="URL", help="postgresql://…, sqlite:///… or memory:")
 @click.option("--ledger", "ledger_url", metavar="URL", help="Books outside the store: redis://…")
+@click.option(
+    "--dashboard",
+    metavar="MODE",
+    type=click.Choice(["on", "read-only", "off"]),
+    help="The pages for people: on, read-only or off.  [default: on]",
+)
+@click.option(
+    "--demo",
+    "is_demo",
+    is_flag=True,
+    help="Simulated agents, a fake provider, and data that is thrown away.",
+)
 @json_option
 def up(
     *,
@@ -75,6 +92,8 @@ def up(
     port: int | None,
     store_url: str | None,
     ledger_url: str | None,
+    dashboard: str | None,
+    is_demo: bool,
     as_json: bool,
 ) -> None:
     """Start the service: API and dispatcher in one process.
@@ -87,14 +106,31 @@ def up(
         "server.port": port,
         "store.url": store_url,
         "ledger.url": ledger_url,
+        "dashboard.mode": dashboard,
     }
     given = {key: value for key, value in flags.items() if value is not None}
-    with naming_extras("headgate up"):
-        loaded = _loaded(path, given)
+    own = {"--config": path, "--data": data, "--store": store_url, "--ledger": ledger_url}
+    with naming_extras("headgate up"), _demonstration(own, is_wanted=is_demo) as demo:
+        loaded = _loaded(path, given) if demo is None else _demo_loaded(demo, given)
         settings = loaded.settings
-        directory = (data or data_directory()).absolute()
+        directory = demo.folder if demo is not None else (data or data_directory()).absolute()
         with _held(settings, directory) as lock:
-            _run(loaded, directory, _starter(settings, lock), as_json=as_json)
+            _run(loaded, directory, _starter(settings, lock), demo, as_json=as_json)
+
+
+def _demonstration(
+    own: dict[str, Path | str | None], *, is_wanted: bool
+) -> AbstractContextManager[Demo | None]:
+    """Return what runs beside the service; it has settings and data of its own, and takes none."""
+    if not is_wanted:
+        return nullcontext()
+    for option, value in own.items():
+        if value is not None:
+            problem = "has settings and data of its own, which are thrown away; leave out"
+            raise InvalidSettingError("--demo", f"{problem} {option}")
+    from headgate.demo.running import Demo  # noqa: PLC0415
+
+    return Demo()
 
 
 @contextmanager
@@ -113,11 +149,22 @@ def naming_extras(command: str) -> Iterator[None]:
 
 def _loaded(path: Path | None, given: dict[str, str | int]) -> Loaded:
     # A list of commands loads none of this.
-    from headgate.cli.logs import configure_logs  # noqa: PLC0415
     from headgate.settings import settings_file  # noqa: PLC0415
+
+    return _loaded_from(settings_file(path), os.environ, given)
+
+
+def _demo_loaded(demo: Demo, given: dict[str, str | int]) -> Loaded:
+    return _loaded_from(demo.settings_file, demo.environ, given)
+
+
+def _loaded_from(
+    path: Path | None, environ: Mapping[str, str], given: dict[str, str | int]
+) -> Loaded:
+    from headgate.cli.logs import configure_logs  # noqa: PLC0415
     from headgate.settings.origin import Origin, load  # noqa: PLC0415
 
-    loaded = load(Origin(path=settings_file(path), environ=os.environ, options=given))
+    loaded = load(Origin(path=path, environ=environ, options=given))
     configure_logs(loaded.settings.log)
     return loaded
 
@@ -145,9 +192,16 @@ def _starter(settings: Settings, lock: int | None) -> ChildStarter | None:
     return starter
 
 
-def _run(loaded: Loaded, directory: Path, starter: ChildStarter | None, *, as_json: bool) -> None:
+def _run(
+    loaded: Loaded,
+    directory: Path,
+    starter: ChildStarter | None,
+    demo: Demo | None,
+    *,
+    as_json: bool,
+) -> None:
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(loaded, directory, starter, as_json=as_json))
+        runner.run(_serve(loaded, directory, starter, demo, as_json=as_json))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -160,16 +214,22 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(
-    loaded: Loaded, directory: Path, starter: ChildStarter | None, *, as_json: bool
+    loaded: Loaded,
+    directory: Path,
+    starter: ChildStarter | None,
+    demo: Demo | None,
+    *,
+    as_json: bool,
 ) -> None:
     from headgate.web.server import serve  # noqa: PLC0415
     from headgate.wiring import build_app, build_service  # noqa: PLC0415
 
     stopping = asyncio.Event()
-    _handle_signals(stopping)
+    _handle_signals(stopping, demo)
     settings = loaded.settings
+    environ = os.environ if demo is None else demo.environ
     service = build_service(
-        settings, data=directory, environ=os.environ, loaded=loaded, starter=starter
+        settings, data=directory, environ=environ, loaded=loaded, starter=starter
     )
     _handle_reload(service)
     serves: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -185,7 +245,7 @@ async def _serve(
     try:
         if serving.done():
             serving.result()
-        await _work(service, serves.result(), directory, stopping, as_json=as_json)
+        await _work(service, serves.result(), directory, demo, stopping, as_json=as_json)
     finally:
         serving.cancel()
         await asyncio.wait((serving,))
@@ -203,7 +263,13 @@ def _logging(service: Service, app: App) -> App | RequestLog:
 
 
 async def _work(
-    service: Service, address: str, directory: Path, stopping: asyncio.Event, *, as_json: bool
+    service: Service,
+    address: str,
+    directory: Path,
+    demo: Demo | None,
+    stopping: asyncio.Event,
+    *,
+    as_json: bool,
 ) -> None:
     from headgate.cli.welcome import welcome  # noqa: PLC0415
 
@@ -213,6 +279,8 @@ async def _work(
         await engine.start()
         _tune_interpreter()
         click.echo(await welcome(service, address, directory, as_json=as_json))
+        if demo is not None:
+            _begin(demo, address)
         await stopping.wait()
         click.echo("headgate: finishing what runs; Ctrl-C again ends at once", err=True)
     finally:
@@ -220,15 +288,35 @@ async def _work(
         if service.telemetry is not None:
             await asyncio.to_thread(service.telemetry.close)
         if engine.runner.has_left_behind:
-            _leave_behind()
+            _leave_behind(demo)
 
 
-def _leave_behind() -> None:
+def _begin(demo: Demo, address: str) -> None:
+    """Let the agents of a demonstration begin, and say what is shown."""
+    from headgate.cli.connection import TOKEN_FILE, read_private_file  # noqa: PLC0415
+
+    token = read_private_file(demo.folder / TOKEN_FILE)
+    demo.begin(address, None if token is None else token.decode("ascii").strip())
+    click.echo(
+        f"headgate: a demonstration; open {address} in a browser. Agents and provider are "
+        "simulated on this machine, and nothing is kept when it ends",
+        err=True,
+    )
+
+
+def _leave_behind(demo: Demo | None) -> None:
     # The event loop would wait for it at its end, however long it takes. Its tasks are queued
     # again, or are taken back at the next start.
     click.echo("headgate: work that would not stop ends with the process", err=True)
     sys.stdout.flush()
-    os._exit(0)
+    _exit(0, demo)
+
+
+def _exit(code: int, demo: Demo | None) -> None:
+    """End the process at once; of a demonstration nothing may be left even so."""
+    if demo is not None:
+        demo.remove_folder()
+    os._exit(code)
 
 
 def _address(host: str, port: int) -> str:
@@ -236,11 +324,11 @@ def _address(host: str, port: int) -> str:
     return f"http://{shown}:{port}"
 
 
-def _handle_signals(stopping: asyncio.Event) -> None:
+def _handle_signals(stopping: asyncio.Event, demo: Demo | None) -> None:
     def stop() -> None:
         if stopping.is_set():
             sys.stderr.flush()
-            os._exit(EXIT_AT_ONCE)
+            _exit(EXIT_AT_ONCE, demo)
         stopping.set()
 
     loop = asyncio.get_running_loop()

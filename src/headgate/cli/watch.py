@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from headgate.cli.connection import Connection, connect, connection_options
-from headgate.cli.output import printable
 from headgate.cli.times import duration
+from headgate.core.printable import printable
 
 if TYPE_CHECKING:
     from headgate.core.task_events import TaskEvent

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
-from headgate.cli.output import print_json, printable
+from headgate.cli.output import print_json
+from headgate.core.printable import printable
 
 if TYPE_CHECKING:
     from headgate.http_bodies import ReasonBody, SlotRoomBody, WhyBody
@@ -30,10 +31,11 @@ def why(*, task_id: str, connection: Connection, as_json: bool) -> None:
     if as_json:
         print_json(answer)
     else:
-        click.echo("\n".join(_lines(answer)))
+        click.echo("\n".join(lines_of(answer)))
 
 
-def _lines(answer: WhyBody) -> list[str]:
+def lines_of(answer: WhyBody) -> list[str]:
+    """Return every rule that keeps a task waiting, and what holds it, a line for each."""
     if not answer.reasons:
         line = f"{answer.task_id} is {answer.state.value}, and waits for nothing"
         return [line, *_rooms(answer)]

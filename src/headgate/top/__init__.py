@@ -1,0 +1,1 @@
+"""`headgate top`: the figures of a service, live in a terminal."""

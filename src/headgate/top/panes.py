@@ -1,0 +1,161 @@
+"""The six panes: what each is called, its columns, its rows, and what it says when it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headgate.top import figures
+from headgate.top.picture import Picture
+from headgate.top.rota import Topic
+from headgate.top.tables import Column, Row
+
+Rows = Callable[[Picture, float], list[Row]]
+
+
+class PaneKind(NamedTuple):
+    """One pane; `empty` is said when there is nothing to show."""
+
+    name: str
+    topic: Topic
+    columns: tuple[Column, ...]
+    rows: Rows
+    empty: str
+
+
+def _text(title: str, least: int, *, keeps_end: bool = False) -> Column:
+    return Column(title=title, least=least, keeps_end=keeps_end)
+
+
+def _figure(title: str, least: int) -> Column:
+    return Column(title=title, least=least, is_number=True)
+
+
+PROJECTS = PaneKind(
+    "Projects",
+    Topic.PROJECTS,
+    (
+        _text("project", 14),
+        _text("status", 8),
+        _text("share, │ target", 12),
+        _figure("had", 5),
+        _figure("target", 6),
+        _figure("queued", 6),
+        _figure("flight", 6),
+        _figure("weight", 6),
+    ),
+    figures.project_rows,
+    "There are no projects.",
+)
+LANES = PaneKind(
+    "Lanes",
+    Topic.LANES,
+    (
+        _text("agent", 14),
+        _text("project", 12),
+        _figure("queued", 6),
+        _figure("ready", 5),
+        _figure("flight", 6),
+        _figure("oldest", 8),
+        _figure("load", 5),
+        _text("", 8),
+    ),
+    figures.lane_rows,
+    "No lane has work. Submit a task: headgate submit hello --agent demo",
+)
+RUNNING = PaneKind(
+    "Running",
+    Topic.RUNNING,
+    (
+        _text("task", 11, keeps_end=True),
+        _figure("time", 8),
+        _figure("try", 4),
+        _text("agent", 12),
+        _text("project", 10),
+        _text("target", 9),
+        _text("action", 10),
+    ),
+    figures.running_rows,
+    "Nothing runs.",
+)
+WAITING = PaneKind(
+    "Waiting",
+    Topic.WAITING,
+    (
+        _text("task", 11, keeps_end=True),
+        _figure("waits", 8),
+        _text("agent", 10),
+        _text("project", 10),
+        _text("reason", 30),
+    ),
+    figures.waiting_rows,
+    "Nothing waits.",
+)
+BUDGETS = PaneKind(
+    "Budgets",
+    Topic.BUDGETS,
+    (
+        _text("scope", 18),
+        _text("used, held", 10),
+        _figure("spent", 8),
+        _figure("tokens", 7),
+        _text("limit", 9),
+        _figure("resets", 10),
+    ),
+    figures.budget_rows,
+    "Nothing was booked yet.",
+)
+SLOTS = PaneKind(
+    "Slots",
+    Topic.SLOTS,
+    (
+        _text("slot", 12),
+        _text("state", 9),
+        _text("quota", 12),
+        _figure("used", 5),
+        _figure("resets", 10),
+        _figure("wake", 10),
+        _text("held because", 10),
+    ),
+    figures.slot_rows,
+    "No slot is configured; docs/how-to/key-slots.md says how.",
+)
+
+PANES = (PROJECTS, LANES, RUNNING, WAITING, BUDGETS, SLOTS)
+
+
+def amount(kind: PaneKind, picture: Picture) -> str:
+    """Return how much there is of what a pane shows, as far as that is known; else nothing."""
+    if kind is RUNNING and picture.stats is not None:
+        return str(picture.stats.queue.total_inflight)
+    if kind is WAITING and picture.stats is not None:
+        return str(picture.stats.queue.total_queued)
+    return ""
+
+
+def note(kind: PaneKind, picture: Picture, *, wanted: str, has_rows: bool) -> str:
+    """Return what is said instead of rows, or under them; empty where rows say enough."""
+    problem = picture.problems.get(kind.topic)
+    if problem:
+        return f"{'Not up to date' if has_rows else 'Not shown'}: {problem}."
+    if _answer(kind, picture) is None:
+        return "Asking…"
+    page = {Topic.RUNNING: picture.running, Topic.WAITING: picture.waiting}.get(kind.topic)
+    if page is not None and page.next_cursor is not None:
+        return f"The newest {len(page.tasks)} are shown; / finds others."
+    if has_rows:
+        return ""
+    return f"Nothing here contains “{wanted}”." if wanted else kind.empty
+
+
+def _answer(kind: PaneKind, picture: Picture) -> object:
+    """Return the last answer of a pane's topic."""
+    answers: dict[Topic, object] = {
+        Topic.PROJECTS: picture.projects,
+        Topic.LANES: picture.lanes,
+        Topic.RUNNING: picture.running,
+        Topic.WAITING: picture.waiting,
+        Topic.BUDGETS: picture.budgets,
+        Topic.SLOTS: picture.slots,
+    }
+    return answers[kind.topic]

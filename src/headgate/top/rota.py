@@ -1,0 +1,96 @@
+"""Which question a screen asks next, and how many a second.
+
+Rule: one question at a time, and never more than one in `PAUSE_SECONDS`. Whatever is most overdue,
+measured by how often it should be asked, comes first; so with too many questions all of them come
+later, and none is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from enum import Enum
+
+import msgspec
+
+PAUSE_SECONDS = 0.5
+COST_FACTOR = 10.0
+"""A question whose answer took a while is asked at most in this many times as long."""
+
+
+class Topic(Enum):
+    """What a question is about."""
+
+    STATS = "counts"
+    PROJECTS = "projects"
+    LANES = "lanes"
+    RUNNING = "running tasks"
+    WAITING = "waiting tasks"
+    WHY = "reasons"
+    BUDGETS = "budgets"
+    SLOTS = "slots"
+
+
+class Question(msgspec.Struct, frozen=True):
+    """One thing to ask; of a reason also the task."""
+
+    topic: Topic
+    task_id: str = ""
+
+
+class Rota:
+    """When each question was asked, and what that says about the next one."""
+
+    def __init__(self) -> None:
+        self._asked: dict[Question, float] = {}
+        self._took: dict[Question, float] = {}
+
+    def next(self, wanted: Mapping[Question, float], now: float) -> Question | None:
+        """Return the question that is most overdue; None if none is due.
+
+        `wanted` has the seconds between two askings of each. What is not in it is forgotten.
+        """
+        self._asked = {one: at for one, at in self._asked.items() if one in wanted}
+        self._took = {one: took for one, took in self._took.items() if one in wanted}
+        most, chosen = 1.0, None
+        for question, seconds in wanted.items():
+            asked_at = self._asked.setdefault(question, now - seconds)
+            every = max(seconds, COST_FACTOR * self._took.get(question, 0.0))
+            lateness = (now - asked_at) / every
+            if lateness > most or (chosen is None and lateness >= 1):
+                most, chosen = lateness, question
+        return chosen
+
+    def asked_at(self, question: Question) -> float | None:
+        """Return when something was asked last."""
+        return self._asked.get(question)
+
+    def note(self, question: Question, began: float, ended: float) -> None:
+        """Note that something was asked."""
+        self._asked[question] = began
+        self._took[question] = ended - began
+
+    def forget(self, topic: Topic) -> None:
+        """Have everything of a topic asked again."""
+        for one in [one for one in self._asked if one.topic is topic]:
+            del self._asked[one]
+
+
+class Pace:
+    """Gives turns, each at least a pause after the one before."""
+
+    def __init__(self, pause_seconds: float, *, clock: Callable[[], float]) -> None:
+        self._pause_seconds = pause_seconds
+        self._clock = clock
+        self._next_at = 0.0
+
+    async def turn(self) -> None:
+        """Wait for a turn, and take it."""
+        wait = self._next_at - self._clock()
+        self.take()
+        if wait > 0:
+            await asyncio.sleep(wait)
+
+    def take(self) -> None:
+        """Take a turn without waiting, as what a person asks for does; others come later."""
+        self._next_at = max(self._next_at, self._clock()) + self._pause_seconds

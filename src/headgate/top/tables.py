@@ -1,0 +1,136 @@
+"""Tables that fit any width: columns with the room that they need, as far as there is some.
+
+Rule: a text that somebody else wrote is one line of printable characters, cut where its column
+ends; wide characters count as two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from rich.cells import cell_len, set_cell_size
+
+from headgate.core.printable import printable
+from headgate.top.bars import Bar, drawn
+
+GAP = "  "
+BAR_WIDTH = 24
+MAX_CELL_LENGTH = 300
+ELLIPSIS = "…"
+
+Order = float | str
+
+
+class Column(msgspec.Struct, frozen=True, kw_only=True):
+    """A column: its title, and the least room that it gets. `keeps_end` cuts off the beginning."""
+
+    title: str
+    least: int
+    is_number: bool = False
+    keeps_end: bool = False
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands in a row under a column, and by what it is sorted."""
+
+    text: str = ""
+    bar: Bar | None = None
+    order: Order = ""
+    style: str = ""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One row; its key is the name of what it shows, and stays when figures change."""
+
+    key: str
+    cells: tuple[Cell, ...]
+
+
+def text_cell(text: str, style: str = "") -> Cell:
+    """Return a cell with a text that somebody wrote."""
+    shown = printable(text[:MAX_CELL_LENGTH])
+    return Cell(text=shown, order=shown.casefold(), style=style)
+
+
+def number_cell(text: str, order: float, style: str = "") -> Cell:
+    """Return a cell with a figure."""
+    return Cell(text=text, order=order, style=style)
+
+
+def bar_cell(bar: Bar, style: str = "") -> Cell:
+    """Return a cell with a bar, sorted by what is used and held."""
+    return Cell(bar=bar, order=bar.used + bar.held, style=style)
+
+
+def widths_of(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[int]:
+    """Return the width of each column; what is left after all have what they need is the last's.
+
+    Figures grow before texts, texts before names that can be cut, and those before bars. Where
+    there is not even room for the least of each, those at the right have none.
+    """
+    wanted = [_wanted(column, rows, index) for index, column in enumerate(columns)]
+    widths = [min(column.least, need) for column, need in zip(columns, wanted, strict=True)]
+    spare = width - sum(widths) - len(GAP) * (len(columns) - 1)
+    for index in sorted(range(len(columns)), key=lambda one: _turn(columns[one], rows, one)):
+        more = max(0, min(spare, wanted[index] - widths[index]))
+        widths[index] += more
+        spare -= more
+    if columns and spare > 0 and not columns[-1].is_number:
+        widths[-1] += spare
+    return widths
+
+
+def _turn(column: Column, rows: Sequence[Row], index: int) -> int:
+    """Return when a column grows: the lowest first."""
+    if any(row.cells[index].bar for row in rows):
+        return 3
+    return 0 if column.is_number else 1 + column.keeps_end
+
+
+def _wanted(column: Column, rows: Sequence[Row], index: int) -> int:
+    cells = [row.cells[index] for row in rows]
+    longest = max((BAR_WIDTH if one.bar else cell_len(one.text) for one in cells), default=0)
+    # One more for the sign that tells what a table is sorted by.
+    return max(longest, cell_len(column.title) + 1)
+
+
+def fitted(cell: Cell, column: Column, width: int) -> str:
+    """Return a cell in exactly this many columns of the terminal."""
+    if cell.bar is not None:
+        return drawn(cell.bar, min(width, BAR_WIDTH)).ljust(width)
+    if column.is_number:
+        return shortened(cell.text.rjust(width), width)
+    if column.keeps_end and cell_len(cell.text) > width:
+        # Mirrored, the end is the beginning.
+        return shortened(cell.text[::-1], width)[::-1]
+    return shortened(cell.text, width)
+
+
+def shortened(text: str, width: int) -> str:
+    """Return a text in exactly this many columns, with a sign where it was cut."""
+    if cell_len(text) <= width:
+        return set_cell_size(text, width)
+    return set_cell_size(text, width - 1) + ELLIPSIS if width > 0 else ""
+
+
+def arranged(
+    rows: Sequence[Row], *, wanted: str, column: int | None, is_reversed: bool
+) -> list[Row]:
+    """Return the rows that contain a text, sorted by a column, or in their own order."""
+    needle = wanted.casefold()
+    kept = [row for row in rows if _contains(row, needle)]
+    if column is not None:
+        kept.sort(key=lambda row: _order(row.cells[column]))
+    return kept[::-1] if is_reversed else kept
+
+
+def _contains(row: Row, needle: str) -> bool:
+    return not needle or any(needle in cell.text.casefold() for cell in row.cells)
+
+
+def _order(cell: Cell) -> tuple[bool, float, str]:
+    """Return what a cell is sorted by: figures before texts, so that the two can be mixed."""
+    if isinstance(cell.order, str):
+        return True, 0.0, cell.order
+    return False, cell.order, ""

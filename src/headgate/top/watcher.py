@@ -1,0 +1,210 @@
+"""The loops behind a screen: one asks what is shown, one listens whether anything happens.
+
+While events are heard of, what is shown is asked for every few seconds, and otherwise seldom.
+Without a stream of events it is asked for every few seconds anyway. Rule: all requests together
+keep to one pace, and an error changes what is said, never whether the loops go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import cast
+
+import msgspec
+
+from headgate.client.async_client import Client
+from headgate.client.calls import Query
+from headgate.core.retries import Backoff
+from headgate.core.task_events import TaskEvent
+from headgate.errors import RequestRefusedError, ServiceError, ServiceUnavailableError
+from headgate.top.picture import MAX_TASKS, Link, Picture, ShownTasks
+from headgate.top.rota import PAUSE_SECONDS, Pace, Question, Rota, Topic
+
+LIVELY_SECONDS = {Topic.BUDGETS: 5.0, Topic.SLOTS: 10.0, Topic.WHY: 10.0}
+OTHERS_LIVELY_SECONDS = 2.0
+QUIET_SECONDS = 10.0
+REFUSED_SECONDS = 60.0
+LISTEN_AGAIN_SECONDS = 5.0
+MAX_EVENTS_A_SECOND = 50
+TOO_MANY_SECONDS = 60.0
+"""A stream that tells of more is closed for so long: asking every few seconds tells as much."""
+
+_AWAY = Backoff(base_seconds=1.0, max_seconds=10.0, spread=0.0)
+_STATS = Question(Topic.STATS)
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What a screen shows: topics, the tasks whose reasons are seen, and a text to look for."""
+
+    topics: tuple[Topic, ...] = ()
+    waiting: tuple[str, ...] = ()
+    wanted: str = ""
+
+
+class Watcher:
+    """Keeps a picture of a service as it is; `changed` is called whenever it is another."""
+
+    def __init__(
+        self,
+        client: Client,
+        changed: Callable[[], None] = lambda: None,
+        *,
+        pause_seconds: float = PAUSE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.picture = Picture()
+        self.view = View()
+        self.pace = Pace(pause_seconds, clock=clock)
+        self.is_listening = False
+        self._client = client
+        self._changed = changed
+        self._clock = clock
+        self._rota = Rota()
+        self._heard_at = clock()
+        self._failures = 0
+        self._refused: set[Topic] = set()
+
+    async def ask_forever(self) -> None:
+        """Ask whatever is due, one thing after the other."""
+        while True:
+            await self.pace.turn()
+            await self.ask_once()
+
+    async def listen_forever(self) -> None:
+        """Listen to what happens; where that fails, try again after a while."""
+        while True:
+            await self.pace.turn()
+            await asyncio.sleep(await self.listen_once())
+
+    def show(self, view: View) -> None:
+        """Ask from now on for what another view shows."""
+        if view.wanted != self.view.wanted:
+            self.picture.running = self.picture.waiting = None
+            self._rota.forget(Topic.RUNNING)
+            self._rota.forget(Topic.WAITING)
+        self.view = view
+        shown = set(view.waiting)
+        self.picture.reasons = {
+            name: why for name, why in self.picture.reasons.items() if name in shown
+        }
+
+    def ask_again(self, *topics: Topic) -> None:
+        """Have something asked at the next turn, since it was just changed."""
+        for topic in topics:
+            self._rota.forget(topic)
+
+    async def ask_once(self) -> Question | None:
+        """Ask the one question that is most overdue, if one is due."""
+        question = self._rota.next(self._wanted(), self._clock())
+        if question is None:
+            return None
+        began = self._clock()
+        try:
+            await self._ask(question)
+        except ServiceError as error:
+            self._note_error(question, error)
+        else:
+            self._note_answer(question)
+        self._rota.note(question, began, self._clock())
+        self._changed()
+        return question
+
+    async def listen_once(self) -> float:
+        """Listen until the stream ends, and return how long to wait before another one."""
+        self.is_listening = True
+        try:
+            return await self._listen()
+        except RequestRefusedError:
+            return REFUSED_SECONDS
+        except ServiceError:
+            return LISTEN_AGAIN_SECONDS
+        finally:
+            self.is_listening = False
+
+    async def _listen(self) -> float:
+        # Without patience a stream that cannot be had is an error at once, and so not believed in.
+        stream = cast("AsyncGenerator[TaskEvent, None]", self._client.events(patience_seconds=0.0))
+        # What happened before it began was not heard of, so that everything is asked once more.
+        self._heard_at = self._clock()
+        second, heard = self._heard_at, 0
+        async with aclosing(stream) as events:
+            async for _ in events:
+                self._heard_at = self._clock()
+                if self._heard_at - second >= 1:
+                    second, heard = self._heard_at, 0
+                heard += 1
+                if heard > MAX_EVENTS_A_SECOND:
+                    return TOO_MANY_SECONDS
+        return LISTEN_AGAIN_SECONDS
+
+    def _wanted(self) -> dict[Question, float]:
+        if self.picture.link is Link.LOST:
+            return {_STATS: _AWAY.seconds(self._failures, draw=0.0)}
+        questions = [_STATS, *(Question(topic) for topic in self.view.topics)]
+        if Topic.WAITING in self.view.topics:
+            questions += [Question(Topic.WHY, task_id) for task_id in self.view.waiting]
+        return {one: self._seconds(one) for one in questions}
+
+    def _seconds(self, question: Question) -> float:
+        """Return how often something is asked: seldom where it is refused, or nothing happens."""
+        if question.topic in self._refused:
+            return REFUSED_SECONDS
+        lively = LIVELY_SECONDS.get(question.topic, OTHERS_LIVELY_SECONDS)
+        asked_at = self._rota.asked_at(question)
+        is_quiet = self.is_listening and asked_at is not None and asked_at > self._heard_at
+        return max(lively, QUIET_SECONDS) if is_quiet else lively
+
+    async def _ask(self, question: Question) -> None:
+        picture = self.picture
+        match question.topic:
+            case Topic.STATS:
+                picture.stats = await self._client.stats()
+                picture.throughput.add(picture.stats, self._clock())
+            case Topic.PROJECTS:
+                picture.projects = await self._client.list_projects()
+            case Topic.LANES:
+                picture.lanes = await self._client.lanes()
+            case Topic.RUNNING:
+                await self._ask_tasks("running", "assigned,running")
+            case Topic.WAITING:
+                await self._ask_tasks("waiting", "queued")
+            case Topic.WHY:
+                picture.reasons[question.task_id] = await self._client.why(question.task_id)
+            case Topic.BUDGETS:
+                picture.budgets = await self._client.budget_status()
+            case Topic.SLOTS:
+                picture.slots = await self._client.slots()
+
+    async def _ask_tasks(self, name: str, state: str) -> None:
+        wanted = self.view.wanted
+        query: Query = {
+            "state": state,
+            "order": "oldest",
+            "limit": MAX_TASKS,
+            "text": wanted or None,
+        }
+        page = await self._client.request("GET", "/tasks", answer=ShownTasks, query=query)
+        if wanted == self.view.wanted:
+            setattr(self.picture, name, page)
+
+    def _note_answer(self, question: Question) -> None:
+        self.picture.problems.pop(question.topic, None)
+        self._refused.discard(question.topic)
+        self._failures = 0
+        self.picture.link = Link.LIVE if self.is_listening else Link.POLLING
+        self.picture.link_problem = ""
+
+    def _note_error(self, question: Question, error: ServiceError) -> None:
+        is_away = error.status == 0 or question.topic is Topic.STATS
+        if isinstance(error, ServiceUnavailableError) and is_away:
+            self._failures += 1
+            self.picture.link, self.picture.link_problem = Link.LOST, str(error)
+        elif question.topic is Topic.WHY:
+            self.picture.reasons[question.task_id] = str(error)
+        else:
+            self.picture.problems[question.topic] = str(error)
+            if isinstance(error, RequestRefusedError):
+                self._refused.add(question.topic)

@@ -1,0 +1,224 @@
+"""The figures of each pane, from answers as a service gives them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from headgate.admin_bodies import ProjectBody, ProjectListBody
+from headgate.core.tasks import TaskStatus
+from headgate.figure_bodies import LaneBody, LaneListBody
+from headgate.http_bodies import (
+    BudgetStatusBody,
+    LimitsShown,
+    MetricsBody,
+    QueueBody,
+    ReasonBody,
+    StatsBody,
+    WhyBody,
+)
+from headgate.slot_bodies import SlotBody, SlotListBody
+from headgate.top import figures
+from headgate.top.picture import Picture, ShownTask, ShownTasks, Throughput
+from headgate.top.tables import Row
+
+NOW = datetime(2030, 1, 31, 12, tzinfo=UTC).timestamp()
+
+
+def moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(NOW + seconds, UTC)
+
+
+def texts(row: Row) -> list[str]:
+    return [cell.text for cell in row.cells]
+
+
+def project(**given: object) -> ProjectBody:
+    fields = {
+        "id": "search", "name": "", "credit_weight": 2.0, "max_concurrent_agents": None,
+        "budget_limit": None, "status": "active", "queued": 3, "inflight": 1,
+        "configured": True, "overridden": [], **given,
+    }  # fmt: skip
+    return ProjectBody(**fields)  # type: ignore[arg-type]
+
+
+def test_a_project_has_the_share_that_it_had_beside_its_target() -> None:
+    picture = Picture()
+    body = project(target_share=0.4, actual_share=0.25)
+    picture.projects = ProjectListBody(projects=[body])
+    (row,) = figures.project_rows(picture, NOW)
+    assert texts(row) == ["search", "active", "", "25 %", "40 %", "3", "1", "2"]
+    bar = row.cells[2].bar
+    assert bar is not None
+    assert (bar.used, bar.mark) == (0.25, 0.4)
+
+
+def test_where_nobody_knows_shares_none_is_made_up() -> None:
+    picture = Picture()
+    picture.projects = ProjectListBody(projects=[project()])
+    (row,) = figures.project_rows(picture, NOW)
+    assert texts(row)[2:5] == ["-", "-", "-"]
+
+
+def test_lanes_are_in_the_order_of_the_service_and_bounded() -> None:
+    picture = Picture()
+    lanes = [
+        LaneBody(project_id="p", agent_id="", queued=2, inflight=0, ready=1,
+                 oldest_wait_seconds=61.0, load=4.0),
+        *(LaneBody(project_id="p", agent_id=f"a{n}", queued=0, inflight=1) for n in range(500)),
+    ]  # fmt: skip
+    picture.lanes = LaneListBody(lanes=lanes, count=501, strategy="load")
+    rows = figures.lane_rows(picture, NOW)
+    assert len(rows) == figures.MAX_ROWS
+    assert texts(rows[0]) == ["(any)", "p", "2", "1", "0", "1 min 1 s", "4.00", ""]
+    assert texts(rows[1]) == ["a0", "p", "0", "-", "1", "-", "-", "-"]
+
+
+def task(task_id: str, **given: object) -> ShownTask:
+    fields = {
+        "task_id": task_id, "project_id": "p", "state": TaskStatus.RUNNING,
+        "created_at": moment(-100), "started_at": moment(-90), "attempt": 2, "max_attempts": 3,
+        **given,
+    }  # fmt: skip
+    return ShownTask(**fields)  # type: ignore[arg-type]
+
+
+def test_what_runs_longest_comes_first_and_what_is_assigned_has_not_begun() -> None:
+    picture = Picture()
+    young = task("young", started_at=moment(-5), agent_id="a", target="t", action="x")
+    given = task("given", state=TaskStatus.ASSIGNED, started_at=None, created_at=moment(-1))
+    picture.running = ShownTasks(tasks=(given, young, task("old")))
+    rows = figures.running_rows(picture, NOW)
+    assert [row.key for row in rows] == ["old", "young", "given"]
+    assert texts(rows[1]) == ["young", "5.0 s", "2/3", "a", "p", "t", "x"]
+    assert texts(rows[2])[1] == "assigned"
+
+
+def test_a_clock_that_is_behind_that_of_the_service_shows_no_negative_time() -> None:
+    picture = Picture()
+    picture.running = ShownTasks(tasks=(task("t", started_at=moment(30)),))
+    assert texts(figures.running_rows(picture, NOW)[0])[1] == "0 ms"
+
+
+@pytest.mark.parametrize(
+    ("why", "shown"),
+    [
+        (None, "…"),
+        ("this node does not dispatch", "this node does not dispatch"),
+        (WhyBody(task_id="t", state=TaskStatus.QUEUED, reasons=()), "starts now"),
+        (WhyBody(task_id="t", state=TaskStatus.DONE, reasons=()), "done"),
+        (
+            WhyBody(
+                task_id="t",
+                state=TaskStatus.QUEUED,
+                reasons=(
+                    ReasonBody(hold={}, message="project p is paused"),
+                    ReasonBody(hold={}, message="agent a has 1 of 1 places in use"),
+                ),
+            ),
+            "project p is paused +1",
+        ),
+    ],
+)
+def test_a_waiting_task_says_its_first_reason_and_how_many_more(
+    why: WhyBody | str | None, shown: str
+) -> None:
+    picture = Picture()
+    picture.waiting = ShownTasks(tasks=(task("t", state=TaskStatus.QUEUED),))
+    if why is not None:
+        picture.reasons["t"] = why
+    assert texts(figures.waiting_rows(picture, NOW)[0])[4] == shown
+
+
+def budget(**given: object) -> BudgetStatusBody:
+    fields = {
+        "scope": "", "window": "none", "spent_usd": "0", "reserved_usd": "0", "overrun_usd": "0",
+        "spent_tokens": 0, "reserved_tokens": 0, "overrun_tokens": 0, **given,
+    }  # fmt: skip
+    return BudgetStatusBody(**fields)  # type: ignore[arg-type]
+
+
+def test_a_budget_has_one_bar_of_whatever_is_nearer_to_its_limit() -> None:
+    child = budget(
+        scope="session:a/run:1", window="rolling:24h", limit_usd="10", spent_usd="2",
+        overrun_usd="1", reserved_usd="1", limit_tokens=1000, spent_tokens=100,
+        resets_at=moment(90),
+    )  # fmt: skip
+    picture = Picture()
+    picture.budgets = budget(children=[budget(scope="session:a", children=[child])])
+    rows = figures.budget_rows(picture, NOW)
+    assert [texts(row)[0] for row in rows] == ["(all)", "  session:a", "    run:1"]
+    assert texts(rows[0])[4] == "no limit"
+    assert texts(rows[2])[2:] == ["$3.00", "100", "of $10.00, of 1,000 tokens in 24h", "1 min 30 s"]
+    bar = rows[2].cells[1].bar
+    assert bar is not None
+    assert (round(bar.used, 3), round(bar.held, 3)) == (0.3, 0.1)
+
+
+def test_a_limit_of_nothing_is_used_up_and_many_scopes_are_bounded() -> None:
+    picture = Picture()
+    children = [budget(scope=f"session:{n}", limit_usd="0") for n in range(1000)]
+    picture.budgets = budget(children=children)
+    rows = figures.budget_rows(picture, NOW)
+    assert len(rows) == figures.MAX_ROWS
+    assert rows[1].cells[1].bar is not None
+    assert rows[1].cells[1].bar.used == 1.0
+
+
+def slot(**given: object) -> SlotBody:
+    fields = {
+        "name": "work", "provider": "zai", "state": "open", "enabled": True, "limits": [],
+        "wake_modes": [], "wakes_enabled": False, "wake_pending": False, "wake_errors": 0,
+        "poll_errors": 0, **given,
+    }  # fmt: skip
+    return SlotBody(**fields)  # type: ignore[arg-type]
+
+
+def test_a_slot_counts_down_to_its_reset_and_says_what_holds_its_tasks() -> None:
+    picture = Picture()
+    full = slot(state="exhausted", percent_used=100.0, resets_at=moment(3700), hold="used up")
+    picture.slots = SlotListBody(slots=[full, slot(state="unknown")], count=2)
+    rows = figures.slot_rows(picture, NOW)
+    assert texts(rows[0]) == ["work", "exhausted", "", "100 %", "1 h 1 min", "-", "used up"]
+    assert texts(rows[1])[2:6] == ["-", "-", "-", "-"]
+
+
+def stats(done: int, failed: int = 0) -> StatsBody:
+    counts = dict.fromkeys(
+        ("tasks_submitted", "tasks_cancelled", "tasks_rejected", "tasks_expired", "dispatch_count"),
+        0,
+    )
+    metrics = MetricsBody(
+        **counts, tasks_completed=done, tasks_failed=failed, avg_dispatch_latency_ms=0.0, agents={}
+    )
+    queue = QueueBody(total_queued=0, total_inflight=0, agents={})
+    return StatsBody(queue=queue, metrics=metrics, config=LimitsShown())
+
+
+def test_throughput_is_that_of_the_last_minute() -> None:
+    throughput = Throughput()
+    throughput.add(stats(0), 0.0)
+    assert throughput.per_minute() is None
+    for second in range(2, 602, 2):
+        throughput.add(stats(second * 10, second), float(second))
+    rates = throughput.per_minute()
+    assert rates is not None
+    assert [round(rate) for rate in rates] == [600, 60]
+
+
+def test_counts_that_go_back_are_those_of_another_store() -> None:
+    throughput = Throughput()
+    throughput.add(stats(1000), 0.0)
+    throughput.add(stats(5), 10.0)
+    assert throughput.per_minute() is None
+    throughput.add(stats(15), 20.0)
+    assert throughput.per_minute() == (60.0, 0.0)
+
+
+def test_a_list_keeps_nothing_of_what_clients_sent() -> None:
+    sent = {"taskId": "t", "projectId": "p", "state": "queued", "createdAt": "2030-01-31T12:00:00Z"}
+    page = {"tasks": [{**sent, "params": {"x": "y" * 1000}, "result": [1]}], "count": 1}
+    read = msgspec.json.decode(msgspec.json.encode(page), type=ShownTasks)
+    assert msgspec.json.encode(read.tasks[0]).count(b"y" * 10) == 0

@@ -1,0 +1,205 @@
+"""What a screen asks of a service, and when, with a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from administration.running import WORK, Running, running
+from headgate import Client
+from headgate.top import watcher
+from headgate.top.picture import Link
+from headgate.top.rota import Question, Topic
+from headgate.top.watcher import (
+    LISTEN_AGAIN_SECONDS,
+    REFUSED_SECONDS,
+    TOO_MANY_SECONDS,
+    View,
+    Watcher,
+)
+from top.scene import serving
+
+STATS = Question(Topic.STATS)
+PROJECTS = Question(Topic.PROJECTS)
+
+
+class Clock:
+    """A time that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Scene:
+    """A watcher of a service, and the clock of both loops."""
+
+    def __init__(self, service: Running, client: Client) -> None:
+        self.service = service
+        self.url = client.url
+        self.clock = Clock()
+        self.watcher = Watcher(client, pause_seconds=0.0, clock=self.clock)
+
+    async def asked(self, *, after_seconds: float = 0.0) -> list[Question]:
+        """Return what is asked after a while, until nothing is due."""
+        self.clock.now += after_seconds
+        questions = []
+        while (question := await self.watcher.ask_once()) is not None:
+            questions.append(question)
+        return questions
+
+
+@asynccontextmanager
+async def scene(folder: Path, *, token: str | None = None) -> AsyncIterator[Scene]:
+    async with (
+        running(folder, WORK) as service,
+        serving(service.app) as port,
+        Client(f"http://127.0.0.1:{port}", token=token, retries=0) as client,
+    ):
+        yield Scene(service, client)
+
+
+def on(folder: Path, body: Callable[[Scene], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with scene(folder) as found:
+            await body(found)
+
+    asyncio.run(main())
+
+
+def test_only_what_is_shown_is_asked_for(tmp_path: Path) -> None:
+    async def body(one: Scene) -> None:
+        one.watcher.show(View(topics=(Topic.PROJECTS,), waiting=("t",)))
+        assert await one.asked() == [STATS, PROJECTS]
+        assert one.watcher.picture.slots is None
+
+    on(tmp_path, body)
+
+
+def test_without_events_it_is_asked_every_two_seconds(tmp_path: Path) -> None:
+    async def body(one: Scene) -> None:
+        assert await one.asked() == [STATS]
+        assert await one.asked(after_seconds=1.9) == []
+        assert await one.asked(after_seconds=0.2) == [STATS]
+        assert one.watcher.picture.link is Link.POLLING
+
+    on(tmp_path, body)
+
+
+def test_while_nothing_is_heard_it_is_asked_seldom_and_at_an_event_soon(tmp_path: Path) -> None:
+    async def body(one: Scene) -> None:
+        listening = asyncio.create_task(one.watcher.listen_once())
+        await asyncio.sleep(0)
+        one.clock.now += 1.0
+        assert await one.asked() == [STATS]
+        assert one.watcher.picture.link is Link.LIVE
+        assert await one.asked(after_seconds=9.0) == []
+        assert await one.asked(after_seconds=1.1) == [STATS]
+        one.clock.now += 3.0
+        await one.service.submit()
+        async with asyncio.timeout(10):
+            while not await one.asked():  # noqa: ASYNC110 - an event has no other sign
+                await asyncio.sleep(0.01)
+        listening.cancel()
+
+    on(tmp_path, body)
+
+
+def test_a_stream_that_tells_too_much_is_closed_for_a_minute(tmp_path: Path) -> None:
+    async def body(one: Scene) -> None:
+        listening = asyncio.create_task(one.watcher.listen_once())
+        async with asyncio.timeout(20):
+            while not listening.done():
+                await one.service.submit()
+                await asyncio.sleep(0)
+        assert listening.result() == TOO_MANY_SECONDS
+        assert not one.watcher.is_listening
+
+    on(tmp_path, body)
+
+
+def test_without_a_stream_another_is_tried_after_a_while() -> None:
+    async def main() -> None:
+        async with Client("http://127.0.0.1:1", retries=0) as client:
+            assert await Watcher(client).listen_once() == LISTEN_AGAIN_SECONDS
+
+    asyncio.run(main())
+
+
+def test_a_service_that_is_away_is_asked_one_thing_less_and_less_often() -> None:
+    async def main() -> None:
+        async with Client("http://127.0.0.1:1", retries=0) as client:
+            clock = Clock()
+            watcher = Watcher(client, clock=clock)
+            watcher.show(View(topics=tuple(Topic)))
+            asked_at = []
+            for _ in range(600):
+                if await watcher.ask_once() is not None:
+                    asked_at.append(clock.now - 1_000.0)
+                clock.now += 0.5
+            assert watcher.picture.link is Link.LOST
+            assert asked_at[:5] == [0.0, 1.0, 3.0, 7.0, 15.0]
+            assert all(later - sooner >= 10.0 for sooner, later in pairwise(asked_at[5:]))
+
+    asyncio.run(main())
+
+
+def test_what_is_refused_is_asked_once_a_minute(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            wish = {"name": "reader", "permissions": ["read"]}
+            token = (await one.service.ask("POST", "/tokens", wish)).json["token"]
+            async with Client(one.url, token=token, retries=0) as client:
+                one.watcher = Watcher(client, clock=one.clock)
+                one.watcher.show(View(topics=(Topic.PROJECTS,)))
+                assert PROJECTS in await one.asked()
+                assert "permission admin" in one.watcher.picture.problems[Topic.PROJECTS]
+                assert await one.asked(after_seconds=30.0) == [STATS]
+                assert PROJECTS in await one.asked(after_seconds=REFUSED_SECONDS)
+
+    asyncio.run(main())
+
+
+def test_another_text_to_look_for_is_asked_at_once_and_shows_nothing_before(
+    tmp_path: Path,
+) -> None:
+    async def body(one: Scene) -> None:
+        await one.service.submit(notBefore="2099-01-01T00:00:00Z", labels={"who": "needle"})
+        await one.service.submit(notBefore="2099-01-01T00:00:00Z")
+        waiting = View(topics=(Topic.WAITING,))
+        one.watcher.show(waiting)
+        await one.asked()
+        page = one.watcher.picture.waiting
+        assert page is not None
+        assert len(page.tasks) == 2
+        one.watcher.show(View(topics=(Topic.WAITING,), wanted="needle"))
+        assert one.watcher.picture.waiting is None
+        assert await one.asked() == [Question(Topic.WAITING)]
+        page = one.watcher.picture.waiting
+        assert page is not None
+        assert len(page.tasks) == 1
+
+    on(tmp_path, body)
+
+
+def test_those_that_wait_longest_are_asked_for_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "MAX_TASKS", 2)
+
+    async def body(one: Scene) -> None:
+        held = [await one.service.submit(notBefore="2099-01-01T00:00:00Z") for _ in range(3)]
+        one.watcher.show(View(topics=(Topic.WAITING,)))
+        await one.asked()
+        page = one.watcher.picture.waiting
+        assert page is not None
+        assert [task.task_id for task in page.tasks] == held[:2]
+
+    on(tmp_path, body)
