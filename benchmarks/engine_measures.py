@@ -77,7 +77,7 @@ def through_batches(service: ServiceProcess, sizes: Sizes) -> Measured:
         requests = feed.batches(sizes.tasks)
         return _best([await feed.run(requests, sizes.tasks) for _ in range(sizes.runs)])
 
-    return _fed(service, BATCH_CONNECTIONS, work)
+    return fed(service, BATCH_CONNECTIONS, work)
 
 
 def through_singles(service: ServiceProcess, sizes: Sizes) -> Measured:
@@ -88,7 +88,7 @@ def through_singles(service: ServiceProcess, sizes: Sizes) -> Measured:
         requests = feed.singles(sizes.tasks)
         return _best([await feed.run(requests, sizes.tasks) for _ in range(sizes.runs)])
 
-    return _fed(service, SINGLE_CONNECTIONS, work)
+    return fed(service, SINGLE_CONNECTIONS, work)
 
 
 def submits(service: ServiceProcess, sizes: Sizes) -> Measured:
@@ -99,7 +99,7 @@ def submits(service: ServiceProcess, sizes: Sizes) -> Measured:
         requests = feed.singles(sizes.tasks, notBefore=NOT_DUE_YET)
         return _best([await feed.submit(requests) for _ in range(sizes.runs)])
 
-    return _fed(service, SINGLE_CONNECTIONS, work)
+    return fed(service, SINGLE_CONNECTIONS, work)
 
 
 def starts(service: ServiceProcess, sizes: Sizes) -> tuple[Starts, Starts]:
@@ -110,7 +110,7 @@ def starts(service: ServiceProcess, sizes: Sizes) -> tuple[Starts, Starts]:
             await feed.start()
         return [await feed.start() for _ in range(sizes.starts)]
 
-    runs = [_fed(service, 0, work) for _ in range(sizes.runs)]
+    runs = [fed(service, 0, work) for _ in range(sizes.runs)]
     seen = [_starts([start.seen_ms for start in run]) for run in runs]
     stamped = [_starts([start.stamped_ms for start in run]) for run in runs]
     return min(seen), min(stamped)
@@ -123,7 +123,7 @@ def park(service: ServiceProcess, tasks: int) -> int:
         await feed.run(feed.batches(1, scopes=[PARKED]), 1)
         return await feed.preload(tasks, seconds=MOST_PRELOAD_SECONDS, scopes=[PARKED])
 
-    return _fed(service, BATCH_CONNECTIONS, work)
+    return fed(service, BATCH_CONNECTIONS, work)
 
 
 def fill(folder: Path, queued: int) -> int:
@@ -135,7 +135,7 @@ def fill(folder: Path, queued: int) -> int:
     settings = CONFIGURATION.read_text()
     paused.write_text(re.sub(r"(?m)^(\[projects\..*\])$", r'\1\nstatus = "paused"', settings))
     with serving(folder, settings=paused) as service:
-        return _fed(
+        return fed(
             service,
             BATCH_CONNECTIONS,
             lambda feed: feed.preload(queued, seconds=MOST_PRELOAD_SECONDS),
@@ -151,12 +151,14 @@ def with_queue(folder: Path, queued: int, sizes: Sizes) -> Measured:
         return _best([await feed.steady(queued, seconds) for _ in range(sizes.runs)])
 
     with serving(folder) as service:
-        return _fed(service, BATCH_CONNECTIONS, work)
+        return fed(service, BATCH_CONNECTIONS, work)
 
 
-def _fed(
+def fed(
     service: ServiceProcess, connections: int, work: Callable[[Feed], Awaitable[Result]]
 ) -> Result:
+    """Do something with connections to a service, on an event loop of its own."""
+
     async def connected() -> Result:
         async with feeding(service, connections=connections) as feed:
             return await work(feed)

@@ -6,7 +6,7 @@ It parses only what it needs, so that on a machine with few cores the service ha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -42,9 +42,19 @@ class Client:
         reader, writer = await asyncio.open_connection(self._host, self._port)
         return Connection(reader, writer)
 
-    def head(self, method: str, path: str, length: int = 0) -> bytes:
+    async def open(self, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Ask for a stream, and return what it is read from."""
+        reader, writer = await asyncio.open_connection(self._host, self._port)
+        writer.write(self.head("GET", path))
+        return reader, writer
+
+    def head(
+        self, method: str, path: str, length: int = 0, headers: Mapping[str, str] | None = None
+    ) -> bytes:
         line = f"{method} {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
-        return f"{line}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n".encode()
+        more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+        content = f"Content-Type: application/json\r\nContent-Length: {length}\r\n"
+        return f"{line}{more}{content}\r\n".encode()
 
     async def get(self, path: str) -> object:
         connection = await self.connect()

@@ -13,3 +13,8 @@ async def noop(_order: Mapping[str, object]) -> None:
 async def clock(_order: Mapping[str, object]) -> float:
     """Tell when it was called, which is when the task really started."""
     return time.time()
+
+
+async def fail(_order: Mapping[str, object]) -> None:
+    """Fail, as work does now and then."""
+    raise ValueError("there was nothing to find")
