@@ -9,11 +9,14 @@ PEERS_INSTALLED := $(PEERS_VENV)/.installed
 TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check bench torture package clean
+.PHONY: help up demo test test-browser screenshots check bench torture package clean
 
 help:
 	@echo "make up       install into $(VENV) and start the service on 127.0.0.1:7420"
+	@echo "make demo     the same with simulated agents and a fake provider; nothing is kept"
 	@echo "make test     install, then format check, lint, types, layers and tests"
+	@echo "make test-browser  drive every page of the dashboard in the system's Chromium"
+	@echo "make screenshots   draw every page into build/screenshots, and those of the docs anew"
 	@echo "make bench    measure; prints ratios against a floor in the same run"
 	@echo "make torture  kill processes at random for minutes; nothing may be lost"
 	@echo "make package  build the wheel and the source archive, install both, run a task"
@@ -28,6 +31,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 up: $(INSTALLED)
 	@$(BIN)/headgate up
+
+demo: $(INSTALLED)
+	@$(BIN)/headgate up --demo
 
 check: $(INSTALLED)
 	@echo "==> format"
@@ -44,6 +50,14 @@ check: $(INSTALLED)
 test: check
 	@echo "==> tests"
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
+
+test-browser: $(INSTALLED)
+	@$(BIN)/python tests/browser/chromium.py >/dev/null
+	@echo "==> tests in a browser"
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/browser
+
+screenshots: $(INSTALLED)
+	@PYTHONPATH=tests $(BIN)/python -m browser.screenshots
 
 # What is only measured beside must not change what the tests see, so it lies apart; and where it
 # does not install, the run goes without.

@@ -1,4 +1,4 @@
-"""The benchmark of the service runs to its end, so that it can be run when it is wanted."""
+"""The benchmarks of the service run to their end, so that they can be run when they are wanted."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ PEERS = (
 )
 
 
+PAGES = (
+    *("overview", "tasks", "tasks by a rare label", "tasks by a text that none has"),
+    *("a task that waits", "cancel all that wait?", "projects", "budgets", "slots"),
+    *("webhooks", "settings"),
+)
+
+
 def test_a_quick_run_prints_every_figure_and_goes_without_peers(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "engine", "--quick"]
     command += ["--peers", str(tmp_path / "no-python")]
@@ -39,3 +46,14 @@ def test_a_quick_run_prints_every_figure_and_goes_without_peers(tmp_path: Path) 
         assert re.search(rf"^  {re.escape(name)} +[\d,.]+", done.stdout, re.MULTILINE), name
     for name in PEERS:
         assert re.search(rf"^  {re.escape(name)} +not installed", done.stdout, re.MULTILINE), name
+
+
+def test_a_quick_run_over_the_pages_prints_times_weights_and_the_cost_of_browsers() -> None:
+    command = [sys.executable, "-m", "benchmarks", "dashboard", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in PAGES:
+        found = re.findall(rf"^  {re.escape(name)} +[\d,.]+ +[\d,.]+", done.stdout, re.MULTILINE)
+        assert len(found) == 2, name
+    assert re.search(r"^  cost: -?[\d.]+% of a core", done.stdout, re.MULTILINE)
+    assert "the browsers sent" in done.stdout

@@ -114,8 +114,8 @@ def test_every_toml_block_is_settings_that_a_service_starts_with(
 
 @every_page
 def test_every_make_command_exists(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"`make ([a-z]+)`|^make ([a-z]+)", page.read_text(), re.MULTILINE)) <= {
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", page.read_text(), re.MULTILINE)) <= {
         pair for target in targets for pair in ((target, ""), ("", target))
     }
 
@@ -129,6 +129,17 @@ def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
         linked = (page.parent / path).resolve() if path else page
         assert linked.exists(), target
         assert not anchor or anchor in anchors_of(linked.read_text()), target
+
+
+def test_every_picture_is_there_small_and_shown() -> None:
+    shown = {
+        (page.parent / target).resolve()
+        for page in PAGES
+        for target in re.findall(r"!\[[^\]]+\]\((?P<target>[^)\s]+)\)", page.read_text())
+    }
+    kept = set((ROOT / "docs/images").iterdir())
+    assert shown == kept
+    assert max(path.stat().st_size for path in kept) < 100_000
 
 
 def test_every_page_is_reached_from_the_readme() -> None:

@@ -15,7 +15,15 @@ from structlog.testing import capture_logs
 
 from headgate.provider import Answered, Sent, Unanswered
 from headgate.redaction import REDACTED, hidden_address, redacted
-from headgate.slot_logs import MAX_BODY_CHARS, LogLine, SlotLog, SlotTrail, log_files, read_log
+from headgate.slot_bodies import LogLine
+from headgate.slot_logs import (
+    MAX_BODY_CHARS,
+    SlotLog,
+    SlotTrail,
+    latest_lines,
+    log_files,
+    read_log,
+)
 
 MIDNIGHT = 1_767_225_600.0
 DAY = 86_400.0
@@ -256,3 +264,27 @@ def test_a_queue_that_is_full_drops_lines_and_nobody_waits(tmp_path: Path) -> No
 
 def test_a_trail_without_a_log_writes_nothing() -> None:
     say_everything(SlotTrail("work"))
+
+
+def test_the_latest_lines_of_a_slot_come_from_the_ends_of_files(tmp_path: Path) -> None:
+    clock = Clock()
+    log = SlotLog(tmp_path, clock=clock)
+    for day in range(3):
+        clock.now = MIDNIGHT + day * DAY
+        for number in range(4):
+            log.trail("work").event(f"e{day}{number}", "f")
+            log.trail("other").event("x", "f")
+    log.close()
+
+    def actions(most: int, most_bytes: int = 10_000) -> list[str]:
+        return [one.action for one in latest_lines(tmp_path, "work", most, most_bytes=most_bytes)]
+
+    assert actions(6) == ["e12", "e13", "e20", "e21", "e22", "e23"]
+    assert actions(100) == [f"e{day}{number}" for day in range(3) for number in range(4)]
+    assert actions(0) == []
+    size = (tmp_path / "slots-2026-01-03.jsonl").stat().st_size
+    assert actions(100, size) == ["e20", "e21", "e22", "e23"]
+    assert actions(100, size - 1) == ["e21", "e22", "e23"]
+    assert [one.action for one in log.latest("work", 2)] == ["e22", "e23"]
+    assert len(log.latest("work", 100)) == 12
+    assert latest_lines(tmp_path / "none", "work", 5) == []

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from headgate.settings import load_settings
-from headgate.store import TaskQuery
+from headgate.task_query import TaskQuery
 from headgate.wiring import build_store
 from service.keyed_load import KeyedClients
 from service.support import ServiceProcess

@@ -16,7 +16,7 @@ import pytest
 
 from headgate.cli.main import run
 from headgate.cli.slots_log import line_of
-from headgate.slot_logs import LogLine
+from headgate.slot_bodies import LogLine
 from service.support import environment
 
 PATIENCE_SECONDS = 20.0

@@ -7,7 +7,15 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
-from headgate.cli.times import countdown, duration, from_now, length_of, moment, moment_of
+from headgate.cli.times import (
+    countdown,
+    duration,
+    from_now,
+    length_of,
+    moment,
+    moment_of,
+    past_moment,
+)
 
 NOW = datetime(2027, 1, 15, 8, tzinfo=UTC)
 
@@ -79,3 +87,10 @@ def test_a_time_that_no_calendar_has_is_none() -> None:
 )
 def test_a_countdown_is_told_to_the_minute(seconds: float, text: str) -> None:
     assert countdown(NOW + timedelta(seconds=seconds), NOW) == text
+
+
+def test_a_length_of_time_can_be_meant_backwards() -> None:
+    then = datetime.fromisoformat(past_moment("2h"))
+    ago = datetime.now(UTC) - then
+    assert timedelta(hours=2) <= ago < timedelta(hours=2, minutes=1)
+    assert past_moment("2030-01-31T18:00:00Z") == "2030-01-31T18:00:00Z"

@@ -49,6 +49,7 @@ class ServiceProcess:
         self.folder = folder
         self.log_path = folder / "service.log"
         self.address = f"http://127.0.0.1:{port}"
+        self.token = ""
         self._command = [sys.executable, "-m", "headgate", "up", "--port", str(port), *arguments]
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
@@ -127,7 +128,10 @@ class ServiceProcess:
         connection = http.client.HTTPConnection(place.netloc, timeout=seconds)
         try:
             content = None if body is None else msgspec.json.encode(body)
-            connection.request(method, path, content, {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json"}
+            if self.token:
+                headers["Authorization"] = f"Bearer {self.token}"
+            connection.request(method, path, content, headers)
             response = connection.getresponse()
             return Answer(response.status, msgspec.json.decode(response.read()))
         finally:

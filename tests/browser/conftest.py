@@ -1,0 +1,80 @@
+"""One browser and one service for all tests here; a fresh visitor, watched, for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from browser.chromium import ADVICE, chromium_path
+from browser.live_service import Live, live_service
+from browser.visiting import WAIT_MS, WIDE, Gate, Visitor, log_in
+from browser.watching import Watch
+
+expect.set_options(timeout=WAIT_MS)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Start the system's Chromium, or end the run and say how to install one."""
+    path = chromium_path()
+    if path is None:
+        pytest.exit(ADVICE, returncode=1)
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Run the service that most tests visit."""
+    with live_service(tmp_path_factory.mktemp("live")) as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def login(browser: Browser, live: Live) -> Any:
+    """Log in through the form once, and give the cookies that this leaves."""
+    with browser.new_context() as context:
+        log_in(context.new_page(), live)
+        return context.storage_state()
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    """Note what goes wrong on the pages of a test, and fail for it at the end."""
+    one = Watch()
+    yield one
+    assert one.faults == []
+
+
+@pytest.fixture
+def visitor(browser: Browser, live: Live, login: Any, watch: Watch) -> Iterator[Visitor]:
+    """Open pages, each in a browser of its own; logged in unless told otherwise."""
+    with ExitStack() as stack:
+
+        def open_page(path: str | None = "/", *, is_let_in: bool = True, **options: Any) -> Page:
+            state = login if is_let_in else None
+            given = {"viewport": WIDE, "storage_state": state, "reduced_motion": "reduce"}
+            context = stack.enter_context(browser.new_context(**{**given, **options}))
+            context.set_default_timeout(WAIT_MS)
+            page = context.new_page()
+            watch.look_at(page)
+            if path is not None:
+                page.goto(live.url(path))
+            return page
+
+        yield open_page
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """Give something that tasks wait for, and let them end with the test."""
+    one = Gate(tmp_path / "go on")
+    yield one
+    one.open()

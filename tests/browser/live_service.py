@@ -1,0 +1,101 @@
+"""The service that the browser visits: `headgate up` with tokens, slots, budgets and a receiver.
+
+Tests share it, since a start takes a second. Rule: each test works on a project, a scope or a slot
+of its own, and leaves the rest as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from service.fake_providers import fake_provider
+from service.support import ServiceProcess, running_service
+from service.test_webhooks import Receiver, running_receiver
+
+KEY = "sk-no-key-of-anybody"
+SETTINGS = """
+[auth]
+required = true
+
+[scheduler]
+max_inflight = 100
+max_queue_size = 5000
+max_per_agent = 5000
+drain_seconds = 0
+tick_seconds = 1
+retry_base_seconds = 0.05
+
+[webhooks]
+allow = ["127.0.0.0/8"]
+
+[targets.work]
+kind = "callable"
+entry_point = "browser.work:run"
+default = true
+
+[targets.other]
+kind = "callable"
+entry_point = "browser.work:run"
+
+[projects.search]
+credit_weight = 3
+
+[projects.evals]
+credit_weight = 1
+
+[projects.narrow]
+max_concurrent_agents = 1
+
+[projects.switched]
+credit_weight = 1
+
+[budgets.root]
+limit_usd = "1000"
+
+[budgets."session:tight"]
+limit_tokens = 1000
+window = "day"
+
+[[slots]]
+name = "morning"
+provider = "zai"
+base_url = "{provider}"
+key_file = "{key}"
+
+[[slots]]
+name = "spare"
+provider = "zai"
+base_url = "{provider}"
+key_file = "{key}"
+"""
+
+
+class Live(NamedTuple):
+    """A service that runs, and what stands around it."""
+
+    service: ServiceProcess
+    receiver: Receiver
+    provider: str
+    settings: Path
+
+    def url(self, path: str = "/") -> str:
+        """Return the address of a page."""
+        return f"{self.service.address}{path}"
+
+
+@contextmanager
+def live_service(folder: Path, *arguments: str, settings: str = SETTINGS) -> Iterator[Live]:
+    """Run a service with everything that a page can show, and give it with its first token."""
+    with ExitStack() as stack:
+        receiver = stack.enter_context(running_receiver())
+        provider = stack.enter_context(fake_provider())
+        key, path = folder / "key", folder / "headgate.toml"
+        key.write_text(KEY)
+        key.chmod(0o600)
+        path.write_text(settings.format(provider=provider, key=key))
+        service = stack.enter_context(running_service(folder, "--config", str(path), *arguments))
+        service.token = (folder / "data/token").read_text().strip()
+        yield Live(service, receiver, provider, path)
