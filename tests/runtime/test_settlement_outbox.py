@@ -72,6 +72,36 @@ def test_every_attempt_is_held_first_and_settled_in_the_end() -> None:
     play(scenario, always(1.0, USED), budgets=BUDGETS, new_ledger=new_ledger)
 
 
+def test_a_node_that_stops_has_told_the_ledger_of_all_that_has_ended() -> None:
+    """Nobody may come after it: a run of a workflow is a node that ends with its last task."""
+
+    async def scenario(service: Service) -> None:
+        task_id = await service.submit(scopes=(S,))
+        await service.running(task_id)
+        await service.engine.stop(drain_seconds=10.0)
+        await ledger_of(service).open()
+        assert await spent(service) == (60, 0)
+
+    play(scenario, always(1.0, USED), budgets=BUDGETS, new_ledger=new_ledger)
+
+
+def test_a_node_that_stops_does_not_wait_for_a_ledger_that_is_away() -> None:
+    async def scenario(service: Service) -> None:
+        task_id = await service.submit(scopes=(S,))
+        await service.running(task_id)
+        ledger_of(service).is_away = True
+        began = service.now()
+        await service.engine.stop(drain_seconds=10.0)
+        assert service.now() - began < 15.0
+        ledger_of(service).is_away = False
+        other = await service.start_another()
+        await asyncio.sleep(1)
+        assert await spent(service) == (60, 0)
+        await other.stop(drain_seconds=0.0)
+
+    play(scenario, always(1.0, USED), budgets=BUDGETS, new_ledger=new_ledger)
+
+
 def test_money_is_only_held_until_the_work_starts_and_dispatched_before_it() -> None:
     async def scenario(service: Service) -> None:
         ledger = ledger_of(service)

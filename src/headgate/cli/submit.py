@@ -56,6 +56,13 @@ refused; 3 no service answers; 5 --timeout was over; 130 Ctrl-C, and the task go
 )
 @click.option("--label", "labels", metavar="KEY=TEXT", multiple=True, help="A label.")
 @click.option("--max-attempts", metavar="N", type=int, help="How often it may fail by itself.")
+@click.option(
+    "--attempt-timeout",
+    "timeout_seconds",
+    metavar="TIME",
+    type=duration,
+    help="The longest that an attempt may take.",
+)
 @click.option("--callback-url", metavar="URL", help="Who is told when it has ended.")
 @click.option("--tab-id", metavar="TAB", help="For the target: the tab to act on.")
 @click.option("--selector", metavar="TEXT", help="For the target: what to act on.")

@@ -17,7 +17,8 @@ class TaskFields(TypedDict, total=False):
     """The fields of a task, as the HTTP API has them; what is left out has the service's default.
 
     `estimate_tokens` and `estimate_usd` are what the task is expected to use. `slot` names the key
-    that it runs on, `provider` leaves the choice between those of a provider to the service.
+    that it runs on, `provider` leaves the choice between those of a provider to the service. An
+    attempt that takes longer than `timeout_seconds` is stopped.
     """
 
     agent_id: str | None
@@ -43,6 +44,7 @@ class TaskFields(TypedDict, total=False):
     not_before: Moment | None
     labels: Mapping[str, str] | None
     max_attempts: int | None
+    timeout_seconds: float | None
     on_exhausted: Literal["wait", "reject"] | None
 
 

@@ -61,6 +61,7 @@ class TaskBody(msgspec.Struct, rename="camel"):
     not_before: str | None = None
     labels: dict[str, str] | None = None
     max_attempts: int | None = None
+    timeout_seconds: float | None = None
     on_exhausted: OnExhausted | None = None
 
 

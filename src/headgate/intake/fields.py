@@ -15,7 +15,7 @@ import msgspec
 
 from headgate.core.deadlines import IN_THE_PAST, INVALID_FORMAT, parse_rfc3339
 from headgate.core.money import to_micro_usd, to_tokens
-from headgate.core.records import MAX_ATTEMPTS
+from headgate.core.records import MAX_ATTEMPT_SECONDS, MAX_ATTEMPTS
 from headgate.core.scopes import ROOT, Scope, charged_scopes, parse_scope
 from headgate.core.snapshot import MAX_PRIORITY, MAX_WEIGHT
 from headgate.errors import InvalidAmountError, InvalidScopeError, InvalidTaskError
@@ -136,6 +136,13 @@ def max_attempts(value: int) -> int:
     """Check a number of attempts."""
     if not 1 <= value <= MAX_ATTEMPTS:
         refuse("maxAttempts", f"must be between 1 and {MAX_ATTEMPTS}")
+    return value
+
+
+def timeout_seconds(value: float) -> float:
+    """Check how long one attempt may take."""
+    if not 0 < value <= MAX_ATTEMPT_SECONDS:
+        refuse("timeoutSeconds", f"must be more than 0 and at most {MAX_ATTEMPT_SECONDS:.0f}")
     return value
 
 

@@ -7,6 +7,7 @@ so none is booked twice. One that the ledger refuses for good is logged and let 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -20,6 +21,7 @@ log = structlog.get_logger("headgate.outbox")
 MAX_SENT = 256
 PAUSE_SECONDS = 0.05
 RETRY_SECONDS = 1.0
+LAST_SECONDS = 10.0
 
 
 class SettlementOutbox:
@@ -29,6 +31,8 @@ class SettlementOutbox:
         self._store = store
         self._ledger = ledger
         self._problem = ""
+        self.has_told: Callable[[], None] = lambda: None
+        """Is called when the ledger has booked something: it may have room now, or never will."""
 
     async def run(self) -> None:
         """Carry until cancelled."""
@@ -40,6 +44,20 @@ class SettlementOutbox:
                 log.warning("settlements wait for the ledger", problem=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
 
+    async def finish(self) -> None:
+        """Carry all that is left, before the end: nobody may come after this process.
+
+        What cannot be carried now stays in the store, for whoever starts over it next.
+        """
+        try:
+            async with asyncio.timeout(LAST_SECONDS):
+                while await self.run_once():
+                    pass
+        except TimeoutError:
+            log.warning("settlements are left in the outbox", problem="the ledger is too slow")
+        except StoreUnavailableError as error:
+            log.warning("settlements are left in the outbox", problem=str(error))
+
     async def run_once(self) -> int:
         """Carry what waits, and return how many settlements the ledger has answered."""
         requests = await self._store.outbox(limit=MAX_SENT)
@@ -50,6 +68,7 @@ class SettlementOutbox:
         told = [request.reservation_id for request, is_told in pairs if is_told]
         if told:
             await self._store.sent(told)
+            self.has_told()
         if len(told) < len(requests):
             raise LedgerUnavailableError(self._problem)
         return len(told)

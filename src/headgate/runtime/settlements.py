@@ -19,7 +19,7 @@ from headgate.core.outcomes import (
     RetryPolicy,
     Succeeded,
     TryAgain,
-    cost_of,
+    known_usage,
     next_step,
     pause_seconds,
 )
@@ -56,16 +56,11 @@ class Settlements:
         step = next_step(outcome, progress, record.terms, now=now, draw=draw, policy=self.policy)
         if progress.slot is not None and isinstance(outcome, Limited):
             step = _on_another_slot(step)
-        cost = cost_of(
-            outcome,
-            reserved_tokens=progress.reserved_tokens,
-            reserved_micro_usd=progress.reserved_micro_usd,
-        )
         return Settlement(
             task_id=record.task.id,
             lease=lease,
             step=step,
-            cost=cost,
+            cost=known_usage(outcome),
             result=outcome.result if isinstance(outcome, Succeeded) else None,
             closure=self._closure(record, outcome, now),
             node_id=node_id,

@@ -25,6 +25,7 @@ from headgate.core.outcomes import (
     Lost,
     Outcome,
     RetryPolicy,
+    timed_out,
 )
 from headgate.core.records import TaskRecord
 from headgate.core.retries import Backoff
@@ -189,8 +190,21 @@ class TaskRunner:
         if attempt.has_begun:
             attempt.task.cancel()
 
+    def _watch(self, attempt: _Attempt) -> None:
+        """Have an attempt stopped at its deadline, or when it has had its own time."""
+        deadline, seconds = attempt.record.task.deadline, attempt.record.terms.attempt_seconds
+        if seconds is not None:
+            over_at = self._store.now() + seconds
+            deadline = over_at if deadline is None else min(deadline, over_at)
+        self._deadlines.watch(attempt, deadline)
+
     def _be_late(self, attempt: _Attempt) -> None:
-        self._stop(attempt, Failed(error=DEADLINE_EXCEEDED))
+        deadline, seconds = attempt.record.task.deadline, attempt.record.terms.attempt_seconds
+        is_over = deadline is not None and deadline <= self._store.now()
+        if is_over or seconds is None:
+            self._stop(attempt, Failed(error=DEADLINE_EXCEEDED))
+        else:
+            self._stop(attempt, timed_out(seconds))
 
     async def _run(self, attempt: _Attempt) -> None:
         attempt.has_begun = True
@@ -206,7 +220,7 @@ class TaskRunner:
     async def _outcome(self, attempt: _Attempt) -> Outcome:
         if attempt.stopped_by is not None:
             return attempt.stopped_by
-        self._deadlines.watch(attempt, attempt.record.task.deadline)
+        self._watch(attempt)
         try:
             if not await self._may_spend(attempt.record):
                 return Lost(has_started=False, retry_seconds=UNPAID_SECONDS)
