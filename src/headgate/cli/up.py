@@ -7,20 +7,20 @@ process at once. What was running then is recovered at the next start.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from headgate.cli.connection import json_option
 from headgate.cli.data_directory import data_directory
+from headgate.cli.event_loop import loop_factory, tune_interpreter
 from headgate.errors import HeadgateError, InvalidSettingError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ EXTRAS = {
     "psycopg": "postgres",
     "ssrfguard": "server",
     "structlog": "server",
+    "yaml": "server",
 }
 
 
@@ -146,17 +147,8 @@ def _starter(settings: Settings, lock: int | None) -> ChildStarter | None:
 
 
 def _run(loaded: Loaded, directory: Path, starter: ChildStarter | None, *, as_json: bool) -> None:
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(loaded, directory, starter, as_json=as_json))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop  # noqa: PLC0415
-    except ModuleNotFoundError:
-        return None
-    factory: Any = uvloop.new_event_loop
-    return factory  # type: ignore[no-any-return]
 
 
 async def _serve(
@@ -211,7 +203,7 @@ async def _work(
     engine.node.address = service.settings.server.advertise or address
     try:
         await engine.start()
-        _tune_interpreter()
+        tune_interpreter()
         click.echo(await welcome(service, address, directory, as_json=as_json))
         await stopping.wait()
         click.echo("headgate: finishing what runs; Ctrl-C again ends at once", err=True)
@@ -275,13 +267,3 @@ async def _reload(service: Service) -> None:
     except Exception:
         # Nobody awaits this, so a fault that nobody foresaw would go unseen.
         log.exception("settings were not reloaded")
-
-
-def _tune_interpreter() -> None:
-    # The writer's thread asks for its turn after every statement. With the default it waits five
-    # milliseconds for it whenever the event loop is busy.
-    sys.setswitchinterval(0.001)
-    # A backlog of many small objects makes full collections long, and none of it is garbage.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)

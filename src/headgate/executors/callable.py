@@ -42,11 +42,16 @@ _NOTHING_RETURNED = Succeeded()
 
 
 class CallableExecutor:
-    """Calls the function of one target once for each task."""
+    """Calls the function of one target once for each task.
 
-    def __init__(self, name: str, target: CallableTarget, *, prices: PriceList) -> None:
+    `setting` is what names the function, where that is no target of the configuration.
+    """
+
+    def __init__(
+        self, name: str, target: CallableTarget, *, prices: PriceList, setting: str | None = None
+    ) -> None:
         self._name = name
-        self._setting = f"targets.{name}.entry_point"
+        self._setting = setting or f"targets.{name}.entry_point"
         self._module, self._attribute = _parsed(target.entry_point, self._setting)
         self._max_bytes = target.max_result_bytes
         self._prices = prices
