@@ -1,0 +1,38 @@
+"""The budgets of a run on a service as they stand before it, as far as the service tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headgate.client.async_client import Client
+from headgate.core.accounts import Account, Balance, Limit
+from headgate.core.money import MicroUsd
+from headgate.core.scopes import Scope
+from headgate.runs.backend import Money
+from headgate.runs.dry_budgets import with_limits
+from headgate.runs.options import RunOptions
+from headgate.runs.record import RunScope
+from headgate.runs.server_money import money_of, own_scope, within
+
+
+async def service_budgets(
+    url: str, token: str | None, scopes: Sequence[RunScope], options: RunOptions
+) -> list[Account]:
+    """Return the scopes of a run as the service has them, with the limits they would have."""
+    async with Client(url, token=token) as client:
+        scopes = within(await own_scope(client, scopes), scopes)
+        money = await money_of(client, scopes)
+    return await with_limits([_account(one) for one in money], scopes, options)
+
+
+def _account(money: Money) -> Account:
+    limit = money.limit_micro_usd
+    balance = Balance(
+        spent_micro_usd=MicroUsd(money.spent_micro_usd),
+        reserved_micro_usd=MicroUsd(money.reserved_micro_usd),
+    )
+    return Account(
+        scope=Scope(money.scope),
+        limit=None if limit is None else Limit(limit_micro_usd=MicroUsd(limit)),
+        balance=balance,
+    )
