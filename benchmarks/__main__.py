@@ -9,14 +9,17 @@ from pathlib import Path
 
 from benchmarks.options import PEERS_PYTHON, QUEUED, Options
 
-ALL = ("decide", "load_ranking", "inprocess", "ledger", "ledger_memory", "engine", "slots")
+ALL = (
+    *("decide", "load_ranking", "inprocess", "ledger", "ledger_memory", "engine", "slots"),
+    "runs",
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("name", nargs="*", help=f"some of {', '.join(ALL)}; without, all")
     parser.add_argument(
-        "--quick", action="store_true", help="small, and judges nothing (engine, inprocess)"
+        "--quick", action="store_true", help="small, and judges nothing (engine, inprocess, runs)"
     )
     parser.add_argument("--queued", type=int, default=QUEUED, help="engine: tasks of a long queue")
     parser.add_argument(

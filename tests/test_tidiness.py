@@ -16,12 +16,13 @@ from headgate.cli.main import COMMANDS
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src/headgate"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-FOLDERS = ("tests", "benchmarks", "torture", "docs")
+FOLDERS = ("tests", "benchmarks", "torture", "docs", "examples")
 PYTHON = [*MODULES, *(path for name in FOLDERS for path in sorted(ROOT.glob(f"{name}/**/*.py")))]
 TEXTS = [
     *PYTHON,
     *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("docs/**/*.json")),
+    *sorted(ROOT.glob("examples/**/*.[my]*")),
     *sorted(ROOT.glob("deploy/*")),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile")),
     *(ROOT / name for name in ("pyproject.toml", "constraints.txt", ".ci/run", ".gitignore")),
