@@ -40,9 +40,9 @@ class Ended(NamedTuple):
 class Commands:
     """Commands over one data directory, started in one folder."""
 
-    def __init__(self, folder: Path, data: Path | None = None, **environ: str) -> None:
+    def __init__(self, folder: Path, **environ: str) -> None:
         self.folder = folder
-        self.data = data or folder / "data"
+        self.data = folder / "data"
         self._environ = environ
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:

@@ -28,11 +28,17 @@ MOST_SECONDS = 60.0
 LOOK_SECONDS = 0.005
 LEFT_SECONDS = 5.0
 KILLED = -signal.SIGKILL
-USUAL_CODES = (EXIT_DONE, EXIT_FAILED, EXIT_EXHAUSTED, EXIT_INTERRUPTED, KILLED)
+# Ctrl-C in the last moments of Python ends the process by that signal; a shell calls it 130 too.
+INTERRUPTED_LATE = -signal.SIGINT
+USUAL_CODES = (
+    *(EXIT_DONE, EXIT_FAILED, EXIT_EXHAUSTED, EXIT_INTERRUPTED),
+    *(INTERRUPTED_LATE, KILLED),
+)
 
 KINDS = {
-    "starting": 0.2,
-    "working": 0.3,
+    "starting": 0.15,
+    "turned back": 0.1,
+    "working": 0.25,
     "writing": 0.1,
     "ending": 0.1,
     "draining": 0.1,
@@ -60,6 +66,7 @@ class Life:
         """Let it live until the moment comes, and end it; it may have ended by itself before."""
         ends: dict[str, Callable[[], None]] = {
             "starting": self._while_it_starts,
+            "turned back": self._by_an_early_interrupt,
             "working": self._while_it_works,
             "writing": self._writer_first,
             "ending": self._when_all_is_done,
@@ -75,6 +82,10 @@ class Life:
         self._pause(START_SECONDS)
         self._kill()
 
+    def _by_an_early_interrupt(self) -> None:
+        self._pause(START_SECONDS)
+        self._send(signal.SIGINT)
+
     def _while_it_works(self) -> None:
         self._await(self._has_worked)
         self._pause(WORK_SECONDS)
@@ -82,9 +93,10 @@ class Life:
 
     def _writer_first(self) -> None:
         self._await(self._has_worked)
-        for pid in family(self._process.pid)[1:]:
-            if b"writer_process" in _command_line(pid):
-                with suppress(ProcessLookupError):
+        # Whatever is looked at may end at this moment.
+        with suppress(OSError):
+            for pid in family(self._process.pid)[1:]:
+                if b"writer_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
         self._pause(WORK_SECONDS)
         self._kill()
@@ -139,10 +151,3 @@ def wait_until_left(folder: Path) -> bool:
     while is_held(folder) and time.monotonic() < ends_at:
         time.sleep(LOOK_SECONDS)
     return not is_held(folder)
-
-
-def _command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""

@@ -236,8 +236,14 @@ def torture(place: Place, *, kills: int, seed: int) -> Findings:
 
 def _judge(end: Ended, kind: str, found: Remains) -> None:
     """Have a process end with a code that means something, and without a traceback."""
-    if end.code not in USUAL_CODES or "Traceback" in end.stderr:
+    has_traceback = "Traceback" in end.stderr and not _came_too_early(end)
+    if end.code not in USUAL_CODES or has_traceback:
         found.strange_ends.append(f"{kind}: exit {end.code}: {end.stderr[-MOST_SAID:]}")
+
+
+def _came_too_early(end: Ended) -> bool:
+    """Tell whether Ctrl-C met Python itself, before the command line was there to hear it."""
+    return end.stderr.rstrip().endswith("KeyboardInterrupt") and ", in run\n" not in end.stderr
 
 
 def _look_at_report(place: Place, run_id: str, assumed_micro_usd: int, found: Remains) -> None:

@@ -7,5 +7,4 @@ from pathlib import Path
 counted, lines = (json.loads(os.environ[name]) for name in ("WORDS", "LINES"))
 words = {Path(name).name: int(count) for count, name in (line.split() for line in counted)}
 joined = {"words": words, "first_line": min(text.splitlines()[0] for text in lines)}
-Path("joined.json").write_text(json.dumps(joined, indent=2) + "\n")
 print(json.dumps(joined))

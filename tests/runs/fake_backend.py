@@ -93,6 +93,7 @@ class FakeBackend:
                 generation=order.generation,
                 task_id=name,
                 state=TaskState.QUEUED,
+                is_provisional=order.is_provisional,
             )
             self._queue_up(key)
         unfinished = sum(1 for task in self.kept.tasks.values() if not task.state.has_ended)

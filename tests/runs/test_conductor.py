@@ -436,3 +436,20 @@ def test_a_fault_of_the_backend_is_not_hidden_by_the_end_of_the_run(tmp_path: Pa
 
     with pytest.raises(ZeroDivisionError):
         stage.play(disturb)
+
+
+def test_what_went_without_a_parent_is_begun_anew_after_it(tmp_path: Path) -> None:
+    stage = Stage(
+        tmp_path,
+        a_workflow(
+            a_step("case", foreach=items(3)),
+            a_step("report", depends_on=("case",), on_parent_failure=OnParentFailure.RUN),
+            a_step("mail", depends_on=("report",)),
+        ),
+        lambda order: FAILS if (order.number, order.generation) == (1, 0) else done(order),
+    )
+    assert counts(stage.play())["mail"] == {"done": 1}
+    assert [stage.kept.orders[number, 0].is_provisional for number in (3, 4)] == [True, True]
+    assert stage.play().state is RunState.DONE
+    assert stage.kept.submitted[5:] == [(1, 1), (3, 1), (4, 1)]
+    assert not stage.kept.orders[3, 1].is_provisional

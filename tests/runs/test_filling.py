@@ -15,7 +15,8 @@ from headgate.runs.filling import Filler, fields_read
 from headgate.runs.tally import RunTally
 from headgate.workflow.expansion import Expansion
 from headgate.workflow.places import parsed_template
-from headgate.workflow.progress import Standing, WorkflowProgress
+from headgate.workflow.progress import WorkflowProgress
+from headgate.workflow.standing import Standing
 from headgate.workflow.workflow import CallWork, ListItems, Step
 from runs.fake_backend import a_run, a_step, a_workflow
 

@@ -8,7 +8,8 @@ import tracemalloc
 import pytest
 
 from headgate.core.records import OnParentFailure
-from headgate.workflow.progress import Standing, WorkflowProgress
+from headgate.workflow.progress import WorkflowProgress
+from headgate.workflow.standing import Standing
 from headgate.workflow.workflow import ListItems, Step, StepItems
 from runs.fake_backend import a_step, a_workflow
 

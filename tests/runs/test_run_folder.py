@@ -132,6 +132,15 @@ def test_a_beginning_of_several_runs_is_an_error_that_names_them(tmp_path: Path)
         open_run(tmp_path / "data", "2026")
 
 
+def test_runs_of_one_second_are_listed_in_the_order_in_which_they_began(tmp_path: Path) -> None:
+    runs = [made(tmp_path) for _ in range(5)]
+    for number, run in enumerate(runs):
+        # Clocks of file systems may be coarse; what they say of the file decides.
+        os.utime(run.path / "workflow.yaml", ns=(0, 1_000_000 * number))
+    assert run_folders(tmp_path / "data") == [run.path for run in reversed(runs)]
+    assert open_run(tmp_path / "data", "last").id == runs[-1].id
+
+
 def test_without_any_run_there_is_no_last(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettingError, match="there is no run 'last'"):
         open_run(tmp_path, "last")

@@ -37,7 +37,8 @@ class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a step, filled and estimated, to be carried out.
 
     `number` counts the runs of all steps in the order of the file, `generation` how often this one
-    was begun anew by a resume. `request` is what the work became: see `headgate.runs.orders`.
+    was begun anew by a resume. `request` is what the work became: see `headgate.runs.orders`. What
+    `is_provisional` runs although a parent failed or was not run.
     """
 
     number: int
@@ -47,13 +48,15 @@ class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
     request: Any
     micro_usd: int
     tokens: int
+    is_provisional: bool = False
 
 
 class StepTask(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one run of a step; times are Unix seconds, amounts what was booked so far.
 
     `assumed_micro_usd` is the part that nobody confirmed: an attempt was interrupted, and may have
-    been charged.
+    been charged. What `is_provisional` is begun anew by a resume, like the parents that it did
+    without.
     """
 
     number: int
@@ -67,6 +70,7 @@ class StepTask(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     micro_usd: int = 0
     assumed_micro_usd: int = 0
+    is_provisional: bool = False
 
 
 class Money(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,11 +26,13 @@ from headgate.runs.report import Ended, RunReport, RunState
 from headgate.runs.reporting import LiveTask, Reporter, end_state
 from headgate.runs.tally import RunTally
 from headgate.workflow.expansion import Expansion
-from headgate.workflow.progress import Standing, WorkflowProgress
+from headgate.workflow.progress import WorkflowProgress
+from headgate.workflow.standing import Standing
 
 SMALLEST_WINDOW = 256
 WINDOW_PER_PLACE = 8
 BATCH = 64
+REFILL_SECONDS = 0.01
 WATCH_SECONDS = 1.0
 PATIENCE_SECONDS = 7 * 86_400.0
 """How long an interrupted run waits for what runs; a second interruption ends it at once."""
@@ -52,6 +54,7 @@ _STANDINGS = {
     TaskState.FAILED: Standing.FAILED,
     TaskState.REJECTED: Standing.UNFUNDED,
 }
+_BEGUN_ANEW = (TaskState.FAILED, TaskState.REJECTED, TaskState.CANCELLED)
 
 
 class Conductor:
@@ -76,7 +79,7 @@ class Conductor:
         self._tally = RunTally(workflow, self._progress, fields_read(workflow))
         self._filler = Filler(run, self._progress, self._tally, backend.results)
         self._refusals = Refusals()
-        self._maker = OrderMaker(workflow, self._filler, self._refusals)
+        self._maker = OrderMaker(workflow, self._filler, self._refusals, self._progress)
         self._reporter = Reporter(run, self._progress, self._tally)
         places = run.record.concurrency or workflow.concurrency
         self._window = max(SMALLEST_WINDOW, WINDOW_PER_PLACE * places)
@@ -145,7 +148,10 @@ class Conductor:
         return False
 
     async def _begin(self) -> None:
-        """Take over what earlier processes did: done stays done, what failed begins anew."""
+        """Take over what earlier processes did: done stays done, what failed begins anew.
+
+        So does what ran although a parent had failed or was not run: it begins anew after that.
+        """
         latest: dict[int, StepTask] = {}
         async for task in self._backend.known():
             if task.state.has_ended:
@@ -154,13 +160,14 @@ class Conductor:
             if before is None or before.generation < task.generation:
                 latest[task.number] = task
         for number, task in latest.items():
-            if task.state is TaskState.DONE:
-                self._progress.restore(number, Standing.DONE)
-            elif task.state.has_ended:
+            if task.is_provisional or task.state in _BEGUN_ANEW:
                 self._generations[number] = task.generation + 1
+            elif task.state is TaskState.DONE:
+                self._progress.restore(number, Standing.DONE)
             else:
                 self._progress.restore(number, Standing.SUBMITTED)
                 self._live[number] = LiveTask(task, self._clock())
+        await self._backend.cancel([task for task in latest.values() if _is_outdated(task)])
         self._has_begun = True
         self._progress.start()
         for task in self._early.values():
@@ -221,6 +228,9 @@ class Conductor:
                 await self._give_up(self._queued(), Standing.STOPPED)
             if self._live:
                 await self._wake.wait()
+                if len(self._live) > self._window - BATCH:
+                    # The places are busy for longer than this, and one submit takes many.
+                    await asyncio.sleep(REFILL_SECONDS)
             elif self._progress.ended < self._progress.total:
                 raise RuntimeError("nothing runs, and nothing that is left can")
 
@@ -383,3 +393,8 @@ async def _cancelled(task: asyncio.Task[Any]) -> None:
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, HeadgateError):
         raise error
+
+
+def _is_outdated(task: StepTask) -> bool:
+    """Tell whether a task that goes on is of no use: it is begun anew after its parents."""
+    return task.is_provisional and not task.state.has_ended

@@ -25,7 +25,8 @@ from headgate.workflow.conditions import condition_references, holds
 from headgate.workflow.costs import estimated
 from headgate.workflow.expansion import Expansion
 from headgate.workflow.items import ItemSource
-from headgate.workflow.progress import Standing, WorkflowProgress
+from headgate.workflow.progress import WorkflowProgress
+from headgate.workflow.standing import Standing
 from headgate.workflow.texts import StepPlace, UnfilledError, references
 from headgate.workflow.workflow import ModelWork, Step, Workflow
 

@@ -19,7 +19,8 @@ from headgate.runs.folder import Run
 from headgate.runs.outputs import output_of
 from headgate.runs.tally import RunTally
 from headgate.workflow.places import ONE_RUN_FIELDS
-from headgate.workflow.progress import Standing, WorkflowProgress
+from headgate.workflow.progress import WorkflowProgress
+from headgate.workflow.standing import Standing
 from headgate.workflow.step_places import fields_of_steps
 from headgate.workflow.workflow import Step, StepItems, Workflow
 

@@ -154,8 +154,17 @@ def run_folders(data: Path) -> list[Path]:
     except OSError as error:
         problem = f"{data / RUNS} cannot be read: {error.strerror}"
         raise StoreError(problem) from None
-    newest_first = sorted(found, key=lambda path: path.name, reverse=True)
+    newest_first = sorted(found, key=_begun, reverse=True)
     return [path for path in newest_first if (path / RECORD).exists()]
+
+
+def _begun(path: Path) -> tuple[str, int]:
+    """Return what sorts runs by their begin: ids have the second, and a file that never changes."""
+    try:
+        within = (path / WORKFLOW).stat().st_mtime_ns
+    except OSError:
+        within = 0
+    return path.name.rpartition("-")[0], within
 
 
 def read_record(path: Path) -> RunRecord:

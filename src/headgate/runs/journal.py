@@ -50,6 +50,7 @@ class SentOrder(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     generation: int
     is_needed: bool = True
+    is_provisional: bool = False
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="sent"):
@@ -259,6 +260,7 @@ def queued_task(order: SentOrder, task_id: str) -> StepTask:
         generation=order.generation,
         task_id=task_id,
         state=TaskState.QUEUED,
+        is_provisional=order.is_provisional,
     )
 
 

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 AGENT = "run"
 """The agent of steps that name none."""
 
+PROVISIONAL = "p"
+"""How the name of a task ends that went without one of its parents."""
+
 _COMMAND = f"{OWN_PREFIX}command"
 _WRONG = f"{OWN_PREFIX}wrong"
 _STATES = {
@@ -94,7 +97,7 @@ class LocalTasks:
     def _made(self, order: StepOrder, task: Task, submission: Submission, now: float) -> Draft:
         step = order.step
         own = Task(
-            id=task_id(self._run_id, order.number, order.generation),
+            id=task_id(self._run_id, order),
             project_id=self._project_id,
             agent_id=step.agent or AGENT,
             priority=step.priority,
@@ -126,10 +129,11 @@ MAX_TERMS = 10_000
 """How many terms are kept to be used again; estimates may differ from item to item."""
 
 
-def task_id(run_id: str, number: int, generation: int) -> str:
+def task_id(run_id: str, order: StepOrder) -> str:
     """Return the name of a task; names sort by number."""
-    name = f"{run_id}-{number:07d}"
-    return f"{name}-{generation}" if generation else name
+    mark = PROVISIONAL if order.is_provisional else ""
+    name = f"{run_id}-{order.number:07d}"
+    return f"{name}-{order.generation}{mark}" if order.generation or mark else name
 
 
 def step_task(record: TaskRecord, run_id: str) -> StepTask:
@@ -138,7 +142,7 @@ def step_task(record: TaskRecord, run_id: str) -> StepTask:
     number, _, generation = task.id[len(run_id) + 1 :].partition("-")
     return StepTask(
         number=int(number),
-        generation=int(generation or 0),
+        generation=int(generation.removesuffix(PROVISIONAL) or 0),
         task_id=task.id,
         state=_STATES[task.status],
         attempt=progress.attempt,
@@ -148,6 +152,7 @@ def step_task(record: TaskRecord, run_id: str) -> StepTask:
         tokens=progress.used_tokens,
         micro_usd=progress.used_micro_usd,
         assumed_micro_usd=progress.assumed_micro_usd,
+        is_provisional=generation.endswith(PROVISIONAL),
     )
 
 
@@ -191,7 +196,7 @@ def _requesting(
         name = _place(step, step.work)
         if isinstance(step.work, HttpWork):
             found[name] = http
-        elif name not in found:
+        elif isinstance(step.work, ModelWork) and name not in found:
             found[name] = sending.model(workflow.endpoints[step.work.endpoint])
     return found
 

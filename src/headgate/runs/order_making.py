@@ -17,7 +17,8 @@ from headgate.runs.filling import Filler, RunView
 from headgate.runs.orders import request_of
 from headgate.workflow.conditions import holds
 from headgate.workflow.costs import estimated
-from headgate.workflow.progress import Standing
+from headgate.workflow.progress import WorkflowProgress
+from headgate.workflow.standing import Standing
 from headgate.workflow.texts import UnfilledError
 from headgate.workflow.workflow import ModelWork, Step, Workflow
 
@@ -53,10 +54,14 @@ class Refusals:
 class OrderMaker:
     """Makes the orders of one run of a workflow."""
 
-    def __init__(self, workflow: Workflow, filler: Filler, refusals: Refusals) -> None:
+    def __init__(
+        self, workflow: Workflow, filler: Filler, refusals: Refusals, progress: WorkflowProgress
+    ) -> None:
         self._workflow = workflow
         self._filler = filler
         self._refusals = refusals
+        self._progress = progress
+        self._provisional: set[str] = set()
         self._same: dict[str, tuple[int, int]] = {}
 
     def made(self, number: int, generation: int, values: Mapping[Any, Any]) -> StepOrder | NoOrder:
@@ -92,4 +97,12 @@ class OrderMaker:
             request=request,
             micro_usd=amounts[0],
             tokens=amounts[1],
+            is_provisional=self._is_provisional(number, step),
         )
+
+    def _is_provisional(self, number: int, step: Step) -> bool:
+        """Tell whether what a run builds upon may be begun anew by a resume."""
+        if self._progress.goes_without(number) or not self._provisional.isdisjoint(step.depends_on):
+            self._provisional.add(step.id)
+            return True
+        return False

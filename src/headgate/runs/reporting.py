@@ -11,7 +11,8 @@ from headgate.runs.backend import Money, StepTask, TaskState
 from headgate.runs.folder import Run
 from headgate.runs.report import RunReport, RunState, StepRow, StepState
 from headgate.runs.tally import RunTally
-from headgate.workflow.progress import Standing, WorkflowProgress
+from headgate.workflow.progress import WorkflowProgress
+from headgate.workflow.standing import Standing
 
 FAILED_ROWS = 100
 

@@ -134,7 +134,12 @@ def parcel_of(order: StepOrder, sender: Sender, *, is_needed: bool, now: datetim
     if order.tokens:
         fields["estimate_tokens"] = order.tokens
     body = task_body(fields)
-    sent = SentOrder(number=order.number, generation=order.generation, is_needed=is_needed)
+    sent = SentOrder(
+        number=order.number,
+        generation=order.generation,
+        is_needed=is_needed,
+        is_provisional=order.is_provisional,
+    )
     return Parcel(sent, body, len(msgspec.json.encode(body)))
 
 
@@ -169,6 +174,7 @@ def task_of(snapshot: TaskSnapshot, before: StepTask) -> StepTask:
         tokens=used.tokens or 0,
         micro_usd=to_limit_micro_usd(used.usd or 0),
         assumed_micro_usd=to_limit_micro_usd(used.assumed_usd or 0),
+        is_provisional=before.is_provisional,
     )
 
 

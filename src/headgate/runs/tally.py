@@ -13,7 +13,8 @@ from functools import lru_cache
 
 from headgate.runs.backend import StepTask, TaskState
 from headgate.runs.report import StepState, StepSummary
-from headgate.workflow.progress import Standing, StepCounts, WorkflowProgress
+from headgate.workflow.progress import WorkflowProgress
+from headgate.workflow.standing import Standing, StepCounts
 from headgate.workflow.workflow import Workflow
 
 _OUTPUTS = frozenset(("output", "result", "outputs", "results"))

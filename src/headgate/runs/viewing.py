@@ -24,7 +24,8 @@ from headgate.runs.report import RunReport, RunState, StepRow
 from headgate.runs.reporting import LiveTask, Reporter
 from headgate.runs.tally import RunTally
 from headgate.workflow.expansion import Expansion
-from headgate.workflow.progress import Standing, WorkflowProgress
+from headgate.workflow.progress import WorkflowProgress
+from headgate.workflow.standing import Standing
 
 INTERRUPTED = "its process ended while it ran; a resume tries again"
 
@@ -119,7 +120,7 @@ class _View:
         )
         self._tally = RunTally(workflow, self._progress, fields_read(workflow))
         self._filler = Filler(run, self._progress, self._tally, self._results)
-        self._maker = OrderMaker(workflow, self._filler, Refusals())
+        self._maker = OrderMaker(workflow, self._filler, Refusals(), self._progress)
         self._reporter = Reporter(run, self._progress, self._tally)
         self._reporter.state = self._state
         self._reporter.ended_at = run.record.ended_at

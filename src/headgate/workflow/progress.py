@@ -19,88 +19,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from enum import IntEnum
 from heapq import heappop, heappush, heapreplace
 
 from headgate.core.records import OnParentFailure
 from headgate.workflow.places import ALL_RUNS_FIELDS, ONE_RUN_FIELDS
+from headgate.workflow.standing import ALL as STANDINGS
+from headgate.workflow.standing import Standing, StepCounts
 from headgate.workflow.step_places import fields_of_steps
 from headgate.workflow.workflow import Step, StepItems, Workflow
 
 _NUMBER_BITS = 32
 _OF_ALL_RUNS = frozenset(ALL_RUNS_FIELDS) - frozenset(ONE_RUN_FIELDS)
 _NUMBERS = (1 << _NUMBER_BITS) - 1
-
-
-class Standing(IntEnum):
-    """How one run of a step stands; those that did not run say why not."""
-
-    WAITING = 0
-    SUBMITTED = 1
-    DONE = 2
-    FAILED = 3
-    SKIPPED = 4
-    """A parent failed, or was skipped altogether."""
-    UNMET = 5
-    """Its condition does not hold."""
-    UNFUNDED = 6
-    """No budget would hold it."""
-    STOPPED = 7
-    """The run of the workflow ended before it."""
-    UNFED = 8
-    """A parent was not run."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether nothing more happens to it, unless the workflow is resumed."""
-        return self >= Standing.DONE
-
-    @property
-    def is_skipped(self) -> bool:
-        """Whether the workflow itself said that it is not to run."""
-        return self in (Standing.SKIPPED, Standing.UNMET)
-
-    @property
-    def is_not_run(self) -> bool:
-        """Whether it would have run under other circumstances."""
-        return self >= Standing.UNFUNDED
-
-
-_STANDINGS = tuple(Standing)
 _WAITING = Standing.WAITING.value
 _ENDED = Standing.DONE.value
-
-
-class StepCounts:
-    """How the runs of one step stand; `left` are those that have not ended."""
-
-    __slots__ = ("by_standing", "left", "total")
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.left = total
-        self.by_standing = [0] * len(_STANDINGS)
-        self.by_standing[_WAITING] = total
-
-    def __getitem__(self, standing: Standing) -> int:
-        return self.by_standing[standing]
-
-    @property
-    def skipped(self) -> int:
-        """How many the workflow itself left out."""
-        return self.by_standing[Standing.SKIPPED] + self.by_standing[Standing.UNMET]
-
-    @property
-    def not_run(self) -> int:
-        """How many would have run under other circumstances."""
-        return sum(self.by_standing[Standing.UNFUNDED :])
-
-    def move(self, before: int, after: int) -> None:
-        """Count one run elsewhere."""
-        self.by_standing[before] -= 1
-        self.by_standing[after] += 1
-        if after >= _ENDED:
-            self.left -= 1
 
 
 class _Node:
@@ -209,7 +141,7 @@ class WorkflowProgress:
 
     def standing(self, number: int) -> Standing:
         """Return how a run stands."""
-        return _STANDINGS[self._states[number]]
+        return STANDINGS[self._states[number]]
 
     def step(self, number: int) -> Step:
         """Return the step of a run."""
@@ -229,7 +161,7 @@ class WorkflowProgress:
 
     def totals(self) -> list[int]:
         """Return how the runs of all steps stand, as counts by their standing."""
-        return [sum(node.counts[standing] for node in self._nodes) for standing in _STANDINGS]
+        return [sum(node.counts[standing] for node in self._nodes) for standing in STANDINGS]
 
     def status(self, step_id: str) -> str:
         """Return the word for a step as a whole, as conditions read it."""
@@ -253,6 +185,16 @@ class WorkflowProgress:
         if standing is Standing.STOPPED:
             return "the run ended before it"
         return self._waits_for(node, number) if standing is Standing.WAITING else ""
+
+    def goes_without(self, number: int) -> bool:
+        """Tell whether a run goes on although one of its parents failed or was not run."""
+        node = self._node(number)
+        if node.step.on_parent_failure is not OnParentFailure.RUN:
+            return False
+        faults = [_fault(parent.counts) for parent in node.parents]
+        if node.counterpart is not None:
+            faults.append(_fault_of_one(self._counterpart(node, number - node.runs.start)))
+        return Standing.FAILED in faults or Standing.UNFED in faults
 
     def _link(self, node: _Node) -> None:
         source = node.step.foreach
