@@ -23,6 +23,7 @@ from headgate.errors import InvalidScopeError, InvalidTaskError
 from headgate.intake import Defaults, Draft, Intake
 from headgate.intake.bodies import TASK_FIELDS
 from headgate.intake.fields import MAX_DEPTH, MAX_LABELS, MAX_PARENTS, MAX_SCOPES
+from headgate.task_snapshot import snapshot_of
 
 NOW = 1_800_000_000.0
 LEAST = {"agentId": "a", "action": "click"}
@@ -262,6 +263,35 @@ def test_the_time_of_an_attempt_is_kept_and_goes_with_a_retry(seconds: float) ->
     assert draft.terms.attempt_seconds == seconds
     record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
     assert judge.again(record, now=NOW).terms.attempt_seconds == seconds
+
+
+@pytest.mark.parametrize(("usd", "micro_usd"), [("0.07", 70_000), (0.07, 70_000), (0, 0)])
+def test_a_fixed_cost_is_kept_and_goes_with_a_retry(usd: float | str, micro_usd: int) -> None:
+    judge = intake()
+    draft = judge.read_task(json.dumps(LEAST | {"costUsd": usd}).encode(), now=NOW)
+    assert (draft.terms.cost_micro_usd, draft.terms.estimate_micro_usd) == (micro_usd, 0)
+    record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
+    assert judge.again(record, now=NOW).terms.cost_micro_usd == micro_usd
+    assert snapshot_of(record).cost_usd == micro_usd / 1e6
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"costUsd": -1}, "field 'costUsd': must not be negative"),
+        ({"costUsd": "many"}, "field 'costUsd': "),
+        ({"costUsd": 1, "estimate": {"usd": 1}}, "field 'costUsd': cannot be named beside"),
+    ],
+)
+def test_a_cost_that_cannot_be_held_is_refused(given: dict[str, object], problem: str) -> None:
+    with pytest.raises(InvalidTaskError, match=f"^{problem}"):
+        intake().read_task(json.dumps(LEAST | given).encode(), now=NOW)
+
+
+def test_tokens_may_be_estimated_beside_a_fixed_cost() -> None:
+    body = LEAST | {"costUsd": 1, "estimate": {"tokens": 5}}
+    task, terms, _ = intake().read_task(json.dumps(body).encode(), now=NOW)
+    assert (task.estimate_tokens, terms.cost_micro_usd) == (5, 1_000_000)
 
 
 def test_a_target_must_be_named_where_none_is_the_default() -> None:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from headgate.cli.main import COMMANDS
 
@@ -193,3 +194,8 @@ def imports_of(path: Path) -> Iterator[str]:
 def test_a_module_is_imported_by_something_or_is_an_entry(path: Path) -> None:
     name = module_name(path)
     assert name in imported_names() | ENTRIES or path.name == "__init__.py"
+
+
+def test_no_property_fails_because_the_machine_is_busy() -> None:
+    assert settings.default is not None
+    assert settings.default.deadline is None

@@ -36,6 +36,7 @@ class Remains:
     unended: list[str] = field(default_factory=list)
     done_twice: list[str] = field(default_factory=list)
     unassumed: list[str] = field(default_factory=list)
+    overassumed: list[str] = field(default_factory=list)
     misbooked: list[str] = field(default_factory=list)
     leaked: list[str] = field(default_factory=list)
     drift: list[str] = field(default_factory=list)
@@ -50,6 +51,7 @@ class Remains:
             "without an end": self.unended,
             "done twice": self.done_twice,
             "executed and not booked": self.unassumed,
+            "assumed without a cause": self.overassumed,
             "booked wrongly": self.misbooked,
             "money still held": self.leaked,
             "budget drift": self.drift,
@@ -81,17 +83,29 @@ def tasks_in(folder: Path) -> list[TaskRow]:
 
 
 class RunAudit:
-    """One run over all lives of its processes: what was done once stays as it was."""
+    """One run over all lives of its processes: what was done once stays as it was.
 
-    def __init__(self, folder: Path, marks: Path, names: list[str], costs: list[int]) -> None:
+    A process that is ended interrupts each step once at most, and at most as many as it has
+    `places`; so nothing else may be assumed to have cost money.
+    """
+
+    def __init__(
+        self, folder: Path, marks: Path, names: list[str], costs: list[int], *, places: int
+    ) -> None:
         self._folder = folder
         self._marks = marks
         self._names = names
         self._costs = costs
+        self._places = places
+        self._lives = 0
         self._done: dict[str, tuple[TaskRow, int]] = {}
 
     def look(self, found: Remains) -> None:
-        """Hold what is recorded as done against the marks; called whenever no process runs."""
+        """Hold what is recorded as done against the marks; called whenever a process has ended."""
+        self._lives += 1
+        self._look_at_done(found)
+
+    def _look_at_done(self, found: Remains) -> None:
         rows = {row.id: row for row in tasks_in(self._folder)}
         marks = marks_in(self._marks)
         for task_id, (before, _) in self._done.items():
@@ -104,7 +118,7 @@ class RunAudit:
 
     def look_at_end(self, found: Remains) -> tuple[int, int]:
         """Hold a run that is done against its file; return what it has used and what is assumed."""
-        self.look(found)
+        self._look_at_done(found)
         rows = tasks_in(self._folder)
         marks = marks_in(self._marks)
         done = Counter(self._number(row) for row in rows if row.status is TaskStatus.DONE)
@@ -121,11 +135,24 @@ class RunAudit:
             if marks[name] > done[number] + assumed[number] / cost:
                 line = f"{name} has run {marks[name]} times, {assumed[number]} is assumed"
                 found.unassumed.append(line)
+        self._look_at_assumed(found, assumed)
         used = sum(row.progress.used_micro_usd for row in rows)
         expected = sum(self._costs) + assumed.total()
         if used != expected:
             found.misbooked.append(f"{self._folder.name} used {used} and not {expected}")
         return used, assumed.total()
+
+    def _look_at_assumed(self, found: Remains, assumed: Counter[int]) -> None:
+        # The last process came to its own end.
+        ended = self._lives - 1
+        times = {number: amount / self._costs[number] for number, amount in assumed.items()}
+        for number, count in times.items():
+            if count > ended or not count.is_integer():
+                line = f"{self._names[number]} is assumed {count:g} times, {ended} processes ended"
+                found.overassumed.append(line)
+        if sum(times.values()) > ended * self._places:
+            line = f"{self._folder.name}: {sum(times.values()):g} attempts, {ended} processes ended"
+            found.overassumed.append(line)
 
     def _look_at(self, found: Remains, row: TaskRow, marks: Counter[str]) -> None:
         name = self._names[self._number(row)]

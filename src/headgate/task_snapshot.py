@@ -58,6 +58,7 @@ class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     input: Any = None
     weight: float
     estimate: AmountBody | None = None
+    cost_usd: float | None = None
     scopes: tuple[str, ...] = ()
     depends_on: tuple[str, ...] = ()
     on_parent_failure: OnParentFailure
@@ -101,6 +102,7 @@ def snapshot_of(record: TaskRecord) -> TaskSnapshot:
         input=given.input or None,
         weight=task.weight,
         estimate=_amount(task.estimate_tokens, terms.estimate_micro_usd or None),
+        cost_usd=None if terms.cost_micro_usd is None else to_usd_float(terms.cost_micro_usd),
         scopes=task.scopes,
         depends_on=terms.depends_on,
         on_parent_failure=terms.on_parent_failure,

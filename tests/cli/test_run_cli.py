@@ -139,8 +139,8 @@ def test_the_first_ctrl_c_lets_the_running_step_finish(commands: Commands) -> No
         done = ended(process)
     assert done.code == 130
     assert done.json["state"] == "interrupted"
-    # What was submitted and has not begun is kept, and begins with a resume.
-    assert done.json["steps"][0]["counts"] == {"done": 1, "queued": 1}
+    # What was submitted and has not begun begins with a resume, like what was not.
+    assert done.json["steps"][0]["counts"] == {"done": 1, "not run": 1}
 
 
 def test_the_second_ctrl_c_stops_the_running_step(commands: Commands) -> None:
@@ -154,7 +154,7 @@ def test_the_second_ctrl_c_stops_the_running_step(commands: Commands) -> None:
             assert any(words in line for line in process.stderr)
         done = ended(process)
     assert done.code == 130
-    assert done.json["steps"][0]["counts"] == {"not run": 2}
+    assert done.json["steps"][0]["counts"] == {"stopped": 1, "not run": 1}
 
 
 WRONG_FILES = {
@@ -197,9 +197,10 @@ WRONG_CALLS: list[tuple[list[str], str]] = [
         "--config: the service has its own settings; leave it out",
     ),
     (["f.yaml", "--budget-usd", "lots"], "--budget-usd: 'lots' is not an amount"),
+    (["f.yaml", "--budget-usd", "0.0000001"], "--budget-usd: is finer than a micro-dollar"),
     (["f.yaml", "--budget-session-limit", "-1"], "--budget-session-limit: must not be negative"),
     (["f.yaml", "--budget-session-limit", "1"], "--budget-session-limit: there is no session"),
-    (["f.yaml", "--budget-session-id", "a b"], "--budget-session-id: 'session:a b' is not a part"),
+    (["f.yaml", "--budget-session-id", "a/b"], "--budget-session-id: 'a/b' is no name of a scope"),
     (["f.yaml", "--budget-tracker", "redis"], "--budget-tracker: redis needs --budget-redis-url"),
     (["f.yaml", "--concurrency", "0"], "0 is not in the range"),
     (["f.yaml", "--server", "http://127.0.0.1:1"], "a service runs only what its configuration"),
@@ -299,7 +300,7 @@ def test_a_dry_run_says_where_the_budget_would_end_it_and_founds_nothing(
 ) -> None:
     call = ("run", "cases.yaml", "--dry-run", "--budget-session-id", "s")
     told = here.call(*call, "--budget-session-limit", "0.15")
-    assert told.code == 0, told.stderr
+    assert told.code == 3, told.stderr
     assert told.stdout.splitlines() == [
         "Dry run of cases: 6 runs of steps, 1 at once",
         "  step       runs           each   together  cumulated  why",
@@ -325,6 +326,7 @@ steps:
     target: echo
     action: hello
     params: {name: "{item}"}
+    cost_usd: 0.07
 """
 
 
@@ -333,7 +335,10 @@ def test_a_service_that_is_gone_is_exit_code_one_and_not_three(commands: Command
     with running_service(commands.folder, "--data", str(commands.folder / "service")) as service:
         done = commands.run("hello.yaml", "--server", service.address)
         assert done.code == 0, done.stderr
-        assert done.json["steps"][0]["counts"] == {"done": 2}
+        (hello,) = done.json["steps"]
+        assert hello["counts"] == {"done": 2}
+        known = (hello["micro_usd"], hello["assumed_micro_usd"], hello["tokens"])
+        assert known == (140_000, 0, 0), "a cost that is known is not assumed, here as there"
         dry = commands.run("hello.yaml", "--server", service.address, "--dry-run")
         assert dry.json["accounts"][-1]["limit_micro_usd"] == 1_000_000
     gone = commands.run("hello.yaml", "--server", service.address)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +16,7 @@ from rich.console import Console
 
 from cli.run_reports import BEGAN_AT, SESSION_MONEY, done, failed, report, running, waiting
 from headgate.cli.run_pace import Pace
-from headgate.cli.run_progress import Lines, Live, Progress, followed, summary_text
+from headgate.cli.run_progress import Lines, Live, Progress, beginning_text, followed, summary_text
 from headgate.cli.run_screen import Screen, drawn
 from headgate.runs.report import RunReport
 
@@ -119,6 +122,28 @@ def test_what_was_kept_by_a_resume_is_no_rate() -> None:
     pace.note(9_000, now=0.0)
     assert pace.seconds_left(total=10_000, ended=9_000, now=10.0) is None
     assert pace.seconds_left(total=10_000, ended=9_010, now=10.0) == pytest.approx(990.0)
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_the_time_left_is_that_of_the_last_end_and_none_when_nothing_ends(at_once: int) -> None:
+    pace = Pace()
+    found: list[float | None] = []
+    for tenth in range(121):
+        # Twelve steps of a second each begin; from the second batch on none of them ends.
+        now = tenth / 10
+        ended = at_once * min(int(now), 2)
+        pace.note(ended, now=now)
+        found.append(pace.seconds_left(total=12, ended=ended, now=now, running=at_once))
+    told = [(tenth, left) for tenth, left in enumerate(found) if left is not None]
+    assert [tenth for tenth, _ in told] == list(range(20, 20 + len(told)))
+    assert 29 <= told[-1][0] <= 45
+    assert all(later < sooner for (_, sooner), (_, later) in pairwise(told))
+
+
+def test_a_count_of_one_is_one_time() -> None:
+    two = report(counts={"done": 1})
+    two = msgspec.structs.replace(two, steps=(*two.steps, *two.steps), ended=0)
+    assert beginning_text(two, Path("d")).split(", ")[1] == "2 steps that run 1 time; kept in d"
 
 
 class Clock:

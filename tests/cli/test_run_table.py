@@ -50,6 +50,20 @@ def test_the_end_has_a_table_the_budgets_the_ending_and_the_way_on(
     ]
 
 
+@pytest.mark.parametrize("width", [5, 20, 79])
+def test_a_table_that_would_break_its_words_is_plain(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    ended = report(state=RunState.DONE, counts={"done": 1_000}, ended_at=BEGAN_AT + 1)
+    print_end(ended, FOLDER, resume=RESUME)
+    printed = capsys.readouterr().out
+    assert ("│" in printed) == (width == 79)
+    assert "1,000" in printed
+    assert "$70.00" in printed
+
+
 def test_a_run_that_is_done_needs_no_way_on() -> None:
     ended = report(state=RunState.DONE, counts={"done": 5}, ended_at=BEGAN_AT + 1)
     lines = list(end_lines(ended, FOLDER, resume=RESUME))
@@ -110,7 +124,7 @@ def test_rows_say_state_time_cost_and_why(capsys: pytest.CaptureFixture[str]) ->
     print_rows("Runs", [done(0), failed(3), lost, running(5), skipped], now=BEGAN_AT + 12)
     assert capsys.readouterr().out.splitlines() == [
         "Runs",
-        "  run      state    duration  attempts  cost                   why",
+        "  step     state    duration  attempts  cost                   why",
         "  case[0]  done     0.3 s     1         $0.07",
         "  case[3]  failed   2.0 s     1         $0.07                  exit code 3: no such page",
         "  case[4]  done     9.0 s     2         $0.14 ($0.07 assumed)",

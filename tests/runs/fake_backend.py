@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from headgate.errors import HeadgateError
 from headgate.runs.backend import Money, StepOrder, StepTask, TaskState, Told
 from headgate.runs.folder import Run
 from headgate.runs.record import RunRecord
@@ -65,6 +66,13 @@ class FakeBackend:
         self.asked_stuck = 0
         self.cancelled: list[int] = []
         self.results_calls = 0
+        self.trouble = ""
+        self.unbooked_micro_usd = 0
+        self.fault: HeadgateError | None = None
+
+    def check(self) -> None:
+        if self.fault is not None:
+            raise self.fault
 
     def listen(self, told: Told) -> None:
         self._told = told

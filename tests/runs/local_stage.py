@@ -79,7 +79,11 @@ class NoView:
 
 
 def order(
-    of: Step, number: int = 0, generation: int = 0, micro_usd: int | None = None
+    of: Step,
+    number: int = 0,
+    generation: int = 0,
+    micro_usd: int | None = None,
+    tokens: int = 0,
 ) -> StepOrder:
     """The order of one run of a step, which holds what it costs."""
     held = of.cost_micro_usd if micro_usd is None else micro_usd
@@ -90,7 +94,7 @@ def order(
         step=of,
         request=request_of(of.work, NoView()),  # type: ignore[arg-type]
         micro_usd=held or 0,
-        tokens=0,
+        tokens=tokens,
     )
 
 
@@ -160,6 +164,8 @@ class Stage:
             backend = local_backend(self.run, self.workflow, self.options, self.environ)
             backend.listen(ear)
             await backend.open()
+            # As the conductor does: from now on it is known that limits were founded.
+            self.run.change(has_begun=True)
             try:
                 yield backend, ear
             finally:

@@ -50,6 +50,7 @@ def order(
     of: Step | None = None,
     generation: int = 0,
     micro_usd: int = 0,
+    tokens: int = 0,
     **request: Any,
 ) -> StepOrder:
     chosen = of or step()
@@ -62,7 +63,7 @@ def order(
         step=chosen,
         request=TargetRequest(**given),
         micro_usd=micro_usd,
-        tokens=0,
+        tokens=tokens,
     )
 
 

@@ -13,17 +13,27 @@ def double(task: Mapping[str, Any]) -> dict[str, Any]:
     return {"twice": 2 * task["input"]["value"]}
 
 
-async def refuse(_task: Mapping[str, Any]) -> None:
+def shown(*arguments: object, **keywords: object) -> list[object]:
+    """Return what it was called with."""
+    return [arguments, keywords]
+
+
+async def shown_later(*arguments: object, **keywords: object) -> list[object]:
+    """Return what it was called with, on the loop."""
+    return shown(*arguments, **keywords)
+
+
+async def refuse(*_given: object) -> None:
     """Fail."""
     raise RuntimeError("not today")
 
 
-def free(_task: Mapping[str, Any]) -> Succeeded:
+def free(*_given: object) -> Succeeded:
     """Say that nothing was used."""
     return Succeeded(usage=Usage(tokens=0, micro_usd=0))
 
 
-async def pause(_task: Mapping[str, Any]) -> Limited | str:
+async def pause(*_given: object) -> Limited | str:
     """Ask for a pause the first time."""
     if _seen:
         return "done"
@@ -31,7 +41,7 @@ async def pause(_task: Mapping[str, Any]) -> Limited | str:
     return Limited(retry_after_seconds=1.0)
 
 
-def not_begun(_task: Mapping[str, Any]) -> Failed:
+def not_begun(*_given: object) -> Failed:
     """Fail before anything was done."""
     return Failed(error="no", usage=Usage(tokens=0, micro_usd=0))
 

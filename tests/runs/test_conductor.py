@@ -315,7 +315,10 @@ def test_the_first_interruption_lets_what_runs_finish(tmp_path: Path) -> None:
 
     report = stage.play(disturb)
     assert report.state is RunState.INTERRUPTED
-    assert counts(report) == {"a": {"done": 4, "queued": 6}}
+    assert counts(report) == {"a": {"done": 4, "not run": 6}}
+    assert (report.ended, stage.run.record.ended) == (4, 4)
+    # Nobody is told of each that is left: there may be a million of them.
+    assert [row.state for row in stage.ended] == [StepState.DONE] * 4
     assert stage.run.record.state is RunState.INTERRUPTED
     report = stage.play()
     assert report.state is RunState.DONE
@@ -337,7 +340,8 @@ def test_the_second_interruption_stops_what_runs_and_a_resume_begins_it_anew(
 
     report = stage.play(disturb)
     assert report.state is RunState.INTERRUPTED
-    assert counts(report) == {"a": {"not run": 6}}
+    assert counts(report) == {"a": {"stopped": 4, "not run": 2}}
+    assert (report.ended, stage.run.record.ended) == (0, 0)
     assert stage.play().state is RunState.DONE
     assert sorted(stage.kept.submitted)[-2:] == [(5, 0), (5, 1)]
 
@@ -423,6 +427,33 @@ def test_an_interruption_ends_even_a_backend_that_never_opens(tmp_path: Path) ->
 
     assert stage.play(disturb).state is RunState.INTERRUPTED
     assert stage.kept.submitted == []
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_process_that_could_not_begin_leaves_the_record_as_it_was(
+    tmp_path: Path, *, is_interrupted: bool
+) -> None:
+    stage = Stage(tmp_path, a_workflow(a_step("a", cost_micro_usd=5)))
+    stage.play()
+    before = stage.run.record
+
+    async def disturb(conductor: Conductor, backend: FakeBackend) -> None:
+        async def fail() -> None:
+            raise StoreUnavailableError("the books are away")
+
+        waits = asyncio.Event().wait
+        backend.open = waits if is_interrupted else fail  # type: ignore[method-assign,assignment]
+        await asyncio.sleep(1)
+        if is_interrupted:
+            conductor.interrupt()
+
+    if is_interrupted:
+        assert stage.play(disturb).state is RunState.INTERRUPTED
+    else:
+        with pytest.raises(StoreUnavailableError):
+            stage.play(disturb)
+    assert stage.run.record == before
+    assert before.state is RunState.DONE
 
 
 def test_a_fault_of_the_backend_is_not_hidden_by_the_end_of_the_run(tmp_path: Path) -> None:

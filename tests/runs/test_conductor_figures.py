@@ -27,6 +27,12 @@ MOST_SECONDS = 250e-6
 class InstantBackend:
     """Says of everything at once that it is done, and keeps nothing."""
 
+    trouble = ""
+    unbooked_micro_usd = 0
+
+    def check(self) -> None:
+        """Have nothing to complain of."""
+
     def listen(self, told: Told) -> None:
         self._told = told
 

@@ -22,7 +22,7 @@ from headgate.errors import (
     StoreError,
 )
 from headgate.ledgers.connect import connect_budget
-from headgate.runs import local
+from headgate.runs import local_engine
 from headgate.runs.backend import Backend, TaskState
 from headgate.runs.record import new_run_id
 from headgate.workflow.places import parsed_text
@@ -358,7 +358,7 @@ async def test_a_password_is_not_kept_and_is_asked_for_again(
 async def test_every_end_is_told_though_the_process_that_writes_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "WRITTEN_APART", 0)
+    monkeypatch.setattr(local_engine, "WRITTEN_APART", 0)
     total = 40
     async with Stage(tmp_path, CHEAP, concurrency=4).opened() as (backend, ear):
         await backend.submit([order(CHEAP, n) for n in range(total)])
@@ -392,7 +392,10 @@ async def test_a_run_waits_for_books_that_are_away_and_says_so(tmp_path: Path) -
             async with asyncio.timeout(WAITED_SECONDS):
                 while not (line := await backend.why(waiting)):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-            assert await backend.money() == before
+            now = await backend.money()
+            assert [msgspec.structs.replace(one, as_of=None) for one in now] == before
+            assert all(one.as_of is not None for one in now), "it says how old that is"
+            assert "the books do not answer" in backend.trouble
             assert not await backend.is_stuck()
             server.start()
             (end,) = await ear.wait()

@@ -14,7 +14,7 @@ from headgate.providers.prices import Price
 from headgate.runs.backend import TaskState
 from headgate.testing.fake_provider import FakeProvider
 from headgate.workflow.places import parsed_template, parsed_text
-from headgate.workflow.workflow import CommandWork, Endpoint, Estimate, Step, TargetWork
+from headgate.workflow.workflow import CallWork, CommandWork, Endpoint, Estimate, Step, TargetWork
 from runs.local_stage import Stage, call, http, model, order, shell, step
 
 PRICES = {"mine": Price(input_usd=1, output_usd=2)}
@@ -125,12 +125,43 @@ async def test_an_endpoint_that_is_not_there_is_tried_again_and_costs_nothing(
 
 
 async def test_a_function_beside_the_workflow_gets_what_the_step_gives_it(tmp_path: Path) -> None:
-    (tmp_path / "beside_the_file.py").write_text(
-        "def triple(task):\n    return [3 * task['input'], task['labels']['step']]\n"
-    )
+    (tmp_path / "beside_the_file.py").write_text("def triple(number):\n    return 3 * number\n")
     one = step(call("beside_the_file:triple", 5))
     _, result = await Stage(tmp_path, one).one_end(one)
-    assert result == [15, "one"]
+    assert result == 15
+
+
+NOTHING = CallWork(entry_point="runs.step_functions:shown")
+NULL = CallWork(entry_point="runs.step_functions:shown", given=parsed_template(None))
+GIVEN: list[tuple[CallWork, Any]] = [
+    (NOTHING, [[], {}]),
+    (NULL, [[None], {}]),
+    (call("runs.step_functions:shown", 16), [[16], {}]),
+    (call("runs.step_functions:shown", "text"), [["text"], {}]),
+    (call("runs.step_functions:shown", [1, 2]), [[[1, 2]], {}]),
+    (
+        call("runs.step_functions:shown", {"self": 1, "b": {"c": 2}}),
+        [[], {"self": 1, "b": {"c": 2}}],
+    ),
+    (call("runs.step_functions:shown_later", {"a": 1}), [[], {"a": 1}]),
+    (call("runs.step_functions:shown_later", 16), [[16], {}]),
+    (call("math:sqrt", 16), 4.0),
+]
+
+
+@pytest.mark.parametrize(("work", "result"), GIVEN)
+async def test_a_mapping_is_given_as_keyword_arguments_and_any_other_value_as_one_argument(
+    tmp_path: Path, work: CallWork, result: object
+) -> None:
+    one = step(work)
+    assert (await Stage(tmp_path, one).one_end(one))[1] == result
+
+
+async def test_a_function_that_takes_other_arguments_says_which(tmp_path: Path) -> None:
+    one = step(call("runs.step_functions:double", {"number": 2}))
+    end, _ = await Stage(tmp_path, one).one_end(one)
+    assert end.state is TaskState.FAILED
+    assert "unexpected keyword argument 'number'" in (end.error or "")
 
 
 async def test_a_function_that_raises_fails_its_step(tmp_path: Path) -> None:
@@ -168,7 +199,8 @@ async def test_a_model_is_asked_as_openai_wants_it_and_priced_by_the_model_that_
 
 
 async def test_a_model_is_asked_as_anthropic_wants_it(tmp_path: Path) -> None:
-    answer = {"model": "mine", "usage": {"input_tokens": 10, "output_tokens": 5}}
+    usage = {"input_tokens": 10, "output_tokens": 5}
+    answer = {"model": "mine", "content": [{"type": "text", "text": "hi"}], "usage": usage}
     async with running_endpoint(reply_json(answer)) as server:
         here = endpoint(server.url, "anthropic", "{env.KEY}", extra="{env.KEY}2")
         one = step(model("here"))
@@ -324,6 +356,7 @@ async def test_a_cost_that_is_known_is_booked_once_and_as_such(
         (end,) = await ear.wait()
         (money,) = await backend.money()
     assert (end.micro_usd, end.tokens) == (micro_usd, 0)
+    assert end.assumed_micro_usd == (held or 0)
     assert (money.scope, money.spent_micro_usd, money.reserved_micro_usd) == (
         "workflow:flow", micro_usd, 0,
     )  # fmt: skip

@@ -125,8 +125,8 @@ def test_a_chain_of_skips_may_be_as_long_as_a_workflow() -> None:
     assert progress.standing(9_999) is Standing.SKIPPED
 
 
-def test_a_million_runs_take_a_byte_each_and_microseconds() -> None:
-    count = 500_000
+def test_runs_take_a_byte_each_and_microseconds() -> None:
+    count = 100_000
     tracemalloc.start()
     try:
         progress = progress_of(
@@ -144,4 +144,4 @@ def test_a_million_runs_take_a_byte_each_and_microseconds() -> None:
         assert number is not None
         progress.submit(number)
         progress.end(number, Standing.DONE)
-    assert time.process_time() - began < 1.0
+    assert time.process_time() - began < 0.5

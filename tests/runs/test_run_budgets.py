@@ -5,22 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.errors import InvalidFieldError, InvalidSettingError
+from headgate.errors import InvalidFieldError, InvalidSettingError, WorkflowError
 from headgate.runs.budgets import Books, books_again, choose_books, run_scopes, with_own_limit
 from headgate.runs.options import RunOptions
 from headgate.runs.record import RunRecord, RunScope
 from headgate.workflow.places import parsed_text
 from headgate.workflow.workflow import BudgetScope, Workflow
 
-SESSION = BudgetScope(name="session", key=parsed_text("{env.SESSION}"), micro_usd=50)
+SESSION = BudgetScope(name="session", key=parsed_text("{env.SESSION}"), micro_usd=50, line=7)
 TEAM = BudgetScope(name="team", key=parsed_text("red"))
 ENVIRON = {"SESSION": "s1"}
 REDIS = "redis://user:hunter22@host:6379/0"
 DATA = Path("/data")
+FILE = Workflow(name="eval", folder=DATA, steps=(), scopes=(SESSION,), file="eval.yaml")
 
 
 def options(**fields: Any) -> RunOptions:
@@ -58,8 +60,10 @@ def test_a_session_on_the_command_line_is_outermost_and_replaces_that_of_the_fil
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"session_micro_usd": 7}, "--budget-session-limit: there is no session that it could limit"),
-    ({"session_id": "a b"}, "--budget-session-id: 'session:a b' is not a part"),
-    ({"session_id": ""}, "--budget-session-id: 'session:' is not a part"),
+    ({"session_id": "a b"}, "--budget-session-id: 'a b' is no name of a scope; write letters, d"),
+    ({"session_id": ""}, "--budget-session-id: '' is no name of a scope"),
+    ({"session_id": "q/team:z"}, "--budget-session-id: 'q/team:z' is no name of a scope"),
+    ({"session_id": "x" * 121}, "--budget-session-id: 'x{60}' is no name .* at most 120 of them"),
 ]
 
 
@@ -71,11 +75,18 @@ def test_a_session_that_is_none_is_refused(fields: dict[str, Any], problem: str)
 
 @pytest.mark.parametrize("environ", [{}, {"SESSION": ""}])
 def test_a_variable_that_is_not_set_is_named(environ: dict[str, str]) -> None:
-    workflow = Workflow(name="eval", folder=DATA, steps=(), scopes=(TEAM, SESSION))
-    with pytest.raises(InvalidSettingError) as caught:
+    workflow = msgspec.structs.replace(FILE, scopes=(TEAM, SESSION))
+    with pytest.raises(WorkflowError) as caught:
         run_scopes(workflow, options(), environ)
-    assert caught.value.field == "config.budget_scopes[1].key"
+    assert str(caught.value).startswith("eval.yaml:7: config.budget_scopes[1].key: the environ")
     assert "variable SESSION is not set" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["x/workflow:y", "x/y", "a b", "*", "x" * 121])
+def test_a_key_from_the_environment_is_one_part_of_the_path(key: str) -> None:
+    with pytest.raises(WorkflowError, match=r"^eval.yaml:7: config.budget_scopes\[0\].key: ") as no:
+        run_scopes(FILE, options(), {"SESSION": key})
+    assert "is no name of a scope" in str(no.value)
 
 
 ALONE = [RunScope(scope="workflow:eval")]

@@ -156,7 +156,7 @@ async def test_a_limit_that_differs_is_named_with_the_one_that_is_there(
             pass
     other = (RunScope(scope="workflow:limits", micro_usd=40_000_000),)
     backend = backend_at(service.address, tmp_path, scopes=other, run_id="three")
-    with pytest.raises(BudgetMismatchError, match=r"\$50\.00, and the run says \$40\.00"):
+    with pytest.raises(BudgetMismatchError, match=r"\$50\.00, and the file says \$40\.00"):
         async with opened(backend):
             pass
     raised = backend_at(service.address, tmp_path, scopes=other, run_id="four", sets_own_limit=True)

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from headgate.core.records import TaskRecord
 from headgate.core.task_events import EventKind, TaskEvent
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks import Task, TaskStatus
 from headgate.errors import WorkflowError
 from headgate.http_bodies import ReasonBody, WhyBody
 from headgate.runs.backend import StepTask, TaskState
@@ -23,12 +24,15 @@ from headgate.runs.server_tasks import (
     gone_task,
     needed_steps,
     parcel_of,
+    task_of,
     waits_for_window,
 )
+from headgate.task_snapshot import AmountBody, TaskUsageBody, snapshot_of
 from headgate.workflow.texts import Template, Text
 from headgate.workflow.workflow import (
     CallWork,
     CommandWork,
+    Estimate,
     HttpWork,
     ModelWork,
     Step,
@@ -80,8 +84,46 @@ def test_a_task_says_all_that_its_step_says() -> None:
     assert (body["agentId"], body["target"], body["maxAttempts"]) == ("eval", "echo", 3)
     assert (body["priority"], body["weight"], body["timeoutSeconds"]) == (-3, 2.0, 3_600.0)
     assert body["estimate"] == {"usd": "0.07"}
+    assert "costUsd" not in body
     assert body["scopes"] == ("session:s/workflow:eval",)
     assert body["deadline"] > NOW
+
+
+@pytest.mark.parametrize(("micro_usd", "usd"), [(70_000, "0.07"), (0, "0.00")])
+def test_a_cost_that_is_known_is_sent_as_such(micro_usd: int, usd: str) -> None:
+    known = step(cost_micro_usd=micro_usd)
+    body = parcel_of(order(1, of=known, micro_usd=micro_usd), SENDER, is_needed=True, now=NOW).body
+    assert body["costUsd"] == usd
+    assert "estimate" not in body
+
+
+@pytest.mark.parametrize(("said", "sent"), [(0, {"tokens": 0}), (5, {"tokens": 5}), (None, None)])
+def test_tokens_are_sent_as_far_as_a_step_says_them(
+    said: int | None, sent: dict[str, int] | None
+) -> None:
+    chosen = order(1, of=step(estimate=Estimate(tokens=said)), tokens=said or 0)
+    body = parcel_of(chosen, SENDER, is_needed=True, now=NOW).body
+    assert body.get("estimate") == sent
+
+
+@pytest.mark.parametrize(
+    ("estimate", "used", "tokens"),
+    [
+        (None, TaskUsageBody(tokens=1_000, assumed_tokens=1_000), 0),
+        (AmountBody(usd=0.07), TaskUsageBody(tokens=1_000, assumed_tokens=1_000), 0),
+        (AmountBody(tokens=50), TaskUsageBody(tokens=50, assumed_tokens=50), 50),
+        (None, TaskUsageBody(tokens=1_007, assumed_tokens=1_000), 7),
+        (None, TaskUsageBody(tokens=7), 7),
+        (None, None, 0),
+    ],
+)
+def test_tokens_that_only_stand_for_a_weight_are_not_shown_as_used(
+    estimate: AmountBody | None, used: TaskUsageBody | None, tokens: int
+) -> None:
+    record = TaskRecord(task=Task(id="t", project_id="x"))
+    snapshot = msgspec.structs.replace(snapshot_of(record), estimate=estimate, usage=used)
+    before = StepTask(number=1, generation=0, task_id="t", state=TaskState.RUNNING)
+    assert task_of(snapshot, before).tokens == tokens
 
 
 def test_a_step_with_an_agent_runs_as_that_one() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from headgate.runs.backend import StepTask, TaskState, Told
 from headgate.runs.conductor import Conductor
-from headgate.runs.folder import JOURNAL, Run, create_run
+from headgate.runs.folder import Run, create_run
 from headgate.runs.journal import Ended, Entry, Opened, Sent, SentOrder, Taken
+from headgate.runs.kept_files import JOURNAL
 from headgate.runs.local import local_backend
 from headgate.runs.options import RunOptions
 from headgate.runs.report import RunReport, RunState, StepState
@@ -143,6 +144,7 @@ steps:
 def test_what_ran_when_its_process_was_lost_is_shown_as_such(tmp_path: Path) -> None:
     run = begun(tmp_path, SLOW)
     running = RunOptions(data=tmp_path)
+    reports: list[RunReport] = []
 
     async def main() -> None:
         backend = local_backend(run, run.workflow, running, ENVIRON)
@@ -166,15 +168,19 @@ def test_what_ran_when_its_process_was_lost_is_shown_as_such(tmp_path: Path) -> 
         shutil.copytree(run.path, tmp_path / "runs" / "20270101-000000-killed")
         conductor.interrupt()
         conductor.interrupt()
-        await carrying
+        reports.append(await carrying)
 
     with run.held():
         asyncio.run(main())
+    stopped = show_run(tmp_path, run.id, every_row=True)
+    assert stopped.report.steps == reports[0].steps
+    assert stopped.report.ended == reports[0].ended == 1
+    assert [row.state for row in stopped.rows] == [StepState.DONE, StepState.STOPPED]
     killed = show_run(tmp_path, "last", every_row=True)
     assert killed.report.state is RunState.INTERRUPTED
     assert [(row.name, row.state, row.why) for row in killed.rows] == [
         ("quick", StepState.DONE, ""),
-        ("slow", StepState.QUEUED, "its process ended while it ran; a resume tries again"),
+        ("slow", StepState.STOPPED, "its process ended while it ran; a resume tries again"),
     ]
     assert [money.spent_micro_usd for money in killed.report.money] == [50_000]
 

@@ -71,7 +71,11 @@ WRONG = [
     (b"1 2\n", "cases.jsonl:1: is not JSON: JSON is malformed: trailing characters (byte"),
     (b'"\xff"\n', "cases.jsonl:1: is not JSON: "),
     (b"NaN\n", "cases.jsonl:1: is not JSON: "),
-    (b"[" * 100_000, "cases.jsonl:1: is not JSON: is nested too deeply; write one value a line"),
+    (b"[" * 100_000, "cases.jsonl:1: is nested deeper than 200 levels; write it more simply"),
+    (
+        b"[" * 201 + b"]" * 201,
+        "cases.jsonl:1: is nested deeper than 200 levels; write it more simply",
+    ),
     (
         b'\n"' + b"x" * MAX_LINE_BYTES + b'"',
         "cases.jsonl:2: has more than 1,048,576 bytes; shorten it",

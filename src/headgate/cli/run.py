@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headgate.runs.options import RunOptions
 
 TRACKERS = ("local", "sqlite", "redis", "postgres")
-MOST_AT_ONCE = 1_000
+MOST_AT_ONCE = 10_000
 
 _path = click.Path(path_type=Path)
 
@@ -96,8 +96,7 @@ def run(
         if is_dry and file is not None:
             from headgate.cli.run_dry import print_dry_run  # noqa: PLC0415
 
-            print_dry_run(file, options, as_json=as_json)
-            return
+            context.exit(print_dry_run(file, options, as_json=as_json))
         from headgate.cli.run_carrying import carry_out  # noqa: PLC0415
 
         code = carry_out(file, options, resume=resume, as_json=as_json)
@@ -151,10 +150,10 @@ def _options(given: dict[str, Any]) -> RunOptions:
 
 
 def _amount(given: dict[str, Any], name: str) -> int | None:
-    from headgate.core.money import to_limit_micro_usd  # noqa: PLC0415
+    from headgate.core.money import to_written_limit_micro_usd  # noqa: PLC0415
 
     text: str | None = given[name]
-    return None if text is None else to_limit_micro_usd(text, field=_option(name))
+    return None if text is None else to_written_limit_micro_usd(text, field=_option(name))
 
 
 def _option(name: str) -> str:

@@ -11,8 +11,10 @@ from pathlib import Path
 import click
 import msgspec
 
+from headgate.cli.exit_codes import EXIT_EXHAUSTED
 from headgate.cli.output import print_json, print_table, printable
 from headgate.cli.run_file import read_source
+from headgate.cli.run_output import own_output
 from headgate.cli.run_words import money_text, told_money
 from headgate.core.accounts import Account, Unit
 from headgate.core.money import format_usd
@@ -20,6 +22,7 @@ from headgate.errors import LedgerUnavailableError
 from headgate.runs.backend import Money
 from headgate.runs.budgets import choose_books, run_scopes
 from headgate.runs.dry_budgets import budgets_before
+from headgate.runs.dry_checks import check_here
 from headgate.runs.dry_run import DryPart, DryRun, DryStop, rehearse
 from headgate.runs.options import RunOptions
 from headgate.runs.record import RunScope
@@ -33,10 +36,14 @@ ANSWER_SECONDS = 30.0
 HEADER = ("step", "runs", "", "each", "together", "cumulated", "why")
 
 
-def print_dry_run(file: Path, options: RunOptions, *, as_json: bool) -> None:
-    """Write what a run of a file would do."""
+def print_dry_run(file: Path, options: RunOptions, *, as_json: bool) -> int:
+    """Write what a run of a file would do, and return the exit code of a run that a budget ends."""
     workflow = read_workflow(file, read_source(file))
     check_prices(workflow)
+    if options.server is None:
+        # A module may print while it is imported; standard output is for what comes below.
+        with own_output(lambda line: click.echo(line, err=True)):
+            asyncio.run(check_here(workflow, options, os.environ))
     found = rehearse(
         workflow,
         load_items(workflow, copies=None),
@@ -46,10 +53,11 @@ def print_dry_run(file: Path, options: RunOptions, *, as_json: bool) -> None:
     )
     if as_json:
         print_json(as_keys(found))
-        return
-    print_order(found)
-    for line in dry_lines(found):
-        click.echo(printable(line))
+    else:
+        print_order(found)
+        for line in dry_lines(found):
+            click.echo(printable(line))
+    return 0 if found.stop is None else EXIT_EXHAUSTED
 
 
 def as_keys(found: DryRun) -> dict[str, object]:
@@ -165,4 +173,4 @@ async def _of_service(
 
     check_for_service(workflow, workflow.file)
     url, token = found_address(options)
-    return await service_budgets(url, token, scopes, options)
+    return await service_budgets(url, token, scopes, options, workflow=workflow)

@@ -148,8 +148,7 @@ class Lines:
         now = self._clock()
         self._pace.note(report.ended, now=now)
         if now - self._told_at >= max(QUIET_SECONDS, QUIET_PART * (now - self._began_at)):
-            left = self._pace.seconds_left(total=report.total, ended=report.ended, now=now)
-            self.tell(summary_text(report, left))
+            self.tell(summary_text(report, seconds_left(self._pace, report, now=now)))
 
     def close(self) -> None:
         """Do nothing: lines are complete as they are."""
@@ -210,7 +209,7 @@ class Live:
             now=now,
             width=self._console.width,
             height=self._console.height,
-            seconds_left=self._pace.seconds_left(total=report.total, ended=report.ended, now=now),
+            seconds_left=seconds_left(self._pace, report, now=now),
             note=self._note,
         )
         try:
@@ -244,11 +243,17 @@ def beginning_text(report: RunReport, folder: Path) -> str:
     """Say which run begins, how large it is, and where it is kept."""
     is_one = len(report.steps) == 1
     steps = "1 step that runs" if is_one else f"{len(report.steps):,} steps that run"
-    runs = f"{steps} {report.total:,} times"
+    runs = f"{steps} {report.total:,} {'time' if report.total == 1 else 'times'}"
     if report.total == len(report.steps):
         runs = steps.partition(" that")[0]
     before = f", {report.ended:,} of them done before" if report.ended else ""
     return f"{report.workflow}: run {report.run_id}, {runs}{before}; kept in {folder}"
+
+
+def seconds_left(pace: Pace, report: RunReport, *, now: float) -> float | None:
+    """Return how long a run takes yet; None as long as nobody can tell."""
+    running = count_of(report, StepState.RUNNING)
+    return pace.seconds_left(total=report.total, ended=report.ended, now=now, running=running)
 
 
 def summary_text(report: RunReport, seconds_left: float | None) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from headgate.cli.connection import TOKEN_FILE, Connection, found_service
-from headgate.runs.budgets import with_own_limit
-from headgate.runs.folder import JOURNAL, Run
+from headgate.runs.budgets import said_by, scopes_again
+from headgate.runs.folder import Run
+from headgate.runs.kept_files import JOURNAL
 from headgate.runs.options import RunOptions
 from headgate.runs.server import ServerBackend
 from headgate.runs.server_tasks import check_for_service
@@ -21,13 +22,15 @@ def service_backend(run: Run, options: RunOptions, *, sets_own_limit: bool) -> S
     """Return what has a service carry out a run; what no service runs is refused at once."""
     check_for_service(run.workflow, run.workflow.file)
     url, token = found_address(options)
+    scopes = scopes_again(run.record, options)
     return ServerBackend(
         url,
         run_id=run.id,
         workflow=run.workflow,
-        scopes=with_own_limit(run.record.scopes, options.micro_usd),
+        scopes=scopes,
         journal=run.path / JOURNAL,
         token=token,
         project_id=options.project,
         sets_own_limit=sets_own_limit,
+        said_by=said_by(scopes, options),
     )

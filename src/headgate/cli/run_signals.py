@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -54,6 +55,19 @@ class Interruptions:
         if self.count == 1:
             return f"finishing {steps}; Ctrl-C again stops {them}"
         return f"stopping {steps}; Ctrl-C again ends at once"
+
+
+@contextmanager
+def terminations_raise() -> Iterator[None]:
+    """Have SIGTERM raise `KeyboardInterrupt`, as SIGINT does, until a run takes signals itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

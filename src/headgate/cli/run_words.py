@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.cli.times import length_of
+from headgate.cli.times import clock_time, length_of, moment_of
 from headgate.core.money import format_usd
 from headgate.core.scopes import Scope, leaf_kind
 from headgate.runs.backend import Money
@@ -13,7 +13,7 @@ from headgate.runs.report import RunReport, RunState, StepRow, StepState
 SESSION = "session"
 MOST_WORDS_CHARACTERS = 200
 _WAITING = (StepState.QUEUED, StepState.WAITING)
-_TOLD_COUNTS = (StepState.FAILED, StepState.SKIPPED, StepState.NOT_RUN)
+_TOLD_COUNTS = (StepState.FAILED, StepState.SKIPPED, StepState.STOPPED, StepState.NOT_RUN)
 
 
 def count_of(report: RunReport, state: StepState) -> int:
@@ -50,8 +50,11 @@ def money_text(money: Money) -> str:
     if money.reserved_micro_usd:
         text += f", {format_usd(money.reserved_micro_usd)} reserved"
     if money.limit_micro_usd is None:
-        return f"{text}, no limit"
-    return f"{text} of {format_usd(money.limit_micro_usd)}"
+        text = f"{text}, no limit"
+    else:
+        text = f"{text} of {format_usd(money.limit_micro_usd)}"
+    asked_at = None if money.as_of is None else moment_of(money.as_of)
+    return text if asked_at is None else f"{text} (as of {clock_time(asked_at)})"
 
 
 def left_text(seconds: float | None) -> str:
@@ -125,7 +128,15 @@ _ENDINGS = {
     RunState.FAILED: "has failed steps",
     RunState.EXHAUSTED: "ran out of budget",
     RunState.INTERRUPTED: "was interrupted",
+    RunState.UNBOOKED: "has ended, but is not booked",
 }
+
+
+def unbooked_text(report: RunReport, *, resume: str) -> str:
+    """Say how much the books have yet to be told, why, and what tells them."""
+    amount = format_usd(report.unbooked_micro_usd)
+    why = f" ({shortened(report.trouble)})" if report.trouble else ""
+    return f"{amount} of it is not in the books yet{why}; {resume} books it"
 
 
 def _why(row: StepRow) -> str:

@@ -196,6 +196,7 @@ def _print(found: ShownRun, directory: Path, *, is_all: bool) -> None:
         resume_command,
     )
     from headgate.runs.folder import RUNS  # noqa: PLC0415
+    from headgate.runs.raising import way_on  # noqa: PLC0415
 
     report = found.report
     rows = list(found.rows)
@@ -205,7 +206,7 @@ def _print(found: ShownRun, directory: Path, *, is_all: bool) -> None:
         print_rows("All runs of steps" if is_all else "Not done", shown, now=time.time())
     if len(rows) > len(shown):
         click.echo(f"  and {len(rows) - len(shown):,} more; --all lists them")
-    resume = resume_command(report.run_id, directory)
+    resume = way_on(found.record, report, resume=resume_command(report.run_id, directory))
     folder = directory / RUNS / report.run_id
     for line in end_lines(report, folder, resume=resume, has_failures=False):
         click.echo(printable(line))

@@ -47,6 +47,7 @@ refused; 3 no service answers; 5 --timeout was over; 130 Ctrl-C, and the task go
 @click.option("--not-before", metavar="TIME", type=moment, help="When it may start, as above.")
 @click.option("--estimate-usd", metavar="USD", help="Dollars that it is expected to use.")
 @click.option("--estimate-tokens", metavar="N", type=int, help="Tokens that it is expected to use.")
+@click.option("--cost-usd", metavar="USD", help="Dollars that each attempt costs, for sure.")
 @click.option("--weight", metavar="N", type=float, help="Its cost, where tokens are unknown.")
 @click.option("--scope", "scopes", metavar="SCOPE", multiple=True, help="A budget to charge.")
 @click.option("--on-exhausted", type=click.Choice(["wait", "reject"]), help="If a budget is full.")

@@ -223,15 +223,24 @@ def limit_text(limit: Limit) -> str:
 
 
 def check_founded(
-    scope: Scope, *, in_force: Limit, wanted: Limit, source: str = "the request"
+    scope: Scope,
+    *,
+    in_force: Limit,
+    wanted: Limit,
+    source: str = "the request",
+    change: str = "",
 ) -> None:
-    """Refuse a limit that was to be founded where another one is in force."""
+    """Refuse a limit that was to be founded where another one is in force.
+
+    `change` is the command that would set it where the books are.
+    """
     if in_force != wanted:
         raise BudgetMismatchError(
             scope=scope,
             existing=limit_text(in_force),
             wanted=limit_text(wanted),
             source=source,
+            change=change or f"headgate budget set {scope or 'root'}",
         )
 
 

@@ -179,6 +179,21 @@ def known_usage(outcome: Outcome) -> Usage:
     )
 
 
+def at_fixed_cost(outcome: Outcome, terms: Terms) -> Outcome:
+    """Return what an executor reports with the cost that the terms of its task fix, if they do.
+
+    Work that surely was not begun has cost nothing, whatever the terms say.
+    """
+    if terms.cost_micro_usd is None or isinstance(outcome, Limited | Lost):
+        return outcome
+    usage = outcome.usage
+    has_begun = isinstance(outcome, Succeeded) or (usage.tokens, usage.micro_usd) != (0, 0)
+    if not has_begun:
+        return outcome
+    fixed = msgspec.structs.replace(usage, micro_usd=terms.cost_micro_usd)
+    return msgspec.structs.replace(outcome, usage=fixed)
+
+
 def cost_of(outcome: Outcome, *, reserved_tokens: int, reserved_micro_usd: int) -> Usage:
     """Return what the attempt is booked at; every figure is known in it."""
     usage = known_usage(outcome)

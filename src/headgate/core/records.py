@@ -47,6 +47,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     provider's rate limit costs one. `callback_url` is told of the end of the task. With
     `names_slot` its slot or provider is its own word, and not that of its target. An attempt that
     takes longer than `attempt_seconds` is stopped and counts as failed; None is no such limit.
+    Every attempt at a task with `cost_micro_usd` costs that, whatever the work reports.
     """
 
     estimate_micro_usd: int = 0
@@ -57,6 +58,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     callback_url: str | None = None
     names_slot: bool = False
     attempt_seconds: float | None = None
+    cost_micro_usd: int | None = None
 
 
 DEFAULT_TERMS = Terms()

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
 from headgate.core.outcomes import NOTHING_USED, Failed, Outcome, Succeeded
 from headgate.executor import WorkOrder
-from headgate.executors.capture import Capture
+from headgate.executors.capture import TAIL_BYTES, Capture
 from headgate.executors.process_group import ProcessGroup
 from headgate.executors.programs import death_signal_prefix, found_program
 from headgate.executors.results import as_json, shortened
@@ -47,12 +47,26 @@ class Child(msgspec.Struct, frozen=True, kw_only=True):
         return f"Child({self.command[0]!r})"
 
 
-class Children:
-    """Runs children; `cleaned` takes out of an error what nobody is to see."""
+class Cleaner(Protocol):
+    """Takes out of texts what nobody is to see."""
 
-    def __init__(self, *, prices: PriceList, cleaned: Callable[[str], str]) -> None:
+    @property
+    def longest_bytes(self) -> int:
+        """How long that can be."""
+
+    def cleaned(self, text: str) -> str:
+        """Return a text without it."""
+
+    def cleaned_end(self, raw: bytes, length: int) -> str:
+        """Return the end of a text, about so many bytes, without it or any part of it."""
+
+
+class Children:
+    """Runs children; `hidden` takes out of an error what nobody is to see."""
+
+    def __init__(self, *, prices: PriceList, hidden: Cleaner) -> None:
         self._prices = prices
-        self._cleaned = cleaned
+        self._hidden = hidden
         self._death_signal: tuple[str, ...] = ()
 
     async def open(self) -> None:
@@ -76,7 +90,7 @@ class Children:
     def not_started(self, problem: str, *, is_transient: bool) -> Failed:
         """Return the outcome of a child that was never there."""
         return Failed(
-            error=shortened(self._cleaned(problem)),
+            error=shortened(self._hidden.cleaned(problem)),
             is_transient=is_transient,
             usage=NOTHING_USED,
         )
@@ -89,6 +103,7 @@ class Children:
             cwd=child.cwd,
             stdin=child.stdin,
             max_output_bytes=child.max_output_bytes,
+            spare_bytes=self._hidden.longest_bytes,
         )
 
     def _succeeded(self, group: ProcessGroup) -> Succeeded:
@@ -103,10 +118,12 @@ class Children:
 
     def _failed(self, group: ProcessGroup, code: int) -> Failed:
         ending = f"exited with {code}" if code > 0 else f"was killed by {_signal_name(-code)}"
-        said = group.stderr.last_line
+        # The whole end is cleaned before a line is taken out of it: a value may have several lines.
+        lines = self._hidden.cleaned_end(group.stderr.end, TAIL_BYTES).strip().splitlines()
+        said = lines[-1].strip() if lines else ""
         line = f"command {ending}: {said}" if said else f"command {ending}"
         return Failed(
-            error=shortened(self._cleaned(line)),
+            error=shortened(line),
             is_transient=True,
             usage=usage_of(group.stdout.head, self._prices),
         )

@@ -40,7 +40,7 @@ class CommandExecutor:
         _check_command(target.command, setting=f"targets.{name}.command")
         self._target = target
         self._environment = Environment(environ, has_slot=has_slot(target), slot_keys=slot_keys)
-        self._children = Children(prices=prices, cleaned=self._environment.cleaned)
+        self._children = Children(prices=prices, hidden=self._environment)
         self._slot_variables: dict[str, SlotText] = {}
         self._variables = self._variables_of(target, environ, f"targets.{name}.env")
 

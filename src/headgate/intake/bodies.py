@@ -55,6 +55,7 @@ class TaskBody(msgspec.Struct, rename="camel"):
     input: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     weight: float | None = None
     estimate: EstimateBody | None = None
+    cost_usd: int | float | str | None = None
     scopes: list[str] | None = None
     depends_on: list[str] | None = None
     on_parent_failure: OnParentFailure | None = None

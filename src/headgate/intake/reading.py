@@ -255,6 +255,7 @@ class Intake:
             or body.max_attempts is not None
             or body.timeout_seconds is not None
             or body.estimate is not None
+            or body.cost_usd is not None
             or body.on_exhausted is not None
             or body.on_parent_failure is not None
             or body.callback_url
@@ -275,6 +276,7 @@ class Intake:
             callback_url=self._callback_url(body.callback_url) if body.callback_url else None,
             names_slot=bool(body.slot or body.provider),
             attempt_seconds=None if seconds is None else fields.timeout_seconds(seconds),
+            cost_micro_usd=_cost(body),
         )
 
     def _callback_url(self, text: str) -> str:
@@ -298,6 +300,14 @@ def _submission(body: TaskBody) -> Submission:
         input=given,
         labels=fields.labels(body.labels) if body.labels else {},
     )
+
+
+def _cost(body: TaskBody) -> int | None:
+    if body.cost_usd is None:
+        return None
+    if body.estimate is not None and body.estimate.usd is not None:
+        fields.refuse("costUsd", "cannot be named beside estimate.usd; leave one of them out")
+    return fields.cost_micro_usd(body.cost_usd)
 
 
 def _require_agent(agent_id: str | None, project_id: str | None) -> None:

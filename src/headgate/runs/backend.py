@@ -74,12 +74,16 @@ class StepTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Money(msgspec.Struct, frozen=True, kw_only=True):
-    """One scope of a run, innermost last: what is spent (overrun included), held and allowed."""
+    """One scope of a run, innermost last: what is spent (overrun included), held and allowed.
+
+    `as_of` is when the books said so, where they could not be asked since.
+    """
 
     scope: str
     spent_micro_usd: int
     reserved_micro_usd: int
     limit_micro_usd: int | None = None
+    as_of: float | None = None
 
 
 Told = Callable[[StepTask], None]
@@ -88,6 +92,17 @@ Told = Callable[[StepTask], None]
 
 class Backend(Protocol):
     """Carries out steps."""
+
+    @property
+    def trouble(self) -> str:
+        """What keeps the whole run from going on now, in one line; empty if nothing does."""
+
+    @property
+    def unbooked_micro_usd(self) -> int:
+        """What the books had not been told when everything was closed; a resume tells them."""
+
+    def check(self) -> None:
+        """Raise what keeps the run from ever going on, if anything does."""
 
     def listen(self, told: Told) -> None:
         """Have changes told from now on; called once, before `open`."""
@@ -115,7 +130,7 @@ class Backend(Protocol):
         """Say in one line why a task waits; empty if nobody knows."""
 
     async def money(self) -> list[Money]:
-        """Return the scopes of the run, outermost first."""
+        """Return the scopes of the run, outermost first; when all is closed, as they were then."""
 
     async def is_stuck(self) -> bool:
         """Tell whether what waits can only go on when a budget's window moves on."""

@@ -2,20 +2,26 @@
 
 The scopes nest in the order of the file, the workflow last; tasks are charged to the innermost.
 Rule: a limit that others share is founded, never replaced. Only the limit of the workflow's own
-scope is set anew, and only by somebody who says so when a run is resumed.
+scope is set anew, and only by somebody who says so when a run is resumed. A resume has founded its
+limits before: whatever is in force by then holds, unless this very call says an amount.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, cast
 
 import msgspec
 
 from headgate.core.accounts import Limit, check_founded
-from headgate.core.money import MicroUsd
-from headgate.core.scopes import Scope, leaf_kind, parse_scope
-from headgate.errors import InvalidSettingError
+from headgate.core.money import MicroUsd, plain_usd
+from headgate.core.scopes import MAX_PART_LENGTH, Scope, depth, leaf_kind, parse_scope
+from headgate.errors import (
+    CallerError,
+    InvalidScopeError,
+    InvalidSettingError,
+    WorkflowError,
+)
 from headgate.http_headers import SECRET_NAME
 from headgate.ledger import Ledger
 from headgate.ledgers.schemes import EXAMPLES, SCHEMES, URL_VARIABLE, scheme_of
@@ -29,6 +35,10 @@ from headgate.workflow.workflow import Workflow
 SESSION = "session"
 SHARED_FILE = "budget.db"
 """The books that runs of one data directory share; `headgate budget` asks the same file."""
+
+
+ChangeCommand = Callable[[str, str], str]
+"""Returns the command that sets the limit of a scope to so many dollars."""
 
 
 class FoundsLimits(Protocol):
@@ -63,10 +73,10 @@ def run_scopes(
     parts = _session_option(workflow, options)
     for index, scope in enumerate(workflow.scopes):
         if scope.name != SESSION or options.session_id is None:
-            field = f"config.budget_scopes[{index}].key"
-            part = f"{scope.name}:{_filled(scope.key, environ, field)}"
+            said = _Said(f"config.budget_scopes[{index}].key", workflow.file, scope.line)
+            part = _part(scope.name, _filled(scope.key, environ, said), said)
             limit = _session_limit(scope.name, scope.micro_usd, options)
-            parts.append((part, limit, field))
+            parts.append((part, limit, said.key))
     own = workflow.micro_usd if options.micro_usd is None else options.micro_usd
     parts.append((f"workflow:{workflow.name}", own, "name"))
     return _nested(parts)
@@ -131,19 +141,55 @@ def with_own_limit(scopes: Sequence[RunScope], micro_usd: int | None) -> tuple[R
     return (*scopes[:-1], msgspec.structs.replace(own, micro_usd=micro_usd))
 
 
-async def found_limits(
-    ledger: FoundsLimits, scopes: Sequence[RunScope], options: RunOptions
-) -> None:
-    """Set the limits that are not there; one that differs raises `BudgetMismatchError`.
+def scopes_again(record: RunRecord, options: RunOptions) -> tuple[RunScope, ...]:
+    """Return the scopes of a run that is resumed, with the amounts that are said now."""
+    scopes = with_own_limit(record.scopes, options.micro_usd)
+    if options.session_micro_usd is None:
+        return scopes
+    return tuple(
+        msgspec.structs.replace(one, micro_usd=options.session_micro_usd)
+        if _is_session(one, scopes)
+        else one
+        for one in scopes
+    )
 
-    A window is a difference, too: a file says what is spent at most, not how much a day. Whoever
-    wants such a budget leaves the amount out of the file.
+
+def said_by(scopes: Sequence[RunScope], options: RunOptions) -> list[str | None]:
+    """Return for each scope the option that says its amount in this call; None is no option."""
+    own = None if options.micro_usd is None else "--budget-usd"
+    session = None if options.session_micro_usd is None else "--budget-session-limit"
+    return [
+        *(session if _is_session(one, scopes) else None for one in scopes[:-1]),
+        own,
+    ]
+
+
+async def found_limits(
+    ledger: FoundsLimits,
+    scopes: Sequence[RunScope],
+    options: RunOptions,
+    *,
+    change: ChangeCommand | None = None,
+    is_resumed: bool = False,
+) -> tuple[RunScope, ...]:
+    """Set the limits that are not there, and return the scopes with those that are in force.
+
+    One that differs raises `BudgetMismatchError`, with how to `change` it. A window is a
+    difference, too: a file says what is spent at most, not how much a day. Whoever wants such a
+    budget leaves the amount out of the file. A resume compares only what options say now.
     """
-    for scope, limit in limits_of(scopes).items():
-        in_force = await ledger.found_limit(scope, limit)
-        check_founded(
-            scope, in_force=in_force, wanted=limit, source=_said_by(scope, scopes, options)
-        )
+    in_force: list[RunScope] = []
+    for one, option in zip(scopes, said_by(scopes, options), strict=True):
+        for scope, limit in limits_of([one]).items():
+            found = await ledger.found_limit(scope, limit)
+            source = option or (None if is_resumed else "the file")
+            if source is not None:
+                how = change(scope, plain_usd(one.micro_usd or 0)) if change else ""
+                check_founded(scope, in_force=found, wanted=limit, source=source, change=how)
+            in_force.append(msgspec.structs.replace(one, micro_usd=found.limit_micro_usd))
+        if one.micro_usd is None:
+            in_force.append(one)
+    return tuple(in_force)
 
 
 async def money_of(ledger: Ledger, scopes: Sequence[RunScope]) -> list[Money]:
@@ -162,6 +208,20 @@ async def _money(ledger: Ledger, scope: Scope) -> Money:
     )
 
 
+class _Said(NamedTuple):
+    """Where something is said: an option, or a key in a line of the file."""
+
+    key: str
+    file: str = ""
+    line: int | None = None
+
+    def refused(self, problem: str) -> CallerError:
+        """Return the error that names this place."""
+        if not self.file:
+            return InvalidSettingError(self.key, problem)
+        return WorkflowError(self.file, problem, line=self.line, key=self.key)
+
+
 _Part = tuple[str, int | None, str]
 """A part of a path, the limit up to there, and the field that says so."""
 
@@ -175,12 +235,31 @@ def _session_option(workflow: Workflow, options: RunOptions) -> list[_Part]:
         return []
     written = in_file[0].micro_usd if in_file else None
     limit = _session_limit(SESSION, written, options)
-    return [(f"{SESSION}:{options.session_id}", limit, "--budget-session-id")]
+    said = _Said("--budget-session-id")
+    return [(_part(SESSION, options.session_id, said), limit, said.key)]
 
 
 def _session_limit(name: str, written: int | None, options: RunOptions) -> int | None:
     is_said = name == SESSION and options.session_micro_usd is not None
     return options.session_micro_usd if is_said else written
+
+
+def _part(kind: str, name: str, said: _Said) -> str:
+    """Return one part of a path: a name with a slash would put the limit on another scope."""
+    part = f"{kind}:{name}"
+    try:
+        is_one = depth(parse_scope(part)) == 1
+    except InvalidScopeError:
+        is_one = False
+    if not is_one:
+        problem = f"{name[:60]!r} is no name of a scope; write letters, digits and . _ @ + -"
+        problem += f", at most {MAX_PART_LENGTH - len(kind) - 1} of them"
+        raise said.refused(problem)
+    return part
+
+
+def _is_session(one: RunScope, scopes: Sequence[RunScope]) -> bool:
+    return one is not scopes[-1] and leaf_kind(Scope(one.scope)) == SESSION
 
 
 def _nested(parts: Sequence[_Part]) -> tuple[RunScope, ...]:
@@ -191,18 +270,18 @@ def _nested(parts: Sequence[_Part]) -> tuple[RunScope, ...]:
     return tuple(scopes)
 
 
-def _filled(key: Text, environ: Mapping[str, str], field: str) -> str:
+def _filled(key: Text, environ: Mapping[str, str], said: _Said) -> str:
     return "".join(
-        _variable(part.name, environ, field) if isinstance(part, EnvPlace) else str(part)
+        _variable(part.name, environ, said) if isinstance(part, EnvPlace) else str(part)
         for part in key.parts
     )
 
 
-def _variable(name: str, environ: Mapping[str, str], field: str) -> str:
+def _variable(name: str, environ: Mapping[str, str], said: _Said) -> str:
     value = environ.get(name, "")
     if not value:
         problem = f"the environment variable {name} is not set; set it, or write the key itself"
-        raise InvalidSettingError(field, problem)
+        raise said.refused(problem)
     return value
 
 
@@ -255,10 +334,3 @@ def _without_password(url: str) -> str:
 def _shown_parameter(parameter: str) -> str:
     name, sign, _ = parameter.partition("=")
     return f"{name}{sign}{HIDDEN}" if sign and SECRET_NAME.search(name) else parameter
-
-
-def _said_by(scope: Scope, scopes: Sequence[RunScope], options: RunOptions) -> str:
-    if scope == scopes[-1].scope:
-        return "the file" if options.micro_usd is None else "--budget-usd"
-    is_option = leaf_kind(scope) == SESSION and options.session_micro_usd is not None
-    return "--budget-session-limit" if is_option else "the file"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from headgate.errors import InvalidSettingError
+from headgate.errors import InvalidSettingError, WorkflowError
 from headgate.executors.child import start_problem
 from headgate.executors.command import check_variable
 from headgate.executors.programs import found_program
@@ -35,6 +35,38 @@ def check_steps(workflow: Workflow, variables: Variables) -> None:
             case ModelWork(endpoint=endpoint) if endpoint not in asked:
                 asked.add(endpoint)
                 _check_endpoint(endpoint, setting, workflow, variables)
+
+
+def in_file(error: InvalidSettingError, workflow: Workflow) -> InvalidSettingError | WorkflowError:
+    """Return an error as one of the file, with its line and key, if it is about what stands there.
+
+    Executors and the like name what they are for as `steps.ID.…`; a file has steps in an order.
+    """
+    kind, _, rest = error.field.partition(".")
+    if kind == "steps":
+        step_id, _, key = rest.partition(".")
+        for index, step in enumerate(workflow.steps):
+            if step.id == step_id:
+                return _located(error, workflow, step.line, f"steps[{index}].{key}")
+    if kind == "config":
+        return _located(error, workflow, _endpoint_line(error.field, workflow), error.field)
+    return error
+
+
+def _located(
+    error: InvalidSettingError, workflow: Workflow, line: int | None, key: str
+) -> WorkflowError:
+    return WorkflowError(workflow.file, error.problem, line=line, key=key)
+
+
+def _endpoint_line(field: str, workflow: Workflow) -> int | None:
+    """Return the line of an endpoint, or of the first step that asks one that is always there."""
+    for name, endpoint in workflow.endpoints.items():
+        if field.startswith(f"config.endpoints.{name}."):
+            asking = (one.line for one in workflow.steps
+                      if isinstance(one.work, ModelWork) and one.work.endpoint == name)  # fmt: skip
+            return next(asking, None) if endpoint.line is None else endpoint.line
+    return None
 
 
 def _check_command(step: Step, work: CommandWork, workflow: Workflow, variables: Variables) -> None:

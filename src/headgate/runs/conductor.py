@@ -21,10 +21,12 @@ from headgate.errors import HeadgateError
 from headgate.runs.backend import Backend, StepOrder, StepTask, TaskState
 from headgate.runs.filling import Filler, fields_read
 from headgate.runs.folder import Run
+from headgate.runs.keeping import Keeping
 from headgate.runs.order_making import NoOrder, OrderMaker, Refusals
 from headgate.runs.report import Ended, RunReport, RunState
-from headgate.runs.reporting import LiveTask, Reporter, end_state
+from headgate.runs.reporting import LiveTask, Reporter, end_state, stopped_as
 from headgate.runs.tally import RunTally
+from headgate.runs.watching import Watch
 from headgate.workflow.expansion import Expansion
 from headgate.workflow.progress import WorkflowProgress
 from headgate.workflow.standing import Standing
@@ -33,21 +35,9 @@ SMALLEST_WINDOW = 256
 WINDOW_PER_PLACE = 8
 BATCH = 64
 REFILL_SECONDS = 0.01
-WATCH_SECONDS = 1.0
 PATIENCE_SECONDS = 7 * 86_400.0
 """How long an interrupted run waits for what runs; a second interruption ends it at once."""
 FAULT_SECONDS = 5.0
-WHYS = 3
-
-_BEGINS: dict[str, Any] = {
-    "state": RunState.RUNNING,
-    "ended": 0,
-    "ended_at": None,
-    "exhausted_by": None,
-    "spent_micro_usd": None,
-    "money": (),
-}
-"""What the record says of a run that is under way; the rest is known when it has ended."""
 
 _STANDINGS = {
     TaskState.DONE: Standing.DONE,
@@ -58,7 +48,10 @@ _BEGUN_ANEW = (TaskState.FAILED, TaskState.REJECTED, TaskState.CANCELLED)
 
 
 class Conductor:
-    """Carries out one run; `ended` is told of every run of a step that has ended."""
+    """Carries out one run; `ended` is told of every run of a step that has ended.
+
+    `begun` is called once nothing can refuse the run any more, before anything is told or sent.
+    """
 
     def __init__(
         self,
@@ -67,6 +60,7 @@ class Conductor:
         *,
         clock: Callable[[], float] = time.time,
         ended: Ended | None = None,
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
         workflow = run.workflow
         expansion = Expansion(workflow, run.items)
@@ -75,6 +69,7 @@ class Conductor:
         self._backend = backend
         self._clock = clock
         self._listener = ended
+        self._tell_begin = begun
         self._progress = WorkflowProgress(workflow, runs, ended=self._note_end)
         self._tally = RunTally(workflow, self._progress, fields_read(workflow))
         self._filler = Filler(run, self._progress, self._tally, backend.results)
@@ -84,11 +79,18 @@ class Conductor:
         places = run.record.concurrency or workflow.concurrency
         self._window = max(SMALLEST_WINDOW, WINDOW_PER_PLACE * places)
         self._live: dict[int, LiveTask] = {}
+        self._watch = Watch(
+            backend,
+            self._live,
+            self._reporter,
+            clock=clock,
+            waits_for_windows=workflow.on_exhausted == "wait",
+        )
         self._generations: dict[int, int] = {}
         self._early: dict[int, StepTask] = {}
         self._latest_end: tuple[int, StepTask | None, str] = (-1, None, "")
         self._has_begun = False
-        self._is_sending = False
+        self._keeping = Keeping(run)
         self._fails_fast = False
         self._interrupts = 0
         self._wake = asyncio.Event()
@@ -97,6 +99,7 @@ class Conductor:
 
     def report(self) -> RunReport:
         """Return how the run stands now."""
+        self._reporter.trouble = self._backend.trouble
         return self._reporter.report(self._live, self._clock())
 
     def interrupt(self) -> None:
@@ -109,26 +112,35 @@ class Conductor:
     async def carry_out(self) -> RunReport:
         """Carry out the run to its end, and return how it ended."""
         with self._run.held():
-            self._run.change(**_BEGINS)
+            self._keeping.begin()
             self._backend.listen(self._told)
-            if await self._unless_interrupted(self._backend.open()):
+            if await self._opened():
                 await self._carry_out()
             else:
                 self._reporter.state = RunState.INTERRUPTED
             self._keep_end()
         return self.report()
 
+    async def _opened(self) -> bool:
+        try:
+            return await self._unless_interrupted(self._backend.open())
+        except BaseException:
+            with suppress(HeadgateError):
+                self._keep_end()
+            raise
+
     async def _carry_out(self) -> None:
         try:
             if await self._unless_interrupted(self._begin()):
                 await self._conduct()
             else:
-                await self._backend.close(drain_seconds=0.0)
+                await self._close(is_over=True)
                 self._reporter.state = RunState.INTERRUPTED
         except BaseException:
             self._reporter.state = RunState.INTERRUPTED
             with suppress(HeadgateError):
                 await self._backend.close(drain_seconds=FAULT_SECONDS)
+            self._leave()
             with suppress(HeadgateError):
                 self._keep_end()
             raise
@@ -152,6 +164,9 @@ class Conductor:
 
         So does what ran although a parent had failed or was not run: it begins anew after that.
         """
+        if not self._run.record.has_begun:
+            # From here on what was done is kept somewhere; should that be gone, a resume says so.
+            self._run.change(has_begun=True)
         latest: dict[int, StepTask] = {}
         async for task in self._backend.known():
             if task.state.has_ended:
@@ -168,6 +183,7 @@ class Conductor:
                 self._progress.restore(number, Standing.SUBMITTED)
                 self._live[number] = LiveTask(task, self._clock())
         await self._backend.cancel([task for task in latest.values() if _is_outdated(task)])
+        self._tell_begin()
         self._has_begun = True
         self._progress.start()
         for task in self._early.values():
@@ -176,7 +192,7 @@ class Conductor:
 
     async def _conduct(self) -> None:
         feeding = asyncio.create_task(self._feed(), name="feed")
-        watching = asyncio.create_task(self._watch(), name="watch")
+        watching = asyncio.create_task(self._watch.run(), name="watch")
         interrupted = asyncio.create_task(self._interrupted.wait(), name="interrupted")
         tasks: tuple[asyncio.Task[Any], ...] = (feeding, watching, interrupted)
         try:
@@ -188,27 +204,46 @@ class Conductor:
             has_ended = feeding.done()
             for task in tasks:
                 await _cancelled(task)
-        await self._look_at_money()
-        if has_ended:
-            await self._backend.close(drain_seconds=0.0)
-        else:
-            await self._drain()
-        self._reporter.state = end_state(self._progress, is_interrupted=not has_ended)
+        await self._watch.look_at_money()
+        await self._close(is_over=has_ended)
+        if not has_ended:
+            self._leave()
+        is_booked = not self._reporter.unbooked_micro_usd
+        self._reporter.state = end_state(
+            self._progress, is_interrupted=not has_ended, is_booked=is_booked
+        )
 
-    async def _drain(self) -> None:
-        """Let what runs finish and start nothing, until somebody interrupts again."""
-        self._progress.stop()
-        closing = asyncio.create_task(self._backend.close(drain_seconds=PATIENCE_SECONDS))
-        stopping = asyncio.create_task(self._stop_when_told())
+    async def _close(self, *, is_over: bool) -> None:
+        """Let what runs finish and start nothing, until somebody interrupts (again)."""
+        patience = 0.0 if is_over else PATIENCE_SECONDS
+        enough = self._interrupted if is_over else self._stopped
+        closing = asyncio.create_task(self._backend.close(drain_seconds=patience))
+        stopping = asyncio.create_task(self._stop_when(enough))
         looking = asyncio.create_task(self._look_after_ends())
         try:
             await closing
         finally:
             await _cancelled(stopping)
             await _cancelled(looking)
+        await self._watch.look_at_money()
+        self._reporter.unbooked_micro_usd = self._backend.unbooked_micro_usd
 
-    async def _stop_when_told(self) -> None:
-        await self._stopped.wait()
+    def _leave(self) -> None:
+        """Leave the rest to a resume: it was stopped, or not run; a service goes on with its own.
+
+        Nobody is told of each: there may be as many as the run has.
+        """
+        self._listener = None
+        self._progress.stop()
+        if self._run.record.server is not None:
+            return
+        for number, live in list(self._live.items()):
+            del self._live[number]
+            self._tally.add(live.task)
+            self._progress.end(number, stopped_as(live.task))
+
+    async def _stop_when(self, enough: asyncio.Event) -> None:
+        await enough.wait()
         await self._backend.cancel([live.task for live in self._live.values()])
 
     async def _look_after_ends(self) -> None:
@@ -216,7 +251,7 @@ class Conductor:
         while True:
             self._wake.clear()
             await self._wake.wait()
-            await self._look_at_money()
+            await self._watch.look_at_money()
 
     async def _feed(self) -> None:
         """Send what is ready, whenever there is room, until everything has ended."""
@@ -225,7 +260,7 @@ class Conductor:
             await self._send()
             if self._fails_fast:
                 self._fails_fast = False
-                await self._give_up(self._queued(), Standing.STOPPED)
+                await self._watch.give_up(self._watch.queued(), Standing.STOPPED)
             if self._live:
                 await self._wake.wait()
                 if len(self._live) > self._window - BATCH:
@@ -241,11 +276,11 @@ class Conductor:
                 return
             orders = await self._orders(numbers)
             if orders:
-                self._is_sending = True
+                self._watch.is_sending = True
                 try:
                     await self._backend.submit(orders)
                 finally:
-                    self._is_sending = False
+                    self._watch.is_sending = False
 
     def _taken(self, most: int) -> list[int]:
         numbers: list[int] = []
@@ -315,9 +350,10 @@ class Conductor:
     def _standing(self, task: StepTask, live: LiveTask) -> Standing:
         if task.state is not TaskState.CANCELLED:
             return _STANDINGS[task.state]
-        if live.given_up_as is not None:
+        if live.given_up_as is Standing.UNFUNDED:
             return live.given_up_as
-        return Standing.STOPPED if self._interrupts else Standing.FAILED
+        is_stopped = self._interrupts or live.given_up_as is Standing.STOPPED
+        return stopped_as(task) if is_stopped else Standing.FAILED
 
     def _end_step(self, number: int, standing: Standing) -> None:
         is_last = standing is Standing.FAILED and self._run.workflow.fail_fast
@@ -331,58 +367,12 @@ class Conductor:
             known = (task, error) if latest == number else (None, "")
             self._listener(self._reporter.row(number, *known))
 
-    async def _watch(self) -> None:
-        """Ask for what nobody tells: the money, why tasks wait, whether they wait in vain."""
-        while True:
-            await self._look_at_money()
-            with suppress(HeadgateError):
-                # What cannot be asked now is asked again; the backend itself waits for its store.
-                await self._look_at_whys()
-                await self._look_for_exhaustion()
-            await asyncio.sleep(WATCH_SECONDS)
-
-    async def _look_at_money(self) -> None:
-        with suppress(HeadgateError):
-            self._reporter.money = tuple(await self._backend.money())
-
-    async def _look_at_whys(self) -> None:
-        for live in self._queued()[:WHYS]:
-            if self._clock() - live.since >= WATCH_SECONDS:
-                live.why = await self._backend.why(live.task)
-
-    async def _look_for_exhaustion(self) -> None:
-        """Give up what waits for a budget whose window moves on, unless the file says to wait."""
-        if self._run.workflow.on_exhausted == "wait" or not self._waits_only():
-            return
-        if not await self._backend.is_stuck() or not self._waits_only():
-            return
-        waiting = list(self._live.values())
-        why = await self._backend.why(waiting[0].task)
-        self._reporter.exhausted_by = self._reporter.exhausted_by or why or None
-        await self._give_up(waiting, Standing.UNFUNDED)
-
-    async def _give_up(self, waiting: Sequence[LiveTask], standing: Standing) -> None:
-        for live in waiting:
-            live.given_up_as = standing
-        await self._backend.cancel([live.task for live in waiting])
-
-    def _waits_only(self) -> bool:
-        return bool(self._live) and not self._is_sending and len(self._queued()) == len(self._live)
-
-    def _queued(self) -> list[LiveTask]:
-        return [live for live in self._live.values() if live.task.state is TaskState.QUEUED]
-
     def _keep_end(self) -> None:
-        report = self.report()
-        self._run.change(
-            state=report.state,
-            ended_at=self._clock(),
-            exhausted_by=report.exhausted_by,
-            ended=report.ended,
-            spent_micro_usd=sum(step.micro_usd for step in report.steps),
-            money=report.money,
-        )
-        self._reporter.ended_at = self._run.record.ended_at
+        now = self._reporter.ended_at = self._clock()
+        if self._has_begun:
+            self._keeping.end(self.report(), now=now)
+        else:
+            self._keeping.take_back()
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:

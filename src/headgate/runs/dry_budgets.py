@@ -14,8 +14,9 @@ from headgate.core.accounts import Account, Limit
 from headgate.core.scopes import Scope, ancestors
 from headgate.ledgers.connect import connect_budget, sqlite_path
 from headgate.ledgers.schemes import SCHEMES, scheme_of
-from headgate.runs.budgets import Books, found_limits, limits_of
+from headgate.runs.budgets import Books, ChangeCommand, found_limits, limits_of
 from headgate.runs.options import RunOptions
+from headgate.runs.raising import change_in_books
 from headgate.runs.record import RunScope
 
 
@@ -26,14 +27,18 @@ async def budgets_before(
     charged = ancestors(Scope(scopes[-1].scope))
     kept = await _kept(books, charged)
     accounts = [kept.get(scope, Account(scope=scope)) for scope in charged]
-    return await with_limits(accounts, scopes, options)
+    change = change_in_books(books.tracker, books.address)
+    return await with_limits(accounts, scopes, options, change)
 
 
 async def with_limits(
-    accounts: Sequence[Account], scopes: Sequence[RunScope], options: RunOptions
+    accounts: Sequence[Account],
+    scopes: Sequence[RunScope],
+    options: RunOptions,
+    change: ChangeCommand | None,
 ) -> list[Account]:
     """Return accounts with the limits that a run would found; one that differs is an error."""
-    await found_limits(_Paper(accounts), scopes, options)
+    await found_limits(_Paper(accounts), scopes, options, change=change)
     wanted = limits_of(scopes)
     return [
         account if account.limit is not None else _limited(account, wanted.get(account.scope))

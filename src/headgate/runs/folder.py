@@ -2,7 +2,7 @@
 
 `run.json` is the record, `workflow.yaml` the file as it was, `items-<step>.jsonl` a copy of each
 file of items: a resume runs what was begun, whatever has happened to the originals. The store or
-the journal of the run lies beside them.
+the journal of the run lies beside them. What was changed or lost here is refused.
 
 Rule: whatever is written here is on disk before it counts, and only its owner can read it.
 """
@@ -22,6 +22,7 @@ import msgspec
 
 from headgate.data_lock import hold_directory, is_held
 from headgate.errors import DirectoryInUseError, InvalidSettingError, StoreError
+from headgate.runs.kept_files import WORKFLOW, damage, digests_of
 from headgate.runs.options import RunOptions, Tracker
 from headgate.runs.record import FORMAT, RunRecord, RunScope, new_run_id, recorded
 from headgate.workflow.expansion import Expansion
@@ -31,9 +32,6 @@ from headgate.workflow.workflow import Workflow
 
 RUNS = "runs"
 RECORD = "run.json"
-WORKFLOW = "workflow.yaml"
-STORE = "headgate.db"
-JOURNAL = "journal.jsonl"
 LAST = "last"
 
 _UNFINISHED = ".unfinished-"
@@ -116,9 +114,14 @@ def create_run(
 
 
 def open_run(data: Path, name: str) -> Run:
-    """Open a run by its id, by a beginning that no other has, or as `last`."""
+    """Open a run by its id, by a beginning that no other has, or as `last`.
+
+    One of which something was lost or changed raises `StoreError`.
+    """
     path = find_run(data, name)
     record = read_record(path)
+    if problem := damage(path, record):
+        raise StoreError(problem)
     try:
         text = (path / WORKFLOW).read_bytes()
     except OSError as error:
@@ -196,8 +199,10 @@ def _made(runs: Path, record: RunRecord, text: bytes, workflow: Workflow) -> Run
         items = load_items(workflow, copies=unfinished)
         for copy in unfinished.glob("items-*"):
             copy.chmod(_ONLY_THE_OWNER)
+        digests = digests_of(unfinished.iterdir())
         total = Expansion(workflow, items).total
-        path, record = _named(runs, unfinished, msgspec.structs.replace(record, total=total))
+        record = msgspec.structs.replace(record, total=total, digests=digests)
+        path, record = _named(runs, unfinished, record)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise

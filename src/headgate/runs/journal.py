@@ -24,6 +24,7 @@ import msgspec
 
 from headgate.errors import StoreError
 from headgate.runs.backend import StepTask, TaskState
+from headgate.runs.outputs import result_value
 
 MAX_LINE_BYTES = 80 * 2**20
 """More than any answer of a service can make: a client reads no more than 64 MiB."""
@@ -151,7 +152,7 @@ class Journal:
     def result(self, number: int, generation: int) -> Any:  # noqa: ANN401 - any JSON
         """Return the result of a task that has ended; None if there is none."""
         place = self._ended.get((number, generation))
-        return None if place is None else msgspec.json.decode(self._line(place).result)
+        return None if place is None else result_value(self._line(place).result)
 
     async def close(self) -> None:
         """Let go of the file; what was handed over is written first."""

@@ -10,27 +10,21 @@ dispatcher has read everything anew, some may have been missed, and the store is
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from headgate.core.accounts import Limit
-from headgate.core.admission import QueueLimits
-from headgate.core.desk_settings import DeskSettings
-from headgate.core.projects import Project
 from headgate.core.records import TaskRecord
-from headgate.core.scopes import Scope
 from headgate.core.task_events import LAST_RANK, rank_of
 from headgate.core.tasks import TERMINAL, TaskStatus
-from headgate.databases.child import ChildStarter
 from headgate.errors import (
     IllegalTransitionError,
     NotDispatchingError,
+    StoreError,
     StoreUnavailableError,
 )
 from headgate.intake import Draft
@@ -46,36 +40,37 @@ from headgate.runs.budgets import (
     limits_of,
     money_of,
     run_scopes,
-    with_own_limit,
+    scopes_again,
 )
 from headgate.runs.checking import check_steps
-from headgate.runs.folder import STORE, Run
-from headgate.runs.local_tasks import AGENT, LocalTasks, step_executors, step_task
+from headgate.runs.folder import Run
+from headgate.runs.kept_files import STORE
+from headgate.runs.local_engine import engine_settings, search, starter_of, targets_of
+from headgate.runs.local_tasks import LocalTasks, step_executors, step_task
+from headgate.runs.local_trouble import StoreFile, books_problem, closing_trouble, trouble_of
 from headgate.runs.local_waiting import waits_for_windows, why_line
 from headgate.runs.options import RunOptions
+from headgate.runs.outputs import result_value
+from headgate.runs.raising import change_in_books
 from headgate.runs.record import RunScope
 from headgate.runs.variables import Variables
-from headgate.runtime.engine import Engine, EngineSettings
+from headgate.runtime.engine import Engine
 from headgate.runtime.event_feed import Happening
-from headgate.settings import StoreSettings, settings_file
 from headgate.store import TaskQuery
 from headgate.stores import reading
 from headgate.stores.books import StoreLedger
 from headgate.stores.sqlite import SqliteTaskStore
-from headgate.workflow.workflow import CallWork, TargetWork, Workflow
+from headgate.workflow.workflow import CallWork, Workflow
 
-if TYPE_CHECKING:
-    from headgate.runs.target_steps import TargetSteps
-
-RESULTS_KEPT_SECONDS = 100 * 365 * 86_400.0
 PAGE = 1_000
 LOOK_SECONDS = 1.0
 MAX_ASKED_AT_ONCE = 32
-WRITTEN_APART = 1_000
-"""From how many runs of steps on a process of its own writes: starting one takes a moment."""
 
 SUBMIT_TRIES = 60
 SUBMIT_PAUSE_SECONDS = 0.5
+LEAVE_SECONDS = 10.0
+BOOK_SECONDS = 30.0
+"""How long the end of a run waits for books that are away."""
 
 _LIVE = tuple(dict.fromkeys(set(TaskStatus) - TERMINAL))
 
@@ -102,6 +97,11 @@ class LocalBackend:
         self._told: Told = _tell_nobody
         # By task that has not ended, the rank of what was told of it last.
         self._live: dict[str, int] = {}
+        self._file = StoreFile(run.path / STORE)
+        self._is_closing = self._is_closed = False
+        self._asked_at = store.now()
+        self.unbooked_micro_usd = 0
+        """What the books had not been told when everything was closed; a resume tells them."""
         self._money: list[Money] = [
             Money(
                 scope=one.scope,
@@ -117,6 +117,19 @@ class LocalBackend:
         engine.before_start(self._prepare)
         engine.also_run("run", self._look_again_when_needed)
 
+    @property
+    def trouble(self) -> str:
+        """Why nothing ends or starts, in one line; at the end, why not everything is booked."""
+        if self._is_closed:
+            return books_problem(self._engine) if self.unbooked_micro_usd else ""
+        if self._is_closing:
+            return closing_trouble(self._engine, BOOK_SECONDS)
+        return trouble_of(self._engine)
+
+    def check(self) -> None:
+        """Raise if the store was deleted under the run: nothing can ever end then."""
+        self._file.check()
+
     def listen(self, told: Told) -> None:
         """Have changes told from now on."""
         self._told = told
@@ -126,7 +139,7 @@ class LocalBackend:
         try:
             await self._engine.start()
         except BaseException:
-            await self.close(drain_seconds=0.0)
+            await self._close(drain_seconds=0.0, book_seconds=0.0)
             raise
 
     async def known(self) -> AsyncIterator[StepTask]:
@@ -158,10 +171,13 @@ class LocalBackend:
         """Return the results of tasks that are done, as values, in their order."""
         names = [task.task_id for task in tasks]
         found = await self._store.ask(partial(reading.results, task_ids=names))
-        return [msgspec.json.decode(found[name]) if name in found else None for name in names]
+        return [result_value(found.get(name)) for name in names]
 
     async def cancel(self, tasks: Sequence[StepTask]) -> None:
         """Cancel what waits and stop what runs; what has ended meanwhile stays as it is."""
+        if self._is_closing:
+            # Whoever wants an end waits no longer for books that are away, either.
+            self._engine.hurry()
         for start in range(0, len(tasks), MAX_ASKED_AT_ONCE):
             some = tasks[start : start + MAX_ASKED_AT_ONCE]
             await asyncio.gather(*(self._cancelled(task.task_id) for task in some))
@@ -179,11 +195,15 @@ class LocalBackend:
 
     async def money(self) -> list[Money]:
         """Return the scopes of the run; as they were last, while the books cannot be asked."""
+        if self._is_closed:
+            return self._money
         try:
             await self._engine.carry_settlements()
             self._money = await money_of(self._ledger, self._scopes)
+            self._asked_at = self._store.now()
         except StoreUnavailableError:
-            return self._money
+            replace, asked_at = msgspec.structs.replace, self._asked_at
+            self._money = [replace(one, as_of=asked_at) for one in self._money]
         return self._money
 
     async def is_stuck(self) -> bool:
@@ -193,7 +213,21 @@ class LocalBackend:
 
     async def close(self, *, drain_seconds: float) -> None:
         """Take no more, let what runs finish for so long, then stop it; what waits stays."""
-        await self._engine.stop(drain_seconds=drain_seconds)
+        await self._close(drain_seconds=drain_seconds, book_seconds=BOOK_SECONDS)
+
+    async def _close(self, *, drain_seconds: float, book_seconds: float) -> None:
+        self._is_closing = True
+        try:
+            self.check()
+        except StoreError:
+            drain_seconds = book_seconds = 0.0
+            await self._engine.runner.leave(LEAVE_SECONDS)
+        await self._engine.drain(drain_seconds=drain_seconds, settle_seconds=book_seconds)
+        with suppress(StoreUnavailableError):
+            self.unbooked_micro_usd = await self._engine.unbooked_micro_usd()
+            await self.money()
+        self._is_closed = True
+        await self._engine.close()
 
     @property
     def has_left_behind(self) -> bool:
@@ -206,6 +240,7 @@ class LocalBackend:
 
     async def _prepare(self) -> None:
         """Found what budgets there are not, and know what is yet to end, before anything runs."""
+        self._file.note()
         await self._found()
         before: str | None = None
         while True:
@@ -216,16 +251,20 @@ class LocalBackend:
                 return
 
     async def _found(self) -> None:
-        own = self._scopes[-1]
-        is_changed = own != self._run.record.scopes[-1]
-        ledger = self._engine.ledger
+        record, ledger = self._run.record, self._engine.ledger
         if ledger is not None:
-            if is_changed:
-                for scope, limit in limits_of([own]).items():
+            if record.has_begun and self._options.micro_usd is not None:
+                for scope, limit in limits_of(self._scopes[-1:]).items():
                     await ledger.set_limit(scope, limit)
-            await found_limits(ledger, self._scopes, self._options)
-        if is_changed:
-            self._run.change(scopes=self._scopes, micro_usd=own.micro_usd)
+            self._scopes = await found_limits(
+                ledger,
+                self._scopes,
+                self._options,
+                change=change_in_books(record.tracker, record.books),
+                is_resumed=record.has_begun,
+            )
+        if self._scopes != record.scopes:
+            self._run.change(scopes=self._scopes, micro_usd=self._scopes[-1].micro_usd)
 
     async def _submitted(self, drafts: list[Draft]) -> tuple[list[Draft], Exception | None]:
         """Submit tasks, and return those of which nobody knows whether they were stored."""
@@ -292,18 +331,18 @@ def local_backend(
     """
     variables = Variables(environ)
     check_steps(workflow, variables)
-    targets = _targets(run, workflow, options, environ)
+    targets = targets_of(run, workflow, options, environ)
     scopes, books = _budgets(run, workflow, options, environ)
     if any(isinstance(step.work, CallWork) for step in workflow.steps):
-        _search(workflow.folder)
+        search(workflow.folder)
     places = options.concurrency or workflow.concurrency
     ledger = None if books.url is None else connect_budget(books.url).ledger
-    store = SqliteTaskStore(run.path / STORE, keeps_books=ledger is None, starter=_starter(run))
+    store = SqliteTaskStore(run.path / STORE, keeps_books=ledger is None, starter=starter_of(run))
     prices = PriceList(workflow.prices)
     engine = Engine(
         store,
         step_executors(workflow, variables, prices, targets, places=places),
-        _engine_settings(workflow, targets, places, {} if ledger else limits_of(scopes)),
+        engine_settings(workflow, targets, places, {} if ledger else limits_of(scopes)),
         ledger=ledger,
     )
     if targets is not None and targets.slot_settings is not None:
@@ -320,61 +359,12 @@ def _budgets(
     """Return the scopes of a run and its books: as they were chosen once, before it began."""
     if (run.path / STORE).exists():
         books = books_again(run.record, options, environ)
-        return with_own_limit(run.record.scopes, options.micro_usd), books
-    scopes = run.record.scopes or run_scopes(workflow, options, environ)
+        return scopes_again(run.record, options), books
+    scopes = scopes_again(run.record, options) if run.record.scopes else ()
+    scopes = scopes or run_scopes(workflow, options, environ)
     books = choose_books(scopes, options, environ)
     run.change(scopes=scopes, tracker=books.tracker, books=books.address)
     return scopes, books
-
-
-def _targets(
-    run: Run, workflow: Workflow, options: RunOptions, environ: Mapping[str, str]
-) -> TargetSteps | None:
-    """Return the targets of a workflow, and have the record name their file for a resume."""
-    if not any(isinstance(step.work, TargetWork) for step in workflow.steps):
-        return None
-    # It brings the service along, which most runs do without.
-    from headgate.runs.target_steps import target_steps  # noqa: PLC0415
-
-    path = settings_file(options.config)
-    targets = target_steps(workflow, path, environ, agent_id=AGENT)
-    if path is not None and run.record.config is None:
-        run.change(config=str(path.absolute()))
-    return targets
-
-
-def _search(folder: Path) -> None:
-    # Behind everything else: a file beside the workflow must not hide a module of ours.
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-
-
-def _starter(run: Run) -> ChildStarter | None:
-    """Return what starts the process that writes, where the run is long enough to be worth one."""
-    if run.record.total < WRITTEN_APART or not StoreSettings().writes_in_process:
-        return None
-    modules = ("headgate.stores.sqlite_workplace",)
-    return ChildStarter(inherited=() if run.lock is None else (run.lock,), modules=modules)
-
-
-def _engine_settings(
-    workflow: Workflow,
-    targets: TargetSteps | None,
-    places: int,
-    budgets: dict[Scope, Limit],
-) -> EngineSettings:
-    return EngineSettings(
-        desk=DeskSettings(
-            projects=(Project(id=workflow.name, max_concurrent_agents=None),),
-            rate_limits=() if targets is None else targets.rate_limits,
-            max_inflight=places,
-            max_per_agent_inflight=places,
-        ),
-        limits=QueueLimits(max_queue=None, max_per_agent=None),
-        budgets=budgets,
-        places=places,
-        result_ttl_seconds=RESULTS_KEPT_SECONDS,
-    )
 
 
 def _tell_nobody(_task: StepTask) -> None:

@@ -32,7 +32,6 @@ from headgate.runs.step_executors import (
     RUN_LABEL,
     STEP_LABEL,
     CallSteps,
-    ChargedSteps,
     CommandSteps,
     WrongSteps,
 )
@@ -117,10 +116,12 @@ class LocalTasks:
         if terms is None:
             if len(self._terms) >= MAX_TERMS:
                 self._terms.clear()
+            is_fixed = step.cost_micro_usd is not None
             terms = self._terms[key] = Terms(
-                estimate_micro_usd=micro_usd,
+                estimate_micro_usd=0 if is_fixed else micro_usd,
                 max_attempts=step.retries + 1,
                 attempt_seconds=step.timeout_seconds,
+                cost_micro_usd=step.cost_micro_usd,
             )
         return terms
 
@@ -163,7 +164,7 @@ def step_executors(
     targets: TargetSteps | None,
     *,
     places: int,
-) -> dict[str, ChargedSteps]:
+) -> dict[str, Executor]:
     """Return the executors of all steps, by the names that their tasks have them under."""
     found = {} if targets is None else targets.executors(variables.environ)
     found[_WRONG] = WrongSteps()
@@ -174,9 +175,7 @@ def step_executors(
                 found[name] = CommandSteps(workflow.folder, variables, prices)
             case CallWork(entry_point=entry_point) if name not in found:
                 found[name] = _call(entry_point, f"steps.{step.id}.call", prices, places)
-    found |= _requesting(workflow, variables, prices, places)
-    steps = {step.id: step for step in workflow.steps}
-    return {name: ChargedSteps(executor, steps) for name, executor in found.items()}
+    return found | _requesting(workflow, variables, prices, places)
 
 
 def _requesting(

@@ -43,10 +43,10 @@ class HttpRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="call"):
-    """A Python function to call with one value."""
+    """A Python function to call; without a value it is given none, and `null` is one."""
 
     entry_point: str
-    given: Any = None
+    given: Any = msgspec.UNSET
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="model"):
@@ -96,7 +96,7 @@ def request_of(work: Work, view: View) -> Request:
         case HttpWork():
             return _http(work, view)
         case CallWork(entry_point=entry_point, given=given):
-            value = None if given is None else fill_template(given, view)
+            value = msgspec.UNSET if given is None else fill_template(given, view)
             return CallRequest(entry_point=entry_point, given=value)
         case ModelWork(endpoint=endpoint, model=model, max_tokens=max_tokens):
             body = fill_template(work.body, view)

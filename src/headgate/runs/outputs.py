@@ -8,7 +8,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from headgate.workflow.workflow import CommandWork, HttpWork, ModelWork, Work
+
+
+def result_value(raw: bytes | msgspec.Raw | None) -> Any:  # noqa: ANN401
+    """Return a result that was kept, as JSON values; one that cannot be read is its text.
+
+    What a step gave never ends a run: a service may have taken what nobody here can read.
+    """
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except (ValueError, RecursionError):
+        return {"text": bytes(raw).decode(errors="replace")}
 
 
 def output_of(work: Work, result: Any) -> Any:  # noqa: ANN401
@@ -17,7 +32,7 @@ def output_of(work: Work, result: Any) -> Any:  # noqa: ANN401
         case CommandWork():
             return _of_command(result)
         case HttpWork():
-            return _of_body(result)
+            return body_of(result)
         case ModelWork():
             return _of_model(result)
         case _:
@@ -29,15 +44,27 @@ def _of_command(result: Any) -> Any:  # noqa: ANN401
         return result
     if "json" in result:
         return result["json"]
-    stdout = result.get("stdout")
+    if "stdout" not in result:
+        return body_of(result)
+    stdout = result["stdout"]
     return stdout.removesuffix("\n").removesuffix("\r") if isinstance(stdout, str) else stdout
 
 
-def _of_body(result: Any) -> Any:  # noqa: ANN401
+def body_of(result: Any) -> Any:  # noqa: ANN401
+    """Return the body of an answer in a result: JSON values, or its text."""
     # A body that is no JSON is kept as an object with nothing but the text in it.
     if isinstance(result, dict) and result.keys() == {"text"}:
         return result["text"]
     return result
+
+
+def has_answer(result: Any) -> bool:  # noqa: ANN401
+    """Tell whether a result is the answer of a model; one that calls a tool may have no text."""
+    match result:
+        case {"choices": [{"message": {}}, *_]} | {"content": list()}:
+            return True
+        case _:
+            return False
 
 
 def _of_model(result: Any) -> Any:  # noqa: ANN401
@@ -47,7 +74,7 @@ def _of_model(result: Any) -> Any:  # noqa: ANN401
         case {"content": list(content)}:
             return _text(content)
         case _:
-            return _of_body(result)
+            return body_of(result)
 
 
 def _text(content: Any) -> Any:  # noqa: ANN401

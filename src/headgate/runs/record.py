@@ -32,8 +32,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `source` is the file that it was made from, `folder` where its relative paths begin. `scopes`
     are from the outermost to the workflow's own; `books` is the address of a ledger outside the
-    run. `server` to `concurrency` were said by options, and hold for a resume unless it says
-    otherwise. The rest is how the run stood when a process last left it.
+    run. `digests` are of the files that a resume reads, as they were made; `has_begun` says that
+    the store or the journal was made, too. `server` to `concurrency` were said by options, and
+    hold for a resume unless it says otherwise. The rest is how the run stood when a process last
+    left it.
     """
 
     id: str
@@ -43,6 +45,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     folder: str
     format: int = FORMAT
     total: int = 0
+    digests: dict[str, str] = {}
+    has_begun: bool = False
     scopes: tuple[RunScope, ...] = ()
     tracker: Tracker | None = None
     books: str = ""
@@ -58,6 +62,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended_at: float | None = None
     exhausted_by: str | None = None
     spent_micro_usd: int | None = None
+    unbooked_micro_usd: int = 0
     money: tuple[Money, ...] = ()
 
 
@@ -85,8 +90,12 @@ def recorded(record: RunRecord, options: RunOptions) -> RunRecord:
 
 
 def resumed_options(record: RunRecord, given: RunOptions) -> RunOptions:
-    """Return the options of a resume: what is said now, otherwise what was said before."""
-    names = ("server", "project", "session_id", "session_micro_usd", "micro_usd", "concurrency")
+    """Return the options of a resume: what is said now, otherwise what was said before.
+
+    Amounts are not said again: their scopes are kept, and what is in force for them may have been
+    changed on purpose.
+    """
+    names = ("server", "project", "concurrency")
     kept = {name: getattr(record, name) for name in names if getattr(given, name) is None}
     if given.config is None and record.config is not None:
         kept["config"] = type(given.data)(record.config)

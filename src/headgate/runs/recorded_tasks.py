@@ -6,6 +6,7 @@ last line may be half written, and is left out.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +14,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headgate.databases.sqlite import SqliteReader
+from headgate.databases.sqlite import ReadOnlyReader, SqliteReader
 from headgate.databases.transaction import Transaction
 from headgate.errors import StoreError
 from headgate.runs.backend import StepTask
-from headgate.runs.folder import JOURNAL, STORE
 from headgate.runs.journal import Ended, Entry, Sent, Taken, queued_task
+from headgate.runs.kept_files import JOURNAL, STORE
 from headgate.runs.local_tasks import step_task
+from headgate.runs.outputs import result_value
 from headgate.store import TaskQuery
 from headgate.stores import reading
 
@@ -71,7 +73,7 @@ class StoredTasks:
         """Return the results of tasks that are done, in their order."""
         names = [task.task_id for task in tasks]
         found = reading.results(self._transaction, task_ids=names)
-        return [msgspec.json.decode(found[name]) if name in found else None for name in names]
+        return [result_value(found.get(name)) for name in names]
 
 
 class JournalTasks:
@@ -105,9 +107,7 @@ class JournalTasks:
                 offset, size = self._places[task.number, task.generation]
                 file.seek(offset)
                 entry = _entry(file.read(size), self._path)
-                found.append(
-                    msgspec.json.decode(entry.result) if isinstance(entry, Ended) else None
-                )
+                found.append(result_value(entry.result if isinstance(entry, Ended) else None))
         return found
 
     def _note(self, entry: Entry, offset: int, size: int) -> None:
@@ -147,7 +147,8 @@ _TABLES = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'task_inp
 
 @contextmanager
 def _reading(store: Path) -> Iterator[Transaction]:
-    reader = SqliteReader(store)
+    is_writable = os.access(store.parent, os.W_OK)
+    reader = SqliteReader(store) if is_writable else ReadOnlyReader(store)
     try:
         yield reader.begin()
     finally:

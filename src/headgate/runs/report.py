@@ -21,6 +21,8 @@ class RunState(Enum):
     """A budget would not hold what was left."""
     INTERRUPTED = "interrupted"
     """Its process was stopped, or is gone."""
+    UNBOOKED = "unbooked"
+    """All is done, and books that were away have not been told of all of it."""
 
 
 class StepState(Enum):
@@ -34,6 +36,8 @@ class StepState(Enum):
     SKIPPED = "skipped"
     NOT_RUN = "not run"
     """No budget would hold it, or the run ended before it."""
+    STOPPED = "stopped"
+    """It had begun, and an interruption ended it."""
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,3 +91,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """The words of the budget that would not hold the next step."""
     total: int = 0
     ended: int = 0
+    unbooked_micro_usd: int = 0
+    """What the books had not been told when the run ended; a resume tells them."""
+    trouble: str = ""
+    """What keeps the whole run from going on now, or kept its money from being booked."""

@@ -26,6 +26,7 @@ _STATES = {
     Standing.UNFUNDED: StepState.NOT_RUN,
     Standing.STOPPED: StepState.NOT_RUN,
     Standing.UNFED: StepState.NOT_RUN,
+    Standing.CUT_OFF: StepState.STOPPED,
 }
 
 
@@ -61,6 +62,8 @@ class Reporter:
         self.ended_at: float | None = None
         self.money: tuple[Money, ...] = ()
         self.exhausted_by: str | None = None
+        self.unbooked_micro_usd = 0
+        self.trouble = ""
 
     def report(self, live: Mapping[int, LiveTask], now: float) -> RunReport:
         """Return how the run stands."""
@@ -75,8 +78,16 @@ class Reporter:
             money=self.money,
             exhausted_by=self.exhausted_by,
             total=self._progress.total,
-            ended=self._progress.ended,
+            ended=self._ended(),
+            unbooked_micro_usd=self.unbooked_micro_usd,
+            trouble=self.trouble,
         )
+
+    def _ended(self) -> int:
+        """Return how many have ended; what was not run is left to the resume of an interrupted."""
+        if self.state is not RunState.INTERRUPTED:
+            return self._progress.ended
+        return self._progress.ended - sum(self._progress.totals()[Standing.UNFUNDED :])
 
     def failed(self, number: int, task: StepTask | None, error: str) -> None:
         """Keep a failure as a row, unless there are enough of them."""
@@ -120,11 +131,21 @@ class Reporter:
         return running + waiting
 
 
-def end_state(progress: WorkflowProgress, *, is_interrupted: bool) -> RunState:
+def stopped_as(task: StepTask) -> Standing:
+    """Return what becomes of a task that goes no further: it matters whether it had begun."""
+    return Standing.CUT_OFF if task.attempt else Standing.STOPPED
+
+
+def end_state(
+    progress: WorkflowProgress, *, is_interrupted: bool, is_booked: bool = True
+) -> RunState:
     """Return how a run has ended that goes no further."""
     standings = progress.totals()
-    if is_interrupted and (progress.ended < progress.total or standings[Standing.STOPPED]):
+    left = standings[Standing.STOPPED] + standings[Standing.CUT_OFF]
+    if is_interrupted and (progress.ended < progress.total or left):
         return RunState.INTERRUPTED
     if standings[Standing.UNFUNDED]:
         return RunState.EXHAUSTED
-    return RunState.FAILED if standings[Standing.FAILED] else RunState.DONE
+    if standings[Standing.FAILED]:
+        return RunState.FAILED
+    return RunState.DONE if is_booked else RunState.UNBOOKED

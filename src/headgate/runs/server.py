@@ -20,16 +20,16 @@ from typing import Any
 import msgspec
 
 from headgate.client.async_client import Client
-from headgate.errors import NotAllowedError, RequestRefusedError, ServiceError
+from headgate.errors import RequestRefusedError, ServiceError
 from headgate.runs import server_money
 from headgate.runs.backend import Money, StepOrder, StepTask, TaskState, Told
 from headgate.runs.insistence import Insistence, may_pass
 from headgate.runs.journal import Journal, Opened
 from headgate.runs.record import RunScope
 from headgate.runs.server_sending import ServerSending
+from headgate.runs.server_targets import check_known_targets
 from headgate.runs.server_tasks import (
     Sender,
-    check_targets,
     needed_steps,
     parcel_of,
     waits_for_window,
@@ -48,7 +48,8 @@ class ServerBackend:
     """Has a service carry out the steps of one run; see `headgate.runs.backend`.
 
     The token is HEADGATE_TOKEN unless it is given. With `sets_own_limit` the limit of the
-    workflow's own scope is set, whatever it was; all others are only founded.
+    workflow's own scope is set, whatever it was; all others are only founded. `said_by` names for
+    each scope the option that says its limit in this call; without any it is the file.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class ServerBackend:
         token: str | None = None,
         project_id: str | None = None,
         sets_own_limit: bool = False,
+        said_by: Sequence[str | None] | None = None,
     ) -> None:
         self._client = Client(url, token=token)
         self._run_id = run_id
@@ -69,6 +71,7 @@ class ServerBackend:
         self._scopes = tuple(scopes)
         self._project_id = project_id
         self._sets_own_limit = sets_own_limit
+        self._said_by = said_by or [None] * len(scopes)
         self._needed = needed_steps(workflow)
         self._journal = Journal(journal)
         self._line = Insistence()
@@ -78,6 +81,7 @@ class ServerBackend:
         self._told: Told | None = None
         self._money: list[Money] = []
         self._leaves_at = 0.0
+        self._is_closed = False
         self._cancels = asyncio.Event()
         self._cancels.set()
 
@@ -85,6 +89,15 @@ class ServerBackend:
     def trouble(self) -> str:
         """What is waited for at the service as a whole, in one line; empty if nothing is."""
         return self._line.trouble
+
+    @property
+    def unbooked_micro_usd(self) -> int:
+        """Nothing: the service keeps the books of what it carries out."""
+        return 0
+
+    def check(self) -> None:
+        """Raise what keeps the run from ever going on, such as a token that was revoked."""
+        self._watch.check()
 
     @property
     def remains(self) -> str:
@@ -116,8 +129,12 @@ class ServerBackend:
             agent_id=_agent_of(around) or self._workflow.name,
             project_id=self._project_id,
         )
-        await server_money.found_limits(self._client, self._scopes, sets_own=self._sets_own_limit)
-        await self._check_targets()
+        file = "the file" if before is None else None
+        sources = [option or file for option in self._said_by]
+        await server_money.found_limits(
+            self._client, self._scopes, sources, sets_own=self._sets_own_limit
+        )
+        await check_known_targets(self._client, self._workflow)
         # Until here a run that is refused leaves nothing behind.
         await self._write_opened(around)
         await self._watch.start()
@@ -182,6 +199,8 @@ class ServerBackend:
 
         It raises what keeps the run from going on at all.
         """
+        if self._is_closed:
+            return self._money
         self._watch.check()
         try:
             self._money = await server_money.money_of(self._client, self._scopes)
@@ -215,6 +234,7 @@ class ServerBackend:
             await self._cancels.wait()
             await self._watch.stop()
         finally:
+            self._is_closed = True
             await self._journal.close()
             await self._client.close()
 
@@ -228,14 +248,6 @@ class ServerBackend:
             # Another service does not know the keys: what it was sent would be done twice.
             await self._sending.give_up()
             await self._journal.write(msgspec.structs.replace(before, server=server))
-
-    async def _check_targets(self) -> None:
-        """Refuse targets that the service does not have, if the token may see which it has."""
-        try:
-            targets = (await self._client.list_targets()).targets
-        except NotAllowedError:
-            return
-        check_targets(self._workflow, [target.id for target in targets])
 
     async def _cancel(self, task: StepTask, places: asyncio.Semaphore) -> None:
         async with places:

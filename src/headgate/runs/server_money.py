@@ -2,7 +2,7 @@
 
 A token that is bound to a project or an agent may charge only budgets of its own; a run with such a
 token has its scopes within that. Rule: limits are founded, as everywhere; only the workflow's own
-one is set anew, and only by somebody who says so.
+one is set anew, and only by somebody who says so. What a resume does not say is taken as it is.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from headgate.core.money import plain_usd, to_limit_micro_usd
 from headgate.core.scopes import parse_scope
 from headgate.errors import BudgetMismatchError, NotAllowedError, RequestRefusedError
 from headgate.http_bodies import BudgetStatusBody
+from headgate.redaction import hidden_address
 from headgate.runs.backend import Money
+from headgate.runs.raising import change_at_service
 from headgate.runs.record import RunScope
+
+MISMATCH = "budget_mismatch"
 
 
 async def own_scope(client: Client, scopes: Sequence[RunScope]) -> str:
@@ -40,9 +44,18 @@ def within(outer: str, scopes: Sequence[RunScope]) -> tuple[RunScope, ...]:
     )
 
 
-async def found_limits(client: Client, scopes: Sequence[RunScope], *, sets_own: bool) -> None:
-    """Set the limits that are not there; one that differs raises `BudgetMismatchError`."""
-    for scope in scopes:
+async def found_limits(
+    client: Client,
+    scopes: Sequence[RunScope],
+    sources: Sequence[str | None],
+    *,
+    sets_own: bool,
+) -> None:
+    """Set the limits that are not there; one that differs raises `BudgetMismatchError`.
+
+    The sources are what says each of them; where nothing does, another one may be in force.
+    """
+    for scope, source in zip(scopes, sources, strict=True):
         if scope.micro_usd is not None:
             limit_usd = plain_usd(scope.micro_usd)
             try:
@@ -51,7 +64,10 @@ async def found_limits(client: Client, scopes: Sequence[RunScope], *, sets_own: 
                 else:
                     await client.found_budget(scope.scope, limit_usd=limit_usd)
             except RequestRefusedError as error:
-                raise _refused(scope.scope, limit_usd, error) from None
+                if source is None and error.code == MISMATCH:
+                    continue
+                change = change_at_service(hidden_address(client.url))(scope.scope, limit_usd)
+                raise _refused(scope.scope, limit_usd, error, source or "", change) from None
 
 
 async def money_of(client: Client, scopes: Sequence[RunScope]) -> list[Money]:
@@ -70,11 +86,13 @@ def _money(status: BudgetStatusBody) -> Money:
     )
 
 
-def _refused(scope: str, limit_usd: str, error: RequestRefusedError) -> Exception:
-    if error.code == "budget_mismatch":
+def _refused(
+    scope: str, limit_usd: str, error: RequestRefusedError, source: str, change: str
+) -> Exception:
+    if error.code == MISMATCH:
         existing = str(error.details.get("existing", "another one"))
         return BudgetMismatchError(
-            scope=scope, existing=existing, wanted=f"${limit_usd}", source="the run"
+            scope=scope, existing=existing, wanted=f"${limit_usd}", source=source, change=change
         )
     if not isinstance(error, NotAllowedError):
         return error

@@ -121,6 +121,7 @@ def parcel_of(order: StepOrder, sender: Sender, *, is_needed: bool, now: datetim
         "max_attempts": step.retries + 1,
         "timeout_seconds": step.timeout_seconds,
         "deadline": now + PATIENCE,
+        "estimate_tokens": _said_tokens(order),
         "scopes": (sender.scope,),
         "labels": {
             **step.labels,
@@ -129,10 +130,10 @@ def parcel_of(order: StepOrder, sender: Sender, *, is_needed: bool, now: datetim
             "step": step.id,
         },
     }
-    if order.micro_usd:
+    if step.cost_micro_usd is not None:
+        fields["cost_usd"] = plain_usd(step.cost_micro_usd)
+    elif order.micro_usd:
         fields["estimate_usd"] = plain_usd(order.micro_usd)
-    if order.tokens:
-        fields["estimate_tokens"] = order.tokens
     body = task_body(fields)
     sent = SentOrder(
         number=order.number,
@@ -171,7 +172,7 @@ def task_of(snapshot: TaskSnapshot, before: StepTask) -> StepTask:
         started_at=_seconds(snapshot.started_at),
         completed_at=_seconds(snapshot.completed_at),
         error=snapshot.error,
-        tokens=used.tokens or 0,
+        tokens=(used.tokens or 0) - _shared_tokens(snapshot, used),
         micro_usd=to_limit_micro_usd(used.usd or 0),
         assumed_micro_usd=to_limit_micro_usd(used.assumed_usd or 0),
         is_provisional=before.is_provisional,
@@ -254,6 +255,21 @@ def _work(request: TargetRequest) -> TaskFields:
         "slot": request.slot,
         "provider": request.provider,
     }
+
+
+def _said_tokens(order: StepOrder) -> int | None:
+    """Return the tokens that a step says; one that says none counts by its weight there."""
+    said = order.step.estimate
+    return order.tokens or (None if said is None else said.tokens)
+
+
+def _shared_tokens(snapshot: TaskSnapshot, used: TaskUsageBody) -> int:
+    """Return the tokens that only stand for the weight of a task in its project's share.
+
+    Nobody has used these: a service counts them where neither the task nor its work says any.
+    """
+    is_said = snapshot.estimate is not None and snapshot.estimate.tokens is not None
+    return 0 if is_said else used.assumed_tokens or 0
 
 
 def _seconds(moment: datetime | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Executors of steps that say themselves what is done: commands and functions, and what they cost.
+"""Executors of steps that say themselves what is done: commands and functions.
 
 The request of a step is the input of its task. Rule: variables are put in here and live as long as
 the attempt; what cannot be filled or started has surely cost nothing.
@@ -6,15 +6,14 @@ the attempt; what cannot be filled or started has surely cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from headgate.core.outcomes import NOTHING_USED, Failed, Limited, Lost, Outcome, Succeeded, Usage
+from headgate.core.outcomes import NOTHING_USED, Failed, Outcome
 from headgate.errors import InvalidSettingError
-from headgate.executor import Executor, WorkOrder
+from headgate.executor import WorkOrder
 from headgate.executors.callable import CallableExecutor
 from headgate.executors.child import PASSED_ON, Child, Children, variables_of
 from headgate.executors.targets import MAX_OUTPUT_BYTES
@@ -23,7 +22,6 @@ from headgate.runs import orders
 from headgate.runs.orders import CallRequest, CommandRequest
 from headgate.runs.variables import Variables
 from headgate.workflow.texts import EnvPlace
-from headgate.workflow.workflow import ModelWork, Step
 
 OWN_PREFIX = "step:"
 """How the names begin under which steps run that need no target."""
@@ -43,7 +41,7 @@ class CommandSteps:
     def __init__(self, folder: Path, variables: Variables, prices: PriceList) -> None:
         self._folder = folder
         self._variables = variables
-        self._children = Children(prices=prices, cleaned=variables.cleaned)
+        self._children = Children(prices=prices, hidden=variables)
         environ = variables.environ
         self._passed_on = {name: environ[name] for name in PASSED_ON if name in environ}
 
@@ -86,7 +84,10 @@ class CommandSteps:
 
 
 class CallSteps:
-    """Calls one Python function; it gets the task, whose `input` is what the step gives it."""
+    """Calls one Python function with what the step gives it, and with nothing of its task.
+
+    A mapping is given as keyword arguments, any other value as one argument.
+    """
 
     def __init__(self, executor: CallableExecutor) -> None:
         self._executor = executor
@@ -102,9 +103,11 @@ class CallSteps:
     async def execute(self, order: WorkOrder) -> Outcome:
         """Call the function with what the step gives it."""
         given = request_of(order, CallRequest).given
-        raw = None if given is None else msgspec.Raw(msgspec.json.encode(given))
-        submission = msgspec.structs.replace(order.submission, input=raw)
-        return await self._executor.execute(msgspec.structs.replace(order, submission=submission))
+        if given is msgspec.UNSET:
+            return await self._executor.call()
+        if isinstance(given, dict):
+            return await self._executor.call(**given)
+        return await self._executor.call(given)
 
 
 class WrongSteps:
@@ -121,50 +124,6 @@ class WrongSteps:
         given = order.submission.input
         error = "the step cannot be asked for" if given is None else msgspec.json.decode(given)
         return Failed(error=str(error), usage=NOTHING_USED)
-
-
-class ChargedSteps:
-    """Books what steps cost for sure, around any executor.
-
-    A step that says its cost costs that, whatever the work reports; a failure that surely came
-    before the work costs nothing. Where no tokens are held, none are taken to be used.
-    """
-
-    def __init__(self, executor: Executor, steps: Mapping[str, Step]) -> None:
-        self._executor = executor
-        self._steps = steps
-
-    async def open(self) -> None:
-        """Open the executor."""
-        await self._executor.open()
-
-    async def close(self) -> None:
-        """Close the executor."""
-        await self._executor.close()
-
-    async def execute(self, order: WorkOrder) -> Outcome:
-        """Do the work, and say what it costs."""
-        outcome = await self._executor.execute(order)
-        if isinstance(outcome, Limited | Lost):
-            return outcome
-        step = self._steps.get(order.submission.labels.get(STEP_LABEL, ""))
-        if step is None or (outcome.usage == NOTHING_USED and not isinstance(outcome, Succeeded)):
-            return outcome
-        return msgspec.structs.replace(outcome, usage=charged(outcome.usage, step))
-
-
-def charged(usage: Usage, step: Step) -> Usage:
-    """Return what an execution of a step used, as it is to be booked."""
-    tokens = 0 if usage.tokens is None and not _holds_tokens(step) else usage.tokens
-    cost = step.cost_micro_usd
-    micro_usd = usage.micro_usd if cost is None else cost
-    return Usage(tokens=tokens, micro_usd=micro_usd, model=usage.model)
-
-
-def _holds_tokens(step: Step) -> bool:
-    if isinstance(step.work, ModelWork):
-        return True
-    return step.estimate is not None and bool(step.estimate.tokens)
 
 
 def setting_of(order: WorkOrder) -> str:

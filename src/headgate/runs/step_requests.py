@@ -10,16 +10,18 @@ from collections.abc import Callable
 
 import msgspec
 
-from headgate.core.outcomes import Outcome
+from headgate.core.outcomes import Failed, Outcome, Succeeded
 from headgate.errors import InvalidSettingError
 from headgate.executor import WorkOrder
 from headgate.executors import headers as header_names
 from headgate.executors.exchange import Exchange, WrittenRequest
 from headgate.executors.headers import header_value
+from headgate.executors.results import shortened
 from headgate.executors.targets import MAX_RESULT_BYTES
 from headgate.http_transport import HttpClient
 from headgate.providers.prices import PriceList
 from headgate.runs import orders
+from headgate.runs.outputs import body_of, has_answer, result_value
 from headgate.runs.request_heads import filled_headers, model_headers, model_url
 from headgate.runs.step_executors import request_of, setting_of
 from headgate.runs.variables import Variables
@@ -97,6 +99,41 @@ class RequestSteps:
         return await self._exchange.send(request, self._connections.client)
 
 
+class ModelSteps:
+    """Asks models; a 2xx without an answer in it is a failure, whoever sent it.
+
+    A page of a proxy would otherwise go on to the next step as the word of a model.
+    """
+
+    def __init__(self, requests: RequestSteps, variables: Variables, *, whom: str) -> None:
+        self._requests = requests
+        self._cleaned = variables.cleaned
+        self._whom = whom
+
+    async def open(self) -> None:
+        """Do nothing: connections are opened when they are needed."""
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._requests.close()
+
+    async def execute(self, order: WorkOrder) -> Outcome:
+        """Ask the model, and see whether it answered."""
+        outcome = await self._requests.execute(order)
+        if not isinstance(outcome, Succeeded):
+            return outcome
+        result = result_value(outcome.result)
+        if has_answer(result):
+            return outcome
+        body = body_of(result)
+        said = body if isinstance(body, str) else msgspec.json.encode(body).decode()
+        problem = f"{self._whom} answered with no completion: {said}"
+        # It may have worked for it all the same: what nobody knows is booked as held.
+        return Failed(
+            error=shortened(self._cleaned(problem)), is_transient=True, usage=outcome.usage
+        )
+
+
 class Sending:
     """Makes the executors of steps that are requests, over the same connections."""
 
@@ -109,9 +146,10 @@ class Sending:
         """Return what sends the requests of `http` steps."""
         return self._steps(http_writer(self._variables), whom="endpoint")
 
-    def model(self, endpoint: Endpoint) -> RequestSteps:
+    def model(self, endpoint: Endpoint) -> ModelSteps:
         """Return what asks the models of an endpoint."""
-        return self._steps(model_writer(endpoint, self._variables), whom=endpoint.name)
+        requests = self._steps(model_writer(endpoint, self._variables), whom=endpoint.name)
+        return ModelSteps(requests, self._variables, whom=endpoint.name)
 
     def _steps(self, write: Writer, *, whom: str) -> RequestSteps:
         return RequestSteps(

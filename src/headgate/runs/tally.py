@@ -150,7 +150,8 @@ def _counts(counts: StepCounts, *, running: int) -> dict[str, int]:
             counts[Standing.DONE],
             counts[Standing.FAILED],
             counts.skipped,
-            counts.not_run,
+            counts.not_run - counts[Standing.CUT_OFF],
+            counts[Standing.CUT_OFF],
         )
     )
 

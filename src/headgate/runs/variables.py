@@ -46,6 +46,15 @@ class Variables:
         """Return a text without the values that were given out."""
         return self._environment.cleaned(text)
 
+    @property
+    def longest_bytes(self) -> int:
+        """How long a value that was given out can be, in whatever way it is written."""
+        return self._environment.longest_bytes
+
+    def cleaned_end(self, raw: bytes, length: int) -> str:
+        """Return the end of a text without the values that were given out, or any part of one."""
+        return self._environment.cleaned_end(raw, length)
+
     def hide(self, value: str, shown: str) -> None:
         """Remember a secret that came with no variable."""
         self._environment.hide(value, shown)

@@ -21,7 +21,7 @@ from headgate.runs.order_making import NoOrder, OrderMaker, Refusals
 from headgate.runs.record import RunRecord
 from headgate.runs.recorded_tasks import RecordedTasks, recorded_tasks
 from headgate.runs.report import RunReport, RunState, StepRow
-from headgate.runs.reporting import LiveTask, Reporter
+from headgate.runs.reporting import LiveTask, Reporter, stopped_as
 from headgate.runs.tally import RunTally
 from headgate.workflow.expansion import Expansion
 from headgate.workflow.progress import WorkflowProgress
@@ -125,6 +125,7 @@ class _View:
         self._reporter.state = self._state
         self._reporter.ended_at = run.record.ended_at
         self._reporter.exhausted_by = run.record.exhausted_by
+        self._reporter.unbooked_micro_usd = run.record.unbooked_micro_usd
         self._latest: dict[int, StepTask] = {}
         self._live: dict[int, LiveTask] = {}
         self._whys: dict[int, str] = {}
@@ -171,18 +172,13 @@ class _View:
         number, standing = task.number, self._standing(task)
         self._progress.restore(number, standing)
         if standing is Standing.SUBMITTED:
-            self._keep_live(task)
+            self._live[number] = LiveTask(task, 0.0)
+        elif standing.is_not_run and not task.state.has_ended:
+            self._tally.add(task)
+            if task.state is TaskState.RUNNING:
+                self._whys[number] = INTERRUPTED
         elif standing is Standing.FAILED:
             self._fail(number, task, task.error or "it was cancelled")
-
-    def _keep_live(self, task: StepTask) -> None:
-        was_running = task.state is TaskState.RUNNING
-        # What a service was given goes on there; here nothing runs without its process.
-        if was_running and self._state is not RunState.RUNNING and self._run.record.server is None:
-            task = msgspec.structs.replace(task, state=TaskState.QUEUED)
-            self._whys[task.number] = INTERRUPTED
-        self._latest[task.number] = task
-        self._live[task.number] = LiveTask(task, 0.0)
 
     def _standing(self, task: StepTask) -> Standing:
         match task.state:
@@ -193,17 +189,21 @@ class _View:
             case TaskState.REJECTED:
                 return Standing.UNFUNDED
             case TaskState.CANCELLED:
-                return self._cancelled()
+                return self._cancelled(task)
             case _:
-                return Standing.SUBMITTED
+                return stopped_as(task) if self._is_left() else Standing.SUBMITTED
 
-    def _cancelled(self) -> Standing:
+    def _is_left(self) -> bool:
+        """Tell whether nothing goes on with what has not ended; a service does with its tasks."""
+        return self._state is not RunState.RUNNING and self._run.record.server is None
+
+    def _cancelled(self, task: StepTask) -> Standing:
         """Return what a cancelled task means: the run gave it up, or somebody else did."""
         if self._state is RunState.EXHAUSTED:
             return Standing.UNFUNDED
-        if self._state is RunState.INTERRUPTED:
-            return Standing.STOPPED
-        return Standing.STOPPED if self._fails_fast() else Standing.FAILED
+        if self._state is RunState.INTERRUPTED or self._fails_fast():
+            return stopped_as(task)
+        return Standing.FAILED
 
     def _fails_fast(self) -> bool:
         """Tell whether a failure has ended the run: what then had no task never got one."""

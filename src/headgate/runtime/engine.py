@@ -179,13 +179,24 @@ class Engine:
 
     async def stop(self, *, drain_seconds: float) -> None:
         """Take no more work, let what runs finish, and leave; after that everything is closed."""
+        await self.drain(drain_seconds=drain_seconds)
+        await self.close()
+
+    async def drain(self, *, drain_seconds: float, settle_seconds: float = 0.0) -> None:
+        """Take no more work, let what runs finish, and have a ledger outside told of it.
+
+        Where that is away it is waited for so long; `hurry` ends the wait.
+        """
         self._phase = "draining"
         self.workers.close()
         await self._quietly(self.node.end())
         await self.runner.drain(drain_seconds)
         await self._supervisor.stop()
         if self._outbox is not None:
-            await self._outbox.finish()
+            await self._outbox.finish(patience_seconds=settle_seconds)
+
+    async def close(self) -> None:
+        """Leave, and close everything; `drain` comes first."""
         await self._quietly(self.node.leave())
         await self.retired.close()
         for executor in self.executors.values():
@@ -279,6 +290,15 @@ class Engine:
         """Tell a ledger outside the store at once what has been settled, for an exact answer."""
         if self._outbox is not None:
             await self._outbox.run_once()
+
+    async def unbooked_micro_usd(self) -> int:
+        """Return how much of what was settled a ledger outside the store has not been told."""
+        return 0 if self._outbox is None else await self._outbox.left_micro_usd()
+
+    def hurry(self) -> None:
+        """Wait no longer for a ledger that is away."""
+        if self._outbox is not None:
+            self._outbox.hurry()
 
     async def why(self, task_id: str, bounds: Bounds = UNBOUND) -> Why | None:
         """Say why a task waits; None if there is no such task. Only what is within is named."""

@@ -19,6 +19,7 @@ from headgate.core.outcomes import (
     RetryPolicy,
     Succeeded,
     TryAgain,
+    at_fixed_cost,
     known_usage,
     next_step,
     pause_seconds,
@@ -35,8 +36,11 @@ class Settlements:
         self.max_result_bytes = max_result_bytes
         self._draws = draws
 
-    def bounded(self, outcome: Outcome) -> Outcome:
-        """Return an outcome whose result may be kept."""
+    def reported(self, record: TaskRecord, outcome: Outcome) -> Outcome:
+        """Return what an executor or a worker reports, at its cost and with what may be kept."""
+        return self._bounded(at_fixed_cost(outcome, record.terms))
+
+    def _bounded(self, outcome: Outcome) -> Outcome:
         if not isinstance(outcome, Succeeded) or outcome.result is None:
             return outcome
         if len(memoryview(outcome.result)) <= self.max_result_bytes:

@@ -105,7 +105,7 @@ def _scope(value: Value) -> BudgetScope:
     if all(isinstance(part, str) for part in key.parts):
         _check_key(fields["key"], name, "".join(map(str, key.parts)))
     limit = fields["budget_usd"].limit() if "budget_usd" in fields else None
-    return BudgetScope(name=name, key=key, micro_usd=limit)
+    return BudgetScope(name=name, key=key, micro_usd=limit, line=fields["key"].line)
 
 
 def _check_key(value: Value, name: str, key: str) -> None:

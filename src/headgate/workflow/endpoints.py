@@ -61,8 +61,8 @@ def _endpoint(name: str, value: Value) -> Endpoint:
             value.refuse(f"has no {key}; write it")
     read = {key: _READERS[key](entry) for key, entry in fields.items()}
     if name in BUILT_IN:
-        return msgspec.structs.replace(BUILT_IN[name], **read)
-    return Endpoint(name=name, **read)
+        return msgspec.structs.replace(BUILT_IN[name], line=value.line, **read)
+    return Endpoint(name=name, line=value.line, **read)
 
 
 _READERS: dict[str, Callable[[Value], Any]] = {

@@ -18,6 +18,7 @@ from typing import IO, Any, NoReturn, Protocol
 
 import msgspec
 
+from headgate.core.nesting import is_deeper
 from headgate.errors import StoreError, WorkflowError
 from headgate.workflow.graph import ordered
 from headgate.workflow.workflow import FileItems, ListItems, StepItems, Workflow
@@ -25,8 +26,10 @@ from headgate.workflow.workflow import FileItems, ListItems, StepItems, Workflow
 MAX_RUNS = 1_000_000
 MAX_FILE_BYTES = 1 << 30
 MAX_LINE_BYTES = 1 << 20
+MAX_DEPTH = 200
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels; write it more simply"
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
 
 
@@ -174,10 +177,14 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _check_line(line: bytes, path: Path, number: int) -> None:
     try:
-        msgspec.json.decode(line)
+        value = msgspec.json.decode(line)
+    except RecursionError:
+        _refuse(path, number, _TOO_DEEP)
     except _UNREADABLE as error:
-        problem = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        _refuse(path, number, f"is not JSON: {problem}; write one value a line")
+        _refuse(path, number, f"is not JSON: {error}; write one value a line")
+    # Whoever reads it later may be deeper in calls of its own.
+    if is_deeper(line, value, levels=MAX_DEPTH):
+        _refuse(path, number, _TOO_DEEP)
 
 
 def _check_total(workflow: Workflow, loaded: Mapping[str, ItemSource]) -> None:

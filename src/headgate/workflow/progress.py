@@ -184,6 +184,8 @@ class WorkflowProgress:
             return "no budget would hold it"
         if standing is Standing.STOPPED:
             return "the run ended before it"
+        if standing is Standing.CUT_OFF:
+            return "it was stopped, and a resume begins it anew"
         return self._waits_for(node, number) if standing is Standing.WAITING else ""
 
     def goes_without(self, number: int) -> bool:

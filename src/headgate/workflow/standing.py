@@ -22,6 +22,8 @@ class Standing(IntEnum):
     """The run of the workflow ended before it."""
     UNFED = 8
     """A parent was not run."""
+    CUT_OFF = 9
+    """It had begun, and was stopped before it had ended."""
 
     @property
     def has_ended(self) -> bool:
@@ -35,7 +37,7 @@ class Standing(IntEnum):
 
     @property
     def is_not_run(self) -> bool:
-        """Whether it would have run under other circumstances."""
+        """Whether it would have run to its end under other circumstances."""
         return self >= Standing.UNFUNDED
 
 
@@ -65,7 +67,7 @@ class StepCounts:
 
     @property
     def not_run(self) -> int:
-        """How many would have run under other circumstances."""
+        """How many would have run to their end under other circumstances."""
         return sum(self.by_standing[Standing.UNFUNDED :])
 
     def move(self, before: int, after: int) -> None:

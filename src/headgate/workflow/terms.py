@@ -12,13 +12,12 @@ from typing import Any
 import msgspec
 
 from headgate.core.money import MAX_RESERVATION_TOKENS
-from headgate.core.records import MAX_ATTEMPTS, OnParentFailure
+from headgate.core.records import MAX_ATTEMPT_SECONDS, MAX_ATTEMPTS, OnParentFailure
 from headgate.core.snapshot import MAX_PRIORITY, MAX_WEIGHT
 from headgate.workflow.values import Value
 from headgate.workflow.workflow import Estimate
 
 ESTIMATE_KEYS = ("usd", "tokens")
-MAX_TIMEOUT_SECONDS = 30 * 86_400.0
 MIN_TIMEOUT_SECONDS = 0.1
 MAX_NAME_LENGTH = 128
 MAX_TOKENS = 1_024
@@ -77,7 +76,7 @@ TERMS: dict[str, tuple[str, Callable[[Value], Any]]] = {
     "retries": ("retries", lambda value: value.whole(0, MAX_ATTEMPTS - 1)),
     "timeout": (
         "timeout_seconds",
-        lambda value: value.seconds(MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS),
+        lambda value: value.seconds(MIN_TIMEOUT_SECONDS, MAX_ATTEMPT_SECONDS),
     ),
     "estimate": ("estimate", read_estimate),
     "on_parent_failure": ("on_parent_failure", _on_parent_failure),

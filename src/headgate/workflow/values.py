@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
-from headgate.core.money import to_limit_micro_usd, to_micro_usd
+from headgate.core.money import to_micro_usd, to_written_limit_micro_usd
 from headgate.errors import InvalidAmountError, WorkflowError
 from headgate.workflow.conditions import Condition, ConditionError, parsed_condition
 from headgate.workflow.document import ListNode, Node, ObjectNode, ScalarNode, json_value
@@ -165,7 +165,7 @@ class Value:
 
     def limit(self) -> int:
         """Return dollars that a budget can be limited to, exactly, in micro-dollars."""
-        return self._money(to_limit_micro_usd)
+        return self._money(to_written_limit_micro_usd)
 
     def dollars(self) -> str:
         """Return dollars as they were written, checked as an amount."""

@@ -41,7 +41,7 @@ class HttpWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallWork(msgspec.Struct, frozen=True, kw_only=True):
-    """A Python function as `package.module:function`; `given` is the input that it gets."""
+    """A Python function as `package.module:function`; `given` is what it is called with."""
 
     entry_point: str
     given: Template | None = None
@@ -130,11 +130,15 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetScope(msgspec.Struct, frozen=True, kw_only=True):
-    """A budget around the workflow; its scope is `name:key`. Without an amount it only counts."""
+    """A budget around the workflow; its scope is `name:key`. Without an amount it only counts.
+
+    `line` is where the file has its key.
+    """
 
     name: str
     key: Text
     micro_usd: int | None = None
+    line: int | None = None
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +149,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     url: Text
     key: Text | None = None
     headers: dict[str, Text] = {}
+    line: int | None = None
+    """Where it stands in the file, if it does."""
 
 
 class Workflow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
