@@ -212,5 +212,11 @@ def test_a_resume_does_what_was_said_before_unless_it_says_otherwise(tmp_path: P
     run = made(tmp_path, concurrency=3, session_id="s", config=tmp_path / "h.toml")
     options = RunOptions(data=tmp_path / "data", concurrency=5)
     resumed = resumed_options(run.record, options)
-    assert (resumed.concurrency, resumed.session_id, resumed.tracker) == (5, "s", "local")
+    assert (resumed.concurrency, resumed.tracker) == (5, "local")
     assert resumed.config == tmp_path / "h.toml"
+
+
+def test_a_resume_says_no_session_again_since_its_scopes_are_kept(tmp_path: Path) -> None:
+    run = made(tmp_path, session_id="s")
+    resumed = resumed_options(run.record, RunOptions(data=tmp_path / "data"))
+    assert (resumed.session_id, resumed.session_limit) == (None, None)
