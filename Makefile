@@ -9,9 +9,10 @@ PEERS_INSTALLED := $(PEERS_VENV)/.installed
 TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test test-browser screenshots check bench torture package clean
+.PHONY: help run up demo test test-browser screenshots check bench torture package clean
 
 help:
+	@echo "make run      install into $(VENV) and run an example workflow, inside a budget"
 	@echo "make up       install into $(VENV) and start the service on 127.0.0.1:7420"
 	@echo "make demo     the same with simulated agents and a fake provider; nothing is kept"
 	@echo "make test     install, then format check, lint, types, layers and tests"
@@ -28,6 +29,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
+
+run: $(INSTALLED)
+	@$(BIN)/headgate run examples/evaluation/evaluation.yaml
 
 up: $(INSTALLED)
 	@$(BIN)/headgate up

@@ -11,7 +11,7 @@ from benchmarks.options import PEERS_PYTHON, QUEUED, Options
 
 ALL = (
     *("decide", "load_ranking", "inprocess", "ledger", "ledger_memory"),
-    *("engine", "slots", "dashboard"),
+    *("engine", "slots", "runs", "dashboard"),
 )
 
 
@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="small, and judges nothing (engine, inprocess, dashboard)",
+        help="small, and judges nothing (engine, inprocess, runs, dashboard)",
     )
     parser.add_argument("--queued", type=int, default=QUEUED, help="engine: tasks of a long queue")
     parser.add_argument(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 
-async def noop(_order: Mapping[str, object]) -> None:
+async def noop(*_given: object) -> None:
     return None
 
 

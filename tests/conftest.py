@@ -7,8 +7,13 @@ import inspect
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from ledgers.servers import PostgresServer, ValkeyServer, running_postgres, running_valkey
+
+# How long an example takes says how busy the machine is, and nothing about the code.
+settings.register_profile("headgate", deadline=None)
+settings.load_profile("headgate")
 
 
 @pytest.hookimpl(tryfirst=True)

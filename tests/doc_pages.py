@@ -19,7 +19,10 @@ from headgate.cli.main import run
 
 ROOT = Path(__file__).parent.parent
 UPDATING = bool(os.environ.get("UPDATE_DOCS"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
+]
 OUTPUT_LANGUAGES = ("text", "output")
 ANY_LINES = "..."
 ANY_TEXT = "…"

@@ -1,4 +1,4 @@
-"""The benchmarks of the service run to their end, so that they can be run when they are wanted."""
+"""Benchmarks of processes run to their end, so that they can be run when they are wanted."""
 
 from __future__ import annotations
 
@@ -28,6 +28,21 @@ PEERS = (
     *("Dramatiq", "Huey", "Huey on SQLite", "Huey on SQLite, no fsync"),
     *("Taskiq", "SAQ", "Celery"),
 )
+RUN_FIGURES = (
+    "engine, batches over HTTP",
+    "a run, concurrency 1,000",
+    "a run, concurrency 8",
+    "pages of all its processes",
+    "allocated by Python",
+)
+
+
+def test_a_quick_benchmark_of_runs_prints_every_figure() -> None:
+    command = [sys.executable, "-m", "benchmarks", "runs", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in RUN_FIGURES:
+        assert re.search(rf"^  {re.escape(name)} +-?[\d,.]+", done.stdout, re.MULTILINE), name
 
 
 PAGES = (

@@ -50,7 +50,9 @@ CLI_REFERENCE = (ROOT / "docs/reference/cli.md").read_text()
 SNAPSHOT_REFERENCE = (ROOT / "docs/reference/snapshot.md").read_text()
 REASONS = (ROOT / "docs/how-to/read-the-reasons.md").read_text()
 
-LANGUAGES = {"python", "text", "output", "console", "shell", "sh", "json", "toml", "mermaid"}
+LANGUAGES = {
+    *("python", "text", "output", "console", "shell", "sh", "json", "toml", "yaml", "mermaid"),
+}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 

@@ -11,12 +11,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headgate.core.records import MAX_ATTEMPTS, OnExhausted, OnParentFailure, TaskRecord
+from headgate.core.records import (
+    MAX_ATTEMPT_SECONDS,
+    MAX_ATTEMPTS,
+    OnExhausted,
+    OnParentFailure,
+    TaskRecord,
+)
 from headgate.core.tasks import TaskStatus
 from headgate.errors import InvalidScopeError, InvalidTaskError
 from headgate.intake import Defaults, Draft, Intake
 from headgate.intake.bodies import TASK_FIELDS
 from headgate.intake.fields import MAX_DEPTH, MAX_LABELS, MAX_PARENTS, MAX_SCOPES
+from headgate.task_snapshot import snapshot_of
 
 NOW = 1_800_000_000.0
 LEAST = {"agentId": "a", "action": "click"}
@@ -83,6 +90,7 @@ def test_everything_that_a_client_may_say_is_kept() -> None:
         notBefore=at(NOW + 5),
         labels={"team": "x"},
         maxAttempts=3,
+        timeoutSeconds=2.5,
         onExhausted="reject",
     )
     assert (task.priority, task.deadline, task.not_before) == (-3, NOW + 60, NOW + 5)
@@ -90,6 +98,7 @@ def test_everything_that_a_client_may_say_is_kept() -> None:
     assert task.scopes == ("project:search", "session:eval-1/workflow:w1")
     assert (task.weight, task.estimate_tokens, terms.estimate_micro_usd) == (2.0, 500, 1)
     assert (terms.depends_on, terms.max_attempts) == ((parent,), 3)
+    assert terms.attempt_seconds == 2.5
     assert terms.on_parent_failure is OnParentFailure.RUN
     assert terms.on_exhausted is OnExhausted.REJECT
     assert submission.params is not None
@@ -191,6 +200,10 @@ def test_refusals_that_clients_compare_are_exact(
         ("labels", {str(n): "" for n in range(MAX_LABELS + 1)}),
         ("maxAttempts", 0),
         ("maxAttempts", MAX_ATTEMPTS + 1),
+        ("timeoutSeconds", 0),
+        ("timeoutSeconds", -1.5),
+        ("timeoutSeconds", MAX_ATTEMPT_SECONDS + 1),
+        ("timeoutSeconds", "30s"),
     ],
 )
 def test_a_value_outside_its_bounds_is_refused_by_its_field(field: str, value: object) -> None:
@@ -241,6 +254,44 @@ def test_defaults_hold_where_nothing_else_was_said() -> None:
     body = LEAST | {"estimate": {"tokens": 0}, "maxAttempts": 2}
     task, terms, _ = given_defaults.read_task(json.dumps(body).encode(), now=NOW)
     assert (task.estimate_tokens, terms.estimate_micro_usd, terms.max_attempts) == (0, 0, 2)
+
+
+@pytest.mark.parametrize("seconds", [0.001, 30, MAX_ATTEMPT_SECONDS])
+def test_the_time_of_an_attempt_is_kept_and_goes_with_a_retry(seconds: float) -> None:
+    judge = intake()
+    draft = judge.read_task(json.dumps(LEAST | {"timeoutSeconds": seconds}).encode(), now=NOW)
+    assert draft.terms.attempt_seconds == seconds
+    record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
+    assert judge.again(record, now=NOW).terms.attempt_seconds == seconds
+
+
+@pytest.mark.parametrize(("usd", "micro_usd"), [("0.07", 70_000), (0.07, 70_000), (0, 0)])
+def test_a_fixed_cost_is_kept_and_goes_with_a_retry(usd: float | str, micro_usd: int) -> None:
+    judge = intake()
+    draft = judge.read_task(json.dumps(LEAST | {"costUsd": usd}).encode(), now=NOW)
+    assert (draft.terms.cost_micro_usd, draft.terms.estimate_micro_usd) == (micro_usd, 0)
+    record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
+    assert judge.again(record, now=NOW).terms.cost_micro_usd == micro_usd
+    assert snapshot_of(record).cost_usd == micro_usd / 1e6
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"costUsd": -1}, "field 'costUsd': must not be negative"),
+        ({"costUsd": "many"}, "field 'costUsd': "),
+        ({"costUsd": 1, "estimate": {"usd": 1}}, "field 'costUsd': cannot be named beside"),
+    ],
+)
+def test_a_cost_that_cannot_be_held_is_refused(given: dict[str, object], problem: str) -> None:
+    with pytest.raises(InvalidTaskError, match=f"^{problem}"):
+        intake().read_task(json.dumps(LEAST | given).encode(), now=NOW)
+
+
+def test_tokens_may_be_estimated_beside_a_fixed_cost() -> None:
+    body = LEAST | {"costUsd": 1, "estimate": {"tokens": 5}}
+    task, terms, _ = intake().read_task(json.dumps(body).encode(), now=NOW)
+    assert (task.estimate_tokens, terms.cost_micro_usd) == (5, 1_000_000)
 
 
 def test_a_target_must_be_named_where_none_is_the_default() -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import re
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from pathlib import Path
-from typing import IO
 
 import pytest
 
-from doc_pages import PAGES, ROOT, Output, blocks_of, name_of
+from doc_pages import PAGES, Output, blocks_of, name_of
+from doc_shells import Shell, commands_of, saved_files, shell_in
 from service.fake_providers import fake_provider
 from service.support import running_service
 
@@ -39,64 +34,14 @@ LOOKS = (
 SERVICE_PAGES = [
     page
     for page in PAGES
-    if any(block.language == "shell" for block in blocks_of(page.read_text()))
+    if {"shell", "toml"} <= {block.language for block in blocks_of(page.read_text())}
 ]
-
-
-class Shell:
-    """One shell in which the commands of a page run, so that they share variables."""
-
-    def __init__(self, input_: IO[str], output: IO[str]) -> None:
-        self._input = input_
-        self._output = output
-
-    def run(self, command: str) -> str:
-        """Run a command, and return what it prints."""
-        self._input.write(f"{command}\necho; echo end of command\n")
-        self._input.flush()
-        lines = list(iter(self._output.readline, "end of command\n"))
-        return "".join(lines).removesuffix("\n")
-
-
-@contextmanager
-def shell_in(folder: Path, address: str) -> Iterator[Shell]:
-    (folder / "docs").symlink_to(ROOT / "docs")
-    commands = Path(sys.executable).parent
-    process = subprocess.Popen(
-        ["bash"],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
-            "HEADGATE_URL": address,
-            "XDG_DATA_HOME": str(folder / "nothing"),
-        },
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with process:
-        yield Shell(process.stdin, process.stdout)
-        process.stdin.close()
-
-
-def commands_of(page: Path) -> list[tuple[str, str]]:
-    """Return each command of a page with the output that it shows."""
-    bodies = [block.body for block in blocks_of(page.read_text()) if block.language == "shell"]
-    found: list[tuple[str, str]] = []
-    for body in bodies:
-        parts = re.split(r"^\$ (.*)\n", body, flags=re.MULTILINE)
-        found += zip(parts[1::2], parts[2::2], strict=True)
-    return found
 
 
 def settings_name(page: Path) -> str:
     """Return the name under which a page has its settings saved."""
-    named = re.search(r"^Save this as `(\S+)`:$", page.read_text(), re.MULTILINE)
-    return named[1] if named else "page.toml"
+    names = saved_files(page.read_text())
+    return next((name for name in names if name.endswith(".toml")), "page.toml")
 
 
 def settings_of(page: Path) -> str:
@@ -131,13 +76,15 @@ def test_what_a_page_says_to_a_service_is_answered_as_it_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
+    for name, body in saved_files(page.read_text()).items():
+        (tmp_path / name).write_text(body)
     settings = tmp_path / settings_name(page)
     settings.write_text(settings_of(page).replace(SHOWN_PORT, port))
     monkeypatch.setenv("FAKE_KEY", "any-text")
     with (
         provider_of(page, port),
         running_service(tmp_path, "--config", str(settings)) as service,
-        shell_in(tmp_path, service.address) as sh,
+        shell_in(tmp_path, HEADGATE_URL=service.address) as sh,
     ):
         places = {SHOWN_PLACE: service.address.removeprefix("http://"), SHOWN_PORT: port}
         for command, shown in commands_of(page):

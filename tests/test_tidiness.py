@@ -10,18 +10,20 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from headgate.cli.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src/headgate"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-FOLDERS = ("tests", "benchmarks", "torture", "docs")
+FOLDERS = ("tests", "benchmarks", "torture", "docs", "examples")
 PYTHON = [*MODULES, *(path for name in FOLDERS for path in sorted(ROOT.glob(f"{name}/**/*.py")))]
 TEXTS = [
     *PYTHON,
     *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("docs/**/*.json")),
+    *sorted(ROOT.glob("examples/**/*.[my]*")),
     *sorted(ROOT.glob("deploy/*")),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile")),
     *(ROOT / name for name in ("pyproject.toml", "constraints.txt", ".ci/run", ".gitignore")),
@@ -192,3 +194,8 @@ def imports_of(path: Path) -> Iterator[str]:
 def test_a_module_is_imported_by_something_or_is_an_entry(path: Path) -> None:
     name = module_name(path)
     assert name in imported_names() | ENTRIES or path.name == "__init__.py"
+
+
+def test_no_property_fails_because_the_machine_is_busy() -> None:
+    assert settings.default is not None
+    assert settings.default.deadline is None

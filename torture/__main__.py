@@ -6,7 +6,10 @@ import argparse
 import importlib
 import sys
 
-ALL = ("ledger", "replies", "service", "nodes", "api", "webhooks", "keys", "reloads", "slots")
+ALL = (
+    *("ledger", "replies", "service", "nodes", "api", "webhooks", "keys", "reloads", "slots"),
+    "runs",
+)
 
 
 def main() -> int:

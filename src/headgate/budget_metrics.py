@@ -141,6 +141,7 @@ class _CountingLedger:
         self.open = ledger.open
         self.close = ledger.close
         self.set_limit = ledger.set_limit
+        self.found_limit = ledger.found_limit
         self.settle = ledger.settle
         self.accounts = ledger.accounts
         self.journal = ledger.journal

@@ -9,7 +9,9 @@
     │   │   ├── InvalidAmountError       an amount of money or tokens that cannot be booked
     │   │   └── InvalidTaskError         a submitted task that cannot be taken as it is
     │   ├── StaleWorkerError             a worker has lost its lease, or was never known
+    │   ├── BudgetMismatchError          a budget was to be founded that has another limit already
     │   ├── SlotNotFoundError            no slot of this name is configured
+    │   ├── WorkflowError                a workflow file, or items of it, that cannot be run
     │   └── IllegalMoveError             a state machine was asked for a move that it does not have
     │       ├── IllegalTransitionError   of a task
     │       └── IllegalSettlementError   of a reservation
@@ -110,6 +112,33 @@ class SlotNotFoundError(CallerError):
         advice = "see `headgate slots status` for those that are"
         super().__init__(f"there is no slot {name[:64]!r}; {advice}")
         self.name = name
+
+
+class WorkflowError(CallerError):
+    """A workflow file cannot be run as it is written, or a file of items that it names.
+
+    `line` counts from 1, and `key` is the path of the value, as `steps[3].when`; either may be
+    missing.
+    """
+
+    def __init__(self, file: str, problem: str, *, line: int | None = None, key: str = "") -> None:
+        place = file if line is None else f"{file}:{line}"
+        super().__init__(f"{place}: {key}: {problem}" if key else f"{place}: {problem}")
+        self.file = file
+        self.line = line
+        self.key = key
+        self.problem = problem
+
+
+class BudgetMismatchError(CallerError):
+    """A budget was to be founded that has another limit; both are in words, such as `$50.00`."""
+
+    def __init__(
+        self, *, scope: str, existing: str, wanted: str, source: str, change: str
+    ) -> None:
+        line = f"{scope or '(root)'}: the limit is {existing}, and {source} says {wanted}"
+        super().__init__(f"{line}; say the same, or change it with `{change}`")
+        self.scope, self.existing, self.wanted = scope, existing, wanted
 
 
 class IllegalMoveError(CallerError):

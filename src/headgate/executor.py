@@ -20,7 +20,8 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt at one task; times are in Unix seconds.
 
     `waits_since` is when the attempt could have started, if anybody knows; `traceparent` is the
-    trace that it belongs to. `slot` is the provider's key that it is to use.
+    trace that it belongs to. `slot` is the provider's key that it is to use. Whoever runs the order
+    stops it at its deadline and after `attempt_seconds`.
     """
 
     task_id: str
@@ -33,6 +34,7 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     traceparent: str | None = None
     slot: str | None = None
+    attempt_seconds: float | None = None
 
 
 def work_order_of(record: TaskRecord) -> WorkOrder:
@@ -49,6 +51,7 @@ def work_order_of(record: TaskRecord) -> WorkOrder:
         started_at=record.progress.started_at,
         traceparent=record.submission.traceparent,
         slot=slot_of(record),
+        attempt_seconds=record.terms.attempt_seconds,
     )
 
 

@@ -221,6 +221,24 @@ class TokenListBody(msgspec.Struct, kw_only=True):
     tokens: list[TokenBody]
 
 
+class FoundBudgetBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """The limits of a scope that is to have some and has none yet."""
+
+    scope: str
+    limit_usd: str | int | float | None = None
+    limit_tokens: int | None = None
+    window: str = "none"
+
+
+class LimitBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """The limits of a scope that are in force."""
+
+    scope: str
+    limit_usd: str | None = None
+    limit_tokens: int | None = None
+    window: str
+
+
 class ReserveBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """An amount to hold in a scope, in its ancestors, and in the scopes `also` named."""
 

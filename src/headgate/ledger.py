@@ -47,6 +47,13 @@ class Ledger(Protocol):
     async def set_limit(self, scope: Scope, limit: Limit) -> None:
         """Replace the limit of a scope; one without any amount removes it."""
 
+    async def found_limit(self, scope: Scope, limit: Limit) -> Limit:
+        """Set the limit of a scope that has none, and return the one that is in force then.
+
+        Of several who found at once exactly one is first, and all get its limit. One without any
+        amount founds nothing, and is returned where there is none.
+        """
+
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
         """Hold the money in all scopes or in none; a known id gets its answer again."""
 

@@ -1,7 +1,7 @@
 """Texts without secrets: what a key is, is taken out before anybody sees the text.
 
-A known key is found wherever it stands, also quoted for an address or for JSON. Beyond that
-everything goes that looks like one: what follows `Bearer`, the values of fields and parameters
+A known key is found wherever it stands, also quoted for an address, for JSON or by Python. Beyond
+that everything goes that looks like one: what follows `Bearer`, the values of fields and parameters
 with a telling name, passwords in addresses, and texts that begin as keys do.
 """
 
@@ -50,6 +50,7 @@ _RULES = (
     (re.compile(r"://[^/@\s\"]+@"), f"://{REDACTED}@"),
     (re.compile(r"\b(?:(?:sk|pk|gsk|ghp|xox[abp])[-_][\w-]{8,}|AIza[\w-]{20,})"), REDACTED),
 )
+_ESCAPE = re.compile("%[0-9A-F]{2}")
 _REFERENCE = re.compile(r"\{[\w.]+\}")
 _CREDENTIALS = re.compile(r"(?<=://).*@", re.DOTALL)
 
@@ -73,20 +74,35 @@ def _hidden_parameter(parameter: str) -> str:
 def redacted(text: str, secrets: tuple[str, ...] = ()) -> str:
     """Return the text with these secrets, and whatever looks like one, taken out."""
     for secret in secrets:
-        for form in _forms(secret):
+        for form in written_forms(secret):
             text = text.replace(form, REDACTED)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return text
 
 
-def _forms(secret: str) -> set[str]:
+def written_forms(secret: str) -> list[str]:
+    """Return how a secret may be written: as it is, quoted for an address, for JSON or by Python.
+
+    The longest come first: what contains another is to be found before it.
+    """
     if len(secret) < MIN_SECRET_LENGTH:
-        return set()
-    return {
+        return []
+    raw = secret.encode(errors="surrogateescape")
+    quoted = (quote(raw), quote(raw, safe=""), quote_plus(raw))
+    in_json = (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
+    forms = {
         secret,
-        quote(secret),
-        quote(secret, safe=""),
-        quote_plus(secret),
-        json.dumps(secret)[1:-1],
+        raw.decode(errors="replace"),
+        *quoted,
+        *(_ESCAPE.sub(_lowered, text) for text in quoted),
+        *in_json,
+        *(text.replace("/", "\\/") for text in in_json),
+        repr(secret)[1:-1],
+        repr(raw)[2:-1],
     }
+    return sorted(forms, key=len, reverse=True)
+
+
+def _lowered(escape: re.Match[str]) -> str:
+    return escape[0].lower()

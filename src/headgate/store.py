@@ -134,8 +134,8 @@ class NotAssigned(msgspec.Struct, frozen=True, kw_only=True):
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """What came of an attempt: the next step, the money, and a pause that the provider asked for.
 
-    A cost of nothing gives the reservation back. `node_id` is the node that writes it for a
-    worker; a node that settles its own attempts need not say so.
+    A cost of nothing gives the reservation back; what is unknown of it is booked as it was held.
+    `node_id` is the node that writes it for a worker; others need not say so.
     """
 
     task_id: str

@@ -19,6 +19,13 @@ class AmountBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     usd: float | None = None
 
 
+class TaskUsageBody(AmountBody, kw_only=True, omit_defaults=True, rename="camel"):
+    """What all attempts were booked at, and the part for which nobody gave a figure, if any."""
+
+    assumed_tokens: int | None = None
+    assumed_usd: float | None = None
+
+
 class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """The JSON of a task. Times are RFC 3339 in UTC; `latency_ms` is from start to end.
 
@@ -51,6 +58,7 @@ class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     input: Any = None
     weight: float
     estimate: AmountBody | None = None
+    cost_usd: float | None = None
     scopes: tuple[str, ...] = ()
     depends_on: tuple[str, ...] = ()
     on_parent_failure: OnParentFailure
@@ -59,9 +67,10 @@ class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     retry_of: str | None = None
     traceparent: str | None = None
     max_attempts: int
+    timeout_seconds: float | None = None
     on_exhausted: OnExhausted
     attempt: int
-    usage: AmountBody | None = None
+    usage: TaskUsageBody | None = None
 
 
 def snapshot_of(record: TaskRecord) -> TaskSnapshot:
@@ -93,6 +102,7 @@ def snapshot_of(record: TaskRecord) -> TaskSnapshot:
         input=given.input or None,
         weight=task.weight,
         estimate=_amount(task.estimate_tokens, terms.estimate_micro_usd or None),
+        cost_usd=None if terms.cost_micro_usd is None else to_usd_float(terms.cost_micro_usd),
         scopes=task.scopes,
         depends_on=terms.depends_on,
         on_parent_failure=terms.on_parent_failure,
@@ -101,6 +111,7 @@ def snapshot_of(record: TaskRecord) -> TaskSnapshot:
         retry_of=given.retry_of,
         traceparent=given.traceparent,
         max_attempts=terms.max_attempts,
+        timeout_seconds=terms.attempt_seconds,
         on_exhausted=terms.on_exhausted,
         attempt=progress.attempt,
         usage=_used(record),
@@ -117,11 +128,17 @@ def exact_moment(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def _used(record: TaskRecord) -> AmountBody | None:
+def _used(record: TaskRecord) -> TaskUsageBody | None:
     """Return what all attempts were booked at; None before the first has ended."""
     if record.tokens is None and record.micro_usd is None:
         return None
-    return _amount(record.progress.used_tokens, record.progress.used_micro_usd)
+    progress = record.progress
+    return TaskUsageBody(
+        tokens=progress.used_tokens,
+        usd=to_usd_float(progress.used_micro_usd),
+        assumed_tokens=progress.assumed_tokens or None,
+        assumed_usd=to_usd_float(progress.assumed_micro_usd) or None,
+    )
 
 
 def _slot(record: TaskRecord) -> str | None:

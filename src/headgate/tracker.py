@@ -19,7 +19,7 @@ from headgate.budget_tracker import (
     check_id,
     new_reservation_id,
 )
-from headgate.core.accounts import JournalEntry, Limit, Refused, exceeded
+from headgate.core.accounts import JournalEntry, Limit, Refused, check_founded, exceeded
 from headgate.core.books import ReserveRequest, SettleRequest
 from headgate.core.budget_windows import Window, parse_window
 from headgate.core.money import (
@@ -70,12 +70,29 @@ class LedgerTracker:
         window: str | None = None,
     ) -> None:
         """Set or replace the limits of a scope and the window they hold for."""
-        limit = Limit(
-            limit_micro_usd=None if limit_usd is None else to_limit_micro_usd(limit_usd),
-            limit_tokens=None if limit_tokens is None else to_limit_tokens(limit_tokens),
-            window=_window(window),
-        )
+        limit = _limit(limit_usd, limit_tokens, window)
         await self.ledger.set_limit(parse_scope(scope), limit)
+
+    async def found_budget(
+        self,
+        scope: str,
+        limit_usd: Amount | None = None,
+        limit_tokens: int | None = None,
+        window: str | None = None,
+        *,
+        source: str = "the request",
+    ) -> Limit:
+        """Set the limits of a scope that has none; one that has others: BudgetMismatchError.
+
+        `source` says in that error who wants these. Returns what is in force, so what was given.
+        """
+        wanted = _limit(limit_usd, limit_tokens, window)
+        if not wanted.has_amount:
+            raise InvalidSettingError("limit_usd", "give an amount, in dollars or in tokens")
+        name = parse_scope(scope)
+        in_force = await self.ledger.found_limit(name, wanted)
+        check_founded(name, in_force=in_force, wanted=wanted, source=source)
+        return in_force
 
     async def reserve(
         self,
@@ -208,6 +225,14 @@ class LedgerTracker:
         reservation = await self.ledger.settle(request)
         scope = token.scope if isinstance(token, ReservationToken) else reservation.scopes[-1]
         return _token(reservation, scope)
+
+
+def _limit(limit_usd: Amount | None, limit_tokens: int | None, window: str | None) -> Limit:
+    return Limit(
+        limit_micro_usd=None if limit_usd is None else to_limit_micro_usd(limit_usd),
+        limit_tokens=None if limit_tokens is None else to_limit_tokens(limit_tokens),
+        window=_window(window),
+    )
 
 
 def _window(text: object) -> Window:

@@ -133,7 +133,7 @@ def test_every_option_of_submit_reaches_the_task(headgate: Command, tmp_path: Pa
         *("--estimate-usd", "0.25", "--estimate-tokens", "10", "--weight", "2", "--scope", "run:r"),
         *("--on-exhausted", "reject", "--depends-on", parent, "--on-parent-failure", "run"),
         *("--label", "k=v=w", "--max-attempts", "3", "--callback-url", "https://example.com/x"),
-        *("--tab-id", "t", "--selector", "#s", "--ref", "e1"),
+        *("--tab-id", "t", "--selector", "#s", "--ref", "e1", "--attempt-timeout", "2m"),
     )
     shown = headgate("show", task, "--json").json
     assert shown["params"] == {"name": "10", "x": 10, "y": None}
@@ -143,6 +143,7 @@ def test_every_option_of_submit_reaches_the_task(headgate: Command, tmp_path: Pa
     assert shown["notBefore"] == "2030-01-01T00:00:00Z"
     given = ("priority", "weight", "onExhausted", "onParentFailure", "maxAttempts", "tabId", "ref")
     assert [shown[name] for name in given] == [-5, 2.0, "reject", "run", 3, "t", "e1"]
+    assert shown["timeoutSeconds"] == 120.0
     assert "run:r" in shown["scopes"]
     assert shown["dependsOn"] == [parent]
 

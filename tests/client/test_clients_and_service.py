@@ -194,6 +194,24 @@ def test_budgets_are_set_held_and_booked(client: EitherClient) -> None:
     assert client.lanes().strategy == "fair-fifo"
 
 
+def test_a_budget_is_founded_by_the_first_who_names_its_limits(client: EitherClient) -> None:
+    scope = f"session:{uuid.uuid4().hex}"
+    for _ in range(2):
+        founded = client.found_budget(scope, limit_usd=Decimal("2.00"), window="day")
+        assert (founded.scope, founded.limit_usd, founded.window) == (scope, "2.00", "day")
+        assert founded.limit_tokens is None
+    with pytest.raises(RequestRefusedError) as caught:
+        client.found_budget(scope, limit_usd="3.00")
+    error = caught.value
+    assert (error.code, error.details["existing"]) == ("budget_mismatch", "$2.00 (day)")
+    assert client.budget_status(scope).limit_usd == "2.00"
+
+
+def test_the_time_of_an_attempt_is_sent_and_shown(client: EitherClient) -> None:
+    task_id = client.submit(agent_id="a", action="x", timeout_seconds=90.5).task_id
+    assert client.get(task_id).timeout_seconds == 90.5
+
+
 def test_tokens_are_made_shown_and_revoked(client: EitherClient) -> None:
     made = client.create_token("ci", ["read"], project_id="default")
     assert made.token.startswith("hg_")

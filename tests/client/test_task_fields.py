@@ -31,6 +31,7 @@ def test_a_program_can_say_all_that_the_api_takes() -> None:
         ({"priority": 0, "params": {}}, {"priority": 0, "params": {}}),
         ({"estimate_usd": Decimal("0.10")}, {"estimate": {"usd": "0.10"}}),
         ({"estimate_tokens": 5, "estimate_usd": 1}, {"estimate": {"tokens": 5, "usd": 1}}),
+        ({"cost_usd": Decimal("0.07")}, {"costUsd": "0.07"}),
         ({"deadline": timedelta(minutes=10)}, {"deadline": "2027-01-15T08:10:00Z"}),
         ({"not_before": NOW}, {"notBefore": "2027-01-15T08:00:00Z"}),
         ({"deadline": "2030-01-01T00:00:00Z"}, {"deadline": "2030-01-01T00:00:00Z"}),

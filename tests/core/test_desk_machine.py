@@ -34,7 +34,7 @@ from headgate.core.slots import SlotStanding
 from headgate.core.snapshot import LanePolicy
 from headgate.core.tasks import Task, TaskStatus
 from headgate.core.why import reasons
-from headgate.core.worker_watch import DEADLINE_GRACE_SECONDS
+from headgate.core.worker_watch import AGAIN_SECONDS, DEADLINE_GRACE_SECONDS
 
 AGENTS = [None, None, "a", "b", "made-1", "made-2"]
 CAPACITY = {"a": 2, "b": 1, "made-1": 1, "made-2": 1}
@@ -311,9 +311,9 @@ class DeskBesideAStore(RuleBasedStateMachine):
         # A task that has ended is forgotten, and the store is asked before it could run again.
         if versions[-1].is_terminal:
             versions = [old for old in versions if old.task.status is not TaskStatus.QUEUED]
-        before = picture(self.desk)
+        before = picture(self.desk, self.model.now)
         self.desk.see(data.draw(st.sampled_from(versions)), self.model.now)
-        assert picture(self.desk) == before
+        assert picture(self.desk, self.model.now) == before
 
     @invariant()
     def the_desk_is_what_a_fresh_one_would_be(self) -> None:
@@ -322,7 +322,8 @@ class DeskBesideAStore(RuleBasedStateMachine):
         fresh = self.model.fresh_desk(
             self.settings, self.nodes, self.open_lines, workers=self.workers
         )
-        assert picture(self.desk) == picture(fresh)
+        now = self.model.now
+        assert picture(self.desk, now) == picture(fresh, now)
         assert self.desk.tick == self.model.tick
 
     @invariant()
@@ -476,8 +477,9 @@ class DeskBesideAStore(RuleBasedStateMachine):
         return planned + sum(record.agent_id == agent_id for record in stored)
 
 
-def picture(desk: Desk) -> dict[str, object]:
+def picture(desk: Desk, now: float) -> dict[str, object]:
     """Everything that the desk believes, as plain values."""
+    overdue = desk.workers.next_at()
     aside = {name for name in desk.waiting if desk.parking.scope_of(name) is not None}
     offered = {task.id for task in desk.index} | aside | desk.too_large.keys()
     offered |= desk.hopeless.keys()
@@ -495,7 +497,8 @@ def picture(desk: Desk) -> dict[str, object]:
         "free": desk.flights.free_places(),
         "workers": {name: free for name, free in desk.flights.free_by_agent().items() if free},
         "pulling": desk.index.agents.pulling,
-        "overdue": desk.workers.next_at(),
+        # One that was due and is still planned is due again soon, whenever it was due first.
+        "overdue": None if overdue is None else max(overdue, now + AGAIN_SECONDS),
         "agents": {entry.agent.id: entry.inflight for entry in desk.index.agents if entry.inflight},
     }
 

@@ -22,6 +22,7 @@ from headgate.core.money import (
     to_micro_usd,
     to_tokens,
     to_usd_float,
+    to_written_limit_micro_usd,
 )
 from headgate.errors import InvalidAmountError
 
@@ -122,6 +123,17 @@ def test_a_limit_may_be_larger_than_a_reservation() -> None:
     assert to_limit_micro_usd("1000000000") == MAX_LIMIT_MICRO_USD
     with pytest.raises(InvalidAmountError, match="limit_usd: is more than"):
         to_limit_micro_usd("1000000000.01")
+
+
+@pytest.mark.parametrize("text", ["0", "0.000001", "12.50", "1000000000", "0.10000000", "1e-6"])
+def test_a_limit_that_was_written_is_the_limit(text: str) -> None:
+    assert to_written_limit_micro_usd(text) == to_limit_micro_usd(text)
+
+
+@pytest.mark.parametrize("text", ["0.0000001", "1.0000005", "1e-99999", f"1.{'0' * 50}1"])
+def test_a_limit_that_would_be_rounded_is_refused(text: str) -> None:
+    with pytest.raises(InvalidAmountError, match="limit_usd: is finer than a micro-dollar; write"):
+        to_written_limit_micro_usd(text)
 
 
 def test_the_program_s_own_decimal_settings_do_not_change_an_amount() -> None:

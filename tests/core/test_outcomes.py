@@ -20,8 +20,10 @@ from headgate.core.outcomes import (
     TryAgain,
     Usage,
     cost_of,
+    known_usage,
     next_step,
     pause_seconds,
+    timed_out,
 )
 from headgate.core.records import MAX_LOSSES, NO_PROGRESS, Progress, Terms
 from headgate.core.tasks import TaskStatus
@@ -139,6 +141,37 @@ def test_what_the_provider_may_have_charged_is_booked(
 ) -> None:
     cost = cost_of(outcome, reserved_tokens=100, reserved_micro_usd=50)
     assert cost == Usage(tokens=tokens, micro_usd=micro_usd)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "known"),
+    [
+        (Succeeded(), Usage()),
+        (Succeeded(usage=Usage(tokens=7)), Usage(tokens=7)),
+        (Succeeded(usage=Usage(tokens=-1, micro_usd=3)), Usage(micro_usd=3)),
+        (Failed(error="x", usage=NOTHING_USED), NOTHING_USED),
+        (timed_out(30.0), Usage()),
+        (Cancelled(usage=Usage(micro_usd=3)), Usage(micro_usd=3)),
+        (Limited(), NOTHING_USED),
+        (Lost(has_started=True), Usage()),
+        (Lost(has_started=False), NOTHING_USED),
+    ],
+)
+def test_a_figure_that_nobody_gave_stays_unknown_until_it_is_booked(
+    outcome: Outcome, known: Usage
+) -> None:
+    assert known_usage(outcome) == known
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error"),
+    [(30.0, "timed out after 30 s"), (0.25, "timed out after 0.25 s"), (604_800.0, "604800 s")],
+)
+def test_an_attempt_that_timed_out_may_be_tried_again(seconds: float, error: str) -> None:
+    outcome = timed_out(seconds)
+    assert outcome.error.endswith(error)
+    found = next_step(outcome, NO_PROGRESS, Terms(max_attempts=2), now=NOW, draw=0.0)
+    assert isinstance(found, TryAgain)
 
 
 OUTCOMES = st.one_of(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from desk_model import START, desk_of, ended, queued, taken
 from headgate.core.desk import Desk
 from headgate.core.gates import GateClosure
 from headgate.core.projects import Agent
-from headgate.core.records import Progress
+from headgate.core.records import Progress, Terms
 from headgate.core.snapshot import LanePolicy
 from headgate.core.tasks import TaskStatus
 from headgate.core.why import reasons
@@ -157,6 +160,49 @@ def test_a_cancelled_attempt_is_overdue_after_a_grace(
     for later in (0.0, 1.0):
         desk.see(type(running)(task=running.task, progress=progress, agent_id="a"), START + later)
     assert desk.workers.next_at() == START + ends_after
+
+
+def timed_desk(seconds: float, deadline: float | None = None) -> Desk:
+    record = queued("t1", agent_id="a", target="pull", deadline=deadline)
+    timed = msgspec.structs.replace(record, terms=Terms(attempt_seconds=seconds))
+    desk = desk_of(timed, pull_targets=PULL, agents=FLEET)
+    offer(desk, 1)
+    desk.plan(START, most=9)
+    return desk
+
+
+def seen(desk: Desk, status: TaskStatus, now: float, **progress: Any) -> None:
+    record = ended(queued("t1", agent_id="a", target="pull"), status)
+    timed = Progress(attempt=1, node_id="worker-1", **progress)
+    desk.see(type(record)(task=record.task, progress=timed, agent_id="a"), now)
+
+
+def test_an_attempt_is_overdue_a_grace_after_its_own_time() -> None:
+    for deadline, ends_after in ((None, 10.0), (START + 900, 10.0), (START + 4, 4.0)):
+        desk = timed_desk(10.0, deadline)
+        assert desk.next_at() == START + ends_after + DEADLINE_GRACE_SECONDS
+
+
+def test_the_time_of_an_attempt_counts_from_its_start_at_the_worker() -> None:
+    desk = timed_desk(10.0)
+    assert overdue(desk, START + 15) == ["t1"]
+    seen(desk, TaskStatus.ASSIGNED, START + 15)
+    assert desk.workers.next_at() == START + 25 + DEADLINE_GRACE_SECONDS
+    seen(desk, TaskStatus.RUNNING, START + 20, started_at=START + 18)
+    assert desk.workers.next_at() == START + 28 + DEADLINE_GRACE_SECONDS
+
+
+def test_an_older_start_does_not_count_for_an_attempt_that_has_not_begun() -> None:
+    desk = timed_desk(10.0)
+    seen(desk, TaskStatus.ASSIGNED, START + 1, started_at=START - 100)
+    assert desk.workers.next_at() == START + 11 + DEADLINE_GRACE_SECONDS
+
+
+def test_a_cancel_is_not_put_off_by_the_time_of_an_attempt() -> None:
+    desk = timed_desk(900.0)
+    for later in (0.0, 1.0, 5.0):
+        seen(desk, TaskStatus.RUNNING, START + later, started_at=START, cancel_requested=True)
+    assert desk.workers.next_at() == START + CANCEL_GRACE_SECONDS
 
 
 def test_attempts_on_nodes_are_not_timed_here() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 
 import pytest
+from structlog.testing import capture_logs
 
 from headgate.core.accounts import Limit, Refused
 from headgate.core.books import ReserveRequest, SettleRequest
@@ -70,6 +71,79 @@ def test_every_attempt_is_held_first_and_settled_in_the_end() -> None:
         assert await spent(service) == (60, 0)
 
     play(scenario, always(1.0, USED), budgets=BUDGETS, new_ledger=new_ledger)
+
+
+def test_a_node_that_stops_has_told_the_ledger_of_all_that_has_ended() -> None:
+    """Nobody may come after it: a run of a workflow is a node that ends with its last task."""
+
+    async def scenario(service: Service) -> None:
+        task_id = await service.submit(scopes=(S,))
+        await service.running(task_id)
+        await service.engine.stop(drain_seconds=10.0)
+        await ledger_of(service).open()
+        assert await spent(service) == (60, 0)
+
+    play(scenario, always(1.0, USED), budgets=BUDGETS, new_ledger=new_ledger)
+
+
+def test_a_node_that_stops_does_not_wait_for_a_ledger_that_is_away() -> None:
+    async def scenario(service: Service) -> None:
+        task_id = await service.submit(scopes=(S,))
+        await service.running(task_id)
+        ledger_of(service).is_away = True
+        began = service.now()
+        await service.engine.stop(drain_seconds=10.0)
+        assert service.now() - began < 15.0
+        ledger_of(service).is_away = False
+        other = await service.start_another()
+        await asyncio.sleep(1)
+        assert await spent(service) == (60, 0)
+        await other.stop(drain_seconds=0.0)
+
+    play(scenario, always(1.0, USED), budgets=BUDGETS, new_ledger=new_ledger)
+
+
+def test_a_ledger_that_is_away_is_logged_once_and_once_more_when_it_is_back() -> None:
+    async def scenario(service: Service) -> list[str]:
+        first = await service.submit(scopes=(S,))
+        await service.running(first)
+        ledger_of(service).is_away = True
+        with capture_logs() as lines:
+            await asyncio.sleep(20)
+            ledger_of(service).is_away = False
+            await asyncio.sleep(5)
+        return [line["event"] for line in lines if "settlements" in line["event"]]
+
+    told = play(scenario, always(1.0, USED), budgets=BUDGETS, new_ledger=new_ledger)
+    assert told == ["settlements wait for the ledger", "the ledger is told of settlements again"]
+
+
+@pytest.mark.parametrize(
+    ("away_seconds", "is_hurried"), [(5.0, False), (60.0, True), (60.0, False)]
+)
+def test_a_node_that_may_wait_tells_the_ledger_when_it_is_back_unless_somebody_is_in_a_hurry(
+    away_seconds: float, is_hurried: bool
+) -> None:
+    async def scenario(service: Service) -> tuple[float, int]:
+        task_id = await service.submit(scopes=(S,))
+        await service.running(task_id)
+        ledger = ledger_of(service)
+        ledger.is_away = True
+        await service.ended(task_id)
+        loop, began = asyncio.get_running_loop(), service.now()
+        loop.call_later(away_seconds, setattr, ledger, "is_away", False)
+        if is_hurried:
+            loop.call_later(2.0, service.engine.hurry)
+        await service.engine.drain(drain_seconds=0.0, settle_seconds=30.0)
+        left = await service.engine.store.outbox(limit=10)
+        await service.engine.close()
+        return service.now() - began, len(left)
+
+    seconds, left = play(scenario, always(1.0, USED), budgets=BUDGETS, new_ledger=new_ledger)
+    if is_hurried:
+        assert (round(seconds) <= 3, left) == (True, 1)
+    else:
+        assert (round(seconds) >= min(away_seconds, 30.0), left) == (True, int(away_seconds > 30.0))
 
 
 def test_money_is_only_held_until_the_work_starts_and_dispatched_before_it() -> None:

@@ -33,6 +33,7 @@ async def audit(store: SqlTaskStore, *, has_evicted: bool = False) -> None:
         _audit_workers,
         _audit_dependants,
         _audit_side_tables,
+        _audit_assumptions,
     ]
     if not has_evicted:
         checks += [_audit_counters, _audit_usage]
@@ -57,6 +58,13 @@ def _audit_workers(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
     noted = set(transaction.read("SELECT node_id, task_id FROM worker_tasks"))
     placed = {(row.progress.node_id, row.id) for row in rows.values() if row.is_in_flight}
     assert noted == {pair for pair in placed if is_worker(pair[0])}
+
+
+def _audit_assumptions(_transaction: Transaction, rows: dict[str, TaskRow]) -> None:
+    """What is assumed is a part of what is booked."""
+    for progress in (row.progress for row in rows.values()):
+        assert 0 <= progress.assumed_tokens <= progress.used_tokens
+        assert 0 <= progress.assumed_micro_usd <= progress.used_micro_usd
 
 
 def _retained_until(row: TaskRow) -> float | None:

@@ -114,6 +114,65 @@ async def test_money_is_held_dispatched_and_booked(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_budget_is_founded_once_and_another_limit_is_told_of_the_first(kind: str) -> None:
+    async with bank(kind) as it:
+        wanted = {"scope": "session:s", "limitUsd": "1.00", "window": "day"}
+        founded = {"scope": "session:s", "limitUsd": "1.00", "window": "day"}
+        for _ in range(2):
+            answer = await it.ask("found", **wanted)
+            assert (answer.status, answer.json) == (200, founded)
+        refused = await it.ask("found", scope="session:s", limitUsd=2, limitTokens=5)
+        assert (refused.status, refused.json["code"]) == (409, "budget_mismatch")
+        assert refused.json["details"] == {
+            "scope": "session:s",
+            "existing": "$1.00 (day)",
+            "wanted": "$2.00 and 5 tokens",
+        }
+        assert "the limit is $1.00 (day), and the request says $2.00" in refused.json["error"]
+        assert (await it.status("session:s")).json["limitUsd"] == "1.00"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"scope": "session:s"}, "limitUsd"),
+        ({"scope": "session:s", "limitUsd": "-1"}, "limitUsd"),
+        ({"scope": "session:s", "limitTokens": -1}, "limitTokens"),
+        ({"scope": "session:s", "limitUsd": 1, "window": "hourly"}, "window"),
+        ({"scope": "no scope", "limitUsd": 1}, "scope"),
+    ],
+)
+async def test_a_budget_that_cannot_be_founded_is_refused_by_its_field(
+    fields: dict[str, object], field: str
+) -> None:
+    async with bank("store") as it:
+        refused = await it.ask("found", "", **fields)
+        assert (refused.status, refused.json["code"]) == (400, "invalid_field")
+        assert refused.json["details"]["field"] == field
+
+
+async def test_what_others_submit_is_not_limited_by_whoever_may_submit() -> None:
+    async with bank("store") as it:
+        submitter, admin = it.token("submit"), it.token("submit", "admin")
+        reader = it.token("read")
+        bound = it.token("submit", bounds=Bounds(project_id="search"))
+        for token, scope, status in (
+            (submitter, "session:s", 200),
+            (submitter, "project:search/session:s", 200),
+            (submitter, "", 403),
+            (submitter, "project:search", 403),
+            (bound, "project:search", 403),
+            (bound, "project:search/run:r", 200),
+            (bound, "session:other", 403),
+            (reader, "session:third", 403),
+            (admin, "project:search", 200),
+            (admin, "", 200),
+        ):
+            answer = await it.ask("found", token, scope=scope, limitUsd=9)
+            assert answer.status == status, (scope, answer.json)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_the_same_id_gets_the_same_answer(kind: str) -> None:
     async with bank(kind) as it:
         for verb, fields in (

@@ -125,6 +125,7 @@ def test_the_snapshot_of_a_finished_task_has_everything(client: Client) -> None:
         notBefore="2027-01-15T08:00:05Z",
         labels={"k": "v"},
         maxAttempts=3,
+        timeoutSeconds=30,
         onExhausted="reject",
     )
     client.engine.set_state(
@@ -168,6 +169,7 @@ def test_the_snapshot_of_a_finished_task_has_everything(client: Client) -> None:
         "notBefore": "2027-01-15T08:00:05Z",
         "labels": {"k": "v"},
         "maxAttempts": 3,
+        "timeoutSeconds": 30.0,
         "onExhausted": "reject",
         "attempt": 2,
         "usage": {"tokens": 12, "usd": 0.3},

@@ -151,7 +151,7 @@ def test_a_failure_ends_a_task_or_has_it_tried_again(
 @pytest.mark.parametrize(
     ("usage", "booked"),
     [
-        (None, {"tokens": 1_000, "usd": 0.0}),
+        (None, {"tokens": 1_000, "usd": 0.0, "assumedTokens": 1_000}),
         ({"tokens": 3}, {"tokens": 3, "usd": 0.0}),
         ({"inputTokens": 30, "outputTokens": 4}, {"tokens": 34, "usd": 0.0}),
         (

@@ -16,26 +16,19 @@ import click
 
 from headgate.cli.data_directory import data_directory
 from headgate.errors import InvalidSettingError, LedgerUnavailableError
+from headgate.ledgers.schemes import EXAMPLES, SCHEMES, URL_VARIABLE, scheme_of
 
 if TYPE_CHECKING:
     from headgate.tracker import LedgerTracker
 
 Result = TypeVar("Result")
 
-URL_VARIABLE = "HEADGATE_BUDGET_URL"
 ANSWER_SECONDS = 30.0
 NOTHING = ""
 """What names the ledger that is asked when nobody names one."""
 
-_TRACKERS = {
-    "local": ("memory",),
-    "sqlite": ("sqlite",),
-    "redis": ("redis", "rediss", "unix"),
-    "postgres": ("postgresql", "postgres"),
-}
-_EXAMPLES = {"redis": "redis://127.0.0.1:6379/0", "postgres": "postgresql://host/database"}
 _OPTIONS = (
-    click.option("--tracker", type=click.Choice(list(_TRACKERS)), help="What keeps the books."),
+    click.option("--tracker", type=click.Choice(list(SCHEMES)), help="What keeps the books."),
     click.option("--url", help=f"Where the books are.  [default: {URL_VARIABLE}, else SQLite]"),
     click.option("--redis-url", help="The same, for Redis or Valkey."),
     click.option("--postgres-url", help="The same, for PostgreSQL."),
@@ -70,7 +63,7 @@ class Place:
         """
         option, url = self._named()
         self._check(option, url)
-        if not founds and _scheme(url) in _TRACKERS["sqlite"]:
+        if not founds and scheme_of(url) in SCHEMES["sqlite"]:
             _check_file(option, url)
         return url
 
@@ -89,7 +82,7 @@ class Place:
 
     def _default(self) -> tuple[str, str]:
         named = os.environ.get(URL_VARIABLE, "")
-        if named and (self.tracker is None or _scheme(named) in _TRACKERS[self.tracker]):
+        if named and (self.tracker is None or scheme_of(named) in SCHEMES[self.tracker]):
             return URL_VARIABLE, named
         if self.tracker == "local":
             return NOTHING, "memory:"
@@ -98,16 +91,16 @@ class Place:
         raise InvalidSettingError("--tracker", f"{self.tracker} needs --{self.tracker}-url")
 
     def _check(self, option: str, url: str) -> None:
-        scheme = _scheme(url)
-        if scheme in _TRACKERS["local"]:
+        scheme = scheme_of(url)
+        if scheme in SCHEMES["local"]:
             problem = "a local budget lives in the memory of one process, so a command has nothing"
             advice = "to see or to set; use sqlite, redis or postgres"
             raise InvalidSettingError("--tracker", f"{problem} {advice}")
         kind = option.removeprefix("--").partition("-")[0]
-        if kind in _EXAMPLES and scheme not in _TRACKERS[kind]:
-            advice = f"write one as {_EXAMPLES[kind]}"
+        if kind in EXAMPLES and scheme not in SCHEMES[kind]:
+            advice = f"write one as {EXAMPLES[kind]}"
             raise InvalidSettingError(option, f"{scheme[:20]!r} is not a URL of {kind}; {advice}")
-        if self.tracker is not None and scheme not in _TRACKERS[self.tracker]:
+        if self.tracker is not None and scheme not in SCHEMES[self.tracker]:
             problem = f"{scheme[:20]!r} is not a URL of {self.tracker}"
             raise InvalidSettingError(option, f"{problem}; give one, or leave out --tracker")
 
@@ -199,7 +192,3 @@ def _refuse_to_found(option: str, path: Path) -> None:
         raise InvalidSettingError(option, problem)
     line = f"no budget was set yet: {problem}"
     raise LedgerUnavailableError(line)
-
-
-def _scheme(url: str) -> str:
-    return url.partition(":")[0].lower()

@@ -22,8 +22,11 @@ from headgate.settings.sections import LogFormat, LogSettings
 _ENCODER = msgspec.json.Encoder(enc_hook=repr)
 
 
-def configure_logs(settings: LogSettings | None = None) -> None:
-    """Set up what the runtime logs with; HEADGATE_LOG_LEVEL goes before the settings."""
+def configure_logs(settings: LogSettings | None = None, *, stream: BinaryIO | None = None) -> None:
+    """Set up what the runtime logs with; HEADGATE_LOG_LEVEL goes before the settings.
+
+    A command that draws on standard error gives the `stream` that lines are to go to instead.
+    """
     settings = settings or LogSettings()
     level = logging.getLevelNamesMapping().get(
         os.environ.get("HEADGATE_LOG_LEVEL", settings.level).upper(), logging.INFO
@@ -36,7 +39,7 @@ def configure_logs(settings: LogSettings | None = None) -> None:
             *_rendering(settings.format),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.BytesLoggerFactory(sys.stderr.buffer),
+        logger_factory=structlog.BytesLoggerFactory(stream or sys.stderr.buffer),
         cache_logger_on_first_use=True,
     )
     _take_over(logging.getLogger("headgate"), level)
@@ -85,10 +88,11 @@ def is_told(level: int) -> bool:
 
 
 def _rendering(wanted: LogFormat) -> list[Any]:
-    is_json = not sys.stderr.isatty() if wanted == "auto" else wanted == "json"
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    is_json = not is_terminal if wanted == "auto" else wanted == "json"
     if is_json:
         return [structlog.processors.JSONRenderer(serializer=_encoded)]
-    coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    coloured = is_terminal and "NO_COLOR" not in os.environ
     return [structlog.dev.ConsoleRenderer(colors=coloured), _in_bytes]
 
 

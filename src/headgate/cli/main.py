@@ -2,7 +2,7 @@
 
 Exit codes: 0 success, 1 the work failed, 2 the input or the call was wrong, 3 no service answers,
 4 the token does not allow it, 5 what was waited for took too long, 70 a fault of Headgate's own,
-130 interrupted.
+130 interrupted. `headgate run` has 3 of its own: a budget is used up.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ COMMANDS = {
     "restore": "Put a copy that headgate backup made in place of the store.",
     "resume": "Start tasks again that a pause held.",
     "retry": "Submit again what tasks that ended were to do, as new tasks.",
+    "run": "Run a workflow from a file, with nothing spent beyond its budgets.",
+    "runs": "List the runs of workflows, or show one with its steps.",
     "show": "Print everything that is known of a task.",
     "slots": "Show key slots and wake them, switch them, read their log, run them alone.",
     "stats": "Print what waits, what runs, what has happened, and the limits in force.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 import msgspec
@@ -17,15 +17,20 @@ if TYPE_CHECKING:
 Row = Sequence[str]
 
 
-def is_terminal() -> bool:
-    """Say whether standard output is looked at by a person."""
+NARROW_COLUMNS = 40
+WIDEST_COLUMNS = 10_000
+
+
+def is_terminal(file: TextIO | None = None) -> bool:
+    """Say whether a file, or else standard output, is looked at by a person."""
     # A program that was started with a closed output has none at all.
-    return sys.stdout is not None and sys.stdout.isatty()
+    stream = sys.stdout if file is None else file
+    return stream is not None and stream.isatty()
 
 
-def print_json(value: object) -> None:
-    """Write a value as indented JSON."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+def print_json(value: object, *, file: TextIO | None = None) -> None:
+    """Write a value as indented JSON, to standard output if no file is given."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2), file=file)
 
 
 def print_json_lines(values: Iterable[object]) -> None:
@@ -34,14 +39,26 @@ def print_json_lines(values: Iterable[object]) -> None:
         click.echo(msgspec.json.encode(value))
 
 
-def print_table(title: str, header: Row, rows: Sequence[Row], *, whole: Row = ()) -> None:
+def print_table(
+    title: str,
+    header: Row,
+    rows: Sequence[Row],
+    *,
+    whole: Row = (),
+    file: TextIO | None = None,
+) -> None:
     """Write one table with its title; columns that are named in `whole` are not broken."""
-    if is_terminal():
+    if is_terminal(file):
         from rich.console import Console  # noqa: PLC0415  rich is slow to import, and unused in a pipe
 
-        Console().print(drawn_table(title, header, rows, whole=whole))
-    else:
-        click.echo(plain_table(title, header, rows))
+        console, table = Console(file=file), drawn_table(title, header, rows, whole=whole)
+        unbounded = console.options.update(max_width=WIDEST_COLUMNS)
+        least = console.measure(table, options=unbounded).minimum
+        # Between lines there is no room here; without them it can at least be read.
+        if console.width >= min(least, NARROW_COLUMNS):
+            console.print(table)
+            return
+    click.echo(plain_table(title, header, rows), file=file)
 
 
 def plain_table(title: str, header: Row, rows: Sequence[Row]) -> str:

@@ -47,6 +47,7 @@ refused; 3 no service answers; 5 --timeout was over; 130 Ctrl-C, and the task go
 @click.option("--not-before", metavar="TIME", type=moment, help="When it may start, as above.")
 @click.option("--estimate-usd", metavar="USD", help="Dollars that it is expected to use.")
 @click.option("--estimate-tokens", metavar="N", type=int, help="Tokens that it is expected to use.")
+@click.option("--cost-usd", metavar="USD", help="Dollars that each attempt costs, for sure.")
 @click.option("--weight", metavar="N", type=float, help="Its cost, where tokens are unknown.")
 @click.option("--scope", "scopes", metavar="SCOPE", multiple=True, help="A budget to charge.")
 @click.option("--on-exhausted", type=click.Choice(["wait", "reject"]), help="If a budget is full.")
@@ -56,6 +57,13 @@ refused; 3 no service answers; 5 --timeout was over; 130 Ctrl-C, and the task go
 )
 @click.option("--label", "labels", metavar="KEY=TEXT", multiple=True, help="A label.")
 @click.option("--max-attempts", metavar="N", type=int, help="How often it may fail by itself.")
+@click.option(
+    "--attempt-timeout",
+    "timeout_seconds",
+    metavar="TIME",
+    type=duration,
+    help="The longest that an attempt may take.",
+)
 @click.option("--callback-url", metavar="URL", help="Who is told when it has ended.")
 @click.option("--tab-id", metavar="TAB", help="For the target: the tab to act on.")
 @click.option("--selector", metavar="TEXT", help="For the target: what to act on.")

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from datetime import datetime
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, cast
 
 import click
 import msgspec
 
 from headgate.cli.times import clock_time, from_now, length_of
+from headgate.core.money import format_usd
 from headgate.core.printable import printable
+from headgate.errors import MICRO_PER_USD
 
 if TYPE_CHECKING:
     from headgate.core.tasks import TaskStatus
-    from headgate.task_snapshot import TaskSnapshot
+    from headgate.task_snapshot import TaskSnapshot, TaskUsageBody
 
 HEADER = ("task", "state", "agent", "project", "action", "created", "took", "error")
 MOST_ERROR_CHARACTERS = 60
@@ -29,7 +31,7 @@ _COLOURS = {
     "cancelled": "yellow",
     "rejected": "magenta",
 }
-_IN_LINES = ("params", "input", "result", "labels", "estimate", "usage")
+_IN_LINES = ("params", "input", "result", "labels", "estimate")
 
 
 def has_colour(stream: TextIO | None = None) -> bool:
@@ -77,11 +79,25 @@ def lines_of(task: TaskSnapshot) -> list[str]:
 def _value(name: str, value: object, *, indent: int) -> str:
     if name in _IN_LINES:
         return _block(value, indent=indent)
+    if name == "usage":
+        return _usage(cast("TaskUsageBody", value))
     if isinstance(value, datetime):
         return f"{clock_time(value)} ({from_now(value)})"
     if isinstance(value, tuple):
         return printable(", ".join(str(one) for one in value))
     return printable(str(getattr(value, "value", value)))
+
+
+def _usage(used: TaskUsageBody) -> str:
+    """Return what was used, and how much of it is only assumed."""
+    booked = _amounts(used.tokens or 0, used.usd or 0.0)
+    assumed = _amounts(used.assumed_tokens or 0, used.assumed_usd or 0.0)
+    return f"{booked or 'nothing'} (assumed {assumed})" if assumed else booked or "nothing"
+
+
+def _amounts(tokens: int, usd: float) -> str:
+    named = [f"{tokens} tokens"] if tokens else []
+    return ", ".join([*named, format_usd(round(usd * MICRO_PER_USD))] if usd else named)
 
 
 def _block(value: object, *, indent: int) -> str:

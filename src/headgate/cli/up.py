@@ -7,20 +7,20 @@ process at once. What was running then is recovered at the next start.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from headgate.cli.connection import json_option
 from headgate.cli.data_directory import data_directory
+from headgate.cli.event_loop import loop_factory, tune_interpreter
 from headgate.errors import HeadgateError, InvalidSettingError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ EXTRAS = {
     "ssrfguard": "server",
     "structlog": "server",
     "textual": "top",
+    "yaml": "server",
 }
 
 
@@ -200,17 +201,8 @@ def _run(
     *,
     as_json: bool,
 ) -> None:
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(loaded, directory, starter, demo, as_json=as_json))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop  # noqa: PLC0415
-    except ModuleNotFoundError:
-        return None
-    factory: Any = uvloop.new_event_loop
-    return factory  # type: ignore[no-any-return]
 
 
 async def _serve(
@@ -277,7 +269,7 @@ async def _work(
     engine.node.address = service.settings.server.advertise or address
     try:
         await engine.start()
-        _tune_interpreter()
+        tune_interpreter()
         click.echo(await welcome(service, address, directory, as_json=as_json))
         if demo is not None:
             _begin(demo, address)
@@ -363,13 +355,3 @@ async def _reload(service: Service) -> None:
     except Exception:
         # Nobody awaits this, so a fault that nobody foresaw would go unseen.
         log.exception("settings were not reloaded")
-
-
-def _tune_interpreter() -> None:
-    # The writer's thread asks for its turn after every statement. With the default it waits five
-    # milliseconds for it whenever the event loop is busy.
-    sys.setswitchinterval(0.001)
-    # A backlog of many small objects makes full collections long, and none of it is garbage.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)

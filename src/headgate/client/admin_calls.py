@@ -31,6 +31,7 @@ from headgate.http_bodies import (
     CreatedTokenBody,
     DeliveryBody,
     DeliveryListBody,
+    LimitBody,
     NewTokenBody,
     PingedBody,
     ReservationBody,
@@ -105,6 +106,12 @@ def change_budget(
 ) -> Call[BudgetListBody]:
     """Describe a change of the limits of a scope."""
     return _change("/budgets", reset, change, BudgetListBody, query={"scope": scope})
+
+
+def found_budget(scope: str, limits: Mapping[str, object]) -> Call[LimitBody]:
+    """Describe the wish that a scope has limits, if it has none."""
+    given = {camel(name): value for name, value in limits.items() if value is not None}
+    return _named("found", {"scope": scope, **given}, LimitBody)
 
 
 def budget_status(scope: str | None) -> Call[BudgetStatusBody]:

@@ -33,6 +33,7 @@ from headgate.http_bodies import (
     CreatedTokenBody,
     DeliveryBody,
     DeliveryListBody,
+    LimitBody,
     NewTokenBody,
     PingedBody,
     ReservationBody,
@@ -101,6 +102,18 @@ class AdminVerbs:
     ) -> BudgetListBody:
         """Change the limits of a scope; the empty one is the root."""
         return await self._send(admin_calls.change_budget(scope, reset, change))
+
+    async def found_budget(
+        self,
+        scope: str,
+        *,
+        limit_usd: Amount | None = None,
+        limit_tokens: int | None = None,
+        window: str = "none",
+    ) -> LimitBody:
+        """Set the limits of a scope that has none; other limits there: `budget_mismatch`."""
+        body = {"limit_usd": limit_usd, "limit_tokens": limit_tokens, "window": window}
+        return await self._send(admin_calls.found_budget(scope, body))
 
     async def budget_status(self, scope: str | None = None) -> BudgetStatusBody:
         """Return what a scope and everything within it has used and holds."""

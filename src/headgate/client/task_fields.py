@@ -16,8 +16,10 @@ Moment = datetime | timedelta | str
 class TaskFields(TypedDict, total=False):
     """The fields of a task, as the HTTP API has them; what is left out has the service's default.
 
-    `estimate_tokens` and `estimate_usd` are what the task is expected to use. `slot` names the key
-    that it runs on, `provider` leaves the choice between those of a provider to the service.
+    `estimate_tokens` and `estimate_usd` are what the task is expected to use; `cost_usd` is what
+    each attempt costs, whatever it reports. `slot` names the key
+    that it runs on, `provider` leaves the choice between those of a provider to the service. An
+    attempt that takes longer than `timeout_seconds` is stopped.
     """
 
     agent_id: str | None
@@ -37,12 +39,14 @@ class TaskFields(TypedDict, total=False):
     weight: float | None
     estimate_tokens: int | None
     estimate_usd: float | Decimal | str | None
+    cost_usd: float | Decimal | str | None
     scopes: Sequence[str] | None
     depends_on: Sequence[str] | None
     on_parent_failure: Literal["fail", "run"] | None
     not_before: Moment | None
     labels: Mapping[str, str] | None
     max_attempts: int | None
+    timeout_seconds: float | None
     on_exhausted: Literal["wait", "reject"] | None
 
 

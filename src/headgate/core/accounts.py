@@ -19,11 +19,18 @@ from enum import Enum
 
 import msgspec
 
-from headgate.core.budget_windows import NO_WINDOW, Window, bucket_start, live_from, resets_at
-from headgate.core.money import Columns, MicroUsd, Tokens
+from headgate.core.budget_windows import (
+    NO_WINDOW,
+    Window,
+    bucket_start,
+    format_window,
+    live_from,
+    resets_at,
+)
+from headgate.core.money import Columns, MicroUsd, Tokens, format_usd
 from headgate.core.reservations import Call, Charge, Delta, Settlement
 from headgate.core.scopes import Scope
-from headgate.errors import BudgetExceededError
+from headgate.errors import BudgetExceededError, BudgetMismatchError
 
 
 class Unit(Enum):
@@ -86,6 +93,11 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     limit_micro_usd: MicroUsd | None = None
     limit_tokens: Tokens | None = None
     window: Window = NO_WINDOW
+
+    @property
+    def has_amount(self) -> bool:
+        """Whether it limits anything; a window alone does not."""
+        return self.limit_micro_usd is not None or self.limit_tokens is not None
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,6 +211,37 @@ def exceeded(refused: Refused) -> BudgetExceededError:
         resets_at=refused.resets_at,
         may_clear=refused.may_clear,
     )
+
+
+def limit_text(limit: Limit) -> str:
+    """Write a limit for people: `$50.00`, `$5.00 and 2,000 tokens (day)`, `none`."""
+    amounts = [] if limit.limit_micro_usd is None else [format_usd(limit.limit_micro_usd)]
+    if limit.limit_tokens is not None:
+        amounts.append(f"{limit.limit_tokens:,} tokens")
+    window = "" if limit.window == NO_WINDOW else f" ({format_window(limit.window)})"
+    return f"{' and '.join(amounts)}{window}" if amounts else "none"
+
+
+def check_founded(
+    scope: Scope,
+    *,
+    in_force: Limit,
+    wanted: Limit,
+    source: str = "the request",
+    change: str = "",
+) -> None:
+    """Refuse a limit that was to be founded where another one is in force.
+
+    `change` is the command that would set it where the books are.
+    """
+    if in_force != wanted:
+        raise BudgetMismatchError(
+            scope=scope,
+            existing=limit_text(in_force),
+            wanted=limit_text(wanted),
+            source=source,
+            change=change or f"headgate budget set {scope or 'root'}",
+        )
 
 
 def charges_at(accounts: Iterable[Account], *, now: float) -> tuple[Charge, ...]:

@@ -260,7 +260,8 @@ class Desk:
         attempt = waiting.attempt + 1
         is_pull = task.target in self.settings.pull_targets
         node_id = self.flights.node_for_next(action.agent_id if is_pull else "")
-        flight = InFlight(task, attempt, action.agent_id, node_id, tokens, slot)
+        seconds = terms.attempt_seconds
+        flight = InFlight(task, attempt, action.agent_id, node_id, tokens, slot, seconds)
         self.flights.add(flight)
         self.workers.take_off(flight, now)
         self.figures.add(task.project_id, now, started=1)
@@ -387,6 +388,8 @@ class Desk:
         self.index.take_place(agent_id)
         node_id = progress.node_id or ""
         slot, tokens = slot_of(record), progress.reserved_tokens
-        flight = InFlight(task, progress.attempt, agent_id, node_id, tokens, slot)
+        seconds = record.terms.attempt_seconds
+        flight = InFlight(task, progress.attempt, agent_id, node_id, tokens, slot, seconds)
         self.flights.add(flight)
-        self.workers.take_off(flight, now, is_cancelled=progress.cancel_requested)
+        self.workers.take_off(flight, now)
+        self.workers.see(flight, record, now)

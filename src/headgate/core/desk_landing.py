@@ -21,8 +21,8 @@ def lands(desk: Desk, flight: InFlight, record: TaskRecord, now: float) -> bool:
         take_back(desk, flight, now)
         return True
     is_under_way = record.task.status in IN_FLIGHT and record.progress.attempt == flight.attempt
-    if is_under_way and record.progress.cancel_requested:
-        desk.workers.cancel(flight, now)
+    if is_under_way:
+        desk.workers.see(flight, record, now)
     if is_before or is_under_way:
         return False
     _land(desk, flight, record, now)

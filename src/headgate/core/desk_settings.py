@@ -38,6 +38,8 @@ class DeskSettings(msgspec.Struct, frozen=True, kw_only=True):
     paused_targets: tuple[str, ...] = ()
     missing_targets: tuple[str, ...] = ()
     is_paused: bool = False
+    counts_free_work: bool = True
+    """Whether work that is said to use no tokens holds one, so that projects of it are fair."""
 
     def new_index(self) -> LaneIndex:
         """Return an index in which nothing waits and nobody works."""
@@ -63,8 +65,12 @@ class DeskSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def needs(self, waiting: Waiting) -> dict[Unit, int]:
         """Return what is to be held for an attempt at a task."""
-        micro_usd = waiting.terms.estimate_micro_usd or self.default_micro_usd
+        fixed = waiting.terms.cost_micro_usd
+        estimated = waiting.terms.estimate_micro_usd or self.default_micro_usd
+        micro_usd = estimated if fixed is None else fixed
         tokens = tokens_charged(waiting.task, self.default_tokens)
+        if waiting.task.estimate_tokens == 0 and not self.counts_free_work:
+            tokens = 0
         return {Unit.TOKENS: tokens, Unit.MICRO_USD: micro_usd}
 
 

@@ -16,7 +16,7 @@ from headgate.core.tasks import Task
 
 
 class InFlight(msgspec.Struct, frozen=True):
-    """A place that is taken: by which attempt, whose, where, and what is held for it."""
+    """A place that is taken: by which attempt, whose, where, what is held, and for how long."""
 
     task: Task
     attempt: int
@@ -24,6 +24,7 @@ class InFlight(msgspec.Struct, frozen=True):
     node_id: str
     tokens: int
     slot: str | None = None
+    attempt_seconds: float | None = None
 
 
 class Flights:

@@ -59,6 +59,18 @@ def to_limit_micro_usd(amount: Decimal | float | str, *, field: str = "limit_usd
     return _to_micro_usd(amount, field=field, ceiling=MAX_LIMIT_MICRO_USD)
 
 
+def to_written_limit_micro_usd(amount: str, *, field: str = "limit_usd") -> MicroUsd:
+    """Turn a limit that somebody wrote into micro-dollars, or refuse a part of one.
+
+    Rounded, it would be another limit than the one that was written.
+    """
+    limit = to_limit_micro_usd(amount, field=field)
+    if _EXACT.scaleb(_to_decimal(amount, field), 6) != limit:
+        problem = "is finer than a micro-dollar; write a limit with at most six decimals"
+        raise InvalidAmountError(field, problem)
+    return limit
+
+
 def to_tokens(amount: int, *, field: str = "tokens") -> Tokens:
     """Check a number of tokens for one reservation: a whole number, not negative."""
     return _to_tokens(amount, field=field, ceiling=MAX_RESERVATION_TOKENS)

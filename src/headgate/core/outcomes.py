@@ -88,6 +88,11 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 Outcome = Succeeded | Failed | Limited | Cancelled | Lost
 
 
+def timed_out(attempt_seconds: float) -> Failed:
+    """Return the outcome of an attempt that took longer than its terms allow."""
+    return Failed(error=f"timed out after {attempt_seconds:g} s", is_transient=True)
+
+
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """The task is over."""
 
@@ -158,25 +163,50 @@ def pause_seconds(outcome: Limited, hits: int, policy: RetryPolicy = DEFAULT_POL
     return min(asked, MAX_PAUSE_SECONDS)
 
 
-def cost_of(outcome: Outcome, *, reserved_tokens: int, reserved_micro_usd: int) -> Usage:
-    """Return what the attempt is booked at; every figure is known in it."""
+def known_usage(outcome: Outcome) -> Usage:
+    """Return what the attempt has used, as far as anybody gave figures that can be booked."""
     match outcome:
         case Limited():
             return NOTHING_USED
         case Lost():
-            usage = UNKNOWN_USAGE if outcome.has_started else NOTHING_USED
+            return UNKNOWN_USAGE if outcome.has_started else NOTHING_USED
         case _:
             usage = outcome.usage
     return Usage(
-        tokens=_known(usage.tokens, reserved_tokens, most=MAX_RESERVATION_TOKENS),
-        micro_usd=_known(usage.micro_usd, reserved_micro_usd, most=MAX_RESERVATION_MICRO_USD),
+        tokens=_known(usage.tokens, most=MAX_RESERVATION_TOKENS),
+        micro_usd=_known(usage.micro_usd, most=MAX_RESERVATION_MICRO_USD),
         model=_model(usage.model),
     )
 
 
-def _known(used: int | None, reserved: int, *, most: int) -> int:
+def at_fixed_cost(outcome: Outcome, terms: Terms) -> Outcome:
+    """Return what an executor reports with the cost that the terms of its task fix, if they do.
+
+    Work that surely was not begun has cost nothing, whatever the terms say.
+    """
+    if terms.cost_micro_usd is None or isinstance(outcome, Limited | Lost):
+        return outcome
+    usage = outcome.usage
+    has_begun = isinstance(outcome, Succeeded) or (usage.tokens, usage.micro_usd) != (0, 0)
+    if not has_begun:
+        return outcome
+    fixed = msgspec.structs.replace(usage, micro_usd=terms.cost_micro_usd)
+    return msgspec.structs.replace(outcome, usage=fixed)
+
+
+def cost_of(outcome: Outcome, *, reserved_tokens: int, reserved_micro_usd: int) -> Usage:
+    """Return what the attempt is booked at; every figure is known in it."""
+    usage = known_usage(outcome)
+    return Usage(
+        tokens=reserved_tokens if usage.tokens is None else usage.tokens,
+        micro_usd=reserved_micro_usd if usage.micro_usd is None else usage.micro_usd,
+        model=usage.model,
+    )
+
+
+def _known(used: int | None, *, most: int) -> int | None:
     """Return a figure; one that the books would refuse counts as unknown."""
-    return reserved if used is None or not 0 <= used <= most else used
+    return None if used is None or not 0 <= used <= most else used
 
 
 def _model(name: object) -> str | None:

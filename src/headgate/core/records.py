@@ -13,6 +13,7 @@ from headgate.core.enums import LenientEnum
 from headgate.core.tasks import TERMINAL, Task
 
 MAX_ATTEMPTS = 100
+MAX_ATTEMPT_SECONDS = 7 * 86_400.0
 WORKER_PREFIX = "worker-"
 """How the names of workers begin, and of no node: so a task in flight tells where it is."""
 
@@ -44,7 +45,9 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `max_attempts` counts executions that failed by themselves: neither a lost node nor a
     provider's rate limit costs one. `callback_url` is told of the end of the task. With
-    `names_slot` its slot or provider is its own word, and not that of its target.
+    `names_slot` its slot or provider is its own word, and not that of its target. An attempt that
+    takes longer than `attempt_seconds` is stopped and counts as failed; None is no such limit.
+    Every attempt at a task with `cost_micro_usd` costs that, whatever the work reports.
     """
 
     estimate_micro_usd: int = 0
@@ -54,6 +57,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     depends_on: tuple[str, ...] = ()
     callback_url: str | None = None
     names_slot: bool = False
+    attempt_seconds: float | None = None
+    cost_micro_usd: int | None = None
 
 
 DEFAULT_TERMS = Terms()
@@ -88,7 +93,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far a task has come: the counts behind retries, and its latest attempt.
 
     `waiting_for` counts parents that have not ended, `dependants` the tasks that wait for this
-    one. `used_…` is what all attempts were booked at. `node_id` is set while the task is in
+    one. `used_…` is what all attempts were booked at, and `assumed_…` the part of it for which
+    nobody gave a figure, so that what was held was booked. `node_id` is set while the task is in
     flight, and only then. `slot` is the one that was chosen for the latest attempt, of a task that
     names a provider.
     """
@@ -110,6 +116,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     completed_at: float | None = None
     cancel_requested: bool = False
     slot: str | None = None
+    assumed_tokens: int = 0
+    assumed_micro_usd: int = 0
 
 
 NO_PROGRESS = Progress()

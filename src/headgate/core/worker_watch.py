@@ -1,7 +1,8 @@
 """What the desk knows of workers: who has a free place, and which attempts take too long there.
 
 The service cannot stop what runs at a worker. It tells the worker of a cancel, and a worker keeps
-deadlines by itself; one that does neither has a grace, and is then taken out of the account.
+deadlines and the time of an attempt by itself. One that does neither has a grace, and is then taken
+out of the account.
 
 Rule: an attempt at a worker always comes to an end: by the worker's word, by the end of its lease,
 or by the end of a grace.
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 from headgate.core.flights import Flights, InFlight
 from headgate.core.lane_index import LaneIndex
-from headgate.core.records import is_worker
+from headgate.core.records import TaskRecord, is_worker
+from headgate.core.tasks import TaskStatus
 from headgate.core.timers import Timers
 
 DEADLINE_GRACE_SECONDS = 5.0
@@ -63,16 +65,31 @@ class WorkerWatch:
         """Return since when the workers of an agent have had no free place, if it had any."""
         return self._since.get(agent_id)
 
-    def take_off(self, flight: InFlight, now: float, *, is_cancelled: bool = False) -> None:
+    def take_off(self, flight: InFlight, now: float) -> None:
         """Time an attempt that has a place at a worker; others need none of this."""
+        if is_worker(flight.node_id):
+            self._time(flight, now)
+            self.look(flight.agent_id, now)
+
+    def see(self, flight: InFlight, record: TaskRecord, now: float) -> None:
+        """Time an attempt by its record, which tells when the worker has begun it."""
         if not is_worker(flight.node_id):
             return
-        deadline = flight.task.deadline
+        if record.progress.cancel_requested:
+            self.cancel(flight, now)
+        elif flight.attempt_seconds is not None:
+            is_running = record.task.status is TaskStatus.RUNNING
+            # One that has not begun has all of its time before it.
+            began_at = record.progress.started_at if is_running else None
+            self._time(flight, now if began_at is None else began_at)
+
+    def _time(self, flight: InFlight, began_at: float) -> None:
+        deadline, seconds = flight.task.deadline, flight.attempt_seconds
+        if seconds is not None:
+            over_at = began_at + seconds
+            deadline = over_at if deadline is None else min(deadline, over_at)
         if deadline is not None:
             self._overdue.set(flight.task.id, deadline + DEADLINE_GRACE_SECONDS)
-        if is_cancelled:
-            self.cancel(flight, now)
-        self.look(flight.agent_id, now)
 
     def cancel(self, flight: InFlight, now: float) -> None:
         """Give a worker some time to stop an attempt that somebody wants cancelled."""

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from urllib.parse import quote
 
 import apsw
 
@@ -226,6 +227,26 @@ class SqliteReader(SqliteDatabase):
     def _configure(self, connection: apsw.Connection) -> None:
         super()._configure(connection)
         connection.pragma("query_only", "on")
+
+
+class ReadOnlyReader(SqliteReader):
+    """Transactions on a file whose folder cannot be written, as in an archive or a snapshot.
+
+    SQLite needs files beside it to read one in WAL mode. Where there are none, nobody has it open
+    and all of it is in the one file, so that it is read as a file that never changes.
+    """
+
+    def _connect(self) -> apsw.Connection:
+        self._opened = self._file()
+        is_whole = not self._path.with_name(f"{self._path.name}-wal").exists()
+        address = f"file:{quote(str(self._path))}?immutable={int(is_whole)}"
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        try:
+            connection = apsw.Connection(address, flags=flags)
+            connection.set_busy_timeout(self._busy_timeout_ms)
+        except apsw.Error as error:
+            raise translated(error, self._path) from error
+        return connection
 
 
 def translated(error: apsw.Error, path: Path) -> StoreError:

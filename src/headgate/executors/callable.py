@@ -1,9 +1,9 @@
 """Tasks as calls of a Python function that the configuration names.
 
-The function gets one argument, the order as a mapping, and returns what can be written as JSON, or
-an outcome of its own. An `async def` runs on the loop. A plain function runs on a thread; a thread
-cannot be killed, so a call that was given up is left to end by itself, and keeps one of the
-target's threads until it does. Those threads never keep the service from ending.
+The function of a target gets one argument, the order as a mapping. It returns what can be written
+as JSON, or an outcome of its own. An `async def` runs on the loop. A plain function runs on a
+thread; a thread cannot be killed, so a call that was given up is left to end by itself, and keeps
+one of the target's threads until it does. Those threads never keep the service from ending.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -30,23 +31,29 @@ from headgate.core.outcomes import (
 from headgate.errors import InvalidSettingError
 from headgate.executor import WorkOrder
 from headgate.executors.order_view import OrderView
-from headgate.executors.results import as_json, shortened, too_large
+from headgate.executors.results import MAX_DEPTH, as_json, shortened, too_large
 from headgate.executors.targets import CallableTarget
 from headgate.providers.prices import PriceList
 from headgate.providers.usage import usage_of
 
-Function = Callable[[OrderView], object]
-CoroutineFunction = Callable[[OrderView], Awaitable[object]]
+Function = Callable[..., object]
+CoroutineFunction = Callable[..., Awaitable[object]]
 
 _NOTHING_RETURNED = Succeeded()
+_UNREADABLE = f"result is no JSON that can be read again; nest it at most {MAX_DEPTH} deep"
 
 
 class CallableExecutor:
-    """Calls the function of one target once for each task."""
+    """Calls the function of one target once for each task.
 
-    def __init__(self, name: str, target: CallableTarget, *, prices: PriceList) -> None:
+    `setting` is what names the function, where that is no target of the configuration.
+    """
+
+    def __init__(
+        self, name: str, target: CallableTarget, *, prices: PriceList, setting: str | None = None
+    ) -> None:
         self._name = name
-        self._setting = f"targets.{name}.entry_point"
+        self._setting = setting or f"targets.{name}.entry_point"
         self._module, self._attribute = _parsed(target.entry_point, self._setting)
         self._max_bytes = target.max_result_bytes
         self._prices = prices
@@ -65,12 +72,15 @@ class CallableExecutor:
         """Do nothing: a thread that is left ends by itself."""
 
     async def execute(self, order: WorkOrder) -> Outcome:
+        """Call the function with the order, and turn what it does into an outcome."""
+        return await self.call(OrderView(order))
+
+    async def call(self, /, *arguments: object, **keywords: object) -> Outcome:
         """Call the function, and turn what it returns or raises into an outcome."""
-        view = OrderView(order)
         if self._coroutine is None:
-            return await self._on_a_thread(view)
+            return await self._on_a_thread(partial(self._function, *arguments, **keywords))
         try:
-            value = await self._coroutine(view)
+            value = await self._coroutine(*arguments, **keywords)
         except asyncio.CancelledError as error:
             if _is_being_cancelled():
                 raise
@@ -79,7 +89,7 @@ class CallableExecutor:
             return _raised_or_closed(error)
         return self._returned(value)
 
-    async def _on_a_thread(self, view: OrderView) -> Outcome:
+    async def _on_a_thread(self, function: Callable[[], object]) -> Outcome:
         await self._threads.acquire()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Outcome] = loop.create_future()
@@ -90,7 +100,7 @@ class CallableExecutor:
                 done.set_result(outcome)
 
         context = contextvars.copy_context()
-        work = _Call(lambda: context.run(self._called, view), loop, settle)
+        work = _Call(lambda: context.run(self._called, function), loop, settle)
         try:
             threading.Thread(target=work, daemon=True, name=f"headgate-{self._name}").start()
         except RuntimeError as error:
@@ -98,9 +108,9 @@ class CallableExecutor:
             return Failed(error=str(error), is_transient=True, usage=NOTHING_USED)
         return await done
 
-    def _called(self, view: OrderView) -> Outcome:
+    def _called(self, function: Callable[[], object]) -> Outcome:
         try:
-            value = self._function(view)
+            value = function()
         except BaseException as error:  # noqa: BLE001
             return _raised_or_closed(error)
         return self._returned(value)
@@ -117,9 +127,13 @@ class CallableExecutor:
         except Exception as error:  # noqa: BLE001  a value may bring its own way of being written
             problem = f"result cannot be written as JSON: {type(error).__name__}: {error}"
             return Failed(error=shortened(problem))
-        if len(result) > self._max_bytes:
-            return Failed(error=too_large(self._max_bytes), usage=usage_of(result, self._prices))
-        return Succeeded(result=msgspec.Raw(result), usage=usage_of(result, self._prices))
+        usage = usage_of(result, self._prices)
+        if len(result) > self._max_bytes or as_json(result) is None:
+            is_large = len(result) > self._max_bytes
+            return Failed(
+                error=too_large(self._max_bytes) if is_large else _UNREADABLE, usage=usage
+            )
+        return Succeeded(result=msgspec.Raw(result), usage=usage)
 
     def _checked(self, outcome: Succeeded) -> Outcome:
         if outcome.result is None or as_json(bytes(outcome.result)) is not None:
@@ -202,6 +216,5 @@ def _plain_value(value: object) -> object:
     return dump(mode="json")
 
 
-async def _not_open(order: OrderView) -> object:
-    problem = f"the executor of {order['taskId']} is not open"
-    raise RuntimeError(problem)
+async def _not_open(*_arguments: object, **_keywords: object) -> object:
+    raise RuntimeError("the executor of the function is not open")

@@ -1,7 +1,8 @@
 """The output of a child process: its beginning is kept, the rest is read and dropped.
 
 Rule: a pipe is drained to its end, or the child would block once it is full. The last bytes are
-kept too, because the reason of a failure stands there.
+kept too, because the reason of a failure stands there; more of them than are shown, because what is
+to be hidden is only found as a whole.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import asyncio
 import os
 
 _CHUNK_BYTES = 64 << 10
-_TAIL_BYTES = 2_048
+TAIL_BYTES = 2_048
+"""How much of the end is shown."""
 
 
 class Capture:
     """Reads one pipe on the running loop; `write_end` is for the child."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, spare_bytes: int = 0) -> None:
         self._max_bytes = max_bytes
+        self._end_bytes = TAIL_BYTES + spare_bytes
         self._head = bytearray()
         self._tail = b""
         self._read_end, self.write_end = os.pipe()
@@ -43,11 +46,10 @@ class Capture:
         return self._head.decode(errors="replace")
 
     @property
-    def last_line(self) -> str:
-        """The last line that is not blank."""
-        end = bytes(self._head[-_TAIL_BYTES:]) + self._tail
-        lines = end.decode(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else ""
+    def end(self) -> bytes:
+        """The end of the output: what is shown of it, and as many bytes before as were asked."""
+        end = bytes(self._head[-self._end_bytes :]) + self._tail
+        return end[-self._end_bytes :]
 
     def give_away(self) -> None:
         """Let go of the child's end, so that the pipe ends with the child."""
@@ -77,5 +79,5 @@ class Capture:
         room = self._max_bytes - len(self._head)
         self._head += chunk[:room]
         if len(chunk) > room:
-            self._tail = (self._tail + chunk[room:])[-_TAIL_BYTES:]
+            self._tail = (self._tail + chunk[room:])[-self._end_bytes :]
         return True

@@ -2,7 +2,8 @@
 
 Rule: a value from the environment is written where the configuration wants it and nowhere else. No
 error repeats one: a variable that is missing is named, and a text that somebody sent back is
-cleaned before it becomes the error of a task.
+cleaned before it becomes the error of a task, and before any of it is cut off: half a value could
+not be told from other text.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from headgate.errors import InvalidSettingError
-from headgate.redaction import MIN_SECRET_LENGTH
+from headgate.redaction import MIN_SECRET_LENGTH, written_forms
 
 PREFIX = "env."
 VARIABLE = re.compile(r"\{env\.(\w+)\}")
@@ -48,6 +49,7 @@ class Environment:
         self._slot_keys = slot_keys
         self._given: dict[str, str] = {}
         self._keys: dict[str, str] = {}
+        self._hidden: dict[str, str] | None = None
 
     def __repr__(self) -> str:
         return f"Environment({', '.join(sorted(self._given.values()))})"
@@ -65,8 +67,9 @@ class Environment:
 
     def hide(self, value: str, placeholder: str) -> None:
         """Remember a secret; the first placeholder that it got is the one that is shown."""
-        if len(value) >= MIN_SECRET_LENGTH:
-            self._given.setdefault(value, placeholder)
+        if len(value) >= MIN_SECRET_LENGTH and value not in self._given:
+            self._given[value] = placeholder
+            self._hidden = None
 
     def check_slot(self, setting: str) -> None:
         """Refuse a setting that has a place for a slot, at a target whose tasks have none."""
@@ -78,8 +81,10 @@ class Environment:
         """Read the key of a slot, and remember it as a secret."""
         key = self._slot_keys(slot)
         if len(key) >= MIN_SECRET_LENGTH:
-            self._keys.pop(key, None)
+            is_new = self._keys.pop(key, None) is None
             self._keys[key] = _KEY_SHOWN
+            if is_new:
+                self._hidden = None
             if len(self._keys) > MAX_KEYS:
                 del self._keys[next(iter(self._keys))]
         return key
@@ -99,8 +104,40 @@ class Environment:
 
     def cleaned(self, text: str) -> str:
         """Return a text with every value that was given out replaced by its placeholder."""
-        # A value may contain another; the longer one goes first, or its rest would be shown.
-        given = self._given | self._keys if self._keys else self._given
-        for value in sorted(given, key=len, reverse=True):
-            text = text.replace(value, given[value])
+        for form, placeholder in self._forms().items():
+            text = text.replace(form, placeholder)
         return text
+
+    @property
+    def longest_bytes(self) -> int:
+        """How long a value that was given out can be, in whatever way it is written."""
+        return max(map(len, map(_bytes_of, self._forms())), default=0)
+
+    def cleaned_end(self, raw: bytes, length: int) -> str:
+        """Return the end of a text, so many bytes or a few more, without any part of a value.
+
+        What is before it must be as long as the longest value, or be all that there is.
+        """
+        start = max(0, len(raw) - length)
+        for form in map(_bytes_of, self._forms()):
+            # A value that lies across the beginning is taken whole, so that it is found below.
+            found = raw.find(form, max(0, start - len(form) + 1), start + len(form) - 1)
+            if found >= 0:
+                start = found
+        return self.cleaned(raw[start:].decode(errors="replace"))
+
+    def _forms(self) -> dict[str, str]:
+        """Return the placeholders of all ways to write a value."""
+        if self._hidden is None:
+            found: dict[str, str] = {}
+            for value, placeholder in (self._given | self._keys).items():
+                for form in written_forms(value):
+                    found.setdefault(form, placeholder)
+            # A value may contain another; the longer one goes first, or its rest would be shown.
+            self._hidden = {form: found[form] for form in sorted(found, key=len, reverse=True)}
+        return self._hidden
+
+
+def _bytes_of(form: str) -> bytes:
+    """Return a text from the environment as a program writes it, which need not be UTF-8."""
+    return form.encode(errors="surrogateescape")

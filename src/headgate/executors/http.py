@@ -1,8 +1,7 @@
 """Tasks as HTTP requests: the action goes to the endpoint of the target, its answer is the result.
 
 The body is `{"kind": action, "ref": …, "tabId": …, "selector": …, …params}`, or the task's own
-input. Rule: nothing in `params` takes the place of a field that the task itself has. What came
-before the request was sent cannot have been charged; of what came after, only the answer tells.
+input. Rule: nothing in `params` takes the place of a field that the task itself has.
 """
 
 from __future__ import annotations
@@ -12,29 +11,20 @@ from collections.abc import Callable, Mapping
 import httpx2
 import msgspec
 
-from headgate.core.outcomes import NOTHING_USED, Failed, Outcome, Succeeded
+from headgate.core.outcomes import Outcome
 from headgate.core.records import Submission
 from headgate.errors import InvalidSettingError
 from headgate.executor import WorkOrder
 from headgate.executors import headers as header_names
 from headgate.executors.environment import Environment, SlotKeys, no_slot_keys
+from headgate.executors.exchange import Exchange, WrittenRequest
 from headgate.executors.headers import filled_headers, header_value, slot_headers
-from headgate.executors.http_answers import refused
 from headgate.executors.resolver import EndpointResolver, ResolveError
-from headgate.executors.results import as_json_or_text, shortened, too_large
 from headgate.executors.slot_texts import uses_slot
 from headgate.executors.targets import HttpTarget, Resolver, has_slot
 from headgate.executors.templates import UnfilledError, UrlTemplate
-from headgate.http_transport import (
-    NOT_SENDABLE,
-    NOT_SENT,
-    HttpClient,
-    explained,
-    read_body,
-    read_error_body,
-)
+from headgate.http_transport import HttpClient
 from headgate.providers.prices import PriceList
-from headgate.providers.usage import usage_of
 
 
 class HttpExecutor:
@@ -64,8 +54,12 @@ class HttpExecutor:
         )
         self._resolver = self._resolver_of(target.resolver, setting)
         self._proxy = self._proxy_of(target.proxy, f"{setting}.proxy")
-        self._clock = clock
-        self._prices = prices
+        self._exchange = Exchange(
+            prices=prices,
+            clock=clock,
+            cleaned=self._environment.cleaned,
+            max_result_bytes=target.max_result_bytes,
+        )
         self._client: HttpClient | None = None
 
     async def open(self) -> None:
@@ -88,45 +82,21 @@ class HttpExecutor:
         if client is None:
             raise RuntimeError("the executor is not open; await its open() first")
         try:
-            url = await self._endpoint(order, client)
-            content = self._content(order.submission)
-            headers = self._headers_for(order)
+            request = await self._request(order, client)
         except (UnfilledError, ResolveError) as error:
             is_transient = isinstance(error, ResolveError) and error.is_transient
-            return self._not_sent(str(error), is_transient=is_transient)
+            return self._exchange.not_sent(str(error), is_transient=is_transient)
         except InvalidSettingError as error:
-            return self._not_sent(str(error))
-        try:
-            return await self._sent(url, headers, content, client)
-        except NOT_SENT as error:
-            return self._not_sent(f"the executor cannot be reached: {explained(error)}")
-        except NOT_SENDABLE as error:
-            problem = f"the request cannot be sent: {explained(error)}"
-            return self._not_sent(problem, is_transient=False)
-        except httpx2.RequestError as error:
-            problem = f"the executor did not answer: {explained(error)}"
-            return Failed(error=self._line(problem), is_transient=True)
+            return self._exchange.not_sent(str(error))
+        return await self._exchange.send(request, client)
 
-    async def _sent(
-        self, url: str, headers: dict[str, str], content: bytes, client: HttpClient
-    ) -> Outcome:
-        response = await client.send(self._target.method, url, headers, content)
-        try:
-            if response.is_success:
-                return await self._succeeded(response)
-            text = self._environment.cleaned(await read_error_body(response))
-            return refused(response.status_code, response.headers, text, now=self._clock())
-        finally:
-            await response.aclose()
-
-    async def _succeeded(self, response: httpx2.Response) -> Outcome:
-        max_bytes = self._target.max_result_bytes
-        body = await read_body(response, max_bytes)
-        result = None if body is None else as_json_or_text(body)
-        # A text grows when what cannot be written in JSON is replaced and escaped.
-        if body is None or (result is not None and memoryview(result).nbytes > max_bytes):
-            return Failed(error=too_large(max_bytes))
-        return Succeeded(result=result, usage=usage_of(body, self._prices))
+    async def _request(self, order: WorkOrder, client: HttpClient) -> WrittenRequest:
+        return WrittenRequest(
+            method=self._target.method,
+            url=await self._endpoint(order, client),
+            content=self._content(order.submission),
+            headers=self._headers_for(order),
+        )
 
     async def _endpoint(self, order: WorkOrder, client: HttpClient) -> str:
         if self._resolver is None:
@@ -158,12 +128,6 @@ class HttpExecutor:
             header_names.ATTEMPT: str(order.attempt),
             header_names.IDEMPOTENCY_KEY: header_value(order.task_id),
         }
-
-    def _not_sent(self, problem: str, *, is_transient: bool = True) -> Failed:
-        return Failed(error=self._line(problem), is_transient=is_transient, usage=NOTHING_USED)
-
-    def _line(self, text: str) -> str:
-        return shortened(self._environment.cleaned(text))
 
     def _resolver_of(self, resolver: Resolver | None, setting: str) -> EndpointResolver | None:
         if (resolver is not None) != self._url.needs_resolved:

@@ -18,6 +18,9 @@ from headgate.core.outcomes import NOTHING_USED, UNKNOWN_USAGE, Failed, Limited,
 from headgate.executors.results import shortened
 from headgate.http_headers import retry_after_seconds
 
+EXECUTOR = "executor"
+"""What an endpoint is called in the error of a task, unless it is something else."""
+
 TOO_MANY_REQUESTS = 429
 _OVERLOADED = frozenset((503, 529))
 _REQUEST_TIMEOUT = 408
@@ -26,9 +29,11 @@ _CLIENT_ERRORS = range(400, 500)
 _SERVER_ERRORS = range(500, 600)
 
 
-def refused(status: int, headers: Mapping[str, str], text: str, *, now: float) -> Failed | Limited:
+def refused(
+    status: int, headers: Mapping[str, str], text: str, *, now: float, whom: str = EXECUTOR
+) -> Failed | Limited:
     """Return the outcome of an answer that is not a success."""
-    error = f"executor returned {status}: {shortened(text) or '(no body)'}"
+    error = f"{whom} returned {status}: {shortened(text) or '(no body)'}"
     seconds = retry_after_seconds(headers, now=now)
     if status == TOO_MANY_REQUESTS or (status in _OVERLOADED and seconds is not None):
         return Limited(retry_after_seconds=seconds, error=error)

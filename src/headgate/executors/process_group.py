@@ -35,8 +35,9 @@ class ProcessGroup:
         cwd: str | None,
         stdin: bytes,
         max_output_bytes: int,
+        spare_bytes: int = 0,
     ) -> None:
-        self.stdout, self.stderr = _two_captures(max_output_bytes)
+        self.stdout, self.stderr = _two_captures(max_output_bytes, spare_bytes)
         try:
             self._process = self._started(command, environ, cwd, stdin)
         except BaseException:
@@ -124,10 +125,10 @@ class ProcessGroup:
             )
 
 
-def _two_captures(max_bytes: int) -> tuple[Capture, Capture]:
-    first = Capture(max_bytes)
+def _two_captures(max_bytes: int, spare_bytes: int) -> tuple[Capture, Capture]:
+    first = Capture(max_bytes, spare_bytes)
     try:
-        return first, Capture(max_bytes)
+        return first, Capture(max_bytes, spare_bytes)
     except OSError:
         first.give_away()
         first.close()

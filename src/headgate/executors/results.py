@@ -1,8 +1,16 @@
-"""Results and errors in the form in which a task keeps them: JSON, and lines of bounded length."""
+"""Results and errors in the form in which a task keeps them: JSON, and lines of bounded length.
+
+Rule: what is kept as JSON can be read again by whoever asks for it; what cannot is a text.
+"""
 
 from __future__ import annotations
 
 import msgspec
+
+from headgate.core.nesting import is_deeper
+
+MAX_DEPTH = 200
+"""How deep a result may be nested: far from where a reader, deep in its own calls, gives up."""
 
 MAX_ERROR_CHARACTERS = 500
 _CUT = "…"
@@ -11,11 +19,11 @@ _CUT = "…"
 def as_json(body: bytes) -> msgspec.Raw | None:
     """Return a body as JSON if it is exactly one JSON value, unchanged; otherwise None."""
     try:
-        # Skipping over a string does not look at its bytes, so they are looked at here.
-        body.decode()
-        return msgspec.json.decode(body, type=msgspec.Raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        # Numbers, too: `1e400` is well formed, and no reader has a value for it.
+        value = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
         return None
+    return None if is_deeper(body, value, levels=MAX_DEPTH) else msgspec.Raw(body.strip())
 
 
 def as_json_or_text(body: bytes) -> msgspec.Raw | None:

@@ -55,12 +55,14 @@ class TaskBody(msgspec.Struct, rename="camel"):
     input: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     weight: float | None = None
     estimate: EstimateBody | None = None
+    cost_usd: int | float | str | None = None
     scopes: list[str] | None = None
     depends_on: list[str] | None = None
     on_parent_failure: OnParentFailure | None = None
     not_before: str | None = None
     labels: dict[str, str] | None = None
     max_attempts: int | None = None
+    timeout_seconds: float | None = None
     on_exhausted: OnExhausted | None = None
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from itertools import chain
 from typing import NoReturn
 
 import msgspec
 
 from headgate.core.deadlines import IN_THE_PAST, INVALID_FORMAT, parse_rfc3339
 from headgate.core.money import to_micro_usd, to_tokens
-from headgate.core.records import MAX_ATTEMPTS
+from headgate.core.nesting import is_deeper
+from headgate.core.records import MAX_ATTEMPT_SECONDS, MAX_ATTEMPTS
 from headgate.core.scopes import ROOT, Scope, charged_scopes, parse_scope
 from headgate.core.snapshot import MAX_PRIORITY, MAX_WEIGHT
 from headgate.errors import InvalidAmountError, InvalidScopeError, InvalidTaskError
@@ -35,8 +35,6 @@ LATEST = 253_086_768_000.0
 """The latest time that is taken, in the year 9990: what is reckoned from it can be written, too."""
 
 _URL = re.compile(r"https?://[^\s/?#@]+(?:[/?#]\S*)?", re.IGNORECASE | re.ASCII)
-_OPENING = (b"[", b"{")
-_NESTED = (dict, list)
 
 
 def refuse(field: str, problem: str) -> NoReturn:
@@ -86,8 +84,7 @@ def json_value(raw: msgspec.Raw, field: str) -> msgspec.Raw | None:
         refuse(field, f"cannot be read: {shown(str(error))}")
     if value is None:
         return None
-    text = bytes(raw)
-    if sum(text.count(opening) for opening in _OPENING) > MAX_DEPTH and _is_too_deep(value):
+    if is_deeper(bytes(raw), value, levels=MAX_DEPTH):
         refuse(field, f"is nested deeper than {MAX_DEPTH} levels")
     return raw
 
@@ -139,6 +136,13 @@ def max_attempts(value: int) -> int:
     return value
 
 
+def timeout_seconds(value: float) -> float:
+    """Check how long one attempt may take."""
+    if not 0 < value <= MAX_ATTEMPT_SECONDS:
+        refuse("timeoutSeconds", f"must be more than 0 and at most {MAX_ATTEMPT_SECONDS:.0f}")
+    return value
+
+
 def estimated_tokens(body: EstimateBody) -> int | None:
     """Return the tokens that were estimated; None is not estimated."""
     if body.tokens is None:
@@ -155,6 +159,14 @@ def estimated_micro_usd(body: EstimateBody) -> int:
         return 0
     try:
         return to_micro_usd(body.usd, field="estimate.usd")
+    except InvalidAmountError as error:
+        refuse(error.field, error.problem)
+
+
+def cost_micro_usd(amount: float | str) -> int:
+    """Return the micro-dollars that every attempt costs."""
+    try:
+        return to_micro_usd(amount, field="costUsd")
     except InvalidAmountError as error:
         refuse(error.field, error.problem)
 
@@ -200,15 +212,3 @@ def labels(given: dict[str, str]) -> dict[str, str]:
             problem = f"has a value that is not up to {MAX_LABEL_VALUE_LENGTH} printable characters"
             refuse("labels", f"'{key}' {problem}")
     return given
-
-
-def _is_too_deep(value: object) -> bool:
-    # Level by level, and in C as far as it goes: a body may have hundreds of thousands of values.
-    level: list[object] = [value]
-    for _ in range(MAX_DEPTH):
-        arrays = chain.from_iterable([one for one in level if isinstance(one, list)])
-        objects = chain.from_iterable([one.values() for one in level if isinstance(one, dict)])
-        level = [one for one in chain(arrays, objects) if isinstance(one, _NESTED)]
-        if not level:
-            return False
-    return True

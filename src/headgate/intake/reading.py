@@ -253,7 +253,9 @@ class Intake:
         if not (
             body.depends_on
             or body.max_attempts is not None
+            or body.timeout_seconds is not None
             or body.estimate is not None
+            or body.cost_usd is not None
             or body.on_exhausted is not None
             or body.on_parent_failure is not None
             or body.callback_url
@@ -262,7 +264,7 @@ class Intake:
         ):
             return self._default_terms
         default = self._default_terms
-        attempts = body.max_attempts
+        attempts, seconds = body.max_attempts, body.timeout_seconds
         return Terms(
             estimate_micro_usd=fields.estimated_micro_usd(body.estimate) if body.estimate else 0,
             max_attempts=default.max_attempts
@@ -273,6 +275,8 @@ class Intake:
             depends_on=fields.depends_on(body.depends_on) if body.depends_on else (),
             callback_url=self._callback_url(body.callback_url) if body.callback_url else None,
             names_slot=bool(body.slot or body.provider),
+            attempt_seconds=None if seconds is None else fields.timeout_seconds(seconds),
+            cost_micro_usd=_cost(body),
         )
 
     def _callback_url(self, text: str) -> str:
@@ -296,6 +300,14 @@ def _submission(body: TaskBody) -> Submission:
         input=given,
         labels=fields.labels(body.labels) if body.labels else {},
     )
+
+
+def _cost(body: TaskBody) -> int | None:
+    if body.cost_usd is None:
+        return None
+    if body.estimate is not None and body.estimate.usd is not None:
+        fields.refuse("costUsd", "cannot be named beside estimate.usd; leave one of them out")
+    return fields.cost_micro_usd(body.cost_usd)
 
 
 def _require_agent(agent_id: str | None, project_id: str | None) -> None:

@@ -514,6 +514,18 @@ local function set_limit(parameters)
   return answer('done', 0, false, {})
 end
 
+-- Replies with the limit that is in force then, packed already, or nil.
+local function found_limit(parameters)
+  local scope, limit = parameters[2], parameters[3]
+  local kept = call('HGET', LIMITS, scope)
+  if not kept and limit then
+    kept = pack_one(limit)
+    call('HSET', LIMITS, scope, kept)
+    call('ZADD', SCOPES, '0', scope)
+  end
+  return '\146' .. pack_one('limit') .. (kept or '\192')
+end
+
 -- The values are MessagePack already, so they are joined and not packed again.
 local function accounts(parameters)
   local scope, most_scopes = parameters[2], parameters[3]
@@ -531,7 +543,12 @@ local function accounts(parameters)
   return table.concat(parts)
 end
 
-local STEPS = { apply = apply, set_limit = set_limit, accounts = accounts }
+local STEPS = {
+  apply = apply,
+  set_limit = set_limit,
+  found_limit = found_limit,
+  accounts = accounts,
+}
 local parameters = unpack_one(ARGV[2])
 if call('GET', IDENTITY) ~= parameters[1] then return answer('lost') end
 return STEPS[ARGV[1]](parameters)

@@ -71,10 +71,19 @@ class LocalLedger:
         zone(limit.window.zone)
         with self._lock:
             self._begin()
-            if limit.limit_micro_usd is None and limit.limit_tokens is None:
-                self._books.limits.pop(scope, None)
-            else:
+            if limit.has_amount:
                 self._books.limits[scope] = limit
+            else:
+                self._books.limits.pop(scope, None)
+
+    async def found_limit(self, scope: Scope, limit: Limit) -> Limit:
+        """Set the limit of a scope that has none, and return the one that is in force then."""
+        zone(limit.window.zone)
+        with self._lock:
+            self._begin()
+            if not limit.has_amount:
+                return self._books.limits.get(scope, limit)
+            return self._books.limits.setdefault(scope, limit)
 
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
         """Hold the money in all scopes or in none; a known id gets its answer again."""

@@ -41,6 +41,7 @@ from headgate.ledgers.redis_wire import (
     Bounds,
     Done,
     Illegal,
+    InForce,
     Known,
     Lost,
     NoRoom,
@@ -139,6 +140,17 @@ class RedisLedger:
         await self._step("set_limit", encode((self._opened(), scope, kept_limit(limit))))
         self._remember_window(scope, limit.window)
 
+    async def found_limit(self, scope: Scope, limit: Limit) -> Limit:
+        """Set the limit of a scope that has none, and return the one that is in force then."""
+        zone(limit.window.zone)
+        parameters = encode((self._opened(), scope, kept_limit(limit)))
+        kept = cast("InForce", await self._step("found_limit", parameters)).limit
+        if kept is None:
+            return limit
+        in_force = limit_from(kept)
+        self._remember_window(scope, in_force.window)
+        return in_force
+
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
         """Hold the money in all scopes or in none; a known id gets its answer again."""
         for _ in range(MAX_EXPIRY_ROUNDS):
@@ -232,7 +244,7 @@ class RedisLedger:
         parameters = batch.parameters(self._opened(), self._bounds)
         return cast("Done | Stale", await self._step("apply", parameters))
 
-    async def _step(self, step: str, parameters: bytes) -> Done | Stale | Accounts:
+    async def _step(self, step: str, parameters: bytes) -> Done | Stale | Accounts | InForce:
         reply = decode_reply(await self._server.run(step, self._key_list, parameters))
         if isinstance(reply, Lost):
             raise _lost()

@@ -125,6 +125,12 @@ class KeptLimit(msgspec.Struct, frozen=True, array_like=True):
     limit_tokens: int
 
 
+class InForce(msgspec.Struct, frozen=True, array_like=True, tag="limit"):
+    """The limit of a scope after one was to be founded; None where there is none."""
+
+    limit: KeptLimit | None
+
+
 class Accounts(msgspec.Struct, frozen=True, array_like=True, tag="accounts"):
     """Scopes with their limits, and their balances in one row each, of `ROW_WIDTH` a bucket."""
 
@@ -147,9 +153,8 @@ class KeptEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-_reply_decoder: msgspec.msgpack.Decoder[Done | Stale | Lost | Accounts] = msgspec.msgpack.Decoder(
-    Done | Stale | Lost | Accounts
-)
+StepReply = Done | Stale | Lost | Accounts | InForce
+_reply_decoder: msgspec.msgpack.Decoder[StepReply] = msgspec.msgpack.Decoder(StepReply)
 _entry_decoder = msgspec.msgpack.Decoder(KeptEntry)
 _row_decoder = msgspec.msgpack.Decoder(list[int])
 
@@ -234,7 +239,7 @@ class Batch:
         return charge
 
 
-def decode_reply(packed: bytes) -> Done | Stale | Lost | Accounts:
+def decode_reply(packed: bytes) -> StepReply:
     """Read what a step of the script replied."""
     return _reply_decoder.decode(packed)
 
@@ -290,7 +295,7 @@ def refused(request: ReserveRequest, reply: NoRoom, now: float) -> Refused:
 def kept_limit(limit: Limit) -> tuple[str, int, int] | None:
     """Give a limit as the script keeps it; None removes it."""
     usd, tokens = limit.limit_micro_usd, limit.limit_tokens
-    if usd is None and tokens is None:
+    if not limit.has_amount:
         return None
     window = format_window(limit.window)
     return window, NO_LIMIT if usd is None else usd, NO_LIMIT if tokens is None else tokens

@@ -85,12 +85,21 @@ def lock_books(transaction: Transaction) -> None:
 
 def set_limit(transaction: Transaction, scope: Scope, limit: Limit) -> None:
     """Replace the limit of a scope; one without any amount removes it."""
-    if limit.limit_micro_usd is None and limit.limit_tokens is None:
+    if not limit.has_amount:
         transaction.write("DELETE FROM ledger_limits WHERE scope = ?", (scope,))
         return
     window = format_window(limit.window)
     row = (scope, limit.limit_micro_usd, limit.limit_tokens, window)
     transaction.write(_SET_LIMIT, row)
+
+
+def found_limit(transaction: Transaction, scope: Scope, limit: Limit) -> Limit:
+    """Set the limit of a scope that has none, and return the one that is in force then."""
+    found = transaction.read(f"{_LIMITS} WHERE scope = ?", (scope,))
+    if found:
+        return to_limit(*found[0][1:])
+    set_limit(transaction, scope, limit)
+    return limit
 
 
 def apply_batch(

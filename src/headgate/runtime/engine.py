@@ -95,9 +95,9 @@ class Engine:
         self.told: Callable[[Iterable[TaskRecord]], None] = lambda _records: None
         self.slot_paused: Callable[[str], None] = lambda _slot: None
         self._further_loops = further_loops or {}
-        self.store, self.settings = store, settings
-        self.executors = executors
+        self.store, self.settings, self.executors = store, settings, executors
         self.ledger = ledger = None if ledger is None else WatchedLedger(ledger)
+        self._outbox = None if ledger is None else SettlementOutbox(store, ledger)
         self._ids = TaskIds()
         self.feed = EventFeed(store.now)
         self.runner = TaskRunner(
@@ -173,11 +173,24 @@ class Engine:
 
     async def stop(self, *, drain_seconds: float) -> None:
         """Take no more work, let what runs finish, and leave; after that everything is closed."""
+        await self.drain(drain_seconds=drain_seconds)
+        await self.close()
+
+    async def drain(self, *, drain_seconds: float, settle_seconds: float = 0.0) -> None:
+        """Take no more work, let what runs finish, and have a ledger outside told of it.
+
+        Where that is away it is waited for so long; `hurry` ends the wait.
+        """
         self._phase = "draining"
         self.workers.close()
         await self._quietly(self.node.end())
         await self.runner.drain(drain_seconds)
         await self._supervisor.stop()
+        if self._outbox is not None:
+            await self._outbox.finish(patience_seconds=settle_seconds)
+
+    async def close(self) -> None:
+        """Leave, and close everything; `drain` comes first."""
         await self._quietly(self.node.leave())
         await self.retired.close()
         for executor in self.executors.values():
@@ -267,6 +280,20 @@ class Engine:
         """Count what waits, what runs and what has happened."""
         return await self.store.totals()
 
+    async def carry_settlements(self) -> None:
+        """Tell a ledger outside the store at once what has been settled, for an exact answer."""
+        if self._outbox is not None:
+            await self._outbox.run_once()
+
+    async def unbooked_micro_usd(self) -> int:
+        """Return how much of what was settled a ledger outside the store has not been told."""
+        return 0 if self._outbox is None else await self._outbox.left_micro_usd()
+
+    def hurry(self) -> None:
+        """Wait no longer for a ledger that is away."""
+        if self._outbox is not None:
+            self._outbox.hurry()
+
     async def why(self, task_id: str, bounds: Bounds = UNBOUND) -> Why | None:
         """Say why a task waits; None if there is no such task. Only what is within is named."""
         record = await self.store.get(task_id)
@@ -311,8 +338,10 @@ class Engine:
             "history": self.history.run,
         }
         if self.ledger is not None:
-            loops["outbox"] = SettlementOutbox(self.store, self.ledger).run
             loops["ledger"] = self.ledger.run
+        if self._outbox is not None:
+            self._outbox.has_told = self._ask_budgets
+            loops["outbox"] = self._outbox.run
         return loops | dict(self._further_loops)
 
     async def _set_budgets(self) -> None:
@@ -339,6 +368,13 @@ class Engine:
         self.told(records)
         if closure is not None and closure.kind == "slot":
             self.slot_paused(closure.name)
+
+    def _ask_budgets(self) -> None:
+        """Ask again for what waits for budgets: books outside the store have changed."""
+        desk = self.dispatcher.desk
+        if desk is not None and desk.parking.refusals:
+            desk.ask_again(list(desk.parking.refusals), has_freed=True)
+            self.dispatcher.see(())
 
     async def _quietly(self, step: Coroutine[Any, Any, None]) -> None:
         """Take a step of leaving; a store that cannot be asked then finds out by the lease."""

@@ -25,7 +25,7 @@ from headgate.ledger import Ledger
 log = structlog.get_logger("headgate.holding")
 
 GRACE_SECONDS = 60.0
-"""How long a reservation outlives the deadline of its task, so that settling comes first."""
+"""How long a reservation outlives the time of its attempt, so that settling comes first."""
 
 NO_DEADLINE_SECONDS = 86_400.0
 MAX_GIVEN_BACK = 10_000
@@ -40,19 +40,26 @@ def reservation_id(line: Planned, epoch: int) -> str:
 def reserve_request(line: Planned, name: str, now: float, *, dispatched: bool) -> ReserveRequest:
     """Return what a line asks the books for.
 
-    The lease lasts as long as the task can: its settlement ends it, and after a crash the task is
-    recovered and its reservation with it. So nothing has to be renewed while a task runs.
+    The lease lasts as long as the attempt can: its settlement ends it, and after a crash the task
+    is recovered and its reservation with it. So nothing has to be renewed while a task runs.
     """
-    deadline = line.task.deadline
-    lasts_seconds = NO_DEADLINE_SECONDS if deadline is None else max(0.0, deadline - now)
     return ReserveRequest(
         reservation_id=name,
         scopes=_charged(line.task.scopes),
         micro_usd=MicroUsd(line.micro_usd),
         tokens=Tokens(line.tokens),
-        lease_seconds=lasts_seconds + GRACE_SECONDS,
+        lease_seconds=_longest_seconds(line, now) + GRACE_SECONDS,
         dispatched=dispatched,
     )
+
+
+def _longest_seconds(line: Planned, now: float) -> float:
+    """Return how long the attempt of a line can take."""
+    deadline, attempt_seconds = line.task.deadline, line.terms.attempt_seconds
+    if deadline is None:
+        return NO_DEADLINE_SECONDS if attempt_seconds is None else attempt_seconds
+    left_seconds = max(0.0, deadline - now)
+    return left_seconds if attempt_seconds is None else min(left_seconds, attempt_seconds)
 
 
 class HeldPlan(msgspec.Struct, frozen=True, kw_only=True):

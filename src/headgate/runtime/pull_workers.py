@@ -189,7 +189,7 @@ class PullWorkers:
             return Settlement(task_id=report.task_id, lease=lease, step=end, cost=NOTHING_USED)
         return self._settlements.make(
             record,
-            self._settlements.bounded(_judged(record, report.outcome)),
+            self._settlements.reported(record, _judged(record, report.outcome)),
             self._store.now(),
             node_id=self._node_id(),
         )

@@ -1,12 +1,15 @@
 """The outbox: settlements for a ledger outside the store, told until it has answered.
 
 The row was written together with the outcome, so none is lost; and a ledger recognises a repeat,
-so none is booked twice. One that the ledger refuses for good is logged and let go.
+so none is booked twice. One that the ledger refuses for good is logged and let go. That the ledger
+cannot be told is logged once, and so is that it can be again.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 
@@ -20,6 +23,8 @@ log = structlog.get_logger("headgate.outbox")
 MAX_SENT = 256
 PAUSE_SECONDS = 0.05
 RETRY_SECONDS = 1.0
+LAST_SECONDS = 10.0
+MOST_SUMMED = 1_000_000
 
 
 class SettlementOutbox:
@@ -29,16 +34,65 @@ class SettlementOutbox:
         self._store = store
         self._ledger = ledger
         self._problem = ""
+        self._is_waiting = False
+        self._hurry = asyncio.Event()
+        self.has_told: Callable[[], None] = lambda: None
+        """Is called when the ledger has booked something: it may have room now, or never will."""
 
     async def run(self) -> None:
         """Carry until cancelled."""
         while True:
             try:
                 sent = await self.run_once()
-                await asyncio.sleep(0 if sent else PAUSE_SECONDS)
             except StoreUnavailableError as error:
-                log.warning("settlements wait for the ledger", problem=str(error))
+                self._note_wait(error)
                 await asyncio.sleep(RETRY_SECONDS)
+                continue
+            if sent and self._is_waiting:
+                self._is_waiting = False
+                log.warning("the ledger is told of settlements again")
+            await asyncio.sleep(0 if sent else PAUSE_SECONDS)
+
+    async def finish(self, *, patience_seconds: float = 0.0) -> None:
+        """Carry all that is left, before the end: nobody may come after this process.
+
+        A ledger that is away is tried again for so long, until somebody is in a hurry. What cannot
+        be carried now stays in the store, for whoever starts over it next.
+        """
+        problem = "the ledger is too slow"
+        try:
+            async with asyncio.timeout(patience_seconds or LAST_SECONDS):
+                while True:
+                    try:
+                        if not await self.run_once():
+                            return
+                    except StoreUnavailableError as error:
+                        problem = str(error)
+                        if not patience_seconds or self._hurry.is_set():
+                            break
+                        await self._pause()
+        except TimeoutError:
+            pass
+        log.warning("settlements are left in the outbox", problem=problem)
+
+    def hurry(self) -> None:
+        """Have `finish` try once more at most."""
+        self._hurry.set()
+
+    async def left_micro_usd(self) -> int:
+        """Return how much money the ledger has yet to be told of."""
+        requests = await self._store.outbox(limit=MOST_SUMMED)
+        return sum(request.micro_usd for request in requests)
+
+    def _note_wait(self, error: StoreUnavailableError) -> None:
+        if not self._is_waiting:
+            log.warning("settlements wait for the ledger", problem=str(error))
+        self._is_waiting = True
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_SECONDS):
+                await self._hurry.wait()
 
     async def run_once(self) -> int:
         """Carry what waits, and return how many settlements the ledger has answered."""
@@ -50,6 +104,7 @@ class SettlementOutbox:
         told = [request.reservation_id for request, is_told in pairs if is_told]
         if told:
             await self._store.sent(told)
+            self.has_told()
         if len(told) < len(requests):
             raise LedgerUnavailableError(self._problem)
         return len(told)

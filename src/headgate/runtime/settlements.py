@@ -19,7 +19,8 @@ from headgate.core.outcomes import (
     RetryPolicy,
     Succeeded,
     TryAgain,
-    cost_of,
+    at_fixed_cost,
+    known_usage,
     next_step,
     pause_seconds,
 )
@@ -35,8 +36,11 @@ class Settlements:
         self.max_result_bytes = max_result_bytes
         self._draws = draws
 
-    def bounded(self, outcome: Outcome) -> Outcome:
-        """Return an outcome whose result may be kept."""
+    def reported(self, record: TaskRecord, outcome: Outcome) -> Outcome:
+        """Return what an executor or a worker reports, at its cost and with what may be kept."""
+        return self._bounded(at_fixed_cost(outcome, record.terms))
+
+    def _bounded(self, outcome: Outcome) -> Outcome:
         if not isinstance(outcome, Succeeded) or outcome.result is None:
             return outcome
         if len(memoryview(outcome.result)) <= self.max_result_bytes:
@@ -56,16 +60,11 @@ class Settlements:
         step = next_step(outcome, progress, record.terms, now=now, draw=draw, policy=self.policy)
         if progress.slot is not None and isinstance(outcome, Limited):
             step = _on_another_slot(step)
-        cost = cost_of(
-            outcome,
-            reserved_tokens=progress.reserved_tokens,
-            reserved_micro_usd=progress.reserved_micro_usd,
-        )
         return Settlement(
             task_id=record.task.id,
             lease=lease,
             step=step,
-            cost=cost,
+            cost=known_usage(outcome),
             result=outcome.result if isinstance(outcome, Succeeded) else None,
             closure=self._closure(record, outcome, now),
             node_id=node_id,

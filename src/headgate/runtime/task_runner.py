@@ -25,6 +25,7 @@ from headgate.core.outcomes import (
     Lost,
     Outcome,
     RetryPolicy,
+    timed_out,
 )
 from headgate.core.records import TaskRecord
 from headgate.core.retries import Backoff
@@ -89,7 +90,8 @@ class TaskRunner:
         self._deadlines: DeadlineWatch[_Attempt] = DeadlineWatch(store.now, self._be_late)
         self._cancelled_early: dict[str, int] = {}
         self._left_behind: set[asyncio.Task[None]] = set()
-        self._is_waiting = False
+        self.problem = ""
+        """Why outcomes cannot be written now; empty while they can."""
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -176,6 +178,12 @@ class TaskRunner:
             await self._wait(left)
         self.abandon()
 
+    async def leave(self, seconds: float) -> None:
+        """Stop everything, and settle nothing: there is no store any more that could be told."""
+        self.abandon()
+        if self._left_behind:
+            await asyncio.wait(list(self._left_behind), timeout=seconds)
+
     async def _wait(self, seconds: float | None) -> None:
         tasks = [attempt.task for attempt in self._attempts.values() if attempt.task is not None]
         if tasks:
@@ -189,8 +197,21 @@ class TaskRunner:
         if attempt.has_begun:
             attempt.task.cancel()
 
+    def _watch(self, attempt: _Attempt) -> None:
+        """Have an attempt stopped at its deadline, or when it has had its own time."""
+        deadline, seconds = attempt.record.task.deadline, attempt.record.terms.attempt_seconds
+        if seconds is not None:
+            over_at = self._store.now() + seconds
+            deadline = over_at if deadline is None else min(deadline, over_at)
+        self._deadlines.watch(attempt, deadline)
+
     def _be_late(self, attempt: _Attempt) -> None:
-        self._stop(attempt, Failed(error=DEADLINE_EXCEEDED))
+        deadline, seconds = attempt.record.task.deadline, attempt.record.terms.attempt_seconds
+        is_over = deadline is not None and deadline <= self._store.now()
+        if is_over or seconds is None:
+            self._stop(attempt, Failed(error=DEADLINE_EXCEEDED))
+        else:
+            self._stop(attempt, timed_out(seconds))
 
     async def _run(self, attempt: _Attempt) -> None:
         attempt.has_begun = True
@@ -206,11 +227,11 @@ class TaskRunner:
     async def _outcome(self, attempt: _Attempt) -> Outcome:
         if attempt.stopped_by is not None:
             return attempt.stopped_by
-        self._deadlines.watch(attempt, attempt.record.task.deadline)
+        self._watch(attempt)
         try:
             if not await self._may_spend(attempt.record):
                 return Lost(has_started=False, retry_seconds=UNPAID_SECONDS)
-            return self.settlements.bounded(await self._execute(attempt.record))
+            return self.settlements.reported(attempt.record, await self._execute(attempt.record))
         except asyncio.CancelledError:
             if attempt.stopped_by is None:
                 raise
@@ -278,15 +299,15 @@ class TaskRunner:
                 tries += 1
                 await self._pause(settlement.task_id, tries, error)
                 continue
-            self._is_waiting = False
+            self.problem = ""
             if isinstance(answer, Settled):
                 self._changed(answer.records, settlement.closure)
             return
 
     async def _pause(self, task_id: str, tries: int, error: Exception) -> None:
-        if not self._is_waiting:
+        if not self.problem:
             log.warning("settlements wait for the store", task_id=task_id, problem=str(error))
-        self._is_waiting = True
+        self.problem = str(error) or type(error).__name__
         draw = self._draws.random()
         try:
             await asyncio.sleep(SETTLE_BACKOFF.seconds(tries, draw=draw))

@@ -42,6 +42,11 @@ class StoreLedger:
         zone(limit.window.zone)
         await self._access.run(partial(_set_limit, scope=scope, limit=limit))
 
+    async def found_limit(self, scope: Scope, limit: Limit) -> Limit:
+        """Set the limit of a scope that has none, and return the one that is in force then."""
+        zone(limit.window.zone)
+        return await self._access.run(partial(_found_limit, scope=scope, limit=limit))
+
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
         """Hold the money in all scopes or in none; a known id gets its answer again."""
         return await self._access.run(partial(_apply, request=request))
@@ -78,6 +83,10 @@ class StoreLedger:
 
 def _set_limit(transaction: Transaction, _: float, *, scope: Scope, limit: Limit) -> None:
     sql_books.set_limit(transaction, scope, limit)
+
+
+def _found_limit(transaction: Transaction, _: float, *, scope: Scope, limit: Limit) -> Limit:
+    return sql_books.found_limit(transaction, scope, limit)
 
 
 def _apply(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headgate.core.outcomes import NOTHING_USED
 from headgate.core.records import is_worker
 from headgate.core.tasks import TaskStatus
 from headgate.store import CancelAnswer
@@ -54,7 +55,7 @@ def _ask_to_stop(sheet: Worksheet, row: TaskRow, asked_at: str) -> None:
 def _cancel(sheet: Worksheet, row: TaskRow, request: Cancellation) -> list[TaskRow]:
     if row.status is TaskStatus.ASSIGNED:
         # Its node has not begun, so nothing was charged.
-        others = conclude(sheet, row, CANCELLED_ON_REQUEST, tokens=0, micro_usd=0)
+        others = conclude(sheet, row, CANCELLED_ON_REQUEST, NOTHING_USED)
     else:
         leave_queue(sheet, row)
         others = finish(sheet, row, CANCELLED_ON_REQUEST)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headgate.core.outcomes import TryAgain
+from headgate.core.outcomes import NOTHING_USED, TryAgain
 from headgate.core.records import Progress
 from headgate.core.tasks import TaskStatus
 from headgate.store import Collected
@@ -65,5 +65,5 @@ def give_back(sheet: Worksheet, row: TaskRow, progress: Progress) -> None:
         losses=progress.losses,
         rate_limit_hits=progress.rate_limit_hits,
     )
-    conclude(sheet, row, again, tokens=0, micro_usd=0)
+    conclude(sheet, row, again, NOTHING_USED)
     sheet.tell_dispatcher((row,), by="")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from headgate.core.deadlines import EXPIRED_WHILE_QUEUED
-from headgate.core.outcomes import Finish, TryAgain
+from headgate.core.outcomes import Finish, TryAgain, Usage
 from headgate.core.records import OnParentFailure, is_worker
 from headgate.core.tasks import TaskStatus, check_move
 from headgate.stores.tallies import ENDED, EXPIRED, TICK
@@ -36,8 +36,15 @@ def enter_queue(sheet: Worksheet, row: TaskRow) -> None:
     sheet.tallies.queue(row.spec.task.agent_id, row.project_id, 1)
 
 
-def free_place(sheet: Worksheet, row: TaskRow, *, tokens: int, micro_usd: int) -> None:
-    """Take an attempt out of flight, and book what it cost."""
+def free_place(sheet: Worksheet, row: TaskRow, cost: Usage) -> tuple[int, int]:
+    """Take an attempt out of flight, book what it cost, and return the tokens and micro-dollars.
+
+    What nobody knows of the cost is booked as it was held, and the task shows it as assumed.
+    """
+    old = row.progress
+    assumed_tokens = old.reserved_tokens if cost.tokens is None else 0
+    assumed_micro_usd = old.reserved_micro_usd if cost.micro_usd is None else 0
+    tokens, micro_usd = cost.tokens or assumed_tokens, cost.micro_usd or assumed_micro_usd
     sheet.tallies.fly(row.agent_id, row.project_id, -1)
     sheet.tallies.count(TICK)
     if tokens or micro_usd:
@@ -48,12 +55,14 @@ def free_place(sheet: Worksheet, row: TaskRow, *, tokens: int, micro_usd: int) -
         sheet.take_from_worker(node_id, row.id)
     row.tokens, row.micro_usd = tokens, micro_usd
     if tokens or micro_usd:
-        old = row.progress
         row.progress = msgspec.structs.replace(
             old,
             used_tokens=old.used_tokens + tokens,
             used_micro_usd=old.used_micro_usd + micro_usd,
+            assumed_tokens=old.assumed_tokens + assumed_tokens,
+            assumed_micro_usd=old.assumed_micro_usd + assumed_micro_usd,
         )
+    return tokens, micro_usd
 
 
 def requeue(sheet: Worksheet, row: TaskRow, step: TryAgain) -> None:

@@ -23,6 +23,7 @@ _COLUMNS = ", ".join(TASK_COLUMNS)
 _CHOSEN = ("agent", "slot")
 _LIVE_STATES = states_of(tuple(dict.fromkeys(set(TaskStatus) - TERMINAL)))
 _GET = f"SELECT {_COLUMNS} FROM tasks WHERE id = ?"  # noqa: S608
+_RESULTS = "SELECT id, result FROM tasks"
 _OWNERS = "SELECT id, agent_id, project_id FROM tasks"
 _INPUT = "SELECT submission FROM task_inputs WHERE id = ?"
 _LANES = (
@@ -55,6 +56,12 @@ def among(transaction: Transaction, *, task_ids: Sequence[str], owner: TaskQuery
         for task_id, agent, project in rows
         if owner.agent_id in (None, agent) and owner.project_id in (None, project)
     )
+
+
+def results(transaction: Transaction, *, task_ids: Sequence[str]) -> dict[str, bytes]:
+    """Return the results of tasks as JSON; those that have none, or are not there, are left out."""
+    found = transaction.read(*about(transaction.dialect, _RESULTS, "id", task_ids))
+    return {task_id: result.encode() for task_id, result in found if result is not None}
 
 
 def totals(transaction: Transaction) -> Totals:

@@ -6,7 +6,7 @@ The settlement that ended an attempt may come again, and gets its answer again.
 
 from __future__ import annotations
 
-from headgate.core.outcomes import CANCELLED, Finish, TryAgain
+from headgate.core.outcomes import CANCELLED, Finish, TryAgain, Usage
 from headgate.core.tasks import TaskStatus
 from headgate.store import Settled, Settlement, StaleLease
 from headgate.stores.ending import descendants, finish, free_place, requeue
@@ -29,22 +29,14 @@ def settle(sheet: Worksheet, settlement: Settlement) -> Settled | StaleLease:
     return StaleLease(task_id=settlement.task_id)
 
 
-def conclude(
-    sheet: Worksheet,
-    row: TaskRow,
-    step: Finish | TryAgain,
-    *,
-    tokens: int,
-    micro_usd: int,
-    model: str = "",
-) -> list[TaskRow]:
+def conclude(sheet: Worksheet, row: TaskRow, step: Finish | TryAgain, cost: Usage) -> list[TaskRow]:
     """End an attempt, and with it the task unless it is tried again; return the other tasks.
 
     A task that somebody wants cancelled is not tried again.
     """
-    free_place(sheet, row, tokens=tokens, micro_usd=micro_usd)
+    tokens, micro_usd = free_place(sheet, row, cost)
     sheet.tallies.use(
-        (row.project_id, row.agent_id or "", model),
+        (row.project_id, row.agent_id or "", cost.model or ""),
         is_over=row.progress.cancel_requested or isinstance(step, Finish),
         tokens=tokens,
         micro_usd=micro_usd,
@@ -60,11 +52,7 @@ def conclude(
 
 
 def _apply(sheet: Worksheet, row: TaskRow, settlement: Settlement) -> list[TaskRow]:
-    cost, progress = settlement.cost, row.progress
-    tokens = progress.reserved_tokens if cost.tokens is None else cost.tokens
-    micro_usd = progress.reserved_micro_usd if cost.micro_usd is None else cost.micro_usd
-    model = cost.model or ""
-    others = conclude(sheet, row, settlement.step, tokens=tokens, micro_usd=micro_usd, model=model)
+    others = conclude(sheet, row, settlement.step, settlement.cost)
     row.settled_by = settlement.lease.node_id
     if settlement.result is not None and row.is_terminal:
         row.result = bytes(settlement.result).decode()

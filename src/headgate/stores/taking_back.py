@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headgate.core.deadlines import EXPIRED_WHILE_QUEUED
-from headgate.core.outcomes import DEADLINE_EXCEEDED, Finish, Lost, TryAgain, next_step
+from headgate.core.outcomes import (
+    DEADLINE_EXCEEDED,
+    NOTHING_USED,
+    UNKNOWN_USAGE,
+    Finish,
+    Lost,
+    TryAgain,
+    next_step,
+    timed_out,
+)
 from headgate.core.tasks import TaskStatus
 from headgate.store import Drop
 from headgate.stores import nodes
@@ -61,13 +70,20 @@ def take_from_worker(sheet: Worksheet, row: TaskRow) -> list[TaskRow]:
     return _recover(sheet, row)
 
 
-def _end_of_overdue(row: TaskRow, now: float) -> Finish | None:
+def _end_of_overdue(row: TaskRow, now: float) -> Finish | TryAgain | None:
     deadline = row.spec.task.deadline
     if deadline is not None and deadline <= now:
         has_started = row.status is TaskStatus.RUNNING
         error = DEADLINE_EXCEEDED if has_started else EXPIRED_WHILE_QUEUED
         return Finish(status=TaskStatus.FAILED, error=error)
-    return CANCELLED_ON_REQUEST if row.progress.cancel_requested else None
+    if row.progress.cancel_requested:
+        return CANCELLED_ON_REQUEST
+    seconds, began_at = row.spec.terms.attempt_seconds, row.progress.started_at
+    if seconds is None or began_at is None or row.status is not TaskStatus.RUNNING:
+        return None
+    if now < began_at + seconds:
+        return None
+    return next_step(timed_out(seconds), row.progress, row.spec.terms, now=now, draw=0.0)
 
 
 def _drop(sheet: Worksheet, row: TaskRow, wanted: Drop) -> list[TaskRow]:
@@ -87,11 +103,5 @@ def _recover(sheet: Worksheet, row: TaskRow) -> list[TaskRow]:
 
 
 def _conclude(sheet: Worksheet, row: TaskRow, step: Finish | TryAgain) -> list[TaskRow]:
-    progress, has_started = row.progress, row.status is TaskStatus.RUNNING
-    return conclude(
-        sheet,
-        row,
-        step,
-        tokens=progress.reserved_tokens if has_started else 0,
-        micro_usd=progress.reserved_micro_usd if has_started else 0,
-    )
+    has_started = row.status is TaskStatus.RUNNING
+    return conclude(sheet, row, step, UNKNOWN_USAGE if has_started else NOTHING_USED)

@@ -13,11 +13,14 @@ from contextlib import contextmanager
 from typing import Literal
 
 from headgate.budget_tracker import ReservationToken
+from headgate.core.budget_windows import format_window
 from headgate.core.money import plain_usd
-from headgate.core.scopes import Scope, parse_scope
+from headgate.core.scopes import Scope, depth, parse_scope
 from headgate.errors import IllegalSettlementError, InvalidFieldError
 from headgate.http_bodies import (
     CommitBody,
+    FoundBudgetBody,
+    LimitBody,
     ReservationBody,
     ReservationNameBody,
     ReserveBody,
@@ -42,7 +45,28 @@ _FIELDS = {
     "actual_usd": "usd",
     "reservation_id": "id",
     "lease_seconds": "leaseSeconds",
+    "limit_usd": "limitUsd",
+    "limit_tokens": "limitTokens",
 }
+
+
+async def found(api: Api, request: Request, _: str) -> Answer:
+    """Set the limits of a scope that has none, or say which others it has."""
+    body = read_body(await request.json_body(), FoundBudgetBody)
+    scope = _own_scope(body.scope, request.caller)
+    if _is_configured(scope):
+        request.caller.check("admin")
+    with _in_words_of_the_body():
+        limit = await _tracker(api).found_budget(
+            scope, body.limit_usd, body.limit_tokens, body.window
+        )
+    answer = LimitBody(
+        scope=scope,
+        limit_usd=_dollars_or_none(limit.limit_micro_usd),
+        limit_tokens=limit.limit_tokens,
+        window=format_window(limit.window),
+    )
+    return json_answer(OK, answer)
 
 
 async def reserve(api: Api, request: Request, _: str) -> Answer:
@@ -110,14 +134,27 @@ def own_scope(text: str, caller: Caller, *, field: str = "scope") -> Scope:
     return scope
 
 
+def _is_configured(scope: Scope) -> bool:
+    """Tell whether a scope holds what others submit: the root, and that of a whole project."""
+    return depth(scope) < 1 or (depth(scope) == 1 and scope.startswith("project:"))
+
+
+@contextmanager
+def _in_words_of_the_body() -> Iterator[None]:
+    """Name fields as the body does."""
+    try:
+        yield
+    except InvalidFieldError as error:
+        raise InvalidFieldError(_FIELDS.get(error.field, error.field), error.problem) from None
+
+
 @contextmanager
 def _in_words_of_the_caller(given_id: str, scope: Scope) -> Iterator[str]:
     """Give the id under which the books know a reservation, and tell refusals by the caller's."""
     reservation_id = _id_within(scope, given_id)
     try:
-        yield reservation_id
-    except InvalidFieldError as error:
-        raise InvalidFieldError(_FIELDS.get(error.field, error.field), error.problem) from None
+        with _in_words_of_the_body():
+            yield reservation_id
     except IllegalSettlementError as error:
         line = str(error).replace(reservation_id, f"'{given_id}'")
         code = "not_found" if error.current == "unknown" else "reservation_conflict"
@@ -149,6 +186,16 @@ def _settled(given_id: str, scope: Scope, state: Literal["committed", "released"
 
 
 ROUTES = (
+    Route(
+        "POST",
+        "/budgets/found",
+        found,
+        "set the limits of a scope that has none",
+        "submit",
+        takes=FoundBudgetBody,
+        answers={200: LimitBody},
+        refuses=("budget_mismatch",),
+    ),
     Route(
         "POST",
         "/budgets/reserve",

@@ -15,6 +15,7 @@ from headgate.core.admission import Rejected
 from headgate.core.money import plain_usd
 from headgate.errors import (
     BudgetExceededError,
+    BudgetMismatchError,
     IllegalMoveError,
     InvalidFieldError,
     InvalidTaskError,
@@ -77,6 +78,9 @@ CODES: dict[str, Kind] = {
     "draining": Kind(409, "the project, agent or target takes no new tasks"),
     "reservation_conflict": Kind(
         409, "the reservation cannot make this move, or its id was used with other amounts"
+    ),
+    "budget_mismatch": Kind(
+        409, "the scope has other limits already; `details` has them as `existing`"
     ),
     "window_open": Kind(409, "the window of the slot is open; `details` has when it resets"),
     "slot_unavailable": Kind(409, "the slot sends nothing now; `details` has the reason"),
@@ -175,7 +179,7 @@ def refusal_of(error: Exception) -> Refusal:
     match error:
         case InvalidFieldError():
             return _invalid(error)
-        case IllegalMoveError() | StaleWorkerError():
+        case IllegalMoveError() | StaleWorkerError() | BudgetMismatchError():
             return _conflict(error)
         case SlotNotFoundError():
             return Refusal("not_found", str(error))
@@ -187,7 +191,14 @@ def refusal_of(error: Exception) -> Refusal:
             return Refusal("internal", "internal error")
 
 
-def _conflict(error: IllegalMoveError | StaleWorkerError) -> Refusal:
+def _conflict(error: IllegalMoveError | StaleWorkerError | BudgetMismatchError) -> Refusal:
+    if isinstance(error, BudgetMismatchError):
+        limits: Details = {
+            "scope": error.scope,
+            "existing": error.existing,
+            "wanted": error.wanted,
+        }
+        return Refusal("budget_mismatch", str(error), details=limits)
     if isinstance(error, StaleWorkerError):
         return Refusal("stale_worker", str(error))
     return Refusal("conflict", f"task is already {error.current}")

@@ -41,6 +41,7 @@ def order_of(task: TaskSnapshot, agent_id: str) -> WorkOrder:
         deadline=None if task.deadline is None else task.deadline.timestamp(),
         traceparent=task.traceparent,
         slot=task.slot,
+        attempt_seconds=task.timeout_seconds,
     )
 
 

@@ -18,6 +18,7 @@ from headgate.core.outcomes import (
     Cancelled,
     Failed,
     Outcome,
+    timed_out,
 )
 from headgate.errors import (
     NotAllowedError,
@@ -212,17 +213,25 @@ class Worker:
 
     async def _work(self, run: _Run) -> Outcome:
         order = run.order
-        left = None if order.deadline is None else order.deadline - self._clock()
+        left, late = self._time_for(order)
         try:
             async with asyncio.timeout(left):
                 return await self._executor.execute(order)
         except TimeoutError:
-            return Failed(error=DEADLINE_EXCEEDED)
+            return late
         except asyncio.CancelledError:
             return Cancelled()
         except Exception as error:
             LOG.exception("task %s: the executor raised", order.task_id)
             return Failed(error=f"the executor failed: {type(error).__name__}: {error}")
+
+    def _time_for(self, order: WorkOrder) -> tuple[float | None, Failed]:
+        """Return how long an order may take, and what it comes to if it takes longer."""
+        left = None if order.deadline is None else order.deadline - self._clock()
+        seconds = order.attempt_seconds
+        if seconds is not None and (left is None or seconds < left):
+            return seconds, timed_out(seconds)
+        return left, Failed(error=DEADLINE_EXCEEDED)
 
     async def _report(self, run: _Run, outcome: Outcome) -> None:
         order = run.order

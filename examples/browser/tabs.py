@@ -1,0 +1,115 @@
+"""A browser that is none: tabs over HTTP, with one small shop to look at.
+
+`python3 tabs.py start` starts it as a process of its own, and writes where it serves as JSON. It
+ends when it is told to quit, or when nobody has asked anything for half a minute.
+"""
+
+import json
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+IDLE_SECONDS = 30.0
+PAGES: dict[str, Any] = {
+    "shop.example/search?q=lamp": {
+        "title": "2 lamps",
+        "links": [
+            {"selector": "#desk-lamp", "to": "shop.example/desk-lamp"},
+            {"selector": "#floor-lamp", "to": "shop.example/floor-lamp"},
+        ],
+    },
+    "shop.example/search?q=candle": {"title": "no candles", "links": []},
+    "shop.example/desk-lamp": {
+        "title": "Desk lamp",
+        "links": [{"selector": "#buy", "to": "shop.example/basket"}],
+        "texts": {".price": {"text": "$34.50", "value": 34.5}},
+    },
+    "shop.example/floor-lamp": {
+        "title": "Floor lamp",
+        "links": [{"selector": "#buy", "to": "shop.example/basket"}],
+        "texts": {".price": {"text": "$89.00", "value": 89.0}},
+    },
+    "shop.example/basket": {"title": "Your basket: 1 article", "links": []},
+}
+
+tabs: dict[str, str] = {}
+"""The page that each tab shows."""
+
+
+class Browser(HTTPServer):
+    """Serves one request after the other, until it is told to quit or left alone."""
+
+    is_over = False
+    timeout = IDLE_SECONDS
+
+    def handle_timeout(self) -> None:
+        """End: nobody asks any more."""
+        self.is_over = True
+
+
+class Actions(BaseHTTPRequestHandler):
+    """One action a request: what it gives, or why it could not be done."""
+
+    def do_POST(self) -> None:
+        """Take an action, and answer as JSON."""
+        length = int(self.headers.get("Content-Length") or 0)
+        given = json.loads(self.rfile.read(length) or b"null") or {}
+        try:
+            status, answer = 200, self._act(self.path.strip("/").split("/"), given)
+        except (KeyError, StopIteration, ValueError):
+            status, answer = 404, {"error": f"there is no {given or self.path}"}
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing: nobody reads it."""
+
+    def _act(self, path: list[str], given: dict[str, str]) -> Any:
+        if path == ["quit"] and isinstance(self.server, Browser):
+            self.server.is_over = True
+            return {"closed": len(tabs)}
+        if path == ["tabs"]:
+            tab = f"tab-{len(tabs) + 1}"
+            tabs[tab] = "about:blank"
+            return {"tab": tab}
+        _, tab, action = path
+        if action == "read":
+            return PAGES[tabs[tab]]["texts"][given["selector"]]
+        tabs[tab] = given["url"] if action == "navigate" else followed(tabs[tab], given)
+        return {"url": tabs[tab], **PAGES[tabs[tab]]}
+
+
+def followed(url: str, given: dict[str, str]) -> str:
+    """Return where a link of a page leads."""
+    links = PAGES[url]["links"]
+    return next(link["to"] for link in links if link["selector"] == given["selector"])
+
+
+def start() -> None:
+    """Start a browser that does not end with the step that started it: it has its own session."""
+    serving = subprocess.Popen(
+        [sys.executable, __file__, "serve"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        text=True,
+    )
+    print(serving.stdout.readline() if serving.stdout else "", end="")
+
+
+def serve() -> None:
+    """Serve on a free port until it is over."""
+    browser = Browser(("127.0.0.1", 0), Actions)
+    print(json.dumps({"url": f"http://127.0.0.1:{browser.server_port}"}), flush=True)
+    while not browser.is_over:
+        browser.handle_request()
+
+
+if __name__ == "__main__":
+    {"start": start, "serve": serve}[sys.argv[1]]()

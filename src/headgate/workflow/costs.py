@@ -1,0 +1,90 @@
+"""What a run of a step is expected to cost at most, before it runs.
+
+`cost_usd` and `estimate` say it themselves; a call to a model is measured as it will be sent, and
+priced. Everything else costs nothing that is known here.
+
+Rule: a call whose price nobody knows is refused before the run, because it could not be held.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headgate.adapters.requests import ModelCall, read_call
+from headgate.errors import InvalidAmountError, WorkflowError
+from headgate.providers.prices import CHARACTERS_PER_TOKEN, UnknownPriceError
+from headgate.workflow.endpoints import PATHS
+from headgate.workflow.texts import Text, UnfilledError
+from headgate.workflow.workflow import Estimate, ModelWork, Step, Workflow
+
+_NOTHING = Estimate()
+
+
+def estimated(workflow: Workflow, step: Step, request: Any) -> tuple[int, int]:  # noqa: ANN401
+    """Return the micro-dollars and the tokens of a filled request; one to a model has a `body`.
+
+    Raises `UnfilledError` for a model whose name was filled in, and which has no price.
+    """
+    said = step.estimate or _NOTHING
+    micro_usd = said.micro_usd if step.cost_micro_usd is None else step.cost_micro_usd
+    if not isinstance(step.work, ModelWork):
+        return micro_usd or 0, said.tokens or 0
+    path = PATHS[workflow.endpoints[step.work.endpoint].kind]
+    call = read_call(path, msgspec.json.encode(request.body))
+    if micro_usd is None:
+        micro_usd = _price(workflow, call, step.work)
+    tokens = _tokens(call, step.work) if said.tokens is None else said.tokens
+    return micro_usd, tokens
+
+
+def check_prices(workflow: Workflow) -> None:
+    """Raise `WorkflowError` for a call to a model that has no price and no estimate.
+
+    A model whose name is filled in is known when it runs, and not before.
+    """
+    known: set[str] = set()
+    for position, step in enumerate(workflow.steps):
+        if not isinstance(step.work, ModelWork) or _is_said(step):
+            continue
+        model = step.work.body.value["model"]
+        if not isinstance(model, Text) and model not in known:
+            _check_price(workflow, step, position)
+            known.add(model)
+
+
+def _check_price(workflow: Workflow, step: Step, position: int) -> None:
+    model = step.work.model if isinstance(step.work, ModelWork) else ""
+    try:
+        workflow.price_list.cost(model, input_tokens=1, output_tokens=1)
+    except UnknownPriceError as error:
+        key = f"steps[{position}].model"
+        raise WorkflowError(workflow.file, _unknown(error), line=step.line, key=key) from None
+
+
+def _is_said(step: Step) -> bool:
+    is_estimated = step.estimate is not None and step.estimate.micro_usd is not None
+    return is_estimated or step.cost_micro_usd is not None
+
+
+def _price(workflow: Workflow, call: ModelCall, work: ModelWork) -> int:
+    most = call.output_tokens(work.max_tokens)
+    prices = workflow.price_list
+    try:
+        cost = prices.estimate(call.model, prompt_chars=call.prompt_chars, max_tokens=most)
+    except UnknownPriceError as error:
+        raise UnfilledError(_unknown(error)) from None
+    except InvalidAmountError as error:
+        raise UnfilledError(str(error)) from None
+    return cost.micro_usd
+
+
+def _unknown(error: UnknownPriceError) -> str:
+    advice = "write it into config.prices, or give the step an estimate with usd"
+    return f"{str(error).rpartition(';')[0]}; {advice}"
+
+
+def _tokens(call: ModelCall, work: ModelWork) -> int:
+    prompt_tokens = -(-call.prompt_chars // CHARACTERS_PER_TOKEN)
+    return prompt_tokens + call.output_tokens(work.max_tokens)

@@ -1,0 +1,58 @@
+"""A dry run looks for all that a run looks for before it begins, and says it in the same words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headgate.cli.main import run as run_headgate
+from run_commands import Commands
+from service.support import running_service
+
+MISSING: list[tuple[tuple[str, ...], str]] = [
+    (("command: [no-such-program]",), "command not found: no-such-program"),
+    (("command: ['true', '{env.NO_SUCH_NAME}']",), "NO_SUCH_NAME is not set"),
+    (("http: {url: 'http://127.0.0.1/{env.NO_SUCH_NAME}'}",), "NO_SUCH_NAME is not set"),
+    (("call: no_such_module:f",), "no_such_module cannot be imported"),
+    (("call: json:no_such",), "json has no function no_such"),
+    (("model: m", "prompt: hi", "cost_usd: 1"), "OPENAI_API_KEY is not set"),
+    (("target: nowhere", "action: go"), "unknown target 'nowhere'"),
+]
+
+
+@pytest.mark.parametrize(("keys", "problem"), MISSING)
+def test_what_would_stop_a_run_before_it_begins_stops_a_dry_run(
+    keys: tuple[str, ...],
+    problem: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    Path("a.yaml").write_text("\n    ".join(["steps:\n  - id: one", *keys]))
+    assert run_headgate(["run", "a.yaml", "--dry-run", "--data", "data"]) == 2
+    dry = capsys.readouterr()
+    assert problem in dry.err
+    assert dry.out == ""
+    assert run_headgate(["run", "a.yaml", "--data", "data"]) == 2
+    assert dry.err in capsys.readouterr().err
+
+
+def test_a_module_that_prints_while_it_is_imported_leaves_the_json_alone(tmp_path: Path) -> None:
+    commands = Commands(tmp_path)
+    (tmp_path / "noisy.py").write_text("print('hello')\n\n\ndef work() -> None: ...\n")
+    (tmp_path / "a.yaml").write_text("steps:\n  - {id: one, call: 'noisy:work'}\n")
+    dry = commands.run("a.yaml", "--dry-run")
+    assert (dry.code, dry.json["total"], dry.stderr) == (0, 1, "hello\n")
+    assert commands.ids() == []
+
+
+def test_a_target_that_a_service_does_not_have_stops_a_dry_run(tmp_path: Path) -> None:
+    commands = Commands(tmp_path)
+    (tmp_path / "a.yaml").write_text("steps:\n  - {id: one, target: nowhere, action: go}\n")
+    with running_service(tmp_path, "--data", str(tmp_path / "service")) as service:
+        dry = commands.run("a.yaml", "--server", service.address, "--dry-run")
+    assert (dry.code, dry.stdout) == (2, "")
+    assert "unknown target 'nowhere'; a service runs only" in dry.stderr

@@ -1,0 +1,116 @@
+"""`headgate run --resume` as a person meets it: what to paste after an end, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from doc_pages import ROOT
+from doc_shells import saved_files, shell_in
+from headgate.runs.folder import RECORD
+from run_commands import Commands
+from service.support import running_service
+
+CASES = """
+config: {concurrency: 1}
+steps:
+  - id: case
+    foreach: [red, green, blue]
+    command: ["echo", "{item}"]
+    cost_usd: 0.07
+"""
+THERE = """
+config: {concurrency: 1}
+steps:
+  - id: case
+    foreach: [red, green, blue]
+    target: echo
+    action: hello
+    estimate: {usd: 0.07}
+"""
+ECHO = """
+[targets.echo]
+kind = "callable"
+entry_point = "headgate.executors.echo:echo"
+"""
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Commands:
+    (tmp_path / "cases.yaml").write_text(CASES)
+    (tmp_path / "there.yaml").write_text(THERE)
+    return Commands(tmp_path)
+
+
+def test_a_session_that_was_used_up_is_raised_and_the_run_goes_on(commands: Commands) -> None:
+    session = ("--budget-session-id", "q", "--budget-session-limit", "0.15")
+    stopped = commands.run("cases.yaml", *session)
+    assert (stopped.code, stopped.json["state"]) == (3, "exhausted")
+    books = f"--sqlite-path {commands.data}/budget.db"
+    assert stopped.json["raise"] == f"headgate budget set session:q --limit-usd USD {books}"
+    shown = commands.call("runs", "show", "last", "--data", str(commands.data)).stdout
+    assert f"to go on: {stopped.json['raise']} && {stopped.json['resume']}\n" in shown
+    raised = stopped.json["raise"].replace("USD", "0.50").split()
+    assert commands.call(*raised[1:]).code == 0
+    done = commands.run("--resume", "last")
+    assert done.code == 0, done.stderr
+    assert done.json["raise"] is None
+    assert done.json["money"][0]["limit_micro_usd"] == 500_000
+    assert done.json["money"][0]["spent_micro_usd"] == 210_000
+    assert commands.run("--resume", "last", *session[:2]).code == 0
+    other = commands.run("--resume", "last", *session)
+    assert other.code == 2
+    assert "the limit is $0.50, and --budget-session-limit says $0.15" in other.stderr
+
+
+def test_what_other_runs_of_the_workflow_have_spent_is_said(commands: Commands) -> None:
+    call = ("run", "cases.yaml", "--data", str(commands.data), "--budget-tracker", "sqlite")
+    assert commands.call(*call, "--budget-usd", "0.25").code == 0
+    again = commands.call(*call, "--budget-usd", "0.25")
+    assert again.code == 3
+    assert "workflow:cases: $0.21 of it was spent by other runs of this workflow" in again.stdout
+    assert f"--resume {commands.ids()[-1]}" in again.stdout
+    assert f"--data {commands.data} --budget-usd USD\n" in again.stdout
+
+
+def test_a_run_goes_on_where_it_was_begun(commands: Commands) -> None:
+    assert commands.run("cases.yaml", "--budget-usd", "0.08").code == 3
+    for option, value in (("--server", "http://127.0.0.1:1"), ("--budget-tracker", "redis")):
+        refused = commands.run("--resume", "last", option, value)
+        assert (refused.code, refused.stderr.count("\n")) == (2, 1)
+        assert refused.stderr.startswith(f"headgate: {option}: the ")
+        assert refused.stderr.endswith("leave it out\n")
+
+
+def test_a_session_of_a_service_is_raised_there_by_what_is_shown(commands: Commands) -> None:
+    (commands.folder / "headgate.toml").write_text(ECHO)
+    with running_service(commands.folder, "--data", str(commands.folder / "service")) as service:
+        session = ("--budget-session-id", "q", "--budget-session-limit", "0.15")
+        stopped = commands.run("there.yaml", "--server", service.address, *session)
+        assert stopped.code == 3, stopped.stderr
+        raised = stopped.json["raise"].replace("USD", "0.50")
+        subprocess.run(["sh", "-c", raised], check=True, capture_output=True)
+        done = commands.run("--resume", "last")
+        assert done.code == 0, done.stderr
+        assert done.json["money"][0]["limit_micro_usd"] == 500_000
+
+
+def test_the_job_of_the_page_goes_on_with_what_was_interrupted(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HEADGATE_BUDGET_URL", raising=False)
+    page = (ROOT / "docs/how-to/run-a-workflow.md").read_text()
+    (commands.folder / "job.sh").write_text(saved_files(page)["job.sh"])
+    (commands.folder / "eval.yaml").write_text(CASES)
+    with shell_in(commands.folder, CACHE=str(commands.folder)) as shell:
+        assert shell.run("sh job.sh 2>/dev/null; echo $?") == "0\n"
+        (run,) = (commands.folder / "eval" / "runs").iterdir()
+        record = (run / RECORD).read_text()
+        # As a process leaves it that is killed.
+        (run / RECORD).write_text(record.replace('"state": "done"', '"state": "running"'))
+        assert shell.run("sh job.sh 2>/dev/null; echo $?") == "0\n"
+        assert list((commands.folder / "eval" / "runs").iterdir()) == [run]
+        shell.run("sh job.sh 2>/dev/null")
+        assert len(list((commands.folder / "eval" / "runs").iterdir())) == 2

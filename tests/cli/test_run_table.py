@@ -1,0 +1,142 @@
+"""The end of a run on paper: the table, what failed, the ending, how to go on; and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.run_reports import BEGAN_AT, SESSION_MONEY, done, failed, report, running, task_of
+from headgate.cli.run_table import (
+    FAILURES_SHOWN,
+    end_lines,
+    print_end,
+    print_json_end,
+    print_rows,
+    resume_command,
+)
+from headgate.runs.backend import TaskState
+from headgate.runs.report import RunState, StepRow, StepState
+
+FOLDER = Path("data/runs/20270115-080000-3fa2")
+RESUME = "headgate run --resume 20270115-080000-3fa2"
+
+
+def test_the_end_has_a_table_the_budgets_the_ending_and_the_way_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ended = report(
+        failed(3),
+        state=RunState.EXHAUSTED,
+        counts={"done": 12, "failed": 1, "skipped": 2, "not run": 985},
+        money=SESSION_MONEY,
+        ended_at=BEGAN_AT + 75,
+        exhausted_by="session:eval-1: $49.98 of $50.00 is used, and $0.07 was asked for",
+    )
+    print_end(ended, FOLDER, resume=RESUME)
+    assert capsys.readouterr().out.splitlines() == [
+        "Run 20270115-080000-3fa2 of eval",
+        "  step  runs   done  failed  skipped  not run  duration  attempts  tokens  cost",
+        "  case  1,000  12    1       2        985      61 s      1,000     1,200   $0.84",
+        "case[3] failed after 2.0 s, $0.07: exit code 3: no such page",
+        "session:eval-1: $32.40 spent, $1.20 reserved of $50.00",
+        "team:a: $0.000005 spent, no limit",
+        "workflow:eval: $0.84 spent, $0.07 reserved of $5.00",
+        "session:eval-1: $49.98 of $50.00 is used, and $0.07 was asked for",
+        "eval ran out of budget: 12 of 1,000 done, 1 failed, 2 skipped, 985 not run, $0.84, 75 s",
+        f"to go on: {RESUME}",
+        f"kept in {FOLDER}",
+    ]
+
+
+@pytest.mark.parametrize("width", [5, 20, 79])
+def test_a_table_that_would_break_its_words_is_plain(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    ended = report(state=RunState.DONE, counts={"done": 1_000}, ended_at=BEGAN_AT + 1)
+    print_end(ended, FOLDER, resume=RESUME)
+    printed = capsys.readouterr().out
+    assert ("│" in printed) == (width == 79)
+    assert "1,000" in printed
+    assert "$70.00" in printed
+
+
+def test_a_run_that_is_done_needs_no_way_on() -> None:
+    ended = report(state=RunState.DONE, counts={"done": 5}, ended_at=BEGAN_AT + 1)
+    lines = list(end_lines(ended, FOLDER, resume=RESUME))
+    assert lines == ["eval is done: 5 of 5 done, $0.35, 1.0 s", f"kept in {FOLDER}"]
+
+
+def test_failures_are_bounded_and_the_rest_is_counted() -> None:
+    rows = [failed(index) for index in range(FAILURES_SHOWN + 5)]
+    ended = report(*rows, state=RunState.FAILED, counts={"failed": 400})
+    lines = list(end_lines(ended, FOLDER, resume=RESUME))
+    assert sum(line.startswith("case[") for line in lines) == FAILURES_SHOWN
+    assert lines[FAILURES_SHOWN] == (
+        "and 380 more failed; headgate runs show 20270115-080000-3fa2 --all lists them"
+    )
+
+
+def test_what_a_step_wrote_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    print_end(
+        report(failed(0, "\x1b[2Jgone\nsecond line"), state=RunState.FAILED, counts={"failed": 1}),
+        FOLDER,
+        resume=RESUME,
+    )
+    assert r"\x1b[2Jgone second line" in capsys.readouterr().out
+
+
+def test_json_is_one_document_with_the_exit_code_and_the_way_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ended = report(failed(3), state=RunState.FAILED, counts={"done": 1, "failed": 1})
+    print_json_end(ended, FOLDER, exit_code=1, resume=RESUME)
+    found = json.loads(capsys.readouterr().out)
+    assert found["state"] == "failed"
+    assert found["exit_code"] == 1
+    assert found["resume"] == RESUME
+    assert found["folder"] == str(FOLDER)
+    assert found["steps"][0]["counts"] == {"done": 1, "failed": 1}
+    assert found["rows"][0]["task"]["error"] == "exit code 3: no such page"
+
+
+def test_rows_say_state_time_cost_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    lost = StepRow(
+        name="case[4]",
+        step="case",
+        index=4,
+        state=StepState.DONE,
+        task=task_of(
+            4,
+            TaskState.DONE,
+            completed_at=BEGAN_AT + 9,
+            attempt=2,
+            micro_usd=140_000,
+            assumed_micro_usd=70_000,
+        ),
+    )
+    skipped = StepRow(
+        name="judge", step="judge", index=None, state=StepState.SKIPPED, why="'case' failed"
+    )
+    print_rows("Runs", [done(0), failed(3), lost, running(5), skipped], now=BEGAN_AT + 12)
+    assert capsys.readouterr().out.splitlines() == [
+        "Runs",
+        "  step     state    duration  attempts  cost                   why",
+        "  case[0]  done     0.3 s     1         $0.07",
+        "  case[3]  failed   2.0 s     1         $0.07                  exit code 3: no such page",
+        "  case[4]  done     9.0 s     2         $0.14 ($0.07 assumed)",
+        "  case[5]  running  12 s      1",
+        "  judge    skipped                                             'case' failed",
+    ]
+
+
+def test_the_way_on_names_the_directory_where_it_is_not_the_usual_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    usual = tmp_path / "headgate"
+    assert resume_command("r", usual) == "headgate run --resume r"
+    assert resume_command("r", Path("my data")) == "headgate run --resume r --data 'my data'"

@@ -1,0 +1,302 @@
+"""Runs of a workflow are killed at random moments and resumed, until each of them is done.
+
+A process is killed while it starts, works, drains or ends, with its writer or alone, or it is asked
+to end once or twice. Whatever was recorded as done before must be as it was and must not have run
+again; whatever has run is booked, as done or as assumed; and the books equal what the tasks of all
+runs have used. The session beside it is many processes at once, on one limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headgate.core.money import format_usd
+from headgate.ledger import Ledger
+from headgate.ledgers.redis import RedisLedger
+from headgate.ledgers.sqlite import SqliteBudgetTracker
+from ledgers.servers import running_valkey
+from run_commands import EXIT_DONE, Commands, Ended
+from run_sessions import Session
+from service.support import ROOT
+from torture.run_audit import (
+    Remains,
+    RunAudit,
+    books_of_run,
+    look_at_books,
+    marks_in,
+    shared_books,
+    when_leases_have_ended,
+)
+from torture.run_lives import LEFT_ALONE, USUAL_CODES, Life, draw_kind, wait_until_left
+
+BACKENDS = ("local", "sqlite", "redis")
+"""Where the books are: in each run's own store, in a file for all of them, or on a server."""
+
+KILLS_SHARE = 4
+"""A process of a run lives for a second or two, so that a quarter of the kills is enough here."""
+
+ITEMS, PLACES = 12, 4
+COSTS = [10_000] * ITEMS + [20_000] * ITEMS + [50_000]
+NAMES = [f"{step}-{index}" for step in ("first", "second") for index in range(ITEMS)] + ["last-0"]
+SESSION = "tortured"
+SCOPE = f"session:{SESSION}/workflow:tortured"
+MOST_LIVES = 60
+MOST_SAID, MOST_NAMED = 500, 5
+PROCESSES, STEPS_EACH, SESSION_USD = 40, 5, "5.00"
+STEP_PROGRAM = ROOT / "torture/run_step.py"
+
+WORKFLOW = """
+name: tortured
+config:
+  budget_usd: 1000
+  concurrency: {places}
+  defaults: {{timeout: 30}}
+steps:
+  - id: first
+    foreach: {items}
+    command: ["{python}", "-IS", "{program}", "first-{{index}}", "{marks}"]
+    cost_usd: 0.01
+  - id: second
+    foreach: {{step: first}}
+    command: ["{python}", "-IS", "{program}", "second-{{index}}", "{marks}"]
+    stdin: "{{steps.first.output}}"
+    cost_usd: 0.02
+  - id: last
+    command: ["{python}", "-IS", "{program}", "last-0", "{marks}"]
+    stdin: "{{steps.second.outputs}}"
+    cost_usd: 0.05
+"""
+
+
+@dataclass
+class Findings:
+    """What was done to runs, and what was found."""
+
+    ends: Counter[str] = field(default_factory=Counter)
+    runs: int = 0
+    executions: int = 0
+    used_micro_usd: int = 0
+    assumed_micro_usd: int = 0
+    remains: Remains = field(default_factory=Remains)
+    seconds: float = 0.0
+
+    def is_right(self, kills: int) -> bool:
+        """Tell whether every promise was kept, and enough was done to say so."""
+        return self.ends.total() >= kills and self.runs > 0 and self.remains.is_right()
+
+
+class Place:
+    """A folder for runs one after the other, with books of one kind."""
+
+    def __init__(self, folder: Path, backend: str, url: str = "") -> None:
+        # The address of a server may be a secret in part, so a resume is told of it anew.
+        named = {"HEADGATE_BUDGET_URL": url} if url else {}
+        self.commands = Commands(folder, **named)
+        self._backend = backend
+        self._url = url
+
+    def begin(self, marks: Path) -> subprocess.Popen[str]:
+        """Start a process that begins a run, whose steps leave their marks in a file."""
+        file = self.commands.folder / "tortured.yaml"
+        words = {"python": sys.executable, "program": STEP_PROGRAM, "marks": marks}
+        file.write_text(WORKFLOW.format(items=list(range(ITEMS)), places=PLACES, **words))
+        return self.commands.start_run(str(file), "--budget-tracker", *self._books())
+
+    def resume(self, run_id: str) -> subprocess.Popen[str]:
+        """Start a process that goes on with a run."""
+        return self.commands.start_run("--resume", run_id)
+
+    def session(self) -> Session:
+        """Return a session on the server of this place."""
+        return Session(
+            self.commands,
+            self._url,
+            limit_usd=SESSION_USD,
+            processes=PROCESSES,
+            steps_each=STEPS_EACH,
+        )
+
+    def folder_of(self, run_id: str) -> Path:
+        """Return where a run is kept."""
+        return self.commands.data / "runs" / run_id
+
+    def look_at_books_of(self, run_id: str, used_micro_usd: int, found: Remains) -> None:
+        """Hold the books that a run keeps itself against what its tasks have used."""
+        if self._backend == "local":
+            audit = books_of_run(self.folder_of(run_id))
+            look_at_books(found, audit, "workflow:tortured", used_micro_usd)
+
+    def look_at_shared_books(self, used_micro_usd: int, found: Remains) -> None:
+        """Hold the books that all runs share against what the tasks of all of them have used."""
+        if self._backend != "local":
+            audit = asyncio.run(shared_books(self._ledger()))
+            look_at_books(found, audit, SCOPE, used_micro_usd)
+
+    def _books(self) -> tuple[str, ...]:
+        if self._backend == "local":
+            return ("local",)
+        session = ("--budget-session-id", SESSION, "--budget-session-limit", "1000")
+        return (self._backend, *session)
+
+    def _ledger(self) -> Ledger:
+        if self._backend == "redis":
+            return RedisLedger(self._url, clock=when_leases_have_ended)
+        path = self.commands.data / "budget.db"
+        return SqliteBudgetTracker(path, clock=when_leases_have_ended).ledger
+
+
+@contextmanager
+def new_place(backend: str) -> Iterator[Place]:
+    """Give an empty place for runs."""
+    with tempfile.TemporaryDirectory(prefix="hg-", ignore_cleanup_errors=True) as name:
+        if backend == "redis":
+            with running_valkey() as valkey:
+                yield Place(Path(name), backend, valkey.url)
+        else:
+            yield Place(Path(name), backend)
+
+
+class TorturedRun:
+    """One run, whose processes are ended one after the other until it is done."""
+
+    def __init__(self, place: Place, findings: Findings, source: random.Random) -> None:
+        self._place = place
+        self._findings = findings
+        self._random = source
+        self._marks = place.commands.folder / f"marks-{findings.runs}"
+        self._known = set(place.commands.ids())
+        self._run_id: str | None = None
+        self._audit: RunAudit | None = None
+
+    def live(self, kind: str) -> bool:
+        """Have a process live until it is ended, and return whether the run is done."""
+        place, run_id = self._place, self._run_id
+        process = place.begin(self._marks) if run_id is None else place.resume(run_id)
+        end = Life(process, self._marks, self._random, NAMES[-1]).end(kind)
+        if kind != LEFT_ALONE and end.code != EXIT_DONE:
+            self._findings.ends[kind] += 1
+        _judge(end, kind, self._findings.remains)
+        self._look(kind)
+        return end.code == EXIT_DONE
+
+    def look_at_end(self) -> None:
+        """Hold the run that is done against its marks, its books and what it shows."""
+        findings, found = self._findings, self._findings.remains
+        findings.runs += 1
+        if self._audit is None or self._run_id is None:
+            found.unended.append("a run that never began")
+            return
+        used, assumed = self._audit.look_at_end(found)
+        self._place.look_at_books_of(self._run_id, used, found)
+        _look_at_report(self._place, self._run_id, assumed, found)
+        findings.executions += marks_in(self._marks).total()
+        findings.used_micro_usd += used
+        findings.assumed_micro_usd += assumed
+
+    def _look(self, kind: str) -> None:
+        if self._run_id is None:
+            # A process that was killed early enough has left no run.
+            new = set(self._place.commands.ids()) - self._known
+            if not new:
+                return
+            self._run_id = new.pop()
+            folder = self._place.folder_of(self._run_id)
+            self._audit = RunAudit(folder, self._marks, NAMES, COSTS, places=PLACES)
+        if not wait_until_left(self._place.folder_of(self._run_id)):
+            line = f"{self._run_id} is still held after {kind}"
+            self._findings.remains.strange_ends.append(line)
+        if self._audit is not None:
+            self._audit.look(self._findings.remains)
+
+
+def torture(place: Place, *, kills: int, seed: int) -> Findings:
+    """End and resume one run after the other, and look at what each has left."""
+    findings, source, started = Findings(), random.Random(seed), time.monotonic()
+    while findings.ends.total() < kills:
+        tortured = TorturedRun(place, findings, source)
+        for _ in range(MOST_LIVES):
+            kind = draw_kind(source) if findings.ends.total() < kills else LEFT_ALONE
+            if tortured.live(kind):
+                break
+        tortured.look_at_end()
+        print(f"  {findings.ends.total()} ends, {findings.runs} runs", flush=True)
+    place.look_at_shared_books(findings.used_micro_usd, findings.remains)
+    findings.seconds = time.monotonic() - started
+    return findings
+
+
+def _judge(end: Ended, kind: str, found: Remains) -> None:
+    """Have a process end with a code that means something, and without a traceback."""
+    has_traceback = "Traceback" in end.stderr and not _came_too_early(end)
+    if end.code not in USUAL_CODES or has_traceback:
+        found.strange_ends.append(f"{kind}: exit {end.code}: {end.stderr[-MOST_SAID:]}")
+
+
+def _came_too_early(end: Ended) -> bool:
+    """Tell whether Ctrl-C met Python itself, before the command line was there to hear it."""
+    return end.stderr.rstrip().endswith("KeyboardInterrupt") and ", in run\n" not in end.stderr
+
+
+def _look_at_report(place: Place, run_id: str, assumed_micro_usd: int, found: Remains) -> None:
+    """Have what is assumed be shown to whoever looks at the run."""
+    data = ("--data", str(place.commands.data))
+    shown = place.commands.call("runs", "show", run_id, "--json", *data).json
+    said = sum(step["assumed_micro_usd"] for step in shown["steps"])
+    if said != assumed_micro_usd:
+        found.misbooked.append(f"{run_id} shows {said} as assumed and not {assumed_micro_usd}")
+
+
+def run(options: argparse.Namespace) -> bool:
+    """Torture runs with each kind of books, then run a session; tell whether all is right."""
+    kills = max(1, options.kills // KILLS_SHARE)
+    is_right = True
+    for backend in options.backend or BACKENDS:
+        if backend not in BACKENDS:
+            continue
+        print(f"\nruns with {backend} books", flush=True)
+        with new_place(backend) as place:
+            found = torture(place, kills=kills, seed=options.seed)
+        is_kept = found.is_right(kills)
+        is_right &= is_kept
+        _report(backend, found, is_kept=is_kept)
+    if options.backend is None:
+        is_right &= _holds_a_session()
+    return is_right
+
+
+def _report(backend: str, found: Findings, *, is_kept: bool) -> None:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.ends.items()))
+    used, assumed = format_usd(found.used_micro_usd), format_usd(found.assumed_micro_usd)
+    print(f"\nruns with {backend} books: {'kept' if is_kept else 'BROKEN'} ({found.seconds:.0f} s)")
+    print(f"  processes ended             {found.ends.total()} ({kinds})")
+    print(f"  runs                        {found.runs} of {len(NAMES)} steps")
+    print(f"  executions                  {found.executions:,}")
+    print(f"  booked                      {used}, of which assumed {assumed}")
+    for promise, broken in found.remains.broken().items():
+        print(f"  {promise:<27} {len(broken)}")
+        for line in broken[:MOST_NAMED]:
+            print(f"    {line}")
+
+
+def _holds_a_session() -> bool:
+    with new_place("redis") as place:
+        session = place.session()
+        session.run_all()
+        faults, spent = session.faults(), format_usd(session.status()["spent_micro_usd"])
+    print(f"\na session of ${SESSION_USD}: {'BROKEN' if faults else 'kept'}", end=" ")
+    print(f"({session.seconds:.0f} s)")
+    print(f"  {PROCESSES} processes with {STEPS_EACH} steps of $0.07 each spent {spent}")
+    for line in faults[:MOST_NAMED]:
+        print(f"    {line}")
+    return not faults
