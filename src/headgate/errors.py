@@ -133,9 +133,7 @@ class WorkflowError(CallerError):
 class BudgetMismatchError(CallerError):
     """A budget was to be founded that has another limit; both are in words, such as `$50.00`."""
 
-    def __init__(
-        self, *, scope: str, existing: str, wanted: str, source: str, change: str
-    ) -> None:
+    def __init__(self, *, scope: str, existing: str, wanted: str, source: str, change: str) -> None:
         line = f"{scope or '(root)'}: the limit is {existing}, and {source} says {wanted}"
         super().__init__(f"{line}; say the same, or change it with `{change}`")
         self.scope, self.existing, self.wanted = scope, existing, wanted
