@@ -23,13 +23,13 @@ import click
 from headgate.cli.event_loop import loop_factory, tune_interpreter
 from headgate.cli.exit_codes import EXIT_EXHAUSTED, EXIT_FAILED, EXIT_INTERRUPTED
 from headgate.cli.logs import configure_logs
-from headgate.cli.output import printable
 from headgate.cli.run_file import read_source
 from headgate.cli.run_output import discard, own_output
 from headgate.cli.run_progress import LogStream, Progress, followed, progress_here
 from headgate.cli.run_signals import Interruptions, interruptible, terminations_raise
 from headgate.cli.run_table import print_end, print_json_end, resume_command, show_command
 from headgate.cli.run_words import count_of, ending_text
+from headgate.core.printable import printable
 from headgate.errors import CallerError, HeadgateError, InvalidSettingError
 from headgate.runs.backend import Backend
 from headgate.runs.budgets import run_scopes

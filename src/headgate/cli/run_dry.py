@@ -12,12 +12,13 @@ import click
 import msgspec
 
 from headgate.cli.exit_codes import EXIT_EXHAUSTED
-from headgate.cli.output import print_json, print_table, printable
+from headgate.cli.output import print_json, print_table
 from headgate.cli.run_file import read_source
 from headgate.cli.run_output import own_output
 from headgate.cli.run_words import money_text, told_money
 from headgate.core.accounts import Account, Unit
 from headgate.core.money import format_usd
+from headgate.core.printable import printable
 from headgate.errors import LedgerUnavailableError
 from headgate.runs.backend import Money
 from headgate.runs.budgets import choose_books, run_scopes

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from headgate.cli.output import printable
 from headgate.cli.run_pace import Pace
 from headgate.cli.run_words import (
     count_of,
@@ -31,6 +30,7 @@ from headgate.cli.run_words import (
     waiting_rows,
     waiting_text,
 )
+from headgate.core.printable import printable
 from headgate.runs.report import RunReport, StepRow, StepState
 
 if TYPE_CHECKING:

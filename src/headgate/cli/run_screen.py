@@ -12,7 +12,6 @@ import msgspec
 from rich.console import Group
 from rich.text import Text
 
-from headgate.cli.output import printable
 from headgate.cli.progress_line import FRAMES
 from headgate.cli.run_words import (
     count_of,
@@ -25,6 +24,7 @@ from headgate.cli.run_words import (
     waiting_text,
 )
 from headgate.cli.times import length_of
+from headgate.core.printable import printable
 from headgate.runs.report import RunReport, StepRow, StepState
 
 FRAMES_PER_SECOND = 10

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from headgate.cli.data_directory import default_directory
-from headgate.cli.output import Row, print_json, print_table, printable
+from headgate.cli.output import Row, print_json, print_table
 from headgate.cli.run_words import (
     cost_text,
     end_text,
@@ -23,6 +23,7 @@ from headgate.cli.run_words import (
 )
 from headgate.cli.times import length_of
 from headgate.core.money import format_usd
+from headgate.core.printable import printable
 from headgate.runs.raising import short_scope
 from headgate.runs.report import RunReport, RunState, StepRow, StepState, StepSummary
 

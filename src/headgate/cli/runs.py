@@ -15,9 +15,9 @@ from headgate.cli.output import (
     print_json,
     print_json_lines,
     print_table,
-    printable,
 )
 from headgate.cli.run_names import offered_runs
+from headgate.core.printable import printable
 
 if TYPE_CHECKING:
     from headgate.runs.run_outputs import StepOutput

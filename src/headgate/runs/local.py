@@ -56,10 +56,10 @@ from headgate.runs.record import RunScope
 from headgate.runs.variables import Variables
 from headgate.runtime.engine import Engine
 from headgate.runtime.event_feed import Happening
-from headgate.store import TaskQuery
 from headgate.stores import reading
 from headgate.stores.books import StoreLedger
 from headgate.stores.sqlite import SqliteTaskStore
+from headgate.task_query import TaskQuery
 from headgate.workflow.workflow import CallWork, Workflow
 
 PAGE = 1_000

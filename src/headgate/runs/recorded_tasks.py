@@ -22,8 +22,8 @@ from headgate.runs.journal import Ended, Entry, Sent, Taken, queued_task
 from headgate.runs.kept_files import JOURNAL, STORE
 from headgate.runs.local_tasks import step_task
 from headgate.runs.outputs import result_value
-from headgate.store import TaskQuery
-from headgate.stores import reading
+from headgate.stores import listing, reading
+from headgate.task_query import TaskQuery
 
 PAGE = 1_000
 _entries: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
@@ -62,7 +62,7 @@ class StoredTasks:
         """Give every task, page by page."""
         before: str | None = None
         while True:
-            page = reading.find(self._transaction, TaskQuery(before=before, limit=PAGE))
+            page = listing.find(self._transaction, TaskQuery(before=before, limit=PAGE))
             for record in page.records:
                 yield step_task(record, self._run_id)
             before = page.next_before

@@ -22,7 +22,7 @@ from headgate.scope_status import ScopeStatus
 from headgate.task_snapshot import exact_moment
 from headgate.web.answers import Answer, json_answer
 from headgate.web.api import Api, Route
-from headgate.web.budgets import own_scope, own_status, tracker_of
+from headgate.web.budgets import dollars_or_none, own_scope, own_status, tracker_of
 from headgate.web.callers import Caller
 from headgate.web.refusals import invalid_field
 from headgate.web.requests import Request, read_limit
@@ -169,10 +169,6 @@ def _cursor(at: float, skipped: int) -> str | None:
     return f"{at!r}_{skipped}" if skipped <= MAX_SKIPPED else None
 
 
-def _dollars_or_none(micro_usd: int | None) -> str | None:
-    return None if micro_usd is None else plain_usd(micro_usd)
-
-
 def _status(figures: BudgetFigures, status: ScopeStatus) -> BudgetStatusBody:
     rate, ends = figures.rate(status.scope), figures.exhausted_at(status)
     is_measured = rate.measured_seconds > 0
@@ -182,8 +178,8 @@ def _status(figures: BudgetFigures, status: ScopeStatus) -> BudgetStatusBody:
         spent_usd=plain_usd(status.spent_micro_usd),
         reserved_usd=plain_usd(status.reserved_micro_usd),
         overrun_usd=plain_usd(status.overrun_micro_usd),
-        limit_usd=_dollars_or_none(status.limit_micro_usd),
-        remaining_usd=_dollars_or_none(status.remaining_micro_usd),
+        limit_usd=dollars_or_none(status.limit_micro_usd),
+        remaining_usd=dollars_or_none(status.remaining_micro_usd),
         spent_tokens=status.spent_tokens,
         reserved_tokens=status.reserved_tokens,
         overrun_tokens=status.overrun_tokens,

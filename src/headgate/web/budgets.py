@@ -53,16 +53,16 @@ _FIELDS = {
 async def found(api: Api, request: Request, _: str) -> Answer:
     """Set the limits of a scope that has none, or say which others it has."""
     body = read_body(await request.json_body(), FoundBudgetBody)
-    scope = _own_scope(body.scope, request.caller)
+    scope = own_scope(body.scope, request.caller)
     if _is_configured(scope):
         request.caller.check("admin")
     with _in_words_of_the_body():
-        limit = await _tracker(api).found_budget(
+        limit = await tracker_of(api).found_budget(
             scope, body.limit_usd, body.limit_tokens, body.window
         )
     answer = LimitBody(
         scope=scope,
-        limit_usd=_dollars_or_none(limit.limit_micro_usd),
+        limit_usd=dollars_or_none(limit.limit_micro_usd),
         limit_tokens=limit.limit_tokens,
         window=format_window(limit.window),
     )
@@ -132,6 +132,11 @@ def own_scope(text: str, caller: Caller, *, field: str = "scope") -> Scope:
     scope = parse_scope(text, field=field)
     caller.check_scope(scope)
     return scope
+
+
+def dollars_or_none(micro_usd: int | None) -> str | None:
+    """Return an amount in dollars; None is none."""
+    return None if micro_usd is None else plain_usd(micro_usd)
 
 
 def _is_configured(scope: Scope) -> bool:
