@@ -271,12 +271,12 @@ async def test_whoever_acts_for_one_project_sees_nothing_of_others(tmp_path: Pat
             await submit(app, projectId=project, agentId=f"{project}-agent", headers=admin)
         browser = Browser(app)
         await logged_in(browser, token)
-        for path in ("/", "/ui/tasks", "/ui/budgets"):
+        for path in ("/", "/ui/tasks", "/ui/projects", "/ui/budgets"):
             page = await browser.get(path)
             assert page.status == 200
             assert "secret-plan" not in page.body.decode(), path
         first = (await browser.get("/")).body.decode()
         assert (await browser.get("/ui/history")).status == 403
-        for path in ("/ui/projects", "/ui/webhooks", "/ui/settings"):
+        for path in ("/ui/webhooks", "/ui/settings"):
             assert (await browser.get(path)).status == 403
             assert f'href="{path}"' not in first

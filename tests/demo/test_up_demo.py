@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -90,7 +90,11 @@ def test_it_takes_no_settings_and_no_data_of_the_user(
 
 def remote_addresses(pid: int) -> set[str]:
     """Return the other ends of all connections of a process, as the kernel writes them."""
-    links = [path.readlink().as_posix() for path in Path(f"/proc/{pid}/fd").iterdir()]
+    links = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            # A file may be closed between the list and the look.
+            links.append(path.readlink().as_posix())
     own = {link[8:-1] for link in links if link.startswith("socket:[")}
     lines = [
         line.split()
