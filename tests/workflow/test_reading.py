@@ -102,8 +102,9 @@ def test_every_key_of_a_file_has_its_meaning() -> None:
             name="session",
             key=Text(parts=(EnvPlace(name="HEADGATE_SESSION_ID"),)),
             micro_usd=50_000_000,
+            line=6,
         ),
-        BudgetScope(name="team", key=parsed("search")),
+        BudgetScope(name="team", key=parsed("search"), line=7),
     )
     assert (workflow.concurrency, workflow.fail_fast, workflow.on_exhausted) == (3, True, "wait")
     assert workflow.prices == {"m": Price(input_usd="0.10", output_usd="2")}
