@@ -115,6 +115,7 @@ def test_every_key_of_a_file_has_its_meaning() -> None:
             url=Text(parts=("http://127.0.0.1:8080/v1",), is_url=True),
             key=Text(parts=(EnvPlace(name="KEY"),)),
             headers={"X-A": parsed("1")},
+            line=10,
         )
     }
     assert case.foreach == FileItems(path=Path.cwd() / "cases.jsonl")
