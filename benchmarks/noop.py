@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 
-async def noop(*_given: object) -> None:
+async def noop(*_given: object, **_named: object) -> None:
     return None
 
 

@@ -74,7 +74,7 @@ def test_the_metadata_says_what_a_stranger_needs(archives: Path) -> None:
 def test_the_command_of_the_wheel_is_the_one_that_runs_here(archives: Path) -> None:
     with zipfile.ZipFile(archives / f"{NAME}-py3-none-any.whl") as wheel:
         entry = wheel.read(f"{NAME}.dist-info/entry_points.txt").decode()
-    assert "headgate = headgate.cli.main:main" in entry
+    assert "headgate = headgate.__main__:main" in entry
 
 
 def test_the_source_archive_has_what_is_needed_to_test_and_deploy_it(archives: Path) -> None:
