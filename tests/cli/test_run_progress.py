@@ -242,9 +242,11 @@ def test_a_terminal_that_went_away_does_not_end_the_run() -> None:
     written = Gone()
     live = Live(Console(file=written, force_terminal=True, width=80, height=24), Clock())
     written.broken = True
+    before = written.getvalue()
     live.look(report(running(1)))
     live.ended(failed(2))
     live.close()
+    assert written.getvalue() == before
 
 
 async def test_a_run_is_looked_at_until_it_has_ended() -> None:

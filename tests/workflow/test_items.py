@@ -174,7 +174,7 @@ def test_runs_are_numbered_in_the_order_of_the_file() -> None:
     ]
     assert expansion.runs_of("s1") == range(1, 4)
     assert expansion.runs_of("s2") == range(4, 4)
-    assert expansion.number_of("s3") == 4
+    assert expansion.runs_of("s3").start == 4
     for number in (-1, 5):
         with pytest.raises(IndexError):
             expansion.run_of(number)
@@ -193,5 +193,5 @@ def test_a_number_and_its_run_belong_to_each_other(counts: list[int | None]) -> 
     for number, (step_id, index) in enumerate(seen):
         run = expansion.run_of(number)
         assert (run.step.id, run.index) == (step_id, index)
-        assert expansion.number_of(step_id, index) == number
+        assert expansion.runs_of(step_id)[index] == number
         assert workflow.steps[expansion.position_of(number)].id == step_id

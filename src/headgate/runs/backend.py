@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from headgate.core.tasks import TaskStatus
 from headgate.workflow.workflow import Step
 
 
@@ -31,6 +32,18 @@ class TaskState(Enum):
     def has_ended(self) -> bool:
         """Whether nothing more happens to the task."""
         return self not in (TaskState.QUEUED, TaskState.RUNNING)
+
+
+STATES = {
+    TaskStatus.QUEUED: TaskState.QUEUED,
+    TaskStatus.ASSIGNED: TaskState.RUNNING,
+    TaskStatus.RUNNING: TaskState.RUNNING,
+    TaskStatus.DONE: TaskState.DONE,
+    TaskStatus.FAILED: TaskState.FAILED,
+    TaskStatus.CANCELLED: TaskState.CANCELLED,
+    TaskStatus.REJECTED: TaskState.REJECTED,
+}
+"""What each status of a task means to a run, whoever keeps the task."""
 
 
 class StepOrder(msgspec.Struct, frozen=True, kw_only=True):

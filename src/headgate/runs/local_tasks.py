@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headgate.core.records import Submission, TaskRecord, Terms
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks import Task
 from headgate.errors import InvalidTaskError
 from headgate.executor import Executor
 from headgate.executors.callable import CallableExecutor
 from headgate.executors.targets import CallableTarget
 from headgate.intake import Draft
 from headgate.providers.prices import PriceList
-from headgate.runs.backend import StepOrder, StepTask, TaskState
+from headgate.runs.backend import STATES, StepOrder, StepTask
 from headgate.runs.orders import (
     CallRequest,
     CommandRequest,
@@ -49,15 +49,6 @@ PROVISIONAL = "p"
 
 _COMMAND = f"{OWN_PREFIX}command"
 _WRONG = f"{OWN_PREFIX}wrong"
-_STATES = {
-    TaskStatus.QUEUED: TaskState.QUEUED,
-    TaskStatus.ASSIGNED: TaskState.RUNNING,
-    TaskStatus.RUNNING: TaskState.RUNNING,
-    TaskStatus.DONE: TaskState.DONE,
-    TaskStatus.FAILED: TaskState.FAILED,
-    TaskStatus.CANCELLED: TaskState.CANCELLED,
-    TaskStatus.REJECTED: TaskState.REJECTED,
-}
 
 
 class LocalTasks:
@@ -145,7 +136,7 @@ def step_task(record: TaskRecord, run_id: str) -> StepTask:
         number=int(number),
         generation=int(generation.removesuffix(PROVISIONAL) or 0),
         task_id=task.id,
-        state=_STATES[task.status],
+        state=STATES[task.status],
         attempt=progress.attempt,
         started_at=progress.started_at,
         completed_at=progress.completed_at,

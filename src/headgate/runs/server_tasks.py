@@ -19,7 +19,7 @@ from headgate.core.task_events import TaskEvent
 from headgate.core.tasks import TaskStatus
 from headgate.errors import RequestRefusedError, WorkflowError
 from headgate.http_bodies import WhyBody
-from headgate.runs.backend import StepOrder, StepTask, TaskState
+from headgate.runs.backend import STATES, StepOrder, StepTask, TaskState
 from headgate.runs.journal import SentOrder
 from headgate.runs.orders import TargetRequest
 from headgate.task_snapshot import TaskSnapshot, TaskUsageBody
@@ -40,15 +40,6 @@ BATCH_BYTES = 512 * 1024
 PATIENCE = timedelta(days=30)
 """How long a task may wait and run in all; its attempts end by their own timeout."""
 
-STATES = {
-    TaskStatus.QUEUED: TaskState.QUEUED,
-    TaskStatus.ASSIGNED: TaskState.RUNNING,
-    TaskStatus.RUNNING: TaskState.RUNNING,
-    TaskStatus.DONE: TaskState.DONE,
-    TaskStatus.FAILED: TaskState.FAILED,
-    TaskStatus.CANCELLED: TaskState.CANCELLED,
-    TaskStatus.REJECTED: TaskState.REJECTED,
-}
 _KEYS: dict[type[Any], str] = {
     CommandWork: "command",
     HttpWork: "http",

@@ -46,10 +46,6 @@ class Expansion:
         # Steps without runs begin where the next one does, and the last of those has the run.
         return bisect_right(self._starts, number) - 1
 
-    def number_of(self, step_id: str, index: int = 0) -> int:
-        """Return the number of a run."""
-        return self.runs_of(step_id)[index]
-
     def runs_of(self, step_id: str) -> range:
         """Return the numbers of all runs of a step."""
         position = self._positions[step_id]
