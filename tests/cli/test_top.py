@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -99,5 +100,23 @@ def test_without_a_terminal_it_says_what_to_use(
     assert run(["top", "--url", service.address]) == 2
     assert capsys.readouterr().err == (
         "headgate: headgate top: needs a terminal; "
-        "use headgate stats, headgate tasks or headgate watch instead\n"
+        "use --json, headgate stats or headgate watch instead\n"
     )
+
+
+def test_as_json_it_writes_every_pane_once(
+    service: ServiceProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["top", "--url", service.address, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert list(figures) == [
+        "stats",
+        "projects",
+        "lanes",
+        "running",
+        "waiting",
+        "budgets",
+        "slots",
+    ]
+    assert [project["id"] for project in figures["projects"]] == ["default"]
+    assert figures["waiting"] == figures["running"] == figures["slots"] == []

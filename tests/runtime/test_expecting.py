@@ -300,6 +300,8 @@ def test_a_task_that_waits_is_known_as_it_was_stored() -> None:
         assert desk.waiting[TASK.id].task.enqueued_tick == desk.tick
         answer = await asking
         assert isinstance(answer, Queued)
+        # The desk and the caller are both told of the answer, in either order.
+        await asyncio.sleep(IDLE_SECONDS)
         assert desk.waiting[TASK.id].task == answer.record.task
         assert answer.record.task.enqueued_tick > desk.tick
 

@@ -221,7 +221,8 @@ def test_a_task_started_by_a_lost_answer_runs_though_another_node_dispatches_by_
                 service.away = {0}
 
         store.assign = lost  # type: ignore[method-assign, assignment]
-        task_id = await service.submit()
+        # Not due yet: a task that is due is assigned in the transaction that stores it.
+        task_id = await service.submit(not_before=service.now() + 1)
         await until(service, other, within_seconds=8)
         service.away = set()
         record = await service.ended(task_id, within_seconds=15)

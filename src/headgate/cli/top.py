@@ -1,17 +1,29 @@
-"""`headgate top`: the figures of a service, live in this terminal."""
+"""`headgate top`: the figures of a service, live in this terminal, or once as JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import click
 
-from headgate.cli.connection import Connection, connect, connection_options, found_service
+from headgate.cli.connection import (
+    Connection,
+    connect,
+    connection_options,
+    found_service,
+    json_option,
+)
 from headgate.cli.exit_codes import EXIT_INTERNAL
-from headgate.cli.output import is_terminal
+from headgate.cli.output import is_terminal, print_json
 from headgate.cli.up import naming_extras
-from headgate.errors import InvalidSettingError
+from headgate.errors import InvalidSettingError, NotAllowedError
+
+if TYPE_CHECKING:
+    from headgate.client.calls import Query
+    from headgate.client.sync_client import SyncClient
 
 TIMEOUT_SECONDS = 10.0
 
@@ -22,23 +34,57 @@ Examples:
   headgate top
   headgate top --url https://fleet.example.org
   ssh -t fleet headgate top
+  headgate top --json | jq '.projects[] | {id, targetShare, actualShare}'
 """
 )
 @connection_options
+@json_option
 @click.pass_context
-def top(context: click.Context, /, *, connection: Connection) -> None:
-    """Show who runs, who waits and why, and what it costs, live.
+def top(context: click.Context, /, *, connection: Connection, as_json: bool) -> None:
+    """Show who runs, who waits and why, and what it costs, live in this terminal.
 
     Press ? for the keys, q to leave. It needs a token with the permission read, and for projects
-    one with admin.
+    one with admin. With --json it writes what it would show at first, and ends; what the token
+    may not see is null.
     """
+    if as_json:
+        with connect(connection) as client:
+            print_json(_figures(client))
+        return
     if not is_terminal() or sys.stdin is None or not sys.stdin.isatty():
-        problem = "needs a terminal; use headgate stats, headgate tasks or headgate watch instead"
+        problem = "needs a terminal; use --json, headgate stats or headgate watch instead"
         raise InvalidSettingError("headgate top", problem)
     with connect(connection, retries=0, timeout_seconds=TIMEOUT_SECONDS) as client:
         # Before anything is drawn: what is wrong with the address or the token is one line then.
         client.stats()
     context.exit(asyncio.run(shown(*found_service(connection))))
+
+
+def _figures(client: SyncClient) -> dict[str, object]:
+    """Return what the panes show, each by its name."""
+    return {
+        "stats": client.stats(),
+        "projects": _allowed(lambda: client.list_projects().projects),
+        "lanes": _allowed(lambda: client.lanes().lanes),
+        "running": _tasks(client, "assigned,running"),
+        "waiting": _tasks(client, "queued"),
+        "budgets": _allowed(client.budget_status),
+        "slots": _allowed(lambda: client.slots().slots),
+    }
+
+
+def _tasks(client: SyncClient, state: str) -> object:
+    from headgate.top.picture import MAX_TASKS, ShownTasks  # noqa: PLC0415
+
+    query: Query = {"state": state, "order": "oldest", "limit": MAX_TASKS}
+    return client.request("GET", "/tasks", answer=ShownTasks, query=query).tasks
+
+
+def _allowed(asked: Callable[[], object]) -> object:
+    try:
+        return asked()
+    except NotAllowedError:
+        return None
 
 
 async def shown(url: str, token: str | None) -> int:
