@@ -42,8 +42,9 @@ from process to process with their fields, so a worker of a pool may raise them.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
+
+from headgate.moments import utc_time
 
 MICRO_PER_USD = 1_000_000
 
@@ -226,21 +227,14 @@ def _advice(resets_at: float | None, *, may_clear: bool) -> str:
         return "waiting does not help, raise the limit or ask for less"
     if resets_at is None:
         return "reservations in flight may free room, try again later or raise the limit"
-    return f"room is freed at {_at(resets_at)}, wait for it or raise the limit"
-
-
-def _at(seconds: float) -> str:
-    try:
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, OSError, ValueError):
-        return "some far day"
+    return f"room is freed at {utc_time(resets_at)}, wait for it or raise the limit"
 
 
 class WindowOpenError(LimitReachedError):
     """A slot was to be woken whose window is open; `resets_at` is when it ends, in Unix seconds."""
 
     def __init__(self, name: str, resets_at: float | None) -> None:
-        until = "" if resets_at is None else f" until {_at(resets_at)}"
+        until = "" if resets_at is None else f" until {utc_time(resets_at)}"
         super().__init__(f"slot {name}: the window is open{until}; a wake can open it after that")
         self.name = name
         self.resets_at = resets_at
@@ -250,7 +244,7 @@ class SlotUnavailableError(LimitReachedError):
     """A slot sends nothing now; `reason` says why and what to do."""
 
     def __init__(self, name: str, reason: str, *, until: float | None = None) -> None:
-        lasts = "" if until is None else f", until {_at(until)}"
+        lasts = "" if until is None else f", until {utc_time(until)}"
         super().__init__(f"slot {name}: {reason}{lasts}")
         self.name = name
         self.reason = reason

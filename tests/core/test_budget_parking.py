@@ -182,9 +182,13 @@ def test_a_closed_scope_is_woken_though_nobody_is_set_aside_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "words"), [(Unit.TOKENS, "100 tokens"), (Unit.MICRO_USD, "100 micro-dollars")]
+    ("unit", "words"),
+    [
+        (Unit.TOKENS, "100 tokens of 100 tokens are used or held, and 50 tokens asked for"),
+        (Unit.MICRO_USD, "$0.0001 of $0.0001 are used or held, and $0.00005 asked for"),
+    ],
 )
 def test_a_closed_gate_says_how_much_is_used_and_needed(unit: Unit, words: str) -> None:
     closure = closure_of(refused(spent=60, reserved=30, overrun=10, resets_at=9, unit=unit))
-    assert closure.why == f"100 of {words} are used or held, 50 were asked for"
+    assert closure.why == words
     assert (closure.kind, closure.name, closure.until) == ("scope", "session:s", 9)

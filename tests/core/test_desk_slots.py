@@ -19,6 +19,7 @@ from headgate.core.slots import SlotStanding
 from headgate.core.snapshot import LanePolicy
 from headgate.core.tasks import TaskStatus
 from headgate.core.why import Reason, reasons
+from headgate.moments import utc_time
 
 RESET = START + 3_600
 USED_UP = "exhausted, 100% used"
@@ -134,7 +135,7 @@ def test_the_reason_of_a_slot_has_its_percentage_and_its_reset() -> None:
     assert reason.hold == GateClosed(
         kind="slot", name="work", until=RESET, why=USED_UP, percent_used=100.0, resets_at=RESET
     )
-    assert reason.message == f"slot work is closed: {USED_UP}, until {RESET:.0f}"
+    assert reason.message == f"slot work is closed: {USED_UP}, until {utc_time(RESET)}"
     assert reason.until == RESET
 
 
@@ -142,8 +143,8 @@ def test_the_reason_of_a_pause_tells_of_the_quota_what_it_does_not_say_itself() 
     desk = with_slots(open_slot("work", 42.5), records=[queued("t1", slot="work")])
     desk.close(paused("work", START + 9), START)
     (reason,) = reasons(desk, "t1", START)
-    expected = f"slot work is closed: 429, 42.5% used, resets at {RESET:.0f}"
-    assert reason.message == f"{expected}, until {START + 9:.0f}"
+    expected = f"slot work is closed: 429, 42.5% used, resets at {utc_time(RESET)}"
+    assert reason.message == f"{expected}, until {utc_time(START + 9)}"
 
 
 def test_a_task_of_a_provider_gets_the_slot_with_the_most_headroom() -> None:

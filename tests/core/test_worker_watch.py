@@ -16,6 +16,7 @@ from headgate.core.snapshot import LanePolicy
 from headgate.core.tasks import TaskStatus
 from headgate.core.why import reasons
 from headgate.core.worker_watch import CANCEL_GRACE_SECONDS, DEADLINE_GRACE_SECONDS
+from headgate.moments import utc_time
 
 PULL = frozenset({"pull"})
 FLEET = (Agent(id="a", capacity=9), Agent(id="b", capacity=9))
@@ -61,11 +62,14 @@ def test_why_says_since_when_there_is_no_free_worker() -> None:
     offer(desk, 1)
     planned(desk, START + 3)
     (reason,) = reasons(desk, "t2", START + 9)
-    assert reason.message == f"all 1 places of agent a's workers are taken, since {START + 3:.0f}"
+    assert (
+        reason.message
+        == f"all 1 places of agent a's workers are taken, since {utc_time(START + 3)}"
+    )
     assert reason.held_by == ("t1",)
     desk.workers.drop_node("worker-1", START + 20)
     (reason,) = reasons(desk, "t2", START + 30)
-    assert reason.message == f"no worker of agent a is connected, since {START + 3:.0f}"
+    assert reason.message == f"no worker of agent a is connected, since {utc_time(START + 3)}"
 
 
 def test_a_full_service_does_not_hold_up_what_workers_could_take() -> None:

@@ -167,12 +167,12 @@ async def test_what_holds_the_longest_wait_is_in_dollars_with_its_time(tmp_path:
         await submit(app, estimate={"usd": "0.25"})
 
         async def is_refused() -> bool:
-            return "were asked for" in await overview(app)
+            return "are used or held" in await overview(app)
 
         await until(is_refused)
         page = (await Browser(app).get("/")).body
     held = text_of(page).partition("Waiting longest")[2]
-    assert "$0.50 of $0.50 are used or held, $0.25 were asked for" in held
+    assert "$0.50 of $0.50 are used or held, and $0.25 asked for" in held
     assert "micro-dollars" not in held
     assert b"<time" in page.partition(b"Waiting longest")[2].partition(b'class="reasons"')[2]
 

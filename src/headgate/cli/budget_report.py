@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 
 import msgspec
 
@@ -13,6 +12,7 @@ from headgate.core.money import format_usd
 from headgate.core.reservations import Delta
 from headgate.core.scopes import Scope, is_within, leaf_kind
 from headgate.ledger import MAX_ACCOUNTS
+from headgate.moments import utc_time
 from headgate.scope_status import ScopeStatus
 
 ROWS_SHOWN = 50
@@ -77,7 +77,9 @@ def report_lines(report: BudgetReport) -> Iterator[str]:
     if report.rate.measured_seconds or report.exhausted_at is not None:
         yield f"Exhausted: {_exhausted(report)}"
     if status.window != "none":
-        resets = "" if status.resets_at is None else f", next frees room at {_at(status.resets_at)}"
+        resets = (
+            "" if status.resets_at is None else f", next frees room at {utc_time(status.resets_at)}"
+        )
         yield f"Window: {status.window}{resets}"
     yield from _breakdown(status)
     if status.is_truncated:
@@ -97,7 +99,7 @@ def journal_row(entry: JournalEntry) -> tuple[str, ...]:
     """Give the cells of one change; the same amounts weigh on every ancestor."""
     delta = entry.delta
     return (
-        _at(entry.at),
+        utc_time(entry.at),
         entry.call.value,
         entry.reservation_id,
         ", ".join(_innermost([charge.scope for charge in entry.charges])),
@@ -154,7 +156,7 @@ def _exhausted(report: BudgetReport) -> str:
     of = "" if first == report.status.scope else f", of {first or '(root)'}"
     if when <= report.now:
         return f"now{of}"
-    return f"at {_at(when)} at that rate, in {_span(when - report.now)}{of}"
+    return f"at {utc_time(when)} at that rate, in {_span(when - report.now)}{of}"
 
 
 def _statuses(report: BudgetReport) -> list[ScopeStatus]:
@@ -213,13 +215,6 @@ def _token_change(delta: Delta) -> str:
         "overrun": delta.overrun_tokens,
     }
     return ", ".join(f"{amount:+,} {name}" for name, amount in parts.items() if amount)
-
-
-def _at(seconds: float) -> str:
-    try:
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError):
-        return "some far day"
 
 
 def _span(seconds: float) -> str:

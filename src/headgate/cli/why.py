@@ -9,6 +9,7 @@ import click
 from headgate.cli.connection import Connection, connect, connection_options, json_option
 from headgate.cli.output import print_json
 from headgate.core.printable import printable
+from headgate.moments import utc_time
 
 if TYPE_CHECKING:
     from headgate.http_bodies import ReasonBody, SlotRoomBody, WhyBody
@@ -66,17 +67,16 @@ def _room(slot: SlotRoomBody) -> str:
 
 
 def _message(reason: ReasonBody) -> str:
-    """Return the line of a reason, with its times as people read them."""
+    """Return the line of a reason, with how far away its end is."""
+    from headgate.cli.times import from_now, moment_of  # noqa: PLC0415
+
     message = printable(reason.message)
-    resets_at = reason.hold.get("resets_at")
-    if isinstance(resets_at, (int, float)) and resets_at != reason.until:
-        exact = f"{resets_at:.0f}"
-        message = message.replace(exact, _when(resets_at) or exact)
-    when = "" if reason.until is None else _when(reason.until)
-    if not when:
+    moment = None if reason.until is None else moment_of(reason.until)
+    if reason.until is None or moment is None:
         return message
-    exact = f"{reason.until:.0f}"
-    return message.replace(exact, when) if exact in message else f"{message}, until {when}"
+    exact = utc_time(reason.until)
+    until = "" if exact in message else f", until {exact}"
+    return f"{message}{until} ({from_now(moment)})"
 
 
 def _when(seconds: float) -> str:

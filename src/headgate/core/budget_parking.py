@@ -17,6 +17,7 @@ import msgspec
 from headgate.core.accounts import Refused, Unit, exceeded
 from headgate.core.desk_settings import Waiting
 from headgate.core.gates import GateClosure
+from headgate.core.money import amount_of
 from headgate.core.records import OnExhausted, Terms
 from headgate.core.scopes import ROOT, Scope, ancestors
 
@@ -153,11 +154,11 @@ def ask_again_at(refused: Refused, now: float) -> float | None:
 def closure_of(refused: Refused) -> GateClosure:
     """Return the closed gate of a scope without room."""
     used = refused.spent + refused.reserved + refused.overrun
-    unit = "tokens" if refused.unit.value == "tokens" else "micro-dollars"
-    held = f"{used} of {refused.limit} {unit} are used or held"
+    unit = refused.unit.value
+    most, asked = amount_of(refused.limit, unit), amount_of(refused.requested, unit)
     return GateClosure(
         kind="scope",
         name=refused.scope,
         until=refused.resets_at,
-        why=f"{held}, {refused.requested} were asked for",
+        why=f"{amount_of(used, unit)} of {most} are used or held, and {asked} asked for",
     )

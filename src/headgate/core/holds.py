@@ -10,6 +10,9 @@ from typing import ClassVar
 
 import msgspec
 
+from headgate.core.money import amount_of
+from headgate.moments import utc_time
+
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True, tag_field="reason"):
     """The base of all reasons; `line` is the message with the fields left open."""
@@ -54,8 +57,12 @@ class ProjectNotActive(Hold, frozen=True, kw_only=True, tag="project_paused"):
 class NotYetDue(Hold, frozen=True, kw_only=True, tag="not_before"):
     """The task asked not to start before a time."""
 
-    line = "it may not start before {until:.0f}"
     until: float
+
+    @property
+    def message(self) -> str:
+        """One line for a person."""
+        return f"it may not start before {utc_time(self.until)}"
 
 
 class GateClosed(Hold, frozen=True, kw_only=True, tag="gate_closed"):
@@ -75,7 +82,7 @@ class GateClosed(Hold, frozen=True, kw_only=True, tag="gate_closed"):
     def message(self) -> str:
         """One line for a person; what is unknown is left out."""
         because = f": {self.why}" if self.why else ""
-        until = f", until {self.until:.0f}" if self.until is not None else ""
+        until = f", until {utc_time(self.until)}" if self.until is not None else ""
         return f"{self.kind} {self.name or '(root)'} is closed{because}{self._quota}{until}"
 
     @property
@@ -85,7 +92,7 @@ class GateClosed(Hold, frozen=True, kw_only=True, tag="gate_closed"):
         if self.percent_used is not None and f"{self.percent_used:g}%" not in self.why:
             said = f", {self.percent_used:g}% used"
         if self.resets_at is not None and self.resets_at != self.until:
-            said += f", resets at {self.resets_at:.0f}"
+            said += f", resets at {utc_time(self.resets_at)}"
         return said
 
 
@@ -118,9 +125,13 @@ class InflightCapReached(Hold, frozen=True, kw_only=True, tag="inflight_cap"):
 class RateLimited(Hold, frozen=True, kw_only=True, tag="rate_limit"):
     """The agents that could run the task are of a type that is rate limited."""
 
-    line = "agents of type {agent_type} are rate limited until {until:.0f}"
     agent_type: str
     until: float
+
+    @property
+    def message(self) -> str:
+        """One line for a person."""
+        return f"agents of type {self.agent_type} are rate limited until {utc_time(self.until)}"
 
 
 class AgentFull(Hold, frozen=True, kw_only=True, tag="agent_full"):
@@ -166,12 +177,17 @@ class ParentsPending(Hold, frozen=True, kw_only=True, tag="parents_pending"):
 class BudgetShort(Hold, frozen=True, kw_only=True, tag="budget_short"):
     """A scope has some room left, but less than this task needs."""
 
-    line = "scope {scope} has {room} {unit} left, and it needs {requested}"
     scope: str
     unit: str
     room: int
     requested: int
     until: float | None = None
+
+    @property
+    def message(self) -> str:
+        """One line for a person."""
+        room, needed = amount_of(self.room, self.unit), amount_of(self.requested, self.unit)
+        return f"scope {self.scope or '(root)'} has {room} left, and it needs {needed}"
 
 
 class NoWorker(Hold, frozen=True, kw_only=True, tag="no_worker"):
@@ -205,4 +221,4 @@ def _agent(agent_id: str) -> str:
 
 
 def _since(seconds: float | None) -> str:
-    return "" if seconds is None else f", since {seconds:.0f}"
+    return "" if seconds is None else f", since {utc_time(seconds)}"

@@ -93,6 +93,11 @@ def format_usd(micro_usd: int) -> str:
     return f"{'-' if micro_usd < 0 else ''}${dollars}.{decimals}"
 
 
+def amount_of(amount: int, unit: str) -> str:
+    """Write an amount of the books with its unit: `$32.40`, or `1,200 tokens`."""
+    return format_usd(amount) if unit == "micro_usd" else f"{amount:,} tokens"
+
+
 def plain_usd(micro_usd: int) -> str:
     """Write an amount exactly, without the sign of the currency: `32.40`."""
     return format_usd(micro_usd).replace("$", "")

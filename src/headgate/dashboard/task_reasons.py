@@ -7,13 +7,11 @@ open.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
 
-from headgate.dashboard.formats import clock, usd
 from headgate.dashboard.page import View
 from headgate.dashboard.reachable import may_open, scope_href
 from headgate.errors import StoreError
@@ -25,10 +23,6 @@ from headgate.web.tasks import explained
 OK = 200
 MAX_REASONS = 20
 MAX_PARENTS = 20
-
-_DOLLARS = re.compile(
-    r"([0-9]+) of ([0-9]+) micro-dollars are used or held, ([0-9]+) were asked for"
-)
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,25 +92,8 @@ def _shown(view: View, reason: ReasonBody) -> ReasonShown:
 
 
 def _message(reason: ReasonBody) -> str:
-    """Return the line of a reason, with its times and its money as people read them."""
-    message = _DOLLARS.sub(_in_dollars, reason.message)
-    for seconds in (reason.until, reason.hold.get("resets_at"), reason.hold.get("since")):
-        if isinstance(seconds, (int, float)) and _is_in_calendar(seconds):
-            message = message.replace(f"{seconds:.0f}", clock(seconds))
-    return f"{message[:1].upper()}{message[1:]}."
-
-
-def _in_dollars(found: re.Match[str]) -> str:
-    used, limit, asked = (usd(int(text)) for text in found.groups())
-    return f"{used} of {limit} are used or held, {asked} were asked for"
-
-
-def _is_in_calendar(seconds: float) -> bool:
-    try:
-        clock(seconds)
-    except (OverflowError, OSError, ValueError):
-        return False
-    return True
+    """Return the line of a reason as a sentence."""
+    return f"{reason.message[:1].upper()}{reason.message[1:]}."
 
 
 def links_of(view: View, hold: dict[str, Any]) -> list[Link]:
