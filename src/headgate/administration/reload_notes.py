@@ -1,7 +1,8 @@
 """What the last reload of this node came to, for whoever asks later.
 
-A file is read again by itself when it has changed, and then nobody waits for an answer. Rule: what
-is noted has no secret in it, since it is made of what a reload answers with.
+A file is read again by itself when it has changed, and then nobody waits for an answer. Where a
+person had it read before, that finds nothing new, and what the person's reload changed is still the
+news. Rule: what is noted has no secret in it, since it is made of what a reload answers with.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from headgate.audit import Actor
+from headgate.audit import FILE, Actor
 from headgate.errors import InvalidSettingError
 from headgate.settings.changes import Change, Difference
 
@@ -40,5 +41,6 @@ class ReloadNotes:
         except InvalidSettingError as error:
             self.last = ReloadNote(at=self._now(), by=actor.name, problem=str(error))
             raise
-        self.last = ReloadNote(at=self._now(), by=actor.name, changed=found.changed)
+        if actor is not FILE or found.changed or self.last is None or self.last.problem:
+            self.last = ReloadNote(at=self._now(), by=actor.name, changed=found.changed)
         return found
