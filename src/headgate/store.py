@@ -20,6 +20,7 @@ import msgspec
 from headgate.core.accounts import Limit, Refused
 from headgate.core.admission import QueueLimits, Rejected
 from headgate.core.books import ReserveRequest, SettleRequest
+from headgate.core.choice import Choice
 from headgate.core.gates import GateClosure
 from headgate.core.outcomes import Finish, TryAgain, Usage
 from headgate.core.project_figures import UsageRow
@@ -97,7 +98,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a plan: which attempt at which task goes to which agent, on which node.
 
     `starts` writes the task as running at once, on the dispatcher's own node. `reserve` is None
-    where the ledger is outside the store, and `slot` unless one was chosen for the attempt.
+    where the ledger is outside the store, and `slot` unless one was chosen for the attempt. What
+    was the `choice` is kept with the task, for people.
     """
 
     task_id: str
@@ -112,6 +114,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     rate_charges: tuple[RateCharge, ...] = ()
     tick: int = 0
     slot: str | None = None
+    choice: Choice | None = None
 
 
 class Assigned(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from headgate.core.choice import Choice
 from headgate.core.money import to_usd_float
 from headgate.core.records import OnExhausted, OnParentFailure, TaskRecord, slot_of
 from headgate.core.tasks import TaskStatus
@@ -71,6 +72,7 @@ class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     on_exhausted: OnExhausted
     attempt: int
     usage: TaskUsageBody | None = None
+    choice: Choice | None = None
 
 
 def snapshot_of(record: TaskRecord) -> TaskSnapshot:
@@ -115,6 +117,7 @@ def snapshot_of(record: TaskRecord) -> TaskSnapshot:
         on_exhausted=terms.on_exhausted,
         attempt=progress.attempt,
         usage=_used(record),
+        choice=progress.choice,
     )
 
 

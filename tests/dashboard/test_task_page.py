@@ -82,6 +82,7 @@ async def test_a_task_that_has_ended_shows_its_way_and_asks_no_more(tmp_path: Pa
         "Submitted",
         "Attempt 1 started",
         "Agent a",
+        "Nothing else could start then.",
         "Done",
         "Estimate",
         "Booked",

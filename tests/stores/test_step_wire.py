@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from headgate.core.admission import QueueLimits, Rejected
+from headgate.core.choice import Choice, LaneRule
 from headgate.core.gates import GateClosure
 from headgate.core.outcomes import Finish, TryAgain, Usage
 from headgate.core.records import Lease, Progress, Submission, TaskRecord, Terms
@@ -117,6 +118,7 @@ STEPS = (
                 tokens=1,
                 micro_usd=2,
                 slot="key-2",
+                choice=Choice(projects=2, rule=LaneRule.HIGHEST_LOAD),
             )
         ],
     ),

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from headgate.core.admission import QueueLimits
+from headgate.core.choice import Choice
 from headgate.core.rate_limits import RateCharge
 from headgate.core.records import MAX_LOSSES, Submission
 from headgate.core.tasks import TaskStatus
@@ -25,6 +26,19 @@ async def test_a_plan_repeats_its_answer(place: Place) -> None:
         assert first[0].record.submission.action == "type"
         assert await scene.plan(line) == first
         assert (await scene.store.totals()).started == 1
+
+
+async def test_a_task_keeps_why_its_latest_attempt_was_started(place: Place) -> None:
+    async with place.scene() as scene:
+        await scene.submit("t1")
+        chosen = Choice(projects=3, target_share=0.25, is_guaranteed=True, ready=9)
+        await scene.plan(msgspec.structs.replace(scene.line("t1"), choice=chosen))
+        assert (await scene.get("t1")).progress.choice == chosen
+        await scene.settle("t1", AGAIN)
+        assert (await scene.get("t1")).progress.choice == chosen
+        await scene.plan(scene.line("t1", attempt=2))
+        await scene.settle("t1", attempt=2)
+        assert (await scene.get("t1")).progress.choice is None
 
 
 async def test_a_task_is_assigned_in_the_transaction_that_stores_it(place: Place) -> None:

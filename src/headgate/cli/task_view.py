@@ -70,10 +70,11 @@ def lines_of(task: TaskSnapshot) -> list[str]:
     given = [(field.name, getattr(task, field.name)) for field in msgspec.structs.fields(task)]
     shown = [(name, value) for name, value in given if value not in (None, "", (), {})]
     width = max(len(name) for name, _ in shown)
-    return [
-        f"{name.replace('_', ' '):<{width}}  {_value(name, value, indent=width + 2)}"
-        for name, value in shown
-    ]
+    lines = {name: _value(name, value, indent=width + 2) for name, value in shown}
+    if task.choice is not None:
+        said = (printable(one) for one in task.choice.sentences(task.project_id))
+        lines["choice"] = f"\n{' ' * (width + 2)}".join(said)
+    return [f"{name.replace('_', ' '):<{width}}  {text}" for name, text in lines.items()]
 
 
 def _value(name: str, value: object, *, indent: int) -> str:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from headgate.core.agent_pool import AgentPlaces
+from headgate.core.choice import Choice, LaneRule
 from headgate.core.fair_share import (
     ShareOrder,
     Turn,
@@ -23,7 +24,14 @@ from headgate.core.lag import forgiven_lag
 from headgate.core.lane_index import LaneIndex
 from headgate.core.lanes import Lane
 from headgate.core.projects import WORKING
-from headgate.core.snapshot import AssignAction, SchedulerState, tokens_charged
+from headgate.core.snapshot import AssignAction, LanePolicy, SchedulerState, tokens_charged
+
+SHARE_DECIMALS = 4
+
+_RULES = {
+    LanePolicy.FEWEST_IN_FLIGHT: LaneRule.FEWEST_IN_FLIGHT,
+    LanePolicy.HIGHEST_LOAD: LaneRule.HIGHEST_LOAD,
+}
 
 
 def decide(index: LaneIndex, state: SchedulerState) -> list[AssignAction]:
@@ -32,12 +40,13 @@ def decide(index: LaneIndex, state: SchedulerState) -> list[AssignAction]:
 
 
 class Round:
-    """One round: the plan so far, and the figures that it has changed."""
+    """One round: the plan so far with its grounds, and the figures that it has changed."""
 
     def __init__(self, index: LaneIndex, state: SchedulerState) -> None:
         self.index = index
         self.state = state
         self.actions: list[AssignAction] = []
+        self.choices: list[Choice] = []
         self.turns = eligible_turns(index, state)
         self.inflight = _inflight(state)
         self.global_used = state.global_tokens_used + sum(state.project_reserved.values())
@@ -113,6 +122,7 @@ class Round:
         return lane is not None
 
     def _assign(self, turn: Turn, lane: Lane, agent: AgentPlaces) -> None:
+        self.choices.append(self._choice(turn, lane))
         task = self.index.take(lane, agent, tick=self.state.tick)
         self.actions.append(AssignAction(agent.agent.id, task.id, task.project_id))
         turn.active += 1
@@ -124,6 +134,25 @@ class Round:
             tokens = tokens_charged(task, self.state.default_tokens)
         self.global_used += tokens
         self.order.charge(turn, tokens)
+
+    def _choice(self, turn: Turn, lane: Lane) -> Choice:
+        return Choice(
+            projects=len(self.turns),
+            target_share=round(turn.target, SHARE_DECIMALS),
+            actual_share=round(self.order.share_of(turn), SHARE_DECIMALS),
+            is_guaranteed=not turn.guaranteed,
+            lanes=len(self.index.projects[lane.project_id].lanes),
+            rule=self._rule(lane),
+            ready=lane.ready,
+        )
+
+    def _rule(self, lane: Lane) -> LaneRule:
+        if self.index.policy is None:
+            return LaneRule.AGENT_IN_TURN
+        most = self.state.max_wait_ticks
+        if most is not None and self.state.tick - lane.waiting_since() >= most:
+            return LaneRule.LONGEST_WAIT
+        return _RULES[self.index.policy]
 
 
 def eligible_turns(index: LaneIndex, state: SchedulerState) -> list[Turn]:

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 
 from headgate.core.accounts import Refused, Unit
 from headgate.core.budget_parking import BudgetParking, ask_again_at
+from headgate.core.choice import Choice
 from headgate.core.closures import Closures
-from headgate.core.decision import decide
+from headgate.core.decision import Round
 from headgate.core.desk_landing import IN_FLIGHT, give_back_place, lands, take_back
 from headgate.core.desk_settings import DeskSettings, Planned, Waiting
 from headgate.core.desk_state import forgive, state_of
@@ -191,11 +192,12 @@ class Desk:
             # Who waits for a place on a node has not left, though it is not asked now.
             if not self.index.offers.are_nodes_shut:
                 forgive(self, self.state(now, max_started=room), now)
-            actions = decide(self.index, self.state(now, max_started=room))
-            lines = [line for action in actions if (line := self._line(action, now))]
+            decided = Round(self.index, self.state(now, max_started=room))
+            chosen = zip(decided.run(), decided.choices, strict=True)
+            lines = [line for one in chosen if (line := self._line(*one, now))]
             planned += lines
             # What met a rate limit has left its place to others, who are asked at once.
-            if len(lines) == len(actions):
+            if len(lines) == len(decided.actions):
                 break
         return planned
 
@@ -237,7 +239,7 @@ class Desk:
         """Return the figures of this moment; tasks, agents and gates are in the index."""
         return state_of(self, now, max_started=max_started)
 
-    def _line(self, action: AssignAction, now: float) -> Planned | None:
+    def _line(self, action: AssignAction, choice: Choice, now: float) -> Planned | None:
         waiting = self.waiting[action.task_id]
         task, terms = waiting.task, waiting.terms
         needs = self.settings.needs(waiting)
@@ -276,6 +278,7 @@ class Desk:
             micro_usd=needs[Unit.MICRO_USD],
             rate_charges=self.rates.count(limits, tokens=tokens, now=now),
             slot=None if task.provider is None else slot,
+            choice=choice,
         )
 
     def _leave_place(self, agent_id: str, now: float) -> None:

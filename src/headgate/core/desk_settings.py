@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headgate.core.accounts import Unit
+from headgate.core.choice import Choice
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.lane_index import LaneIndex
 from headgate.core.projects import Agent, Project
@@ -101,6 +102,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     micro_usd: int
     rate_charges: tuple[RateCharge, ...] = ()
     slot: str | None = None
+    choice: Choice | None = None
 
     @property
     def used_slot(self) -> str | None:

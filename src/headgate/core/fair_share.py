@@ -89,6 +89,10 @@ class ShareOrder:
                 best, first = key, turn
         return first
 
+    def share_of(self, turn: Turn) -> float:
+        """Return the part of all tokens that a project has used."""
+        return (turn.used + turn.forgiven) / (self._total or 1)
+
     def leave(self, turn: Turn) -> None:
         """Take out the project whose turn it is."""
         heap = self._classes[turn.target]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headgate.core.choice import Choice
 from headgate.core.enums import LenientEnum
 from headgate.core.tasks import TERMINAL, Task
 
@@ -96,7 +97,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     one. `used_…` is what all attempts were booked at, and `assumed_…` the part of it for which
     nobody gave a figure, so that what was held was booked. `node_id` is set while the task is in
     flight, and only then. `slot` is the one that was chosen for the latest attempt, of a task that
-    names a provider.
+    names a provider, and `choice` why it was started.
     """
 
     attempt: int = 0
@@ -118,6 +119,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     slot: str | None = None
     assumed_tokens: int = 0
     assumed_micro_usd: int = 0
+    choice: Choice | None = None
 
 
 NO_PROGRESS = Progress()

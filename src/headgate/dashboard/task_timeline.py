@@ -121,7 +121,7 @@ def _untold(record: TaskRecord, number: int) -> Step:
 
 def _told(record: TaskRecord, attempt: Attempt) -> list[Step]:
     is_latest = attempt.number == record.progress.attempt
-    text = _place(record) if is_latest else ""
+    text = " ".join((_place(record), *_grounds(record))) if is_latest else ""
     title = f"Attempt {attempt.number} started"
     steps = [Step(at=attempt.started_at, state="running", title=title, text=text)]
     if attempt.ended_at is not None:
@@ -142,6 +142,12 @@ def _place(record: TaskRecord) -> str:
     if since is not None and started_at is not None:
         parts.append(f"after a wait of {duration(max(0.0, started_at - since))}")
     return ", ".join(parts) + "." if parts else ""
+
+
+def _grounds(record: TaskRecord) -> list[str]:
+    """Return why the latest attempt was started when it was."""
+    choice = record.progress.choice
+    return [] if choice is None else choice.sentences(record.task.project_id)
 
 
 def _waiting(record: TaskRecord) -> list[Step]:

@@ -27,6 +27,7 @@ def assignment_of(
         rate_charges=line.rate_charges,
         tick=tick,
         slot=line.slot,
+        choice=line.choice,
     )
 
 

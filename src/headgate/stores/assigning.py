@@ -124,6 +124,7 @@ def _take(sheet: Worksheet, row: TaskRow, line: Assignment) -> None:
         reserved_micro_usd=line.micro_usd,
         started_at=sheet.now if line.starts else old.started_at,
         slot=line.slot,
+        choice=line.choice,
     )
     tallies.fly(line.agent_id, row.project_id, 1)
     tallies.serve(row.spec.task.agent_id, row.project_id, line.tick)
