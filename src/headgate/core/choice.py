@@ -34,11 +34,12 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     `projects` had work that could start, and `lanes` of the project had tasks, `ready` of them in
     the lane that was chosen. The shares are those of the round: what was held counted as used.
     `is_guaranteed` is a project that had started nothing in the window, and so went before shares.
+    Of a project without rivals neither is set.
     """
 
     projects: int = 1
-    target_share: float = 1.0
-    actual_share: float = 0.0
+    target_share: float | None = None
+    actual_share: float | None = None
     is_guaranteed: bool = False
     lanes: int = 1
     rule: LaneRule = LaneRule.FEWEST_IN_FLIGHT
@@ -50,7 +51,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
         return [one for one in said if one] or ["Nothing else could start then."]
 
     def _project(self, project_id: str) -> str:
-        if self.projects == 1:
+        if self.target_share is None or self.actual_share is None:
             return ""
         if self.is_guaranteed:
             return (

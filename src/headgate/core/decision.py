@@ -136,13 +136,17 @@ class Round:
         self.order.charge(turn, tokens)
 
     def _choice(self, turn: Turn, lane: Lane) -> Choice:
+        lanes = len(self.index.projects[lane.project_id].lanes)
+        projects, rule = len(self.turns), self._rule(lane)
+        if projects == 1:
+            return Choice(lanes=lanes, rule=rule, ready=lane.ready)
         return Choice(
-            projects=len(self.turns),
+            projects=projects,
             target_share=round(turn.target, SHARE_DECIMALS),
             actual_share=round(self.order.share_of(turn), SHARE_DECIMALS),
             is_guaranteed=not turn.guaranteed,
-            lanes=len(self.index.projects[lane.project_id].lanes),
-            rule=self._rule(lane),
+            lanes=lanes,
+            rule=rule,
             ready=lane.ready,
         )
 
