@@ -17,7 +17,7 @@ from headgate.runs.kept_files import JOURNAL
 from headgate.runs.local import local_backend
 from headgate.runs.options import RunOptions
 from headgate.runs.report import RunReport, RunState, StepState
-from headgate.runs.viewing import list_runs, show_run
+from headgate.runs.viewing import counted, list_runs, show_run
 from headgate.testing import DEFAULT_START
 from headgate.workflow.reading import read_workflow
 
@@ -206,6 +206,18 @@ def test_runs_are_listed_with_how_they_stand_the_newest_first(tmp_path: Path) ->
         (first.id, RunState.FAILED, 11),
     ]
     assert found[1].spent_micro_usd == 4 * 70_000
+
+
+def test_a_run_that_was_killed_is_listed_with_what_its_tasks_tell(tmp_path: Path) -> None:
+    run = begun(tmp_path, MIXED)
+    carried_out(run)
+    ended, spent = run.record.ended, run.record.spent_micro_usd
+    run.change(state=RunState.RUNNING, ended=0, spent_micro_usd=None, ended_at=None)
+    (left,) = list_runs(tmp_path)
+    assert (left.state, left.ended, left.spent_micro_usd) == (RunState.INTERRUPTED, None, None)
+    (found,) = counted(tmp_path, [left])
+    assert (found.spent_micro_usd, found.total) == (spent, 11)
+    assert 0 < (found.ended or 0) <= ended
 
 
 def test_a_damaged_run_is_listed_with_its_problem(tmp_path: Path) -> None:

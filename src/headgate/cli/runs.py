@@ -67,14 +67,15 @@ def runs(context: click.Context, /, *, limit: int, data: Path | None, as_json: b
     from headgate.cli.up import naming_extras  # noqa: PLC0415
 
     with naming_extras("headgate runs"):
-        from headgate.runs.viewing import list_runs  # noqa: PLC0415
+        from headgate.runs.viewing import counted, list_runs  # noqa: PLC0415
 
         found = list_runs(_directory(data))
+        shown = counted(_directory(data), found[:limit])
     if as_json:
-        print_json_lines(found[:limit])
+        print_json_lines(shown)
         return
     title = "Runs" if found else "No runs"
-    print_table(title, HEADER, [_row(one) for one in found[:limit]], whole=("run",))
+    print_table(title, HEADER, [_row(one) for one in shown], whole=("run",))
     if len(found) > limit:
         click.echo(f"  and {len(found) - limit:,} more; --limit shows them")
 
@@ -172,10 +173,16 @@ def _row(run: RunSummary) -> tuple[str, ...]:
         run.state.value,
         "" if began is None or run.problem else from_now(began),
         "" if run.ended_at is None else length_of(max(0.0, run.ended_at - run.created_at)),
-        f"{run.ended:,} of {run.total:,}" if run.total else "",
+        _ended(run),
         "" if run.spent_micro_usd is None else format_usd(run.spent_micro_usd),
         told,
     )
+
+
+def _ended(run: RunSummary) -> str:
+    if not run.total:
+        return ""
+    return f"{'?' if run.ended is None else format(run.ended, ',')} of {run.total:,}"
 
 
 def _keys(found: ShownRun, directory: Path) -> dict[str, object]:

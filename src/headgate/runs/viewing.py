@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headgate.errors import StoreError
+from headgate.errors import HeadgateError, StoreError
 from headgate.runs.backend import Money, StepTask, TaskState
 from headgate.runs.filling import Filler, fields_read
 from headgate.runs.folder import Run, is_driven, open_run, read_record, run_folders
@@ -29,13 +29,17 @@ from headgate.workflow.standing import Standing
 
 INTERRUPTED = "its process ended while it ran; a resume tries again"
 
+MAX_COUNTED = 10
+"""How many runs of a list are looked into for their counts."""
+
 _T = TypeVar("_T")
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A run in a list; `problem` says what is wrong with its folder, if anything is.
 
-    `ended` counts runs of steps, and is known of those that no process drives.
+    `ended` counts runs of steps. It and the cost are None where no process has written them: of a
+    run under way, or one whose process was killed; `counted` works them out.
     """
 
     id: str
@@ -44,7 +48,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     ended_at: float | None = None
     total: int = 0
-    ended: int = 0
+    ended: int | None = None
     server: str | None = None
     exhausted_by: str | None = None
     spent_micro_usd: int | None = None
@@ -62,6 +66,26 @@ class ShownRun(msgspec.Struct, frozen=True, kw_only=True):
 def list_runs(data: Path) -> list[RunSummary]:
     """Return all runs, the newest first."""
     return [_summary(path) for path in run_folders(data)]
+
+
+def counted(data: Path, found: Sequence[RunSummary]) -> list[RunSummary]:
+    """Return runs with what their tasks tell of those that were left without counts.
+
+    That reads the tasks of a run, so only so many of them are looked into.
+    """
+    unknown = [run.id for run in found if run.ended is None and not run.problem]
+    known = {name: _counted(data, name) for name in unknown[:MAX_COUNTED]}
+    return [msgspec.structs.replace(run, **known.get(run.id, {})) for run in found]
+
+
+def _counted(data: Path, name: str) -> dict[str, int]:
+    try:
+        report = show_run(data, name).report
+    except HeadgateError:
+        # Whoever shows this run is told what is wrong with it.
+        return {}
+    spent = sum(step.micro_usd for step in report.steps)
+    return {"ended": report.ended, "spent_micro_usd": spent}
 
 
 def show_run(
@@ -92,7 +116,7 @@ def _summary(path: Path) -> RunSummary:
         created_at=record.created_at,
         ended_at=record.ended_at,
         total=record.total,
-        ended=record.ended,
+        ended=None if record.state is RunState.RUNNING else record.ended,
         server=record.server,
         exhausted_by=record.exhausted_by,
         spent_micro_usd=record.spent_micro_usd,
