@@ -108,6 +108,7 @@ def run(options: Options) -> bool:
     with tempfile.TemporaryDirectory(prefix="hg-") as name:
         folder = Path(name)
         with serving(folder, settings=CONFIGURATION) as service:
+            print(f"\ndashboard: putting {sizes.tasks:,} tasks into the store", flush=True)
             fed(service, BATCH_CONNECTIONS, lambda feed: fill(feed, sizes))
             met = [
                 show_pages(service, sizes),
