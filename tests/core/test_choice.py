@@ -89,7 +89,7 @@ def test_the_widest_ground_is_said_first() -> None:
     )
     evals = (
         "Of 3 projects with work, evals was the furthest below its share that could start "
-        "something: it had 12.5% of the tokens, and its target is 40.0%."
+        "something: among them it had 12.5 % of the tokens, and its target is 40.0 %."
     )
     assert shares.sentences("evals") == [
         evals,

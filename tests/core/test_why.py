@@ -80,6 +80,17 @@ def test_every_rule_that_holds_is_told() -> None:
     assert kinds >= {ParentsPending, NotYetDue, ProjectUnknown}
 
 
+def test_what_lasts_longest_is_told_first() -> None:
+    paused = (Project(id="x", status=ProjectStatus.PAUSED),)
+    desk = desk_of(queued("t1", not_before=START + 5, waiting_for=1), projects=paused, places=0)
+    assert [type(reason.hold) for reason in why(desk)] == [
+        ProjectNotActive,
+        NotYetDue,
+        ParentsPending,
+        InflightCapReached,
+    ]
+
+
 def test_a_closed_gate_says_why_and_until_when() -> None:
     desk = desk_of(queued("t1", target="t"))
     desk.close(GateClosure(kind="target", name="t", until=START + 9, why="slow down"), START)

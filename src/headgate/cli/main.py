@@ -65,7 +65,7 @@ COMMANDS = {
     "usage": "Print what tasks have used: tokens and dollars.",
     "watch": "Print events of all tasks as they happen, or of one until it has ended.",
     "webhooks": "Show webhooks and send them again, ping an address, rotate the signing secret.",
-    "why": "Print every rule that keeps a task waiting, the widest first.",
+    "why": "Print every rule that keeps a task waiting, the longest first.",
     "worker": "Take tasks of an agent from a service, and run them here.",
 }
 """Each is in the module of its name. What it does is said here too, so that a list loads none."""

@@ -26,7 +26,10 @@ Examples:
 @connection_options
 @json_option
 def why(*, task_id: str, connection: Connection, as_json: bool) -> None:
-    """Print every rule that keeps a task waiting, the widest first."""
+    """Print every rule that keeps a task waiting, the longest first.
+
+    A pause or a used up budget comes before places that are taken just now.
+    """
     with connect(connection) as client:
         answer = client.why(task_id)
     if as_json:

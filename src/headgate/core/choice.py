@@ -60,8 +60,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
             )
         return (
             f"Of {self.projects} projects with work, {project_id} was the furthest below its share "
-            f"that could start something: it had {self.actual_share:.1%} of the tokens, "
-            f"and its target is {self.target_share:.1%}."
+            f"that could start something: among them it had {_percent(self.actual_share)} of the "
+            f"tokens, and its target is {_percent(self.target_share)}."
         )
 
     def _lane(self) -> str:
@@ -73,3 +73,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
         if self.ready == 1:
             return ""
         return f"In its lane it was the first of {self.ready} tasks that could start."
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -6,6 +6,7 @@ A task that got no agent gets a reason instead of silence. Each reason is a smal
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import ClassVar
 
 import msgspec
@@ -14,10 +15,20 @@ from headgate.core.money import amount_of
 from headgate.moments import utc_time
 
 
+class Lasting(IntEnum):
+    """What ends a hold, those that last longest first."""
+
+    SOMEBODY_ACTS = 0
+    A_TIME_COMES = 1
+    PARENTS_END = 2
+    OTHERS_MAKE_ROOM = 3
+
+
 class Hold(msgspec.Struct, frozen=True, kw_only=True, tag_field="reason"):
     """The base of all reasons; `line` is the message with the fields left open."""
 
     line: ClassVar[str] = ""
+    lasts: ClassVar[Lasting] = Lasting.SOMEBODY_ACTS
 
     @property
     def message(self) -> str:
@@ -28,6 +39,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, tag_field="reason"):
 class GlobalBudgetExhausted(Hold, frozen=True, kw_only=True, tag="global_budget"):
     """All projects together have used the global token budget."""
 
+    lasts = Lasting.A_TIME_COMES
     line = "the global budget is used up ({used} of {limit} tokens)"
     used: int
     limit: int
@@ -57,6 +69,7 @@ class ProjectNotActive(Hold, frozen=True, kw_only=True, tag="project_paused"):
 class NotYetDue(Hold, frozen=True, kw_only=True, tag="not_before"):
     """The task asked not to start before a time."""
 
+    lasts = Lasting.A_TIME_COMES
     until: float
 
     @property
@@ -71,6 +84,7 @@ class GateClosed(Hold, frozen=True, kw_only=True, tag="gate_closed"):
     Of a slot it has how much of the quota is used, and when that resets, where this is known.
     """
 
+    lasts = Lasting.A_TIME_COMES
     kind: str
     name: str
     until: float | None = None
@@ -99,6 +113,7 @@ class GateClosed(Hold, frozen=True, kw_only=True, tag="gate_closed"):
 class ProjectBudgetExhausted(Hold, frozen=True, kw_only=True, tag="project_budget"):
     """The project has used its token budget for the window."""
 
+    lasts = Lasting.A_TIME_COMES
     line = "project {project_id} has used {used} of {limit} tokens"
     project_id: str
     used: int
@@ -108,6 +123,7 @@ class ProjectBudgetExhausted(Hold, frozen=True, kw_only=True, tag="project_budge
 class ProjectConcurrencyReached(Hold, frozen=True, kw_only=True, tag="project_concurrency"):
     """The project runs as many agents as it may."""
 
+    lasts = Lasting.OTHERS_MAKE_ROOM
     line = "project {project_id} runs {active} of {limit} agents"
     project_id: str
     active: int
@@ -117,6 +133,7 @@ class ProjectConcurrencyReached(Hold, frozen=True, kw_only=True, tag="project_co
 class InflightCapReached(Hold, frozen=True, kw_only=True, tag="inflight_cap"):
     """As many tasks are in flight, over all agents, as may be."""
 
+    lasts = Lasting.OTHERS_MAKE_ROOM
     line = "{inflight} of {limit} tasks are in flight"
     inflight: int
     limit: int
@@ -125,6 +142,7 @@ class InflightCapReached(Hold, frozen=True, kw_only=True, tag="inflight_cap"):
 class RateLimited(Hold, frozen=True, kw_only=True, tag="rate_limit"):
     """The agents that could run the task are of a type that is rate limited."""
 
+    lasts = Lasting.A_TIME_COMES
     agent_type: str
     until: float
 
@@ -137,6 +155,7 @@ class RateLimited(Hold, frozen=True, kw_only=True, tag="rate_limit"):
 class AgentFull(Hold, frozen=True, kw_only=True, tag="agent_full"):
     """The agent that the task names has no free place."""
 
+    lasts = Lasting.OTHERS_MAKE_ROOM
     line = "agent {agent_id} has {inflight} of {capacity} places in use"
     agent_id: str
     inflight: int
@@ -154,12 +173,14 @@ class AgentUnavailable(Hold, frozen=True, kw_only=True, tag="agent_unavailable")
 class NoIdleAgent(Hold, frozen=True, kw_only=True, tag="no_idle_agent"):
     """No agent that takes open tasks is idle."""
 
+    lasts = Lasting.OTHERS_MAKE_ROOM
     line = "no agent that takes open tasks is idle"
 
 
 class LaneBehind(Hold, frozen=True, kw_only=True, tag="lane_behind"):
     """Nothing forbids the task; other work went first."""
 
+    lasts = Lasting.OTHERS_MAKE_ROOM
     line = "the lane of {agent} in {project_id} is behind others ({given_first} went first)"
     project_id: str
     agent: str
@@ -169,6 +190,7 @@ class LaneBehind(Hold, frozen=True, kw_only=True, tag="lane_behind"):
 class ParentsPending(Hold, frozen=True, kw_only=True, tag="parents_pending"):
     """Tasks that this one depends on have not ended."""
 
+    lasts = Lasting.PARENTS_END
     line = "{count} of the tasks that it depends on have not ended"
     count: int
     parents: tuple[str, ...] = ()
@@ -177,6 +199,7 @@ class ParentsPending(Hold, frozen=True, kw_only=True, tag="parents_pending"):
 class BudgetShort(Hold, frozen=True, kw_only=True, tag="budget_short"):
     """A scope has some room left, but less than this task needs."""
 
+    lasts = Lasting.A_TIME_COMES
     scope: str
     unit: str
     room: int
@@ -205,6 +228,7 @@ class NoWorker(Hold, frozen=True, kw_only=True, tag="no_worker"):
 class WorkersFull(Hold, frozen=True, kw_only=True, tag="workers_full"):
     """Only a worker of the agent can run the task, and all of them have enough to do."""
 
+    lasts = Lasting.OTHERS_MAKE_ROOM
     agent_id: str
     places: int
     since: float | None = None

@@ -25,6 +25,7 @@ from headgate.core.holds import (
     Hold,
     InflightCapReached,
     LaneBehind,
+    Lasting,
     NoWorker,
     ParentsPending,
     ProjectConcurrencyReached,
@@ -60,7 +61,8 @@ def reasons(
 ) -> tuple[Reason, ...]:
     """Return every rule that keeps a queued task waiting; empty if the desk does not know it.
 
-    `is_own` tells which tasks in flight may be named.
+    What lasts longest comes first: that the places are taken just now is true of nearly everything
+    that waits, and is over in a moment. `is_own` tells which tasks in flight may be named.
     """
     waiting = desk.waiting.get(task_id)
     if waiting is None:
@@ -68,7 +70,15 @@ def reasons(
     holds = [*_own_holds(desk, task_id, waiting), *_round_holds(desk, waiting, now)]
     if not holds:
         holds = [_behind(desk, waiting)]
+    holds.sort(key=_lasting)
     return tuple(_reason(desk, hold, is_own) for hold in holds)
+
+
+def _lasting(hold: Hold) -> Lasting:
+    """Return what ends a hold; a gate that closed without a time waits for somebody."""
+    if isinstance(hold, GateClosed) and hold.until is None:
+        return Lasting.SOMEBODY_ACTS
+    return hold.lasts
 
 
 def _own_holds(desk: Desk, task_id: str, waiting: Waiting) -> list[Hold]:
