@@ -98,8 +98,8 @@ class Timed(NamedTuple):
 
     @property
     def is_met(self) -> bool:
-        """Whether the median is small enough; the worst also tells of neighbours on the machine."""
-        return statistics.median(self.times_ms) < MOST_MS
+        """Whether every answer came soon enough."""
+        return max(self.times_ms) < MOST_MS
 
 
 def run(options: Options) -> bool:
@@ -133,6 +133,7 @@ async def fill(feed: Feed, sizes: Sizes) -> None:
 def pages(service: ServiceProcess) -> dict[str, str]:
     """Return every page, and the list of tasks by every filter, by what it is."""
     done, waiting = newest(service, "done"), newest(service, "queued")
+    webhook = service.ask("GET", "/webhooks?limit=1").body["webhooks"][0]["id"]
     since = quote(done["createdAt"])
     tasks = "/ui/tasks"
     return {
@@ -164,6 +165,14 @@ def pages(service: ServiceProcess) -> dict[str, str]:
         "slots": "/ui/slots",
         "webhooks": "/ui/webhooks",
         "settings": "/ui/settings",
+        "a project": "/ui/projects/evals",
+        "a budget with its journal": "/ui/budgets?scope=session%3Aparked",
+        "a slot": "/ui/slots/switched-off",
+        "the log of a slot": "/ui/slots/switched-off/log",
+        "a webhook": f"/ui/webhooks/{webhook}",
+        "the audit log": "/ui/settings/audit",
+        "tokens": "/ui/settings/tokens",
+        "a task as JSON": f"{tasks}/{done['taskId']}/raw",
     }
 
 

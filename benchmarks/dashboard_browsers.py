@@ -114,6 +114,10 @@ class Browser:
         _, body = await connection.request(self._client.head("GET", "/"))
         regions = dict.fromkeys(regions_of(body.decode()), 0.0)
         reader, writer = await self._client.open("/ui/live")
+        status = await reader.readline()
+        if b" 200 " not in status:
+            problem = f"a browser may not listen: {status!r}"
+            raise RuntimeError(problem)
         opened.release()
         figures = asyncio.create_task(self._figures())
         try:

@@ -130,7 +130,7 @@ async def test_one_token_leaves_streams_for_others(tmp_path: Path) -> None:
         begun = [one.stream for one in taken if one.stream is not None]
         pieces = [await anext(one, b"") for one in begun]
         assert pieces.count(b"") == 5, "asked for in a burst, before any of them began"
-        with pytest.raises(Refusal, match="you have 40 open pages"):
+        with pytest.raises(Refusal, match=f"you have {MAX_STREAMS_PER_CALLER} open pages"):
             await streams.stream(greedy, "")
         assert (await streams.stream(view_of(app), "")).stream is not None
         for one in begun:

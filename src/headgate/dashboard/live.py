@@ -34,8 +34,9 @@ BLIND_SECONDS = 3.0
 
 CHECK_SECONDS = 15.0
 MAX_STREAMS = 200
-MAX_STREAMS_PER_CALLER = 40
-"""How many pages one token has open; without tokens, one address."""
+MAX_STREAMS_PER_CALLER = 100
+"""How many pages one token has open; without tokens, one address. A team may share a token, and may
+not take more than half of what there is."""
 
 _HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 _BEGINNING = b"retry: 2000\n\n"
