@@ -88,8 +88,8 @@ def test_the_widest_ground_is_said_first() -> None:
         ready=7,
     )
     evals = (
-        "Of 3 projects with work, evals was the furthest below its share that could start "
-        "something: among them it had 12.5 % of the tokens, and its target is 40.0 %."
+        "Of 3 projects with work, evals stood lowest against its share of those that could start "
+        "something: it had 12.5 % of their tokens, and its target among them is 40.0 %."
     )
     assert shares.sentences("evals") == [
         evals,
