@@ -66,6 +66,25 @@ def test_the_list_of_keys_opens_closes_and_gives_the_focus_back(visitor: Visitor
     expect(dialog).to_be_hidden()
 
 
+def test_the_list_of_keys_has_the_keys_while_it_is_open(visitor: Visitor, live: Live) -> None:
+    page = visitor("/")
+    page.keyboard.press("?")
+    for key in ("g", "t", "/"):
+        page.keyboard.press(key)
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page).to_have_url(live.url("/"))
+
+
+def test_the_slash_goes_to_a_filter_and_to_no_other_field(visitor: Visitor) -> None:
+    page = visitor("/ui/projects/search")
+    page.keyboard.press("/")
+    expect(page.locator("body")).to_be_focused()
+    page.goto(page.url.removesuffix("/search"))
+    page.keyboard.press("/")
+    expect(page.get_by_label("Find by name")).to_be_focused()
+
+
 def test_a_letter_that_is_typed_into_a_field_goes_nowhere(visitor: Visitor) -> None:
     page = visitor("/ui/tasks")
     page.keyboard.press("/")

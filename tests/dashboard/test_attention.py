@@ -92,7 +92,7 @@ def test_a_budget_within_another_is_told_of_too_and_has_its_page() -> None:
     (notice,) = attention.of_budgets(scope("session:s", children=(inner,)))
     assert notice.name == "session:s/task:a b"
     assert notice.href == "/ui/budgets?scope=session%3As/task%3Aa%20b"
-    assert notice.until == 5
+    assert (notice.until_word, notice.until) == ("Next frees room", 5)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,13 @@ def test_a_slot_is_told_of_when_its_tasks_wait_or_nothing_is_known(
 def test_webhooks_that_nobody_took_are_counted(dead: int, is_more: bool, title: str | None) -> None:
     found = list(attention.of_webhooks(dead, is_more=is_more))
     assert [one.title for one in found] == ([] if title is None else [title])
+
+
+def test_one_webhook_is_told_of_as_one() -> None:
+    (one,) = attention.of_webhooks(1, is_more=False)
+    (many,) = attention.of_webhooks(1, is_more=True)
+    assert one.text.startswith("Its receiver")
+    assert many.text.startswith("No receiver took them")
 
 
 def test_the_worst_come_first_in_their_order_and_the_rest_is_counted() -> None:

@@ -85,3 +85,13 @@ def test_every_state_has_a_sign_of_its_own_beside_its_word(name: str) -> None:
     assert sign is not None
     assert sign[1] != "·"
     assert drawn.endswith(f"</span> {name}</span>")
+
+
+def test_a_sign_is_given_once() -> None:
+    source = (
+        Path(__file__).parents[2] / "src/headgate/dashboard/templates/macros.html"
+    ).read_text()
+    table = source.partition("set SIGNS = {")[2].partition("%}")[0]
+    names = re.findall(r'"(\w+)": \(', table)
+    assert names
+    assert sorted(names) == sorted(set(names))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -86,9 +87,23 @@ async def test_a_budget_that_is_used_up_is_on_top_with_its_figures(tmp_path: Pat
     line = "The budget of session:eval is used up: $0.00 of $1.00 left, 100 of 1,000 tokens left."
     assert line in text
     assert "$0.00 spent, $1.00 reserved of $1.00" in text
-    assert "$0.00 spent, $1.00 reserved of $10.00, resets in" in text
+    assert "$0.00 spent, $1.00 reserved of $10.00, next frees room in" in text
     assert "900 reserved of 1,000 tokens" in text
-    assert "Left $9.00 of $10.00" in text
+    assert "Left $9.00 of $10.00, next frees room in" in text
+
+
+async def test_a_rolling_window_frees_room_bit_by_bit_and_never_resets(tmp_path: Path) -> None:
+    toml = '[budgets.root]\nlimit_usd = "1"\nwindow = "rolling:5h"\n'
+    spend = b'{"id": "r1", "scope": "session:eval", "usd": "1"}'
+    async with serving(tmp_path, toml) as (_, app):
+        assert (await answer_of(app, "POST", "/budgets/reserve", spend)).status == 200
+        assert (await answer_of(app, "POST", "/budgets/commit", spend)).status == 200
+        text = await overview(app)
+    notices, _, figures = text.partition("Queued")
+    assert "$0.00 of $1.00 left. Next frees room in" in notices
+    assert figures.count("next frees room in") == 2
+    assert "resets" not in text
+    assert "Ends" not in notices
 
 
 async def test_a_slot_that_is_off_is_on_top_and_among_the_slots(tmp_path: Path) -> None:
@@ -174,6 +189,7 @@ async def test_what_holds_the_longest_wait_is_in_dollars_with_its_time(tmp_path:
     held = text_of(page).partition("Waiting longest")[2]
     assert "$0.50 of $0.50 are used or held, and $0.25 asked for" in held
     assert "micro-dollars" not in held
+    assert re.search(r"until 20\S+ 00:00:00 UTC \( in [^)]+\) \.", held)
     assert b"<time" in page.partition(b"Waiting longest")[2].partition(b'class="reasons"')[2]
 
 

@@ -151,6 +151,7 @@ async def test_everything_at_its_default_is_said_to_be_so(tmp_path: Path) -> Non
         text = await settings_text(Browser(app), "/ui/settings?section=agents&all=yes")
         assert "No setting matches" in text
         assert (await Browser(app).get("/ui/settings?from=-1")).status == 400
+        assert (await Browser(app).get("/ui/settings?section=none")).status == 400
 
 
 async def test_large_settings_come_in_parts(tmp_path: Path) -> None:

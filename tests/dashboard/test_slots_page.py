@@ -156,12 +156,14 @@ async def test_many_slots_come_in_parts(tmp_path: Path) -> None:
         browser = Browser(app)
         first = await browser.get("/ui/slots")
         assert len(first.body) < 150_000
-        assert f'href="/ui/slots?from={ROWS}"' in first.body.decode()
+        assert f'href="/ui/slots?from={ROWS}">Further slots' in first.body.decode()
+        assert f"1 to {ROWS} of {ROWS + 2}" in text_of(first.body)
         rest = (await browser.get(f"/ui/slots?from={ROWS}")).body.decode()
         assert rest.count('class="sheet slot"') == 2
-        assert 'href="/ui/slots"' in rest
+        assert 'href="/ui/slots">Back to the first' in rest
+        assert not {"Newest", "Older"} & set(text_of(rest).split())
         behind = text_of((await browser.get("/ui/slots?from=900")).body)
-        assert "none this far back" in behind
+        assert "none this far on" in behind
         assert (await browser.get("/ui/slots?from=x")).status == 400
 
 

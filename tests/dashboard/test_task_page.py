@@ -12,11 +12,11 @@ import pytest
 
 from administration.running import WORK
 from dashboard.browser import Browser, serving, submit, text_of, until
-from headgate.core.records import Progress, Submission, TaskRecord, Terms
+from headgate.core.records import MAX_LOSSES, Progress, Submission, TaskRecord, Terms
 from headgate.core.tasks import Task, TaskStatus
 from headgate.dashboard.task import MAX_BLOCK, block_of
 from headgate.dashboard.task_curl import MAX_BODY_BYTES, curl_of
-from headgate.dashboard.task_timeline import timeline
+from headgate.dashboard.task_timeline import attempts_text, timeline
 from headgate.deliveries import Delivery, DeliveryState
 from headgate.runtime.event_feed import Happening
 from headgate.web.app import App
@@ -202,6 +202,82 @@ def test_attempts_are_told_as_far_as_they_are_known() -> None:
         (350.0, "Attempt 3 ended, to be tried again", "it broke"),
         (400.0, "Attempt 4 started", "Agent a, on node n1."),
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "most", "progress", "said"),
+    [
+        ("running", 3, Progress(attempt=1), "started; it is given up when 3 have failed"),
+        ("queued", 1, Progress(), "started; it is given up when 1 has failed"),
+        ("done", 3, Progress(attempt=2, failures=1), "started"),
+        ("cancelled", 3, Progress(attempt=1), "started"),
+        ("failed", 3, Progress(), "started"),
+        (
+            "failed",
+            3,
+            Progress(attempt=3, failures=2),
+            "started; not tried again: no more than 3 may fail",
+        ),
+        (
+            "failed",
+            1,
+            Progress(attempt=1),
+            "started; not tried again: no more than one may fail",
+        ),
+        (
+            "failed",
+            3,
+            Progress(attempt=1, completed_at=250.0),
+            "started; not tried again: its deadline has passed",
+        ),
+        (
+            "failed",
+            9,
+            Progress(attempt=MAX_LOSSES, losses=MAX_LOSSES - 1),
+            "started; not tried again: its error says why",
+        ),
+        (
+            "failed",
+            3,
+            Progress(attempt=1, completed_at=150.0),
+            "started; not tried again: an error like this one does not pass by itself",
+        ),
+    ],
+)
+def test_a_task_that_has_ended_says_why_it_is_not_tried_again(
+    status: str, most: int, progress: Progress, said: str
+) -> None:
+    task = Task(id="t1", created_at=100.0, deadline=200.0, status=TaskStatus(status))
+    record = record_of(task=task, progress=progress, terms=Terms(max_attempts=most))
+    assert attempts_text(record) == said
+
+
+def test_a_task_that_has_ended_waits_for_no_parent() -> None:
+    terms, waiting = Terms(depends_on=("t0",)), Progress(waiting_for=1)
+    task = Task(id="t1", status=TaskStatus.FAILED)
+    waits = timeline(record_of(terms=terms, progress=waiting), [], None)[1]
+    ended = timeline(record_of(task=task, terms=terms, progress=waiting), [], None)[1]
+    assert (waits.state, waits.text) == ("queued", "Not ended yet: 1.")
+    assert (ended.state, ended.text) == ("cancelled", "It does not wait for them any more.")
+
+
+async def test_a_deadline_is_told_until_the_task_has_ended(tmp_path: Path) -> None:
+    async with serving(tmp_path, HELD) as (_, app):
+        browser = Browser(app)
+        task_id = await submit(app)
+        assert "Deadline in 14 min" in text_of((await browser.get(f"/ui/tasks/{task_id}")).body)
+        await browser.act(f"/ui/tasks/{task_id}/cancel")
+        text = text_of((await browser.get(f"/ui/tasks/{task_id}")).body)
+    assert "Deadline" not in text
+    assert "Booked nothing nothing" in text
+
+
+async def test_a_reason_says_its_time_once(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, app):
+        task_id = await submit(app, notBefore="2090-01-02T03:04:05Z")
+        text = text_of((await Browser(app).get(f"/ui/tasks/{task_id}")).body)
+    assert "It may not start before 2090-01-02 03:04:05 UTC ( in " in text
+    assert "Asked again" not in text
 
 
 @pytest.mark.parametrize(

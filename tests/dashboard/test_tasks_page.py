@@ -115,7 +115,8 @@ def test_each_filter_can_be_taken_away_by_itself() -> None:
         ("?since=yesterday", "is a time with a zone"),
         ("?label=%3D7", "is written as key=value"),
         ("?text=%00", "printable characters"),
-        ("?before=%2F", "cursor"),
+        ("?before=%2F", "must be the id of a task"),
+        ("?before=xx", "must be the id of a task"),
         ("?agent=" + "a" * 200, "at most 128"),
     ],
 )

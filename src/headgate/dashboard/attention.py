@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from headgate.dashboard.formats import usd
+from headgate.dashboard.formats import capital, usd
 from headgate.scope_status import ScopeStatus
 from headgate.settings import ProjectSettings
 from headgate.slot_bodies import SlotBody
@@ -32,7 +32,10 @@ _HELD_STATUSES = {
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """One matter; `name` is somebody's own word and is shown as such, `until` is when it ends."""
+    """One matter; `name` is somebody's own word and is shown as such.
+
+    `until` is when it ends, or what else `until_word` says of that time.
+    """
 
     tone: Literal["bad", "warning"]
     title: str
@@ -40,6 +43,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     href: str = ""
     until: datetime | float | None = None
+    until_word: str = "Ends"
 
 
 def worst_first(notices: Iterable[Notice]) -> tuple[list[Notice], int]:
@@ -53,9 +57,9 @@ def of_health(parts: Mapping[str, str], problem: str) -> Iterator[Notice]:
     failing = {name: words for name, words in parts.items() if words != "ok"}
     for name, words in failing.items():
         title = f"{_PART_NAMES.get(name, name)} has a problem"
-        yield Notice(tone="bad", title=title, text=f"{words[:1].upper()}{words[1:]}.")
+        yield Notice(tone="bad", title=title, text=f"{capital(words)}.")
     if problem and problem not in failing.values():
-        text = f"{problem[:1].upper()}{problem[1:]}."
+        text = f"{capital(problem)}."
         yield Notice(tone="bad", title="This node does not take or run tasks now", text=text)
 
 
@@ -84,6 +88,7 @@ def of_budgets(status: ScopeStatus) -> Iterator[Notice]:
             text=f"{'is used up' if is_full else 'is nearly used up'}: {left_text(status)}.",
             href=f"/ui/budgets?scope={quote(status.scope)}",
             until=status.resets_at,
+            until_word="Next frees room",
         )
     for child in status.children:
         yield from of_budgets(child)
@@ -140,7 +145,9 @@ def of_webhooks(dead: int, *, is_more: bool) -> Iterator[Notice]:
     if dead:
         number = f"{dead} or more" if is_more else str(dead)
         word = "webhook was" if dead == 1 and not is_more else "webhooks were"
-        text = "Their receivers did not take them; they are not tried again by themselves."
+        text = "No receiver took them, and they are not tried again by themselves."
+        if dead == 1 and not is_more:
+            text = "Its receiver did not take it, and it is not tried again by itself."
         yield Notice(
             tone="warning",
             title=f"{number} {word} given up since yesterday",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headgate.dashboard.formats import capital
 from headgate.dashboard.page import Page
 from headgate.web.refusals import Refusal
 
@@ -30,7 +31,7 @@ def error_page(refusal: Refusal, request_id: str) -> Page:
     if body.details.get("field") == "csrf":
         advice = _CSRF_ADVICE
     context = {
-        "problem": f"{body.error[:1].upper()}{body.error[1:]}.",
+        "problem": f"{capital(body.error)}.",
         "advice": advice,
         "code": body.code,
         "request_id": request_id,

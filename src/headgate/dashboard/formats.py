@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from headgate.core.money import MICRO_PER_USD, format_usd
 from headgate.core.printable import printable, printable_lines
+from headgate.moments import utc_time
 
 MAX_TEXT_LENGTH = 4_000
 MAX_LINE_LENGTH = 200
@@ -35,6 +36,11 @@ def block(text: object, most: int = MAX_TEXT_LENGTH) -> str:
     whole = str(text)
     shown = printable_lines(whole[:most])
     return shown if len(whole) <= most else shown + ELLIPSIS
+
+
+def capital(text: str) -> str:
+    """Return a text with a capital letter at its beginning, as a sentence has it."""
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def usd(micro_usd: int) -> str:
@@ -106,7 +112,7 @@ def iso(moment: datetime | float) -> str:
 
 def clock(moment: datetime | float) -> str:
     """Return a time as people read it, in UTC."""
-    return datetime.fromtimestamp(seconds_of(moment), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return utc_time(seconds_of(moment))
 
 
 def relative(moment: datetime | float, now: float) -> str:

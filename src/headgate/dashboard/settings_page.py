@@ -19,12 +19,13 @@ from headgate.admin_bodies import (
     PatchBody,
     ProjectPatchBody,
     SettingBody,
+    SettingsBody,
     TargetPatchBody,
 )
 from headgate.core.desk import Desk
 from headgate.dashboard.audit_page import ROUTES as AUDIT_ROUTES
 from headgate.dashboard.form_fields import changed_or_said
-from headgate.dashboard.named_lists import address, number_in
+from headgate.dashboard.named_lists import Part, address, number_in
 from headgate.dashboard.page import (
     Done,
     Form,
@@ -37,7 +38,7 @@ from headgate.dashboard.page import (
 from headgate.dashboard.token_page import ROUTES as TOKEN_ROUTES
 from headgate.settings.overrides import OverrideKind
 from headgate.web.administering import patch, reloaded
-from headgate.web.refusals import Refusal
+from headgate.web.refusals import Refusal, invalid_field
 from headgate.web.running_settings import SECTIONS, SettingsQuery, settings_body
 
 SETTINGS = "/ui/settings"
@@ -69,15 +70,13 @@ async def show(view: View, _: str) -> Page:
     query = _query(view)
     body = settings_body(view.api, query)
     nodes, more_nodes = _nodes(view)
-    given, end = view.request.query(), query.first + PAGE_ROWS
+    part = _part(view, query, body)
     context: dict[str, Any] = {
         "body": body,
-        "rows": [_row(one) for one in body.settings],
+        "part": part,
         "query": query,
         "sections": SECTIONS,
         "is_all": not query.is_changed,
-        "first_url": address(SETTINGS, {**given, "from": ""}) if query.first else None,
-        "next_url": address(SETTINGS, {**given, "from": str(end)}) if body.next_cursor else None,
         "overrides": [_override(one) for one in body.overrides[:MAX_OVERRIDES]],
         "more_overrides": max(0, len(body.overrides) - MAX_OVERRIDES),
         "needs_restart": _changes(body.needs_restart),
@@ -95,12 +94,25 @@ def _query(view: View) -> SettingsQuery:
     """Read the filter; unless all are asked for, only what is not the default is shown."""
     given = view.request.query()
     section = given.get("section", "")
+    if section and section not in SECTIONS:
+        raise invalid_field("section", f"must be one of {', '.join(SECTIONS)}")
     return SettingsQuery(
-        section=section if section in SECTIONS else "",
+        section=section,
         text=given.get("text", "").strip()[:MAX_TEXT],
         is_changed=given.get("all") != "yes",
         first=number_in(given, "from"),
         limit=PAGE_ROWS,
+    )
+
+
+def _part(view: View, query: SettingsQuery, body: SettingsBody) -> Part[tuple[str, str, str]]:
+    given, end = view.request.query(), query.first + PAGE_ROWS
+    return Part(
+        rows=[_row(one) for one in body.settings],
+        first=query.first,
+        count=body.matching,
+        first_url=address(SETTINGS, {**given, "from": ""}) if query.first else None,
+        next_url=address(SETTINGS, {**given, "from": str(end)}) if body.next_cursor else None,
     )
 
 

@@ -28,12 +28,12 @@ from headgate.dashboard.reachable import may_open, scope_href
 from headgate.dashboard.task_curl import curl_of
 from headgate.dashboard.task_filters import TASKS
 from headgate.dashboard.task_reasons import WhyShown, why_shown
-from headgate.dashboard.task_timeline import timeline
+from headgate.dashboard.task_timeline import attempts_text, timeline
 from headgate.deliveries import Delivery, DeliveryState, message_id
 from headgate.errors import HeadgateError, NotDispatchingError
 from headgate.redaction import hidden_address
 from headgate.runtime.event_feed import Happening
-from headgate.task_snapshot import snapshot_of
+from headgate.task_snapshot import whole_snapshot_of
 from headgate.web.answers import Answer, json_answer
 from headgate.web.bulk import retried
 from headgate.web.refusals import Refusal, refusal_of
@@ -72,6 +72,7 @@ async def show(view: View, name: str) -> Page:
         "is_waiting": record.task.status is TaskStatus.QUEUED,
         "why": why,
         "steps": timeline(record, _happenings(view, task_id), delivery),
+        "attempts_text": attempts_text(record),
         "delivery": delivery,
         "blocks": list(_blocks(record)),
         "curl": curl_of(record, view.address, needs_token=view.needs_login),
@@ -86,7 +87,7 @@ async def show(view: View, name: str) -> Page:
 
 async def show_raw(view: View, name: str) -> Answer:
     """Answer with the whole task, as the API does."""
-    return json_answer(OK, snapshot_of(await _own(view, name)), PAGE_HEADERS)
+    return json_answer(OK, whole_snapshot_of(await _own(view, name)), PAGE_HEADERS)
 
 
 async def cancel(view: View, name: str, _: Form) -> Done:

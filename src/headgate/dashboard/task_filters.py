@@ -15,8 +15,9 @@ import msgspec
 from headgate.admin_bodies import TaskFilterBody
 from headgate.core.tasks import TaskStatus
 from headgate.dashboard.page import Form, View
+from headgate.task_ids import seconds_of
 from headgate.task_query import TaskQuery
-from headgate.web.refusals import Refusal
+from headgate.web.refusals import Refusal, invalid_field
 from headgate.web.tasks import read_query
 
 TASKS = "/ui/tasks"
@@ -121,6 +122,8 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
     def query(self, view: View) -> TaskQuery:
         """Return the question for a page of what belongs to the visitor, or refuse it."""
         given = {_API_NAMES.get(name, name): value for name, value in self._timed().items()}
+        if self.before and seconds_of(self.before) is None:
+            raise invalid_field("before", "must be the id of a task")
         given |= {"state": ",".join(self.states), "cursor": self.before, "limit": str(PAGE_ROWS)}
         return view.caller.narrowed(read_query(given))
 

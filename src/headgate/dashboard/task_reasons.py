@@ -12,10 +12,12 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from headgate.dashboard.formats import capital
 from headgate.dashboard.page import View
 from headgate.dashboard.reachable import may_open, scope_href
 from headgate.errors import StoreError
 from headgate.http_bodies import ReasonBody, SlotRoomBody, WhyBody
+from headgate.moments import FAR, utc_time
 from headgate.web.answers import Answer
 from headgate.web.refusals import Refusal
 from headgate.web.tasks import explained
@@ -34,10 +36,11 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReasonShown(msgspec.Struct, frozen=True, kw_only=True):
-    """One reason as the page shows it."""
+    """One reason as the page shows it; `names_time` if the message itself says until when."""
 
     message: str
     until: float | None
+    names_time: bool
     held_by: tuple[str, ...]
     held_by_others: int
     parents: tuple[str, ...]
@@ -81,19 +84,16 @@ def _body(answer: msgspec.Struct | Answer) -> WhyBody | None:
 
 def _shown(view: View, reason: ReasonBody) -> ReasonShown:
     parents = reason.hold.get("parents")
+    until = None if reason.until is None or utc_time(reason.until) == FAR else reason.until
     return ReasonShown(
-        message=_message(reason),
-        until=reason.until,
+        message=capital(reason.message),
+        until=until,
+        names_time=until is not None and utc_time(until) in reason.message,
         held_by=reason.held_by,
         held_by_others=reason.held_by_others,
         parents=tuple(str(one) for one in parents[:MAX_PARENTS]) if parents else (),
         links=links_of(view, reason.hold),
     )
-
-
-def _message(reason: ReasonBody) -> str:
-    """Return the line of a reason as a sentence."""
-    return f"{reason.message[:1].upper()}{reason.message[1:]}."
 
 
 def links_of(view: View, hold: dict[str, Any]) -> list[Link]:

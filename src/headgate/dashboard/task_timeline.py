@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from headgate.core.records import TaskRecord, slot_of, waits_since
+from headgate.core.records import MAX_LOSSES, TaskRecord, slot_of, waits_since
 from headgate.core.tasks import TaskStatus
 from headgate.dashboard.formats import duration
 from headgate.deliveries import Delivery, DeliveryState
@@ -69,11 +69,13 @@ def _conditions(record: TaskRecord) -> list[Step]:
     if not parents:
         return []
     left = record.progress.waiting_for
-    text = f"Not ended yet: {left}." if left else "All of them have ended."
-    state = "queued" if left else "done"
-    return [
-        Step(at=None, state=state, title="Depends on other tasks", text=text, tasks=parents[:20])
-    ]
+    state, text = "done", "All of them have ended."
+    if left and record.is_terminal:
+        state, text = "cancelled", "It does not wait for them any more."
+    elif left:
+        state, text = "queued", f"Not ended yet: {left}."
+    title = "Depends on other tasks"
+    return [Step(at=None, state=state, title=title, text=text, tasks=parents[:20])]
 
 
 def _attempts(record: TaskRecord, happenings: Iterable[Happening]) -> list[Step]:
@@ -148,6 +150,28 @@ def _grounds(record: TaskRecord) -> list[str]:
     """Return why the latest attempt was started when it was."""
     choice = record.progress.choice
     return [] if choice is None else choice.sentences(record.task.project_id)
+
+
+def attempts_text(record: TaskRecord) -> str:
+    """Return what is said beside the number of attempts: what may still come, or why nothing is."""
+    progress, most = record.progress, record.terms.max_attempts
+    if not record.is_terminal:
+        return f"started; it is given up when {most} {'has' if most == 1 else 'have'} failed"
+    if record.task.status is not TaskStatus.FAILED or not progress.attempt:
+        return "started"
+    return f"started; not tried again: {_not_again(record)}"
+
+
+def _not_again(record: TaskRecord) -> str:
+    progress, most, deadline = record.progress, record.terms.max_attempts, record.task.deadline
+    # The last failure is the end of the task, and not among those that were tried again.
+    if progress.failures + 1 >= most:
+        return "no more than one may fail" if most == 1 else f"no more than {most} may fail"
+    if deadline is not None and (progress.completed_at or 0.0) >= deadline:
+        return "its deadline has passed"
+    if progress.losses + 1 >= MAX_LOSSES:
+        return "its error says why"
+    return "an error like this one does not pass by itself"
 
 
 def _waiting(record: TaskRecord) -> list[Step]:

@@ -15,7 +15,7 @@ import msgspec
 from headgate.core.records import TaskRecord
 from headgate.core.tasks import TaskStatus
 from headgate.dashboard.bulk_tasks import ROUTES as BULK_ROUTES
-from headgate.dashboard.formats import ELLIPSIS
+from headgate.dashboard.formats import ELLIPSIS, capital
 from headgate.dashboard.page import Page, PageRoute, View, page_route
 from headgate.dashboard.task_filters import STATES, TASKS, Filters, read_filters
 from headgate.errors import InvalidTaskError
@@ -71,7 +71,7 @@ async def show(view: View, _: str) -> Page:
         "chips": filters.chips(),
         "states": STATES,
         "names": _names(view),
-        "problem": f"{problem[:1].upper()}{problem[1:]}" if problem else "",
+        "problem": capital(problem),
         "rows": [row_of(record, view.now) for record in page.records],
         "has_errors": any(record.error for record in page.records),
         "older": None if page.next_before is None else filters.older(page.next_before),

@@ -1,7 +1,9 @@
 """Webhooks: what was told to whom, how often it was tried, what came back, and once more.
 
 Rule: of an address its query is hidden, and of a signing secret only its age is shown: whoever
-needs either asks the command line, which is in the audit log.
+needs a secret asks the command line, which is in the audit log. Raw JSON, and the command that
+submits a task again, are what the API gives: there the address is whole, to whoever may read the
+task.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from headgate.dashboard.formats import capital
 from headgate.dashboard.named_lists import address
 from headgate.dashboard.page import (
     Done,
@@ -36,6 +39,7 @@ from headgate.web.webhooks import (
 )
 
 WEBHOOKS = "/ui/webhooks"
+OK, BAD_REQUEST = 200, 400
 PAGE_ROWS = 50
 STATES = tuple(state.value for state in DeliveryState)
 FILTERS = ("state", "task", "cursor")
@@ -70,14 +74,15 @@ async def show(view: View, _: str) -> Page:
         if not view.request.header(b"hx-request"):
             # Asking for them writes to the store, and no region that is drawn anew shows them.
             context["secrets"] = await signing_secrets(view.api)
-    return Page(template="webhooks.html", title="Webhooks", context=context)
+    status = BAD_REQUEST if context["problem"] else OK
+    return Page(template="webhooks.html", title="Webhooks", context=context, status=status)
 
 
 async def _rows(view: View, given: dict[str, str]) -> dict[str, Any]:
     try:
         query = read_query({**given, "limit": str(PAGE_ROWS)})
     except Refusal as refusal:
-        return {"problem": refusal.body.error}
+        return {"problem": capital(refusal.body.error)}
     found = await webhook_list(view.api, query)
     older = (
         None

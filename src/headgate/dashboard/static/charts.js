@@ -14,6 +14,7 @@
   };
   // A second line is dashed, so that lines are told apart without their colours.
   const DASHES = [[], [5, 4]];
+  const LENGTHS = [[3600, "h"], [60, "min"], [1, "s"], [0.001, "ms"]];
   const drawn = new Map();
   let range = "hour";
   let figures = null;
@@ -28,7 +29,16 @@
     return value.toLocaleString("en", { maximumSignificantDigits: 3 });
   }
 
+  // Waits go from milliseconds to hours, so each is said in its own unit.
+  function lasting(seconds) {
+    if (seconds === null || seconds === undefined) return "–";
+    if (seconds === 0) return "0";
+    const [size, unit] = LENGTHS.find(([length]) => seconds >= length) || LENGTHS.at(-1);
+    return `${shown(seconds / size)} ${unit}`;
+  }
+
   function options(name, place) {
+    const written = name === "wait" ? lasting : shown;
     const axis = {
       stroke: colour("--soft"),
       grid: { stroke: colour("--line"), width: 1 },
@@ -46,7 +56,7 @@
       },
       axes: [
         { ...axis, space: 70, values: (_, splits) => splits.map(clock) },
-        { ...axis, size: 52, values: (_, splits) => splits.map(shown) },
+        { ...axis, size: 60, values: (_, splits) => splits.map(written) },
       ],
       series: [
         { label: "at", value: (_, at) => clock(at) },
@@ -56,7 +66,7 @@
           width: 2,
           dash: DASHES[place_],
           points: { show: false },
-          value: (_, value) => shown(value),
+          value: (_, value) => written(value),
         })),
       ],
     };

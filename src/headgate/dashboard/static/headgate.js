@@ -75,12 +75,28 @@
     return own;
   }
 
-  function show(isLive) {
+  const SILENT = "the service does not answer";
+  const ANSWERS = {
+    403: "your token may not see this any more; log in again",
+    404: "what this page shows is gone",
+    429: "the service was asked too often; it is tried again",
+  };
+
+  function show(isLive, why = SILENT) {
     const place = document.getElementById("live-state");
-    if (place) place.hidden = isLive;
+    if (!place) return;
+    document.getElementById("live-why").textContent = why;
+    place.hidden = isLive;
   }
 
-  document.addEventListener("htmx:responseError", () => show(false));
+  function reasonOf(status) {
+    if (ANSWERS[status]) return ANSWERS[status];
+    return status >= 500 ? "the service has trouble" : `the service answered ${status}`;
+  }
+
+  document.addEventListener("htmx:responseError", (event) => {
+    show(false, reasonOf(event.detail.xhr.status));
+  });
   document.addEventListener("htmx:sendError", () => show(false));
   document.addEventListener("htmx:afterSwap", () => show(true));
 
@@ -240,9 +256,11 @@
   });
 })();
 
-// Keys: "g" and a letter go to a page, "/" to the first filter, "?" shows the list.
+// Keys: "g" and a letter go to a page, "/" to the filter if there is one, "?" shows the list. While
+// that list is open, it alone has the keys.
 (function () {
   const PATIENCE_MS = 1200;
+  const FILTER = "main [role=search] :is(input:not([type=hidden]), select)";
   let wentAt = 0;
 
   function isTyping(target) {
@@ -252,10 +270,11 @@
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
     const dialog = document.getElementById("keys");
+    if (dialog && dialog.open) return;
     if (event.key === "?" && dialog) {
-      if (!dialog.open) dialog.showModal();
+      dialog.showModal();
     } else if (event.key === "/") {
-      const filter = document.querySelector("main input:not([type=hidden]), main select");
+      const filter = document.querySelector(FILTER);
       if (filter) {
         event.preventDefault();
         filter.focus();
