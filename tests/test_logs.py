@@ -251,3 +251,17 @@ def write_missing(found: dict[str, tuple[str, set[str]]]) -> None:
     head, _, rest = text.partition("| --- | --- | --- | --- |\n")
     tail = rest[rest.index("\n\n") :] if "\n\n" in rest else "\n"
     PAGE.write_text(head + "| --- | --- | --- | --- |\n" + "\n".join(lines) + tail)
+
+
+def test_errors_of_slots_that_are_meant_to_fail_are_left_out_and_no_others(
+    written: Written,
+) -> None:
+    configure_logs(LogSettings(format="json"), failing_slots=("retired",))
+    log = structlog.get_logger("headgate.slots")
+    log.error("refused", slot="retired")
+    log.warning("near its limit", slot="retired")
+    log.error("refused", slot="main")
+    log.error("something else")
+    assert [line["event"] for line in written.lines] == [
+        "near its limit", "refused", "something else",
+    ]  # fmt: skip

@@ -32,21 +32,28 @@ def in_terminal(
     *arguments: str, keys: bytes = b"", after: bytes = b"", **variables: str
 ) -> tuple[int, bytes]:
     """Run the command in a terminal; press keys when something is shown. Return its code."""
+    command = [sys.executable, "-m", "headgate", *arguments]
+    return typed(command, *([(after, keys)] if keys else []), **variables)
+
+
+def typed(command: list[str], *steps: tuple[bytes, bytes], **variables: str) -> tuple[int, bytes]:
+    """Run something in a terminal; whenever the next thing is shown, press its keys."""
     environ = {**os.environ, "TERM": "xterm-256color", **variables}
     pid, terminal = pty.fork()
     if pid == 0:
-        command = [sys.executable, "-m", "headgate", *arguments]
-        os.execve(sys.executable, command, environ)
-    shown, has_pressed, end = b"", not keys, time.monotonic() + MOST_SECONDS
+        os.execvpe(command[0], command, environ)
+    shown, seen, left = b"", 0, list(steps)
+    end = time.monotonic() + MOST_SECONDS
     while time.monotonic() < end:
         if select.select([terminal], [], [], 0.1)[0]:
             try:
                 shown += os.read(terminal, 65536)
             except OSError:  # what ran there has ended
                 break
-        if not has_pressed and after in shown:
+        if left and left[0][0] in shown[seen:]:
+            awaited, keys = left.pop(0)
+            seen = shown.index(awaited, seen) + len(awaited)
             os.write(terminal, keys)
-            has_pressed = True
     os.close(terminal)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown
 
@@ -65,6 +72,27 @@ def test_no_colour_is_used_where_none_is_wanted(service: ServiceProcess) -> None
     )
     assert code == 0
     assert not COLOURS.search(shown)
+
+
+def test_a_terminal_that_cannot_be_drawn_on_gets_one_line(service: ServiceProcess) -> None:
+    code, shown = in_terminal("top", "--url", service.address, TERM="dumb")
+    assert code == 2
+    assert shown.count(b"\n") == 1
+    assert b"TERM is dumb" in shown
+    assert b"--json" in shown
+
+
+def test_it_can_be_put_aside_and_taken_up_again(service: ServiceProcess) -> None:
+    # Only a shell with jobs can take a program up again.
+    command = f"{sys.executable} -m headgate top --url {service.address}"
+    shown = typed(
+        ["sh", "-m", "-c", f"{command}; echo put aside; fg; echo left with $?"],
+        (b"in flight", b"\x1a"),
+        (b"put aside", b""),
+        # All of it is drawn again, also what has not changed.
+        (b"1 Projects", b"q"),
+    )[1]
+    assert b"left with 0" in shown
 
 
 def test_without_a_service_it_ends_with_one_line() -> None:
@@ -120,3 +148,35 @@ def test_as_json_it_writes_every_pane_once(
     ]
     assert [project["id"] for project in figures["projects"]] == ["default"]
     assert figures["waiting"] == figures["running"] == figures["slots"] == []
+
+
+@pytest.mark.parametrize(
+    ("wish", "projects"),
+    [
+        ({"permissions": ["read"]}, ["default"]),
+        ({"permissions": ["read", "submit"], "projectId": "default"}, ["default"]),
+        ({"permissions": ["read"], "agentId": "judge"}, []),
+    ],
+)
+def test_as_json_a_token_has_every_pane_of_its_own(
+    service: ServiceProcess,
+    capsys: pytest.CaptureFixture[str],
+    wish: dict[str, object],
+    projects: list[str],
+) -> None:
+    token = service.ask("POST", "/tokens", {"name": "reader", **wish}).body["token"]
+    assert run(["top", "--url", service.address, "--token", token, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert [project["id"] for project in figures["projects"]] == projects
+    assert None not in figures.values()
+
+
+def test_as_json_a_token_that_may_not_read_is_refused_in_one_line(
+    service: ServiceProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wish = {"name": "sender", "permissions": ["submit"]}
+    token = service.ask("POST", "/tokens", wish).body["token"]
+    assert run(["top", "--url", service.address, "--token", token, "--json"]) == 4
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,12 @@ from service.support import ServiceProcess, family, wait_until
 
 ALIVE_SECONDS = 20.0
 """Twice what is promised: the machine of the tests may have other things to do."""
+LONG_TASK_SECONDS = 20
+FIRST_LINES = """\
+open {address} in a browser; Ctrl-C ends it
+  a demonstration: agents and provider are simulated on this machine, and nothing is kept
+  in another terminal: headgate top --url {address} --data {folder}
+"""
 LOOPBACK = ("0100007F", "00000000")
 
 
@@ -63,20 +70,36 @@ def test_the_page_is_alive_within_seconds_and_nothing_is_left_afterwards(
         assert list(temporary.iterdir())
         assert remote_addresses(service.pid) <= set(LOOPBACK)
         assert family(service.pid) == [service.pid]
-        assert "nothing is kept when it ends" in service.output()
-        assert service.stop() == 0
+        assert service.output() == FIRST_LINES.format(
+            address=service.address, folder=next(temporary.iterdir())
+        )
+        service.send(signal.SIGINT)
+        assert service.wait() == 0
+        assert "finishing what runs" not in service.output()
     assert list(temporary.iterdir()) == []
     assert not (tmp_path / "data").exists()
 
 
-def test_an_end_at_once_leaves_nothing_either(tmp_path: Path, temporary: Path) -> None:
+def test_a_stop_does_not_wait_for_what_runs(tmp_path: Path, temporary: Path) -> None:
     with demonstration(tmp_path, "--dashboard", "off") as service:
         assert service.ask("GET", "/").status == 404
+        task_id = service.submit(projectId="research", params={"seconds": LONG_TASK_SECONDS})
+        service.wait_for(task_id, "running")
         service.send(signal.SIGINT)
-        wait_until(lambda: "finishing what runs" in service.output(), seconds=ALIVE_SECONDS)
-        service.send(signal.SIGINT)
-        assert service.wait() in (0, 130)
+        assert service.wait(LONG_TASK_SECONDS / 2) == 0
     assert list(temporary.iterdir()) == []
+
+
+def test_where_a_token_is_asked_for_it_is_told(tmp_path: Path, temporary: Path) -> None:
+    with demonstration(tmp_path, "--host", "0.0.0.0") as service:
+        token = (next(temporary.iterdir()) / "token").read_text().strip()
+        assert f"  log in with {token}\n" in service.output()
+        assert "curl" not in service.output()
+
+
+def test_for_a_program_it_is_one_line(tmp_path: Path) -> None:
+    with demonstration(tmp_path, "--json") as service:
+        assert json.loads(service.output())["address"] == service.address
 
 
 @pytest.mark.parametrize("option", ["--config", "--data", "--store", "--ledger"])

@@ -28,7 +28,9 @@ STOP_SECONDS = 30.0
 LOOK_SECONDS = 0.02
 TERMINAL = ("done", "failed", "cancelled", "rejected")
 
-_ADDRESS = re.compile(r"^headgate serves (http://\S+)$", re.MULTILINE)
+_ADDRESS = re.compile(
+    r"^(?:headgate serves |open |\{\"address\":\")(http://[^\s\"]+)", re.MULTILINE
+)
 
 
 class Answer(NamedTuple):

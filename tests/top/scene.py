@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from textual import events
 from textual.pilot import Pilot
 
 from headgate import Client
@@ -18,6 +19,7 @@ from headgate.web.server import serve
 TEXTS = Texts(task=task_view.lines_of, why=why.lines_of, slot=slots_view.lines_of)
 PAUSE_SECONDS = 0.01
 PATIENCE_SECONDS = 15.0
+KEY_NAMES = {"/": "slash", "\n": "enter"}
 
 
 class Terminal:
@@ -36,6 +38,12 @@ class Terminal:
     async def press(self, *keys: str) -> None:
         """Press keys, and wait until they were taken."""
         await self._pilot.press(*keys)
+
+    async def paste(self, text: str) -> None:
+        """Send keys all at once, as a terminal does with what is pasted or typed fast."""
+        for character in text:
+            self.app.post_message(events.Key(KEY_NAMES.get(character, character), character))
+        await self._pilot.pause()
 
     async def resize(self, width: int, height: int) -> None:
         """Make the terminal larger or smaller."""

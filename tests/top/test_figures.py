@@ -21,8 +21,9 @@ from headgate.http_bodies import (
 )
 from headgate.slot_bodies import SlotBody, SlotListBody
 from headgate.top import figures
+from headgate.top.panes import BUDGETS, WAITING, note
 from headgate.top.picture import Picture, ShownTask, ShownTasks, Throughput
-from headgate.top.tables import Row
+from headgate.top.tables import Row, fitted, widths_of
 
 NOW = datetime(2030, 1, 31, 12, tzinfo=UTC).timestamp()
 
@@ -96,6 +97,19 @@ def test_what_runs_longest_comes_first_and_what_is_assigned_has_not_begun() -> N
     assert texts(rows[2])[1] == "assigned"
 
 
+def test_a_task_that_began_more_often_than_it_may_fail_is_not_counted_against_that() -> None:
+    picture = Picture()
+    picture.running = ShownTasks(tasks=(task("recovered", attempt=3, max_attempts=1),))
+    assert texts(figures.running_rows(picture, NOW)[0])[2] == "3"
+
+
+def test_a_list_that_goes_on_says_that_the_oldest_are_shown() -> None:
+    picture = Picture()
+    picture.waiting = ShownTasks(tasks=(task("t", state=TaskStatus.QUEUED),), next_cursor="c")
+    said = note(WAITING, picture, wanted="", has_rows=True)
+    assert said == "The oldest 1 are shown; / finds others."
+
+
 def test_a_clock_that_is_behind_that_of_the_service_shows_no_negative_time() -> None:
     picture = Picture()
     picture.running = ShownTasks(tasks=(task("t", started_at=moment(30)),))
@@ -151,10 +165,27 @@ def test_a_budget_has_one_bar_of_whatever_is_nearer_to_its_limit() -> None:
     rows = figures.budget_rows(picture, NOW)
     assert [texts(row)[0] for row in rows] == ["(all)", "  session:a", "    run:1"]
     assert texts(rows[0])[4] == "no limit"
-    assert texts(rows[2])[2:] == ["$3.00", "100", "of $10.00, of 1,000 tokens in 24h", "1 min 30 s"]
+    assert texts(rows[2])[2:] == ["$3.00", "100", "$10.00, 1,000 tokens/24h", "1 min 30 s"]
     bar = rows[2].cells[1].bar
     assert bar is not None
     assert (round(bar.used, 3), round(bar.held, 3)) == (0.3, 0.1)
+
+
+def test_eighty_columns_have_room_for_scopes_and_their_limits() -> None:
+    picture = Picture()
+    children = [
+        budget(scope="session:spring-survey", limit_usd="180", window="rolling:1h"),
+        budget(scope="project:evals", limit_tokens=5_500_000, window="rolling:1h",
+               spent_usd="12.70", spent_tokens=240_000, resets_at=moment(3_599)),
+        budget(scope="session:load-test", limit_usd="0.50", window="day@Europe/Berlin"),
+    ]  # fmt: skip
+    picture.budgets = budget(children=children)
+    rows = figures.budget_rows(picture, NOW)
+    widths = widths_of(BUDGETS.columns, rows, 80)
+    shown = [fitted(row.cells[4], BUDGETS.columns[4], widths[4]).strip() for row in rows]
+    assert shown == ["no limit", "$180.00/1h", "5.5M tokens/1h", "$0.50/day"]
+    names = [fitted(row.cells[0], BUDGETS.columns[0], widths[0]).rstrip() for row in rows]
+    assert names[1] == "  session:spring-survey"
 
 
 def test_a_limit_of_nothing_is_used_up_and_many_scopes_are_bounded() -> None:

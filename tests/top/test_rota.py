@@ -54,16 +54,35 @@ def test_what_is_new_does_not_stand_before_what_is_overdue() -> None:
     assert rota.next({STATS: 2.0, new: 10.0}, 3.0) == STATS
 
 
+def test_a_pane_without_an_answer_comes_before_what_is_overdue() -> None:
+    rota = Rota()
+    rota.note(STATS, 0.0, 0.0)
+    assert rota.next({STATS: 2.0, RUNNING: 10.0}, 60.0) == RUNNING
+
+
+def test_a_reason_that_was_never_asked_for_becomes_more_urgent_while_it_waits() -> None:
+    rota, new = Rota(), Question(Topic.WHY, "new")
+    wanted = {STATS: 2.0, new: 2.0}
+    asked = []
+    for turn in range(4):
+        rota.note(STATS, turn - 2.9, turn - 2.9)
+        asked.append(rota.next(wanted, float(turn)))
+    assert asked == [STATS, new, new, new]
+
+
 def test_an_answer_that_took_long_is_asked_for_less_often() -> None:
     assert asked({RUNNING: 2.0}, seconds=60, took=1.0)[RUNNING] == 6
 
 
-def test_what_is_no_longer_wanted_is_forgotten() -> None:
+def test_what_is_no_longer_wanted_is_remembered_for_a_minute() -> None:
     rota = Rota()
     for number in range(1000):
-        rota.next({Question(Topic.WHY, f"t{number}"): 10.0}, float(number))
-    assert rota.asked_at(Question(Topic.WHY, "t0")) is None
-    assert rota.asked_at(Question(Topic.WHY, "t999")) is not None
+        question = Question(Topic.WHY, f"t{number}")
+        assert rota.next({question: 10.0}, float(number)) == question
+        rota.note(question, float(number), float(number))
+    rota.next({STATS: 2.0}, 1000.0)
+    assert rota.asked_at(Question(Topic.WHY, "t939")) is None
+    assert rota.asked_at(Question(Topic.WHY, "t941")) == 941.0
 
 
 def test_what_was_changed_is_asked_again_at_once() -> None:
@@ -72,6 +91,15 @@ def test_what_was_changed_is_asked_again_at_once() -> None:
     assert rota.next({RUNNING: 10.0}, 1.0) is None
     rota.forget(Topic.RUNNING)
     assert rota.next({RUNNING: 10.0}, 1.0) == RUNNING
+
+
+def test_what_was_changed_comes_before_what_is_overdue_however_long_it_took() -> None:
+    rota = Rota()
+    rota.note(RUNNING, 0.0, 8.0)
+    rota.note(STATS, 0.0, 0.0)
+    rota.forget(Topic.RUNNING)
+    for now in (60.0, 61.0):
+        assert rota.next({STATS: 2.0, RUNNING: 10.0}, now) == RUNNING
 
 
 def test_turns_of_everybody_are_at_least_a_pause_apart() -> None:

@@ -189,6 +189,80 @@ def test_another_text_to_look_for_is_asked_at_once_and_shows_nothing_before(
     on(tmp_path, body)
 
 
+def test_a_text_to_look_for_goes_first_also_while_nothing_happens(tmp_path: Path) -> None:
+    async def body(one: Scene) -> None:
+        listening = asyncio.create_task(one.watcher.listen_once())
+        await asyncio.sleep(0)
+        one.clock.now += 1.0
+        one.watcher.show(View(topics=(Topic.WAITING,)))
+        await one.asked(after_seconds=60.0)
+        one.clock.now += 60.0
+        one.watcher.show(View(topics=(Topic.WAITING,), wanted="needle"))
+        assert await one.watcher.ask_once() == Question(Topic.WAITING)
+        listening.cancel()
+
+    on(tmp_path, body)
+
+
+def test_rows_without_a_reason_share_a_turn(tmp_path: Path) -> None:
+    async def body(one: Scene) -> None:
+        view = await held_tasks(one, 18)
+        turns = 0
+        while set(one.watcher.picture.reasons) != set(view.waiting):
+            await one.watcher.ask_turn()
+            turns += 1
+        assert turns <= 3
+
+    on(tmp_path, body)
+
+
+def test_reasons_outlive_a_look_at_another_pane_and_not_a_long_one(tmp_path: Path) -> None:
+    async def body(one: Scene) -> None:
+        view = await held_tasks(one, 3)
+        await one.asked()
+        reasons = dict(one.watcher.picture.reasons)
+        assert len(reasons) == 3
+        one.watcher.show(View(topics=(Topic.SLOTS,)))
+        await one.asked(after_seconds=10.0)
+        assert one.watcher.picture.reasons == reasons
+        one.watcher.show(view)
+        assert not any(asked.topic is Topic.WHY for asked in await one.asked(after_seconds=-1.0))
+        one.watcher.show(View(topics=(Topic.SLOTS,)))
+        await one.asked(after_seconds=61.0)
+        assert one.watcher.picture.reasons == {}
+
+    on(tmp_path, body)
+
+
+def test_what_an_action_answered_is_in_the_picture_at_once(tmp_path: Path) -> None:
+    async def body(one: Scene) -> None:
+        view = await held_tasks(one, 2)
+        gone, left = view.waiting
+        one.watcher.show(View(topics=(Topic.PROJECTS,)))
+        await one.asked()
+        one.watcher.note_gone(gone)
+        page = one.watcher.picture.waiting
+        assert page is not None
+        assert [task.task_id for task in page.tasks] == [left]
+        assert one.watcher.picture.projects is not None
+        default = one.watcher.picture.projects.projects[0]
+        one.watcher.note_status(default.id, "paused")
+        assert one.watcher.picture.projects.projects[0].status == "paused"
+        assert Question(Topic.PROJECTS) in await one.asked()
+
+    on(tmp_path, body)
+
+
+async def held_tasks(one: Scene, number: int) -> View:
+    """Submit tasks that wait, look at them, and return the view that sees all of their rows."""
+    held = [await one.service.submit(notBefore="2099-01-01T00:00:00Z") for _ in range(number)]
+    one.watcher.show(View(topics=(Topic.WAITING,)))
+    await one.asked()
+    view = View(topics=(Topic.WAITING,), waiting=tuple(held))
+    one.watcher.show(view)
+    return view
+
+
 def test_those_that_wait_longest_are_asked_for_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

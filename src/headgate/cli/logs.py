@@ -9,12 +9,15 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, BinaryIO
 
 import msgspec
 import structlog
+from structlog.typing import EventDict
 
 from headgate.runtime.task_log import TaskLogger
 from headgate.settings.sections import LogFormat, LogSettings
@@ -22,10 +25,16 @@ from headgate.settings.sections import LogFormat, LogSettings
 _ENCODER = msgspec.json.Encoder(enc_hook=repr)
 
 
-def configure_logs(settings: LogSettings | None = None, *, stream: BinaryIO | None = None) -> None:
+def configure_logs(
+    settings: LogSettings | None = None,
+    *,
+    stream: BinaryIO | None = None,
+    failing_slots: Collection[str] = (),
+) -> None:
     """Set up what the runtime logs with; HEADGATE_LOG_LEVEL goes before the settings.
 
     A command that draws on standard error gives the `stream` that lines are to go to instead.
+    Errors of `failing_slots` are left out: a demonstration has slots that are meant to fail.
     """
     settings = settings or LogSettings()
     level = logging.getLevelNamesMapping().get(
@@ -33,6 +42,7 @@ def configure_logs(settings: LogSettings | None = None, *, stream: BinaryIO | No
     )
     structlog.configure(
         processors=[
+            partial(_without_planned, failing_slots),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -85,6 +95,14 @@ class QuickLog:
 def is_told(level: int) -> bool:
     """Tell whether lines of this level are written at all."""
     return bool(structlog.get_logger("headgate").bind().is_enabled_for(level))
+
+
+def _without_planned(
+    failing_slots: Collection[str], _logger: object, level: str, event: EventDict
+) -> EventDict:
+    if level == "error" and event.get("slot") in failing_slots:
+        raise structlog.DropEvent
+    return event
 
 
 def _rendering(wanted: LogFormat) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
@@ -26,6 +27,11 @@ def is_terminal(file: TextIO | None = None) -> bool:
     # A program that was started with a closed output has none at all.
     stream = sys.stdout if file is None else file
     return stream is not None and stream.isatty()
+
+
+def is_drawable(file: TextIO | None = None) -> bool:
+    """Say whether a file, or else standard output, is a terminal where a cursor can be moved."""
+    return is_terminal(file) and os.environ.get("TERM", "") not in ("dumb", "unknown")
 
 
 def print_json(value: object, *, file: TextIO | None = None) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
+from headgate.cli.output import is_drawable
 from headgate.cli.run_pace import Pace
 from headgate.cli.run_words import (
     count_of,
@@ -274,7 +274,7 @@ def progress_here(clock: Callable[[], float] = time.time) -> Progress:
     stream = sys.stderr
     if stream is None:
         return Silence()
-    if stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown"):
+    if is_drawable(stream):
         from rich.console import Console  # noqa: PLC0415
 
         return Live(Console(stderr=True), clock)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -17,9 +17,9 @@ from headgate.cli.connection import (
     json_option,
 )
 from headgate.cli.exit_codes import EXIT_INTERNAL
-from headgate.cli.output import is_terminal, print_json
+from headgate.cli.output import is_drawable, is_terminal, print_json
 from headgate.cli.up import naming_extras
-from headgate.errors import InvalidSettingError, NotAllowedError
+from headgate.errors import InvalidSettingError
 
 if TYPE_CHECKING:
     from headgate.client.calls import Query
@@ -43,33 +43,39 @@ Examples:
 def top(context: click.Context, /, *, connection: Connection, as_json: bool) -> None:
     """Show who runs, who waits and why, and what it costs, live in this terminal.
 
-    Press ? for the keys, q to leave. It needs a token with the permission read, and for projects
-    one with admin. With --json it writes what it would show at first, and ends; what the token
-    may not see is null.
+    Press ? for the keys, q to leave. It needs a token with the permission read; one for a project
+    or an agent sees its own. With --json it writes what it would show at first, and ends.
     """
     if as_json:
         with connect(connection) as client:
             print_json(_figures(client))
         return
-    if not is_terminal() or sys.stdin is None or not sys.stdin.isatty():
-        problem = "needs a terminal; use --json, headgate stats or headgate watch instead"
-        raise InvalidSettingError("headgate top", problem)
+    _check_terminal()
     with connect(connection, retries=0, timeout_seconds=TIMEOUT_SECONDS) as client:
         # Before anything is drawn: what is wrong with the address or the token is one line then.
         client.stats()
     context.exit(asyncio.run(shown(*found_service(connection))))
 
 
+def _check_terminal() -> None:
+    others = "use --json, headgate stats or headgate watch instead"
+    if not is_terminal() or not is_terminal(sys.stdin):
+        raise InvalidSettingError("headgate top", f"needs a terminal; {others}")
+    if not is_drawable():
+        problem = f"needs a terminal that can be drawn on, and TERM is {os.environ['TERM']}"
+        raise InvalidSettingError("headgate top", f"{problem}; {others}")
+
+
 def _figures(client: SyncClient) -> dict[str, object]:
     """Return what the panes show, each by its name."""
     return {
         "stats": client.stats(),
-        "projects": _allowed(lambda: client.list_projects().projects),
-        "lanes": _allowed(lambda: client.lanes().lanes),
+        "projects": client.list_projects().projects,
+        "lanes": client.lanes().lanes,
         "running": _tasks(client, "assigned,running"),
         "waiting": _tasks(client, "queued"),
-        "budgets": _allowed(client.budget_status),
-        "slots": _allowed(lambda: client.slots().slots),
+        "budgets": client.budget_status(),
+        "slots": client.slots().slots,
     }
 
 
@@ -78,13 +84,6 @@ def _tasks(client: SyncClient, state: str) -> object:
 
     query: Query = {"state": state, "order": "oldest", "limit": MAX_TASKS}
     return client.request("GET", "/tasks", answer=ShownTasks, query=query).tasks
-
-
-def _allowed(asked: Callable[[], object]) -> object:
-    try:
-        return asked()
-    except NotAllowedError:
-        return None
 
 
 async def shown(url: str, token: str | None) -> int:

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -156,17 +156,22 @@ def _loaded(path: Path | None, given: dict[str, str | int]) -> Loaded:
 
 
 def _demo_loaded(demo: Demo, given: dict[str, str | int]) -> Loaded:
-    return _loaded_from(demo.settings_file, demo.environ, given)
+    from headgate.demo.running import FAILING_SLOTS  # noqa: PLC0415
+
+    return _loaded_from(demo.settings_file, demo.environ, given, FAILING_SLOTS)
 
 
 def _loaded_from(
-    path: Path | None, environ: Mapping[str, str], given: dict[str, str | int]
+    path: Path | None,
+    environ: Mapping[str, str],
+    given: dict[str, str | int],
+    failing_slots: Collection[str] = (),
 ) -> Loaded:
     from headgate.cli.logs import configure_logs  # noqa: PLC0415
     from headgate.settings.origin import Origin, load  # noqa: PLC0415
 
     loaded = load(Origin(path=path, environ=environ, options=given))
-    configure_logs(loaded.settings.log)
+    configure_logs(loaded.settings.log, failing_slots=failing_slots)
     return loaded
 
 
@@ -263,18 +268,22 @@ async def _work(
     *,
     as_json: bool,
 ) -> None:
-    from headgate.cli.welcome import welcome  # noqa: PLC0415
+    from headgate.cli.welcome import demo_welcome, welcome  # noqa: PLC0415
 
     engine = service.engine
     engine.node.address = service.settings.server.advertise or address
     try:
         await engine.start()
         tune_interpreter()
-        click.echo(await welcome(service, address, directory, as_json=as_json))
+        if demo is None or as_json:
+            click.echo(await welcome(service, address, directory, as_json=as_json))
+        else:
+            click.echo(await demo_welcome(service, address, directory))
         if demo is not None:
             _begin(demo, address)
         await stopping.wait()
-        click.echo("headgate: finishing what runs; Ctrl-C again ends at once", err=True)
+        if demo is None:
+            click.echo("headgate: finishing what runs; Ctrl-C again ends at once", err=True)
     finally:
         await engine.stop(drain_seconds=service.administration.settings.scheduler.drain_seconds)
         if service.telemetry is not None:
@@ -284,16 +293,11 @@ async def _work(
 
 
 def _begin(demo: Demo, address: str) -> None:
-    """Let the agents of a demonstration begin, and say what is shown."""
+    """Let the agents of a demonstration begin."""
     from headgate.cli.connection import TOKEN_FILE, read_private_file  # noqa: PLC0415
 
     token = read_private_file(demo.folder / TOKEN_FILE)
     demo.begin(address, None if token is None else token.decode("ascii").strip())
-    click.echo(
-        f"headgate: a demonstration; open {address} in a browser. Agents and provider are "
-        "simulated on this machine, and nothing is kept when it ends",
-        err=True,
-    )
 
 
 def _leave_behind(demo: Demo | None) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
 import msgspec
 
-from headgate.cli.connection import TOKEN_FILE
+from headgate.cli.connection import TOKEN_FILE, read_private_file
 from headgate.cli.token_file import token_header, token_lines
 from headgate.wiring import Service, entrance_rules
 
@@ -34,6 +35,21 @@ async def welcome(service: Service, address: str, directory: Path, *, as_json: b
     lines += [f"  {line}" for line in token]
     lines.append(f"  curl -s{header} {address}/tasks -d '{EXAMPLE_TASK}'")
     lines.append(f"  curl -s{header} {address}/tasks")
+    return "\n".join(lines)
+
+
+async def demo_welcome(service: Service, address: str, folder: Path) -> str:
+    """Return what is printed of a demonstration: where to look at it, before anything else."""
+    is_needed = entrance_rules(service.settings).needs_token
+    await token_lines(service.tokens, folder, is_needed=is_needed)
+    token = read_private_file(folder / TOKEN_FILE) if is_needed else None
+    lines = [
+        f"open {address} in a browser; Ctrl-C ends it",
+        *([] if token is None else [f"  log in with {token.decode('ascii').strip()}"]),
+        "  a demonstration: agents and provider are simulated on this machine, and nothing is kept",
+        # With the folder, so that the token of another service of this user is not sent.
+        f"  in another terminal: headgate top --url {address} --data {shlex.quote(str(folder))}",
+    ]
     return "\n".join(lines)
 
 

@@ -32,6 +32,8 @@ PERCENT_PER_REQUEST = 0.65
 START_SECONDS = 10.0
 STOP_SECONDS = 5.0
 SETTINGS = "headgate.toml"
+FAILING_SLOTS = frozenset({"retired"})
+"""Slots of the settings whose failure is part of what is shown."""
 
 KEYS = {
     "DEMO_KEY_MAIN": "demo-key-main",

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
@@ -21,7 +22,7 @@ from headgate.errors import ServiceError
 from headgate.http_bodies import WhyBody
 from headgate.slot_bodies import SlotBody
 from headgate.task_snapshot import TaskSnapshot
-from headgate.top.banner import KEYS, Line, place_parts, said_parts, tab_parts, total_parts
+from headgate.top.banner import Line, key_parts, place_parts, said_parts, tab_parts, total_parts
 from headgate.top.dialogs import HELP, Ask, Reading
 from headgate.top.pane import Pane
 from headgate.top.panes import PANES, PROJECTS, RUNNING, SLOTS, WAITING, PaneKind, amount, note
@@ -61,7 +62,9 @@ class Top(App[None]):
         *(Binding(str(number), f"pane({number - 1})", show=False) for number in range(1, 7)),
         Binding("tab", "step(1)", show=False, priority=True),
         Binding("shift+tab", "step(-1)", show=False, priority=True),
-        Binding("slash", "filter", show=False),
+        # Before any widget hears of it: what is typed fast or pasted after it is a text, and would
+        # be pressed on a pane otherwise, where c and y are not letters.
+        Binding("slash", "filter", show=False, priority=True),
         Binding("c", "cancel", show=False),
         Binding("p", "pause", show=False),
         Binding("w", "why", show=False),
@@ -69,7 +72,9 @@ class Top(App[None]):
         Binding("s", "sort", show=False),
         Binding("r", "reverse", show=False),
         Binding("question_mark", "help", show=False),
-        Binding("q,ctrl+c,ctrl+q", "quit", show=False, priority=False),
+        Binding("ctrl+z", "suspend_process", show=False, priority=True),
+        Binding("q", "quit", show=False),
+        Binding("ctrl+c,ctrl+q", "quit", show=False, priority=True),
     ]
 
     def __init__(
@@ -109,10 +114,14 @@ class Top(App[None]):
         self.run_worker(self.watcher.ask_forever())
         self.run_worker(self.watcher.listen_forever())
         self.set_interval(REDRAW_SECONDS, self.redraw)
+        # Whatever ran meanwhile has left nothing on the terminal that could be built upon.
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
 
-    def on_resize(self) -> None:
+    def on_resize(self, event: events.Resize) -> None:
         """Show all panes where there is room for them."""
-        has_room = self.size.width >= ALL_FROM_WIDTH and self.size.height >= ALL_FROM_HEIGHT
+        # The size of the program itself is still that from before.
+        width, height = event.size
+        has_room = width >= ALL_FROM_WIDTH and height >= ALL_FROM_HEIGHT
         self.screen_stack[0].set_class(has_room, "all")
         self.call_after_refresh(self.redraw)
 
@@ -131,7 +140,7 @@ class Top(App[None]):
         text, is_problem, until = self._said
         said = text if time.monotonic() < until else ""
         self._line("said", said_parts(said, picture, is_problem=is_problem, wanted=self._wanted))
-        self._line("keys", [(KEYS, "")])
+        self._line("keys", key_parts(width))
         for index, pane in enumerate(self._panes()):
             if pane.display:
                 self._redraw_pane(index, pane)
@@ -172,7 +181,7 @@ class Top(App[None]):
         self._filter().remove_class("asked")
         for place, pane in enumerate(self._panes()):
             pane.set_class(place == index, "current")
-        self._pane().focus()
+        self._give_keys_to(self._pane())
         self.call_after_refresh(self.redraw)
 
     def action_step(self, panes: int) -> None:
@@ -194,13 +203,19 @@ class Top(App[None]):
         """Show the keys."""
         self.push_screen(Reading("headgate top: keys", HELP.splitlines()))
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Let the key of the filter be a letter where one is being typed, or something is read."""
+        if action == "filter":
+            return len(self.screen_stack) == 1 and not self._filter().has_class("asked")
+        return super().check_action(action, parameters)
+
     def action_filter(self) -> None:
         """Ask for a text, beginning with the one that is looked for."""
         field = self._filter()
         field.value = self._wanted
         field.placeholder = "Show only what contains this text; Enter, or Esc to leave it"
         field.add_class("asked")
-        field.focus()
+        self._give_keys_to(field)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Show only what contains a text."""
@@ -229,7 +244,10 @@ class Top(App[None]):
 
     async def _cancel(self, task_id: str) -> None:
         answer = await self._client.cancel(task_id)
-        self.watcher.ask_again(Topic.RUNNING, Topic.WAITING, Topic.STATS)
+        if answer.status == "cancelled":
+            self.watcher.note_gone(task_id)
+        else:
+            self.watcher.ask_again(Topic.RUNNING, Topic.STATS)
         self.say(f"Task {answer.task_id} is {answer.status}.")
 
     def action_pause(self) -> None:
@@ -266,9 +284,10 @@ class Top(App[None]):
         if status not in (was, wanted):
             self.say(f"Not done: project {project_id} is {status} by now.", is_problem=True)
         else:
-            project = await self._client.change_project(project_id, status=wanted)
-            self.say(f"Project {project.id} is {project.status}.")
-        self.watcher.ask_again(Topic.PROJECTS, Topic.STATS)
+            status = (await self._client.change_project(project_id, status=wanted)).status
+            self.say(f"Project {project_id} is {status}.")
+        self.watcher.note_status(project_id, status)
+        self.redraw()
 
     def action_why(self) -> None:
         """Show every rule that keeps the task of the row waiting."""
@@ -328,6 +347,10 @@ class Top(App[None]):
 
     def _panes(self) -> list[Pane]:
         return list(self.screen_stack[0].query(Pane))
+
+    def _give_keys_to(self, widget: Pane | Input) -> None:
+        # A widget's own way to take the focus takes effect later, after keys that are here already.
+        self.screen_stack[0].set_focus(widget)
 
     def _filter(self) -> Input:
         return self.screen_stack[0].query_one("#filter", Input)

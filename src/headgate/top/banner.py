@@ -1,32 +1,37 @@
 """The lines above and below the panes, as parts with their styles: what runs, and how it is known.
 
-Rule: nothing is said by colour alone.
+Rule: nothing is said by colour alone, and a line that has not room enough shows that it was cut.
 """
 
 from __future__ import annotations
 
-from rich.cells import cell_len
+from collections.abc import Sequence
+
+from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
+from headgate.core.figure_texts import count, duration
 from headgate.core.printable import printable
-from headgate.dashboard.formats import count, duration
-from headgate.http_bodies import StatsBody
+from headgate.http_bodies import LimitsShown, StatsBody
 from headgate.top.panes import PANES, amount
 from headgate.top.picture import Link, Picture
 from headgate.top.rota import Topic
-from headgate.top.tables import shortened
+from headgate.top.tables import ELLIPSIS, GAP, shortened
 
-KEYS = "/ filter  c cancel  p pause  w why  Enter more  s sort  ? help  q quit"
+KEYS = ("/ filter", "c cancel", "p pause", "w why", "Enter more", "s sort")
+LAST_KEYS = ("? help", "q quit")
+MAX_WANTED_SHOWN = 24
 
 _LINKS = {
     Link.LIVE: ("live", "green"),
     Link.POLLING: ("polling", "cyan"),
     Link.LOST: ("CONNECTION LOST", "bold red"),
 }
-_GAP = ("  ", "")
+_GAP = (GAP, "")
+_NO_LIMITS = LimitsShown(max_queue_size=None, max_inflight=None)
 
 Part = tuple[str, str]
 
@@ -49,8 +54,20 @@ class Line(Widget):
         width = self.size.width
         if y:
             return Strip.blank(width)
-        strip = Strip(Segment(text, Style.parse(style)) for text, style in self._parts)
-        return strip.crop(0, width).extend_cell_length(width)
+        parts = cut(self._parts, width)
+        strip = Strip(Segment(text, Style.parse(style)) for text, style in parts)
+        return strip.adjust_cell_length(width)
+
+
+def cut(parts: list[Part], width: int) -> list[Part]:
+    """Return as much of a line as there is room for, with a sign where it was cut."""
+    if cell_len("".join(text for text, _ in parts).rstrip()) <= width:
+        return parts
+    room, kept = width - 1, list[Part]()
+    for text, style in parts:
+        kept.append((set_cell_size(text, min(room, cell_len(text))), style))
+        room -= cell_len(kept[-1][0])
+    return [*((text, style) for text, style in kept if text), (ELLIPSIS, "")] if width > 0 else []
 
 
 def place_parts(url: str, picture: Picture, *, width: int) -> list[Part]:
@@ -64,18 +81,20 @@ def total_parts(picture: Picture, *, width: int) -> list[Part]:
     """Return the second line: the totals, or what is wrong."""
     problem = picture.problems.get(Topic.STATS, "")
     if problem:
-        return [(shortened(printable(problem), width), "red")]
-    if picture.stats is None:
+        return [(printable(problem), "red")]
+    stats = picture.stats
+    if stats is None:
         return [("Asking…", "")]
     style = "dim" if picture.link is Link.LOST else ""
-    parts: list[Part] = [("PAUSED", "bold yellow reverse"), _GAP] if picture.stats.paused else []
-    for text in _totals(picture.stats, picture):
-        parts += [(text, style), _GAP]
-    return parts
+    parts: list[Part] = [("PAUSED", "bold yellow reverse"), _GAP] if stats.paused else []
+    room = width - sum(len(text) for text, _ in parts)
+    whole = _totals(stats, picture, stats.config)
+    bare = _totals(stats, picture, _NO_LIMITS)
+    return [*parts, (_joined(whole, room) or _joined(bare, room) or _fitting(bare, room), style)]
 
 
-def _totals(stats: StatsBody, picture: Picture) -> list[str]:
-    queue, limits = stats.queue, stats.config
+def _totals(stats: StatsBody, picture: Picture, limits: LimitsShown) -> list[str]:
+    queue = stats.queue
     rates = picture.throughput.per_minute()
     done, failed = ("-", "-") if rates is None else (count(rates[0]), count(rates[1]))
     return [
@@ -83,12 +102,32 @@ def _totals(stats: StatsBody, picture: Picture) -> list[str]:
         f"in flight {_of(queue.total_inflight, limits.max_inflight)}",
         f"done {done}/min",
         f"failed {failed}/min",
-        f"mean wait {duration(stats.metrics.avg_dispatch_latency_ms / 1000)}",
+        f"wait {duration(stats.metrics.avg_dispatch_latency_ms / 1000)}",
     ]
 
 
 def _of(number: int, limit: int | None) -> str:
     return count(number) if limit is None else f"{count(number)} of {count(limit)}"
+
+
+def _joined(texts: Sequence[str], width: int) -> str:
+    """Return texts beside each other; nothing if there is no room for all of them."""
+    line = GAP.join(texts)
+    return line if cell_len(line) <= width else ""
+
+
+def _fitting(texts: Sequence[str], width: int, last: Sequence[str] = ()) -> str:
+    """Return as many of the texts as there is room for, before those that are told anyway."""
+    for number in range(len(texts), 0, -1):
+        line = _joined((*texts[:number], *last), width)
+        if line:
+            return line
+    return GAP.join(last)
+
+
+def key_parts(width: int) -> list[Part]:
+    """Return the last line: the keys, of which two are told in any width."""
+    return [(_fitting(KEYS, width, LAST_KEYS), "")]
 
 
 def tab_parts(picture: Picture, current: int, *, width: int) -> list[Part]:
@@ -103,9 +142,14 @@ def tab_parts(picture: Picture, current: int, *, width: int) -> list[Part]:
 
 
 def said_parts(said: str, picture: Picture, *, is_problem: bool, wanted: str) -> list[Part]:
-    """Return what was said last, or what is wrong, or what is looked for."""
+    """Return what is looked for, and beside it what was said last, or what is wrong."""
+    parts: list[Part] = []
     if said:
-        return [(printable(said), "bold red" if is_problem else "bold")]
-    if picture.link is Link.LOST:
-        return [(f"Trying again: {printable(picture.link_problem)}", "red")]
-    return [(f"Only what contains “{wanted}”; / and Enter shows all again.", "")] if wanted else []
+        parts = [(printable(said), "bold red" if is_problem else "bold")]
+    elif picture.link is Link.LOST:
+        parts = [(f"Trying again: {printable(picture.link_problem)}.", "red")]
+    if not wanted:
+        return parts
+    text = wanted if len(wanted) <= MAX_WANTED_SHOWN else f"{wanted[:MAX_WANTED_SHOWN]}{ELLIPSIS}"
+    only = f"Only what contains “{text}”"
+    return [(f"{only}.", ""), _GAP, *parts] if parts else [(f"{only}; / changes that.", "")]

@@ -29,14 +29,14 @@ p             pause or resume a project; it asks first
 s             sort by the next column; after the last, as at first
 r             the other way round
 ?             these keys
-q             quit
+Ctrl-Z        back to the shell; fg takes it up again
+q, Ctrl-C     quit
 
 In a large terminal all panes are shown at once. In a share, │ is \
 the target. In a budget, █ is spent and ▒ is reserved.
 
 The service tells when something happens: live. Where it cannot, \
-it is asked every few seconds: polling. It is asked at most twice \
-a second."""
+it is asked every few seconds: polling."""
 
 
 class Ask(ModalScreen[bool]):

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from headgate.admin_bodies import ProjectBody
+from headgate.core.figure_texts import count, dollars, duration, percent, seconds_of
 from headgate.core.tasks import TaskStatus
-from headgate.dashboard.formats import count, dollars, duration, percent, seconds_of
 from headgate.figure_bodies import LaneBody
 from headgate.http_bodies import BudgetStatusBody, WhyBody
 from headgate.slot_bodies import SlotBody
@@ -95,13 +95,19 @@ def _running(task: ShownTask, now: float) -> Row:
     cells = (
         text_cell(task.task_id),
         _since(ran) if has_begun else text_cell("assigned", _FAINT),
-        number_cell(f"{task.attempt}/{task.max_attempts}", task.attempt),
+        number_cell(_attempt(task), task.attempt),
         text_cell(task.agent_id or ANY_AGENT),
         text_cell(task.project_id),
         text_cell(task.target or "(default)"),
         text_cell(task.action),
     )
     return Row(key=task.task_id, cells=cells)
+
+
+def _attempt(task: ShownTask) -> str:
+    # Only failures count against the most: one that was taken back from a dead node begins again.
+    is_counted = task.attempt <= task.max_attempts
+    return f"{task.attempt}/{task.max_attempts}" if is_counted else str(task.attempt)
 
 
 def waiting_rows(picture: Picture, now: float) -> list[Row]:
@@ -189,17 +195,17 @@ def _part(used: float, held: float, limit: float) -> Bar:
 
 
 def _limit(status: BudgetStatusBody) -> str:
-    money = "" if status.limit_usd is None else f"of {dollars(status.limit_usd)}"
-    tokens = "" if status.limit_tokens is None else f"of {count(status.limit_tokens)} tokens"
+    money = "" if status.limit_usd is None else dollars(status.limit_usd)
+    tokens = "" if status.limit_tokens is None else f"{count(status.limit_tokens)} tokens"
     return ", ".join(one for one in (money, tokens) if one) + _window(status.window)
 
 
 def _window(window: str) -> str:
-    """Return for how long a limit is, in words: `day@Europe/Berlin` is a day."""
+    """Return for how long a limit is: `day@Europe/Berlin` is a day."""
     if window == "none":
         return ""
     kind, _, hours = window.partition(":")
-    return f" in {hours}" if hours else f" a {kind.partition('@')[0]}"
+    return f"/{hours or kind.partition('@')[0]}"
 
 
 def _bar_style(bar: Bar) -> str:

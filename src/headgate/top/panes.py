@@ -45,7 +45,7 @@ PROJECTS = PaneKind(
         _figure("weight", 6),
     ),
     figures.project_rows,
-    "There are no projects.",
+    "A token for one agent sees no projects.",
 )
 LANES = PaneKind(
     "Lanes",
@@ -96,11 +96,11 @@ BUDGETS = PaneKind(
     Topic.BUDGETS,
     (
         _text("scope", 18),
-        _text("used, held", 10),
+        _text("used", 8),
         _figure("spent", 8),
         _figure("tokens", 7),
         _text("limit", 9),
-        _figure("resets", 10),
+        _figure("room in", 10),
     ),
     figures.budget_rows,
     "Nothing was booked yet.",
@@ -142,7 +142,7 @@ def note(kind: PaneKind, picture: Picture, *, wanted: str, has_rows: bool) -> st
         return "Asking…"
     page = {Topic.RUNNING: picture.running, Topic.WAITING: picture.waiting}.get(kind.topic)
     if page is not None and page.next_cursor is not None:
-        return f"The newest {len(page.tasks)} are shown; / finds others."
+        return f"The oldest {len(page.tasks)} are shown; / finds others."
     if has_rows:
         return ""
     return f"Nothing here contains “{wanted}”." if wanted else kind.empty

@@ -43,7 +43,7 @@ class ShownTask(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ShownTasks(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One page of tasks, newest first."""
+    """One page of tasks, oldest first."""
 
     tasks: tuple[ShownTask, ...] = ()
     next_cursor: str | None = None

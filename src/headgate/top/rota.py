@@ -1,13 +1,14 @@
 """Which question a screen asks next, and how many a second.
 
-Rule: one question at a time, and never more than one in `PAUSE_SECONDS`. Whatever is most overdue,
-measured by how often it should be asked, comes first; so with too many questions all of them come
-later, and none is forgotten.
+Rule: one question at a time, and a turn in `PAUSE_SECONDS`. A pane that has no answer comes first,
+then whatever is most overdue, measured by how often it should be asked; so with too many questions
+all of them come later, and none is forgotten.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 
@@ -16,6 +17,8 @@ import msgspec
 PAUSE_SECONDS = 0.5
 COST_FACTOR = 10.0
 """A question whose answer took a while is asked at most in this many times as long."""
+KEPT_SECONDS = 60.0
+"""What is not wanted any more is remembered for so long, since people go to and fro."""
 
 
 class Topic(Enum):
@@ -44,22 +47,38 @@ class Rota:
     def __init__(self) -> None:
         self._asked: dict[Question, float] = {}
         self._took: dict[Question, float] = {}
+        self._new_since: dict[Question, float] = {}
 
     def next(self, wanted: Mapping[Question, float], now: float) -> Question | None:
         """Return the question that is most overdue; None if none is due.
 
-        `wanted` has the seconds between two askings of each. What is not in it is forgotten.
+        `wanted` has the seconds between two askings of each. What is not in it is soon forgotten.
         """
-        self._asked = {one: at for one, at in self._asked.items() if one in wanted}
-        self._took = {one: took for one, took in self._took.items() if one in wanted}
+        self._forget_old(wanted, now)
         most, chosen = 1.0, None
         for question, seconds in wanted.items():
-            asked_at = self._asked.setdefault(question, now - seconds)
-            every = max(seconds, COST_FACTOR * self._took.get(question, 0.0))
-            lateness = (now - asked_at) / every
+            lateness = self._lateness(question, seconds, now)
             if lateness > most or (chosen is None and lateness >= 1):
                 most, chosen = lateness, question
         return chosen
+
+    def _lateness(self, question: Question, seconds: float, now: float) -> float:
+        """Return 1 for what is just due, and more the longer it has been."""
+        asked_at = self._asked.get(question)
+        if asked_at is not None:
+            every = max(seconds, COST_FACTOR * self._took.get(question, 0.0))
+            return (now - asked_at) / every
+        if question.task_id:
+            # Reasons are many: were they first, nothing else would come while rows change.
+            return 1 + (now - self._new_since.setdefault(question, now)) / seconds
+        return math.inf
+
+    def _forget_old(self, wanted: Mapping[Question, float], now: float) -> None:
+        old = now - KEPT_SECONDS
+        kept = {one: at for one, at in self._asked.items() if one in wanted or at > old}
+        self._asked = kept
+        self._took = {one: took for one, took in self._took.items() if one in kept}
+        self._new_since = {one: at for one, at in self._new_since.items() if one in wanted}
 
     def asked_at(self, question: Question) -> float | None:
         """Return when something was asked last."""
@@ -68,6 +87,7 @@ class Rota:
     def note(self, question: Question, began: float, ended: float) -> None:
         """Note that something was asked."""
         self._asked[question] = began
+        self._new_since.pop(question, None)
         self._took[question] = ended - began
 
     def forget(self, topic: Topic) -> None:

@@ -15,8 +15,10 @@ from typing import cast
 
 import msgspec
 
+from headgate.admin_bodies import ProjectStatusText
 from headgate.client.async_client import Client
 from headgate.client.calls import Query
+from headgate.client.replies import NO_ANSWER, NOT_REACHED
 from headgate.core.retries import Backoff
 from headgate.core.task_events import TaskEvent
 from headgate.errors import RequestRefusedError, ServiceError, ServiceUnavailableError
@@ -28,11 +30,15 @@ OTHERS_LIVELY_SECONDS = 2.0
 QUIET_SECONDS = 10.0
 REFUSED_SECONDS = 60.0
 LISTEN_AGAIN_SECONDS = 5.0
+MAX_REASONS_A_TURN = 8
+REASONS_SECONDS = 0.25
+"""Rows without a reason share a turn, one asked after the other, until it has taken so long."""
 MAX_EVENTS_A_SECOND = 50
 TOO_MANY_SECONDS = 60.0
 """A stream that tells of more is closed for so long: asking every few seconds tells as much."""
 
 _AWAY = Backoff(base_seconds=1.0, max_seconds=10.0, spread=0.0)
+_AWAY_WORDS = {NOT_REACHED: "no service answers", NO_ANSWER: "the service gave no answer"}
 _STATS = Question(Topic.STATS)
 
 
@@ -71,7 +77,7 @@ class Watcher:
         """Ask whatever is due, one thing after the other."""
         while True:
             await self.pace.turn()
-            await self.ask_once()
+            await self.ask_turn()
 
     async def listen_forever(self) -> None:
         """Listen to what happens; where that fails, try again after a while."""
@@ -86,19 +92,45 @@ class Watcher:
             self._rota.forget(Topic.RUNNING)
             self._rota.forget(Topic.WAITING)
         self.view = view
-        shown = set(view.waiting)
-        self.picture.reasons = {
-            name: why for name, why in self.picture.reasons.items() if name in shown
-        }
+
+    def note_gone(self, task_id: str) -> None:
+        """Show a task no longer that was just cancelled, and have the lists asked for again."""
+        picture = self.picture
+        picture.running = _without(picture.running, task_id)
+        picture.waiting = _without(picture.waiting, task_id)
+        self.ask_again(Topic.RUNNING, Topic.WAITING, Topic.STATS)
+
+    def note_status(self, project_id: str, status: ProjectStatusText) -> None:
+        """Show what a project was just made, and have the projects asked for again."""
+        if self.picture.projects is not None:
+            changed = [
+                msgspec.structs.replace(one, status=status) if one.id == project_id else one
+                for one in self.picture.projects.projects
+            ]
+            self.picture.projects = msgspec.structs.replace(self.picture.projects, projects=changed)
+        self.ask_again(Topic.PROJECTS, Topic.STATS)
 
     def ask_again(self, *topics: Topic) -> None:
         """Have something asked at the next turn, since it was just changed."""
         for topic in topics:
             self._rota.forget(topic)
 
+    async def ask_turn(self) -> None:
+        """Ask what one turn is for: one question, or the reasons of several rows without any."""
+        until = self._clock() + REASONS_SECONDS
+        for _ in range(MAX_REASONS_A_TURN):
+            question = await self.ask_once()
+            is_reason = question is not None and question.topic is Topic.WHY
+            if not is_reason or not self._lacks_reasons() or self._clock() > until:
+                return
+
+    def _lacks_reasons(self) -> bool:
+        return any(task_id not in self.picture.reasons for task_id in self.view.waiting)
+
     async def ask_once(self) -> Question | None:
         """Ask the one question that is most overdue, if one is due."""
         question = self._rota.next(self._wanted(), self._clock())
+        self._forget_reasons()
         if question is None:
             return None
         began = self._clock()
@@ -111,6 +143,12 @@ class Watcher:
         self._rota.note(question, began, self._clock())
         self._changed()
         return question
+
+    def _forget_reasons(self) -> None:
+        """Keep the reasons that were asked for lately: rows are left, and looked at again."""
+        reasons, asked_at = self.picture.reasons, self._rota.asked_at
+        for task_id in [one for one in reasons if asked_at(Question(Topic.WHY, one)) is None]:
+            del reasons[task_id]
 
     async def listen_once(self) -> float:
         """Listen until the stream ends, and return how long to wait before another one."""
@@ -154,7 +192,9 @@ class Watcher:
             return REFUSED_SECONDS
         lively = LIVELY_SECONDS.get(question.topic, OTHERS_LIVELY_SECONDS)
         asked_at = self._rota.asked_at(question)
-        is_quiet = self.is_listening and asked_at is not None and asked_at > self._heard_at
+        if asked_at is None:
+            return OTHERS_LIVELY_SECONDS
+        is_quiet = self.is_listening and asked_at > self._heard_at
         return max(lively, QUIET_SECONDS) if is_quiet else lively
 
     async def _ask(self, question: Question) -> None:
@@ -201,10 +241,19 @@ class Watcher:
         is_away = error.status == 0 or question.topic is Topic.STATS
         if isinstance(error, ServiceUnavailableError) and is_away:
             self._failures += 1
-            self.picture.link, self.picture.link_problem = Link.LOST, str(error)
+            # The address stands in the first line, and a cause in the words of a library helps few.
+            problem = _AWAY_WORDS.get(error.code, str(error))
+            self.picture.link, self.picture.link_problem = Link.LOST, problem
         elif question.topic is Topic.WHY:
             self.picture.reasons[question.task_id] = str(error)
         else:
             self.picture.problems[question.topic] = str(error)
             if isinstance(error, RequestRefusedError):
                 self._refused.add(question.topic)
+
+
+def _without(page: ShownTasks | None, task_id: str) -> ShownTasks | None:
+    if page is None:
+        return None
+    left = tuple(task for task in page.tasks if task.task_id != task_id)
+    return msgspec.structs.replace(page, tasks=left)
