@@ -1,0 +1,56 @@
+"""Forms that were sent: a second click is answered as the first was, and does nothing more.
+
+Every page that is sent has a number of its own in its forms. While a service is slow people click
+again, and a browser sends a form again when its answer is reloaded; retrying a task twice is paid
+twice. Rule: the same form with the same number and the same fields is carried out once; one that
+failed may be sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from headgate.dashboard.page import Done, Page
+
+ONCE_FIELD = "once"
+MAX_KEPT = 1_000
+KEPT_SECONDS = 3_600.0
+
+_SHOWN = "this form was sent before, and what it made was shown then; look for it in the list."
+
+Deed = Callable[[], Awaitable[Done | Page]]
+
+
+class SentForms:
+    """What came of the forms of the last hour, by caller, address, number and fields."""
+
+    def __init__(self, ticks: Callable[[], float] | None = None) -> None:
+        self._ticks = ticks
+        self._kept: OrderedDict[object, tuple[asyncio.Task[Done | Page], float]] = OrderedDict()
+
+    async def once(self, key: object, do: Deed, *, again: str) -> Done | Page:
+        """Carry a form out, or return what came of it; `again` is where a page is not shown twice.
+
+        It is done in a task of its own: who clicks again has left the first request.
+        """
+        now = (self._ticks or asyncio.get_running_loop().time)()
+        doing, kept_until = self._kept.get(key, (None, 0.0))
+        if doing is None or now >= kept_until:
+            doing = asyncio.create_task(_done(do))
+            doing.add_done_callback(lambda ended: self._ended(key, ended))
+            self._kept[key] = (doing, now + KEPT_SECONDS)
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+            return await asyncio.shield(doing)
+        done = await asyncio.shield(doing)
+        return done if isinstance(done, Done) else Done(to=again, said=_SHOWN, is_error=True)
+
+    def _ended(self, key: object, doing: asyncio.Task[Done | Page]) -> None:
+        if doing.cancelled() or doing.exception() is not None:
+            self._kept.pop(key, None)
+
+
+async def _done(do: Deed) -> Done | Page:
+    return await do()
