@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from headgate.core.accounts import Account, Balance, Limit, Unit
-from headgate.core.budget_alerts import crossings
+from headgate.core.budget_alerts import (
+    NEARLY_USED_UP,
+    SHARES_PERCENT,
+    crossings,
+    share_used,
+)
 from headgate.core.budget_windows import parse_window
 from headgate.core.money import MicroUsd, Tokens
 from headgate.core.scopes import Scope
@@ -81,3 +86,25 @@ def test_dollars_and_tokens_are_told_of_apart() -> None:
 def test_a_scope_without_a_limit_or_with_one_of_nothing_is_not_told_of() -> None:
     assert crossings([Account(scope=Scope("project:x"))], NOW) == []
     assert crossings([account(spent=5, limit=0)], NOW) == []
+
+
+@pytest.mark.parametrize(
+    ("dollars", "tokens", "share"),
+    [
+        ((None, None), (None, None), None),
+        ((100, 75), (None, None), 0.25),
+        ((100, -20), (None, None), 1.2),
+        ((None, None), (0, 0), 1.0),
+        ((100, 75), (10, 1), 0.9),
+    ],
+)
+def test_a_scope_is_as_full_as_its_tightest_limit(
+    dollars: tuple[int | None, int | None],
+    tokens: tuple[int | None, int | None],
+    share: float | None,
+) -> None:
+    assert share_used(dollars, tokens) == (None if share is None else pytest.approx(share))
+
+
+def test_nearly_used_up_is_a_share_that_alerts_go_out_at() -> None:
+    assert round(100 * NEARLY_USED_UP) in SHARES_PERCENT

@@ -23,6 +23,7 @@ from headgate.core.budget_windows import (
     live_from,
     parse_window,
     resets_at,
+    window_words,
 )
 from headgate.errors import InvalidSettingError
 
@@ -325,3 +326,17 @@ def test_no_interval_as_long_as_a_rolling_window_holds_more_than_the_limit(
     for begin, _ in granted:
         held = sum(amount for at, amount in granted if begin <= at <= begin + hours * HOUR)
         assert held <= limit
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("none", "for good"),
+        ("day", "by the day"),
+        ("week@Europe/Berlin", "by the week, by the clock of Europe/Berlin"),
+        ("rolling:1h", "over any hour"),
+        ("rolling:24h", "over any 24 hours"),
+    ],
+)
+def test_a_window_is_said_in_words(text: str, words: str) -> None:
+    assert window_words(text) == words

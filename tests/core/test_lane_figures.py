@@ -12,7 +12,7 @@ from headgate.core.desk import Desk
 from headgate.core.desk_settings import DeskSettings
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.lane_figures import LaneFigure, lane_figures, waiting_for_scopes
-from headgate.core.projects import Project
+from headgate.core.projects import Agent, AgentState, Project, ProjectStatus
 from headgate.core.records import DEFAULT_TERMS, Progress, Submission, TaskRecord
 from headgate.core.scopes import Scope
 from headgate.core.snapshot import LanePolicy
@@ -74,6 +74,40 @@ def refused(scope: str = EVAL, spent: int = 10) -> Refused:
         resets_at=2_000,
         may_clear=True,
     )
+
+
+STOPPED: list[tuple[str, dict[str, object]]] = [
+    ("everything is paused", {"is_paused": True}),
+    ("the project is paused", {"projects": (Project(id="p", status=ProjectStatus.PAUSED),)}),
+    ("the project is archived", {"projects": (Project(id="p", status=ProjectStatus.ARCHIVED),)}),
+    ("the agent is paused", {"agents": (Agent(id="a", state=AgentState.PAUSED),)}),
+    ("the agent is at fault", {"agents": (Agent(id="a", state=AgentState.ERROR),)}),
+]
+
+
+@pytest.mark.parametrize(("case", "settings"), STOPPED)
+def test_a_lane_that_may_start_nothing_is_not_ready_and_has_no_load(
+    case: str, settings: dict[str, object]
+) -> None:
+    desk = Desk(DeskSettings(**{"projects": (Project(id="p"),), "agents": (), **settings}))  # type: ignore[arg-type]
+    queue(desk, task("t", "a"))
+    found = figure(desk, "p", "a")
+    assert (found.agent_id, found.ready, found.load) == ("a", 0, None)
+
+
+def test_a_lane_of_a_project_that_drains_is_ready_for_what_it_has() -> None:
+    draining = Project(id="p", status=ProjectStatus.DRAINING)
+    desk = Desk(DeskSettings(projects=(draining,), agents=()))
+    queue(desk, task("t", "a"))
+    assert figure(desk, "p", "a").ready == 1
+    assert figure(desk, "p", "a").load is not None
+
+
+def test_a_lane_that_may_start_nothing_is_no_measure_for_the_others() -> None:
+    paused = Agent(id="a", state=AgentState.PAUSED)
+    desk = Desk(msgspec.structs.replace(new_desk().settings, agents=(paused,)))
+    queue(desk, *(task(f"a{n}", "a") for n in range(9)), task("b", "b"))
+    assert figure(desk, "p", "b").load == 0.5
 
 
 def test_each_lane_has_its_own_line_and_nothing_that_waits_is_none() -> None:

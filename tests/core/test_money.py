@@ -17,6 +17,8 @@ from headgate.core.money import (
     MAX_RESERVATION_MICRO_USD,
     MAX_RESERVATION_TOKENS,
     format_usd,
+    plain_usd,
+    read_usd,
     to_limit_micro_usd,
     to_limit_tokens,
     to_micro_usd,
@@ -195,3 +197,9 @@ def test_an_amount_survives_being_written_and_read(micro_usd: int) -> None:
 def test_rounding_never_loses_and_adds_less_than_a_micro_dollar(amount: Decimal) -> None:
     exact = Fraction(amount) * 1_000_000
     assert 0 <= to_micro_usd(amount) - exact < 1
+
+
+@given(st.integers(-(2**80), 2**80))
+@settings(deadline=None)
+def test_any_balance_is_read_as_it_was_written(micro_usd: int) -> None:
+    assert read_usd(plain_usd(micro_usd)) == micro_usd

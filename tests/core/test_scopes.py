@@ -21,6 +21,7 @@ from headgate.core.scopes import (
     leaf_name,
     parent,
     parse_scope,
+    scope_words,
 )
 from headgate.errors import InvalidScopeError
 
@@ -167,3 +168,8 @@ def test_the_lock_order_does_not_depend_on_the_order_of_naming(
     assert len(set(charged)) == len(charged)
     assert charged[0] == ROOT
     assert set(charged) == {outer for inner in named for outer in ancestors(inner)}
+
+
+def test_the_root_has_a_name_for_people() -> None:
+    assert scope_words(ROOT) == "the whole service"
+    assert scope_words("session:s") == "session:s"

@@ -185,7 +185,7 @@ def test_a_good_reading_is_kept_and_ends_errors() -> None:
         (QuotaFailureKind.REJECTED, True, 1),
         (QuotaFailureKind.GARBAGE, True, 1),
         (QuotaFailureKind.THROTTLED, True, 0),
-        (QuotaFailureKind.REFUSED, False, 0),
+        (QuotaFailureKind.REFUSED, False, 1),
     ],
 )
 def test_each_failure_is_told_apart(kind: QuotaFailureKind, needs_wake: bool, errors: int) -> None:

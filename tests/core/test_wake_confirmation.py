@@ -237,6 +237,8 @@ def test_a_refused_key_stops_everything_at_once(status: int) -> None:
     stopped = key_refused(pending(), status)
     assert not stopped.wake_pending
     assert stopped.disabled_reason == f"the provider refused the key ({status})"
+    assert stopped.consecutive_poll_errors == 1
+    assert stopped.last_problem == stopped.disabled_reason
     assert next_poll_at(CONFIG, stopped, NOW + 3600) is None
     assert should_fire_wake(CONFIG, stopped, NOW + 3600) is None
 
@@ -245,6 +247,7 @@ def test_a_key_that_is_not_there_is_named_by_its_problem() -> None:
     stopped = key_refused(SlotSchedule(), None, "key_env: the variable ZAI_KEY is not set")
     assert stopped.slot_auto_disabled
     assert stopped.disabled_reason == "key_env: the variable ZAI_KEY is not set"
+    assert stopped.last_problem == stopped.disabled_reason
 
 
 def run_episode(

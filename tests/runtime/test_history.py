@@ -32,6 +32,7 @@ class Watched:
         self.history = History(lambda: self.now, lambda: self.present)
         self.feed = EventFeed(lambda: self.now)
         self.feed.open(1)
+        self.feed.load(())
         self.feed.witnesses.append(self.history)
         self._tasks = 0
 
@@ -112,11 +113,23 @@ def test_the_last_minutes_are_one_sum() -> None:
     assert Watched().history.lately(60.0) is None
 
 
-def test_a_clock_that_is_set_back_makes_no_step_of_no_length() -> None:
+@pytest.mark.parametrize("by_seconds", [-3_600.0, -86_400.0, -1.0, 3_600.0])
+def test_a_clock_that_is_set_changes_neither_the_sums_nor_the_order(by_seconds: float) -> None:
     watched = Watched()
-    watched.now -= 3_600
-    watched.history.run_once()
-    assert watched.history.hour[0].seconds == 1.0
+    for _ in range(24):
+        watched.run(end=TaskStatus.DONE)
+        watched.step()
+    watched.now += by_seconds
+    for _ in range(12):
+        watched.run(end=TaskStatus.DONE)
+        watched.step()
+    steps = list(watched.history.hour)
+    assert [step.at for step in steps] == sorted(step.at for step in steps)
+    assert all(step.seconds <= STEP_SECONDS for step in steps)
+    lately = watched.history.lately(60.0)
+    assert lately is not None
+    assert lately.seconds == pytest.approx(60.0, abs=STEP_SECONDS)
+    assert lately.completed == pytest.approx(12, abs=1)
 
 
 @given(st.lists(st.floats(0, 600_000), min_size=1, max_size=60))

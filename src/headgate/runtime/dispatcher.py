@@ -273,6 +273,7 @@ class Dispatcher:
         if load != self._loads:
             raise ended_while_loading(epoch)
         self.desk = desk
+        self._feed.load(backlog.records)
         self._loaded.set()
         desk.set_slots(self.standings)
         self._look_at(desk, self._unseen.take(desk, self._store.now()))

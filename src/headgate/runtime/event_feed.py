@@ -27,6 +27,7 @@ from headgate.core.task_events import (
     shortened_error,
 )
 from headgate.core.tasks import TaskStatus
+from headgate.runtime.bookings import Bookings
 from headgate.task_snapshot import exact_moment
 
 MAX_EVENTS = 10_000
@@ -52,6 +53,8 @@ class Happening(msgspec.Struct, gc=False):
     error: str | None
     at: float
     rendered: bytes | None = None
+    booked_micro_usd: int = 0
+    """What was booked for the task since its event before, for whoever sums it up over time."""
 
     @property
     def kind(self) -> EventKind:
@@ -90,6 +93,7 @@ class EventFeed:
         self._began_at = 1
         self._ranks: dict[str, int] = {}
         self._ended: deque[str] = deque()
+        self._bookings = Bookings()
         self._watches: dict[str, set[TaskWatch]] = {}
         self._changed = asyncio.Event()
         self._waiting = 0
@@ -119,6 +123,7 @@ class EventFeed:
         self.epoch = epoch
         self._ranks.clear()
         self._ended.clear()
+        self._bookings = Bookings()
         self._begin_life()
 
     def close(self) -> None:
@@ -130,7 +135,12 @@ class EventFeed:
         """Note that changes may have been missed; live tasks that are not known are forgotten."""
         live = self._ranks.items()
         self._ranks = {one: rank for one, rank in live if rank == LAST_RANK or is_known(one)}
+        self._bookings.keep(is_known)
         self._begin_life()
+
+    def load(self, live: Iterable[TaskRecord]) -> None:
+        """Take what there was when the dispatcher read everything; that is no event."""
+        self._bookings.load(one for one in live if self._ranks.get(one.task.id) != LAST_RANK)
 
     def see(self, records: Iterable[TaskRecord]) -> None:
         """Take records that changed; one that tells nothing new is passed over."""
@@ -145,7 +155,10 @@ class EventFeed:
             ranks[task.id] = rank
             if rank == LAST_RANK:
                 self._remember_end(task.id)
-            self._add(happening_of(record, self._clock()), record)
+            happening = happening_of(record, self._clock())
+            if record.progress.used_micro_usd:
+                happening.booked_micro_usd = self._bookings.take(record)
+            self._add(happening, record)
 
     def see_refusal(self, refused: Refused | None) -> None:
         """Take note of a budget that had no room; it is counted, and no event."""
@@ -156,6 +169,7 @@ class EventFeed:
         """Drop what was seen of a task that the store no longer has."""
         if self._ranks.get(task_id) != LAST_RANK:
             self._ranks.pop(task_id, None)
+            self._bookings.forget(task_id)
 
     def event_id(self, number: int) -> str:
         """Return the id of an event of this life."""

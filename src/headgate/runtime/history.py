@@ -12,6 +12,7 @@ import asyncio
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 import msgspec
 
@@ -22,6 +23,9 @@ from headgate.runtime.event_feed import Happening
 STEP_SECONDS = 5.0
 STEPS = 720
 LEAST_STEP_SECONDS = 1.0
+MOST_STEP_SECONDS = 60.0
+"""A busy loop wakes late, but not by a minute; then the clock was set, or the machine slept."""
+
 LONG_STEP_SECONDS = 60.0
 LONG_STEPS = 1_440
 LONG_TAIL = 0.95
@@ -114,15 +118,15 @@ class History:
     def __call__(self, happening: Happening, record: TaskRecord) -> None:
         """Count an event; add the history to the witnesses of a feed."""
         step, kind = self._current, happening.kind
+        # Every end of an attempt books something, also of one that is tried again or cancelled.
+        step.spent_micro_usd += happening.booked_micro_usd
         if kind is _RUNNING:
             step.started += 1
             self._count_wait(step, happening, record)
         elif kind is _COMPLETED:
             step.completed += 1
-            step.spent_micro_usd += record.progress.used_micro_usd
         elif kind is _FAILED:
             step.failed += 1
-            step.spent_micro_usd += record.progress.used_micro_usd
 
     @staticmethod
     def _count_wait(step: Step, happening: Happening, record: TaskRecord) -> None:
@@ -148,8 +152,7 @@ class History:
         if present is None:
             self._since_long.clear()
             return
-        # A busy loop wakes late, and a clock may be set back.
-        step.seconds = max(now - step.at, LEAST_STEP_SECONDS)
+        step.seconds = self._length(now - step.at)
         step.at = now
         step.queued, step.inflight = present.queued, present.inflight
         self.hour.append(step)
@@ -159,6 +162,17 @@ class History:
             self._since_long.clear()
             if whole is not None:
                 self.day.append(whole)
+
+    def _length(self, measured_seconds: float) -> float:
+        """Return how long a step took; where the clock was set, as long as a step takes.
+
+        What lies before a clock that was set back is moved with it, so that times still ascend.
+        """
+        if measured_seconds < 0:
+            for kept in chain(self.hour, self.day):
+                kept.at += measured_seconds - STEP_SECONDS
+        is_set = not 0 <= measured_seconds <= MOST_STEP_SECONDS
+        return STEP_SECONDS if is_set else max(measured_seconds, LEAST_STEP_SECONDS)
 
     def lately(self, seconds: float) -> Step | None:
         """Return the last so many seconds as one step; None if nothing is known of them."""

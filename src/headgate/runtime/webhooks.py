@@ -178,7 +178,7 @@ class Webhooks:
         else:
             report = await self._sender.send(message, body.encode(), signing, now=started)
         seconds = self.deliveries.now() - started
-        outcome = self._outcome(message, report, body)
+        outcome = self._outcome(message, report, body, seconds=seconds)
         _tell(message, outcome, problem=report.problem, seconds=seconds)
         await self._settle(outcome)
         return Pace(seconds, report.status is not None)
@@ -197,7 +197,9 @@ class Webhooks:
         except Exception as again:  # noqa: BLE001 - the edge of a try
             _tell_unsettled(message, type(again).__name__)
 
-    def _outcome(self, message: Message, report: SendReport, body: str | None) -> TryOutcome:
+    def _outcome(
+        self, message: Message, report: SendReport, body: str | None, *, seconds: float = 0.0
+    ) -> TryOutcome:
         due_at = None
         if not report.has_arrived and not report.is_final:
             due_at = next_try_at(
@@ -214,6 +216,8 @@ class Webhooks:
             error=report.error,
             due_at=due_at,
             body=None if report.has_arrived else body,
+            duration_ms=max(0, round(seconds * 1_000)),
+            answer=report.answer,
         )
 
     async def _settle(self, outcome: TryOutcome) -> None:
