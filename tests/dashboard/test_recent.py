@@ -89,10 +89,9 @@ async def test_nothing_is_kept_beyond_the_second_in_which_pages_are_told_of_chan
     now = 0.0
     maker, kept = Maker(), Recent[int](lambda: now)
     maker.release.set()
-    found = []
-    for now in (7.2, 7.99, 8.0, 8.99, 9.01):  # noqa: B007  the clock reads it
-        found.append(await kept.get("key", maker))
-    assert found == [1, 1, 2, 2, 3]
+    for moment, number in ((7.2, 1), (7.99, 1), (8.0, 2), (8.99, 2), (9.01, 3)):
+        now = moment
+        assert await kept.get("key", maker) == number
 
 
 async def test_what_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
