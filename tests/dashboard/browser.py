@@ -99,6 +99,11 @@ def text_of(markup: str | bytes) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", whole)).split())
 
 
+def without_form_numbers(body: bytes) -> bytes:
+    """Return a page without what its forms have of their own each time that it is drawn."""
+    return re.sub(rb'name="once" value="[0-9a-f]+"', b"", body)
+
+
 @asynccontextmanager
 async def serving(
     folder: Path, toml: str = "", options: dict[str, object] | None = None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headgate.dashboard import attention
-from headgate.dashboard.attention import MAX_NOTICES, Notice, used_share, worst_first
+from headgate.dashboard.attention import MAX_BUDGETS, MAX_NOTICES, Notice, worst_first
 from headgate.scope_status import ScopeStatus
 from headgate.slot_bodies import SlotBody
 
@@ -70,28 +70,39 @@ def slot(**fields: Any) -> SlotBody:
 def test_a_budget_is_as_full_as_its_tighter_limit(
     limits: dict[str, Any], share: float | None
 ) -> None:
-    assert used_share(scope(**limits)) == (None if share is None else pytest.approx(share))
+    assert scope(**limits).used_share == (None if share is None else pytest.approx(share))
 
 
 @pytest.mark.parametrize(
     ("left", "tone", "words"),
     [
-        (11, None, ""),
-        (10, "warning", "is nearly used up: 10 of 100 tokens left."),
+        (21, None, ""),
+        (20, "warning", "is nearly used up: 20 of 100 tokens left."),
         (0, "bad", "is used up: 0 of 100 tokens left."),
         (-5, "bad", "is used up: 0 of 100 tokens left."),
     ],
 )
-def test_a_budget_is_told_of_from_nine_tenths_on(left: int, tone: str | None, words: str) -> None:
+def test_a_budget_is_told_of_from_the_share_of_alerts_on(
+    left: int, tone: str | None, words: str
+) -> None:
     found = list(attention.of_budgets(scope(limit_tokens=100, remaining_tokens=left)))
     assert [(one.tone, one.text) for one in found] == ([] if tone is None else [(tone, words)])
+
+
+def test_very_many_budgets_leave_room_for_everything_else() -> None:
+    full = {"limit_micro_usd": 100, "remaining_micro_usd": 0}
+    children = [scope(f"run:{number}", **full) for number in range(20)]
+    found = list(attention.of_budgets(scope("", children=children)))
+    assert len(found) == MAX_BUDGETS + 1
+    assert (found[-1].title, found[-1].href) == ("12 more budgets are used up", "/ui/budgets")
+    assert found[-1].tone == "bad"
 
 
 def test_a_budget_within_another_is_told_of_too_and_has_its_page() -> None:
     inner = scope("session:s/task:a b", limit_tokens=1, remaining_tokens=0, resets_at=5)
     (notice,) = attention.of_budgets(scope("session:s", children=(inner,)))
     assert notice.name == "session:s/task:a b"
-    assert notice.href == "/ui/budgets?scope=session%3As/task%3Aa%20b"
+    assert notice.href == "/ui/budgets?scope=session%3As%2Ftask%3Aa%20b"
     assert (notice.until_word, notice.until) == ("Next frees room", 5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ budget_limit = 500
 """
 LOCKED = "[auth]\nrequired = true\n"
 EVAL = "/ui/budgets?scope=session%3Aeval"
+FULL = '<rect class="full"'
 ACTIONS = (
     ("/ui/budgets/limit", {"scope": "session:eval", "limit_usd": "5", "window": "none"}),
     ("/ui/budgets/remove", {"scope": "session:eval"}),
@@ -66,15 +68,15 @@ async def test_every_scope_has_its_bar_its_rate_and_the_budgets_around_it(tmp_pa
     assert "the whole service ✓\ufe0e has room" in text
     assert "$0.10 spent, $0.20 reserved, $0.05 overrun of $1.00" in text
     assert "0 spent, 0 reserved of 1,000 tokens" in text
-    assert "Counted a day, next frees room in" in text
-    assert "Rate: $9.00 an hour" in text
-    assert "Used up: in" in text
+    assert "Counted by the day, next frees room in" in text
+    assert "Rate: $0.90 an hour, over 10 min" in text
+    assert "Used up: not known, it is not spent steadily" in text
     child = text[text.index("session:eval/workflow:w") :]
     assert "no limit of its own $0.10 spent, $0.00 reserved, $0.05 overrun, no limit" in child
     assert "First to refuse: session:eval , $0.65 left" in child
     bar = page[page.index('aria-label="$0.10 spent, $0.20 reserved, $0.05 overrun of $1.00"') :]
     widths = [part.split('"')[0] for part in bar.partition("</svg>")[0].split('width="')[1:]]
-    assert widths == ["100%", "10.00%", "5.00%", "20.00%"]
+    assert widths == ["100%", "10.00%", "20.00%", "5.00%"]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ async def test_every_scope_has_its_bar_its_rate_and_the_budgets_around_it(tmp_pa
         ("rolling:1h", "Counted over any hour"),
         ("rolling:24h", "Counted over any 24 hours"),
         ("none", "Counted for good"),
-        ("week@Europe/Berlin", "Counted a week, by the clock of Europe/Berlin"),
+        ("week@Europe/Berlin", "Counted by the week, by the clock of Europe/Berlin"),
     ],
 )
 async def test_the_window_of_a_budget_is_said_in_words(
@@ -94,19 +96,27 @@ async def test_the_window_of_a_budget_is_said_in_words(
         assert words in await shown(app)
 
 
+def bars_of(page: bytes) -> str:
+    """Return the bars of a page, without those of the legend."""
+    return " ".join(re.findall(r'<svg class="bar".*?</svg>', page.decode(), re.DOTALL))
+
+
 async def test_a_bar_without_room_has_another_colour_and_the_scope_its_exact_amounts(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path, BUDGETS) as (_, app):
         browser = Browser(app)
-        assert b'<rect class="bad"' not in (await browser.get("/ui/budgets")).body
+        assert FULL not in bars_of((await browser.get("/ui/budgets")).body)
         await spend(app, "r1", "session:eval", "1", "0.190554")
         assert "$0.19 spent" in await shown(app)
         assert "$0.190554 spent" in await shown(app, EVAL)
         await spend(app, "r2", "session:eval", "0.809446", "0.809446")
-        assert b'<rect class="bad"' in (await browser.get("/ui/budgets")).body
-        first = (await browser.get("/")).body
-    assert b'<rect class="bad"' in first
+        pages = [(await browser.get(path)).body for path in ("/ui/budgets", "/")]
+    for page in pages:
+        bars = bars_of(page)
+        assert FULL in bars
+        assert 'class="overrun"' not in bars
+    first = pages[1]
     assert "used up" in text_of(first).partition("Budgets All budgets")[2]
 
 
@@ -157,7 +167,11 @@ async def test_tasks_that_wait_for_a_budget_are_counted_and_start_when_it_is_rai
 
         await until(has_run)
         text = await shown(app, "/ui/budgets?scope=project:search")
-        assert f"{task}:1:1" in text
+        assert f"{task[:8]}…{task[-6:]} attempt 1" in text
+        assert "booked" in text
+        page = (await Browser(app).get("/ui/budgets?scope=project:search")).body.decode()
+        assert f'title="{task}:1:1"' in page
+        assert 'title="commit">booked' in page
 
 
 async def test_a_budget_is_made_removed_and_said_by_the_file_again(tmp_path: Path) -> None:
@@ -353,3 +367,19 @@ async def test_1000_scopes_are_bounded_and_quick(tmp_path: Path) -> None:
         assert len(page.encode()) < 110_000
         assert took < 0.3
         assert "1,001 to 1,021 of 1,021" in await shown(app, "/ui/budgets?from=1000")
+
+
+@pytest.mark.parametrize("given", ["0.0000001", "0.0000019", "1e-7"])
+async def test_a_limit_finer_than_the_books_is_refused_and_not_rounded(
+    given: str, tmp_path: Path
+) -> None:
+    async with serving(tmp_path) as (_, app):
+        browser = Browser(app)
+        await browser.get("/ui/budgets")
+        fields = {"scope": "session:s", "limit_usd": given, "window": "none"}
+        _, said = await browser.act("/ui/budgets/limit", fields)
+        assert "at most six decimals" in said
+        status = await answer_of(app, "GET", "/budgets/status?scope=session:s")
+        assert status.json.get("limitUsd") is None
+        _, said = await browser.act("/ui/budgets/limit", {**fields, "limit_usd": "0.0000010"})
+        assert "is set" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from headgate.dashboard.dashboard import Dashboard
 from headgate.dashboard.error_pages import error_page
 from headgate.dashboard.headers import CONTENT_SECURITY_POLICY
 from headgate.errors import StoreUnavailableError
+from headgate.task_query import TaskPage, TaskQuery
 from headgate.web.refusals import CODES, Refusal
 from web.asgi_client import Client
 
@@ -81,3 +83,22 @@ async def test_hostile_text_in_an_error_is_shown_as_text(client: Client) -> None
     assert "&lt;script&gt;alert(1)" in answer.body.decode()
     assert "\u202e" not in answer.body.decode()
     assert "\\u202e\\x1b" in answer.body.decode()
+
+
+async def test_a_page_whose_store_does_not_answer_says_so_while_somebody_looks(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.dashboard.dashboard.PAGE_SECONDS", 0.01)
+    never = asyncio.Event()
+
+    async def find(_: TaskQuery) -> TaskPage:
+        await never.wait()
+        return TaskPage(records=())
+
+    monkeypatch.setattr(client.engine, "find", find)
+    for answer in (
+        await Browser(client.app).get("/ui/tasks"),
+        await Browser(client.app).region("/ui/tasks", "rows"),
+    ):
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert "has not answered in time" in text_of(answer.body)

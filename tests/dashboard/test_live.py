@@ -15,7 +15,6 @@ from headgate.dashboard.live import MAX_STREAMS, MAX_STREAMS_PER_CALLER, Live, S
 from headgate.dashboard.page import View
 from headgate.web.app import App
 from headgate.web.callers import LOCAL
-from headgate.web.refusals import Refusal
 from headgate.web.requests import Request
 from web.asgi_client import scope_of
 
@@ -26,6 +25,18 @@ def view_of(app: App, **headers: str) -> View:
 
     request = Request(scope_of("GET", "/ui/live", headers), receive)
     return View(api=app.api, request=request, caller=LOCAL, mode="on", now=0.0)
+
+
+async def refused(streams: Live, view: View) -> str:
+    """Return why a stream is refused, up to what to do about it; it must say that and end."""
+    answer = await streams.stream(view, "")
+    assert answer.stream is not None
+    (piece,) = [piece async for piece in answer.stream]
+    name, data, *rest = piece.decode().split("\n")
+    assert (name, rest) == ("event: refused", ["", ""])
+    reason, _, advice = data.removeprefix("data: ").partition("; ")
+    assert advice == "close some"
+    return reason
 
 
 @pytest.mark.parametrize(
@@ -114,12 +125,36 @@ async def test_the_stream_of_a_token_that_was_revoked_ends(
             assert [piece async for piece in answer.stream if b"changed" not in piece] == []
 
 
+async def test_a_stream_ends_at_once_when_its_token_is_revoked_at_the_same_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LOOK_SECONDS", 3_600.0)
+    async with serving(tmp_path, LOCKED) as (service, app):
+        streams, token, other = Live(), await token_of(service, "read"), await token_of(service)
+        opened = []
+        for one in (token, other):
+            view = view_of(app, authorization=f"Bearer {one}")
+            view.request.caller = await app.api.entrance.look_up(view.request, "read")
+            stream = (await streams.stream(view, "")).stream
+            assert stream is not None
+            await anext(stream)
+            opened.append(asyncio.ensure_future(anext(stream, b"ended")))
+        await asyncio.sleep(0)
+        await service.tokens.revoke(token.split("_")[1])
+        app.api.entrance.forget()
+        async with asyncio.timeout(5.0):
+            assert await opened[0] == b"ended"
+        assert not opened[1].done(), "that of another token goes on"
+        opened[1].cancel()
+        await asyncio.gather(opened[1], return_exceptions=True)
+        assert streams.streams == 0
+
+
 async def test_there_are_as_many_streams_as_are_bearable(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, app):
         streams = Live()
         streams.streams = MAX_STREAMS
-        with pytest.raises(Refusal, match="200 open pages"):
-            await streams.stream(view_of(app), "")
+        assert await refused(streams, view_of(app)) == "200 pages of this service are open"
 
 
 async def test_one_token_leaves_streams_for_others(tmp_path: Path) -> None:
@@ -129,10 +164,13 @@ async def test_one_token_leaves_streams_for_others(tmp_path: Path) -> None:
         taken = [await streams.stream(greedy, "") for _ in range(MAX_STREAMS_PER_CALLER + 5)]
         begun = [one.stream for one in taken if one.stream is not None]
         pieces = [await anext(one, b"") for one in begun]
-        assert pieces.count(b"") == 5, "asked for in a burst, before any of them began"
-        with pytest.raises(Refusal, match=f"you have {MAX_STREAMS_PER_CALLER} open pages"):
-            await streams.stream(greedy, "")
-        assert (await streams.stream(view_of(app), "")).stream is not None
+        too_many = [piece for piece in pieces if piece.startswith(b"event: refused")]
+        assert len(too_many) == 5, "asked for in a burst, before any of them began"
+        assert await refused(streams, greedy) == "100 pages are open with your token or address"
+        other = (await streams.stream(view_of(app), "")).stream
+        assert other is not None
+        assert (await anext(other)).startswith(b"retry:")
+        begun.append(other)
         for one in begun:
             await one.aclose()
         assert (streams.streams, dict(streams.by_caller)) == (0, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -12,9 +13,12 @@ from headgate.core.tasks import TaskStatus
 from headgate.dashboard.rendering import Rendering
 from headgate.dashboard.static_files import StaticFiles
 from headgate.deliveries import DeliveryState
+from headgate.http_bodies import TokenBody
 from headgate.slot_bodies import SlotState
 
-SHEET = (Path(__file__).parents[2] / "src/headgate/dashboard/static/headgate.css").read_text()
+PAGES = Path(__file__).parents[2] / "src/headgate/dashboard"
+TEMPLATES = PAGES / "templates"
+SHEET = (PAGES / "static/headgate.css").read_text()
 LEAST_CONTRAST = 4.5
 LEAST_SHAPE_CONTRAST = 2.5
 TONES = ("good", "run", "wait", "warn", "bad", "off")
@@ -63,21 +67,24 @@ def test_every_text_can_be_read_on_its_ground(theme: Colours) -> None:
 
 @every_theme
 def test_the_parts_of_a_bar_are_told_apart(theme: Colours) -> None:
-    for part in ("spent", "reserved", "overrun", "target", "actual"):
+    for part in ("spent", "reserved", "overrun", "full", "target", "actual"):
         assert contrast(theme[f"bar-{part}"], theme["bar-rest"]) >= LEAST_SHAPE_CONTRAST, part
-    assert contrast(theme["bar-spent"], theme["bar-reserved"]) >= 2
+    for part in ("spent", "full"):
+        assert contrast(theme[f"bar-{part}"], theme["bar-reserved"]) >= 2, part
+    assert len({theme[f"bar-{part}"] for part in ("spent", "full", "overrun")}) == 3
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(status.value for status in TaskStatus),
-        *(status.value for status in ProjectStatus),
-        *(standing.value for standing in Standing),
-        *(state.value for state in DeliveryState),
-        *SlotState.__args__,  # type: ignore[attr-defined]
-    ],
+STATES = (
+    *(status.value for status in TaskStatus),
+    *(status.value for status in ProjectStatus),
+    *(standing.value for standing in Standing),
+    *(state.value for state in DeliveryState),
+    *get_args(SlotState),
+    *get_args(get_type_hints(TokenBody)["state"]),
 )
+
+
+@pytest.mark.parametrize("name", STATES)
 def test_every_state_has_a_sign_of_its_own_beside_its_word(name: str) -> None:
     macros = Rendering(StaticFiles()).macros
     drawn = str(macros.state(name))
@@ -87,11 +94,24 @@ def test_every_state_has_a_sign_of_its_own_beside_its_word(name: str) -> None:
     assert drawn.endswith(f"</span> {name}</span>")
 
 
+def table_of(source: str) -> str:
+    """Return what lies between the braces of the table of signs; nothing in another template."""
+    return source.partition("set SIGNS = {")[2].partition("%}")[0]
+
+
+def signs() -> list[str]:
+    """Return the names that have a sign."""
+    return re.findall(r'"(\w+)": \(', table_of((TEMPLATES / "macros.html").read_text()))
+
+
 def test_a_sign_is_given_once() -> None:
-    source = (
-        Path(__file__).parents[2] / "src/headgate/dashboard/templates/macros.html"
-    ).read_text()
-    table = source.partition("set SIGNS = {")[2].partition("%}")[0]
-    names = re.findall(r'"(\w+)": \(', table)
+    names = signs()
     assert names
     assert sorted(names) == sorted(set(names))
+
+
+def test_every_sign_is_that_of_a_state_or_named_by_a_page() -> None:
+    sources = [path.read_text() for path in (*TEMPLATES.glob("*.html"), *PAGES.glob("*.py"))]
+    drawn = "".join(source.replace(table_of(source), "") for source in sources)
+    named = set(re.findall(r'"(\w+)"', drawn))
+    assert set(signs()) - named - set(STATES) == set(), "nothing draws these"

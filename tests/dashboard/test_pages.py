@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from dashboard.browser import Browser, serving, submit
+from dashboard.browser import Browser, serving, submit, without_form_numbers
 from headgate.dashboard.headers import CONTENT_SECURITY_POLICY
 from headgate.dashboard.routes import ROUTES
 from service.support import running_service
@@ -193,7 +193,8 @@ async def test_a_large_page_is_compressed_for_those_who_take_that(tmp_path: Path
     assert "content-encoding" not in plain.headers
     assert plain.headers["vary"] == small.headers["vary"] == "accept-encoding"
     assert small.headers["content-encoding"] == region.headers["content-encoding"] == "gzip"
-    assert gzip.decompress(small.body) == plain.body
+    unpacked = gzip.decompress(small.body)
+    assert without_form_numbers(unpacked) == without_form_numbers(plain.body)
     assert len(small.body) < len(plain.body) / 2
 
 

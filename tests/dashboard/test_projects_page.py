@@ -11,6 +11,7 @@ import pytest
 from dashboard.browser import Browser, quickest, serving, submit, text_of, until
 from dashboard.test_login import logged_in, token_of
 from headgate.tokens import Bounds
+from headgate.web import lanes
 from headgate.web.app import App
 from web.asgi_client import answer_of
 
@@ -51,7 +52,7 @@ async def test_each_project_has_weight_cap_shares_deficit_and_tokens(tmp_path: P
         text = text_of(page)
     assert "search 3 0 of 4 0 60 % target, 0 % actual 60 % owed 0" in text
     assert "evals ‖\ufe0e paused 1 0 of 2 0 20 % target, 0 % actual 20 % owed 0" in text
-    assert "default 1 0 of no cap" in text
+    assert "default 1 0, no cap" in text
     assert 'aria-label="target 60 %, actual 0 %"' in page
     assert "Shares are those of the last 24 hours" in text
     assert "writer llm ●\ufe0e active 0 of 2 0 yes" in text
@@ -62,7 +63,7 @@ async def test_a_changed_weight_moves_the_shares_and_is_marked(tmp_path: Path) -
         browser = Browser(app)
         await browser.get("/ui/projects/search")
         page, said = await browser.act("/ui/projects/search/change", {"credit_weight": "8"})
-        assert said == "Done: project search was changed; its target share was 60.0% and is 80.0%."
+        assert said == "Done: project search was changed; its target share was 60 % and is 80 %."
         assert "Weight 8 changed" in text_of(page.body)
 
         async def has_moved() -> bool:
@@ -166,14 +167,14 @@ async def test_lanes_are_shown_with_depth_wait_and_load_and_lead_to_their_tasks(
             await submit(app, projectId="evals", agentId="writer")
 
         async def is_seen() -> bool:
-            return "evals writer 3 3 0" in await shown(app)
+            return "evals writer 3 0 0" in await shown(app)
 
         await until(is_seen)
         page = (await Browser(app).get("/ui/projects")).body.decode()
         assert 'href="/ui/tasks?state=queued&amp;project=evals&amp;agent=writer"' in page
         own = await shown(app, "/ui/projects/evals")
         assert "Its lanes" in own
-        assert "writer 3 3 0" in own
+        assert "writer 3 0 0" in own
         assert "Nothing of this project waits or runs." in await shown(app, "/ui/projects/search")
 
 
@@ -309,3 +310,28 @@ async def test_500_lanes_are_bounded_and_quick(tmp_path: Path) -> None:
         assert took < 0.3
         assert "26 to 50 of 500" in await shown(app, "/ui/projects?lanes_from=25")
         assert (await browser.get("/ui/projects?lanes_from=x")).status == 400
+
+
+async def test_lanes_are_found_however_many_others_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "MAX_LANES", 3)
+    async with serving(tmp_path, f'{PROJECTS}[projects.last]\nstatus = "paused"\n') as (_, app):
+        for number in range(30):
+            await submit(app, projectId="evals", agentId=f"agent-{number}")
+        await submit(app, projectId="last", agentId="late")
+        assert "1 to 25 of 31" in await shown(app)
+        assert "26 to 31 of 31" in await shown(app, "/ui/projects?lanes_from=25")
+        assert "agent-29" in await shown(app, "/ui/projects?find=agent-29")
+        own = await shown(app, "/ui/projects/last")
+        assert "late" in own
+        assert "Nothing of this project" not in own
+
+
+async def test_where_this_node_does_not_dispatch_waits_and_loads_are_unknown(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, PROJECTS) as (_, app):
+        await submit(app, projectId="evals")
+        app.api.outlook = None
+        assert "evals a 1 unknown 0 unknown unknown" in await shown(app)

@@ -139,6 +139,28 @@ async def test_what_a_provider_writes_is_text(tmp_path: Path) -> None:
             assert not {"\u202e", "\x1b"} & set(page)
 
 
+async def test_a_slot_whose_key_was_refused_keeps_its_error_and_has_one_tag(tmp_path: Path) -> None:
+    async with with_slots(tmp_path, "work") as (_, app, provider):
+        await read_once(app)
+        browser = Browser(app)
+        await browser.get("/ui/slots/work")
+        provider.next("401", message="this key was revoked", on="request")
+        await browser.act("/ui/slots/work/warm")
+
+        async def is_disabled() -> bool:
+            return "disabled" in text_of((await browser.get("/ui/slots/work")).body)
+
+        await until(is_disabled)
+        page = text_of((await browser.get("/ui/slots/work")).body)
+    assert (
+        "1 in a row one request failed: refused: the provider answered 401: this key was revoked"
+        in page
+    )
+    assert "Last error refused: the provider answered 401: this key was revoked" in page
+    assert "held" not in page
+    assert "Its tasks wait: " in page
+
+
 async def test_no_page_has_the_key_in_it(tmp_path: Path) -> None:
     async with with_slots(tmp_path, "work") as (_, app, provider):
         await read_once(app)

@@ -37,6 +37,11 @@ def test_every_file_is_served_and_every_served_file_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", OWN)
+def test_no_file_of_ours_is_so_long_that_it_has_several_subjects(name: str) -> None:
+    assert len((FOLDER / name).read_text().splitlines()) <= 400
+
+
+@pytest.mark.parametrize("name", OWN)
 def test_no_file_of_ours_loads_anything_from_elsewhere_or_makes_code_of_text(name: str) -> None:
     text = (FOLDER / name).read_text()
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|\beval\(|new Function", text)

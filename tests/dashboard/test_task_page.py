@@ -12,13 +12,14 @@ import pytest
 
 from administration.running import WORK
 from dashboard.browser import Browser, serving, submit, text_of, until
+from headgate.core.past_attempts import PastAttempt
 from headgate.core.records import MAX_LOSSES, Progress, Submission, TaskRecord, Terms
 from headgate.core.tasks import Task, TaskStatus
 from headgate.dashboard.task import MAX_BLOCK, block_of
 from headgate.dashboard.task_curl import MAX_BODY_BYTES, curl_of
 from headgate.dashboard.task_timeline import attempts_text, timeline
 from headgate.deliveries import Delivery, DeliveryState
-from headgate.runtime.event_feed import Happening
+from headgate.errors import LedgerUnavailableError
 from headgate.web.app import App
 from web.asgi_client import answer_of
 
@@ -68,6 +69,19 @@ async def test_a_task_that_waits_says_why_with_ways_to_what_holds_it(tmp_path: P
     assert b'href="/ui/tasks?label=k%3Dv"' in page
     assert b'href="/ui/projects"' in page
     assert b'hx-trigger="sse:changed"' in page
+
+
+async def test_what_a_driver_says_is_not_on_the_page(tmp_path: Path) -> None:
+    async with serving(tmp_path, HELD) as (_, app):
+        task_id = await submit(app)
+
+        async def away(*_: object, **__: object) -> object:
+            raise LedgerUnavailableError("redis at 10.1.2.3 refused")
+
+        app.api.engine.why = away  # type: ignore[method-assign, assignment]
+        page = text_of((await Browser(app).get(f"/ui/tasks/{task_id}")).body)
+    assert "It is not known now: the store cannot be asked now" in page
+    assert "10.1.2.3" not in page
 
 
 async def test_a_task_that_has_ended_shows_its_way_and_asks_no_more(tmp_path: Path) -> None:
@@ -184,24 +198,87 @@ def record_of(**fields: object) -> TaskRecord:
     return TaskRecord(**known)  # type: ignore[arg-type]
 
 
+def told_of(record: TaskRecord) -> list[tuple[float | None, str, str]]:
+    return [(step.at, step.title, step.text) for step in timeline(record, None)]
+
+
+BROKEN = PastAttempt(
+    attempt=3,
+    started_at=300.0,
+    ended_at=350.0,
+    error="it broke",
+    agent_id="b",
+    slot="work",
+    node_id="n2",
+    tokens=12_000,
+    micro_usd=70_000,
+    assumed_micro_usd=70_000,
+)
+
+
 def test_attempts_are_told_as_far_as_they_are_known() -> None:
-    progress = Progress(attempt=4, failures=2, losses=1, started_at=400.0, node_id="n1")
-    happenings = [
-        Happening("t1", "a", "default", TaskStatus.RUNNING, 3, None, 300.0),
-        Happening("t1", "a", "default", TaskStatus.QUEUED, 3, "it broke", 350.0),
-    ]
-    steps = timeline(record_of(progress=progress), happenings, None)
-    assert [(step.at, step.title, step.text) for step in steps] == [
+    progress = Progress(
+        attempt=4, failures=2, losses=1, started_at=400.0, node_id="n1", attempts=(BROKEN,)
+    )
+    assert told_of(record_of(progress=progress)) == [
         (100.0, "Submitted", ""),
         (
             None,
             "2 earlier attempts",
             "Their times are not kept. Of all attempts 2 failed, 1 lost their node.",
         ),
-        (300.0, "Attempt 3 started", ""),
-        (350.0, "Attempt 3 ended, to be tried again", "it broke"),
+        (300.0, "Attempt 3 started", "Agent b, on node n2, with slot work."),
+        (
+            350.0,
+            "Attempt 3 ended, to be tried again",
+            "it broke. Booked: 12.0k tokens, $0.07, partly assumed.",
+        ),
         (400.0, "Attempt 4 started", "Agent a, on node n1."),
     ]
+
+
+def test_an_attempt_that_is_to_be_tried_again_is_told_once() -> None:
+    past = msgspec.structs.replace(BROKEN, attempt=1)
+    progress = Progress(attempt=1, failures=1, started_at=300.0, attempts=(past,))
+    for status in (TaskStatus.QUEUED, TaskStatus.CANCELLED):
+        task = Task(id="t1", agent_id="a", created_at=100.0, status=status)
+        titles = [title for _, title, _ in told_of(record_of(task=task, progress=progress))]
+        assert titles[1:3] == ["Attempt 1 started", "Attempt 1 ended, to be tried again"]
+        assert "Attempt" not in " ".join(titles[3:])
+
+
+@pytest.mark.parametrize("status", [TaskStatus.ASSIGNED, TaskStatus.CANCELLED])
+def test_an_attempt_that_was_not_begun_is_not_told_with_the_time_of_another(
+    status: TaskStatus,
+) -> None:
+    past = msgspec.structs.replace(BROKEN, attempt=1, started_at=None, error=None, tokens=0)
+    never = msgspec.structs.replace(past, micro_usd=0, assumed_micro_usd=0)
+    progress = Progress(attempt=2, started_at=300.0, attempts=(never,))
+    task = Task(id="t1", agent_id="a", created_at=100.0, status=status)
+    assert told_of(record_of(task=task, progress=progress))[1:4] == [
+        (None, "Attempt 1 assigned, and not begun", "Agent b, on node n2, with slot work."),
+        (350.0, "Attempt 1 ended, to be tried again", ""),
+        (None, "Attempt 2 assigned, and not begun", "Agent a."),
+    ]
+
+
+async def test_attempts_are_told_after_a_restart_and_by_no_list(tmp_path: Path) -> None:
+    quick = f"{WORK}[scheduler]\nretry_base_seconds = 0.01\nretry_max_seconds = 0.02\n"
+    store: dict[str, object] = {"store.url": f"sqlite:///{tmp_path}/tasks.db"}
+    async with serving(tmp_path, quick, store) as (_, app):
+        task_id = await submit(app, maxAttempts=3, timeoutSeconds=0.001)
+        await ended(app, task_id)
+    async with serving(tmp_path, quick, store) as (_, app):
+        page = (await Browser(app).get(f"/ui/tasks/{task_id}")).body
+        told = (await answer_of(app, "GET", f"/tasks/{task_id}")).json
+        listed = (await answer_of(app, "GET", "/tasks")).json
+    titles = ("Attempt 1 ended", "Attempt 2 started", "Attempt 2 ended", "Attempt 3 started")
+    assert [title for title in titles if title not in text_of(page)] == []
+    assert [one["attempt"] for one in told["attempts"]] == [1, 2]
+    first = told["attempts"][0]
+    assert (first["error"], first["agentId"]) == ("timed out after 0.001 s", "a")
+    assert first["startedAt"] < first["endedAt"] < told["startedAt"]
+    assert "attempts" not in listed["tasks"][0]
 
 
 @pytest.mark.parametrize(
@@ -255,8 +332,8 @@ def test_a_task_that_has_ended_says_why_it_is_not_tried_again(
 def test_a_task_that_has_ended_waits_for_no_parent() -> None:
     terms, waiting = Terms(depends_on=("t0",)), Progress(waiting_for=1)
     task = Task(id="t1", status=TaskStatus.FAILED)
-    waits = timeline(record_of(terms=terms, progress=waiting), [], None)[1]
-    ended = timeline(record_of(task=task, terms=terms, progress=waiting), [], None)[1]
+    waits = timeline(record_of(terms=terms, progress=waiting), None)[1]
+    ended = timeline(record_of(task=task, terms=terms, progress=waiting), None)[1]
     assert (waits.state, waits.text) == ("queued", "Not ended yet: 1.")
     assert (ended.state, ended.text) == ("cancelled", "It does not wait for them any more.")
 
@@ -302,7 +379,7 @@ def test_the_timeline_ends_with_the_webhook(state: DeliveryState, at: float, tit
         ended_at=520.0,
         status=503,
     )
-    *_, done, last = timeline(record, [], delivery)
+    *_, done, last = timeline(record, delivery)
     assert (done.title, done.at) == ("Done", 500.0)
     assert (last.title, last.at, last.text) == (title, at, "2 tries, last answered 503.")
 

@@ -10,12 +10,15 @@ import pytest
 
 from dashboard.browser import Browser, serving, submit, text_of
 from dashboard.test_login import token_of
+from headgate.core.tasks import TaskStatus
 from headgate.dashboard import task_filters
+from headgate.dashboard.bulk_tasks import CANCEL, RETRY, Work, effect_of
 from headgate.dashboard.page import Form
 from headgate.dashboard.task_filters import Filters, filters_of
 from headgate.stores import looking_back
 from headgate.tokens import Bounds
 from headgate.web.app import App
+from headgate.web.bulk import LIVE
 from headgate.web.entrance import EntranceRules
 from web.asgi_client import answer_of
 
@@ -85,15 +88,15 @@ async def test_a_time_with_a_zone_stays_when_the_form_is_sent_again(tmp_path: Pa
     assert b'name="since" value="2026-01-31T12:00:00"' in page.body
 
 
-async def test_rows_have_a_column_for_errors_only_where_there_is_one(tmp_path: Path) -> None:
+async def test_an_error_stands_below_the_action_of_its_task(tmp_path: Path) -> None:
     async with serving(tmp_path, HELD) as (_, app):
         task_id = await submit(app, labels={"run": "7"})
         page = (await Browser(app).get("/ui/tasks")).body.decode()
-        assert 'data-label="Error"' not in page
+        assert 'class="error"' not in page
         assert f'<code class="id" title="{task_id}">{task_id[:8]}…{task_id[-6:]}</code>' in page
         assert (await answer_of(app, "POST", f"/tasks/{task_id}/cancel")).status == 200
         await submit(app, dependsOn=[task_id])
-        assert 'data-label="Error"' in (await Browser(app).get("/ui/tasks")).body.decode()
+        assert 'class="error"' in (await Browser(app).get("/ui/tasks")).body.decode()
 
 
 def test_each_filter_can_be_taken_away_by_itself() -> None:
@@ -320,3 +323,28 @@ async def test_a_bound_token_sees_and_changes_only_its_own(tmp_path: Path) -> No
         record = await service.engine.get(others)
         assert record is not None
         assert record.task.status.value == "queued"
+
+
+@pytest.mark.parametrize(
+    ("work", "states", "effect"),
+    [
+        (CANCEL, (TaskStatus.QUEUED,), "What waits does not start. This cannot be undone"),
+        (CANCEL, (TaskStatus.RUNNING,), "What runs is asked to stop. This cannot be undone"),
+        (CANCEL, LIVE, "What waits does not start, and what runs is asked to stop. This"),
+        (RETRY, (TaskStatus.FAILED,), "Each becomes a new task with the same work"),
+    ],
+)
+def test_a_question_says_what_is_done_to_the_tasks_that_are_meant(
+    work: Work, states: tuple[TaskStatus, ...], effect: str
+) -> None:
+    assert effect_of(work, states).startswith(effect)
+
+
+async def test_a_question_counts_by_the_state_that_is_meant(tmp_path: Path) -> None:
+    async with serving(tmp_path, HELD) as (_, app):
+        await submit(app)
+        await submit(app)
+        one = text_of((await Browser(app).get("/ui/tasks/cancel?state=queued")).body)
+        all_states = text_of((await Browser(app).get("/ui/tasks/cancel")).body)
+    assert "2 queued tasks What waits does not start." in one
+    assert "so all tasks are meant. 2 tasks that are queued, assigned or running" in all_states

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 
 from dashboard.browser import Browser, serving, submit, text_of, until
 from dashboard.test_login import LOCKED, token_of
-from headgate.dashboard.webhooks import PAGE_ROWS
+from headgate.dashboard.webhooks import PAGE_ROWS, answer_words
 from headgate.deliveries import Alert, TryOutcome
 from headgate.web.app import App
 from headgate.web.webhooks import one_webhook
+from headgate.webhook_bodies import DeliveryBody
 from headgate.wiring import Service
 
 ALLOWED = '[webhooks]\nallow = ["127.0.0.1"]\n'
@@ -96,6 +98,21 @@ async def test_a_webhook_that_arrives_is_shown_with_its_answer(tmp_path: Path) -
         assert "hook?key=***" in page
         assert "canary" not in page
         assert "No webhook matches" in text_of((await browser.get("/ui/webhooks?state=dead")).body)
+
+
+async def test_the_page_of_one_lists_its_tries_with_what_the_receiver_said(tmp_path: Path) -> None:
+    said = "<script>alert(1)</script> \u202egpj"
+    async with serving(tmp_path, ALLOWED) as (service, app):
+        (webhook_id,) = await file(service, 1)
+        reached = {"has_arrived": False, "due_at": 1.0, "duration_ms": 1_500}
+        await end(service, webhook_id, **reached, error="cannot be reached")
+        await end(service, webhook_id, **reached, status=503, error=f"503: {said}", answer=said)
+        page = await Browser(app).get(f"/ui/webhooks/{webhook_id}")
+    text = text_of(page.body)
+    assert text.index("503") < text.index("cannot be reached"), "the newest comes first"
+    assert "1.5 s" in text
+    assert "<script>alert(1)</script> \\u202egpj" in text
+    assert b"<script>alert" not in page.body
 
 
 async def test_one_that_was_given_up_is_sent_again_and_arrives(tmp_path: Path) -> None:
@@ -234,3 +251,26 @@ async def test_one_that_is_not_there_is_a_page_that_says_so(tmp_path: Path) -> N
         browser = Browser(app)
         assert (await browser.get("/ui/webhooks/msg_none")).status == 404
         assert (await browser.post("/ui/webhooks/msg_none/redeliver")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (None, "", ""),
+        (204, "", "answered 204"),
+        (410, "answered 410", "answered 410"),
+        (None, "no answer within 10 s", "no answer within 10 s"),
+    ],
+)
+def test_the_last_answer_is_said_in_one_way(status: int | None, error: str, words: str) -> None:
+    body = DeliveryBody(
+        id="msg_1",
+        event="task.completed",
+        state="pending",
+        url="https://hooks.example/x",
+        tries=1,
+        created_at=datetime(2026, 11, 15, tzinfo=UTC),
+        status=status,
+        error=error or None,
+    )
+    assert answer_words(body) == words

@@ -17,7 +17,10 @@ import msgspec
 from headgate.core.accounts import Account, Unit
 from headgate.core.budget_windows import Window, resets_at
 
-SHARES_PERCENT = (50, 80, 100)
+NEARLY_PERCENT = 80
+SHARES_PERCENT = (50, NEARLY_PERCENT, 100)
+NEARLY_USED_UP = NEARLY_PERCENT / 100
+"""The share of a limit from which on a budget is called nearly used up, wherever it is shown."""
 
 _WHOLE = 100
 _SECONDS_PER_HOUR = 3_600
@@ -38,6 +41,20 @@ class Crossing(msgspec.Struct, frozen=True, kw_only=True):
     window: Window
     window_ends_at: float | None
     told_until: float | None
+
+
+def share_used(*limits: tuple[int | None, int | None]) -> float | None:
+    """Return how much of the tightest of some limits is used, of 1; None where there is no limit.
+
+    Each is a limit and what is left of it, both None where there is none. A limit of nothing is
+    used up.
+    """
+    shares = [
+        1 - left / limit if limit else 1.0
+        for limit, left in limits
+        if limit is not None and left is not None
+    ]
+    return max(shares, default=None)
 
 
 def crossings(accounts: Iterable[Account], now: float) -> list[Crossing]:

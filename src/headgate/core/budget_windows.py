@@ -110,6 +110,17 @@ def format_window(window: Window) -> str:
     return f"{window.unit.value}{suffix}"
 
 
+def window_words(text: str) -> str:
+    """Return a window as people say it, after "counted": `by the day`, `over any 24 hours`."""
+    window = parse_window(text)
+    if window.hours is not None:
+        return "over any hour" if window.hours == 1 else f"over any {window.hours} hours"
+    if window.unit is None:
+        return "for good"
+    zone = "" if window.zone == UTC_NAME else f", by the clock of {window.zone}"
+    return f"by the {window.unit.value}{zone}"
+
+
 def bucket_start(window: Window, now: float, tz: tzinfo) -> int:
     """Give the bucket in which an amount reserved at `now` is kept: 0 without a window."""
     if window.hours is not None:

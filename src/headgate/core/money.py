@@ -103,6 +103,11 @@ def plain_usd(micro_usd: int) -> str:
     return format_usd(micro_usd).replace("$", "")
 
 
+def read_usd(text: str) -> MicroUsd:
+    """Read an amount that `plain_usd` wrote; what is left of a limit may be negative."""
+    return MicroUsd(int(_EXACT.scaleb(_parse_decimal(text, "amount_usd"), 6)))
+
+
 def _to_micro_usd(amount: object, *, field: str, ceiling: MicroUsd) -> MicroUsd:
     dollars = _to_decimal(amount, field)
     if not dollars.is_finite():

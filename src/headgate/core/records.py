@@ -11,6 +11,7 @@ import msgspec
 
 from headgate.core.choice import Choice
 from headgate.core.enums import LenientEnum
+from headgate.core.past_attempts import PastAttempt
 from headgate.core.tasks import TERMINAL, Task
 
 MAX_ATTEMPTS = 100
@@ -97,7 +98,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     one. `used_…` is what all attempts were booked at, and `assumed_…` the part of it for which
     nobody gave a figure, so that what was held was booked. `node_id` is set while the task is in
     flight, and only then. `slot` is the one that was chosen for the latest attempt, of a task that
-    names a provider, and `choice` why it was started.
+    names a provider, and `choice` why it was started. `attempts` has the latest of those after
+    which it was tried again.
     """
 
     attempt: int = 0
@@ -120,6 +122,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     assumed_tokens: int = 0
     assumed_micro_usd: int = 0
     choice: Choice | None = None
+    attempts: tuple[PastAttempt, ...] = ()
 
 
 NO_PROGRESS = Progress()

@@ -22,6 +22,7 @@ from headgate.errors import InvalidScopeError
 Scope = NewType("Scope", str)
 
 ROOT = Scope("")
+ROOT_WORDS = "the whole service"
 MAX_DEPTH = 8
 MAX_PART_LENGTH = 128
 MAX_SCOPE_LENGTH = 512
@@ -46,6 +47,11 @@ def parse_scope(text: str, *, field: str = "scope") -> Scope:
         problem = f"is {len(parts)} levels deep, at most {MAX_DEPTH} are kept; leave some out"
         raise InvalidScopeError(field, problem)
     return Scope("/".join([_parse_part(part, field) for part in parts]))
+
+
+def scope_words(scope: str) -> str:
+    """Return a scope as people read it; what is not within anything is the whole service."""
+    return scope or ROOT_WORDS
 
 
 def depth(scope: Scope) -> int:

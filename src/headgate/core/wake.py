@@ -115,7 +115,7 @@ class SlotSchedule(msgspec.Struct, frozen=True, kw_only=True):
     Nothing is sent before `paused_until`, the provider's own word unless `paused_why` says
     otherwise. `slot_auto_disabled` stops polls and wakes, `wake_auto_disabled` only wakes;
     `disabled_reason` says why. `unchanged_readings` have told the same as the one before;
-    `last_problem` is what went wrong at the last poll.
+    `last_problem` is what went wrong at the last poll, or when the key was refused.
     """
 
     next_reset_epoch_ms: int | None = None

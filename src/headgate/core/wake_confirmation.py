@@ -166,7 +166,8 @@ def _forced_retry(config: WakeConfig, schedule: SlotSchedule, now: float) -> Slo
 def key_refused(schedule: SlotSchedule, status: int | None, problem: str = "") -> SlotSchedule:
     """Return the schedule of a slot whose key the provider refused: nothing more is sent.
 
-    Without a status nobody was asked, because there is no key; then the problem says so.
+    Without a status nobody was asked, because there is no key; then the problem says so. A refusal
+    is an error that is not waited for to come again, and is counted and shown as one.
     """
     refusal = problem if status is None else f"the provider refused the key ({status})"
     return msgspec.structs.replace(
@@ -174,6 +175,8 @@ def key_refused(schedule: SlotSchedule, status: int | None, problem: str = "") -
         slot_auto_disabled=True,
         poll_requested=False,
         disabled_reason=refusal,
+        consecutive_poll_errors=schedule.consecutive_poll_errors + 1,
+        last_problem=problem or refusal,
     )
 
 

@@ -74,6 +74,7 @@ def slot_enabled(schedule: SlotSchedule) -> SlotSchedule:
         paused_why="",
         wake_errors=0,
         consecutive_poll_errors=0,
+        last_problem="",
         poll_requested=True,
     )
 

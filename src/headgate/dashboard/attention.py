@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Literal
-from urllib.parse import quote
 
 import msgspec
 
-from headgate.dashboard.formats import capital, usd
+from headgate.core.budget_alerts import NEARLY_USED_UP
+from headgate.core.figure_texts import usd
+from headgate.core.scopes import ROOT_WORDS
+from headgate.dashboard.formats import capital
+from headgate.dashboard.reachable import project_href, scope_href, slot_href
 from headgate.scope_status import ScopeStatus
 from headgate.settings import ProjectSettings
 from headgate.slot_bodies import SlotBody
 
-NEARLY_USED_UP = 0.9
 WORRYING_POLL_ERRORS = 3
 MAX_NOTICES = 20
-ROOT_NAME = "the whole service"
+MAX_BUDGETS = 8
+"""How many budgets are named, so that they leave room for slots and webhooks."""
 
 _PART_NAMES = {"store": "The store", "ledger": "The ledger", "dispatcher": "The dispatcher"}
 _HELD_STATUSES = {
@@ -71,41 +74,38 @@ def of_switches(is_paused: bool, projects: Mapping[str, ProjectSettings]) -> Ite
     for name, project in projects.items():
         words = _HELD_STATUSES.get(project.status.value)
         if words is not None:
-            yield Notice(
-                tone="warning", title="Project", name=name, text=words + ".", href="/ui/projects"
-            )
+            href = project_href(name)
+            yield Notice(tone="warning", title="Project", name=name, text=words + ".", href=href)
 
 
 def of_budgets(status: ScopeStatus) -> Iterator[Notice]:
-    """Yield the scopes that have no room, or nearly none, with all within."""
-    share = used_share(status)
+    """Yield the scopes that have no room, or nearly none; of very many only how many they are."""
+    found = sorted(_of_budgets(status), key=lambda notice: notice.tone != "bad")
+    yield from found[:MAX_BUDGETS]
+    if more := found[MAX_BUDGETS:]:
+        yield Notice(
+            tone=more[0].tone,
+            title=f"{len(more)} more {'budget is' if len(more) == 1 else 'budgets are'} used up",
+            text="Or nearly so: the page of budgets has them all.",
+            href="/ui/budgets",
+        )
+
+
+def _of_budgets(status: ScopeStatus) -> Iterator[Notice]:
+    share = status.used_share
     if share is not None and share >= NEARLY_USED_UP:
         is_full = share >= 1
         yield Notice(
             tone="bad" if is_full else "warning",
-            title="The budget of" if status.scope else f"The budget of {ROOT_NAME}",
+            title="The budget of" if status.scope else f"The budget of {ROOT_WORDS}",
             name=status.scope,
             text=f"{'is used up' if is_full else 'is nearly used up'}: {left_text(status)}.",
-            href=f"/ui/budgets?scope={quote(status.scope)}",
+            href=scope_href(status.scope),
             until=status.resets_at,
             until_word="Next frees room",
         )
     for child in status.children:
-        yield from of_budgets(child)
-
-
-def used_share(status: ScopeStatus) -> float | None:
-    """Return how much of the tighter limit of a scope is used, of 1; None without a limit."""
-    pairs = (
-        (status.limit_micro_usd, status.remaining_micro_usd),
-        (status.limit_tokens, status.remaining_tokens),
-    )
-    shares = [
-        1.0 if limit == 0 else 1 - left / limit
-        for limit, left in pairs
-        if limit is not None and left is not None
-    ]
-    return max(shares, default=None)
+        yield from _of_budgets(child)
 
 
 def left_text(status: ScopeStatus) -> str:
@@ -137,7 +137,8 @@ def of_slots(slots: Iterable[SlotBody]) -> Iterator[Notice]:
 
 def _slot(slot: SlotBody, tone: Literal["bad", "warning"], text: str) -> Notice:
     until = slot.resets_at if slot.state == "exhausted" else slot.held_until
-    return Notice(tone=tone, title="Slot", name=slot.name, text=text, href="/ui/slots", until=until)
+    href = slot_href(slot.name)
+    return Notice(tone=tone, title="Slot", name=slot.name, text=text, href=href, until=until)
 
 
 def of_webhooks(dead: int, *, is_more: bool) -> Iterator[Notice]:

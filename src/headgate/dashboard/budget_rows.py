@@ -5,19 +5,27 @@ Rule: a row says for itself what binds it, also where that is a budget further u
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from urllib.parse import quote, urlencode
+from collections.abc import Callable, Iterator, Sequence
+from urllib.parse import urlencode
 
 import msgspec
 
+from headgate.core.budget_windows import window_words
 from headgate.core.burn_rate import BurnRate
-from headgate.core.scopes import Scope, ancestors, depth, is_within
-from headgate.dashboard.attention import NEARLY_USED_UP, ROOT_NAME, used_share
+from headgate.core.scopes import Scope, ancestors, depth, is_within, scope_words
+from headgate.dashboard.budget_words import BudgetBar, Ending, bars_of, ending, rate_words, state_of
 from headgate.scope_status import ScopeStatus
 from headgate.web.budget_figures import BudgetFigures
 
-HOME = "/ui/budgets"
 TASKS = "/ui/tasks"
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """What a budget has left of the units in which it is the first to refuse."""
+
+    scope: Scope
+    micro_usd: int | None
+    tokens: int | None
 
 
 class ScopeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,25 +45,57 @@ class ScopeRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def used(self) -> float | None:
         """How much of the tighter limit is used, of 1."""
-        return used_share(self.status)
+        return self.status.used_share
 
     @property
     def state(self) -> str:
         """The sign under which the scope is shown."""
-        used = self.used
-        if used is None:
-            return ""
-        if used >= 1:
-            return "exhausted"
-        return "warning" if used >= NEARLY_USED_UP else "ok"
+        return state_of(self.status)
 
     @property
-    def binding(self) -> ScopeStatus | None:
-        """The budget further up that is fuller than its own, and so the first to refuse."""
-        fullest = max(self.around, key=lambda one: used_share(one) or 0.0, default=None)
-        if fullest is None or (used_share(fullest) or 0.0) <= (self.used or 0.0):
-            return None
-        return fullest
+    def bars(self) -> list[BudgetBar]:
+        """What is drawn of it, one bar a unit."""
+        return bars_of(self.status)
+
+    @property
+    def window(self) -> str:
+        """What counts against its limits, in words."""
+        return window_words(self.status.window)
+
+    @property
+    def rate_words(self) -> str:
+        """How fast it spends; empty where it spent nothing lately."""
+        return rate_words(self.rate)
+
+    @property
+    def ending(self) -> Ending:
+        """When one of its own limits is reached."""
+        return ending(self.status, self.rate, self.ends_at)
+
+    @property
+    def first_to_refuse(self) -> list[Room]:
+        """The budgets further up that have less left than its own; one, or one a unit.
+
+        Not the fullest: what refuses the next task is the least room, however large the limit is.
+        """
+        usd = self._tightest(lambda one: one.remaining_micro_usd)
+        tokens = self._tightest(lambda one: one.remaining_tokens)
+        return [
+            Room(
+                scope=one.scope,
+                micro_usd=one.remaining_micro_usd if one is usd else None,
+                tokens=one.remaining_tokens if one is tokens else None,
+            )
+            for one in reversed(self.around)
+            if one is usd or one is tokens
+        ]
+
+    def _tightest(self, left: Callable[[ScopeStatus], int | None]) -> ScopeStatus | None:
+        """Return the budget further up that has the least left of a unit, if its own has more."""
+        own = left(self.status)
+        rooms = [(room, one) for one in reversed(self.around) if (room := left(one)) is not None]
+        least, one = min(rooms, key=lambda pair: pair[0], default=(0, None))
+        return None if own is not None and own <= least else one
 
     @property
     def tasks_href(self) -> str:
@@ -75,16 +115,6 @@ def exhausted_of(rows: Sequence[ScopeRow]) -> list[ScopeRow]:
     return sorted(found, key=lambda row: (-row.waiting, row.status.scope))
 
 
-def name_of(scope: str) -> str:
-    """Return a scope as people read it."""
-    return scope or ROOT_NAME
-
-
-def href(scope: str) -> str:
-    """Return the address of a scope."""
-    return f"{HOME}?scope={quote(scope, safe='')}"
-
-
 def tasks_href(scope: str) -> str:
     """Return the address of the tasks that wait and may be charged to a scope."""
     charged = {"scope": scope} if scope else {}
@@ -100,7 +130,7 @@ def innermost(scopes: Sequence[Scope]) -> list[Scope]:
 def name_within(scope: Scope, outer: Scope) -> str:
     """Return the path of a scope below another one."""
     if not outer or scope == outer or not is_within(scope, outer):
-        return name_of(scope)
+        return scope_words(scope)
     return scope.removeprefix(f"{outer}/")
 
 
@@ -115,6 +145,6 @@ def _rows(
         around=around,
         level=depth(status.scope) - base,
     )
-    inner = around if used_share(status) is None else (*around, status)
+    inner = around if status.used_share is None else (*around, status)
     for child in status.children:
         yield from _rows(figures, child, inner, base=base)

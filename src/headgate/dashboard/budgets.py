@@ -10,25 +10,30 @@ import re
 from typing import Any
 from urllib.parse import urlencode
 
+import msgspec
+
 from headgate.admin_bodies import BudgetPatchBody, ProjectPatchBody
-from headgate.core.money import plain_usd
-from headgate.core.scopes import ROOT, Scope, parent, parse_scope
+from headgate.core.accounts import JournalEntry
+from headgate.core.money import plain_usd, to_written_limit_micro_usd
+from headgate.core.name_search import named_like
+from headgate.core.scopes import ROOT, Scope, parent, parse_scope, scope_words
 from headgate.dashboard.budget_rows import (
-    HOME,
     exhausted_of,
-    href,
     innermost,
-    name_of,
     name_within,
     rows_of,
 )
+from headgate.dashboard.budget_words import bars_of
 from headgate.dashboard.form_fields import changed_or_said, integer_of, text_of
-from headgate.dashboard.named_lists import looked_for, named_like, part_of
+from headgate.dashboard.named_lists import looked_for, part_of
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
+from headgate.dashboard.plain_words import BOOKINGS, said
+from headgate.dashboard.reachable import BUDGETS, scope_href
 from headgate.errors import InvalidFieldError
 from headgate.scope_status import ScopeStatus
 from headgate.settings import Settings
 from headgate.settings.budgets import ROOT_NAME
+from headgate.tokens import NO_OWN_BUDGET
 from headgate.web.admin_views import overridden_fields
 from headgate.web.administering import administration_of, patch
 from headgate.web.budget_figures import (
@@ -46,22 +51,40 @@ WINDOWS = ("none", "day", "week", "month", "rolling:5h", "rolling:24h", "rolling
 _IN_TOKENS = (
     "the project has a budget_limit, which is in tokens; remove that limit, then set one in dollars"
 )
-_TASK_RESERVATION = re.compile(r"([A-Za-z0-9_-]{1,64}):[0-9]{1,9}:[0-9]{1,18}")
+_TASK_RESERVATION = re.compile(r"([A-Za-z0-9_-]{1,64}):([0-9]{1,9}):[0-9]{1,18}")
+
+
+class JournalLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of the books; the reservation of a task is told by the task and its attempt."""
+
+    at: float
+    call: str
+    words: str
+    reservation: str
+    task_id: str
+    attempt: str
+    scopes: list[Scope]
+    changes: tuple[tuple[str, int, int], ...]
+    """What was added under each name: micro-dollars and tokens."""
 
 
 async def show(view: View, _: str) -> Page:
     """Show a scope and all within it; one that the address names, with its journal and limit."""
     query = view.request.query()
     given, is_one = query.get("scope", ""), "scope" in query
+    if not given and view.caller.bounds.own_scope is None:
+        return Page(template="no_budget.html", title="Budgets", context={"why": NO_OWN_BUDGET})
     figures = await budget_figures(view.api, view.caller, given)
     around = await budgets_around(view.api, view.caller, figures.status.scope)
     rows = rows_of(figures, [one for one in around if _has_limit(one)])
     find, exhausted = looked_for(view), exhausted_of(rows)
-    found = named_like(rows, find, lambda row: (name_of(row.status.scope),))
+    found = named_like(rows, find, lambda row: (scope_words(row.status.scope),))
     context = {
         "find": find,
         "scope": figures.status.scope,
         "own": rows[0],
+        "own_bars": bars_of(rows[0].status, is_exact=True),
+        "bars_of": bars_of,
         "is_one": is_one,
         "up": _up(view, figures.status.scope),
         "rows": part_of(view, found, "from"),
@@ -74,7 +97,7 @@ async def show(view: View, _: str) -> Page:
         "journal": await _journal(view, figures.status.scope) if is_one else None,
         **_names(),
     }
-    title = f"Budget of {name_of(figures.status.scope)}" if is_one else "Budgets"
+    title = f"Budget of {scope_words(figures.status.scope)}" if is_one else "Budgets"
     return Page(template="budgets.html", title=title, context=context)
 
 
@@ -87,6 +110,8 @@ async def set_limit(view: View, _: str, form: Form) -> Done:
         usd, tokens = text_of(form, "limit_usd"), integer_of(form, "limit_tokens")
         if not usd and tokens is None:
             raise InvalidFieldError("limit_usd", "give dollars, tokens or both")
+        if isinstance(usd, str):
+            to_written_limit_micro_usd(usd)
         if limit_key(administration_of(view.api).settings, scope) == "project":
             if usd:
                 raise InvalidFieldError("limit_usd", _IN_TOKENS)
@@ -96,7 +121,8 @@ async def set_limit(view: View, _: str, form: Form) -> Done:
             window = form.get("window") or "none"
             body = BudgetPatchBody(limit_usd=usd, limit_tokens=tokens, window=window)
             await patch(view.api, view.request, "budgets", scope or ROOT_NAME, body)
-        return f"the budget of {name_of(scope)} is set; tasks that waited for it are asked again"
+        name = scope_words(scope)
+        return f"the budget of {name} is set; tasks that waited for it are asked again"
 
     return await changed_or_said(to, change)
 
@@ -112,7 +138,7 @@ async def remove_limit(view: View, _: str, form: Form) -> Done:
         else:
             body = BudgetPatchBody(limit_usd=None, limit_tokens=None, window=None)
             await patch(view.api, view.request, "budgets", scope or ROOT_NAME, body)
-        return f"{name_of(scope)} has no limit of its own any more"
+        return f"{scope_words(scope)} has no limit of its own any more"
 
     return await changed_or_said(_back(form), change)
 
@@ -124,7 +150,7 @@ async def reset_limit(view: View, _: str, form: Form) -> Done:
         scope = _scope(form)
         body = BudgetPatchBody(reset=_overridden(view).get(scope, []))
         await patch(view.api, view.request, "budgets", scope or ROOT_NAME, body)
-        return f"the budget of {name_of(scope)} is as the file says again"
+        return f"the budget of {scope_words(scope)} is as the file says again"
 
     return await changed_or_said(_back(form), change)
 
@@ -141,7 +167,7 @@ def limit_key(settings: Settings, scope: Scope) -> str:
 
 
 def _names() -> dict[str, Any]:
-    return {"href": href, "name_of": name_of, "name_within": name_within}
+    return {"href": scope_href, "name_of": scope_words, "name_within": name_within}
 
 
 def _limit_form(view: View, status: ScopeStatus) -> dict[str, str] | None:
@@ -173,23 +199,35 @@ async def _journal(view: View, scope: Scope) -> dict[str, Any]:
     page: JournalPage = await journal_page(
         view.api, view.caller, scope, cursor=cursor, limit=JOURNAL_ROWS
     )
-    entries = [
-        {
-            "entry": entry,
-            "task_id": match[1] if (match := _TASK_RESERVATION.fullmatch(name)) else "",
-            "scopes": innermost(charged(entry, view.caller)),
-        }
-        for entry in page.entries
-        for name in (entry.reservation_id,)
-    ]
+    entries = [_line(entry, innermost(charged(entry, view.caller))) for entry in page.entries]
     following = page.next_cursor
     return {
         "entries": entries,
-        "first_url": href(scope) if cursor else None,
-        "next_url": f"{HOME}?{urlencode({'scope': scope, 'cursor': following})}"
+        "first_url": scope_href(scope) if cursor else None,
+        "next_url": f"{BUDGETS}?{urlencode({'scope': scope, 'cursor': following})}"
         if following
         else None,
     }
+
+
+def _line(entry: JournalEntry, scopes: list[Scope]) -> JournalLine:
+    found = _TASK_RESERVATION.fullmatch(entry.reservation_id)
+    task_id, attempt = ("", "") if found is None else found.groups()
+    delta = entry.delta
+    return JournalLine(
+        at=entry.at,
+        call=entry.call.value,
+        words=said(BOOKINGS, entry.call.value),
+        reservation=entry.reservation_id,
+        task_id=task_id,
+        attempt=attempt,
+        scopes=scopes,
+        changes=(
+            ("Spent", delta.spent_micro_usd, delta.spent_tokens),
+            ("Reserved", delta.reserved_micro_usd, delta.reserved_tokens),
+            ("Overrun", delta.overrun_micro_usd, delta.overrun_tokens),
+        ),
+    )
 
 
 def _up(view: View, scope: Scope) -> Scope | None:
@@ -217,12 +255,12 @@ def _project_of(scope: str) -> str:
 def _back(form: Form) -> str:
     """Return the page that a form came from, or that of its scope."""
     to = form.get("back")
-    return to if to == HOME or to.startswith(f"{HOME}?") else href(form.get("scope"))
+    return to if to == BUDGETS or to.startswith(f"{BUDGETS}?") else scope_href(form.get("scope"))
 
 
 ROUTES: tuple[PageRoute, ...] = (
-    page_route(HOME, show),
-    action_route(f"{HOME}/limit", set_limit),
-    action_route(f"{HOME}/remove", remove_limit),
-    action_route(f"{HOME}/reset", reset_limit),
+    page_route(BUDGETS, show),
+    action_route(f"{BUDGETS}/limit", set_limit),
+    action_route(f"{BUDGETS}/remove", remove_limit),
+    action_route(f"{BUDGETS}/reset", reset_limit),
 )

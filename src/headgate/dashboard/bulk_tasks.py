@@ -7,6 +7,7 @@ What one request does is bounded; what is left is counted again, and asked about
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from math import floor
@@ -17,9 +18,10 @@ import msgspec
 from headgate.admin_bodies import TaskFilterBody
 from headgate.core.tasks import TaskStatus
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
-from headgate.dashboard.task_filters import TASKS, filters_of, read_filters
+from headgate.dashboard.task_filters import STATE_LABEL, TASKS, filters_of, read_filters
 from headgate.errors import InvalidTaskError
 from headgate.stores.selecting import BulkFilter
+from headgate.task_ids import seconds_of
 from headgate.tokens import Permission
 from headgate.web.bulk import (
     ENDED,
@@ -36,9 +38,10 @@ from headgate.web.refusals import Refusal
 COUNT_SECONDS = 0.12
 """How long tasks are counted before the page is shown; then there may be more."""
 
-COUNT_LONGER_SECONDS = 2.0
-"""How long they are counted where none was found at first: without any there is no question."""
-
+_SAME_WORK = (
+    "Each becomes a new task with the same work, which costs what the work costs. The old ones "
+    "stay as they are."
+)
 _NOT_COUNTED = "Look at the number first, then say so"
 
 
@@ -66,19 +69,52 @@ async def ask(work: Work, view: View, _: str) -> Page:
         raise Refusal("forbidden", "the dashboard of this service is read-only")
     filters, at = read_filters(view), _end_of_moment(view.now)
     wanted = work.wanted(_until(filters.body(work.allowed), at), view.caller)
-    bulk = bulk_of(view.api)
-    counted = await bulk.count_within(wanted, seconds=COUNT_SECONDS)
-    if not counted.matched and not counted.is_all:
-        counted = await bulk.count_within(wanted, seconds=COUNT_LONGER_SECONDS)
+    before, bulk = filters.checked_before(), bulk_of(view.api)
+    counted = await bulk.count_within(wanted, seconds=COUNT_SECONDS, before=before)
+    further = counted.next_before
+    # Whoever counts further found none so far, and some may have come since.
+    is_all = counted.is_all and before is None
     context: dict[str, Any] = {
         "work": work,
         "filters": filters,
-        "chips": filters.chips(),
+        "chips": [chip for chip in filters.chips() if chip.label != STATE_LABEL],
         "counted": counted,
+        "is_all": is_all,
+        "further": None if further is None else filters.url(work.path, before=further),
+        "counted_back_to": None if further is None else seconds_of(further),
         "counted_at": at.isoformat(),
-        "states": [status.value for status in wanted.states],
+        "states": _either(wanted.states),
+        "figure": _figure(counted.matched, wanted.states, is_all=is_all),
+        "effect": effect_of(work, wanted.states),
     }
     return Page(template="bulk_tasks.html", title=f"{work.verb} tasks", context=context)
+
+
+def effect_of(work: Work, states: Sequence[TaskStatus]) -> str:
+    """Say what is done to tasks in these states."""
+    if work is RETRY:
+        return f"{_SAME_WORK} One that was tried again already is left out."
+    waits, runs = TaskStatus.QUEUED in states, any(one is not TaskStatus.QUEUED for one in states)
+    done = {
+        (True, True): "What waits does not start, and what runs is asked to stop.",
+        (True, False): "What waits does not start.",
+        (False, True): "What runs is asked to stop.",
+    }
+    return f"{done[waits, runs]} This cannot be undone; a cancelled task can be tried again."
+
+
+def _figure(matched: int, states: Sequence[TaskStatus], *, is_all: bool) -> str:
+    least = "" if is_all else "At least "
+    is_one = matched == 1 and is_all
+    number, word = f"{least}{matched:,}", "task" if is_one else "tasks"
+    if len(states) == 1:
+        return f"{number} {states[0].value} {word}"
+    return f"{number} {word} that {'is' if is_one else 'are'} {_either(states)}"
+
+
+def _either(states: Sequence[TaskStatus]) -> str:
+    *most, last = (one.value for one in states)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 async def act(work: Work, view: View, _: str, form: Form) -> Done:

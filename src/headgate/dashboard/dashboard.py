@@ -8,9 +8,11 @@ what happened and what to do.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from functools import partial
+from typing import TypeVar
 
 from headgate.dashboard.cookies import (
     CSRF,
@@ -24,7 +26,7 @@ from headgate.dashboard.cookies import (
     theme_of,
 )
 from headgate.dashboard.error_pages import error_page
-from headgate.dashboard.headers import compressed, page_answer, redirect
+from headgate.dashboard.headers import PERMANENT_REDIRECT, compressed, page_answer, redirect
 from headgate.dashboard.live import Live
 from headgate.dashboard.login import (
     LOGIN,
@@ -39,12 +41,13 @@ from headgate.dashboard.login import (
 from headgate.dashboard.page import Done, Page, PageRoute, View, answer_route
 from headgate.dashboard.page_entrance import known_visitor, let_in, needs_login, read_form
 from headgate.dashboard.recent import Recent
-from headgate.dashboard.rendering import CSRF_MARK, Rendering
+from headgate.dashboard.rendering import CSRF_MARK, ONCE_MARK, Rendering
 from headgate.dashboard.routes import ROUTES
+from headgate.dashboard.sent_forms import ONCE_FIELD, SentForms
 from headgate.dashboard.static_files import PREFIX, StaticFiles
 from headgate.settings.sections import DashboardMode
 from headgate.web.answers import Answer, Headers, refusal_answer
-from headgate.web.api import Api, Route
+from headgate.web.api import Api, Handler, Route
 from headgate.web.refusals import Refusal
 from headgate.web.requests import Request
 
@@ -52,8 +55,14 @@ ROOT = "/"
 FOLDER = "/ui"
 OK = 200
 UNAUTHORIZED = 401
+NOT_FOUND = 404
 SERVER_FAULT = 500
+PAGE_SECONDS = 5.0
+"""How long a page waits for what it shows; a person who waits longer has gone."""
 
+Result = TypeVar("Result")
+
+_NO_ANSWER = "the store has not answered in time"
 _READ_ONLY = "the dashboard of this service is read-only; use the command line or the API"
 
 
@@ -66,7 +75,8 @@ class Dashboard:
         self._static = StaticFiles()
         self._rendering = Rendering(self._static)
         self._pages: Recent[Page] = Recent()
-        self._regions: Recent[str] = Recent()
+        self._regions: Recent[str | None] = Recent()
+        self._sent = SentForms()
         self._tries = Tries()
         self._live = Live()
         self.routes = tuple(self._routes())
@@ -81,6 +91,9 @@ class Dashboard:
         if status == UNAUTHORIZED:
             to = login_path(_url(request) if request.method in ("GET", "HEAD") else ROOT)
             return redirect(to, is_fragment=_is_fragment(request))
+        if status == NOT_FOUND and _has_slash_at_end(request):
+            path, query = request.raw_path().rstrip("/"), request.query_string()
+            return redirect(f"{path}?{query}" if query else path, status=PERMANENT_REDIRECT)
         own = await known_visitor(self._api, request, may_ask=status < SERVER_FAULT)
         view = self._view(own or request, is_let_in=own is not None)
         page = error_page(refusal, request.request_id.decode("ascii"))
@@ -106,7 +119,7 @@ class Dashboard:
         yield _bound("POST", f"{FOLDER}/theme", self._choose_theme)
 
     async def _answer(self, route: PageRoute, api: Api, request: Request, name: str) -> Answer:
-        own = await let_in(api, request, route.needs)
+        own = await _in_time(let_in(api, request, route.needs))
         view = self._view(own, is_let_in=True)
         if route.answer is not None:
             return await route.answer(view, name)
@@ -119,15 +132,17 @@ class Dashboard:
 
     async def _region(self, route: PageRoute, view: View, name: str, region: str) -> Answer:
         """Answer with the inside of one region; a page that has none of this name comes whole."""
-        visitor = _visitor(view)
+        key = drawing_key(route, view)
 
-        async def draw() -> str:
+        async def draw() -> str | None:
             # Several regions of a page are asked for together, and share its figures.
-            page = await self._pages.get(visitor, partial(_page, route, view, name))
-            text = self._rendering.region(view, page, region)
-            return self._rendering.page(view, page) if text is None else text
+            page = await self._pages.get(key, partial(_page, route, view, name))
+            return self._rendering.region(view, page, region)
 
-        text = await self._regions.get((*visitor, region), draw)
+        text = await self._regions.get((*key, region), draw)
+        if text is None:
+            # A whole page names its visitor, so it is drawn for each.
+            text = self._rendering.page(view, await _page(route, view, name))
         return compressed(page_answer(OK, self._with_secret(text, view)[0]), view.request)
 
     async def _act(self, route: PageRoute, view: View, name: str) -> Answer:
@@ -136,7 +151,12 @@ class Dashboard:
             raise Refusal("forbidden", _READ_ONLY)
         if route.action is None:
             raise Refusal("not_found", "there is nothing to do here")
-        done = await route.action(view, name, form)
+        deed = partial(route.action, view, name, form)
+        if form.has(ONCE_FIELD):
+            key = (view.caller.token_id, view.path, form.digest)
+            done = await self._sent.once(key, deed, again=view.path)
+        else:
+            done = await deed()
         return self._drawn(view, done) if isinstance(done, Page) else self._done(view, done)
 
     def _done(self, view: View, done: Done) -> Answer:
@@ -169,6 +189,7 @@ class Dashboard:
         known = csrf_of(cookies_of(view.request))
         secret = known or secrets.token_hex(16)
         headers = () if known else (cookie(CSRF, secret, is_secure=is_secure(view)),)
+        text = text.replace(ONCE_MARK, secrets.token_hex(8))
         return text.replace(CSRF_MARK, secret), headers
 
     async def _show_login(self, api: Api, request: Request, name: str) -> Answer:
@@ -197,26 +218,48 @@ async def _to_overview(_: Api, __: Request, ___: str) -> Answer:
     return redirect(ROOT)
 
 
-def _bound(method: str, path: str, handler: object) -> Route:
+def _bound(method: str, path: str, handler: Handler) -> Route:
     # The entrance of the API lets all of them through: they have an entrance of their own.
-    return Route(method, path, handler, "", needs=None)  # type: ignore[arg-type]
+    return Route(method, path, handler, "", needs=None)
 
 
 async def _page(route: PageRoute, view: View, name: str) -> Page:
     if route.page is None:
         raise Refusal("not_found", "there is no page here")
-    return await route.page(view, name)
+    return await _in_time(route.page(view, name))
 
 
-def _visitor(view: View) -> tuple[object, ...]:
-    """Return everything that a page may look different by."""
+async def _in_time(work: Awaitable[Result]) -> Result:
+    """Wait for what only looks, and so can be left at any time."""
+    patience = asyncio.timeout(PAGE_SECONDS)
+    try:
+        async with patience:
+            return await work
+    except TimeoutError:
+        if not patience.expired():
+            raise
+        raise Refusal("unavailable", _NO_ANSWER) from None
+
+
+def drawing_key(route: PageRoute, view: View) -> tuple[object, ...]:
+    """Return everything that a region may look different by.
+
+    What a token may see follows from its bounds and permissions. Which token it is stands in the
+    frame of a page, and in the regions of a page that says so of itself; everywhere else those with
+    equal rights share a drawing.
+    """
     caller = view.caller
-    own = (caller.token_id, caller.name, caller.bounds, caller.permissions)
+    own = (caller.bounds, caller.permissions, caller.token_id if route.is_personal else "")
     return (view.url, view.address, view.mode, view.needs_login, *own, view.theme)
 
 
 def _is_fragment(request: Request) -> bool:
     return bool(request.header(b"hx-request"))
+
+
+def _has_slash_at_end(request: Request) -> bool:
+    path = request.raw_path()
+    return request.method in ("GET", "HEAD") and path.endswith("/") and path.strip("/") != ""
 
 
 def _url(request: Request) -> str:

@@ -36,4 +36,4 @@ def error_page(refusal: Refusal, request_id: str) -> Page:
         "code": body.code,
         "request_id": request_id,
     }
-    return Page(template="error.html", title=body.title, context=context, status=status)
+    return Page(template="error.html", title=capital(body.title), context=context, status=status)

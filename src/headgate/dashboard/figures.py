@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from headgate.core.money import MICRO_PER_USD
-from headgate.dashboard.headers import PAGE_HEADERS
+from headgate.dashboard.headers import PAGE_HEADERS, takes_gzip
 from headgate.dashboard.page import PageRoute, View, answer_route
 from headgate.runtime.history import LONG_STEP_SECONDS, STEP_SECONDS, History, Step, summed
 from headgate.web.answers import Answer, Headers
@@ -72,7 +72,7 @@ async def show_history(view: View, _: str) -> Answer:
         raise Refusal("forbidden", "the figures over time are of the whole service")
     found = _encoded_figures(history, chosen)
     headers: Headers = (*PAGE_HEADERS, (b"vary", b"accept-encoding"))
-    if b"gzip" not in view.request.header(b"accept-encoding"):
+    if not takes_gzip(view.request.header(b"accept-encoding")):
         return Answer(OK, found.content, headers)
     return Answer(OK, found.compressed, (*headers, (b"content-encoding", b"gzip")))
 

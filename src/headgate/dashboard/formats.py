@@ -1,4 +1,4 @@
-"""Figures and texts as pages show them: short for the eye, exact for programs and screen readers.
+"""Texts as pages show them, and the filters by which templates write figures and texts.
 
 Rule: a text that somebody else wrote is shown, never obeyed. What a browser would act upon is
 written out, and what is long is cut.
@@ -6,22 +6,13 @@ written out, and what is long is cut.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
-from headgate.core.money import MICRO_PER_USD, format_usd
+from headgate.core import figure_texts
 from headgate.core.printable import printable, printable_lines
-from headgate.moments import utc_time
 
 MAX_TEXT_LENGTH = 4_000
 MAX_LINE_LENGTH = 200
 ELLIPSIS = "…"
-MINUTE, HOUR, DAY = 60, 3_600, 86_400
-
-_UNITS = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"))
-_STEPS = ((10**9, 10**9, "G"), (10**6, 10**6, "M"), (10**4, 10**3, "k"))
-_EXACT_BELOW = 10
-_CENT = 10_000
-_FOUR_DECIMALS_SHOW = 100
+ID_BEGINNING, ID_END = 8, 6
 
 
 def line(text: object, most: int = MAX_LINE_LENGTH) -> str:
@@ -43,95 +34,23 @@ def capital(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def usd(micro_usd: int) -> str:
-    """Return an amount in dollars, as exact as it needs to be for a person."""
-    size = abs(micro_usd)
-    if size < _FOUR_DECIMALS_SHOW:
-        return exact_usd(micro_usd)
-    digits = 2 if size >= _CENT else 4
-    return f"{'-' if micro_usd < 0 else ''}${size / MICRO_PER_USD:,.{digits}f}"
-
-
-def exact_usd(micro_usd: int) -> str:
-    """Return an amount in dollars to the micro-dollar."""
-    whole, _, decimals = format_usd(abs(micro_usd))[1:].partition(".")
-    return f"{'-' if micro_usd < 0 else ''}${int(whole):,}.{decimals}"
-
-
-def dollars(text: str | None) -> str:
-    """Return an amount that a body of the API has as a text; without one there is none."""
-    if text is None:
-        return "none"
-    return usd(round(float(text) * MICRO_PER_USD))
-
-
-def count(number: float) -> str:
-    """Return a number short enough for a table: 12,345 is 12.3k."""
-    for least, size, unit in _STEPS:
-        if abs(number) >= least:
-            return f"{number / size:,.{0 if abs(number) >= 100 * size else 1}f}{unit}"
-    is_whole = number == int(number) or abs(round(number, 1)) >= _EXACT_BELOW
-    return f"{number:,.0f}" if is_whole else f"{number:,.1f}"
-
-
-def duration(seconds: float) -> str:
-    """Return a length of time in its two largest units."""
-    if seconds < 0:
-        return f"-{duration(-seconds)}"
-    if seconds < 1:
-        return f"{seconds * 1_000:.0f} ms"
-    if seconds < MINUTE:
-        return f"{seconds:.1f} s" if seconds < _EXACT_BELOW else f"{seconds:.0f} s"
-    left = int(seconds)
-    parts = []
-    for size, unit in _UNITS:
-        if left >= size:
-            parts.append(f"{left // size} {unit}")
-            left %= size
-    if len(parts) == 1 and left and parts[0].endswith("min"):
-        parts.append(f"{left} s")
-    return " ".join(parts[:2])
-
-
-def percent(share: float) -> str:
-    """Return a share of 1 as a percentage."""
-    value = share * 100
-    return f"{value:.0f} %" if value >= _EXACT_BELOW or value == 0 else f"{value:.1f} %"
-
-
-def seconds_of(moment: datetime | float) -> float:
-    """Return a time as Unix seconds."""
-    return moment.timestamp() if isinstance(moment, datetime) else float(moment)
-
-
-def iso(moment: datetime | float) -> str:
-    """Return a time as programs read it."""
-    at = datetime.fromtimestamp(seconds_of(moment), UTC)
-    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def clock(moment: datetime | float) -> str:
-    """Return a time as people read it, in UTC."""
-    return utc_time(seconds_of(moment))
-
-
-def relative(moment: datetime | float, now: float) -> str:
-    """Return how long ago a time was, or how long it is until then."""
-    away = seconds_of(moment) - now
-    if abs(away) < 1:
-        return "now"
-    return f"in {duration(away)}" if away > 0 else f"{duration(-away)} ago"
+def short_id(whole: str) -> str:
+    """Return the beginning and the end of an id, which is where ids differ."""
+    short = f"{whole[:ID_BEGINNING]}{ELLIPSIS}{whole[-ID_END:]}"
+    return short if len(short) < len(whole) else whole
 
 
 FILTERS = {
     "line": line,
     "block": block,
-    "usd": usd,
-    "exact_usd": exact_usd,
-    "dollars": dollars,
-    "count": count,
-    "duration": duration,
-    "percent": percent,
-    "iso": iso,
-    "clock": clock,
+    "short_id": short_id,
+    "usd": figure_texts.usd,
+    "column_usd": figure_texts.column_usd,
+    "exact_usd": figure_texts.exact_usd,
+    "dollars": figure_texts.dollars,
+    "count": figure_texts.count,
+    "duration": figure_texts.duration,
+    "percent": figure_texts.percent,
+    "iso": figure_texts.iso,
+    "clock": figure_texts.clock,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from urllib.parse import quote
 
 from headgate.web.answers import Answer, Headers
@@ -24,9 +25,16 @@ PAGE_HEADERS: Headers = (
 
 HTML = b"text/html; charset=utf-8"
 SEE_OTHER = 303
+PERMANENT_REDIRECT = 308
 NO_CONTENT = 204
 COMPRESSION = 5
 LEAST_COMPRESSED_BYTES = 1_000
+
+_GZIP = (b"gzip", b"x-gzip", b"*")
+"""The names of what a page is compressed with, the most exact first."""
+
+_WEIGHT = re.compile(rb"(?:q=(?:0\.[0-9]*[1-9][0-9]*|1(?:\.0*)?))?")
+"""A weight above nothing; without one it is 1."""
 
 _KEPT_IN_ADDRESS = "/?&=%:~@+,;!*'()$-._#"
 
@@ -45,15 +53,26 @@ def compressed(answer: Answer, request: Request) -> Answer:
     if len(answer.body) <= LEAST_COMPRESSED_BYTES:
         return answer
     headers: Headers = (*answer.headers, (b"vary", b"accept-encoding"))
-    if b"gzip" not in request.header(b"accept-encoding"):
+    if not takes_gzip(request.header(b"accept-encoding")):
         return answer._replace(headers=headers)
     body = gzip.compress(answer.body, COMPRESSION, mtime=0)
     return answer._replace(body=body, headers=(*headers, (b"content-encoding", b"gzip")))
 
 
-def redirect(to: str, headers: Headers = (), *, is_fragment: bool = False) -> Answer:
+def takes_gzip(accepted: bytes) -> bool:
+    """Tell whether an Accept-Encoding takes gzip, by the weight that it gives it."""
+    weights = {}
+    for wish in accepted.lower().split(b","):
+        coding, _, parameter = wish.partition(b";")
+        weights[coding.strip()] = _WEIGHT.fullmatch(parameter.strip()) is not None
+    return next((weights[coding] for coding in _GZIP if coding in weights), False)
+
+
+def redirect(
+    to: str, headers: Headers = (), *, is_fragment: bool = False, status: int = SEE_OTHER
+) -> Answer:
     """Return what sends a browser to another page; a script is told in a header of its own."""
     place = quote(to, safe=_KEPT_IN_ADDRESS).encode("ascii")
     if is_fragment:
         return Answer(NO_CONTENT, b"", ((b"hx-redirect", place), *PAGE_HEADERS, *headers))
-    return Answer(SEE_OTHER, b"", ((b"location", place), *PAGE_HEADERS, *headers))
+    return Answer(status, b"", ((b"location", place), *PAGE_HEADERS, *headers))

@@ -5,7 +5,9 @@ anything at all. It looks once a second, together with all others, so that their
 same drawing; with many of them it looks less often. Rule: a page that hears nothing is not old: at
 least every `REFRESH_SECONDS` it is told `changed`, and so it is at the first look, for what changed
 since it was drawn, and at the one after a change, since books are settled just after a task ended.
-No caller has so many streams that none are left for others.
+A stream ends at once when its token is revoked at this node, and soon when that is done at another.
+No caller has so many streams that none are left for others; one too many is told `refused` and why,
+in a stream that ends, since a browser does not tell a page the status of an answer.
 """
 
 from __future__ import annotations
@@ -58,43 +60,49 @@ class Live:
         self.by_caller: Counter[str] = Counter()
 
     async def stream(self, view: View, _: str) -> Answer:
-        """Answer with what changes from now on."""
-        if self.streams >= MAX_STREAMS:
-            raise Refusal("limit_reached", f"there are {MAX_STREAMS} open pages; close some")
-        if self._has_enough(view):
-            line = f"you have {MAX_STREAMS_PER_CALLER} open pages; close some"
-            raise Refusal("limit_reached", line)
+        """Answer with what changes from now on, or with the reason why nothing is told."""
         return Answer(OK, b"", _HEADERS, EVENT_STREAM, stream=self._events(view))
 
-    def _has_enough(self, view: View) -> bool:
-        return self.by_caller[_caller_of(view)] >= MAX_STREAMS_PER_CALLER
+    def _refusal(self, view: View) -> str | None:
+        if self.by_caller[_caller_of(view)] >= MAX_STREAMS_PER_CALLER:
+            return f"{MAX_STREAMS_PER_CALLER} pages are open with your token or address; close some"
+        if self.streams >= MAX_STREAMS:
+            return f"{MAX_STREAMS} pages of this service are open; close some"
+        return None
 
     async def _events(self, view: View) -> AsyncGenerator[bytes, None]:
-        # Many may have been answered before the first of them began.
-        if self._has_enough(view) or self.streams >= MAX_STREAMS:
+        # Asked here, not before the answer: many may be answered before the first of them begins.
+        refusal = self._refusal(view)
+        if refusal is not None:
+            yield b"event: refused\ndata: %b\n\n" % refusal.encode()
             return
         clock, caller = asyncio.get_running_loop().time, _caller_of(view)
+        tokens, entrance = asyncio.Event(), view.api.entrance
         self.streams += 1
         self.by_caller[caller] += 1
+        entrance.watch(tokens.set)
         try:
             yield _BEGINNING
             seen, told_at, checked_at, is_settling = look(view), clock(), clock(), True
             while True:
-                await asyncio.sleep(self.until_look(clock()))
+                are_changed = await _is_set_within(tokens, self.until_look(clock()))
+                if are_changed or clock() - checked_at >= CHECK_SECONDS:
+                    checked_at = clock()
+                    if not await _is_let_in(view.request, view):
+                        return
+                if are_changed:
+                    continue
                 now_seen = look(view)
                 changed = changes(seen, now_seen)
                 patience = BLIND_SECONDS if now_seen.tasks is None else REFRESH_SECONDS
                 is_due = is_settling or clock() - told_at >= patience
                 names = changed or (["changed"] if is_due else [])
                 is_settling = bool(changed)
-                if clock() - checked_at >= CHECK_SECONDS:
-                    checked_at = clock()
-                    if not await _is_let_in(view.request, view):
-                        return
                 if names:
                     seen, told_at = now_seen, clock()
                     yield b"".join(b"event: %b\ndata:\n\n" % name.encode() for name in names)
         finally:
+            entrance.leave(tokens.set)
             self.streams -= 1
             self.by_caller[caller] -= 1
             self.by_caller += Counter()  # Drops those that have none.
@@ -130,6 +138,17 @@ def changes(before: Seen, after: Seen) -> list[str]:
 
 def _caller_of(view: View) -> str:
     return view.request.caller.token_id or f"at {view.request.peer}"
+
+
+async def _is_set_within(signal: asyncio.Event, seconds: float) -> bool:
+    """Wait for a signal and take it back; False if it has not come in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await signal.wait()
+    except TimeoutError:
+        return False
+    signal.clear()
+    return True
 
 
 async def _is_let_in(request: Request, view: View) -> bool:

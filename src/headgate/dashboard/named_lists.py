@@ -6,7 +6,7 @@ and fetched anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 from urllib.parse import urlencode
 
@@ -38,30 +38,32 @@ def looked_for(view: View) -> str:
     return view.request.query().get(FIND, "").strip()[:MAX_FIND_LENGTH]
 
 
-def named_like(rows: Sequence[Row], text: str, names: Callable[[Row], Sequence[str]]) -> list[Row]:
-    """Return the rows that have a name with this text in it, whatever its case."""
-    wanted = text.casefold()
-    if not wanted:
-        return list(rows)
-    return [row for row in rows if any(wanted in name.casefold() for name in names(row))]
-
-
 def part_of(view: View, rows: Sequence[Row], key: str, *, path: str = "") -> Part[Row]:
     """Return the rows that the address asks for, from the number under `key` on.
 
     Give the `path` of a page whose address has a name in it, as it is to be written.
     """
-    query = view.request.query()
-    first = number_in(query, key)
+    first = first_of(view, key)
+    return part_at(view, rows[first : first + ROWS], key, count=len(rows), path=path)
+
+
+def part_at(view: View, rows: Sequence[Row], key: str, *, count: int, path: str = "") -> Part[Row]:
+    """Return rows that were taken out of a longer list already, at what the address asks for."""
+    query, first = view.request.query(), first_of(view, key)
     following = first + ROWS
     place = path or view.path
     return Part(
-        rows=rows[first:following],
+        rows=rows,
         first=first,
-        count=len(rows),
+        count=count,
         first_url=address(place, {**query, key: ""}) if first else None,
-        next_url=address(place, {**query, key: str(following)}) if following < len(rows) else None,
+        next_url=address(place, {**query, key: str(following)}) if following < count else None,
     )
+
+
+def first_of(view: View, key: str) -> int:
+    """Return how many rows the address of a page passes over."""
+    return number_in(view.request.query(), key)
 
 
 def number_in(query: Mapping[str, str], key: str) -> int:

@@ -12,13 +12,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from headgate.core.scopes import scope_words
 from headgate.core.shares import Share
 from headgate.dashboard import attention
-from headgate.dashboard.attention import Notice, used_share, worst_first
+from headgate.dashboard.attention import Notice, worst_first
+from headgate.dashboard.budget_words import BudgetBar, bars_of, state_of
 from headgate.dashboard.figures import ROUTES as FIGURE_ROUTES
 from headgate.dashboard.figures import rows_of
 from headgate.dashboard.page import Page, PageRoute, View, page_route
-from headgate.dashboard.reachable import may_open
+from headgate.dashboard.reachable import may_open, project_href, scope_href, slot_href
+from headgate.dashboard.slot_words import SlotBar, bar_of
 from headgate.dashboard.task_reasons import ReasonShown, why_shown
 from headgate.deliveries import DeliveryQuery, DeliveryState
 from headgate.errors import StoreError
@@ -52,6 +55,24 @@ class Oldest(msgspec.Struct, frozen=True, kw_only=True):
     reasons: list[ReasonShown]
 
 
+class BudgetMeter(msgspec.Struct, frozen=True, kw_only=True):
+    """A budget that has a limit; without an address for those who may not open its page."""
+
+    status: ScopeStatus
+    name: str
+    href: str
+    bars: list[BudgetBar]
+    state: str
+
+
+class SlotMeter(msgspec.Struct, frozen=True, kw_only=True):
+    """A slot with its bar."""
+
+    slot: SlotBody
+    href: str
+    bar: SlotBar
+
+
 async def show(view: View, _: str) -> Page:
     """Show the overview."""
     stats = await stats_body(view.api, view.caller)
@@ -71,12 +92,12 @@ async def show(view: View, _: str) -> Page:
         "rows": rows_of(view),
         "has_history": _has_history(view),
         "budget": budget,
-        "budgets": budgets[:MAX_BUDGETS],
-        "used_share": used_share,
+        "budgets": [_budget(view, one) for one in budgets[:MAX_BUDGETS]],
         "more_budgets": max(0, len(budgets) - MAX_BUDGETS),
-        "slots": slots[:MAX_SLOTS],
+        "slots": [_slot(one) for one in slots[:MAX_SLOTS]],
         "more_slots": max(0, len(slots) - MAX_SLOTS),
         "shares": shares[:MAX_SHARES],
+        "project_href": project_href,
         "more_shares": max(0, len(shares) - MAX_SHARES),
         "most_share": max((max(one.target, one.actual) for one in shares), default=1.0),
         "oldest": await _oldest(view),
@@ -130,9 +151,24 @@ def _limited(status: ScopeStatus | None) -> list[ScopeStatus]:
     while waiting:
         one = waiting.pop()
         waiting += one.children
-        if used_share(one) is not None:
+        if one.used_share is not None:
             found.append(one)
-    return sorted(found, key=lambda one: (-(used_share(one) or 0.0), one.scope))
+    return sorted(found, key=lambda one: (-(one.used_share or 0.0), one.scope))
+
+
+def _budget(view: View, status: ScopeStatus) -> BudgetMeter:
+    href = scope_href(status.scope)
+    return BudgetMeter(
+        status=status,
+        name=scope_words(status.scope),
+        href=href if may_open(view, href) else "",
+        bars=[bar for bar in bars_of(status) if bar.limit is not None],
+        state=state_of(status),
+    )
+
+
+def _slot(slot: SlotBody) -> SlotMeter:
+    return SlotMeter(slot=slot, href=slot_href(slot.name), bar=bar_of(slot))
 
 
 def _shares(view: View) -> list[Share]:

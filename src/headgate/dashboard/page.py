@@ -9,6 +9,7 @@ permissions and the bounds of a token hold here as they do there.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgspec
@@ -75,7 +76,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     def address(self) -> str:
         """The address under which the visitor reached the service, for commands to paste."""
         is_secure = self.request.header(b"x-forwarded-proto").strip().lower() == b"https"
-        host = self.request.identity()[0].decode("latin-1")
+        host = self.request.identity()[0].decode("latin-1") or self.request.served_at
         return f"{'https' if is_secure else 'http'}://{host}"
 
 
@@ -94,6 +95,11 @@ class Form:
         """Return every value that was sent under a name."""
         return list(self._fields.get(name, ()))
 
+    @property
+    def digest(self) -> bytes:
+        """What tells this form from one that was filled in otherwise."""
+        return blake2b(repr(sorted(self._fields.items())).encode(), digest_size=20).digest()
+
     def has(self, name: str) -> bool:
         """Tell whether a field was sent, as a ticked box is."""
         return name in self._fields
@@ -106,13 +112,17 @@ AnswerHandler = Callable[[View, str], Awaitable[Answer]]
 
 
 class PageRoute(NamedTuple):
-    """One address of the dashboard, with exactly one of the three kinds of handler."""
+    """One address of the dashboard, with exactly one of the three kinds of handler.
+
+    The regions of a page that `is_personal` show which token is looked with.
+    """
 
     path: str
     needs: Permission | None
     page: PageHandler | None = None
     action: ActionHandler | None = None
     answer: AnswerHandler | None = None
+    is_personal: bool = False
 
     @property
     def method(self) -> str:
@@ -120,9 +130,15 @@ class PageRoute(NamedTuple):
         return "GET" if self.action is None else "POST"
 
 
-def page_route(path: str, handler: PageHandler, needs: Permission | None = "read") -> PageRoute:
+def page_route(
+    path: str,
+    handler: PageHandler,
+    needs: Permission | None = "read",
+    *,
+    is_personal: bool = False,
+) -> PageRoute:
     """Return the route of a page; `{id}` in the path is handed over as the handler's text."""
-    return PageRoute(path, needs, page=handler)
+    return PageRoute(path, needs, page=handler, is_personal=is_personal)
 
 
 def action_route(

@@ -31,7 +31,10 @@ _STALE_FORM = "the form is too old, or cookies are blocked; load the page again 
 
 
 async def let_in(api: Api, request: Request, needs: Permission | None) -> Request:
-    """Return the request as its sender, or refuse it; needing nothing is open to all."""
+    """Return the request as its sender, or refuse it; needing nothing is open to all.
+
+    Whatever else a page needs, it shows something, and leads to pages that do: it needs `read` too.
+    """
     entrance = api.entrance
     host, origin, _ = request.identity()
     entrance.check_place(host, origin)
@@ -39,6 +42,7 @@ async def let_in(api: Api, request: Request, needs: Permission | None) -> Reques
     if needs is not None:
         caller = entrance.let_in(own, needs)
         own.caller = await entrance.look_up(own, needs) if caller is None else caller
+        own.caller.check("read")
         request.caller = own.caller
     return own
 

@@ -18,6 +18,8 @@ from headgate.admin_bodies import (
     ProjectStatusText,
     StandingText,
 )
+from headgate.core.figure_texts import percent
+from headgate.core.name_search import named_like
 from headgate.core.shares import shares
 from headgate.dashboard.form_fields import (
     changed_or_said,
@@ -27,16 +29,17 @@ from headgate.dashboard.form_fields import (
     one_of,
     only_changed,
 )
-from headgate.dashboard.named_lists import looked_for, named_like, part_of
+from headgate.dashboard.named_lists import ROWS, first_of, looked_for, part_at, part_of
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
-from headgate.figure_bodies import LaneBody
+from headgate.dashboard.reachable import PROJECTS, project_href
+from headgate.figure_bodies import LaneBody, LaneListBody
 from headgate.web.administering import administration_of, agent_bodies, patch, project_bodies
 from headgate.web.auditing import actor_of
-from headgate.web.lanes import lane_list
+from headgate.web.lanes import LaneQuery, lane_list
 from headgate.web.refusals import Refusal
 
-HOME = "/ui/projects"
 AGENTS = "/ui/agents"
+LANES_FROM = "lanes_from"
 
 
 async def show(view: View, _: str) -> Page:
@@ -44,8 +47,7 @@ async def show(view: View, _: str) -> Page:
     find = looked_for(view)
     projects = await project_bodies(view.api, view.caller)
     agents = await agent_bodies(view.api) if view.may("admin") else []
-    lanes = await lane_list(view.api, view.caller)
-    found = named_like(lanes.lanes, find, lambda lane: (lane.project_id, lane.agent_id))
+    lanes = await _lanes(view, find=find)
     context = {
         "find": find,
         "is_paused": view.api.is_paused,
@@ -53,7 +55,7 @@ async def show(view: View, _: str) -> Page:
             view, named_like(projects, find, lambda one: (one.id, one.name)), "projects_from"
         ),
         "agents": part_of(view, named_like(agents, find, lambda one: (one.id,)), "agents_from"),
-        "lanes": part_of(view, found, "lanes_from"),
+        "lanes": part_at(view, lanes.lanes, LANES_FROM, count=lanes.count),
         **_shared(view, projects),
         "strategy": lanes.strategy,
         "has_own_projects": len(projects) > 1,
@@ -65,15 +67,15 @@ async def show_project(view: View, name: str) -> Page:
     """Show one project, with what can be changed of it."""
     projects = await project_bodies(view.api, view.caller)
     project = _found(projects, name)
-    lanes = await lane_list(view.api, view.caller)
-    own = [lane for lane in lanes.lanes if lane.project_id == name]
+    lanes = await _lanes(view, project_id=name)
+    path = project_href(name)
     context = {
         "project": project,
         "projects": sorted(projects, key=lambda one: -(one.target_share or 0.0))[:20],
-        "lanes": part_of(view, own, "lanes_from", path=href(name)),
+        "lanes": part_at(view, lanes.lanes, LANES_FROM, count=lanes.count, path=path),
         **_shared(view, projects),
         "strategy": lanes.strategy,
-        "url": _with_query(view, href(name)),
+        "url": _with_query(view, path),
         "budget_scope": f"project:{name}",
     }
     return Page(template="project.html", title=f"Project {name}", context=context)
@@ -102,7 +104,7 @@ async def change_project(view: View, name: str, form: Form) -> Done:
         await patch(view.api, view.request, "projects", name, wanted)
         return _said_of_project(name, wanted, target, _target(view, name))
 
-    return await changed_or_said(_back(form, href(name)), change)
+    return await changed_or_said(_back(form, project_href(name)), change)
 
 
 async def reset_project(view: View, name: str, form: Form) -> Done:
@@ -113,7 +115,7 @@ async def reset_project(view: View, name: str, form: Form) -> Done:
         await patch(view.api, view.request, "projects", name, ProjectPatchBody(reset=fields))
         return f"project {name} is as the file says again"
 
-    return await changed_or_said(_back(form, href(name)), reset)
+    return await changed_or_said(_back(form, project_href(name)), reset)
 
 
 async def change_agent(view: View, name: str, form: Form) -> Done:
@@ -133,7 +135,7 @@ async def change_agent(view: View, name: str, form: Form) -> Done:
         await patch(view.api, view.request, "agents", name, wanted)
         return _said_of_agent(name, wanted)
 
-    return await changed_or_said(_back(form, HOME), change)
+    return await changed_or_said(_back(form, PROJECTS), change)
 
 
 async def reset_agent(view: View, name: str, form: Form) -> Done:
@@ -145,24 +147,19 @@ async def reset_agent(view: View, name: str, form: Form) -> Done:
         await patch(view.api, view.request, "agents", name, AgentPatchBody(reset=fields))
         return f"agent {name} is as the file says again"
 
-    return await changed_or_said(_back(form, HOME), reset)
+    return await changed_or_said(_back(form, PROJECTS), reset)
 
 
 async def pause_all(view: View, _: str, form: Form) -> Done:
     """Start nothing new."""
     await administration_of(view.api).pause(actor_of(view.request), is_paused=True)
-    return Done(to=_back(form, HOME), said="everything is paused; what runs goes on.")
+    return Done(to=_back(form, PROJECTS), said="everything is paused; what runs goes on.")
 
 
 async def resume_all(view: View, _: str, form: Form) -> Done:
     """Start tasks again."""
     await administration_of(view.api).pause(actor_of(view.request), is_paused=False)
-    return Done(to=_back(form, HOME), said="tasks are started again.")
-
-
-def href(name: str) -> str:
-    """Return the address of a project."""
-    return f"{HOME}/{quote(name, safe='')}"
+    return Done(to=_back(form, PROJECTS), said="tasks are started again.")
 
 
 def agent_href(name: str) -> str:
@@ -176,12 +173,18 @@ def tasks_href(lane: LaneBody) -> str:
     return f"/ui/tasks?state=queued&project={quote(lane.project_id, safe='')}{agent}"
 
 
+async def _lanes(view: View, *, find: str = "", project_id: str | None = None) -> LaneListBody:
+    """Return the lanes that a page shows of those that it is about."""
+    query = LaneQuery(project_id=project_id, find=find, first=first_of(view, LANES_FROM), most=ROWS)
+    return await lane_list(view.api, view.caller, query)
+
+
 def _shared(view: View, projects: Sequence[ProjectBody]) -> dict[str, Any]:
     known = [one for one in projects if one.target_share is not None]
     most = max((max(one.target_share or 0.0, one.actual_share or 0.0) for one in known), default=1)
     scheduler = administration_of(view.api).settings.scheduler
     return {
-        "href": href,
+        "href": project_href,
         "agent_href": agent_href,
         "tasks_href": tasks_href,
         "most_share": most or 1.0,
@@ -212,7 +215,7 @@ def _target(view: View, name: str) -> float:
 def _back(form: Form, otherwise: str) -> str:
     """Return the page of these that a form came from."""
     to = form.get("back")
-    is_own = to == HOME or to.startswith((f"{HOME}?", f"{HOME}/"))
+    is_own = to == PROJECTS or to.startswith((f"{PROJECTS}?", f"{PROJECTS}/"))
     return to if is_own else otherwise
 
 
@@ -229,7 +232,7 @@ def _said_of_project(name: str, wanted: ProjectPatchBody, before: float, after: 
         return f"project {name} {_STATUS_WORDS[wanted.status]}"
     effect = ""
     if before != after:
-        effect = f"; its target share was {before:.1%} and is {after:.1%}"
+        effect = f"; its target share was {percent(before)} and is {percent(after)}"
     return f"project {name} was changed{effect}"
 
 
@@ -240,10 +243,10 @@ def _said_of_agent(name: str, wanted: AgentPatchBody) -> str:
 
 
 ROUTES: tuple[PageRoute, ...] = (
-    page_route(HOME, show),
-    page_route(f"{HOME}/{{id}}", show_project),
-    action_route(f"{HOME}/{{id}}/change", change_project),
-    action_route(f"{HOME}/{{id}}/reset", reset_project),
+    page_route(PROJECTS, show),
+    page_route(f"{PROJECTS}/{{id}}", show_project),
+    action_route(f"{PROJECTS}/{{id}}/change", change_project),
+    action_route(f"{PROJECTS}/{{id}}/reset", reset_project),
     action_route(f"{AGENTS}/{{id}}/change", change_agent),
     action_route(f"{AGENTS}/{{id}}/reset", reset_agent),
     action_route("/ui/scheduler/pause", pause_all),

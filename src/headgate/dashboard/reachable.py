@@ -1,4 +1,7 @@
-"""Which pages a visitor may open, so that no link is drawn that leads to a refusal."""
+"""The addresses of things that have a page, and which of them a visitor may open.
+
+Rule: no link is drawn that leads to a refusal.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from headgate.core.scopes import Scope
 from headgate.dashboard.page import View
 
 BUDGETS = "/ui/budgets"
+PROJECTS = "/ui/projects"
+SLOTS = "/ui/slots"
 
 _FOR_ADMINISTRATORS = ("/ui/webhooks", "/ui/settings")
 
@@ -15,6 +20,16 @@ _FOR_ADMINISTRATORS = ("/ui/webhooks", "/ui/settings")
 def scope_href(scope: str) -> str:
     """Return the address of the page of a budget."""
     return f"{BUDGETS}?scope={quote(scope, safe='')}"
+
+
+def project_href(name: str) -> str:
+    """Return the address of the page of a project."""
+    return f"{PROJECTS}/{quote(name, safe='')}"
+
+
+def slot_href(name: str) -> str:
+    """Return the address of the page of a slot, whatever is in its name."""
+    return f"{SLOTS}/{quote(name, safe='')}"
 
 
 def may_open(view: View, href: str) -> bool:

@@ -13,16 +13,20 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import headgate
+from headgate.core.figure_texts import relative
 from headgate.dashboard import formats
 from headgate.dashboard.page import Page, View
 from headgate.dashboard.static_files import StaticFiles
 
 MACROS = "macros.html"
+FRAME = "base.html"
 CSRF_MARK = f"csrf-{secrets.token_hex(16)}"
 """Stands for the secret of a form while a page is drawn, so that one drawing serves everybody.
 
 Nobody outside can know it, so no text of theirs can stand for the secret.
 """
+ONCE_MARK = f"once-{secrets.token_hex(16)}"
+"""Stands for the number of the forms of one answer."""
 
 
 class Rendering:
@@ -41,13 +45,15 @@ class Rendering:
         self._templates.filters.update(formats.FILTERS)
         self._templates.globals.update(
             static=static.url,
-            relative=formats.relative,
+            relative=relative,
             csrf_mark=CSRF_MARK,
+            once_mark=ONCE_MARK,
             version=headgate.__version__,
         )
         # Macros are a global, because a region is drawn without the top of its template.
         self.macros: Any = self._templates.get_template(MACROS).module
         self._templates.globals["m"] = self.macros
+        self._frame = frozenset(self._templates.get_template(FRAME).blocks)
 
     def page(self, view: View, page: Page, *, flash: tuple[str, bool] = ("", False)) -> str:
         """Return a whole page; `flash` is what the last action said, and whether it failed."""
@@ -57,8 +63,10 @@ class Rendering:
     def region(self, view: View, page: Page, name: str) -> str | None:
         """Return the inside of a region; None if the page has no such region."""
         template = self._templates.get_template(page.template)
-        block = template.blocks.get(name.replace("-", "_"))
-        if block is None:
+        wanted = name.replace("-", "_")
+        block = template.blocks.get(wanted)
+        # The blocks of the frame are whole parts of a page, with what their template has around.
+        if block is None or wanted in self._frame:
             return None
         return "".join(block(template.new_context(_context(view, page))))
 

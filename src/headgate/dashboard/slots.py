@@ -6,11 +6,13 @@ administrators, as it is in the API.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 
+from headgate.dashboard.formats import capital
 from headgate.dashboard.named_lists import part_of
 from headgate.dashboard.page import (
     Done,
@@ -21,16 +23,19 @@ from headgate.dashboard.page import (
     action_route,
     page_route,
 )
+from headgate.dashboard.plain_words import LIMITS, LOG_ACTIONS, LOG_PHASES, limit_words, said
+from headgate.dashboard.reachable import SLOTS, slot_href
 from headgate.dashboard.slot_window import Window, window_of
+from headgate.dashboard.slot_words import SlotBar, bar_of, next_wake_words, wake_mode_words
 from headgate.errors import SlotUnavailableError, WindowOpenError
 from headgate.slot_bodies import LogLine, SlotBody
 from headgate.slot_logs import MAX_LINE_CHARS, line_text
 from headgate.web.slots import one_slot, slot_bodies, slot_lines, switched, warmed
 
-SLOTS = "/ui/slots"
 LINES_BESIDE = 12
 LENGTH_BESIDE = 160
 LINES_SHOWN = 200
+MAX_LIMITS = 16
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,19 +46,33 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
     slot: SlotBody
     path: str
+    bar: SlotBar
+    next_wake: str
     window: Window | None
     inflight: int | None
     waiting_path: str
     sharing_path: str
 
 
+class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One limit that the provider told of, in words; `type` is what it calls it."""
+
+    type: str
+    name: str
+    window: str
+    percent_used: float | None
+    resets_at: datetime | None
+
+
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the log, as it is shown."""
+    """One line of the log, as it is shown: what happened in words, and under which name."""
 
     at: str
     action: str
+    words: str
     phase: str
     text: str
+    is_error: bool
 
 
 async def show(view: View, _: str) -> Page:
@@ -76,13 +95,16 @@ async def show_one(view: View, name: str) -> Page:
     context: dict[str, Any] = {
         "card": card,
         "slot": card.slot,
+        "wake_modes": wake_mode_words(card.slot),
+        "limits": _limits(card.slot),
+        "more_limits": max(0, len(card.slot.limits) - MAX_LIMITS),
         "lines": lines,
         "line_length": LENGTH_BESIDE,
         "can_act": view.can("admin"),
         "has_log": view.may("admin"),
         "loops": [
             ("wakes", "sends wakes when they are due", card.slot.wake_loop),
-            ("polls", "reads the quota", card.slot.quota_loop),
+            ("readings", "reads the quota", card.slot.quota_loop),
         ],
     }
     return Page(template="slot.html", title=f"Slot {name}", context=context)
@@ -95,14 +117,14 @@ async def show_log(view: View, name: str) -> Page:
         "lines": lines,
         "line_length": MAX_LINE_CHARS,
         "name": name,
-        "path": path_of(name),
+        "path": slot_href(name),
     }
     return Page(template="slot_log.html", title=f"Log of slot {name}", context=context)
 
 
 async def warm(view: View, name: str, _: Form) -> Done:
     """Open the window of a slot now, and say what came of it."""
-    to = path_of(name)
+    to = slot_href(name)
     try:
         slot = await warmed(view.api, view.request, name)
     except (WindowOpenError, SlotUnavailableError) as error:
@@ -123,19 +145,16 @@ async def enable(view: View, name: str, _: Form) -> Done:
     slot = await switched(view.api, view.request, name, is_on=True)
     if not slot.enabled:
         problem = f"the slot stays off: {slot.disabled_reason or 'see its settings'}."
-        return Done(to=path_of(name), said=problem, is_error=True)
-    return Done(to=path_of(name), said="the slot is enabled, and its quota is read.")
+        return Done(to=slot_href(name), said=problem, is_error=True)
+    return Done(to=slot_href(name), said="the slot is enabled, and its quota is read.")
 
 
 async def disable(view: View, name: str, _: Form) -> Done:
     """Leave a slot alone."""
     await switched(view.api, view.request, name, is_on=False)
-    return Done(to=path_of(name), said="the slot is disabled; its tasks wait until it is enabled.")
-
-
-def path_of(name: str) -> str:
-    """Return the address of a slot, whatever is in its name."""
-    return f"{SLOTS}/{quote(name, safe='')}"
+    return Done(
+        to=slot_href(name), said="the slot is disabled; its tasks wait until it is enabled."
+    )
 
 
 def _card(view: View, slot: SlotBody) -> Card:
@@ -143,7 +162,9 @@ def _card(view: View, slot: SlotBody) -> Card:
     desk = None if outlook is None or view.caller.is_bound else outlook.desk
     return Card(
         slot=slot,
-        path=path_of(slot.name),
+        path=slot_href(slot.name),
+        bar=bar_of(slot),
+        next_wake=next_wake_words(slot),
         window=window_of(slot, view.now),
         inflight=None if desk is None else desk.flights.by_slot.get(slot.name, 0),
         waiting_path=_tasks_path(slot=slot.name),
@@ -151,12 +172,32 @@ def _card(view: View, slot: SlotBody) -> Card:
     )
 
 
+def _limits(slot: SlotBody) -> list[LimitRow]:
+    return [
+        LimitRow(
+            type=limit.type,
+            name=capital(said(LIMITS, limit.type)),
+            window=limit_words(limit),
+            percent_used=limit.percent_used,
+            resets_at=limit.resets_at,
+        )
+        for limit in slot.limits[:MAX_LIMITS]
+    ]
+
+
 def _tasks_path(**which: str) -> str:
     return f"/ui/tasks?{urlencode({'state': 'queued', **which})}"
 
 
 def _told(line: LogLine) -> Told:
-    return Told(at=line.ts, action=line.action, phase=line.phase, text=line_text(line))
+    return Told(
+        at=line.ts.replace("T", " ").removesuffix("Z"),
+        action=line.action,
+        words=said(LOG_ACTIONS, line.action),
+        phase=said(LOG_PHASES, line.phase),
+        text=line_text(line),
+        is_error=line.phase == "error",
+    )
 
 
 ROUTES: tuple[PageRoute, ...] = (

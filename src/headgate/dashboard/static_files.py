@@ -12,6 +12,7 @@ import hashlib
 from importlib.resources import files
 from typing import NamedTuple
 
+from headgate.dashboard.headers import takes_gzip
 from headgate.dashboard.page import View
 from headgate.web.answers import Answer, Headers
 from headgate.web.refusals import Refusal
@@ -22,7 +23,7 @@ VENDORED = (
     "uplot-1.6.32.iife.min.js",
     "uplot-1.6.32.min.css",
 )
-OWN = ("headgate.css", "headgate.js", "charts.js", "countdown.js", "favicon.svg")
+OWN = ("headgate.css", "pages.css", "headgate.js", "charts.js", "countdown.js", "favicon.svg")
 
 PREFIX = "/ui/static/"
 OK = 200
@@ -73,7 +74,7 @@ class StaticFiles:
         )
         if request.header(b"if-none-match") == tag:
             return Answer(NOT_MODIFIED, b"", headers)
-        if b"gzip" in request.header(b"accept-encoding"):
+        if takes_gzip(request.header(b"accept-encoding")):
             headers += ((b"content-encoding", b"gzip"),)
             return Answer(OK, file.compressed, headers, file.content_type)
         return Answer(OK, file.content, headers, file.content_type)

@@ -6,12 +6,11 @@ of the raw JSON.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from headgate.core.records import TaskRecord
+from headgate.core.records import TaskRecord, slot_of
 from headgate.core.tasks import TaskStatus
 from headgate.dashboard.headers import PAGE_HEADERS
 from headgate.dashboard.page import (
@@ -24,15 +23,15 @@ from headgate.dashboard.page import (
     answer_route,
     page_route,
 )
-from headgate.dashboard.reachable import may_open, scope_href
+from headgate.dashboard.reachable import may_open, scope_href, slot_href
+from headgate.dashboard.task_cost import cost_rows, estimate_bars
 from headgate.dashboard.task_curl import curl_of
 from headgate.dashboard.task_filters import TASKS
 from headgate.dashboard.task_reasons import WhyShown, why_shown
 from headgate.dashboard.task_timeline import attempts_text, timeline
 from headgate.deliveries import Delivery, DeliveryState, message_id
-from headgate.errors import HeadgateError, NotDispatchingError
+from headgate.errors import HeadgateError
 from headgate.redaction import hidden_address
-from headgate.runtime.event_feed import Happening
 from headgate.task_snapshot import whole_snapshot_of
 from headgate.web.answers import Answer, json_answer
 from headgate.web.bulk import retried
@@ -71,8 +70,12 @@ async def show(view: View, name: str) -> Page:
         "is_live": _is_live(record, delivery),
         "is_waiting": record.task.status is TaskStatus.QUEUED,
         "why": why,
-        "steps": timeline(record, _happenings(view, task_id), delivery),
+        "steps": timeline(record, delivery),
         "attempts_text": attempts_text(record),
+        "cost_rows": cost_rows(record),
+        "estimate_bars": estimate_bars(record),
+        "slot": slot_of(record) or record.task.slot,
+        "slot_href": slot_href,
         "delivery": delivery,
         "blocks": list(_blocks(record)),
         "curl": curl_of(record, view.address, needs_token=view.needs_login),
@@ -129,14 +132,6 @@ async def _delivery(view: View, record: TaskRecord) -> Delivery | None:
     if webhooks is None or record.terms.callback_url is None or not view.may("admin"):
         return None
     return await webhooks.deliveries.get(message_id(record.task.id))
-
-
-def _happenings(view: View, task_id: str) -> list[Happening]:
-    """Return what happened to a task lately; a node that does not dispatch has seen nothing."""
-    with suppress(NotDispatchingError):
-        feed = view.api.engine.events()
-        return [one for one in feed.since(feed.first) if one.task_id == task_id]
-    return []
 
 
 def _is_live(record: TaskRecord, delivery: Delivery | None) -> bool:

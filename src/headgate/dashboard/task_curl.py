@@ -11,9 +11,9 @@ import shlex
 
 import msgspec
 
+from headgate.core.figure_texts import iso
 from headgate.core.money import plain_usd
 from headgate.core.records import TaskRecord
-from headgate.dashboard.formats import iso
 
 MAX_BODY_BYTES = 8_000
 """What a command line may carry; a larger task is tried again instead."""

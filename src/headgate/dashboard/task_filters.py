@@ -40,6 +40,7 @@ TEXTS = (
     "until",
 )
 TIMES = ("since", "until")
+STATE_LABEL = "state"
 
 _API_NAMES = {
     "project": "projectId",
@@ -99,7 +100,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
     def chips(self) -> list[Chip]:
         """Return every filter that is set, each with the way to take it away."""
         chips = [
-            Chip(label="state", value=one, without=_without_state(self, one).url())
+            Chip(label=STATE_LABEL, value=one, without=_without_state(self, one).url())
             for one in self.states
         ]
         for name, value in self.texts.items():
@@ -122,10 +123,15 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
     def query(self, view: View) -> TaskQuery:
         """Return the question for a page of what belongs to the visitor, or refuse it."""
         given = {_API_NAMES.get(name, name): value for name, value in self._timed().items()}
+        before = self.checked_before() or ""
+        given |= {"state": ",".join(self.states), "cursor": before, "limit": str(PAGE_ROWS)}
+        return view.caller.narrowed(read_query(given))
+
+    def checked_before(self) -> str | None:
+        """Return from before which task a page goes on, or refuse what is no task."""
         if self.before and seconds_of(self.before) is None:
             raise invalid_field("before", "must be the id of a task")
-        given |= {"state": ",".join(self.states), "cursor": self.before, "limit": str(PAGE_ROWS)}
-        return view.caller.narrowed(read_query(given))
+        return self.before or None
 
     def body(self, allowed: tuple[TaskStatus, ...]) -> TaskFilterBody:
         """Return the tasks that something can be done to, as the API is told of them."""

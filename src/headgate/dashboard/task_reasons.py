@@ -12,14 +12,15 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from headgate.core.scopes import scope_words
 from headgate.dashboard.formats import capital
 from headgate.dashboard.page import View
-from headgate.dashboard.reachable import may_open, scope_href
+from headgate.dashboard.reachable import may_open, project_href, scope_href, slot_href
 from headgate.errors import StoreError
 from headgate.http_bodies import ReasonBody, SlotRoomBody, WhyBody
 from headgate.moments import FAR, utc_time
 from headgate.web.answers import Answer
-from headgate.web.refusals import Refusal
+from headgate.web.refusals import Refusal, refusal_of
 from headgate.web.tasks import explained
 
 OK = 200
@@ -59,8 +60,11 @@ async def why_shown(view: View, task_id: str) -> WhyShown:
     """Ask why a task waits; that nobody can say now is no reason to show nothing else."""
     try:
         answer = await explained(view.api, view.request, task_id)
-    except (StoreError, Refusal) as error:
-        return WhyShown(problem=f"{error}")
+    except Refusal as refusal:
+        return WhyShown(problem=refusal.body.error)
+    except StoreError as error:
+        # What a driver says may name hosts and paths.
+        return WhyShown(problem=refusal_of(error).body.error)
     body = _body(answer)
     if body is None:
         return WhyShown(problem="the node that knows did not answer")
@@ -103,15 +107,16 @@ def links_of(view: View, hold: dict[str, Any]) -> list[Link]:
     links = []
     href = scope_href(scope) if isinstance(scope, str) else ""
     if isinstance(scope, str) and may_open(view, href):
-        links.append(Link(label="Budget", name=scope or "the whole service", href=href))
+        links.append(Link(label="Budget", name=scope_words(scope), href=href))
     if kind == "slot":
-        links.append(Link(label="Slot", name=str(name), href="/ui/slots"))
+        links.append(Link(label="Slot", name=str(name), href=slot_href(str(name))))
     if kind == "target":
         links.append(_tasks_link("In flight for", target=str(name)))
     if hold.get("agent_id") and view.caller.agent_id in (None, hold["agent_id"]):
         links.append(_tasks_link("In flight at", agent=str(hold["agent_id"])))
     if hold.get("project_id") and view.may("admin"):
-        links.append(Link(label="Project", name=str(hold["project_id"]), href="/ui/projects"))
+        project = str(hold["project_id"])
+        links.append(Link(label="Project", name=project, href=project_href(project)))
     if hold.get("reason") == "paused" and view.may("admin"):
         links.append(Link(label="Resume on", name="projects", href="/ui/projects"))
     return links

@@ -1,26 +1,22 @@
 """The way of a task from its submit to its webhook, as far as it is known.
 
-The record keeps the latest attempt, and the feed of events what happened lately; earlier attempts
-are only counted. Rule: what is not known is said, and no time is made up.
+The record keeps the latest attempt, and notes of some before it; earlier ones are only counted.
+Rule: what is not known is said, and no time is made up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
+from headgate.core.figure_texts import count, duration, usd
+from headgate.core.past_attempts import PastAttempt
 from headgate.core.records import MAX_LOSSES, TaskRecord, slot_of, waits_since
 from headgate.core.tasks import TaskStatus
-from headgate.dashboard.formats import duration
 from headgate.deliveries import Delivery, DeliveryState
 from headgate.redaction import hidden_address
-from headgate.runtime.event_feed import Happening
-
-MAX_ATTEMPTS_SHOWN = 20
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class TimelineStep(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the timeline; `state` is a name that has a sign, `at` None is not known."""
 
     at: float | None
@@ -31,40 +27,29 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     is_to_come: bool = False
 
 
-class Attempt(msgspec.Struct, kw_only=True):
-    """What is known of one attempt."""
-
-    number: int
-    started_at: float | None = None
-    ended_at: float | None = None
-    error: str = ""
-
-
-def timeline(
-    record: TaskRecord, happenings: Iterable[Happening], delivery: Delivery | None
-) -> list[Step]:
+def timeline(record: TaskRecord, delivery: Delivery | None) -> list[TimelineStep]:
     """Return everything that happened to a task, in its order, and what is to come."""
     return [
         _submitted(record),
         *_conditions(record),
-        *_attempts(record, happenings),
+        *_attempts(record),
         *_waiting(record),
         *_end(record),
         *_webhook(record, delivery),
     ]
 
 
-def _submitted(record: TaskRecord) -> Step:
+def _submitted(record: TaskRecord) -> TimelineStep:
     retry_of = record.submission.retry_of
-    text = f"As number {record.position} of those that waited." if record.position else ""
+    text = f"Number {record.position} in the queue of the service." if record.position else ""
     if retry_of:
         text = f"{text} It does again what another task did.".strip()
     tasks = (retry_of,) if retry_of else ()
     at = record.task.created_at
-    return Step(at=at, state="queued", title="Submitted", text=text, tasks=tasks)
+    return TimelineStep(at=at, state="queued", title="Submitted", text=text, tasks=tasks)
 
 
-def _conditions(record: TaskRecord) -> list[Step]:
+def _conditions(record: TaskRecord) -> list[TimelineStep]:
     parents = record.terms.depends_on
     if not parents:
         return []
@@ -75,74 +60,96 @@ def _conditions(record: TaskRecord) -> list[Step]:
     elif left:
         state, text = "queued", f"Not ended yet: {left}."
     title = "Depends on other tasks"
-    return [Step(at=None, state=state, title=title, text=text, tasks=parents[:20])]
+    return [TimelineStep(at=None, state=state, title=title, text=text, tasks=parents[:20])]
 
 
-def _attempts(record: TaskRecord, happenings: Iterable[Happening]) -> list[Step]:
-    known = attempts_of(record, happenings)
-    shown = [one for one in known if one.started_at is not None or one.ended_at is not None]
-    shown = shown[-MAX_ATTEMPTS_SHOWN:]
-    steps = []
-    unseen = record.progress.attempt - len(shown)
-    if unseen > 0:
-        steps.append(_untold(record, unseen))
-    for attempt in shown:
-        steps += _told(record, attempt)
-    return steps
+def _attempts(record: TaskRecord) -> list[TimelineStep]:
+    past = record.progress.attempts
+    is_noted = bool(past) and past[-1].attempt == record.progress.attempt
+    latest = [] if is_noted or not record.progress.attempt else [_latest(record)]
+    untold = record.progress.attempt - len(past) - len(latest)
+    steps = [_untold(record, untold)] if untold > 0 else []
+    for attempt in past:
+        steps += _past(attempt)
+    return steps + latest
 
 
-def attempts_of(record: TaskRecord, happenings: Iterable[Happening]) -> list[Attempt]:
-    """Return all attempts of a task, with what the record and the latest events know of them."""
-    attempts = {number: Attempt(number=number) for number in range(1, record.progress.attempt + 1)}
-    for one in happenings:
-        attempt = attempts.get(one.attempt)
-        if attempt is None:
-            continue
-        if one.status in (TaskStatus.RUNNING, TaskStatus.ASSIGNED):
-            attempt.started_at = one.at
-        elif one.status is TaskStatus.QUEUED:
-            attempt.ended_at, attempt.error = one.at, one.error or ""
-    latest = attempts.get(record.progress.attempt)
-    if latest is not None and record.progress.started_at is not None:
-        latest.started_at = record.progress.started_at
-    return list(attempts.values())
-
-
-def _untold(record: TaskRecord, number: int) -> Step:
+def _untold(record: TaskRecord, number: int) -> TimelineStep:
     progress = record.progress
     counts = (
         (progress.failures, "failed"),
         (progress.losses, "lost their node"),
         (progress.rate_limit_hits, "met a rate limit"),
     )
-    told = ", ".join(f"{count} {what}" for count, what in counts if count)
+    told = ", ".join(f"{times} {what}" for times, what in counts if times)
     title = "1 earlier attempt" if number == 1 else f"{number} earlier attempts"
     text = "Their times are not kept." + (f" Of all attempts {told}." if told else "")
-    return Step(at=None, state="warning", title=title, text=text)
+    return TimelineStep(at=None, state="warning", title=title, text=text)
 
 
-def _told(record: TaskRecord, attempt: Attempt) -> list[Step]:
-    is_latest = attempt.number == record.progress.attempt
-    text = " ".join((_place(record), *_grounds(record))) if is_latest else ""
-    title = f"Attempt {attempt.number} started"
-    steps = [Step(at=attempt.started_at, state="running", title=title, text=text)]
-    if attempt.ended_at is not None:
-        ended = f"Attempt {attempt.number} ended, to be tried again"
-        steps.append(Step(at=attempt.ended_at, state="warning", title=ended, text=attempt.error))
-    return steps
+def _past(attempt: PastAttempt) -> list[TimelineStep]:
+    """Return the beginning and the end of an attempt after which the task was tried again."""
+    number, place = attempt.attempt, _place(attempt.agent_id, attempt.node_id, attempt.slot)
+    title = f"Attempt {number} started"
+    began = TimelineStep(at=attempt.started_at, state="running", title=title, text=place)
+    if attempt.started_at is None:
+        # Its node did not come to it, so there is no time to tell.
+        title = f"Attempt {number} assigned, and not begun"
+        began = TimelineStep(at=None, state="assigned", title=title, text=place)
+    said = [attempt.error.rstrip(".") + "."] if attempt.error else []
+    text = " ".join([*said, *_booked(attempt)])
+    title = f"Attempt {number} ended, to be tried again"
+    return [began, TimelineStep(at=attempt.ended_at, state="warning", title=title, text=text)]
 
 
-def _place(record: TaskRecord) -> str:
-    """Return what was decided for the latest attempt: who runs it, where, after what wait."""
-    since, started_at = waits_since(record), record.progress.started_at
-    parts = [f"Agent {record.agent_id}"] if record.agent_id else []
-    if record.progress.node_id:
-        parts.append(f"on node {record.progress.node_id}")
-    slot = slot_of(record)
+def _booked(attempt: PastAttempt) -> list[str]:
+    amounts = [f"{count(attempt.tokens)} tokens"] if attempt.tokens else []
+    amounts += [usd(attempt.micro_usd)] if attempt.micro_usd else []
+    if not amounts:
+        return []
+    assumed = (attempt.assumed_tokens, attempt.assumed_micro_usd)
+    if any(assumed):
+        is_whole = assumed == (attempt.tokens, attempt.micro_usd)
+        amounts.append("assumed" if is_whole else "partly assumed")
+    return [f"Booked: {', '.join(amounts)}."]
+
+
+def _latest(record: TaskRecord) -> TimelineStep:
+    """Return the attempt that is under way, or that the task ended with."""
+    progress, started_at = record.progress, _started_at(record)
+    place = _place(record.agent_id, progress.node_id, slot_of(record), waited=_waited(record))
+    text = " ".join((place, *_grounds(record)))
+    title, state = f"Attempt {progress.attempt} started", "running"
+    if started_at is None:
+        title, state = f"Attempt {progress.attempt} assigned, and not begun", "assigned"
+    return TimelineStep(at=started_at, state=state, title=title, text=text)
+
+
+def _started_at(record: TaskRecord) -> float | None:
+    """Return when the latest attempt began; until it does, the record has the time before."""
+    started_at, past = record.progress.started_at, record.progress.attempts
+    if record.task.status is TaskStatus.ASSIGNED or started_at is None:
+        return None
+    return None if past and started_at < past[-1].ended_at else started_at
+
+
+def _waited(record: TaskRecord) -> float | None:
+    """Return how long the latest attempt was kept waiting though it could have started."""
+    since, started_at = waits_since(record), _started_at(record)
+    return None if since is None or started_at is None else max(0.0, started_at - since)
+
+
+def _place(
+    agent_id: str | None, node_id: str | None, slot: str | None, *, waited: float | None = None
+) -> str:
+    """Return what was decided for an attempt: who runs it, where, after what wait."""
+    parts = [f"Agent {agent_id}"] if agent_id else []
+    if node_id:
+        parts.append(f"on node {node_id}")
     if slot:
         parts.append(f"with slot {slot}")
-    if since is not None and started_at is not None:
-        parts.append(f"after a wait of {duration(max(0.0, started_at - since))}")
+    if waited is not None:
+        parts.append(f"after a wait of {duration(waited)}")
     return ", ".join(parts) + "." if parts else ""
 
 
@@ -174,49 +181,48 @@ def _not_again(record: TaskRecord) -> str:
     return "an error like this one does not pass by itself"
 
 
-def _waiting(record: TaskRecord) -> list[Step]:
+def _waiting(record: TaskRecord) -> list[TimelineStep]:
     progress, task = record.progress, record.task
     steps = []
     if task.status is TaskStatus.QUEUED and task.not_before is not None:
         title = "Next attempt, at the earliest" if progress.attempt else "May start"
-        steps.append(Step(at=task.not_before, state="queued", title=title, is_to_come=True))
+        steps.append(TimelineStep(at=task.not_before, state="queued", title=title, is_to_come=True))
     if progress.cancel_requested and not record.is_terminal:
         text = "Its executor was asked to stop."
-        steps.append(Step(at=None, state="cancelled", title="To be cancelled", text=text))
+        steps.append(TimelineStep(at=None, state="cancelled", title="To be cancelled", text=text))
     if task.deadline is not None and not record.is_terminal:
         title = "Deadline: it fails if it has not ended by then"
-        steps.append(Step(at=task.deadline, state="warning", title=title, is_to_come=True))
+        steps.append(TimelineStep(at=task.deadline, state="warning", title=title, is_to_come=True))
     return steps
 
 
-def _end(record: TaskRecord) -> list[Step]:
+def _end(record: TaskRecord) -> list[TimelineStep]:
     if not record.is_terminal:
         return []
     state = record.task.status.value
     titles = {"done": "Done", "failed": "Failed", "cancelled": "Cancelled", "rejected": "Rejected"}
-    return [
-        Step(
-            at=record.progress.completed_at,
-            state=state,
-            title=titles.get(state, state),
-            text=record.error or "",
-        )
-    ]
+    # What went wrong stands on top of the page, and is not said twice.
+    at, title = record.progress.completed_at, titles.get(state, state)
+    return [TimelineStep(at=at, state=state, title=title)]
 
 
-def _webhook(record: TaskRecord, delivery: Delivery | None) -> list[Step]:
+def _webhook(record: TaskRecord, delivery: Delivery | None) -> list[TimelineStep]:
     if delivery is None:
         if record.terms.callback_url is None or record.is_terminal:
             return []
         text = f"To {hidden_address(record.terms.callback_url)}, when the task has ended."
-        return [Step(at=None, state="pending", title="Webhook", text=text, is_to_come=True)]
+        return [TimelineStep(at=None, state="pending", title="Webhook", text=text, is_to_come=True)]
     tries = "1 try" if delivery.tries == 1 else f"{delivery.tries} tries"
     answer = "" if delivery.status is None else f", last answered {delivery.status}"
     error = f": {delivery.error}" if delivery.error else "."
     text = f"{tries}{answer}{error}"
     if delivery.state is DeliveryState.PENDING:
         title = "Webhook, next try"
-        return [Step(at=delivery.due_at, state="pending", title=title, text=text, is_to_come=True)]
+        return [
+            TimelineStep(
+                at=delivery.due_at, state="pending", title=title, text=text, is_to_come=True
+            )
+        ]
     is_there = delivery.state is DeliveryState.DELIVERED
     title = "Webhook delivered" if is_there else "Webhook given up"
-    return [Step(at=delivery.ended_at, state=delivery.state.value, title=title, text=text)]
+    return [TimelineStep(at=delivery.ended_at, state=delivery.state.value, title=title, text=text)]

@@ -6,7 +6,6 @@ further.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,10 +14,11 @@ import msgspec
 from headgate.core.records import TaskRecord
 from headgate.core.tasks import TaskStatus
 from headgate.dashboard.bulk_tasks import ROUTES as BULK_ROUTES
-from headgate.dashboard.formats import ELLIPSIS, capital
+from headgate.dashboard.formats import capital
 from headgate.dashboard.page import Page, PageRoute, View, page_route
 from headgate.dashboard.task_filters import STATES, TASKS, Filters, read_filters
 from headgate.errors import InvalidTaskError
+from headgate.runtime.finding import look_on
 from headgate.task_ids import seconds_of
 from headgate.task_query import TaskPage, TaskQuery
 from headgate.web.bulk import ENDED, LIVE
@@ -28,7 +28,6 @@ LOOK_SECONDS = 0.12
 """How long a page goes on looking for tasks that match."""
 
 MAX_LABELS = 4
-ID_BEGINNING, ID_END = 8, 6
 MAX_NAMES = 200
 
 
@@ -49,12 +48,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None
     error: str
 
-    @property
-    def short_id(self) -> str:
-        """The beginning and the end of the id, which is where ids differ."""
-        short = f"{self.task_id[:ID_BEGINNING]}{ELLIPSIS}{self.task_id[-ID_END:]}"
-        return short if len(short) < len(self.task_id) else self.task_id
-
 
 async def show(view: View, _: str) -> Page:
     """Show the tasks that match."""
@@ -73,7 +66,6 @@ async def show(view: View, _: str) -> Page:
         "names": _names(view),
         "problem": capital(problem),
         "rows": [row_of(record, view.now) for record in page.records],
-        "has_errors": any(record.error for record in page.records),
         "older": None if page.next_before is None else filters.older(page.next_before),
         "newer": filters.newer(),
         "newest": filters.url() if filters.before else None,
@@ -90,18 +82,7 @@ async def show(view: View, _: str) -> Page:
 
 async def look(view: View, query: TaskQuery) -> TaskPage:
     """Return a page of tasks; while it is not full and time is left, look further back."""
-    clock = asyncio.get_running_loop().time
-    asked_at, ends_at = clock(), clock() + LOOK_SECONDS
-    page = await view.api.engine.find(query)
-    records = list(page.records)
-    # The next look takes about as long as the last one.
-    while _has_stopped(page) and len(records) < query.limit and 2 * clock() - asked_at < ends_at:
-        asked_at = clock()
-        left = query.limit - len(records)
-        further = msgspec.structs.replace(query, before=page.next_before, limit=left)
-        page = await view.api.engine.find(further)
-        records += page.records
-    return TaskPage(records=tuple(records), next_before=page.next_before)
+    return await look_on(view.api.engine.find, query, seconds=LOOK_SECONDS)
 
 
 def row_of(record: TaskRecord, now: float) -> Row:
@@ -132,13 +113,6 @@ def _seconds(record: TaskRecord, now: float) -> float | None:
         return None
     until = now if progress.completed_at is None else progress.completed_at
     return max(0.0, until - progress.started_at)
-
-
-def _has_stopped(page: TaskPage) -> bool:
-    """Tell whether a page ended because enough was looked at, and not because it was full."""
-    if page.next_before is None:
-        return False
-    return not page.records or page.next_before != page.records[-1].task.id
 
 
 def _has_any(filters: Filters, statuses: Iterable[TaskStatus]) -> bool:

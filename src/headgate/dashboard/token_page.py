@@ -93,7 +93,7 @@ def _expiry(days: str, now: float) -> datetime | None:
 
 
 ROUTES: tuple[PageRoute, ...] = (
-    page_route(TOKENS, show, needs="admin"),
+    page_route(TOKENS, show, needs="admin", is_personal=True),
     action_route(TOKENS, create),
     action_route(f"{TOKENS}/{{id}}/revoke", revoke),
 )

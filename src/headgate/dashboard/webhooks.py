@@ -24,8 +24,8 @@ from headgate.dashboard.page import (
     action_route,
     page_route,
 )
-from headgate.deliveries import DeliveryState, Secret
-from headgate.http_bodies import DeliveryBody
+from headgate.dashboard.plain_words import DELIVERIES, said
+from headgate.deliveries import MAX_KEPT_TRIES, DeliveryState, Secret
 from headgate.redaction import hidden_address
 from headgate.web.refusals import Refusal
 from headgate.web.webhooks import (
@@ -37,11 +37,13 @@ from headgate.web.webhooks import (
     signing_secrets,
     webhook_list,
 )
+from headgate.webhook_bodies import DeliveryBody
 
 WEBHOOKS = "/ui/webhooks"
 OK, BAD_REQUEST = 200, 400
 PAGE_ROWS = 50
-STATES = tuple(state.value for state in DeliveryState)
+STATES = tuple((state.value, said(DELIVERIES, state.value)) for state in DeliveryState)
+HEAD = ("Webhook", "State", "Event", "Receiver", "Made", "Tries", "Last answer")
 FILTERS = ("state", "task", "cursor")
 
 
@@ -51,6 +53,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     webhook: DeliveryBody
     path: str
     address: str
+    state: str
+    answer: str
 
 
 async def show(view: View, _: str) -> Page:
@@ -59,6 +63,7 @@ async def show(view: View, _: str) -> Page:
     context: dict[str, Any] = {
         "is_on": view.api.webhooks is not None,
         "states": STATES,
+        "head": [*HEAD, ""] if view.can("admin") else list(HEAD),
         "state": given.get("state", ""),
         "task": given.get("task", ""),
         "problem": "",
@@ -95,7 +100,12 @@ async def _rows(view: View, given: dict[str, str]) -> dict[str, Any]:
 async def show_one(view: View, name: str) -> Page:
     """Show everything that is known of a webhook."""
     row = _row(await one_webhook(view.api, name))
-    context = {"row": row, "webhook": row.webhook, "can_act": view.can("admin")}
+    context = {
+        "row": row,
+        "webhook": row.webhook,
+        "most_tries": MAX_KEPT_TRIES,
+        "can_act": view.can("admin"),
+    }
     return Page(template="webhook.html", title=f"Webhook {name}", context=context)
 
 
@@ -135,7 +145,20 @@ async def rotate(view: View, _: str, __: Form) -> Done:
 
 
 def _row(webhook: DeliveryBody) -> Row:
-    return Row(webhook=webhook, path=_path(webhook.id), address=hidden_address(webhook.url))
+    return Row(
+        webhook=webhook,
+        path=_path(webhook.id),
+        address=hidden_address(webhook.url),
+        state=said(DELIVERIES, webhook.state),
+        answer=answer_words(webhook),
+    )
+
+
+def answer_words(webhook: DeliveryBody) -> str:
+    """Return what the receiver answered last, or what went wrong; empty before the first try."""
+    if webhook.error:
+        return webhook.error
+    return "" if webhook.status is None else f"answered {webhook.status}"
 
 
 def _path(webhook_id: str) -> str:

@@ -37,7 +37,7 @@
     return `${shown(seconds / size)} ${unit}`;
   }
 
-  function options(name, place) {
+  function options(name, place, isHidden) {
     const written = name === "wait" ? lasting : shown;
     const axis = {
       stroke: colour("--soft"),
@@ -60,11 +60,12 @@
       ],
       series: [
         { label: "at", value: (_, at) => clock(at) },
-        ...CHARTS[name].map(([, label, tone], place_) => ({
+        ...CHARTS[name].map(([, label, tone], nth) => ({
           label,
+          show: !isHidden[nth],
           stroke: colour(tone),
           width: 2,
-          dash: DASHES[place_],
+          dash: DASHES[nth],
           points: { show: false },
           value: (_, value) => written(value),
         })),
@@ -96,8 +97,10 @@
       if (known && !isAnew) {
         known.setData(data(name));
       } else {
+        // What somebody has hidden with the legend stays hidden in other colours.
+        const isHidden = known ? known.series.slice(1).map((one) => !one.show) : [];
         if (known) known.destroy();
-        drawn.set(name, new uPlot(options(name, place), data(name), place));
+        drawn.set(name, new uPlot(options(name, place, isHidden), data(name), place));
       }
       showLast(drawn.get(name));
     });

@@ -16,7 +16,7 @@
   }
 
   function words(seconds) {
-    if (seconds < 60) return `${Math.floor(seconds)} s`;
+    if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
     const parts = [];
     let left = Math.floor(seconds);
     UNITS.forEach(([size, unit]) => {

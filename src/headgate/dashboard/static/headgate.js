@@ -6,6 +6,9 @@
 // shown and hidden.
 (function () {
   const RETRY_MS = 5000;
+  const REFUSED_MS = 15000;
+  // Why the service tells this page of no changes, in its words; empty as long as it does.
+  let refusal = "";
 
   function PatientSource(url) {
     const listeners = [];
@@ -38,6 +41,17 @@
       if (real) return;
       real = new EventSource(url);
       listeners.forEach((one) => real.addEventListener(one[0], one[1]));
+      real.addEventListener("changed", () => {
+        if (refusal) {
+          refusal = "";
+          show(true);
+        }
+      });
+      real.addEventListener("refused", (event) => {
+        refusal = event.data;
+        show(false, refusal);
+        again(REFUSED_MS);
+      });
       real.onopen = (event) => {
         show(true);
         if (own.onopen) own.onopen(event);
@@ -46,11 +60,16 @@
         show(false);
         if (real && real.readyState === EventSource.CLOSED) {
           // Refused, not broken off: perhaps the login has ended, which a region finds out.
-          stop();
-          tell("changed");
-          retry = setTimeout(look, RETRY_MS);
+          again(RETRY_MS);
         }
       };
+    }
+
+    // Without a stream the page is drawn anew each time that one is asked for.
+    function again(afterMs) {
+      stop();
+      tell("changed");
+      retry = setTimeout(look, afterMs);
     }
 
     function stop() {
@@ -82,11 +101,13 @@
     429: "the service was asked too often; it is tried again",
   };
 
+  // A page that may not listen is drawn anew now and then, and goes on saying why it is behind.
   function show(isLive, why = SILENT) {
     const place = document.getElementById("live-state");
     if (!place) return;
-    document.getElementById("live-why").textContent = why;
-    place.hidden = isLive;
+    const said = isLive ? refusal : why;
+    document.getElementById("live-why").textContent = said;
+    place.hidden = !said;
   }
 
   function reasonOf(status) {
@@ -130,6 +151,9 @@
 
   const FOCUSABLE = "a[href], button, summary, input, select, textarea, [tabindex='0']";
 
+  // The fields of a form that are others in each drawing.
+  const ANEW = ["csrf", "once"];
+
   // What an element is, so that it is found again in a new drawing: where it leads, what its form
   // sends, else its words; and in which row it stands, since rows have links and buttons alike.
   function ownKey(one) {
@@ -139,7 +163,7 @@
       one.localName,
       one.getAttribute("href") || one.ariaLabel || one.textContent.trim(),
       form ? form.getAttribute("action") : "",
-      ...fields.filter((field) => field.name !== "csrf").map((field) => field.value),
+      ...fields.filter((field) => !ANEW.includes(field.name)).map((field) => field.value),
     ].join("\n");
   }
 
@@ -261,7 +285,8 @@
 (function () {
   const PATIENCE_MS = 1200;
   const FILTER = "main [role=search] :is(input:not([type=hidden]), select)";
-  let wentAt = 0;
+  // Time is counted from the load of the page, so that nothing was ever pressed at 0.
+  let wentAt = -Infinity;
 
   function isTyping(target) {
     return target instanceof Element && target.matches("input, select, textarea, [contenteditable]");
@@ -282,7 +307,7 @@
     } else if (event.key === "g") {
       wentAt = event.timeStamp;
     } else if (event.timeStamp - wentAt < PATIENCE_MS) {
-      wentAt = 0;
+      wentAt = -Infinity;
       const link = document.querySelector(`[data-go="${CSS.escape(event.key)}"]`);
       if (link) link.click();
     }

@@ -1,0 +1,108 @@
+"""Figures as people read them, on pages and in terminals: short, with the unit that they have.
+
+Rule: one figure reads the same wherever it is shown. What is rounded is for the eye only; nothing
+is computed with these texts.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+
+from headgate.core.money import MICRO_PER_USD, format_usd, read_usd
+from headgate.moments import utc_time
+
+MINUTE, HOUR, DAY = 60, 3_600, 86_400
+
+_UNITS = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"))
+_STEPS = ((10**9, 10**9, "G"), (10**6, 10**6, "M"), (10**4, 10**3, "k"))
+_EXACT_BELOW = 10
+_CENT = 10_000
+_FOUR_DECIMALS_SHOW = 100
+
+
+def usd(micro_usd: int) -> str:
+    """Return an amount in dollars, as exact as it needs to be for a person."""
+    return _rounded(micro_usd, four_decimals_below=_CENT)
+
+
+def column_usd(micro_usd: int) -> str:
+    """Return an amount for a column of small ones: below a dollar all have four decimals."""
+    return _rounded(micro_usd, four_decimals_below=MICRO_PER_USD)
+
+
+def _rounded(micro_usd: int, *, four_decimals_below: int) -> str:
+    size = abs(micro_usd)
+    if size < _FOUR_DECIMALS_SHOW:
+        return exact_usd(micro_usd)
+    digits = 4 if size < four_decimals_below else 2
+    return f"{'-' if micro_usd < 0 else ''}${Decimal(size) / MICRO_PER_USD:,.{digits}f}"
+
+
+def exact_usd(micro_usd: int) -> str:
+    """Return an amount in dollars to the micro-dollar."""
+    whole, _, decimals = format_usd(abs(micro_usd))[1:].partition(".")
+    return f"{'-' if micro_usd < 0 else ''}${int(whole):,}.{decimals}"
+
+
+def dollars(text: str | None) -> str:
+    """Return an amount that a body of the API has as a text; without one there is none."""
+    return "none" if text is None else usd(read_usd(text))
+
+
+def count(number: float) -> str:
+    """Return a number short enough for a table: 12,345 is 12.3k."""
+    for least, size, unit in _STEPS:
+        if abs(number) >= least:
+            return f"{number / size:,.{0 if abs(number) >= 100 * size else 1}f}{unit}"
+    is_whole = number == int(number) or abs(round(number, 1)) >= _EXACT_BELOW
+    return f"{number:,.0f}" if is_whole else f"{number:,.1f}"
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in its two largest units."""
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds < 1:
+        return f"{seconds * 1_000:.0f} ms"
+    if seconds < MINUTE:
+        return f"{seconds:.1f} s" if seconds < _EXACT_BELOW else f"{seconds:.0f} s"
+    left = int(seconds)
+    parts = []
+    for size, unit in _UNITS:
+        if left >= size:
+            parts.append(f"{left // size} {unit}")
+            left %= size
+    if len(parts) == 1 and left and parts[0].endswith("min"):
+        parts.append(f"{left} s")
+    return " ".join(parts[:2])
+
+
+def percent(share: float) -> str:
+    """Return a share of 1 as a percentage."""
+    value = share * 100
+    return f"{value:.0f} %" if value >= _EXACT_BELOW or value == 0 else f"{value:.1f} %"
+
+
+def seconds_of(moment: datetime | float) -> float:
+    """Return a time as Unix seconds."""
+    return moment.timestamp() if isinstance(moment, datetime) else float(moment)
+
+
+def iso(moment: datetime | float) -> str:
+    """Return a time as programs read it."""
+    at = datetime.fromtimestamp(seconds_of(moment), UTC)
+    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def clock(moment: datetime | float) -> str:
+    """Return a time as people read it, in UTC."""
+    return utc_time(seconds_of(moment))
+
+
+def relative(moment: datetime | float, now: float) -> str:
+    """Return how long ago a time was, or how long it is until then."""
+    away = seconds_of(moment) - now
+    if abs(away) < 1:
+        return "now"
+    return f"in {duration(away)}" if away > 0 else f"{duration(-away)} ago"

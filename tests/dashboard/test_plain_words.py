@@ -1,0 +1,80 @@
+"""Names of programs are said in words, and one that has none is shown as it is."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from headgate.core.reservations import Call
+from headgate.core.wake import WakeMode
+from headgate.dashboard.plain_words import (
+    BOOKINGS,
+    DELIVERIES,
+    LOG_ACTIONS,
+    LOG_PHASES,
+    WAKE_MODES,
+    limit_words,
+    said,
+    wake_words,
+)
+from headgate.deliveries import DeliveryState
+from headgate.runtime.wake_sending import ACTIONS
+from headgate.slot_bodies import LimitBody, LogPhase, NextWakeBody
+
+RUNTIME = Path(__file__).parents[2] / "src/headgate/runtime"
+LATER = datetime(2026, 11, 15, 21, 0, tzinfo=UTC)
+
+
+def test_every_name_of_a_closed_list_has_its_words() -> None:
+    assert set(BOOKINGS) == {call.value for call in Call}
+    assert set(DELIVERIES) == {state.value for state in DeliveryState}
+    assert set(WAKE_MODES) == {mode.value for mode in WakeMode}
+    assert set(LOG_PHASES) == set(get_args(LogPhase))
+
+
+def test_everything_that_is_logged_of_a_slot_has_its_words() -> None:
+    sources = "".join(path.read_text() for path in RUNTIME.glob("*.py"))
+    events = re.findall(r'trail\.event\(\s*"([a-z.-]+)"', sources)
+    polls = re.findall(r'"([a-z]+-(?:quota-poll|precheck))"', sources)
+    assert len(events) > 10
+    assert set(events) | set(polls) | set(ACTIONS.values()) <= set(LOG_ACTIONS)
+
+
+def test_a_name_without_words_is_shown_as_it_is() -> None:
+    assert said(BOOKINGS, "commit") == "booked"
+    assert said(BOOKINGS, "something-new") == "something-new"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("interval mode (5 min elapsed)", "5 min after the last one"),
+        ("after_reset mode (1 min after reset)", "1 min after the reset"),
+        ("times mode (08:00)", "set for 08:00"),
+        ("times mode (08:00, 3 min late)", "set for 08:00, 3 min late"),
+        ("the last wake is not confirmed yet", "the last wake is not confirmed yet"),
+        ("another mode (of its own)", "another mode (of its own)"),
+    ],
+)
+def test_a_wake_to_come_says_why_without_names_of_modes(reason: str, words: str) -> None:
+    assert wake_words(NextWakeBody(at=LATER, mode="x", reason=reason)) == words
+
+
+@pytest.mark.parametrize(
+    ("unit", "number", "words"),
+    [
+        (3, 1, "an hour"),
+        (3, 5, "5 hours"),
+        (5, 1, "1 of the provider's unit 5"),
+        ("week", None, "of the provider's unit week"),
+        (None, 1, ""),
+    ],
+)
+def test_the_window_of_a_limit_is_said_as_far_as_it_is_known(
+    unit: int | str | None, number: float | None, words: str
+) -> None:
+    assert limit_words(LimitBody(type="TOKENS_LIMIT", unit=unit, number=number)) == words

@@ -1,0 +1,97 @@
+"""A drawing is shared by those who may see the same, and by nobody else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dashboard.browser import Browser, serving
+from dashboard.test_login import LOCKED, token_of
+from headgate.dashboard.dashboard import drawing_key
+from headgate.dashboard.page import PageRoute, View
+from headgate.dashboard.routes import ROUTES
+from headgate.tokens import Bounds
+from headgate.web.api import Api
+from headgate.web.callers import Caller
+from headgate.web.requests import Request
+
+ONE = Caller(name="anna", token_id="1", permissions=frozenset({"read"}))
+BY_PATH = {(route.method, route.path): route for route in ROUTES}
+OVERVIEW, TOKENS = BY_PATH["GET", "/"], BY_PATH["GET", "/ui/settings/tokens"]
+
+
+def key_of(api: Api, caller: Caller, *, route: PageRoute = OVERVIEW, **fields: Any) -> object:
+    scope = {
+        "method": "GET",
+        "path": "/",
+        "raw_path": b"/",
+        "query_string": fields.pop("query", b""),
+        "headers": [(b"host", fields.pop("host", b"localhost"))],
+    }
+    known: dict[str, Any] = {"mode": "on", "now": 0.0, **fields}
+    view = View(api=api, request=Request(scope, None), caller=caller, **known)
+    return drawing_key(route, view)
+
+
+async def test_two_tokens_with_equal_rights_share_a_drawing(tmp_path: Path) -> None:
+    other = msgspec.structs.replace(ONE, name="ben", token_id="2", expires_at=9.0)
+    async with serving(tmp_path) as (_, app):
+        assert key_of(app.api, ONE) == key_of(app.api, other)
+        # Its region marks the token that it is looked at with.
+        assert key_of(app.api, ONE, route=TOKENS) != key_of(app.api, other, route=TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("caller", "fields"),
+    [
+        ({"bounds": Bounds(project_id="p")}, {}),
+        ({"bounds": Bounds(agent_id="p")}, {}),
+        ({"bounds": Bounds(least_priority=5)}, {}),
+        ({"permissions": frozenset({"read", "admin"})}, {}),
+        ({}, {"mode": "read-only"}),
+        ({}, {"theme": "dark"}),
+        ({}, {"needs_login": True}),
+        ({}, {"query": b"find=x"}),
+        ({}, {"host": b"elsewhere"}),
+    ],
+)
+async def test_whatever_a_region_depends_on_keeps_drawings_apart(
+    caller: dict[str, Any], fields: dict[str, Any], tmp_path: Path
+) -> None:
+    async with serving(tmp_path) as (_, app):
+        other = msgspec.structs.replace(ONE, **caller)
+        assert key_of(app.api, ONE) != key_of(app.api, other, **fields)
+
+
+async def test_a_whole_page_that_comes_for_a_region_names_its_own_visitor(tmp_path: Path) -> None:
+    async with serving(tmp_path, LOCKED) as (service, app):
+        for name in ("anna-token", "ben-token"):
+            browser = Browser(app)
+            browser.cookies["headgate_token"] = await token_of(service, "read", name=name)
+            page = (await browser.region("/", "nothing-of-this-name")).body.decode()
+            assert [one for one in ("anna-token", "ben-token") if one in page] == [name]
+
+
+async def test_no_region_but_one_names_the_token_that_it_is_drawn_for(tmp_path: Path) -> None:
+    async with serving(tmp_path, LOCKED) as (service, app):
+        browser = Browser(app)
+        browser.cookies["headgate_token"] = await token_of(service, name="a-name-of-its-own")
+        paths = [one.path for one in ROUTES if one.page is not None and "{" not in one.path]
+        named, looked_at = set(), 0
+        for path in paths:
+            page = await browser.get(path)
+            regions = _regions_of(page.body.decode())
+            looked_at += len(regions)
+            for region in regions:
+                if b"a-name-of-its-own" in (await browser.region(path, region)).body:
+                    named.add(path)
+    assert looked_at > len(paths) / 2
+    assert named <= {"/ui/settings/tokens", "/ui/settings/audit"}
+
+
+def _regions_of(page: str) -> list[str]:
+    return re.findall(r'id="([\w-]+)"[^>]* hx-get="', page)

@@ -1,0 +1,92 @@
+"""What a task was thought to cost, and what it did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dashboard.test_task_page import record_of
+from headgate.core.records import Progress, TaskRecord, Terms
+from headgate.core.tasks import Task, TaskStatus
+from headgate.dashboard.task_cost import CostRow, EstimateBar, cost_rows, estimate_bars
+
+Row = tuple[str, int | None, int | None, str]
+
+
+def record(status: TaskStatus, *, estimate: int | None = None, **fields: Any) -> TaskRecord:
+    task = Task(id="t1", agent_id="a", created_at=100.0, status=status, estimate_tokens=estimate)
+    return record_of(task=task, **fields)
+
+
+def shown(row: CostRow) -> Row:
+    return row.name, row.tokens, row.micro_usd, row.absent
+
+
+QUEUED, RUNNING, DONE, FAILED = (
+    TaskStatus.QUEUED,
+    TaskStatus.RUNNING,
+    TaskStatus.DONE,
+    TaskStatus.FAILED,
+)
+COSTS: list[tuple[TaskRecord, list[Row]]] = [
+    (
+        record(QUEUED),
+        [("Estimate", None, None, "none"), ("Booked", None, None, "not yet")],
+    ),
+    (
+        record(FAILED),
+        [("Estimate", None, None, "none"), ("Booked", None, None, "nothing")],
+    ),
+    (
+        record(
+            RUNNING,
+            estimate=40,
+            terms=Terms(estimate_micro_usd=7, cost_micro_usd=9),
+            progress=Progress(attempt=1, reserved_tokens=50, reserved_micro_usd=8),
+        ),
+        [
+            ("Estimate", 40, 7, "none"),
+            ("Known beforehand", None, 9, "none"),
+            ("Reserved now", 50, 8, "none"),
+            ("Booked", None, None, "not yet"),
+        ],
+    ),
+    (
+        record(
+            DONE,
+            tokens=30,
+            micro_usd=3,
+            progress=Progress(
+                attempt=2,
+                used_tokens=80,
+                used_micro_usd=11,
+                assumed_tokens=50,
+                assumed_micro_usd=8,
+            ),
+        ),
+        [
+            ("Estimate", None, None, "none"),
+            ("Booked", 80, 11, "none"),
+            ("Of that assumed", 50, 8, "none"),
+            ("The last attempt", 30, 3, "none"),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("task", "rows"), COSTS)
+def test_the_table_of_costs_has_what_is_known(task: TaskRecord, rows: list[Row]) -> None:
+    assert [shown(row) for row in cost_rows(task)] == rows
+
+
+def test_what_was_used_is_drawn_within_its_estimate_and_beyond_it() -> None:
+    used = Progress(attempt=1, used_tokens=30, used_micro_usd=12)
+    task = record(
+        DONE, estimate=40, terms=Terms(estimate_micro_usd=8), progress=used, tokens=30, micro_usd=12
+    )
+    assert estimate_bars(task) == [
+        EstimateBar(within=30, beyond=0, estimate=40, words="Tokens: 75 % of the estimate"),
+        EstimateBar(within=8, beyond=4, estimate=8, words="Dollars: 150 % of the estimate"),
+    ]
+    assert estimate_bars(record(QUEUED, estimate=40)) == []
