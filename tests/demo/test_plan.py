@@ -36,6 +36,13 @@ def test_tasks_come_in_the_order_of_their_time_and_depend_on_earlier_ones() -> N
     assert any(one.parents for one in found)
 
 
+def test_no_task_depends_on_one_that_is_cancelled_or_refused() -> None:
+    found = tasks()
+    ended = {one.number for one in found if one.is_cancelled or "on_exhausted" in one.fields}
+    assert ended
+    assert not any(ended & set(one.parents) for one in found)
+
+
 def test_no_more_than_a_few_tasks_come_in_a_second() -> None:
     times = [one.at_seconds for one in tasks() if one.at_seconds > 0]
     assert all(after - at >= 0.99 * LEAST_GAP_SECONDS for at, after in pairwise(times))

@@ -11,7 +11,6 @@ from headgate.admin_bodies import ProjectBody, ProjectListBody
 from headgate.core.tasks import TaskStatus
 from headgate.figure_bodies import LaneBody, LaneListBody
 from headgate.http_bodies import (
-    BudgetStatusBody,
     LimitsShown,
     MetricsBody,
     QueueBody,
@@ -19,11 +18,12 @@ from headgate.http_bodies import (
     StatsBody,
     WhyBody,
 )
-from headgate.slot_bodies import SlotBody, SlotListBody
+from headgate.slot_bodies import NextWakeBody, SlotBody, SlotListBody
 from headgate.top import figures
-from headgate.top.panes import BUDGETS, WAITING, note
+from headgate.top.cells import MAX_ROWS
+from headgate.top.panes import WAITING, note
 from headgate.top.picture import Picture, ShownTask, ShownTasks, Throughput
-from headgate.top.tables import Row, fitted, widths_of
+from headgate.top.tables import Row, widths_of
 
 NOW = datetime(2030, 1, 31, 12, tzinfo=UTC).timestamp()
 
@@ -47,10 +47,14 @@ def project(**given: object) -> ProjectBody:
 
 def test_a_project_has_the_share_that_it_had_beside_its_target() -> None:
     picture = Picture()
-    body = project(target_share=0.4, actual_share=0.25)
+    body = project(
+        target_share=0.4, actual_share=0.25, deficit=0.15, tokens=123_456, max_concurrent_agents=6
+    )
     picture.projects = ProjectListBody(projects=[body])
     (row,) = figures.project_rows(picture, NOW)
-    assert texts(row) == ["search", "active", "", "25 %", "40 %", "3", "1", "2"]
+    assert texts(row) == [
+        "search", "active", "", "25 %", "40 %", "15 %", "3", "1", "6", "2", "123k",
+    ]  # fmt: skip
     bar = row.cells[2].bar
     assert bar is not None
     assert (bar.used, bar.mark) == (0.25, 0.4)
@@ -60,7 +64,8 @@ def test_where_nobody_knows_shares_none_is_made_up() -> None:
     picture = Picture()
     picture.projects = ProjectListBody(projects=[project()])
     (row,) = figures.project_rows(picture, NOW)
-    assert texts(row)[2:5] == ["-", "-", "-"]
+    assert texts(row)[2:6] == ["-", "-", "-", "-"]
+    assert texts(row)[8:] == ["-", "2", "-"]
 
 
 def test_lanes_are_in_the_order_of_the_service_and_bounded() -> None:
@@ -72,7 +77,7 @@ def test_lanes_are_in_the_order_of_the_service_and_bounded() -> None:
     ]  # fmt: skip
     picture.lanes = LaneListBody(lanes=lanes, count=501, strategy="load")
     rows = figures.lane_rows(picture, NOW)
-    assert len(rows) == figures.MAX_ROWS
+    assert len(rows) == MAX_ROWS
     assert texts(rows[0]) == ["(any)", "p", "2", "1", "0", "1 min 1 s", "4.00", ""]
     assert texts(rows[1]) == ["a0", "p", "0", "-", "1", "-", "-", "-"]
 
@@ -146,58 +151,6 @@ def test_a_waiting_task_says_its_first_reason_and_how_many_more(
     assert texts(figures.waiting_rows(picture, NOW)[0])[4] == shown
 
 
-def budget(**given: object) -> BudgetStatusBody:
-    fields = {
-        "scope": "", "window": "none", "spent_usd": "0", "reserved_usd": "0", "overrun_usd": "0",
-        "spent_tokens": 0, "reserved_tokens": 0, "overrun_tokens": 0, **given,
-    }  # fmt: skip
-    return BudgetStatusBody(**fields)  # type: ignore[arg-type]
-
-
-def test_a_budget_has_one_bar_of_whatever_is_nearer_to_its_limit() -> None:
-    child = budget(
-        scope="session:a/run:1", window="rolling:24h", limit_usd="10", spent_usd="2",
-        overrun_usd="1", reserved_usd="1", limit_tokens=1000, spent_tokens=100,
-        resets_at=moment(90),
-    )  # fmt: skip
-    picture = Picture()
-    picture.budgets = budget(children=[budget(scope="session:a", children=[child])])
-    rows = figures.budget_rows(picture, NOW)
-    assert [texts(row)[0] for row in rows] == ["(all)", "  session:a", "    run:1"]
-    assert texts(rows[0])[4] == "no limit"
-    assert texts(rows[2])[2:] == ["$3.00", "100", "$10.00, 1,000 tokens/24h", "1 min 30 s"]
-    bar = rows[2].cells[1].bar
-    assert bar is not None
-    assert (round(bar.used, 3), round(bar.held, 3)) == (0.3, 0.1)
-
-
-def test_eighty_columns_have_room_for_scopes_and_their_limits() -> None:
-    picture = Picture()
-    children = [
-        budget(scope="session:spring-survey", limit_usd="180", window="rolling:1h"),
-        budget(scope="project:evals", limit_tokens=5_500_000, window="rolling:1h",
-               spent_usd="12.70", spent_tokens=240_000, resets_at=moment(3_599)),
-        budget(scope="session:load-test", limit_usd="0.50", window="day@Europe/Berlin"),
-    ]  # fmt: skip
-    picture.budgets = budget(children=children)
-    rows = figures.budget_rows(picture, NOW)
-    widths = widths_of(BUDGETS.columns, rows, 80)
-    shown = [fitted(row.cells[4], BUDGETS.columns[4], widths[4]).strip() for row in rows]
-    assert shown == ["no limit", "$180.00/1h", "5.5M tokens/1h", "$0.50/day"]
-    names = [fitted(row.cells[0], BUDGETS.columns[0], widths[0]).rstrip() for row in rows]
-    assert names[1] == "  session:spring-survey"
-
-
-def test_a_limit_of_nothing_is_used_up_and_many_scopes_are_bounded() -> None:
-    picture = Picture()
-    children = [budget(scope=f"session:{n}", limit_usd="0") for n in range(1000)]
-    picture.budgets = budget(children=children)
-    rows = figures.budget_rows(picture, NOW)
-    assert len(rows) == figures.MAX_ROWS
-    assert rows[1].cells[1].bar is not None
-    assert rows[1].cells[1].bar.used == 1.0
-
-
 def slot(**given: object) -> SlotBody:
     fields = {
         "name": "work", "provider": "zai", "state": "open", "enabled": True, "limits": [],
@@ -212,8 +165,27 @@ def test_a_slot_counts_down_to_its_reset_and_says_what_holds_its_tasks() -> None
     full = slot(state="exhausted", percent_used=100.0, resets_at=moment(3700), hold="used up")
     picture.slots = SlotListBody(slots=[full, slot(state="unknown")], count=2)
     rows = figures.slot_rows(picture, NOW)
-    assert texts(rows[0]) == ["work", "exhausted", "", "100 %", "1 h 1 min", "-", "used up"]
-    assert texts(rows[1])[2:6] == ["-", "-", "-", "-"]
+    assert texts(rows[0]) == [
+        "work", "exhausted", "", "100 %", "1 h 1 min", "-", "-", "0", "used up",
+    ]  # fmt: skip
+    assert texts(rows[1])[2:7] == ["-", "-", "-", "-", "-"]
+
+
+def test_a_slot_that_is_disabled_says_that_once() -> None:
+    picture = Picture()
+    why = "disabled, the provider refused the key"
+    picture.slots = SlotListBody(slots=[slot(state="disabled", hold=why)], count=1)
+    (row,) = figures.slot_rows(picture, NOW)
+    assert (texts(row)[1], texts(row)[-1]) == ("disabled", "the provider refused the key")
+
+
+def test_a_slot_says_what_wakes_it_next_and_how_often_something_went_wrong() -> None:
+    picture = Picture()
+    wake = NextWakeBody(at=moment(90), mode="after_reset", reason="after_reset mode (1 min)")
+    tired = slot(next_wake=wake, poll_errors=2, wake_errors=1, last_error="no answer")
+    picture.slots = SlotListBody(slots=[tired], count=1)
+    (row,) = figures.slot_rows(picture, NOW)
+    assert texts(row)[5:] == ["1 min 30 s", "after reset", "3", "no answer"]
 
 
 def stats(done: int, failed: int = 0) -> StatsBody:
@@ -226,6 +198,28 @@ def stats(done: int, failed: int = 0) -> StatsBody:
     )
     queue = QueueBody(total_queued=0, total_inflight=0, agents={})
     return StatsBody(queue=queue, metrics=metrics, config=LimitsShown())
+
+
+LONG_REASON = (
+    "scope session:load-test is closed: $0.30 of $0.30 are used or held, and $0.10 asked for"
+)
+
+
+@pytest.mark.parametrize(("width", "least"), [(80, 37), (100, 57), (120, 77)])
+def test_a_long_reason_has_the_room_that_long_names_leave(width: int, least: int) -> None:
+    picture = Picture()
+    waiting = task(
+        f"tsk_{'x' * 26}", state=TaskStatus.QUEUED, agent_id="researcher-large-1",
+        project_id="research-of-the-spring", created_at=moment(-3_599),
+    )  # fmt: skip
+    picture.waiting = ShownTasks(tasks=(waiting,))
+    picture.reasons[waiting.task_id] = WhyBody(
+        task_id=waiting.task_id,
+        state=TaskStatus.QUEUED,
+        reasons=(ReasonBody(hold={}, message=LONG_REASON),),
+    )
+    rows = figures.waiting_rows(picture, NOW)
+    assert widths_of(WAITING.columns, rows, width)[4] >= least
 
 
 def test_throughput_is_that_of_the_last_minute() -> None:

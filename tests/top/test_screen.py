@@ -84,13 +84,13 @@ def masked(text: str) -> str:
     """Return a screen without what differs from run to run; nothing moves by it."""
     text = re.sub(r"tsk_[0-9a-z]{26}", "tsk_" + "x" * 26, text)
     text = re.sub(r"…[0-9a-z]+", lambda cut: "…" + "x" * (len(cut[0]) - 1), text)
-    text = re.sub(r"(  wait) .*", r"\1", text)
+    text = re.sub(r"  wait .*", "", text)
     return re.sub(r"http://[0-9.:]+ +", "URL ", text)
 
 
 RUNNING = """\
 headgate URL live
-queued 2 of 1,000  in flight 1 of 20  done -/min  failed -/min  wait
+queued 2 of 1,000  in flight 1 of 20  done -/min  failed -/min  spent $0.00
  1 Projects  2 Lanes [3 Running 1] 4 Waiting 2  5 Budgets  6 Slots
 task                             time   try  agent   project   target   action
 tsk_xxxxxxxxxxxxxxxxxxxxxxxxxx    2 h   1/1  tight   search    slow     crawl"""
@@ -101,7 +101,7 @@ KEYS = "/ filter  c cancel  p pause  w why  Enter more  s sort  ? help  q quit"
 def test_a_screen_of_running_tasks(fleet: Fleet, width: int) -> None:
     async def body(terminal: Terminal) -> None:
         await terminal.press("3")
-        text = masked(await terminal.sees("[3 Running 1]", "crawl", "live"))
+        text = masked(await terminal.sees("[3 Running 1]", "crawl", "live", "spent"))
         lines = text.splitlines()
         assert "\n".join(lines[:5]) == RUNNING
         assert lines[-1] == KEYS
@@ -181,6 +181,23 @@ def test_a_text_is_looked_for_and_shown_until_it_is_taken_away(fleet: Fleet) -> 
         await terminal.sees("tight", without="contains")
         await terminal.press("slash", *"q1", "tab")
         await terminal.sees("[5 Budgets]", without="q1")
+
+    at(fleet, body)
+
+
+def test_a_wider_terminal_has_more_columns_and_sorts_by_those_that_are_seen(fleet: Fleet) -> None:
+    async def body(terminal: Terminal) -> None:
+        await terminal.sees("search", "40 %", "target", without="owed")
+        await terminal.press(*"ssssss")
+        await terminal.sees("Sorted by queued.")
+        await terminal.resize(120, 24)
+        await terminal.sees("owed", "queued▲", "cap", "weight", "tokens")
+        await terminal.press(*"sss")
+        await terminal.sees("Sorted by weight.")
+        await terminal.press("5")
+        await terminal.sees("session:eval", "ends", "overrun", "an hour")
+        await terminal.press("6")
+        await terminal.sees("work", "woken by", "errors", "held because")
 
     at(fleet, body)
 
@@ -384,13 +401,13 @@ def test_reasons_are_asked_only_for_the_rows_that_are_seen(fleet: Fleet) -> None
     async def body(terminal: Terminal) -> None:
         await terminal.press("4")
         await terminal.until(lambda text: text.count("project off is paused") >= 17)
-        seen = terminal.app.watcher.view.waiting
+        seen = terminal.app.watcher.interest.waiting
         assert len(seen) == 18
         await terminal.press("end")
         await terminal.until(lambda text: text.count("project off is paused") == 18)
         known = set(terminal.app.watcher.picture.reasons)
-        assert known <= {*seen, *terminal.app.watcher.view.waiting}
-        assert more[-1] in terminal.app.watcher.view.waiting
+        assert known <= {*seen, *terminal.app.watcher.interest.waiting}
+        assert more[-1] in terminal.app.watcher.interest.waiting
 
     try:
         at(fleet, body)

@@ -13,6 +13,7 @@ from headgate.top.tables import (
     GAP,
     Cell,
     Column,
+    Holds,
     Row,
     arranged,
     bar_cell,
@@ -23,8 +24,10 @@ from headgate.top.tables import (
 )
 
 PLAIN = Column(title="name", least=4)
-FIGURE = Column(title="n", least=2, is_number=True)
-CUT = Column(title="task", least=5, keeps_end=True)
+FIGURE = Column(title="n", least=2, holds=Holds.FIGURE)
+CUT = Column(title="task", least=5, holds=Holds.ID)
+NAME = Column(title="agent", least=6, holds=Holds.NAME)
+REASON = Column(title="why", least=6, holds=Holds.REASON)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +73,13 @@ def test_marks_that_turn_a_line_or_move_a_cursor_are_written_out() -> None:
 def test_figures_stand_at_the_right_and_a_name_that_is_cut_keeps_its_end() -> None:
     assert fitted(number_cell("12", 12), FIGURE, 5) == "   12"
     assert fitted(text_cell("tsk_01m7ggphz"), CUT, 6) == "…ggphz"
+    assert fitted(text_cell("researcher-3"), NAME, 6) == "…her-3"
     assert fitted(text_cell("a long name"), PLAIN, 6) == "a lon…"
     assert fitted(text_cell("日本語"), PLAIN, 5) == "日本…"
 
 
 def test_figures_have_their_room_before_texts_and_those_before_names_and_bars() -> None:
-    columns = (CUT, PLAIN, Column(title="bar", least=4), FIGURE)
+    columns = (CUT, PLAIN, Column(title="bar", least=4, holds=Holds.BAR), FIGURE)
     cells = (
         text_cell("t" * 30),
         text_cell("n" * 12),
@@ -90,10 +94,30 @@ def test_figures_have_their_room_before_texts_and_those_before_names_and_bars() 
     assert widths_of(columns, rows, 70 + gaps) == [30, 12, 24, 4]
 
 
+def test_a_reason_has_its_room_before_the_names_beside_it() -> None:
+    cells = (text_cell("a" * 12), text_cell("p" * 9), text_cell("r" * 40))
+    rows = [Row(key="a", cells=cells)]
+    columns = (NAME, PLAIN, REASON)
+    gaps = len(GAP) * 2
+    assert widths_of(columns, rows, 40 + gaps) == [6, 4, 30]
+    assert widths_of(columns, rows, 55 + gaps) == [6, 9, 40]
+    assert widths_of(columns, rows, 70 + gaps) == [12, 9, 49]
+
+
+def test_a_column_is_there_as_soon_as_the_table_is_wide_enough_for_it() -> None:
+    wide = Column(title="more", least=4, holds=Holds.FIGURE, from_width=30)
+    cells = (text_cell("n" * 6), number_cell("1234567", 1), text_cell("end"))
+    rows = [Row(key="a", cells=cells)]
+    assert widths_of((PLAIN, wide, PLAIN), rows, 29) == [6, 0, 29 - 6 - len(GAP)]
+    assert widths_of((PLAIN, wide, PLAIN), rows, 30) == [6, 7, 30 - 13 - 2 * len(GAP)]
+
+
+@pytest.mark.parametrize("width", [79, 80, 88, 94, 98, 99, 100, 104, 114, 120, 200])
 @pytest.mark.parametrize("kind", PANES, ids=lambda kind: kind.name)
-def test_the_least_of_every_pane_fits_in_eighty_columns(kind: object) -> None:
+def test_the_least_of_every_pane_fits_in_any_width(kind: object, width: int) -> None:
     columns = next(one.columns for one in PANES if one is kind)
-    assert sum(one.least for one in columns) + len(GAP) * (len(columns) - 1) <= 80
+    shown = [one for one in columns if one.from_width <= width]
+    assert sum(one.least for one in shown) + len(GAP) * (len(shown) - 1) <= width
 
 
 def rows(*names: str) -> list[Row]:

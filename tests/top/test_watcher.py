@@ -13,19 +13,20 @@ import pytest
 from administration.running import WORK, Running, running
 from headgate import Client
 from headgate.top import watcher
-from headgate.top.picture import Link
+from headgate.top.picture import Contact
 from headgate.top.rota import Question, Topic
 from headgate.top.watcher import (
     LISTEN_AGAIN_SECONDS,
     REFUSED_SECONDS,
     TOO_MANY_SECONDS,
-    View,
+    Interest,
     Watcher,
 )
 from top.scene import serving
 
 STATS = Question(Topic.STATS)
 PROJECTS = Question(Topic.PROJECTS)
+MONEY = Question(Topic.BUDGETS)
 
 
 class Clock:
@@ -74,21 +75,33 @@ def on(folder: Path, body: Callable[[Scene], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_only_what_is_shown_is_asked_for(tmp_path: Path) -> None:
+def test_only_what_is_shown_is_asked_for_and_money_is_always(tmp_path: Path) -> None:
     async def body(one: Scene) -> None:
-        one.watcher.show(View(topics=(Topic.PROJECTS,), waiting=("t",)))
-        assert await one.asked() == [STATS, PROJECTS]
+        one.watcher.show(Interest(topics=(Topic.PROJECTS,), waiting=("t",)))
+        assert await one.asked() == [STATS, PROJECTS, MONEY]
         assert one.watcher.picture.slots is None
+
+    on(tmp_path, body)
+
+
+def test_budgets_are_asked_for_less_often_where_only_their_total_is_seen(tmp_path: Path) -> None:
+    async def body(one: Scene) -> None:
+        one.watcher.show(Interest(topics=(Topic.PROJECTS,)))
+        assert MONEY in await one.asked()
+        assert MONEY not in await one.asked(after_seconds=9.0)
+        assert MONEY in await one.asked(after_seconds=1.1)
+        one.watcher.show(Interest(topics=(Topic.BUDGETS,)))
+        assert await one.asked(after_seconds=5.1) == [STATS, MONEY]
 
     on(tmp_path, body)
 
 
 def test_without_events_it_is_asked_every_two_seconds(tmp_path: Path) -> None:
     async def body(one: Scene) -> None:
-        assert await one.asked() == [STATS]
+        assert await one.asked() == [STATS, MONEY]
         assert await one.asked(after_seconds=1.9) == []
         assert await one.asked(after_seconds=0.2) == [STATS]
-        assert one.watcher.picture.link is Link.POLLING
+        assert one.watcher.picture.contact is Contact.POLLING
 
     on(tmp_path, body)
 
@@ -98,10 +111,10 @@ def test_while_nothing_is_heard_it_is_asked_seldom_and_at_an_event_soon(tmp_path
         listening = asyncio.create_task(one.watcher.listen_once())
         await asyncio.sleep(0)
         one.clock.now += 1.0
-        assert await one.asked() == [STATS]
-        assert one.watcher.picture.link is Link.LIVE
+        assert await one.asked() == [STATS, MONEY]
+        assert one.watcher.picture.contact is Contact.LIVE
         assert await one.asked(after_seconds=9.0) == []
-        assert await one.asked(after_seconds=1.1) == [STATS]
+        assert await one.asked(after_seconds=1.1) == [STATS, MONEY]
         one.clock.now += 3.0
         await one.service.submit()
         async with asyncio.timeout(10):
@@ -138,13 +151,13 @@ def test_a_service_that_is_away_is_asked_one_thing_less_and_less_often() -> None
         async with Client("http://127.0.0.1:1", retries=0) as client:
             clock = Clock()
             watcher = Watcher(client, clock=clock)
-            watcher.show(View(topics=tuple(Topic)))
+            watcher.show(Interest(topics=tuple(Topic)))
             asked_at = []
             for _ in range(600):
                 if await watcher.ask_once() is not None:
                     asked_at.append(clock.now - 1_000.0)
                 clock.now += 0.5
-            assert watcher.picture.link is Link.LOST
+            assert watcher.picture.contact is Contact.LOST
             assert asked_at[:5] == [0.0, 1.0, 3.0, 7.0, 15.0]
             assert all(later - sooner >= 10.0 for sooner, later in pairwise(asked_at[5:]))
 
@@ -158,7 +171,7 @@ def test_what_is_refused_is_asked_once_a_minute(tmp_path: Path) -> None:
             token = (await one.service.ask("POST", "/tokens", wish)).json["token"]
             async with Client(one.url, token=token, retries=0) as client:
                 one.watcher = Watcher(client, clock=one.clock)
-                one.watcher.show(View(topics=(Topic.PROJECTS,)))
+                one.watcher.show(Interest(topics=(Topic.PROJECTS,)))
                 assert PROJECTS in await one.asked()
                 assert "permission read" in one.watcher.picture.problems[Topic.PROJECTS]
                 assert await one.asked(after_seconds=30.0) == []
@@ -173,13 +186,13 @@ def test_another_text_to_look_for_is_asked_at_once_and_shows_nothing_before(
     async def body(one: Scene) -> None:
         await one.service.submit(notBefore="2099-01-01T00:00:00Z", labels={"who": "needle"})
         await one.service.submit(notBefore="2099-01-01T00:00:00Z")
-        waiting = View(topics=(Topic.WAITING,))
+        waiting = Interest(topics=(Topic.WAITING,))
         one.watcher.show(waiting)
         await one.asked()
         page = one.watcher.picture.waiting
         assert page is not None
         assert len(page.tasks) == 2
-        one.watcher.show(View(topics=(Topic.WAITING,), wanted="needle"))
+        one.watcher.show(Interest(topics=(Topic.WAITING,), wanted="needle"))
         assert one.watcher.picture.waiting is None
         assert await one.asked() == [Question(Topic.WAITING)]
         page = one.watcher.picture.waiting
@@ -194,10 +207,10 @@ def test_a_text_to_look_for_goes_first_also_while_nothing_happens(tmp_path: Path
         listening = asyncio.create_task(one.watcher.listen_once())
         await asyncio.sleep(0)
         one.clock.now += 1.0
-        one.watcher.show(View(topics=(Topic.WAITING,)))
+        one.watcher.show(Interest(topics=(Topic.WAITING,)))
         await one.asked(after_seconds=60.0)
         one.clock.now += 60.0
-        one.watcher.show(View(topics=(Topic.WAITING,), wanted="needle"))
+        one.watcher.show(Interest(topics=(Topic.WAITING,), wanted="needle"))
         assert await one.watcher.ask_once() == Question(Topic.WAITING)
         listening.cancel()
 
@@ -206,9 +219,9 @@ def test_a_text_to_look_for_goes_first_also_while_nothing_happens(tmp_path: Path
 
 def test_rows_without_a_reason_share_a_turn(tmp_path: Path) -> None:
     async def body(one: Scene) -> None:
-        view = await held_tasks(one, 18)
+        interest = await held_tasks(one, 18)
         turns = 0
-        while set(one.watcher.picture.reasons) != set(view.waiting):
+        while set(one.watcher.picture.reasons) != set(interest.waiting):
             await one.watcher.ask_turn()
             turns += 1
         assert turns <= 3
@@ -218,16 +231,16 @@ def test_rows_without_a_reason_share_a_turn(tmp_path: Path) -> None:
 
 def test_reasons_outlive_a_look_at_another_pane_and_not_a_long_one(tmp_path: Path) -> None:
     async def body(one: Scene) -> None:
-        view = await held_tasks(one, 3)
+        interest = await held_tasks(one, 3)
         await one.asked()
         reasons = dict(one.watcher.picture.reasons)
         assert len(reasons) == 3
-        one.watcher.show(View(topics=(Topic.SLOTS,)))
+        one.watcher.show(Interest(topics=(Topic.SLOTS,)))
         await one.asked(after_seconds=10.0)
         assert one.watcher.picture.reasons == reasons
-        one.watcher.show(view)
+        one.watcher.show(interest)
         assert not any(asked.topic is Topic.WHY for asked in await one.asked(after_seconds=-1.0))
-        one.watcher.show(View(topics=(Topic.SLOTS,)))
+        one.watcher.show(Interest(topics=(Topic.SLOTS,)))
         await one.asked(after_seconds=61.0)
         assert one.watcher.picture.reasons == {}
 
@@ -236,9 +249,9 @@ def test_reasons_outlive_a_look_at_another_pane_and_not_a_long_one(tmp_path: Pat
 
 def test_what_an_action_answered_is_in_the_picture_at_once(tmp_path: Path) -> None:
     async def body(one: Scene) -> None:
-        view = await held_tasks(one, 2)
-        gone, left = view.waiting
-        one.watcher.show(View(topics=(Topic.PROJECTS,)))
+        interest = await held_tasks(one, 2)
+        gone, left = interest.waiting
+        one.watcher.show(Interest(topics=(Topic.PROJECTS,)))
         await one.asked()
         one.watcher.note_gone(gone)
         page = one.watcher.picture.waiting
@@ -253,14 +266,14 @@ def test_what_an_action_answered_is_in_the_picture_at_once(tmp_path: Path) -> No
     on(tmp_path, body)
 
 
-async def held_tasks(one: Scene, number: int) -> View:
-    """Submit tasks that wait, look at them, and return the view that sees all of their rows."""
+async def held_tasks(one: Scene, number: int) -> Interest:
+    """Submit tasks that wait, look at them, and return the interest that sees all of their rows."""
     held = [await one.service.submit(notBefore="2099-01-01T00:00:00Z") for _ in range(number)]
-    one.watcher.show(View(topics=(Topic.WAITING,)))
+    one.watcher.show(Interest(topics=(Topic.WAITING,)))
     await one.asked()
-    view = View(topics=(Topic.WAITING,), waiting=tuple(held))
-    one.watcher.show(view)
-    return view
+    interest = Interest(topics=(Topic.WAITING,), waiting=tuple(held))
+    one.watcher.show(interest)
+    return interest
 
 
 def test_those_that_wait_longest_are_asked_for_first(
@@ -270,7 +283,7 @@ def test_those_that_wait_longest_are_asked_for_first(
 
     async def body(one: Scene) -> None:
         held = [await one.service.submit(notBefore="2099-01-01T00:00:00Z") for _ in range(3)]
-        one.watcher.show(View(topics=(Topic.WAITING,)))
+        one.watcher.show(Interest(topics=(Topic.WAITING,)))
         await one.asked()
         page = one.watcher.picture.waiting
         assert page is not None

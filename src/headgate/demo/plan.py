@@ -2,7 +2,8 @@
 
 First come tasks that show what it looks like when something is the matter: a project that is
 paused, a budget that is used up and one that nearly is, a webhook that nobody takes. Then work
-comes in waves, a few tasks a second, of which most succeed. Rule: one seed gives one plan.
+comes in waves, a few tasks a second, of which most succeed. Rule: one seed gives one plan, and what
+it shows in the first minute it shows for as long as anybody looks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
+from datetime import timedelta
 from itertools import count
 from random import Random
 from typing import Literal, NamedTuple
@@ -27,6 +29,8 @@ DOLLARS_PER_MILLION_TOKENS = 6.0
 MAX_PARENTS = 2
 OPENING_SECONDS = 0.4
 FIRST = -10
+OPENING_DEADLINE = timedelta(days=30)
+"""Some of the first tasks are there to wait, and would otherwise fail after 15 minutes."""
 
 FAIL_SHARE = 0.05
 RECOVER_SHARE = 0.04
@@ -133,10 +137,14 @@ def plan(seed: int = SEED) -> Iterator[PlannedTask]:
     at_seconds = 0.0
     for number in numbers:
         task = _next(drawn, number, at_seconds, tuple(fetched))
-        if task.fields["action"] == _FETCH.action and not task.is_cancelled:
+        if task.fields["action"] == _FETCH.action and not (task.is_cancelled or _is_refused(task)):
             fetched.append(number)
         yield task
         at_seconds += max(LEAST_GAP_SECONDS, drawn.expovariate(_rate(at_seconds)))
+
+
+def _is_refused(task: PlannedTask) -> bool:
+    return task.fields.get("on_exhausted") == "reject"
 
 
 def _rate(at_seconds: float) -> float:
@@ -158,7 +166,13 @@ def _opening() -> Iterator[tuple[TaskFields, Hook | None]]:
 def _short(action: str, subject: str, *, project_id: str) -> TaskFields:
     """Return a task that is soon done, and goes before others, so that its effect is seen."""
     params = _params(subject, OPENING_SECONDS, 900, "succeeds")
-    return TaskFields(action=action, project_id=project_id, params=params, priority=FIRST)
+    return TaskFields(
+        action=action,
+        project_id=project_id,
+        params=params,
+        priority=FIRST,
+        deadline=OPENING_DEADLINE,
+    )
 
 
 def _charged(action: str, subject: str, *, usd: str, scope: str) -> TaskFields:

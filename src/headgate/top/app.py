@@ -26,10 +26,10 @@ from headgate.top.banner import Line, key_parts, place_parts, said_parts, tab_pa
 from headgate.top.dialogs import HELP, Ask, Reading
 from headgate.top.pane import Pane
 from headgate.top.panes import PANES, PROJECTS, RUNNING, SLOTS, WAITING, PaneKind, amount, note
-from headgate.top.picture import Link
+from headgate.top.picture import Contact
 from headgate.top.rota import PAUSE_SECONDS, Topic
 from headgate.top.tables import arranged
-from headgate.top.watcher import View, Watcher
+from headgate.top.watcher import Interest, Watcher
 
 ALL_FROM_WIDTH, ALL_FROM_HEIGHT = 160, 36
 MAX_WANTED_LENGTH = 200
@@ -161,14 +161,14 @@ class Top(App[None]):
             rows,
             note=note(kind, picture, wanted=self._wanted, has_rows=bool(rows)),
             title=title if self.screen_stack[0].has_class("all") else "",
-            is_faint=picture.link is Link.LOST or kind.topic in picture.problems,
+            is_faint=picture.contact is Contact.LOST or kind.topic in picture.problems,
         )
 
     def _tell_watcher(self) -> None:
         shown = [pane for pane in self._panes() if pane.display]
         waiting = next((pane.seen for pane in shown if pane.kind is WAITING), ())
         topics = tuple(pane.kind.topic for pane in shown)
-        self.watcher.show(View(topics=topics, waiting=waiting, wanted=self._wanted))
+        self.watcher.show(Interest(topics=topics, waiting=waiting, wanted=self._wanted))
 
     def say(self, text: str, *, is_problem: bool = False) -> None:
         """Say something below the panes, for a while."""

@@ -16,8 +16,9 @@ from textual.widget import Widget
 from headgate.core.figure_texts import count, duration
 from headgate.core.printable import printable
 from headgate.http_bodies import LimitsShown, StatsBody
+from headgate.top.budget_figures import left_text, limit_text, spent_text
 from headgate.top.panes import PANES, amount
-from headgate.top.picture import Link, Picture
+from headgate.top.picture import Contact, Picture
 from headgate.top.rota import Topic
 from headgate.top.tables import ELLIPSIS, GAP, shortened
 
@@ -25,10 +26,10 @@ KEYS = ("/ filter", "c cancel", "p pause", "w why", "Enter more", "s sort")
 LAST_KEYS = ("? help", "q quit")
 MAX_WANTED_SHOWN = 24
 
-_LINKS = {
-    Link.LIVE: ("live", "green"),
-    Link.POLLING: ("polling", "cyan"),
-    Link.LOST: ("CONNECTION LOST", "bold red"),
+_CONTACTS = {
+    Contact.LIVE: ("live", "green"),
+    Contact.POLLING: ("polling", "cyan"),
+    Contact.LOST: ("CONNECTION LOST", "bold red"),
 }
 _GAP = (GAP, "")
 _NO_LIMITS = LimitsShown(max_queue_size=None, max_inflight=None)
@@ -72,7 +73,7 @@ def cut(parts: list[Part], width: int) -> list[Part]:
 
 def place_parts(url: str, picture: Picture, *, width: int) -> list[Part]:
     """Return the first line: which service, and how the connection to it is."""
-    word, style = _LINKS[picture.link]
+    word, style = _CONTACTS[picture.contact]
     name = shortened(f"headgate {printable(url)}", width - len(word) - 2)
     return [(name, "bold"), _GAP, (word, style)]
 
@@ -85,16 +86,19 @@ def total_parts(picture: Picture, *, width: int) -> list[Part]:
     stats = picture.stats
     if stats is None:
         return [("Asking…", "")]
-    style = "dim" if picture.link is Link.LOST else ""
+    style = "dim" if picture.contact is Contact.LOST else ""
     parts: list[Part] = [("PAUSED", "bold yellow reverse"), _GAP] if stats.paused else []
     room = width - sum(len(text) for text, _ in parts)
-    whole = _totals(stats, picture, stats.config)
-    bare = _totals(stats, picture, _NO_LIMITS)
-    return [*parts, (_joined(whole, room) or _joined(bare, room) or _fitting(bare, room), style)]
+    whole = _totals(stats, picture, has_limits=True)
+    bare = _totals(stats, picture, has_limits=False)
+    lines = (_joined(texts, room) for texts in (whole, whole[:-1], bare))
+    return [*parts, (next(filter(None, lines), "") or _fitting(bare, room), style)]
 
 
-def _totals(stats: StatsBody, picture: Picture, limits: LimitsShown) -> list[str]:
+def _totals(stats: StatsBody, picture: Picture, *, has_limits: bool) -> list[str]:
+    """Return the totals, in the order in which they are worth their room."""
     queue = stats.queue
+    limits = stats.config if has_limits else _NO_LIMITS
     rates = picture.throughput.per_minute()
     done, failed = ("-", "-") if rates is None else (count(rates[0]), count(rates[1]))
     return [
@@ -102,8 +106,19 @@ def _totals(stats: StatsBody, picture: Picture, limits: LimitsShown) -> list[str
         f"in flight {_of(queue.total_inflight, limits.max_inflight)}",
         f"done {done}/min",
         f"failed {failed}/min",
+        *_money(picture, has_limits=has_limits),
         f"wait {duration(stats.metrics.avg_dispatch_latency_ms / 1000)}",
     ]
+
+
+def _money(picture: Picture, *, has_limits: bool) -> list[str]:
+    status = picture.budgets
+    if status is None:
+        return []
+    spent, left = f"spent {spent_text(status)}", left_text(status)
+    if not left:
+        return [spent]
+    return [spent, f"left {left} of {limit_text(status)}" if has_limits else f"left {left}"]
 
 
 def _of(number: int, limit: int | None) -> str:
@@ -146,8 +161,8 @@ def said_parts(said: str, picture: Picture, *, is_problem: bool, wanted: str) ->
     parts: list[Part] = []
     if said:
         parts = [(printable(said), "bold red" if is_problem else "bold")]
-    elif picture.link is Link.LOST:
-        parts = [(f"Trying again: {printable(picture.link_problem)}.", "red")]
+    elif picture.contact is Contact.LOST:
+        parts = [(f"Trying again: {printable(picture.contact_problem)}.", "red")]
     if not wanted:
         return parts
     text = wanted if len(wanted) <= MAX_WANTED_SHOWN else f"{wanted[:MAX_WANTED_SHOWN]}{ELLIPSIS}"

@@ -6,29 +6,36 @@ can be tested without one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
 
 from headgate.admin_bodies import ProjectBody
-from headgate.core.figure_texts import count, dollars, duration, percent, seconds_of
+from headgate.core.figure_texts import seconds_of
 from headgate.core.tasks import TaskStatus
 from headgate.figure_bodies import LaneBody
-from headgate.http_bodies import BudgetStatusBody, WhyBody
+from headgate.http_bodies import WhyBody
 from headgate.slot_bodies import SlotBody
 from headgate.top.bars import Bar
+from headgate.top.cells import (
+    BAD,
+    CAREFUL,
+    FAINT,
+    GOOD,
+    MAX_ROWS,
+    UNKNOWN,
+    count_cell,
+    limited_cell,
+    share_cell,
+    since_cell,
+    until_cell,
+)
 from headgate.top.picture import Picture, ShownTask
 from headgate.top.tables import Cell, Row, bar_cell, number_cell, text_cell
 
-MAX_ROWS = 200
-MAX_DEPTH = 16
 NOT_ASKED = "…"
 ANY_AGENT = "(any)"
 
-_GOOD, _CAREFUL, _BAD, _FAINT = "green", "yellow", "red", "dim"
-_STANDINGS = {"active": "", "paused": _CAREFUL, "draining": _CAREFUL, "archived": _FAINT}
-_SLOT_STATES = {"open": _GOOD, "exhausted": _BAD, "paused": _CAREFUL, "disabled": _BAD}
-_NEARLY, _FULL = 0.8, 1.0
-_UNKNOWN = Cell(text="-", order=-1.0)
+_STANDINGS = {"active": "", "paused": CAREFUL, "draining": CAREFUL, "archived": FAINT}
+_SLOT_STATES = {"open": GOOD, "exhausted": BAD, "paused": CAREFUL, "disabled": BAD}
 
 
 def project_rows(picture: Picture, _: float) -> list[Row]:
@@ -42,18 +49,17 @@ def _project(project: ProjectBody) -> Row:
     cells = (
         text_cell(project.id),
         text_cell(project.status, _STANDINGS[project.status]),
-        _UNKNOWN if had is None else bar_cell(Bar(used=had, mark=target), "cyan"),
-        _share(had),
-        _share(target),
-        _number(project.queued),
-        _number(project.inflight),
+        UNKNOWN if had is None else bar_cell(Bar(used=had, mark=target), "cyan"),
+        share_cell(had),
+        share_cell(target),
+        share_cell(project.deficit),
+        count_cell(project.queued),
+        count_cell(project.inflight),
+        count_cell(project.max_concurrent_agents),
         number_cell(f"{project.credit_weight:g}", project.credit_weight),
+        count_cell(project.tokens),
     )
     return Row(key=project.id, cells=cells)
-
-
-def _share(share: float | None) -> Cell:
-    return _UNKNOWN if share is None else number_cell(percent(share), share)
 
 
 def lane_rows(picture: Picture, _: float) -> list[Row]:
@@ -64,16 +70,16 @@ def lane_rows(picture: Picture, _: float) -> list[Row]:
 
 
 def _lane(lane: LaneBody, most: float) -> Row:
-    wait, load = lane.oldest_wait_seconds, lane.load
+    load = lane.load
     cells = (
         text_cell(lane.agent_id or ANY_AGENT),
         text_cell(lane.project_id),
-        _number(lane.queued),
-        _UNKNOWN if lane.ready is None else _number(lane.ready),
-        _number(lane.inflight),
-        _UNKNOWN if wait is None else _since(wait),
-        _UNKNOWN if load is None else number_cell(f"{load:.2f}", load),
-        _UNKNOWN if load is None else bar_cell(Bar(used=load / most if most else 0.0), "cyan"),
+        count_cell(lane.queued),
+        count_cell(lane.ready),
+        count_cell(lane.inflight),
+        since_cell(lane.oldest_wait_seconds),
+        UNKNOWN if load is None else number_cell(f"{load:.2f}", load),
+        UNKNOWN if load is None else bar_cell(Bar(used=load / most if most else 0.0), "cyan"),
     )
     return Row(key=f"{lane.project_id}/{lane.agent_id}", cells=cells)
 
@@ -94,7 +100,7 @@ def _running(task: ShownTask, now: float) -> Row:
     ran = now - seconds_of(_began(task)) if has_begun else 0.0
     cells = (
         text_cell(task.task_id),
-        _since(ran) if has_begun else text_cell("assigned", _FAINT),
+        since_cell(ran) if has_begun else text_cell("assigned", FAINT),
         number_cell(_attempt(task), task.attempt),
         text_cell(task.agent_id or ANY_AGENT),
         text_cell(task.project_id),
@@ -120,7 +126,7 @@ def waiting_rows(picture: Picture, now: float) -> list[Row]:
 def _waiting(task: ShownTask, why: WhyBody | str | None, now: float) -> Row:
     cells = (
         text_cell(task.task_id),
-        _since(now - seconds_of(task.created_at)),
+        since_cell(now - seconds_of(task.created_at)),
         text_cell(task.agent_id or ANY_AGENT),
         text_cell(task.project_id),
         _reason(why),
@@ -130,124 +136,39 @@ def _waiting(task: ShownTask, why: WhyBody | str | None, now: float) -> Row:
 
 def _reason(why: WhyBody | str | None) -> Cell:
     if why is None:
-        return text_cell(NOT_ASKED, _FAINT)
+        return text_cell(NOT_ASKED, FAINT)
     if isinstance(why, str):
-        return text_cell(why, _FAINT)
+        return text_cell(why, FAINT)
     if not why.reasons:
         return text_cell("starts now" if why.state is TaskStatus.QUEUED else why.state.value)
     more = f" +{len(why.reasons) - 1}" if len(why.reasons) > 1 else ""
     return text_cell(f"{why.reasons[0].message}{more}")
 
 
-def budget_rows(picture: Picture, now: float) -> list[Row]:
-    """Return the scopes with what each has used of its limit, children under their parents."""
-    if picture.budgets is None:
-        return []
-    rows = []
-    for depth, status in _tree(picture.budgets, 0):
-        rows.append(_budget(status, depth, now))
-        if len(rows) == MAX_ROWS:
-            break
-    return rows
-
-
-def _tree(status: BudgetStatusBody, depth: int) -> Iterator[tuple[int, BudgetStatusBody]]:
-    yield depth, status
-    if depth < MAX_DEPTH:
-        for child in status.children:
-            yield from _tree(child, depth + 1)
-
-
-def _budget(status: BudgetStatusBody, depth: int, now: float) -> Row:
-    spent = float(status.spent_usd) + float(status.overrun_usd)
-    bar = _fullest(status)
-    limit = "no limit" if bar is None else _limit(status)
-    tokens = status.spent_tokens + status.overrun_tokens
-    cells = (
-        Cell(text=f"{'  ' * depth}{text_cell(_last_part(status.scope)).text}", order=status.scope),
-        _UNKNOWN if bar is None else bar_cell(bar, _bar_style(bar)),
-        number_cell(dollars(str(spent)), spent),
-        number_cell(count(tokens), tokens),
-        text_cell(limit),
-        _until(status.resets_at, now),
-    )
-    return Row(key=status.scope, cells=cells)
-
-
-def _last_part(scope: str) -> str:
-    return scope.rpartition("/")[2] or "(all)"
-
-
-def _fullest(status: BudgetStatusBody) -> Bar | None:
-    """Return the bar of dollars or of tokens, whichever is nearer to its limit; None without."""
-    bars = []
-    if status.limit_usd is not None:
-        used = float(status.spent_usd) + float(status.overrun_usd)
-        bars.append(_part(used, float(status.reserved_usd), float(status.limit_usd)))
-    if status.limit_tokens is not None:
-        used = status.spent_tokens + status.overrun_tokens
-        bars.append(_part(used, status.reserved_tokens, status.limit_tokens))
-    return max(bars, key=lambda bar: bar.used + bar.held, default=None)
-
-
-def _part(used: float, held: float, limit: float) -> Bar:
-    return Bar(used=used / limit, held=held / limit) if limit > 0 else Bar(used=1.0)
-
-
-def _limit(status: BudgetStatusBody) -> str:
-    money = "" if status.limit_usd is None else dollars(status.limit_usd)
-    tokens = "" if status.limit_tokens is None else f"{count(status.limit_tokens)} tokens"
-    return ", ".join(one for one in (money, tokens) if one) + _window(status.window)
-
-
-def _window(window: str) -> str:
-    """Return for how long a limit is: `day@Europe/Berlin` is a day."""
-    if window == "none":
-        return ""
-    kind, _, hours = window.partition(":")
-    return f"/{hours or kind.partition('@')[0]}"
-
-
-def _bar_style(bar: Bar) -> str:
-    whole = bar.used + bar.held
-    if whole >= _FULL:
-        return _BAD
-    return _CAREFUL if whole >= _NEARLY else _GOOD
-
-
 def slot_rows(picture: Picture, now: float) -> list[Row]:
-    """Return the slots: how much of each quota is used, its reset, and what holds its tasks."""
+    """Return the slots: how much of each quota is used, its next times, what holds its tasks."""
     slots = [] if picture.slots is None else picture.slots.slots
     return [_slot(one, now) for one in slots[:MAX_ROWS]]
 
 
 def _slot(slot: SlotBody, now: float) -> Row:
-    used = slot.percent_used
-    bar = None if used is None else Bar(used=used / 100)
-    wake = slot.next_wake
+    used, wake = slot.percent_used, slot.next_wake
+    errors = slot.poll_errors + slot.wake_errors
     cells = (
         text_cell(slot.name),
         text_cell(slot.state, _SLOT_STATES.get(slot.state, "")),
-        _UNKNOWN if bar is None else bar_cell(bar, _bar_style(bar)),
-        _UNKNOWN if used is None else number_cell(percent(used / 100), used),
-        _until(slot.resets_at, now),
-        _until(None if wake is None else wake.at, now),
-        text_cell(slot.hold or slot.disabled_reason or slot.last_error, _CAREFUL),
+        limited_cell(None if used is None else Bar(used=used / 100)),
+        share_cell(None if used is None else used / 100),
+        until_cell(slot.resets_at, now),
+        until_cell(None if wake is None else wake.at, now),
+        text_cell("-" if wake is None else wake.mode.replace("_", " ")),
+        count_cell(errors, CAREFUL if errors else ""),
+        text_cell(_held_because(slot), CAREFUL),
     )
     return Row(key=slot.name, cells=cells)
 
 
-def _number(number: int, style: str = "") -> Cell:
-    return number_cell(count(number), number, style)
-
-
-def _since(seconds: float) -> Cell:
-    seconds = max(0.0, seconds)
-    return number_cell(duration(seconds), seconds)
-
-
-def _until(moment: datetime | None, now: float) -> Cell:
-    if moment is None:
-        return Cell(text="-", order=float("inf"))
-    away = seconds_of(moment) - now
-    return number_cell(duration(away) if away > 0 else "now", away)
+def _held_because(slot: SlotBody) -> str:
+    # That it is disabled says its state.
+    why = slot.hold or slot.disabled_reason or slot.last_error
+    return why.removeprefix(f"{slot.state}, ")

@@ -75,10 +75,10 @@ class Pane(Widget, can_focus=True):
         self._place()
 
     def sort_by_next(self) -> str:
-        """Sort by the next column, after the last one by none; return its title."""
+        """Sort by the next column that is seen, after the last one by none; return its title."""
         columns = self.kind.columns
-        following = 0 if self.sort is None else self.sort + 1
-        self.sort = following if following < len(columns) else None
+        shown = [one for one, column in enumerate(columns) if column.from_width <= self.size.width]
+        self.sort = next((one for one in shown if self.sort is None or one > self.sort), None)
         return "" if self.sort is None else columns[self.sort].title
 
     def action_move(self, rows: int) -> None:
@@ -139,6 +139,7 @@ class Pane(Widget, can_focus=True):
         return GAP.join(
             fitted(Cell(text=title), column, width)
             for title, column, width in zip(titles, self.kind.columns, widths, strict=True)
+            if width
         )
 
     def _row(self, row: Row, widths: Sequence[int]) -> Strip:
@@ -146,6 +147,8 @@ class Pane(Widget, can_focus=True):
         over = _CURSOR if has_cursor else _FAINT if self.is_faint else _PLAIN
         segments = []
         for cell, column, width in zip(row.cells, self.kind.columns, widths, strict=True):
+            if not width:
+                continue
             # Under the cursor a colour would become a background that nobody chose.
             own = _PLAIN if has_cursor else Style.parse(cell.style)
             segments.append(Segment(fitted(cell, column, width) + GAP, own + over))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headgate.top import figures
+from headgate.top import budget_figures, figures
 from headgate.top.picture import Picture
 from headgate.top.rota import Topic
-from headgate.top.tables import Column, Row
+from headgate.top.tables import Column, Holds, Row
 
 Rows = Callable[[Picture, float], list[Row]]
 
@@ -23,12 +23,12 @@ class PaneKind(NamedTuple):
     empty: str
 
 
-def _text(title: str, least: int, *, keeps_end: bool = False) -> Column:
-    return Column(title=title, least=least, keeps_end=keeps_end)
+def _text(title: str, least: int, holds: Holds = Holds.TEXT, *, from_width: int = 0) -> Column:
+    return Column(title=title, least=least, holds=holds, from_width=from_width)
 
 
-def _figure(title: str, least: int) -> Column:
-    return Column(title=title, least=least, is_number=True)
+def _figure(title: str, least: int, *, from_width: int = 0) -> Column:
+    return _text(title, least, Holds.FIGURE, from_width=from_width)
 
 
 PROJECTS = PaneKind(
@@ -37,12 +37,15 @@ PROJECTS = PaneKind(
     (
         _text("project", 14),
         _text("status", 8),
-        _text("share, │ target", 12),
+        _text("had │ target", 12, Holds.BAR),
         _figure("had", 5),
         _figure("target", 6),
+        _figure("owed", 7, from_width=88),
         _figure("queued", 6),
         _figure("flight", 6),
+        _figure("cap", 4, from_width=94),
         _figure("weight", 6),
+        _figure("tokens", 7, from_width=104),
     ),
     figures.project_rows,
     "A token for one agent sees no projects.",
@@ -58,7 +61,7 @@ LANES = PaneKind(
         _figure("flight", 6),
         _figure("oldest", 8),
         _figure("load", 5),
-        _text("", 8),
+        _text("", 8, Holds.BAR),
     ),
     figures.lane_rows,
     "No lane has work. Submit a task: headgate submit hello --agent demo",
@@ -67,7 +70,7 @@ RUNNING = PaneKind(
     "Running",
     Topic.RUNNING,
     (
-        _text("task", 11, keeps_end=True),
+        _text("task", 11, Holds.ID),
         _figure("time", 8),
         _figure("try", 4),
         _text("agent", 12),
@@ -82,11 +85,11 @@ WAITING = PaneKind(
     "Waiting",
     Topic.WAITING,
     (
-        _text("task", 11, keeps_end=True),
+        _text("task", 9, Holds.ID),
         _figure("waits", 8),
-        _text("agent", 10),
-        _text("project", 10),
-        _text("reason", 30),
+        _text("agent", 8, Holds.NAME),
+        _text("project", 7),
+        _text("reason", 30, Holds.REASON),
     ),
     figures.waiting_rows,
     "Nothing waits.",
@@ -96,26 +99,31 @@ BUDGETS = PaneKind(
     Topic.BUDGETS,
     (
         _text("scope", 18),
-        _text("used", 8),
+        _text("used", 6, Holds.BAR),
         _figure("spent", 8),
-        _figure("tokens", 7),
-        _text("limit", 9),
+        _text("limit", 9, Holds.REASON),
+        _figure("ends", 8),
         _figure("room in", 10),
+        _figure("tokens", 7, from_width=94),
+        _figure("overrun", 8, from_width=104),
+        _figure("an hour", 8, from_width=114),
     ),
-    figures.budget_rows,
+    budget_figures.budget_rows,
     "Nothing was booked yet.",
 )
 SLOTS = PaneKind(
     "Slots",
     Topic.SLOTS,
     (
-        _text("slot", 12),
+        _text("slot", 10),
         _text("state", 9),
-        _text("quota", 12),
+        _text("quota", 6, Holds.BAR),
         _figure("used", 5),
-        _figure("resets", 10),
-        _figure("wake", 10),
-        _text("held because", 10),
+        _figure("resets", 9),
+        _figure("wake", 9),
+        _text("woken by", 11, from_width=98),
+        _figure("errors", 6, from_width=90),
+        _text("held because", 15, Holds.REASON),
     ),
     figures.slot_rows,
     "No slot is configured; docs/how-to/key-slots.md says how.",

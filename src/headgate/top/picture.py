@@ -49,7 +49,7 @@ class ShownTasks(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     next_cursor: str | None = None
 
 
-class Link(Enum):
+class Contact(Enum):
     """How the connection to a service is."""
 
     LIVE = "live"
@@ -70,8 +70,8 @@ class Picture:
         self.slots: SlotListBody | None = None
         self.reasons: dict[str, WhyBody | str] = {}
         self.problems: dict[Topic, str] = {}
-        self.link = Link.POLLING
-        self.link_problem = ""
+        self.contact = Contact.POLLING
+        self.contact_problem = ""
         self.throughput = Throughput()
 
 

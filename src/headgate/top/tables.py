@@ -7,6 +7,7 @@ ends; wide characters count as two.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 
 import msgspec
 from rich.cells import cell_len, set_cell_size
@@ -22,13 +23,31 @@ ELLIPSIS = "…"
 Order = float | str
 
 
+class Holds(IntEnum):
+    """What a column holds, in the order in which columns get the room that they want.
+
+    `REASON` is what a table is read for; names beside it are cut before it is. A `NAME` or an `ID`
+    that is cut keeps its end, which is where those of one kind differ.
+    """
+
+    FIGURE = 0
+    REASON = 1
+    TEXT = 2
+    NAME = 3
+    ID = 4
+    BAR = 5
+
+
+_KEEPS_END = (Holds.NAME, Holds.ID)
+
+
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """A column: its title, and the least room that it gets. `keeps_end` cuts off the beginning."""
+    """A column: its title, and the least room that it gets in a table of at least `from_width`."""
 
     title: str
     least: int
-    is_number: bool = False
-    keeps_end: bool = False
+    holds: Holds = Holds.TEXT
+    from_width: int = 0
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,26 +85,20 @@ def bar_cell(bar: Bar, style: str = "") -> Cell:
 def widths_of(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[int]:
     """Return the width of each column; what is left after all have what they need is the last's.
 
-    Figures grow before texts, texts before names that can be cut, and those before bars. Where
-    there is not even room for the least of each, those at the right have none.
+    A column that the table is not wide enough for has 0. Where there is not even room for the least
+    of the others, those at the right are cut off.
     """
-    wanted = [_wanted(column, rows, index) for index, column in enumerate(columns)]
-    widths = [min(column.least, need) for column, need in zip(columns, wanted, strict=True)]
-    spare = width - sum(widths) - len(GAP) * (len(columns) - 1)
-    for index in sorted(range(len(columns)), key=lambda one: _turn(columns[one], rows, one)):
+    shown = [index for index, column in enumerate(columns) if column.from_width <= width]
+    wanted = {index: _wanted(columns[index], rows, index) for index in shown}
+    widths = [min(column.least, wanted.get(index, 0)) for index, column in enumerate(columns)]
+    spare = width - sum(widths) - len(GAP) * (len(shown) - 1)
+    for index in sorted(shown, key=lambda one: columns[one].holds):
         more = max(0, min(spare, wanted[index] - widths[index]))
         widths[index] += more
         spare -= more
-    if columns and spare > 0 and not columns[-1].is_number:
-        widths[-1] += spare
+    if shown and spare > 0 and columns[shown[-1]].holds is not Holds.FIGURE:
+        widths[shown[-1]] += spare
     return widths
-
-
-def _turn(column: Column, rows: Sequence[Row], index: int) -> int:
-    """Return when a column grows: the lowest first."""
-    if any(row.cells[index].bar for row in rows):
-        return 3
-    return 0 if column.is_number else 1 + column.keeps_end
 
 
 def _wanted(column: Column, rows: Sequence[Row], index: int) -> int:
@@ -99,9 +112,9 @@ def fitted(cell: Cell, column: Column, width: int) -> str:
     """Return a cell in exactly this many columns of the terminal."""
     if cell.bar is not None:
         return drawn(cell.bar, min(width, BAR_WIDTH)).ljust(width)
-    if column.is_number:
+    if column.holds is Holds.FIGURE:
         return shortened(cell.text.rjust(width), width)
-    if column.keeps_end and cell_len(cell.text) > width:
+    if column.holds in _KEEPS_END and cell_len(cell.text) > width:
         # Mirrored, the end is the beginning.
         return shortened(cell.text[::-1], width)[::-1]
     return shortened(cell.text, width)

@@ -22,11 +22,13 @@ from headgate.client.replies import NO_ANSWER, NOT_REACHED
 from headgate.core.retries import Backoff
 from headgate.core.task_events import TaskEvent
 from headgate.errors import RequestRefusedError, ServiceError, ServiceUnavailableError
-from headgate.top.picture import MAX_TASKS, Link, Picture, ShownTasks
+from headgate.top.picture import MAX_TASKS, Contact, Picture, ShownTasks
 from headgate.top.rota import PAUSE_SECONDS, Pace, Question, Rota, Topic
 
 LIVELY_SECONDS = {Topic.BUDGETS: 5.0, Topic.SLOTS: 10.0, Topic.WHY: 10.0}
 OTHERS_LIVELY_SECONDS = 2.0
+MONEY_SECONDS = 10.0
+"""How often budgets are asked for where only their total is seen."""
 QUIET_SECONDS = 10.0
 REFUSED_SECONDS = 60.0
 LISTEN_AGAIN_SECONDS = 5.0
@@ -40,9 +42,10 @@ TOO_MANY_SECONDS = 60.0
 _AWAY = Backoff(base_seconds=1.0, max_seconds=10.0, spread=0.0)
 _AWAY_WORDS = {NOT_REACHED: "no service answers", NO_ANSWER: "the service gave no answer"}
 _STATS = Question(Topic.STATS)
+_MONEY = Question(Topic.BUDGETS)
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class Interest(msgspec.Struct, frozen=True, kw_only=True):
     """What a screen shows: topics, the tasks whose reasons are seen, and a text to look for."""
 
     topics: tuple[Topic, ...] = ()
@@ -62,7 +65,7 @@ class Watcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.picture = Picture()
-        self.view = View()
+        self.interest = Interest()
         self.pace = Pace(pause_seconds, clock=clock)
         self.is_listening = False
         self._client = client
@@ -85,13 +88,13 @@ class Watcher:
             await self.pace.turn()
             await asyncio.sleep(await self.listen_once())
 
-    def show(self, view: View) -> None:
-        """Ask from now on for what another view shows."""
-        if view.wanted != self.view.wanted:
+    def show(self, interest: Interest) -> None:
+        """Ask from now on for something else."""
+        if interest.wanted != self.interest.wanted:
             self.picture.running = self.picture.waiting = None
             self._rota.forget(Topic.RUNNING)
             self._rota.forget(Topic.WAITING)
-        self.view = view
+        self.interest = interest
 
     def note_gone(self, task_id: str) -> None:
         """Show a task no longer that was just cancelled, and have the lists asked for again."""
@@ -125,7 +128,7 @@ class Watcher:
                 return
 
     def _lacks_reasons(self) -> bool:
-        return any(task_id not in self.picture.reasons for task_id in self.view.waiting)
+        return any(task_id not in self.picture.reasons for task_id in self.interest.waiting)
 
     async def ask_once(self) -> Question | None:
         """Ask the one question that is most overdue, if one is due."""
@@ -179,11 +182,12 @@ class Watcher:
         return LISTEN_AGAIN_SECONDS
 
     def _wanted(self) -> dict[Question, float]:
-        if self.picture.link is Link.LOST:
+        if self.picture.contact is Contact.LOST:
             return {_STATS: _AWAY.seconds(self._failures, draw=0.0)}
-        questions = [_STATS, *(Question(topic) for topic in self.view.topics)]
-        if Topic.WAITING in self.view.topics:
-            questions += [Question(Topic.WHY, task_id) for task_id in self.view.waiting]
+        # The totals are always seen, and money is one of them.
+        questions = [_STATS, *(Question(topic) for topic in self.interest.topics), _MONEY]
+        if Topic.WAITING in self.interest.topics:
+            questions += [Question(Topic.WHY, task_id) for task_id in self.interest.waiting]
         return {one: self._seconds(one) for one in questions}
 
     def _seconds(self, question: Question) -> float:
@@ -191,6 +195,8 @@ class Watcher:
         if question.topic in self._refused:
             return REFUSED_SECONDS
         lively = LIVELY_SECONDS.get(question.topic, OTHERS_LIVELY_SECONDS)
+        if question == _MONEY and Topic.BUDGETS not in self.interest.topics:
+            lively = MONEY_SECONDS
         asked_at = self._rota.asked_at(question)
         if asked_at is None:
             return OTHERS_LIVELY_SECONDS
@@ -219,7 +225,7 @@ class Watcher:
                 picture.slots = await self._client.slots()
 
     async def _ask_tasks(self, name: str, state: str) -> None:
-        wanted = self.view.wanted
+        wanted = self.interest.wanted
         query: Query = {
             "state": state,
             "order": "oldest",
@@ -227,15 +233,15 @@ class Watcher:
             "text": wanted or None,
         }
         page = await self._client.request("GET", "/tasks", answer=ShownTasks, query=query)
-        if wanted == self.view.wanted:
+        if wanted == self.interest.wanted:
             setattr(self.picture, name, page)
 
     def _note_answer(self, question: Question) -> None:
         self.picture.problems.pop(question.topic, None)
         self._refused.discard(question.topic)
         self._failures = 0
-        self.picture.link = Link.LIVE if self.is_listening else Link.POLLING
-        self.picture.link_problem = ""
+        self.picture.contact = Contact.LIVE if self.is_listening else Contact.POLLING
+        self.picture.contact_problem = ""
 
     def _note_error(self, question: Question, error: ServiceError) -> None:
         is_away = error.status == 0 or question.topic is Topic.STATS
@@ -243,7 +249,7 @@ class Watcher:
             self._failures += 1
             # The address stands in the first line, and a cause in the words of a library helps few.
             problem = _AWAY_WORDS.get(error.code, str(error))
-            self.picture.link, self.picture.link_problem = Link.LOST, problem
+            self.picture.contact, self.picture.contact_problem = Contact.LOST, problem
         elif question.topic is Topic.WHY:
             self.picture.reasons[question.task_id] = str(error)
         else:

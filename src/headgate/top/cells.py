@@ -1,0 +1,69 @@
+"""Cells that several panes have: counts, money, shares, times from now, and bars with their colour.
+
+Rule: what is not known is a dash, and never a figure that looks like one.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+
+from headgate.core.budget_alerts import NEARLY_USED_UP
+from headgate.core.figure_texts import count, duration, percent, seconds_of, usd
+from headgate.top.bars import Bar
+from headgate.top.tables import Cell, bar_cell, number_cell
+
+MAX_ROWS = 200
+GOOD, CAREFUL, BAD, FAINT = "green", "yellow", "red", "dim"
+UNKNOWN = Cell(text="-", order=-1.0)
+NEVER = Cell(text="-", order=math.inf)
+NOW = "now"
+
+_FULL = 1.0
+
+
+def count_cell(number: int | None, style: str = "") -> Cell:
+    """Return how many there are."""
+    return UNKNOWN if number is None else number_cell(count(number), number, style)
+
+
+def money_cell(micro_usd: int | None, style: str = "") -> Cell:
+    """Return an amount in dollars."""
+    return UNKNOWN if micro_usd is None else number_cell(usd(micro_usd), micro_usd, style)
+
+
+def share_cell(share: float | None) -> Cell:
+    """Return a part of 1."""
+    return UNKNOWN if share is None else number_cell(percent(share), share)
+
+
+def since_cell(seconds: float | None) -> Cell:
+    """Return for how long something has been; a clock that is behind makes no time negative."""
+    if seconds is None:
+        return UNKNOWN
+    seconds = max(0.0, seconds)
+    return number_cell(duration(seconds), seconds)
+
+
+def until_cell(moment: datetime | None, now: float) -> Cell:
+    """Return how long it is until a time."""
+    if moment is None:
+        return NEVER
+    away = seconds_of(moment) - now
+    return number_cell(duration(away) if away > 0 else NOW, away)
+
+
+def limited_cell(bar: Bar | None) -> Cell:
+    """Return a bar of something that has a limit, in the colour of how near that is."""
+    return UNKNOWN if bar is None else bar_cell(bar, _bar_style(bar))
+
+
+def is_full(bar: Bar) -> bool:
+    """Tell whether nothing is left."""
+    return bar.used + bar.held >= _FULL
+
+
+def _bar_style(bar: Bar) -> str:
+    if is_full(bar):
+        return BAD
+    return CAREFUL if bar.used + bar.held >= NEARLY_USED_UP else GOOD
