@@ -31,6 +31,12 @@ TASK_EVENTS = {
 MAX_PURGED = 2_000
 """How many deliveries are forgotten or given up at a time; if so many were, there may be more."""
 
+MAX_KEPT_TRIES = 10
+"""How many tries of a delivery are kept, the latest; all are counted."""
+
+MAX_ANSWER_CHARACTERS = 200
+"""How much is kept of what a receiver said to a try."""
+
 ALERT_EVENT = "budget.alert"
 PING_EVENT = "ping"
 
@@ -43,10 +49,25 @@ class DeliveryState(Enum):
     DEAD = "dead"
 
 
+class DeliveryTry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One try, at the time at which it ended: a status came back, or `error` says why none did.
+
+    `answer` is the beginning of what the receiver said, which may be anything.
+    """
+
+    at: float
+    duration_ms: int = 0
+    status: int | None = None
+    error: str | None = None
+    answer: str | None = None
+
+
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """One message for one address; `task_id` is empty where it is about no task.
 
     `due_at` is set while it is pending. `status` and `error` are those of the latest try.
+    `latest_tries`, the oldest first, also those before it was sent again, are there where one
+    delivery is asked for, and not in lists.
     """
 
     id: str
@@ -60,6 +81,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None = None
     status: int | None = None
     error: str | None = None
+    latest_tries: tuple[DeliveryTry, ...] = ()
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +136,8 @@ class TryOutcome(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     due_at: float | None = None
     body: str | None = None
+    duration_ms: int = 0
+    answer: str | None = None
 
 
 class DeliveryQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +187,8 @@ class SendReport(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one request: a status, or the reason for which there is none.
 
     `error` may repeat what the receiver said, and so a secret of its own. `problem` says the same
-    in words that are all our own, for the log.
+    in words that are all our own, for the log. `answer` is the beginning of what the receiver said,
+    on one line, without what is known to be a secret or looks like one.
 
     `is_final` says that the address must not be tried again: it is refused, or gone for good.
     """
@@ -174,6 +199,7 @@ class SendReport(msgspec.Struct, frozen=True, kw_only=True):
     has_arrived: bool = False
     is_final: bool = False
     asked_seconds: float | None = None
+    answer: str | None = None
 
 
 class Sender(Protocol):

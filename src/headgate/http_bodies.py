@@ -210,9 +210,13 @@ class TokenBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"
 
 
 class CreatedTokenBody(TokenBody, kw_only=True, omit_defaults=True, rename="camel"):
-    """A token that was made; its text is shown this once."""
+    """A token that was made; its text is shown this once.
+
+    `note` says what its owner may not expect; most tokens have none.
+    """
 
     token: str
+    note: str = ""
 
 
 class TokenListBody(msgspec.Struct, kw_only=True):
@@ -291,7 +295,8 @@ class BudgetStatusBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename=
     """A scope with what it may use, and everything within it; what has no limit names none.
 
     The burn rate is what it spent lately, scaled to an hour; `exhausted_at` is when the first of
-    its own limits is reached at that rate. `waiting` counts the tasks that it has no room for.
+    its own limits is reached at that rate, if it is one to go by. `waiting` counts the tasks that
+    it has no room for.
     """
 
     scope: str
@@ -334,58 +339,3 @@ class UsageBody(msgspec.Struct, kw_only=True, rename="camel"):
     until: datetime
     rows: list[UsageRowBody]
     total: UsageRowBody
-
-
-class DeliveryBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """One webhook: what it tells to whom, how often it was tried, and what came of the last try.
-
-    `due_at` is there while it is pending; while it is being sent, it is when that is given up.
-    """
-
-    id: str
-    event: str
-    state: Literal["pending", "delivered", "dead"]
-    url: str
-    task_id: str | None = None
-    tries: int
-    created_at: datetime
-    due_at: datetime | None = None
-    ended_at: datetime | None = None
-    status: int | None = None
-    error: str | None = None
-
-
-class DeliveryListBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """One page of webhooks; `next_cursor` is there if there is a further page."""
-
-    webhooks: list[DeliveryBody]
-    count: int
-    next_cursor: str | None = None
-
-
-class PingBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """The address that is to get a message which says nothing."""
-
-    url: str
-
-
-class PingedBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """What became of a ping: the status that came back, or why there is none."""
-
-    delivered: bool
-    status: int | None = None
-    error: str | None = None
-
-
-class SecretBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """A signing secret; one with `ends_at` was replaced and signs until then."""
-
-    secret: str
-    created_at: datetime
-    ends_at: datetime | None = None
-
-
-class SecretListBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """The secrets that sign now, the newest first."""
-
-    secrets: list[SecretBody]

@@ -46,7 +46,7 @@ class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
     `state` is `cold` while no window is open, and `unknown` before the first reading. A slot that
     is not `enabled` is neither polled nor woken, one without `wakes_enabled` is only polled;
     `disabled_reason` says why, unless no mode was configured. `last_error` is what went wrong at
-    the last poll.
+    the last poll, or when the key was refused, which counts as one of `poll_errors`.
     """
 
     name: str

@@ -9,6 +9,7 @@ import msgspec
 
 from headgate.core.choice import Choice
 from headgate.core.money import to_usd_float
+from headgate.core.past_attempts import PastAttempt
 from headgate.core.records import OnExhausted, OnParentFailure, TaskRecord, slot_of
 from headgate.core.tasks import TaskStatus
 
@@ -27,11 +28,25 @@ class TaskUsageBody(AmountBody, kw_only=True, omit_defaults=True, rename="camel"
     assumed_usd: float | None = None
 
 
+class AttemptBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """One attempt after which a task was tried again; one that never began has no `started_at`."""
+
+    attempt: int
+    started_at: datetime | None = None
+    ended_at: datetime
+    error: str | None = None
+    agent_id: str | None = None
+    slot: str | None = None
+    node_id: str | None = None
+    usage: TaskUsageBody
+
+
 class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """The JSON of a task. Times are RFC 3339 in UTC; `latency_ms` is from start to end.
 
     A service gives `params`, `input` and `result` as the bytes that it stored, a client reads them
-    as values; the encoder takes both.
+    as values; the encoder takes both. `attempts` are in the answer to a question for one task, and
+    neither in lists nor in what is sent to workers and receivers.
     """
 
     task_id: str
@@ -73,10 +88,18 @@ class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     attempt: int
     usage: TaskUsageBody | None = None
     choice: Choice | None = None
+    attempts: tuple[AttemptBody, ...] = ()
+
+
+def whole_snapshot_of(record: TaskRecord) -> TaskSnapshot:
+    """Return what clients see of a task that they ask for by its id."""
+    snapshot = snapshot_of(record)
+    snapshot.attempts = tuple([_attempt(past) for past in record.progress.attempts])
+    return snapshot
 
 
 def snapshot_of(record: TaskRecord) -> TaskSnapshot:
-    """Return what clients see of a task."""
+    """Return what clients see of a task among others."""
     task, terms, given, progress = record.task, record.terms, record.submission, record.progress
     return TaskSnapshot(
         task_id=task.id,
@@ -136,11 +159,31 @@ def _used(record: TaskRecord) -> TaskUsageBody | None:
     if record.tokens is None and record.micro_usd is None:
         return None
     progress = record.progress
+    assumed = (progress.assumed_tokens, progress.assumed_micro_usd)
+    return _booked(progress.used_tokens, progress.used_micro_usd, assumed=assumed)
+
+
+def _booked(tokens: int, micro_usd: int, *, assumed: tuple[int, int]) -> TaskUsageBody:
+    assumed_tokens, assumed_micro_usd = assumed
     return TaskUsageBody(
-        tokens=progress.used_tokens,
-        usd=to_usd_float(progress.used_micro_usd),
-        assumed_tokens=progress.assumed_tokens or None,
-        assumed_usd=to_usd_float(progress.assumed_micro_usd) or None,
+        tokens=tokens,
+        usd=to_usd_float(micro_usd),
+        assumed_tokens=assumed_tokens or None,
+        assumed_usd=to_usd_float(assumed_micro_usd) or None,
+    )
+
+
+def _attempt(past: PastAttempt) -> AttemptBody:
+    assumed = (past.assumed_tokens, past.assumed_micro_usd)
+    return AttemptBody(
+        attempt=past.attempt,
+        started_at=moment(past.started_at),
+        ended_at=exact_moment(past.ended_at),
+        error=past.error,
+        agent_id=past.agent_id,
+        slot=past.slot,
+        node_id=past.node_id,
+        usage=_booked(past.tokens, past.micro_usd, assumed=assumed),
     )
 
 

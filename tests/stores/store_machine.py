@@ -212,6 +212,7 @@ class StoreMachine(RuleBasedStateMachine):
                 record.progress.node_id,
                 record.agent_id,
                 record.progress.cancel_requested,
+                [(one.attempt, one.node_id, one.tokens) for one in record.progress.attempts],
             )
             for record in backlog.records
         }
@@ -223,6 +224,7 @@ class StoreMachine(RuleBasedStateMachine):
                 task.node_id,
                 task.taken_by or task.agent_id,
                 task.is_to_cancel,
+                task.noted,
             )
             for name, task in self.model.tasks.items()
             if task.state not in ENDED

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 ENDED = ("done", "failed", "cancelled", "rejected")
 IN_FLIGHT = ("assigned", "running")
 RESERVED_TOKENS = 100
+NOTED_ATTEMPTS = 10
 
 
 @dataclass
@@ -22,6 +23,8 @@ class ModelTask:
     settled_by: str | None = None
     is_to_cancel: bool = False
     completed_at: float | None = None
+    landed: tuple[int, str | None, int] = (0, None, 0)
+    noted: list[tuple[int, str | None, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -157,10 +160,12 @@ class TaskModel:
     def _conclude(self, name: str, task: ModelTask, end: str | None, now: float) -> None:
         if end is None and not task.is_to_cancel:
             task.state, task.taken_by = "queued", None
+            task.noted = [*task.noted, task.landed][-NOTED_ATTEMPTS:]
         else:
             self._end(name, task, end or "cancelled", now)
 
     def _land(self, task: ModelTask, tokens: int) -> None:
+        task.landed = (task.attempt, task.node_id, tokens)
         task.node_id = None
         task.state = "landed"
         self.spent_tokens += tokens

@@ -14,6 +14,7 @@ from headgate.core.admission import QueueLimits, Rejected
 from headgate.core.choice import Choice, LaneRule
 from headgate.core.gates import GateClosure
 from headgate.core.outcomes import Finish, TryAgain, Usage
+from headgate.core.past_attempts import PastAttempt
 from headgate.core.records import Lease, Progress, Submission, TaskRecord, Terms
 from headgate.core.submit_keys import (
     InvalidEntry,
@@ -72,6 +73,7 @@ SUBMISSION = Submission(
     retry_of="tsk_9",
     traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
 )
+PAST = PastAttempt(attempt=1, started_at=1.5, ended_at=2.5, error="é broke", micro_usd=7)
 LIMITS = QueueLimits(max_queue=10, max_per_agent=5)
 NEW = NewTask(task=TASK, terms=TERMS, submission=SUBMISSION, limits=LIMITS, node_id="n1")
 OTHER = msgspec.structs.replace(NEW, task=msgspec.structs.replace(TASK, id="tsk_2"))
@@ -202,7 +204,9 @@ def test_what_is_known_of_a_task_need_not_be_sent_again() -> None:
     running = record(
         task=msgspec.structs.replace(TASK, status=TaskStatus.RUNNING),
         submission=SUBMISSION,
-        progress=Progress(attempt=1, node_id="n1", reserved_tokens=9, slot="key-2"),
+        progress=Progress(
+            attempt=2, node_id="n1", reserved_tokens=9, slot="key-2", attempts=(PAST,)
+        ),
     )
     jobs, received = ends.send(STEPS[-1])
     assert ends.answer(jobs, received, [Assigned(record=running)]) == [[Assigned(record=running)]]

@@ -119,6 +119,23 @@ async def test_a_page_looks_at_a_bounded_number_of_tasks_and_the_next_goes_on(
         ]
 
 
+async def test_among_some_tasks_no_others_are_looked_at(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place.scene() as scene:
+        for number in range(9):
+            await scene.submit(f"t{number}", agent_id="rare" if number in (0, 7) else "a")
+        monkeypatch.setattr(looking_back, "MAX_ROWS", 3)
+        monkeypatch.setattr(looking_back, "MAX_READ_ROWS", 2)
+        few = ("t0", "t1", "t7", "gone")
+        assert await walked(scene, among=few) == [["t7", "t1", "t0"]]
+        assert await walked(scene, among=few, is_oldest_first=True) == [["t0", "t1", "t7"]]
+        assert await walked(scene, among=few, limit=2) == [["t7", "t1"], ["t0"]]
+        assert await walked(scene, among=few, agent_id="rare") == [["t7", "t0"]]
+        assert await walked(scene, among=few, text="rare") == [["t7"], ["t0"]]
+        assert await walked(scene, among=()) == [[]]
+
+
 async def test_the_oldest_come_first_if_that_is_asked_and_pages_go_on_in_that_order(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,7 +115,14 @@ def test_a_time_that_is_over_is_refused() -> None:
 )
 def test_which_budgets_are_ones_own(bounds: Bounds, scope: str, may: bool) -> None:
     assert bounds.may_charge(Scope(scope)) is may
-    assert bounds.may_charge(Scope(bounds.own_scope))
+    assert bounds.own_scope is not None
+    assert bounds.may_charge(bounds.own_scope)
+
+
+@pytest.mark.parametrize("name", ["Lead Reviewer", "a/b", "ü", "a" * 200])
+def test_an_agent_whose_name_is_no_part_of_a_scope_has_no_budget_of_its_own(name: str) -> None:
+    assert Bounds(agent_id=name).own_scope is None
+    assert Bounds(agent_id=name, project_id="p").own_scope is None
 
 
 async def test_what_was_kept_comes_back_without_its_secret(place: Place) -> None:

@@ -13,7 +13,7 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from executors.endpoint import Answer, Endpoint, Seen, reply, running_endpoint
-from headgate.deliveries import Message, SendReport
+from headgate.deliveries import MAX_ANSWER_CHARACTERS, Message, SendReport
 from headgate.stores.webhook_secrets import new_secret
 from headgate.webhooks.allow_list import parse_allow_list
 from headgate.webhooks.guard import UrlGuard
@@ -120,6 +120,42 @@ def test_no_more_is_kept_of_an_answer_than_explains_it() -> None:
     assert len(report.error) <= 300
 
 
+@pytest.mark.parametrize("status", [200, 302, 410, 500])
+def test_the_beginning_of_an_answer_is_reported_as_one_printable_line(status: int) -> None:
+    report, _ = answered(reply(status, b"  no\x00\x1b[2J\nluck \xff" + b"x" * 1_000_000))
+    assert report.has_arrived is (status == 200)
+    assert report.answer is not None
+    assert report.answer.startswith("no [2J luck \ufffdxx")
+    assert report.answer.endswith("x…")
+    assert len(report.answer) == MAX_ANSWER_CHARACTERS
+
+
+def test_an_empty_answer_is_none() -> None:
+    for body in (b"", b" \r\n"):
+        report, _ = answered(reply(200, body))
+        assert report == SendReport(status=200, has_arrived=True)
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_an_answer_that_repeats_what_was_sent_gives_no_secret_away(status: int) -> None:
+    async def echo(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        signature = seen.headers["webhook-signature"]
+        told = f"POST {seen.path} {SECRET} token=abcdefgh webhook-signature: {signature}"
+        writer.write(reply(status, told.encode()))
+        await writer.drain()
+
+    async def scenario() -> SendReport:
+        async with running_endpoint(echo) as endpoint:
+            return await send(f"{endpoint.url}/hook?room=canary-of-the-query")
+
+    report = asyncio.run(scenario())
+    assert report.answer is not None
+    assert report.answer.startswith("POST /hook?room=[redacted] [redacted] token=[redacted]")
+    for said in (report.answer, report.error or ""):
+        for secret in (SECRET, "canary", "abcdefgh", "v1,"):
+            assert secret not in said
+
+
 async def _never(_: Seen, __: asyncio.StreamWriter) -> None:
     await asyncio.sleep(60)
 
@@ -149,8 +185,13 @@ async def _hang_up(_: Seen, writer: asyncio.StreamWriter) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("answer", [_never, _trickle], ids=["never", "trickle"])
-def test_a_receiver_that_hangs_is_given_up_in_time(answer: Answer) -> None:
+async def _break_off(_: Seen, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\ntha")
+    await writer.drain()
+    writer.close()
+
+
+def impatiently(answer: Answer) -> SendReport:
     async def scenario() -> tuple[SendReport, float]:
         async with running_endpoint(answer) as endpoint:
             started = time.monotonic()
@@ -158,8 +199,23 @@ def test_a_receiver_that_hangs_is_given_up_in_time(answer: Answer) -> None:
             return await send(endpoint.url, sender=sender), time.monotonic() - started
 
     report, seconds = asyncio.run(scenario())
-    assert report.error == "no answer within 0.3 seconds"
     assert seconds < 2
+    return report
+
+
+def test_a_receiver_that_hangs_is_given_up_in_time() -> None:
+    assert impatiently(_never).error == "no answer within 0.3 seconds"
+
+
+def test_a_status_counts_however_slowly_the_rest_comes() -> None:
+    report = impatiently(_trickle)
+    assert (report.status, report.has_arrived) == (500, False)
+    assert set(report.answer or "") == {"."}
+
+
+def test_a_message_that_was_taken_has_arrived_though_the_answer_breaks_off() -> None:
+    report = impatiently(_break_off)
+    assert (report.status, report.has_arrived, report.answer) == (200, True, "tha")
 
 
 @pytest.mark.parametrize("answer", [_garbage, _long_head, _hang_up], ids=["ssh", "head", "gone"])

@@ -17,7 +17,7 @@ from headgate.errors import MICRO_PER_USD
 
 if TYPE_CHECKING:
     from headgate.core.tasks import TaskStatus
-    from headgate.task_snapshot import TaskSnapshot, TaskUsageBody
+    from headgate.task_snapshot import AttemptBody, TaskSnapshot, TaskUsageBody
 
 HEADER = ("task", "state", "agent", "project", "action", "created", "took", "error")
 MOST_ERROR_CHARACTERS = 60
@@ -82,6 +82,9 @@ def _value(name: str, value: object, *, indent: int) -> str:
         return _block(value, indent=indent)
     if name == "usage":
         return _usage(cast("TaskUsageBody", value))
+    if name == "attempts":
+        past = cast("tuple[AttemptBody, ...]", value)
+        return f"\n{' ' * indent}".join(_attempt(one) for one in past)
     if isinstance(value, datetime):
         return f"{clock_time(value)} ({from_now(value)})"
     if isinstance(value, tuple):
@@ -94,6 +97,18 @@ def _usage(used: TaskUsageBody) -> str:
     booked = _amounts(used.tokens or 0, used.usd or 0.0)
     assumed = _amounts(used.assumed_tokens or 0, used.assumed_usd or 0.0)
     return f"{booked or 'nothing'} (assumed {assumed})" if assumed else booked or "nothing"
+
+
+def _attempt(past: AttemptBody) -> str:
+    """Return one attempt after which the task was tried again: when, where, its cost, its error."""
+    length = "not begun"
+    if past.started_at is not None:
+        length = f"took {length_of((past.ended_at - past.started_at).total_seconds())}"
+    places = (("agent", past.agent_id), ("slot", past.slot), ("node", past.node_id))
+    where = [f"{word} {name}" for word, name in places if name]
+    ended = f"{past.attempt}: ended {clock_time(past.ended_at)}"
+    said = ", ".join((ended, length, *where, f"booked {_usage(past.usage)}"))
+    return printable(f"{said}: {past.error}" if past.error else said)
 
 
 def _amounts(tokens: int, usd: float) -> str:

@@ -8,12 +8,13 @@ import click
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
 from headgate.cli.output import print_json, print_json_lines, print_table
-from headgate.cli.times import from_now
+from headgate.cli.times import clock_time, from_now
 
 if TYPE_CHECKING:
-    from headgate.http_bodies import DeliveryBody, SecretListBody
+    from headgate.webhook_bodies import DeliveryBody, DeliveryTryBody, SecretListBody
 
 STATES = ("pending", "delivered", "dead")
+TRIES_HEADER = ("tried", "came back", "took", "what the receiver said")
 HEADER = ("id", "event", "state", "tries", "address", "next or last", "answer")
 MOST_CHARACTERS = 60
 
@@ -68,7 +69,7 @@ Examples:
 @connection_options
 @json_option
 def show(*, webhook_id: str, connection: Connection, as_json: bool) -> None:
-    """Print what is known of one webhook, with its whole address."""
+    """Print what is known of one webhook, with its whole address and its latest tries."""
     with connect(connection) as client:
         answer = client.get_webhook(webhook_id)
     if as_json:
@@ -76,6 +77,9 @@ def show(*, webhook_id: str, connection: Connection, as_json: bool) -> None:
         return
     print_table(answer.id, HEADER[1:], [_row(answer)[1:]])
     click.echo(f"  {answer.url}")
+    if answer.latest_tries:
+        tries = [_try_row(one) for one in reversed(answer.latest_tries)]
+        print_table("Latest tries", TRIES_HEADER, tries)
 
 
 @webhooks.command(
@@ -173,6 +177,11 @@ def _row(one: DeliveryBody) -> tuple[str, ...]:
         "" if at is None else from_now(at),
         _short(answer),
     )
+
+
+def _try_row(one: DeliveryTryBody) -> tuple[str, ...]:
+    came_back = one.error or "nothing" if one.status is None else str(one.status)
+    return (clock_time(one.at), came_back, f"{one.duration_ms} ms", one.answer or "")
 
 
 def _short(text: str) -> str:

@@ -31,7 +31,13 @@ from headgate.deliveries import (
     TryOutcome,
     message_id,
 )
-from headgate.stores import audit_trail, delivery_keeping, reading, webhook_secrets
+from headgate.stores import (
+    audit_trail,
+    delivery_keeping,
+    delivery_tries,
+    reading,
+    webhook_secrets,
+)
 from headgate.stores.delivery_schema import ALERTS, BODIES, DELIVERIES
 from headgate.stores.filing import new_row
 from headgate.task_snapshot import snapshot_of
@@ -186,6 +192,7 @@ def settle(transaction: Transaction, now: float, *, outcome: TryOutcome) -> None
     """Write what came of a try."""
     if outcome.has_arrived:
         if transaction.write(_ARRIVED, (now, outcome.status, outcome.id)):
+            delivery_tries.note(transaction, outcome, now)
             transaction.run("DELETE FROM delivery_bodies WHERE id = ?", (outcome.id,))
         return
     is_dead = outcome.due_at is None
@@ -203,7 +210,10 @@ def settle(transaction: Transaction, now: float, *, outcome: TryOutcome) -> None
             outcome.claimed_by,
         ),
     )
-    if changed and outcome.body is not None:
+    if not changed:
+        return
+    delivery_tries.note(transaction, outcome, now)
+    if outcome.body is not None:
         transaction.insert(BODIES, [(outcome.id, outcome.body)])
 
 
@@ -244,7 +254,10 @@ def find(transaction: Transaction, *, query: DeliveryQuery) -> DeliveryPage:
 def get(transaction: Transaction, *, delivery_id: str) -> Delivery | None:
     """Return a delivery; None if there is none."""
     rows = transaction.read(_GET, (delivery_id,))
-    return _delivery(rows[0]) if rows else None
+    if not rows:
+        return None
+    tries = delivery_tries.latest(transaction, delivery_id)
+    return msgspec.structs.replace(_delivery(rows[0]), latest_tries=tries)
 
 
 def redeliver(

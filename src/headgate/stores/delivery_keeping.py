@@ -62,7 +62,8 @@ def _forget(transaction: Transaction, now: float) -> int:
     ):
         gone.update((row[0], None) for row in transaction.read(sql, values))
     if gone:
-        for forget in ("DELETE FROM deliveries", "DELETE FROM delivery_bodies"):
+        for table in ("deliveries", "delivery_bodies", "delivery_tries"):
+            forget = f"DELETE FROM {table}"  # noqa: S608
             transaction.run(*about(transaction.dialect, forget, "id", gone))
     return len(gone)
 

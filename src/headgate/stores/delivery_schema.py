@@ -1,13 +1,13 @@
 """The tables of deliveries, of the secrets that sign them, and of budget alerts that were told.
 
 A row of `deliveries` is small; what is sent may be large, lies beside it, and is kept only from the
-first try that failed. `due_at` is set while a delivery is pending: a claim moves it to the time at
-which the claim ends.
+first try that failed. What came of its tries lies beside it, too. `due_at` is set while a delivery
+is pending: a claim moves it to the time at which the claim ends.
 """
 
 from __future__ import annotations
 
-from headgate.databases.migrations import first_migration
+from headgate.databases.migrations import Migration, first_migration
 from headgate.databases.transaction import Insert
 
 PART = "deliveries"
@@ -49,7 +49,23 @@ CREATE TABLE budget_alerts (
 ) {by_key}
 """
 
-MIGRATIONS = (first_migration(_TABLES),)
+# `filed_at` is the `created_at` of the delivery: a message that is filed anew has no tries yet.
+_TRIES = """
+CREATE TABLE delivery_tries (
+    id {text} PRIMARY KEY,
+    filed_at DOUBLE PRECISION NOT NULL,
+    tries {text} NOT NULL
+)
+"""
+
+MIGRATIONS = (
+    first_migration(_TABLES),
+    Migration(
+        number=2,
+        sqlite=(_TRIES.format(text="TEXT"),),
+        postgres=(_TRIES.format(text='TEXT COLLATE "C"'),),
+    ),
+)
 
 _COLUMNS = (
     ("id", "TEXT"),
@@ -79,6 +95,12 @@ BODIES = Insert(
     columns=(("id", "TEXT"), ("body", "TEXT")),
     key=("id",),
     updated=("body",),
+)
+TRIES = Insert(
+    table="delivery_tries",
+    columns=(("id", "TEXT"), ("filed_at", "DOUBLE PRECISION"), ("tries", "TEXT")),
+    key=("id",),
+    updated=("filed_at", "tries"),
 )
 ALERTS = Insert(
     table="budget_alerts",

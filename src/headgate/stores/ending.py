@@ -14,6 +14,7 @@ import msgspec
 
 from headgate.core.deadlines import EXPIRED_WHILE_QUEUED
 from headgate.core.outcomes import Finish, TryAgain, Usage
+from headgate.core.past_attempts import PastAttempt, beginning_of, with_latest
 from headgate.core.records import OnParentFailure, is_worker
 from headgate.core.tasks import TaskStatus, check_move
 from headgate.stores.tallies import ENDED, EXPIRED, TICK
@@ -65,8 +66,10 @@ def free_place(sheet: Worksheet, row: TaskRow, cost: Usage) -> tuple[int, int]:
     return tokens, micro_usd
 
 
-def requeue(sheet: Worksheet, row: TaskRow, step: TryAgain) -> None:
-    """Let a task that has left its place wait for another attempt."""
+def requeue(sheet: Worksheet, row: TaskRow, step: TryAgain, cost: Usage) -> None:
+    """Let a task that has left its place wait for another attempt, and note the one that ended."""
+    error = _storable(step.error)
+    note = _note(row, cost, error=error, now=sheet.now)
     _move(sheet, row, TaskStatus.QUEUED)
     row.progress = msgspec.structs.replace(
         row.progress,
@@ -75,9 +78,10 @@ def requeue(sheet: Worksheet, row: TaskRow, step: TryAgain) -> None:
         rate_limit_hits=step.rate_limit_hits,
         not_before=step.not_before,
         node_id=None,
+        attempts=with_latest(row.progress.attempts, note),
     )
     row.agent_id = row.spec.task.agent_id
-    row.error = _storable(step.error)
+    row.error = error
     enter_queue(sheet, row)
 
 
@@ -140,6 +144,27 @@ def _end(sheet: Worksheet, row: TaskRow, end: Finish) -> None:
         release_parents(sheet, row)
     if row.spec.terms.callback_url is not None:
         sheet.tell_receiver(row, row.spec.terms.callback_url)
+
+
+def _note(row: TaskRow, cost: Usage, *, error: str | None, now: float) -> PastAttempt:
+    """Return what is kept of an attempt that is out of flight and not requeued yet."""
+    progress = row.progress
+    tokens, micro_usd = row.tokens or 0, row.micro_usd or 0
+    # A task that is assigned still shows when the attempt before began.
+    has_begun = row.status is TaskStatus.RUNNING
+    return PastAttempt(
+        attempt=progress.attempt,
+        started_at=progress.started_at if has_begun else None,
+        ended_at=now,
+        error=beginning_of(error),
+        agent_id=row.agent_id,
+        slot=progress.slot or row.spec.task.slot,
+        node_id=progress.node_id,
+        tokens=tokens,
+        micro_usd=micro_usd,
+        assumed_tokens=tokens if cost.tokens is None else 0,
+        assumed_micro_usd=micro_usd if cost.micro_usd is None else 0,
+    )
 
 
 def _storable(error: str | None) -> str | None:

@@ -43,7 +43,7 @@ def conclude(sheet: Worksheet, row: TaskRow, step: Finish | TryAgain, cost: Usag
     )
     if isinstance(step, TryAgain):
         if not row.progress.cancel_requested:
-            requeue(sheet, row, step)
+            requeue(sheet, row, step, cost)
             return []
         step = CANCELLED_ON_REQUEST
     if step.status is TaskStatus.DONE:

@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterable
 
 from headgate.audit import AuditEntry
-from headgate.deliveries import Delivery, DeliveryQuery, DeliveryState, NothingLeft, Secret
-from headgate.http_bodies import (
-    DeliveryBody,
-    DeliveryListBody,
-    PingBody,
-    PingedBody,
-    SecretBody,
-    SecretListBody,
+from headgate.deliveries import (
+    Delivery,
+    DeliveryQuery,
+    DeliveryState,
+    DeliveryTry,
+    NothingLeft,
+    Secret,
 )
 from headgate.intake.bodies import check_unknown, read_body, shown
 from headgate.intake.fields import MAX_URL_LENGTH
@@ -24,6 +23,15 @@ from headgate.web.api import Api, Route
 from headgate.web.auditing import actor_of, record
 from headgate.web.refusals import Refusal, invalid_field
 from headgate.web.requests import Request, read_limit
+from headgate.webhook_bodies import (
+    DeliveryBody,
+    DeliveryListBody,
+    DeliveryTryBody,
+    PingBody,
+    PingedBody,
+    SecretBody,
+    SecretListBody,
+)
 
 OK = 200
 ACCEPTED = 202
@@ -169,6 +177,17 @@ def _body(delivery: Delivery) -> DeliveryBody:
         ended_at=moment(delivery.ended_at),
         status=delivery.status,
         error=delivery.error,
+        latest_tries=tuple([_try(one) for one in delivery.latest_tries]),
+    )
+
+
+def _try(one: DeliveryTry) -> DeliveryTryBody:
+    return DeliveryTryBody(
+        at=exact_moment(one.at),
+        duration_ms=one.duration_ms,
+        status=one.status,
+        error=one.error,
+        answer=one.answer,
     )
 
 

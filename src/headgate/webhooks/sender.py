@@ -14,14 +14,20 @@ from email.utils import parsedate_to_datetime
 
 import httpcore2
 
-from headgate.deliveries import Message, SendReport
+from headgate.deliveries import MAX_ANSWER_CHARACTERS, Message, SendReport
+from headgate.webhooks.answers import (
+    READ_SECONDS,
+    beginning_of,
+    cut,
+    printable,
+    without_secrets,
+)
 from headgate.webhooks.guard import Destination, ForbiddenAddressError, UrlGuard
 from headgate.webhooks.lookups import Lookup, SystemLookup
 from headgate.webhooks.signing import signature_headers
 
 USER_AGENT = "headgate-webhooks"
 TIMEOUT_SECONDS = 10.0
-MAX_READ_BYTES = 4_096
 MAX_ERROR_CHARACTERS = 300
 MOST_ADDRESSES = 4
 CONNECT_RATIO = 0.8
@@ -118,7 +124,10 @@ class WebhookSender:
         headers = _headers(message, destination, body, secrets, now)
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await self._post(destination, headers, body, now)
+                response = await self._post(destination, headers, body)
+            seconds = min(READ_SECONDS, self._timeout_seconds)
+            said = await beginning_of(response, seconds=seconds)
+            return _report(response, without_secrets(said, message.url, secrets), now)
         except ForbiddenAddressError as error:
             return SendReport(error=str(error), problem=FORBIDDEN)
         except TimeoutError:
@@ -130,8 +139,8 @@ class WebhookSender:
             return _unheard("did not answer in HTTP", error)
 
     async def _post(
-        self, destination: Destination, headers: list[tuple[bytes, bytes]], body: bytes, now: float
-    ) -> SendReport:
+        self, destination: Destination, headers: list[tuple[bytes, bytes]], body: bytes
+    ) -> httpcore2.Response:
         url = httpcore2.URL(
             scheme=destination.scheme.encode(),
             host=destination.host.encode(),
@@ -139,11 +148,7 @@ class WebhookSender:
             target=destination.target.encode(),
         )
         request = httpcore2.Request("POST", url, headers=headers, content=body)
-        response = await self._connections().handle_async_request(request)
-        try:
-            return await _report(response, now)
-        finally:
-            await response.aclose()
+        return await self._connections().handle_async_request(request)
 
     def _connections(self) -> httpcore2.AsyncConnectionPool:
         if self._pool is None:
@@ -179,16 +184,16 @@ def _headers(
     return [(name.encode(), value.encode()) for name, value in fields.items()]
 
 
-async def _report(response: httpcore2.Response, now: float) -> SendReport:
+def _report(response: httpcore2.Response, said: str, now: float) -> SendReport:
     status = response.status
+    answer = cut(said, MAX_ANSWER_CHARACTERS) or None
     if _OK <= status < _REDIRECT:
-        return SendReport(status=status, has_arrived=True)
+        return SendReport(status=status, has_arrived=True, answer=answer)
     if _REDIRECT <= status < _ERROR:
         problem = f"answered {status}; redirects are not followed"
-        return SendReport(status=status, error=problem, problem=problem)
-    text = await _beginning(response)
+        return SendReport(status=status, error=problem, problem=problem, answer=answer)
     problem = f"answered {status}"
-    error = _line(f"{problem}: {text}" if text else problem)
+    error = _line(f"{problem}: {said}" if said else problem)
     asked = _asked_seconds(response, now) if status in _ASK_FOR_TIME else None
     return SendReport(
         status=status,
@@ -196,17 +201,8 @@ async def _report(response: httpcore2.Response, now: float) -> SendReport:
         problem=problem,
         is_final=status == _GONE,
         asked_seconds=asked,
+        answer=answer,
     )
-
-
-async def _beginning(response: httpcore2.Response) -> str:
-    """Read as much of a body as explains a status; the rest is not read."""
-    body = bytearray()
-    async for chunk in response.aiter_stream():
-        body += chunk
-        if len(body) >= MAX_READ_BYTES:
-            break
-    return bytes(body[:MAX_READ_BYTES]).decode(errors="replace").strip()
 
 
 def _asked_seconds(response: httpcore2.Response, now: float) -> float | None:
@@ -227,5 +223,4 @@ def _unheard(problem: str, error: Exception) -> SendReport:
 
 def _line(text: str) -> str:
     """Make one short printable line of whatever a stranger has answered."""
-    shown = "".join(mark if mark.isprintable() else " " for mark in text)
-    return shown[:MAX_ERROR_CHARACTERS]
+    return cut(printable(text), MAX_ERROR_CHARACTERS)
