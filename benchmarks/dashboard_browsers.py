@@ -114,9 +114,11 @@ class Browser:
         _, body = await connection.request(self._client.head("GET", "/"))
         regions = dict.fromkeys(regions_of(body.decode()), 0.0)
         reader, writer = await self._client.open("/ui/live")
-        status = await reader.readline()
-        if b" 200 " not in status:
-            problem = f"a browser may not listen: {status!r}"
+        answered = [await reader.readline()]
+        while answered[-1] and not answered[-1].startswith((b"retry:", b"event: refused")):
+            answered.append(await reader.readline())
+        if b" 200 " not in answered[0] or not answered[-1].startswith(b"retry:"):
+            problem = f"a browser may not listen: {answered[0]!r}, {answered[-1]!r}"
             raise RuntimeError(problem)
         opened.release()
         figures = asyncio.create_task(self._figures())

@@ -41,7 +41,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 def login(browser: Browser, live: Live) -> Any:
     """Log in through the form once, and give the cookies that this leaves."""
     with browser.new_context() as context:
-        log_in(context.new_page(), live)
+        log_in(context.new_page(), live.service)
         return context.storage_state()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from typing import Any
 
@@ -9,34 +10,52 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from browser.live_service import Live
-from browser.screens import SCREENS
+from browser.screens import SCREENS, find_places
 from browser.visiting import PHONE, Gate, Visitor, was_done
 from browser.watching import Watch
 
 GRAVE = ("serious", "critical")
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
-RUN_AXE = "async () => (await axe.run({resultTypes: ['violations']})).violations"
+RUN_AXE = "async (wish) => (await axe.run({resultTypes: ['violations'], ...wish})).violations"
+# Another theme changes the colours of a screen and nothing else.
+COLOURS = {"runOnly": ["color-contrast"]}
+# A day ahead of whenever these tests run.
+LATER = (datetime.now(UTC) + timedelta(days=1)).isoformat()
 
-every_screen = pytest.mark.parametrize(
-    "path", [*SCREENS.values(), "{task}"], ids=[*SCREENS, "task"]
-)
+every_screen = pytest.mark.parametrize("name", SCREENS)
 
 
 @pytest.fixture(scope="module")
-def task(live: Live) -> str:
-    """Submit a task with something in each of its parts, and return the address of its page."""
-    fields: Any = {"labels": {"team": "blue"}, "estimate": {"tokens": 500, "usd": "0.01"}}
-    one = live.service.submit(
-        projectId="search", input={"question": "why?"}, params={"error": "no answer"}, **fields
-    )
-    live.service.wait_for(one)
-    return f"/ui/tasks/{one}"
+def places(live: Live) -> dict[str, str]:
+    """Have something to show on every screen, and return what stands in their addresses."""
+    service = live.service
+    fields: dict[str, Any] = {
+        "projectId": "search",
+        "labels": {"team": "blue"},
+        "scopes": ["session:shown"],
+        "estimate": {"tokens": 500, "usd": "0.01"},
+        "callbackUrl": f"{live.receiver.url}/gone",
+    }
+    for params in ({"error": "no answer"}, {"answer": "because"}):
+        service.wait_for(service.submit(**fields, params=params))
+    service.submit(projectId="narrow", params={"answer": 1}, notBefore=LATER)
+    return find_places(service, waiting="projectId=narrow", scope="session:shown")
 
 
-def findings(page: Page) -> list[str]:
+def come_to(name: str, visitor: Visitor, watch: Watch, live: Live, places: dict[str, str]) -> Page:
+    """Come to a screen; one that tells of an error has its status in the console as well."""
+    screen = SCREENS[name]
+    watch.expect(f"status of {screen.status}")
+    page = visitor(None, is_let_in=screen.is_let_in)
+    screen.visit(page, places, live.service.address)
+    return page
+
+
+def findings(page: Page, wish: dict[str, Any] | None = None) -> list[str]:
     """Return what axe finds that keeps somebody out, with the places."""
-    page.evaluate(AXE)
-    found = page.evaluate(RUN_AXE)
+    if not page.evaluate("Boolean(window.axe)"):
+        page.evaluate(AXE)
+    found = page.evaluate(RUN_AXE, wish or {})
     return [
         f"{one['id']}: {one['help']} at {[node['target'] for node in one['nodes']][:5]}"
         for one in found
@@ -45,11 +64,13 @@ def findings(page: Page) -> list[str]:
 
 
 @every_screen
-def test_a_screen_keeps_nobody_out_and_fits_a_phone(visitor: Visitor, task: str, path: str) -> None:
-    page = visitor(path.format(task=task))
+def test_a_screen_keeps_nobody_out_and_fits_a_phone(
+    visitor: Visitor, watch: Watch, live: Live, places: dict[str, str], name: str
+) -> None:
+    page = come_to(name, visitor, watch, live, places)
     assert findings(page) == []
     page.emulate_media(color_scheme="dark")
-    assert findings(page) == []
+    assert findings(page, COLOURS) == []
     page.set_viewport_size(PHONE)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     assert findings(page) == []
@@ -66,10 +87,15 @@ def test_the_login_keeps_nobody_out(visitor: Visitor, watch: Watch) -> None:
         assert findings(page) == []
 
 
-def test_screens_are_complete_without_script(visitor: Visitor, live: Live, task: str) -> None:
+def test_screens_are_complete_without_script(
+    visitor: Visitor, watch: Watch, live: Live, places: dict[str, str]
+) -> None:
+    watch.expect("status of 404")
     page = visitor(None, java_script_enabled=False)
-    for path in (*SCREENS.values(), task):
-        page.goto(live.url(path))
+    for name, screen in SCREENS.items():
+        if name == "keys" or not screen.is_let_in:
+            continue
+        screen.visit(page, places, live.service.address)
         expect(page.locator("h1")).to_be_attached()
         expect(page.locator("main")).not_to_be_empty()
 

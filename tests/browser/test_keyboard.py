@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from browser.live_service import Live
-from browser.screens import SCREENS
+from browser.screens import NAVIGATION
 from browser.visiting import Gate, Visitor, was_done
 
 # As a person counts them: what Tab comes to, by name or by text.
@@ -49,12 +49,12 @@ def test_tab_goes_through_the_navigation_in_the_order_it_is_read(visitor: Visito
     assert passed == ["Skip to the content", "Headgate", *names]
 
 
-@pytest.mark.parametrize(("key", "name"), [*zip("otpbswc", SCREENS, strict=True)])
+@pytest.mark.parametrize(("key", "name"), [*zip("otpbswc", NAVIGATION, strict=True)])
 def test_g_and_a_letter_go_to_a_page(visitor: Visitor, live: Live, key: str, name: str) -> None:
     page = visitor("/ui/tasks" if name != "tasks" else "/")
     page.keyboard.press("g")
     page.keyboard.press(key)
-    expect(page).to_have_url(live.url(SCREENS[name]))
+    expect(page).to_have_url(live.url(NAVIGATION[name]))
 
 
 def test_the_list_of_keys_opens_closes_and_gives_the_focus_back(visitor: Visitor) -> None:

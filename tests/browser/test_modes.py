@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from browser.screens import SCREENS
+from browser.screens import NAVIGATION
 from browser.watching import Watch
 from service.support import ServiceProcess, running_service
 
@@ -31,7 +31,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
         yield service
 
 
-@pytest.mark.parametrize("path", [*SCREENS.values()], ids=[*SCREENS])
+@pytest.mark.parametrize("path", [*NAVIGATION.values()], ids=[*NAVIGATION])
 def test_an_empty_screen_tells_a_newcomer_what_to_do(
     page: Page, fresh: ServiceProcess, path: str
 ) -> None:
@@ -58,7 +58,7 @@ def test_a_read_only_dashboard_draws_no_action_and_refuses_each(
     with running_service(tmp_path, "--dashboard", "read-only") as service:
         task = service.submit()
         service.wait_for(task)
-        for path in (*SCREENS.values(), f"/ui/tasks/{task}", "/ui/projects/default"):
+        for path in (*NAVIGATION.values(), f"/ui/tasks/{task}", "/ui/projects/default"):
             page.goto(f"{service.address}{path}")
             expect(page.get_by_text("read-only", exact=True)).to_be_visible()
             assert page.locator(ACTIONS).count() == 0, path
@@ -85,7 +85,7 @@ def test_a_read_only_dashboard_draws_no_action_and_refuses_each(
 def test_a_dashboard_that_is_off_is_not_there(page: Page, watch: Watch, tmp_path: Path) -> None:
     watch.expect("status of 404")
     with running_service(tmp_path, "--dashboard", "off") as service:
-        for path in SCREENS.values():
+        for path in NAVIGATION.values():
             answer = page.goto(f"{service.address}{path}")
             assert answer is not None
             assert answer.status == 404

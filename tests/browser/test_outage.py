@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import socket
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, expect
 
+from browser.live_service import Live
 from browser.visiting import Visitor
 from browser.watching import Watch
-from service.support import running_service
+from headgate.dashboard.cookies import TOKEN
+from headgate.dashboard.live import MAX_STREAMS_PER_CALLER
+from service.support import ServiceProcess, running_service, wait_until
 
 BACK_MS = 20_000
+REFUSED_MS = 15_000
 REFRESH = "htmx.trigger('#rows', 'sse:changed')"
 
 
@@ -22,11 +28,50 @@ def free_port() -> int:
         return int(place.getsockname()[1])
 
 
+def listen(service: ServiceProcess, token: str) -> tuple[HTTPConnection, bytes]:
+    """Have a page open, as the service sees it, and return the first thing that it is told."""
+    connection = HTTPConnection(urlsplit(service.address).netloc, timeout=10)
+    connection.request("GET", "/ui/live", headers={"Cookie": f"{TOKEN}={token}"})
+    return connection, connection.getresponse().readline()
+
+
+def test_a_page_too_many_says_so_and_is_live_when_others_are_closed(
+    visitor: Visitor, live: Live
+) -> None:
+    wish = {"name": "a crowd", "permissions": ["read"]}
+    token = live.service.ask("POST", "/tokens", wish).body["token"]
+    crowd = [listen(live.service, token)[0] for _ in range(MAX_STREAMS_PER_CALLER)]
+    page = visitor(None, is_let_in=False)
+    page.context.add_cookies([{"name": TOKEN, "value": token, "url": live.url()}])
+    page.clock.install()
+    with page.expect_response(lambda answer: "hx-request" in answer.request.headers):
+        page.goto(live.url("/ui/tasks"))
+    told = page.locator("#live-state")
+    expect(told).to_have_text(
+        "▲ not up to date: 100 pages are open with your token or address; close some"
+    )
+    expect(told).to_be_visible()
+    for one in crowd:
+        one.close()
+    wait_until(lambda: is_heard(live.service, token), seconds=20.0)
+    page.clock.fast_forward(REFUSED_MS)
+    expect(told).to_be_hidden()
+
+
+def is_heard(service: ServiceProcess, token: str) -> bool:
+    """Tell whether one more page may be open."""
+    connection, line = listen(service, token)
+    connection.close()
+    return line.startswith(b"retry:")
+
+
 def test_a_page_tells_of_an_outage_and_goes_on_after_it(
     browser: Browser, watch: Watch, tmp_path: Path
 ) -> None:
-    for part in ("net::ERR_", "answered 503", "status of 503"):
+    for part in ("net::ERR_", "answered 503", "status of 503", "Error Code 503"):
         watch.expect(part)
+    # The service dispatches again when the lease of the process that was killed has run out.
+    (tmp_path / "headgate.toml").write_text("[scheduler]\nlease_seconds = 1\n")
     with (
         running_service(tmp_path, port=free_port()) as service,
         browser.new_page() as page,
@@ -40,8 +85,9 @@ def test_a_page_tells_of_an_outage_and_goes_on_after_it(
         expect(outage).to_be_visible()
         service.start()
         service.submit()
-        expect(outage).to_be_hidden(timeout=BACK_MS)
-        expect(page.get_by_text("Nothing has been submitted yet")).to_have_count(0)
+        nothing = page.get_by_text("Nothing has been submitted yet")
+        expect(nothing).to_have_count(0, timeout=BACK_MS)
+        expect(outage).to_be_hidden()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import Page, ViewportSize, expect
 
-from browser.live_service import Live
+from service.support import ServiceProcess
 
 WAIT_MS = 8_000
 WIDE: ViewportSize = {"width": 1280, "height": 900}
@@ -29,12 +29,12 @@ class Gate:
         self._path.touch()
 
 
-def log_in(page: Page, live: Live, path: str = "/") -> None:
+def log_in(page: Page, service: ServiceProcess, path: str = "/") -> None:
     """Log in as a person does, and come to a page."""
-    page.goto(live.url(path))
-    page.get_by_label("Token").fill(live.service.token)
+    page.goto(f"{service.address}{path}")
+    page.get_by_label("Token").fill(service.token)
     page.get_by_role("button", name="Log in").click()
-    page.wait_for_url(live.url(path))
+    page.wait_for_url(f"{service.address}{path}")
 
 
 def was_done(page: Page, part: str = "") -> None:

@@ -1,0 +1,144 @@
+"""The charts of the overview: which range they show, what is hidden, and how new figures arrive."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from playwright.sync_api import Locator, Page, Route, expect
+
+from browser.live_service import Live
+from browser.visiting import Visitor
+
+BEGIN = 1_790_000_000
+HOUR_POINTS = 720
+FETCH_MS = {"hour": 5_000, "day": 60_000}
+COLUMNS = ("queued", "inflight", "completed", "failed", "waitAverage", "wait95", "spentUsd")
+# Over which part of the width something has the colour of the first line.
+DRAWN = """(canvas) => {
+  const name = getComputedStyle(document.documentElement).getPropertyValue("--wait").trim();
+  const wanted = [1, 3, 5].map((at) => parseInt(name.slice(at, at + 2), 16));
+  const {width, height} = canvas;
+  const seen = canvas.getContext("2d").getImageData(0, 0, width, height).data;
+  const columns = new Set();
+  for (let at = 0; at < width * height; at += 1) {
+    if (wanted.every((one, nth) => seen[4 * at + nth] === one)) columns.add(at % width);
+  }
+  return columns.size / width;
+}"""
+
+
+def figures(points: int, step_seconds: int = 5, **last: float | None) -> dict[str, Any]:
+    """Return figures as the service gives them, with the last one of some columns chosen."""
+    columns: dict[str, Any] = {name: [1 + at % 7 for at in range(points)] for name in COLUMNS}
+    for name, value in last.items():
+        columns[name][-1] = value
+    at = [BEGIN + step_seconds * place for place in range(points)]
+    return {**columns, "at": at, "stepSeconds": step_seconds}
+
+
+class Figures:
+    """Answers for /ui/history in place of the service, one range at a time."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.of: dict[str, dict[str, Any]] = {"hour": figures(20), "day": figures(20, 60)}
+
+    def answer(self, route: Route) -> None:
+        """Answer with the figures of the range that is asked for."""
+        (chosen,) = parse_qs(urlsplit(route.request.url).query)["range"]
+        self.asked.append(chosen)
+        route.fulfill(json=self.of[chosen])
+
+
+@pytest.fixture
+def history() -> Figures:
+    """Give the figures that the charts will fetch."""
+    return Figures()
+
+
+@pytest.fixture
+def page(visitor: Visitor, live: Live, history: Figures) -> Page:
+    """Open the overview at a time that goes on when a test says so."""
+    one = visitor(None)
+    one.route("**/ui/history?*", history.answer)
+    one.clock.install()
+    return one
+
+
+def legend(page: Page, chart: str) -> Locator:
+    """Return the words below a chart."""
+    return page.locator(f"[data-chart={chart}] .u-legend")
+
+
+def series(page: Page, label: str) -> Locator:
+    """Return one line of a legend, by its name."""
+    return page.locator(".u-legend .u-series", has_text=label)
+
+
+def test_hour_and_day_are_chosen_fetched_and_marked(
+    page: Page, live: Live, history: Figures
+) -> None:
+    history.of = {"hour": figures(20, queued=5), "day": figures(20, 60, queued=70)}
+    page.goto(live.url())
+    expect(series(page, "queued")).to_have_text(re.compile("queued5$"))
+    day, hour = (page.get_by_role("button", name=name, exact=True) for name in ("Day", "Hour"))
+    day.click()
+    expect(series(page, "queued")).to_have_text(re.compile("queued70$"))
+    assert (day.get_attribute("aria-pressed"), hour.get_attribute("aria-pressed")) == (
+        "true",
+        "false",
+    )
+    hour.click()
+    expect(series(page, "queued")).to_have_text(re.compile("queued5$"))
+    assert history.asked == ["hour", "day", "hour"]
+
+
+@pytest.mark.parametrize("chosen", ["hour", "day"])
+def test_new_figures_are_fetched_and_drawn_at_the_pace_of_the_range(
+    page: Page, live: Live, history: Figures, chosen: str
+) -> None:
+    page.goto(live.url())
+    page.get_by_role("button", name=chosen.title(), exact=True).click()
+    expect(series(page, "in flight")).to_be_visible()
+    history.of[chosen] = figures(21, inflight=88)
+    with page.expect_response("**/ui/history?*"):
+        page.clock.fast_forward(FETCH_MS[chosen])
+    page.clock.run_for(100)
+    expect(series(page, "in flight")).to_have_text(re.compile("in flight88$"))
+    expect(page.locator("[data-chart] canvas")).to_have_count(4)
+
+
+def test_a_line_that_was_hidden_stays_hidden_with_new_figures_and_another_theme(
+    page: Page, live: Live, history: Figures
+) -> None:
+    page.goto(live.url())
+    line = series(page, "failed")
+    line.locator("th").click()
+    expect(line).to_have_class(re.compile("u-off"))
+    history.of["hour"] = figures(21, completed=42)
+    page.clock.fast_forward(FETCH_MS["hour"])
+    page.clock.run_for(100)
+    expect(series(page, "completed")).to_have_text(re.compile("completed42$"))
+    expect(line).to_have_class(re.compile("u-off"))
+    page.get_by_role("button", name="Change between light and dark").click()
+    expect(line).to_have_class(re.compile("u-off"))
+    line.locator("th").click()
+    expect(line).not_to_have_class(re.compile("u-off"))
+
+
+def test_an_hour_of_figures_with_gaps_is_drawn(page: Page, live: Live, history: Figures) -> None:
+    history.of["hour"] = figures(HOUR_POINTS, queued=3)
+    history.of["hour"]["queued"][180:360] = [None] * 180
+    page.goto(live.url())
+    expect(series(page, "queued")).to_have_text(re.compile("queued3$"))
+    drawn = page.locator("[data-chart=depth] canvas").evaluate(DRAWN)
+    assert 0.5 < drawn < 0.75, "an axis at the left, and a gap of a quarter"
+
+
+def test_a_wait_is_told_in_its_own_unit(page: Page, live: Live, history: Figures) -> None:
+    history.of["hour"] = figures(2, waitAverage=0.0067, wait95=150)
+    page.goto(live.url())
+    expect(legend(page, "wait")).to_have_text(re.compile(r"average6\.7 ms95 %2\.5 min"))
