@@ -24,7 +24,7 @@ class LaneBody(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class LaneListBody(msgspec.Struct, kw_only=True):
-    """The lanes that have work, the longest wait first; `count` is all that match, listed or not."""
+    """The lanes with work, the longest wait first; `count` is all that match, listed or not."""
 
     lanes: list[LaneBody]
     count: int

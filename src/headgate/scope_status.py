@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from headgate.core.accounts import Account, Limit
+from headgate.core.budget_alerts import share_used
 from headgate.core.budget_windows import format_window, resets_at
 from headgate.core.scopes import Scope, is_within, parent
 
@@ -36,6 +37,19 @@ class ScopeStatus(msgspec.Struct, frozen=True, kw_only=True):
     resets_at: int | None
     is_truncated: bool = False
     children: tuple[ScopeStatus, ...] = ()
+
+    @property
+    def used_share(self) -> float | None:
+        """How much of the tighter limit is used or held, of 1; None without a limit."""
+        return share_used(
+            (self.limit_micro_usd, self.remaining_micro_usd),
+            (self.limit_tokens, self.remaining_tokens),
+        )
+
+
+def empty_status(scope: Scope) -> ScopeStatus:
+    """Return the status of a scope to which nothing was ever charged."""
+    return status_tree([Account(scope=scope)], now=0.0, most=1)
 
 
 def status_tree(accounts: Sequence[Account], *, now: float, most: int) -> ScopeStatus:

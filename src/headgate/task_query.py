@@ -15,6 +15,7 @@ from headgate.core.tasks import TaskStatus
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """What holds for the tasks that are meant; no states are all of them.
 
+    `among` are the ids of all that can be meant; others are not even looked at.
     `scope` is a budget that a task is charged to, or one around that. `label` is a key and its
     value, or None for any value. `slot` is the one that a task names or was given. Times are Unix
     seconds of the submit. `text` is looked for in the id, the project, the agent, the action, the
@@ -32,6 +33,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     created_before: float | None = None
     created_after: float | None = None
     text: str | None = None
+    among: tuple[str, ...] | None = None
 
     @property
     def reads_submissions(self) -> bool:

@@ -15,8 +15,8 @@ from typing import Literal, Protocol
 import msgspec
 
 from headgate.audit import AuditEntry
-from headgate.core.scopes import Scope, is_within
-from headgate.errors import InvalidFieldError
+from headgate.core.scopes import Scope, is_within, parse_scope
+from headgate.errors import InvalidFieldError, InvalidScopeError
 
 Permission = Literal["submit", "read", "cancel", "admin"]
 
@@ -26,6 +26,10 @@ MAX_TOKENS = 1_000
 
 MAX_NAME_LENGTH = 64
 FIRST_NAME = "first"
+NO_OWN_BUDGET = (
+    "no budget can have the name of this agent: names of budgets are made of letters, digits and"
+    " . _ @ + - only"
+)
 
 _ID_BYTES = 6
 _SECRET_BYTES = 24
@@ -54,10 +58,21 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
         return self.agent_id is None or agent_id == self.agent_id
 
     @property
-    def own_scope(self) -> str:
-        """The budget that holds all that is its own; the root of whoever is not bound."""
+    def own_name(self) -> str:
+        """The name of the budget that would hold all that is its own; empty is the root."""
         parts = (("project", self.project_id), ("agent", self.agent_id))
         return "/".join(f"{kind}:{name}" for kind, name in parts if name is not None)
+
+    @property
+    def own_scope(self) -> Scope | None:
+        """The budget that holds all that is its own; the root of whoever is not bound.
+
+        An agent may have any name and a budget may not: where it cannot have this one, it is None.
+        """
+        try:
+            return parse_scope(self.own_name)
+        except InvalidScopeError:
+            return None
 
     def may_charge(self, scope: Scope) -> bool:
         """Tell whether a budget is its own.

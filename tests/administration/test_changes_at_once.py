@@ -33,8 +33,10 @@ class LateAnswers:
     async def run(self, operation: Callable[[Transaction, float], Result]) -> Result:
         return await self._access.run(operation)
 
-    async def ask(self, question: Callable[[Transaction], Result]) -> Result:
-        answer = await self._access.ask(question)
+    async def ask(
+        self, question: Callable[[Transaction], Result], *, is_long: bool = False
+    ) -> Result:
+        answer = await self._access.ask(question, is_long=is_long)
         if question is overriding.read:
             self.has_read.set()
             await self.let_through.wait()

@@ -19,7 +19,13 @@ import msgspec
 import pytest
 
 from headgate.cli.budget import budget
-from headgate.cli.budget_report import BudgetReport, Parent, journal_row, report_lines
+from headgate.cli.budget_report import (
+    NOT_KNOWN,
+    BudgetReport,
+    Parent,
+    journal_row,
+    report_lines,
+)
 from headgate.cli.main import run
 from headgate.core.accounts import JournalEntry
 from headgate.core.burn_rate import BurnRate
@@ -110,7 +116,7 @@ def test_a_child_is_exhausted_with_the_budget_around_it(
 
 
 def test_the_first_budget_that_ends_is_told_at_its_own_rate() -> None:
-    faster = BurnRate(micro_usd_per_hour=4_000_000, measured_seconds=HOUR)
+    faster = BurnRate(micro_usd_per_hour=4_000_000, measured_seconds=HOUR, is_steady=True)
     limits = {"limit_micro_usd": 2_000_000, "remaining_micro_usd": 2_000_000}
     report = BudgetReport(
         status=status_of("session:s/workflow:w", **limits),
@@ -153,7 +159,7 @@ def written(status: ScopeStatus, rate: BurnRate | None = None) -> list[str]:
     return list(report_lines(report))
 
 
-A_DOLLAR_AN_HOUR = BurnRate(micro_usd_per_hour=1_000_000, measured_seconds=HOUR)
+A_DOLLAR_AN_HOUR = BurnRate(micro_usd_per_hour=1_000_000, measured_seconds=HOUR, is_steady=True)
 
 EXHAUSTED: list[tuple[dict[str, object], str]] = [
     ({}, "never, there is no limit"),
@@ -183,10 +189,17 @@ def test_the_time_of_exhaustion_is_told(fields: dict[str, object], text: str) ->
     assert f"Exhausted: {text}" in written(status_of(**fields), A_DOLLAR_AN_HOUR)
 
 
+def test_an_end_is_not_told_by_a_burst() -> None:
+    status = status_of(limit_micro_usd=5_000_000, remaining_micro_usd=1)
+    burst = BurnRate(micro_usd_per_hour=1_000_000, measured_seconds=600)
+    assert f"Exhausted: {NOT_KNOWN}" in written(status, burst)
+
+
 def test_a_window_tells_when_it_frees_room() -> None:
     status = status_of(window="day@Europe/Berlin", resets_at=int(NOW) + HOUR)
     assert written(status)[-1] == (
-        "Window: day@Europe/Berlin, next frees room at 2026-04-12 13:00:00 UTC"
+        "Counted: by the day, by the clock of Europe/Berlin, "
+        "next frees room at 2026-04-12 13:00:00 UTC"
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from headgate.cli.task_view import lines_of
+from headgate.cli.times import clock_time
+from headgate.core.past_attempts import PastAttempt
 from headgate.core.records import Progress, TaskRecord, Terms
 from headgate.core.tasks import Task, TaskStatus
-from headgate.task_snapshot import snapshot_of
+from headgate.task_snapshot import exact_moment, snapshot_of, whole_snapshot_of
 
 
 def usage_line(*, used: tuple[int, int], assumed: tuple[int, int]) -> str:
@@ -43,3 +45,31 @@ def test_usage_is_one_line_that_says_what_is_assumed(
     used: tuple[int, int], assumed: tuple[int, int], shown: str
 ) -> None:
     assert usage_line(used=used, assumed=assumed) == shown
+
+
+def test_an_attempt_before_the_latest_is_one_line_that_nothing_can_break() -> None:
+    attempts = (
+        PastAttempt(
+            attempt=1,
+            started_at=10.0,
+            ended_at=12.0,
+            error="it broke\nat\x1b[2J once",
+            agent_id="coder",
+            slot="work",
+            node_id="n1",
+            tokens=9,
+            assumed_tokens=9,
+        ),
+        PastAttempt(attempt=2, ended_at=20.0),
+    )
+    record = TaskRecord(
+        task=Task(id="t", project_id="x", created_at=1.0), progress=Progress(attempts=attempts)
+    )
+    (block,) = [one for one in lines_of(whole_snapshot_of(record)) if one.startswith("attempts")]
+    shown = [line.strip() for line in block.removeprefix("attempts").split("\n")]
+    first, second = (clock_time(exact_moment(at)) for at in (12.0, 20.0))
+    where, booked = "agent coder, slot work, node n1", "booked 9 tokens (assumed 9 tokens)"
+    assert shown == [
+        f"1: ended {first}, took 2.0 s, {where}, {booked}: it broke\\nat\\x1b[2J once",
+        f"2: ended {second}, not begun, booked nothing",
+    ]

@@ -109,12 +109,15 @@ async def test_the_status_tells_how_fast_money_goes_and_until_when_it_lasts(kind
     async with bank(kind) as it:
         await it.tracker.set_budget("session:s", limit_usd="1.00")
         await it.ask("reserve", id="r1", scope="session:s", usd="0.25")
-        it.clock.advance(1_800)
-        await it.ask("reserve", id="r2", scope="session:s", usd="0.25", dispatched=True)
-        await it.ask("commit", id="r2", scope="session:s", usd="0.25")
+        for name in ("r2", "r3", "r4"):
+            it.clock.advance(600)
+            await it.ask("reserve", id=name, scope="session:s", usd="0.10", dispatched=True)
+            await it.ask("commit", id=name, scope="session:s", usd="0.10")
         status = (await it.status("session:s")).json
-        assert status["burnUsdPerHour"] == "0.50"
+        assert status["burnUsdPerHour"] == "0.60"
         assert status["burnMeasuredSeconds"] == 1_800
         assert "exhaustedAt" in status
+        it.clock.advance(601)
+        assert "exhaustedAt" not in (await it.status("session:s")).json
         await it.tracker.set_budget("session:s", limit_usd="0.25")
-        assert (await it.status("session:s")).json["remainingUsd"] == "0.00"
+        assert "exhaustedAt" in (await it.status("session:s")).json

@@ -107,9 +107,9 @@ async def test_money_is_held_dispatched_and_booked(kind: str) -> None:
             "spentTokens": 7,
             "reservedTokens": 0,
             "overrunTokens": 0,
-            "burnUsdPerHour": "6.00",
-            "burnTokensPerHour": 420,
-            "burnMeasuredSeconds": 60,
+            "burnUsdPerHour": "0.60",
+            "burnTokensPerHour": 42,
+            "burnMeasuredSeconds": 600,
         }
 
 

@@ -16,16 +16,12 @@ from headgate.figure_bodies import JournalBody, JournalEntryBody, LaneBody, Lane
 from headgate.http_bodies import (
     BudgetStatusBody,
     CommitBody,
-    DeliveryBody,
     LimitsShown,
     MetricsBody,
     NewTokenBody,
-    PingBody,
-    PingedBody,
     QueueBody,
     ReservationBody,
     ReserveBody,
-    SecretBody,
     SettledBody,
     UsageRowBody,
 )
@@ -38,7 +34,7 @@ from headgate.slot_bodies import (
     SlotListBody,
     SlotLogBody,
 )
-from headgate.task_snapshot import TaskSnapshot
+from headgate.task_snapshot import AttemptBody, TaskSnapshot
 from headgate.tokens import PERMISSIONS
 from headgate.web.refusals import CODES
 from headgate.web.routes import ROUTES
@@ -46,6 +42,13 @@ from headgate.web.running_settings import QUERY_FIELDS as SETTINGS_QUERY
 from headgate.web.tasks import QUERY_FIELDS
 from headgate.web.usage import USAGE_QUERY
 from headgate.web.webhooks import QUERY_FIELDS as WEBHOOK_QUERY
+from headgate.webhook_bodies import (
+    DeliveryBody,
+    DeliveryTryBody,
+    PingBody,
+    PingedBody,
+    SecretBody,
+)
 from headgate.worker_bodies import (
     BeatBody,
     ClaimBody,
@@ -87,6 +90,8 @@ def test_every_field_of_a_submission_is_documented() -> None:
 
 def test_every_field_of_a_snapshot_is_documented() -> None:
     assert named("Showing a task") == names_of(TaskSnapshot)
+    section = PAGE.split("## Showing a task")[1].split("\n## ")[0]
+    assert [name for name in names_of(AttemptBody) if f"`{name}`" not in section] == []
 
 
 def test_every_query_parameter_is_documented() -> None:
@@ -111,6 +116,7 @@ def test_every_field_of_a_webhook_is_documented() -> None:
     section = PAGE.split("## Webhooks")[1].split("\n## ")[0]
     for field in (
         *WEBHOOK_QUERY,
+        *names_of(DeliveryTryBody),
         *names_of(PingBody),
         *names_of(PingedBody),
         *names_of(SecretBody),

@@ -121,6 +121,33 @@ def test_one_webhook_shows_its_latest_try(stage: Stage) -> None:
     assert "taskId" not in body
 
 
+def test_one_webhook_shows_its_latest_tries_and_a_list_shows_none(stage: Stage) -> None:
+    (one,) = stage.file(1)
+    webhooks = stage.client.app.api.webhooks
+    assert webhooks is not None
+
+    async def tried() -> None:
+        for report in (
+            SendReport(error="cannot be reached"),
+            SendReport(status=200, has_arrived=True, answer="<b>thanks"),
+        ):
+            stage.wire.report = report
+            await webhooks.run_once()
+            await webhooks.settled()
+            stage.clock.advance(10.0)
+
+    asyncio.run(tried())
+    first, second = stage.client.get(f"/webhooks/{one}").json["latestTries"]
+    assert (first["error"], first["durationMs"], "status" in first) == (
+        "cannot be reached",
+        0,
+        False,
+    )
+    assert (second["status"], second["answer"], "error" in second) == (200, "<b>thanks", False)
+    assert first["at"] < second["at"]
+    assert "latestTries" not in stage.client.get("/webhooks").json["webhooks"][0]
+
+
 def test_one_that_was_given_up_is_sent_again(stage: Stage) -> None:
     stage.file(1)
     stage.end("msg_0", has_arrived=False)

@@ -19,6 +19,7 @@ from headgate.databases.access import Access
 from headgate.errors import HeadgateError, IllegalMoveError, StoreError
 from headgate.intake import Draft
 from headgate.runtime.engine import Engine
+from headgate.runtime.finding import only_in_flight
 from headgate.store import Queued, TurnedAway
 from headgate.stores import selecting
 from headgate.stores.selecting import BulkFilter
@@ -48,10 +49,18 @@ class Tally(msgspec.Struct):
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tasks match; not `is_all` if time was over before all were looked at."""
+    """How many tasks match; not `is_all` if time was over before all were looked at.
+
+    Those that are older than `next_before` were not.
+    """
 
     matched: int
-    is_all: bool
+    next_before: str | None = None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether none is left to be looked at."""
+        return self.next_before is None
 
 
 class BulkWork:
@@ -65,11 +74,13 @@ class BulkWork:
         """Return how many tasks match now."""
         return (await self.count_within(wanted, seconds=inf)).matched
 
-    async def count_within(self, wanted: BulkFilter, *, seconds: float) -> Counted:
+    async def count_within(
+        self, wanted: BulkFilter, *, seconds: float, before: str | None = None
+    ) -> Counted:
         """Count the tasks that match, the newest first, until all are counted or time is over."""
-        clock = asyncio.get_running_loop().time
+        clock, wanted = asyncio.get_running_loop().time, self._narrowed(wanted)
         ends_at = clock() + seconds
-        matched, before, is_over = 0, None, False
+        matched, is_over = 0, False
         while not is_over:
             asked_at = clock()
             part = partial(selecting.count_part, wanted=wanted, before=before)
@@ -77,7 +88,7 @@ class BulkWork:
             matched += found
             # The next part takes about as long as this one.
             is_over = before is None or 2 * clock() - asked_at > ends_at
-        return Counted(matched=matched, is_all=before is None)
+        return Counted(matched=matched, next_before=before)
 
     async def cancel(self, wanted: BulkFilter, *, limit: int) -> Tally:
         """Cancel tasks; what runs is asked to stop, and is not waited for."""
@@ -103,7 +114,8 @@ class BulkWork:
 
     async def _batches(self, wanted: BulkFilter, limit: int) -> AsyncIterator[Sequence[str]]:
         found = await self._access.ask(
-            partial(selecting.ids, wanted=wanted, limit=min(limit, MAX_TASKS))
+            partial(selecting.ids, wanted=self._narrowed(wanted), limit=min(limit, MAX_TASKS)),
+            is_long=True,
         )
         clock = asyncio.get_running_loop().time
         ends_at = clock() + MAX_SECONDS
@@ -111,6 +123,9 @@ class BulkWork:
             if clock() > ends_at:
                 return
             yield batch
+
+    def _narrowed(self, wanted: BulkFilter) -> BulkFilter:
+        return only_in_flight(wanted, self._engine.dispatcher.desk)
 
     async def _cancel(self, task_id: str) -> bool:
         try:

@@ -19,7 +19,7 @@ from headgate.cli.budget_report import (
 )
 from headgate.cli.output import print_json, print_table
 from headgate.core.accounts import JournalEntry
-from headgate.core.burn_rate import BurnRate, burn_rate
+from headgate.core.burn_rate import BurnRate, burn_rate, last_read_at
 from headgate.core.scopes import ancestors, parse_scope
 from headgate.errors import InvalidScopeError, InvalidSettingError
 
@@ -189,7 +189,8 @@ async def _report(tracker: LedgerTracker, scope: str) -> BudgetReport:
 
 
 async def _rate(tracker: LedgerTracker, scope: str, now: float) -> BurnRate:
-    return burn_rate(await tracker.journal(scope, limit=MOST_ENTRIES), now=now)
+    entries = await tracker.journal(scope, limit=MOST_ENTRIES)
+    return burn_rate(entries, now=now, cut_at=last_read_at(entries, MOST_ENTRIES))
 
 
 def _is_confirmed(reservation_id: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from headgate.core.accounts import JournalEntry
+from headgate.core.budget_windows import window_words
 from headgate.core.burn_rate import BurnRate, exhausted_at
 from headgate.core.money import format_usd
 from headgate.core.reservations import Delta
@@ -16,6 +17,7 @@ from headgate.moments import utc_time
 from headgate.scope_status import ScopeStatus
 
 ROWS_SHOWN = 50
+NOT_KNOWN = "not known, there is no steady spending to go by"
 JOURNAL_HEADER = ("at", "call", "reservation", "scope", "spent", "reserved", "overrun", "tokens")
 
 
@@ -80,7 +82,7 @@ def report_lines(report: BudgetReport) -> Iterator[str]:
         resets = (
             "" if status.resets_at is None else f", next frees room at {utc_time(status.resets_at)}"
         )
-        yield f"Window: {status.window}{resets}"
+        yield f"Counted: {window_words(status.window)}{resets}"
     yield from _breakdown(status)
     if status.is_truncated:
         most = f"{MAX_ACCOUNTS:,} scopes"
@@ -150,6 +152,8 @@ def _exhausted(report: BudgetReport) -> str:
     if not binding:
         return "never, there is no limit"
     if when is None:
+        if not _has_pace(report):
+            return NOT_KNOWN
         frees_room = any(one.resets_at is not None for one in binding)
         return "not before room is freed" if frees_room else "not at that rate"
     first = report.exhausted_first
@@ -157,6 +161,12 @@ def _exhausted(report: BudgetReport) -> str:
     if when <= report.now:
         return f"now{of}"
     return f"at {utc_time(when)} at that rate, in {_span(when - report.now)}{of}"
+
+
+def _has_pace(report: BudgetReport) -> bool:
+    """Whether any of the budgets that bind the scope has a rate that an end can be told by."""
+    own = Parent(status=report.status, rate=report.rate)
+    return any(one.rate.is_steady for one in (own, *report.parents) if has_limit(one.status))
 
 
 def _statuses(report: BudgetReport) -> list[ScopeStatus]:

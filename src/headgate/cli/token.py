@@ -99,6 +99,8 @@ def create(
         print_json(made)
     else:
         click.echo(made.token)
+        if made.note:
+            click.echo(f"headgate: {made.note}", err=True)
 
 
 @token.command(

@@ -29,18 +29,15 @@ from headgate.figure_bodies import JournalBody, LaneListBody
 from headgate.http_bodies import (
     BudgetStatusBody,
     CreatedTokenBody,
-    DeliveryBody,
-    DeliveryListBody,
     LimitBody,
     NewTokenBody,
-    PingedBody,
     ReservationBody,
-    SecretListBody,
     SettledBody,
     TokenBody,
     TokenListBody,
 )
 from headgate.slot_bodies import SlotBody, SlotListBody, SlotLogBody
+from headgate.webhook_bodies import DeliveryBody, DeliveryListBody, PingedBody, SecretListBody
 
 Answered = TypeVar("Answered")
 
@@ -127,9 +124,10 @@ def budget_journal(
     return request("GET", "/budgets/journal", query=query, answer=JournalBody)
 
 
-def lanes() -> Call[LaneListBody]:
+def lanes(project_id: str | None, *, find: str | None) -> Call[LaneListBody]:
     """Describe the question where tasks wait."""
-    return request("GET", "/scheduler/lanes", answer=LaneListBody)
+    query = {"projectId": project_id, "find": find}
+    return request("GET", "/scheduler/lanes", query=query, answer=LaneListBody)
 
 
 def reserve(body: Mapping[str, object]) -> Call[ReservationBody]:

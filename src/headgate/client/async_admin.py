@@ -31,19 +31,16 @@ from headgate.figure_bodies import JournalBody, LaneListBody
 from headgate.http_bodies import (
     BudgetStatusBody,
     CreatedTokenBody,
-    DeliveryBody,
-    DeliveryListBody,
     LimitBody,
     NewTokenBody,
-    PingedBody,
     ReservationBody,
-    SecretListBody,
     SettledBody,
     TokenBody,
     TokenListBody,
 )
 from headgate.slot_bodies import SlotBody, SlotListBody, SlotLogBody
 from headgate.tokens import Permission
+from headgate.webhook_bodies import DeliveryBody, DeliveryListBody, PingedBody, SecretListBody
 
 Answered = TypeVar("Answered")
 
@@ -125,9 +122,11 @@ class AdminVerbs:
         """Return one page of the changes of a scope, newest first."""
         return await self._send(admin_calls.budget_journal(scope, limit=limit, cursor=cursor))
 
-    async def lanes(self) -> LaneListBody:
+    async def lanes(
+        self, project_id: str | None = None, *, find: str | None = None
+    ) -> LaneListBody:
         """Return where tasks wait, for how long, and how loaded each lane is."""
-        return await self._send(admin_calls.lanes())
+        return await self._send(admin_calls.lanes(project_id, find=find))
 
     async def reserve(
         self,

@@ -59,8 +59,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
                 f"so of {self.projects} projects with work it went first."
             )
         return (
-            f"Of {self.projects} projects with work, {project_id} stood lowest against its share of "
-            f"those that could start something: it had {_percent(self.actual_share)} of their "
+            f"Of {self.projects} projects with work, {project_id} stood lowest against its share "
+            f"of those that could start something: it had {_percent(self.actual_share)} of their "
             f"tokens, and its target among them is {_percent(self.target_share)}."
         )
 

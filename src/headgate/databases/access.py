@@ -26,5 +26,11 @@ class Access(Protocol):
         After a lost connection it may be run twice, so it recognises its own work.
         """
 
-    async def ask(self, question: Callable[[Transaction], Result]) -> Result:
-        """Read what has been committed."""
+    async def ask(
+        self, question: Callable[[Transaction], Result], *, is_long: bool = False
+    ) -> Result:
+        """Read what has been committed.
+
+        One that may have to look at everything says that it `is_long`. Others are given up soon by
+        a server that is slow, so that they do not keep everybody waiting behind them.
+        """

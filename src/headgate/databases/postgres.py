@@ -70,6 +70,8 @@ _LOST = (
     psycopg.errors.CrashShutdown,
     psycopg.errors.DeadlockDetected,
     psycopg.errors.IdleInTransactionSessionTimeout,
+    # The driver takes a statement for prepared whose preparation was undone by an error before it.
+    psycopg.errors.InvalidSqlStatementName,
     psycopg.errors.SerializationFailure,
 )
 

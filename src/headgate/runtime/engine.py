@@ -34,13 +34,13 @@ from headgate.errors import (
 )
 from headgate.executor import Executor
 from headgate.ledger import Ledger
+from headgate.runtime import finding
 from headgate.runtime.dispatcher import Dispatcher
 from headgate.runtime.event_feed import EventFeed
 from headgate.runtime.health import Health, judge
 from headgate.runtime.history import History
 from headgate.runtime.ledger_watch import WatchedLedger
 from headgate.runtime.node import NodeLife
-from headgate.runtime.oldest_live import from_the_oldest_live
 from headgate.runtime.outlook import Outlook
 from headgate.runtime.pull_workers import PullWorkers
 from headgate.runtime.reaper import Reaper
@@ -274,7 +274,7 @@ class Engine:
 
     async def find(self, query: TaskQuery) -> TaskPage:
         """List tasks in the order of the query, as many as fit on one page."""
-        return await self.store.find(from_the_oldest_live(query, self.dispatcher.desk))
+        return await finding.find(self.store, query, self.dispatcher.desk)
 
     async def totals(self) -> Totals:
         """Count what waits, what runs and what has happened."""

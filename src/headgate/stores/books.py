@@ -78,7 +78,7 @@ class StoreLedger:
 
     async def audit(self) -> Audit:
         """Return both sides of the promise that balances equal the journal."""
-        return await self._access.ask(sql_upkeep.audit)
+        return await self._access.ask(sql_upkeep.audit, is_long=True)
 
 
 def _set_limit(transaction: Transaction, _: float, *, scope: Scope, limit: Limit) -> None:

@@ -21,7 +21,8 @@ _SIZES_AT_ONCE = 32
 
 _COLUMNS = ", ".join(TASK_COLUMNS)
 _ROW_BYTES = (
-    "octet_length(spec) + COALESCE(octet_length(error), 0) + COALESCE(octet_length(result), 0)"
+    "octet_length(spec) + octet_length(progress)"
+    " + COALESCE(octet_length(error), 0) + COALESCE(octet_length(result), 0)"
 )
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from headgate.databases.transaction import Dialect, Transaction, Value
-from headgate.stores.matching import Conditions, columns_of, conditions_of
+from headgate.stores.matching import Conditions, columns_of, conditions_of, is_among
 from headgate.task_ids import first_id_at
 from headgate.task_query import TaskFilter
 
@@ -33,7 +33,7 @@ _SIZES = "SELECT id, octet_length(submission) AS size_bytes FROM task_inputs"
 
 
 class Part(NamedTuple):
-    """The tasks that one question looks at: how many, and within which ids.
+    """The tasks that one question looks at: how many, within which ids, and among which.
 
     They are looked at from the newest back, or forward from the oldest.
     """
@@ -43,6 +43,7 @@ class Part(NamedTuple):
     least: str | None
     above: str | None = None
     is_forward: bool = False
+    among: Conditions = ([], [])
 
     @property
     def order(self) -> str:
@@ -65,7 +66,8 @@ def part_of(
     least = None if wanted.created_after is None else first_id_at(wanted.created_after)
     below = _lowest(None if is_forward else past, wanted.created_before)
     above = past if is_forward else None
-    part = Part(MAX_ROWS, below, least, above, is_forward)
+    among = is_among(transaction.dialect, wanted.among)
+    part = Part(MAX_ROWS, below, least, above, is_forward, among)
     if wanted.reads_submissions:
         return part._replace(rows=max(1, _readable_rows(transaction, part)))
     if (below if is_forward else least) is not None:
@@ -82,9 +84,12 @@ def after(transaction: Transaction, part: Part) -> str | None:
 
 
 def conditions_within(dialect: Dialect, wanted: TaskFilter) -> tuple[Conditions, tuple[str, ...]]:
-    """Return the conditions on the tasks of a part, which keeps the times, and their columns."""
-    timeless = msgspec.structs.replace(wanted, created_before=None, created_after=None)
-    return conditions_of(dialect, timeless), columns_of(wanted)
+    """Return the conditions on the tasks of a part, and their columns.
+
+    The part keeps the times, and which tasks can be meant.
+    """
+    rest = msgspec.structs.replace(wanted, created_before=None, created_after=None, among=None)
+    return conditions_of(dialect, rest), columns_of(wanted)
 
 
 def _lowest(before: str | None, created_before: float | None) -> str | None:
@@ -95,8 +100,9 @@ def _lowest(before: str | None, created_before: float | None) -> str | None:
 def _within(part: Part) -> tuple[str, list[Value]]:
     ends = (("id < ?", part.below), ("id >= ?", part.least), ("id > ?", part.above))
     conditions = [condition for condition, end in ends if end is not None]
+    conditions += part.among[0]
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    return where, [end for _, end in ends if end is not None]
+    return where, [*(end for _, end in ends if end is not None), *part.among[1]]
 
 
 def _rows_within(transaction: Transaction, part: Part) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headgate.databases.transaction import Dialect, Value
+from headgate.databases.transaction import Dialect, Value, json_rows
 from headgate.stores.task_rows import states_of
 from headgate.task_ids import first_id_at
 from headgate.task_query import TaskFilter
@@ -51,8 +51,7 @@ _TEXT_COLUMNS = ("id", "project_id", "agent_id", "error")
 
 def conditions_of(dialect: Dialect, wanted: TaskFilter) -> Conditions:
     """Return the conditions of a filter with their values, the cheap ones first."""
-    conditions: list[str] = []
-    values: list[Value] = []
+    conditions, values = is_among(dialect, wanted.among)
     if wanted.states:
         conditions.append(f"state IN ({', '.join('?' * len(wanted.states))})")
         values += states_of(wanted.states)
@@ -67,6 +66,14 @@ def conditions_of(dialect: Dialect, wanted: TaskFilter) -> Conditions:
     if wanted.text is not None:
         _add(_text(dialect, wanted.text), conditions, values)
     return conditions, values
+
+
+def is_among(dialect: Dialect, ids: tuple[str, ...] | None) -> Conditions:
+    """Return that a task is one of some, which are looked up one by one; None is any."""
+    if ids is None:
+        return [], []
+    given = dialect.given({"id": "TEXT"})
+    return [f"id IN (SELECT given.id FROM {given})"], [json_rows([(one,) for one in ids])]  # noqa: S608
 
 
 def columns_of(wanted: TaskFilter) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """The task store in PostgreSQL: for nodes on many machines, judged by the server's clock.
 
 A node that stands still within a transaction keeps everybody from writing, so the server takes
-its locks back after a few seconds; what it had not committed did not happen.
+its locks back after a few seconds; what it had not committed did not happen. Few threads read for
+everybody, so a question that a server does not answer is given up before people stop waiting.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ from headgate.stores.messages import CHANNEL
 from headgate.stores.postgres_workplace import PostgresTables, postgres_workplace, task_database
 from headgate.stores.sql_store import SqlTaskStore
 from headgate.stores.step_wire import StepWire
+
+READ_LOCK_SECONDS = 1.0
+"""How long a question waits for a table that somebody has locked."""
+
+READ_SECONDS = 3.0
+"""How long a statement of a question may take, unless it is known to be a long one."""
 
 
 class PostgresTaskStore(SqlTaskStore):
@@ -49,7 +56,14 @@ class PostgresTaskStore(SqlTaskStore):
             writer = ProcessWriter(recipe, StepWire(tables), starter)
         else:
             writer = GroupCommitWriter(task_database(url, lock_timeout_seconds))
-        super().__init__(tables, writer, ReaderPool(partial(PostgresReader, url)))
+        quick = partial(
+            PostgresReader,
+            url,
+            lock_timeout_seconds=READ_LOCK_SECONDS,
+            statement_timeout_seconds=READ_SECONDS,
+        )
+        patient = ReaderPool(partial(PostgresReader, url), most=1)
+        super().__init__(tables, writer, ReaderPool(quick), long_reader=patient)
 
     async def open(self) -> None:
         """Connect, bring the schema up to date, and learn what time it is."""

@@ -88,12 +88,19 @@ class SqlTaskStore(WorkerSteps):
     """Tasks in the tables of a database, written by one writer and read by others."""
 
     def __init__(
-        self, tables: TaskTables, writer: Writer, reader: Reader, *, is_shared: bool = True
+        self,
+        tables: TaskTables,
+        writer: Writer,
+        reader: Reader,
+        *,
+        long_reader: Reader | None = None,
+        is_shared: bool = True,
     ) -> None:
         self.tables = tables
         self.writer = writer
         self.is_shared = is_shared
         self._reader = reader
+        self._long_reader = long_reader or reader
         self._seen: dict[str, int] = {}
         self._pardons = count(1)
         self._inbox_lock = asyncio.Lock()
@@ -109,15 +116,20 @@ class SqlTaskStore(WorkerSteps):
         self.writer.start()
         try:
             await self.writer.submit(self.tables.prepare)
-            self._reader.start()
+            for reader in self._readers():
+                reader.start()
         except BaseException:
             await self.writer.close()
             raise
 
     async def close(self) -> None:
         """Finish what was asked for, then let go of everything."""
-        await self._reader.close()
+        for reader in self._readers():
+            await reader.close()
         await self.writer.close()
+
+    def _readers(self) -> set[Reader]:
+        return {self._reader, self._long_reader}
 
     def submit(self, new: NewTask) -> asyncio.Future[Queued | TurnedAway | UnknownParent]:
         """Store a task if it may wait; the same id again gets its answer again."""
@@ -215,7 +227,7 @@ class SqlTaskStore(WorkerSteps):
         """Return everything that has not ended, to a dispatcher that starts."""
         await self.run(partial(_discard_news, epoch))
         # A long backlog takes seconds. In the writer it would keep leases from being renewed.
-        return await self.ask(partial(_backlog, self.tables))
+        return await self.ask(partial(_backlog, self.tables), is_long=True)
 
     async def drop(self, epoch: int, drops: Sequence[Drop]) -> list[TaskRecord]:
         """End queued tasks without running them, and return all that changed."""
@@ -240,9 +252,11 @@ class SqlTaskStore(WorkerSteps):
         """Change something, at a time that is given; the answer means that it is on disk."""
         return await self.writer.submit(partial(self.tables.run, operation))
 
-    async def ask(self, question: Callable[[Transaction], Result]) -> Result:
-        """Read what has been committed."""
-        return await self._reader.submit(question)
+    async def ask(
+        self, question: Callable[[Transaction], Result], *, is_long: bool = False
+    ) -> Result:
+        """Read what has been committed; what may take long keeps nobody else waiting."""
+        return await (self._long_reader if is_long else self._reader).submit(question)
 
     def _lease(self, seconds: float) -> float:
         # Where nobody else can take over, a process that was held up has lost nothing.

@@ -117,7 +117,7 @@ class SqlUsage:
         """Sum up what was used from one hour until before another, within the bounds."""
         first, end = hour_of(since), -hour_of(-until)
         question = partial(report, by=by, since=first, until=end, bounds=bounds)
-        return await self._access.ask(question)
+        return await self._access.ask(question, is_long=True)
 
 
 def _conditions(since: int, until: int, bounds: Bounds) -> tuple[str, list[Value]]:

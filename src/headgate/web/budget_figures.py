@@ -22,7 +22,7 @@ from headgate.scope_status import ScopeStatus
 from headgate.task_snapshot import exact_moment
 from headgate.web.answers import Answer, json_answer
 from headgate.web.api import Api, Route
-from headgate.web.budgets import dollars_or_none, own_scope, own_status, tracker_of
+from headgate.web.budgets import dollars_or_none, given_or_own, own_status, tracker_of
 from headgate.web.callers import Caller
 from headgate.web.refusals import invalid_field
 from headgate.web.requests import Request, read_limit
@@ -73,6 +73,8 @@ async def budget_figures(api: Api, caller: Caller, given: str = "") -> BudgetFig
     status = await own_status(api, caller, given)
     tracker = tracker_of(api)
     now = tracker.ledger.now()
+    if given_or_own(given, caller) is None:
+        return BudgetFigures(status=status, rates={}, waiting={}, now=now)
     # What was spent before the last hour tells that a budget is older than that, and no more.
     since = now - 2 * BURN_SECONDS
     entries = await tracker.journal(status.scope, since=since, limit=BURN_ENTRIES)
@@ -99,7 +101,9 @@ async def journal_page(
     api: Api, caller: Caller, given: str = "", *, cursor: str = "", limit: int
 ) -> JournalPage:
     """Return one page of the changes of a scope; without one, of that of the caller."""
-    scope = own_scope(given or caller.bounds.own_scope, caller)
+    scope = given_or_own(given, caller)
+    if scope is None:
+        return JournalPage(scope=Scope(caller.bounds.own_name), entries=())
     until, skipped = _position(cursor)
     # The books do not number their entries for us, so a page goes on at the time of the last one,
     # after as many of that very time as were shown.

@@ -27,7 +27,7 @@ from headgate.http_bodies import (
     SettledBody,
 )
 from headgate.intake.bodies import read_body
-from headgate.scope_status import ScopeStatus
+from headgate.scope_status import ScopeStatus, empty_status
 from headgate.task_snapshot import exact_moment
 from headgate.tracker import LedgerTracker
 from headgate.web.answers import Answer, json_answer
@@ -115,8 +115,13 @@ async def release(api: Api, request: Request, _: str) -> Answer:
 
 
 async def own_status(api: Api, caller: Caller, given: str = "") -> ScopeStatus:
-    """Return a scope and everything within it; without one, that of the caller."""
-    scope = own_scope(given or caller.bounds.own_scope, caller)
+    """Return a scope and everything within it; without one, that of the caller.
+
+    Of a caller whose budget nobody can write down it is empty, since nothing is charged to it.
+    """
+    scope = given_or_own(given, caller)
+    if scope is None:
+        return empty_status(Scope(caller.bounds.own_name))
     return await tracker_of(api).status(scope)
 
 
@@ -125,6 +130,11 @@ def tracker_of(api: Api) -> LedgerTracker:
     if api.tracker is None:
         raise Refusal("unavailable", "this service keeps no budgets")
     return api.tracker
+
+
+def given_or_own(given: str, caller: Caller) -> Scope | None:
+    """Return a scope that the caller may look at; without one its own, if that can be a scope."""
+    return own_scope(given, caller) if given else caller.bounds.own_scope
 
 
 def own_scope(text: str, caller: Caller, *, field: str = "scope") -> Scope:

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
+from headgate.web.answers import refusal_answer
 from headgate.web.exchange import Exchange, last_words, peers_of, scope_of
+from headgate.web.plain_pages import plain_page, takes_html
 from headgate.web.refusals import Refusal
 from headgate.web.request_head import Head, read_head
 from headgate.web.requests import MAX_BODY_BYTES, sent_request_id, too_large
@@ -363,7 +365,8 @@ class Connection(asyncio.Protocol):
             return
         shared = self._shared
         request_id = sent_request_id(self._headers) or next(shared.request_ids)
-        self._transport.write(last_words(refusal, request_id, shared.date))
+        shape = plain_page if takes_html(self._headers) else refusal_answer
+        self._transport.write(last_words(shape(refusal, request_id), request_id, shared.date))
         self._linger()
 
     def _linger(self) -> None:

@@ -11,8 +11,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from headgate.web.answers import refusal_answer
-from headgate.web.refusals import Refusal
+from headgate.web.answers import Answer
 
 STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
@@ -162,9 +161,8 @@ class Exchange:
         return b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body
 
 
-def last_words(refusal: Refusal, request_id: bytes, date: DateHeader) -> bytes:
+def last_words(answer: Answer, request_id: bytes, date: DateHeader) -> bytes:
     """Return the whole answer to what was refused before it was a request; then comes nothing."""
-    answer = refusal_answer(refusal, request_id)
     parts = [STATUS_LINES[answer.status], date.line()]
     parts += [b"%b: %b\r\n" % one for one in answer.head(request_id) if one[0] != b"connection"]
     return b"".join([*parts, b"connection: close\r\n\r\n", answer.body])

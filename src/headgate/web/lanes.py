@@ -1,46 +1,82 @@
 """`GET /scheduler/lanes`: where tasks wait, for how long, and how loaded each lane is.
 
 Counts are the store's; load and wait are known to the node that dispatches, and left open at any
-other. Rule: however many lanes there are, the answer is bounded.
+other. Rule: however many lanes there are, the answer is bounded, says how many there are, and is
+narrowed before it is cut.
 """
 
 from __future__ import annotations
 
+import msgspec
+
 from headgate.core.lane_figures import LaneFigure
+from headgate.core.name_search import named_like
 from headgate.figure_bodies import LaneBody, LaneListBody
+from headgate.intake.bodies import check_unknown
 from headgate.store import LaneCount
 from headgate.web.answers import Answer, json_answer
 from headgate.web.api import Api, Route
-from headgate.web.callers import Caller
+from headgate.web.callers import Caller, own
 from headgate.web.requests import Request
 from headgate.web.status import own_totals
 
 OK = 200
 MAX_LANES = 1_000
+LANES_QUERY = ("projectId", "find")
+
+
+class LaneQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which lanes are listed: those of a project, those with a text in their names, from which on.
+
+    None is any project, and an empty text is in every name.
+    """
+
+    project_id: str | None = None
+    find: str = ""
+    first: int = 0
+    most: int | None = None
 
 
 async def show_lanes(api: Api, request: Request, _: str) -> Answer:
     """Answer with the lanes that have work."""
-    return json_answer(OK, await lane_list(api, request.caller))
+    given = request.query()
+    check_unknown(given, LANES_QUERY)
+    query = LaneQuery(
+        project_id=own("projectId", given.get("projectId") or None, request.caller.project_id),
+        find=given.get("find", ""),
+        most=MAX_LANES,
+    )
+    return json_answer(OK, await lane_list(api, request.caller, query))
 
 
-async def lane_list(api: Api, caller: Caller) -> LaneListBody:
+async def lane_list(api: Api, caller: Caller, query: LaneQuery) -> LaneListBody:
     """Return the lanes that have work and belong to the caller, the longest wait first."""
     totals = own_totals(await api.engine.totals(), caller)
     found = None if api.outlook is None else api.outlook.lanes(api.engine.now())
     known = {(one.project_id, one.agent_id): one for one in found or ()}
     lanes = [
-        _body(lane, known.get((lane.project_id, lane.agent_id)), is_known=found is not None)
-        for lane in totals.lanes
-        if lane.queued or lane.inflight
+        (lane, known.get((lane.project_id, lane.agent_id)))
+        for lane in named_like(totals.lanes, query.find, _names)
+        if (lane.queued or lane.inflight) and query.project_id in (None, lane.project_id)
     ]
     lanes.sort(key=_order)
-    return LaneListBody(lanes=lanes[:MAX_LANES], count=len(lanes), strategy=api.limits.strategy)
+    end = None if query.most is None else query.first + query.most
+    return LaneListBody(
+        # Only what is shown is made a body of: there may be thousands.
+        lanes=[_body(*one, is_known=found is not None) for one in lanes[query.first : end]],
+        count=len(lanes),
+        strategy=api.limits.strategy,
+    )
 
 
-def _order(lane: LaneBody) -> tuple[float, int, int, str, str]:
-    wait = lane.oldest_wait_seconds or 0.0
-    return -wait, -lane.queued, -lane.inflight, lane.project_id, lane.agent_id
+def _names(lane: LaneCount) -> tuple[str, str]:
+    return lane.project_id, lane.agent_id
+
+
+def _order(known: tuple[LaneCount, LaneFigure | None]) -> tuple[float, int, int, str, str]:
+    lane, figure = known
+    wait = None if figure is None else figure.longest_wait_seconds
+    return -(wait or 0.0), -lane.queued, -lane.inflight, lane.project_id, lane.agent_id
 
 
 def _body(lane: LaneCount, figure: LaneFigure | None, *, is_known: bool) -> LaneBody:
@@ -66,5 +102,7 @@ ROUTES = (
         "show where tasks wait",
         "read",
         answers={200: LaneListBody},
+        query=LANES_QUERY,
+        refuses=("unknown_field",),
     ),
 )

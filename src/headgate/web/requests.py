@@ -78,6 +78,15 @@ class Request:
         client = self._scope.get("client")
         return str(client[0]) if client else ""
 
+    @property
+    def served_at(self) -> str:
+        """The address that the request came to, for a client so old that it names no host."""
+        server = self._scope.get("server")
+        if not server:
+            return "localhost"
+        host, port = server
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
     def header(self, name: bytes) -> bytes:
         """Return the first header of this name; empty if there is none."""
         for given, value in self._scope["headers"]:

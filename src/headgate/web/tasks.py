@@ -14,7 +14,7 @@ from headgate.http_bodies import CancelledBody, TaskListBody
 from headgate.intake import fields
 from headgate.intake.bodies import check_unknown, shown
 from headgate.task_query import TaskQuery
-from headgate.task_snapshot import snapshot_of
+from headgate.task_snapshot import snapshot_of, whole_snapshot_of
 from headgate.web.answers import Answer, json_answer
 from headgate.web.api import Api
 from headgate.web.refusals import Refusal, invalid_field, not_found
@@ -51,7 +51,7 @@ _TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 async def show_task(api: Api, request: Request, task_id: str) -> Answer:
     """Answer with everything that is known of a task."""
     record = request.caller.check_task(await api.engine.get(known_form(task_id)))
-    return json_answer(OK, snapshot_of(record))
+    return json_answer(OK, whole_snapshot_of(record))
 
 
 async def list_tasks(api: Api, request: Request, _: str) -> Answer:

@@ -19,7 +19,7 @@ from headgate.http_bodies import CreatedTokenBody, NewTokenBody, TokenBody, Toke
 from headgate.intake import fields
 from headgate.intake.bodies import read_body, shown
 from headgate.task_snapshot import exact_moment
-from headgate.tokens import Bounds, NewToken, Token, Tokens, new_token
+from headgate.tokens import NO_OWN_BUDGET, Bounds, NewToken, Token, Tokens, new_token
 from headgate.web.answers import Answer, json_answer
 from headgate.web.api import Api, Route
 from headgate.web.auditing import actor_of
@@ -29,6 +29,7 @@ from headgate.web.requests import Request
 
 OK = 200
 CREATED = 201
+_NOTE = f"the token has no budget of its own: {NO_OWN_BUDGET}"
 _TOKEN_ID = re.compile(r"[0-9a-f]{1,64}")
 
 
@@ -66,7 +67,8 @@ def wished_token(
 def created_body(new: NewToken, now: float) -> CreatedTokenBody:
     """Return a token that was made, with its text."""
     body = _shown(new.kept.token, now)
-    return CreatedTokenBody(token=new.text, **msgspec.structs.asdict(body))
+    note = "" if new.kept.token.bounds.own_scope is not None else _NOTE
+    return CreatedTokenBody(token=new.text, note=note, **msgspec.structs.asdict(body))
 
 
 async def list_tokens(api: Api, _: Request, __: str) -> Answer:
