@@ -83,4 +83,4 @@ async def running(
     try:
         yield Running(service, path)
     finally:
-        await service.engine.stop(drain_seconds=5.0)
+        await service.engine.stop(drain_seconds=0.5)
