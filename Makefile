@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS_VENV := .venv-bench
 PEERS_INSTALLED := $(PEERS_VENV)/.installed
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
+BROWSER_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help run up demo test test-browser screenshots check bench torture package clean
@@ -49,8 +50,9 @@ check: $(INSTALLED)
 	@echo "==> layers"
 	@$(BIN)/lint-imports
 
-# While one process waits for a server or a deadline, the other works. Neighbours stay together, so
-# that what a module shares is seldom started twice; whoever is done takes from the other.
+# Many tests wait for a server or a deadline, so that three processes keep two cores busy. Neighbours
+# stay together, so that what a module shares is seldom started twice; whoever is done takes from
+# the others.
 test: check
 	@echo "==> tests"
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
@@ -58,7 +60,7 @@ test: check
 test-browser: $(INSTALLED)
 	@$(BIN)/python tests/browser/chromium.py >/dev/null
 	@echo "==> tests in a browser"
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/browser
+	@$(BIN)/python -m pytest -n $(BROWSER_PROCESSES) --dist loadfile tests/browser
 
 screenshots: $(INSTALLED)
 	@PYTHONPATH=tests $(BIN)/python -m browser.screenshots

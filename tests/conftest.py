@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from ledgers.servers import PostgresServer, ValkeyServer, running_postgres, running_valkey
@@ -24,6 +26,24 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = inspect.signature(pyfuncitem.obj).parameters
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
+
+
+@pytest.fixture(autouse=True)
+def logs_of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let no test that sets up logs decide where another one's go.
+
+    A logger that was kept with its first line would go on as it was set up then, whatever is set
+    up or captured later.
+    """
+    configure = structlog.configure
+
+    def configure_for_one_test(**given: Any) -> None:
+        configure(**{**given, "cache_logger_on_first_use": False})
+
+    monkeypatch.setattr(structlog, "configure", configure_for_one_test)
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

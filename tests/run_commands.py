@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headgate.runs.folder import run_folders
 from service.support import environment
 
 RUN_SECONDS = 60.0
@@ -75,10 +76,7 @@ class Commands:
 
     def ids(self) -> list[str]:
         """Return the ids of the runs that were begun here, oldest first."""
-        folder = self.data / "runs"
-        if not folder.exists():
-            return []
-        return sorted(path.name for path in folder.iterdir() if (path / "run.json").exists())
+        return [path.name for path in reversed(run_folders(self.data))]
 
 
 def ended(process: subprocess.Popen[str], *, seconds: float = RUN_SECONDS) -> Ended:
