@@ -190,6 +190,19 @@ class Feed:
         rate = done / (progress.at - before.at)
         return Measured(0.0, rate, _cpu_us(before, progress, done))
 
+    async def paced(self, rate: int, seconds: float) -> Measured:
+        """Submit so many tasks a second for a while, and count what is done meanwhile."""
+        requests = cycle(self.batches(PREPARED_BATCHES * BATCH))
+        loop, pause = asyncio.get_running_loop(), BATCH / rate
+        before = await self.progress()
+        begun = loop.time()
+        for number in range(int(seconds / pause)):
+            await asyncio.sleep(max(0.0, begun + number * pause - loop.time()))
+            await self.send([next(requests)])
+        after = await self.progress()
+        done = after.completed - before.completed
+        return Measured(0.0, done / (after.at - before.at), _cpu_us(before, after, done))
+
     async def start(self) -> Start:
         """Run one task on a service that has nothing else to do, and return how it started."""
         request = self._post("/tasks", task(0, target="clock"))

@@ -178,7 +178,7 @@ async def test_one_token_leaves_streams_for_others(tmp_path: Path) -> None:
 
 def test_many_streams_look_less_often_and_together() -> None:
     streams = Live()
-    for count, step in ((1, 1.0), (16, 1.0), (17, 2.0), (200, 13.0)):
+    for count, step in ((1, 1.0), (8, 1.0), (9, 2.0), (200, 10.0)):
         streams.streams = count
         for now in (100.25, 100.75):
             ahead = now + streams.until_look(now)

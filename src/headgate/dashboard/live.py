@@ -29,7 +29,8 @@ from headgate.web.requests import Request
 
 OK = 200
 LOOK_SECONDS = FRESH_SECONDS
-STREAMS_PER_LOOK_SECOND = 16
+STREAMS_PER_LOOK_SECOND = 8
+MOST_LOOK_SECONDS = 10.0
 REFRESH_SECONDS = 10.0
 BLIND_SECONDS = 3.0
 """How often a page looks again on a node that does not see what happens to tasks."""
@@ -110,7 +111,7 @@ class Live:
     def until_look(self, now: float) -> float:
         """Return how long to wait, so that all streams look at the same moments."""
         steps = max(1, ceil(self.streams / STREAMS_PER_LOOK_SECOND))
-        return until_full_second(now, LOOK_SECONDS * steps)
+        return until_full_second(now, min(LOOK_SECONDS * steps, MOST_LOOK_SECONDS))
 
 
 def look(view: View) -> Seen:
