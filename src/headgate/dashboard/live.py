@@ -3,7 +3,7 @@
 A stream sends no figures, only the name of what changed: `tasks`, `slots`, and `changed` for
 anything at all. It looks once a second, together with all others, so that their pages ask for the
 same drawing; with many of them it looks less often. Rule: a page that hears nothing is not old: at
-least every `REFRESH_SECONDS` it is told `changed`, and so it is at the first look, for what changed
+least every `REFRESH_SECONDS` it is told `changed`, and so it is at its first looks, for what changed
 since it was drawn, and at the one after a change, since books are settled just after a task ended.
 A stream ends at once when its token is revoked at this node, and soon when that is done at another.
 No caller has so many streams that none are left for others; one too many is told `refused` and why,
@@ -32,6 +32,10 @@ LOOK_SECONDS = FRESH_SECONDS
 STREAMS_PER_LOOK_SECOND = 8
 MOST_LOOK_SECONDS = 10.0
 REFRESH_SECONDS = 10.0
+FIRST_LOOKS = 5
+"""At so many looks a page is told of a change after it was opened, or after a form: what that set
+going, as a webhook that is sent again, comes to its end by itself."""
+
 BLIND_SECONDS = 3.0
 """How often a page looks again on a node that does not see what happens to tasks."""
 
@@ -84,7 +88,8 @@ class Live:
         entrance.watch(tokens.set)
         try:
             yield _BEGINNING
-            seen, told_at, checked_at, is_settling = look(view), clock(), clock(), True
+            seen, told_at, checked_at = look(view), clock(), clock()
+            settling = FIRST_LOOKS
             while True:
                 are_changed = await _is_set_within(tokens, self.until_look(clock()))
                 if are_changed or clock() - checked_at >= CHECK_SECONDS:
@@ -96,9 +101,9 @@ class Live:
                 now_seen = look(view)
                 changed = changes(seen, now_seen)
                 patience = BLIND_SECONDS if now_seen.tasks is None else REFRESH_SECONDS
-                is_due = is_settling or clock() - told_at >= patience
+                is_due = settling > 0 or clock() - told_at >= patience
                 names = changed or (["changed"] if is_due else [])
-                is_settling = bool(changed)
+                settling = max(settling - 1, int(bool(changed)))
                 if names:
                     seen, told_at = now_seen, clock()
                     yield b"".join(b"event: %b\ndata:\n\n" % name.encode() for name in names)
