@@ -3,7 +3,7 @@
 A stream sends no figures, only the name of what changed: `tasks`, `slots`, and `changed` for
 anything at all. It looks once a second, together with all others, so that their pages ask for the
 same drawing; with many of them it looks less often. Rule: a page that hears nothing is not old: at
-least every `REFRESH_SECONDS` it is told `changed`, and so it is at its first looks, for what changed
+least every `REFRESH_SECONDS` it is told `changed`, and so at its first looks, for what changed
 since it was drawn, and at the one after a change, since books are settled just after a task ended.
 A stream ends at once when its token is revoked at this node, and soon when that is done at another.
 No caller has so many streams that none are left for others; one too many is told `refused` and why,
