@@ -99,7 +99,7 @@ def test_a_letter_that_is_typed_into_a_field_goes_nowhere(visitor: Visitor) -> N
 # Fetched as the stream has it fetched, so that nothing is waited for but the answers.
 REFRESHED = """() => new Promise((done) => {
   const region = document.activeElement.closest("[hx-get]");
-  region.addEventListener("htmx:afterSettle", () => done(), { once: true });
+  document.addEventListener("htmx:afterSettle", () => done(), { once: true });
   htmx.trigger(region, region.getAttribute("hx-trigger").split(" ")[0]);
 })"""
 WHERE = """() => {
@@ -115,6 +115,8 @@ PLACES = {
     "a project's link": ("/ui/projects", "main [hx-get] tbody a >> nth=1"),
     "a project's button": ("/ui/projects", "main [hx-get] summary >> nth=1"),
     "a slot's button": ("/ui/slots", "main [hx-get] summary >> nth=1"),
+    "a task's button": ("/ui/tasks/{task}", "#task-now summary >> nth=0"),
+    "a task's result": ("/ui/tasks/{task}", "#task-now pre >> nth=0"),
 }
 
 
@@ -122,10 +124,9 @@ PLACES = {
 def test_focus_stays_where_it_is_through_ten_refreshes(
     visitor: Visitor, live: Live, gate: Gate, place: str
 ) -> None:
-    for _ in range(4):
-        live.service.submit(agentId="kept", params=gate.params)
+    tasks = [live.service.submit(agentId="kept", params=gate.params) for _ in range(4)]
     path, selector = PLACES[place]
-    page = visitor(path)
+    page = visitor(path.format(task=tasks[0]))
     page.locator(selector).focus()
     before = page.evaluate(WHERE)[:3]
     for _ in range(10):

@@ -185,9 +185,11 @@
   }
 
   // Where the element is gone, a link at its place is the next best. Never a button: a key that is
-  // pressed at this moment would do to one thing what was meant for another.
-  function focusAgain({ region, key, nth, at }) {
-    if (region.contains(document.activeElement) || !document.body.contains(region)) return;
+  // pressed at this moment would do to one thing what was meant for another. A region that was
+  // replaced as a whole is another element of the same name.
+  function focusAgain({ region: before, key, nth, at }) {
+    const region = before.isConnected ? before : document.getElementById(before.id);
+    if (!region || region.contains(document.activeElement)) return;
     const all = Array.from(region.querySelectorAll(FOCUSABLE));
     const alike = all.filter((one) => keyOf(one) === key);
     const near = all[Math.min(at, all.length - 1)];
