@@ -89,7 +89,7 @@ def fake_provider(
     # The other commands of slots load none of this.
     import asyncio  # noqa: PLC0415
 
-    from headgate.cli.up import naming_extras  # noqa: PLC0415
+    from headgate.extras import naming_extras  # noqa: PLC0415
     from headgate.testing import FakeProvider  # noqa: PLC0415
 
     provider = FakeProvider(

@@ -35,8 +35,8 @@ def create_offline(
 
     What may be wished for is what a service would grant to whoever may do everything.
     """
-    from headgate.cli.up import naming_extras  # noqa: PLC0415
     from headgate.data_lock import hold_directory  # noqa: PLC0415
+    from headgate.extras import naming_extras  # noqa: PLC0415
     from headgate.settings import load_settings, settings_file  # noqa: PLC0415
     from headgate.wiring import held_folder  # noqa: PLC0415
 

@@ -89,7 +89,7 @@ def run(
     """
     _check(file, resume, is_dry=is_dry, given=given)
     # A list of commands loads none of this.
-    from headgate.cli.up import naming_extras  # noqa: PLC0415
+    from headgate.extras import naming_extras  # noqa: PLC0415
 
     with naming_extras("headgate run"):
         options = _options(given)

@@ -64,7 +64,7 @@ def runs(context: click.Context, /, *, limit: int, data: Path | None, as_json: b
     """
     if context.invoked_subcommand is not None:
         return
-    from headgate.cli.up import naming_extras  # noqa: PLC0415
+    from headgate.extras import naming_extras  # noqa: PLC0415
 
     with naming_extras("headgate runs"):
         from headgate.runs.viewing import counted, list_runs  # noqa: PLC0415
@@ -97,7 +97,7 @@ def show(*, name: str, is_all: bool, data: Path | None, as_json: bool) -> None:
 
     RUN is an id, a beginning of one that no other has, or last.
     """
-    from headgate.cli.up import naming_extras  # noqa: PLC0415
+    from headgate.extras import naming_extras  # noqa: PLC0415
 
     directory = _directory(data)
     with naming_extras("headgate runs"):
@@ -129,7 +129,7 @@ def output(
 
     A text is printed as it is, anything else as JSON.
     """
-    from headgate.cli.up import naming_extras  # noqa: PLC0415
+    from headgate.extras import naming_extras  # noqa: PLC0415
 
     is_done = False
     with naming_extras("headgate runs"):

@@ -79,7 +79,7 @@ def log(
     if is_following and day is not None:
         message = "--follow goes on with today; leave out --day"
         raise click.UsageError(message)
-    from headgate.cli.up import naming_extras  # noqa: PLC0415  not for a list of commands
+    from headgate.extras import naming_extras  # noqa: PLC0415  not for a list of commands
 
     with naming_extras("headgate slots log"):
         from headgate.slot_logs import read_log  # noqa: PLC0415

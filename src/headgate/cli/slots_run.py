@@ -28,7 +28,7 @@ def run(*, path: Path | None, data: Path | None, store_url: str | None, as_json:
     What happens is written to standard error, with --json as lines of JSON. The settings are read
     again when their file changes. Ctrl-C ends it.
     """
-    from headgate.cli.up import naming_extras  # noqa: PLC0415  not for a list of commands
+    from headgate.extras import naming_extras  # noqa: PLC0415  not for a list of commands
 
     with naming_extras("headgate slots run"):
         from headgate.cli.slots_alone import run_alone  # noqa: PLC0415

@@ -18,8 +18,8 @@ from headgate.cli.connection import (
 )
 from headgate.cli.exit_codes import EXIT_INTERNAL
 from headgate.cli.output import is_drawable, is_terminal, print_json
-from headgate.cli.up import naming_extras
 from headgate.errors import InvalidSettingError
+from headgate.extras import naming_extras
 
 if TYPE_CHECKING:
     from headgate.client.calls import Query

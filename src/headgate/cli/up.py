@@ -11,8 +11,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from headgate.cli.connection import json_option
 from headgate.cli.data_directory import data_directory
 from headgate.cli.event_loop import loop_factory, tune_interpreter
 from headgate.errors import HeadgateError, InvalidSettingError
+from headgate.extras import naming_extras
 
 if TYPE_CHECKING:
     from headgate.databases.child import ChildStarter
@@ -33,20 +34,6 @@ if TYPE_CHECKING:
     from headgate.wiring import Service
 
 EXIT_AT_ONCE = 130
-
-# What a bare install does not bring, and the extra that brings each.
-EXTRAS = {
-    "apsw": "server",
-    "httpcore2": "server",
-    "httptools": "server",
-    "httpx2": "client",
-    "jinja2": "server",
-    "psycopg": "postgres",
-    "ssrfguard": "server",
-    "structlog": "server",
-    "textual": "top",
-    "yaml": "server",
-}
 
 
 @click.command(
@@ -132,20 +119,6 @@ def _demonstration(
     from headgate.demo.running import Demo  # noqa: PLC0415
 
     return Demo()
-
-
-@contextmanager
-def naming_extras(command: str) -> Iterator[None]:
-    """Say which extra is to be installed, where a package of one is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
-            raise
-        problem = f"needs the package {package}, which is not installed"
-        advice = f"run pip install 'headgate[{EXTRAS[package]}]'"
-        raise InvalidSettingError(command, f"{problem}; {advice}") from None
 
 
 def _loaded(path: Path | None, given: dict[str, str | int]) -> Loaded:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from headgate.errors import InvalidSettingError
+from headgate.extras import naming_extras
 from headgate.tracker import LedgerTracker
 
 KNOWN_URLS = (
@@ -24,9 +25,6 @@ KNOWN_URLS = (
     "postgresql://host/database",
 )
 """One URL of each form."""
-
-# The packages that a bare install does not bring, and the extra that brings each.
-EXTRAS = {"apsw": "server", "psycopg": "postgres", "redis": "redis"}
 
 _BACKENDS = {
     "sqlite": ("headgate.ledgers.sqlite", "SqliteBudgetTracker"),
@@ -73,12 +71,5 @@ def sqlite_path(url: str) -> Path:
 
 
 def _load(module: str, name: str) -> Callable[..., LedgerTracker]:
-    try:
+    with naming_extras("url"):
         return cast("Callable[..., LedgerTracker]", getattr(import_module(module), name))
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
-            raise
-        problem = f"needs the package {package}, which is not installed"
-        advice = f"run pip install 'headgate[{EXTRAS[package]}]'"
-        raise InvalidSettingError("url", f"{problem}; {advice}") from None
