@@ -18,7 +18,7 @@ from benchmarks.options import Options
 from benchmarks.report import Row, table
 from headgate import Agent, AssignAction, Project, SchedulerState, Task
 from headgate.core.decision import decide
-from headgate.core.lane_index import LaneIndex
+from headgate.core.lanes.index import LaneIndex
 from headgate.core.snapshot import LanePolicy
 
 PROJECTS = 100

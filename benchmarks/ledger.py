@@ -20,10 +20,10 @@ from torture.backends import running_books
 
 from benchmarks.options import Options
 from benchmarks.report import Row, table
-from headgate.core.books import ReserveRequest, SettleRequest
+from headgate.core.budgets.books import ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import Call
+from headgate.core.budgets.scopes import charged_scopes, parse_scope
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.reservations import Call
-from headgate.core.scopes import charged_scopes, parse_scope
 from headgate.databases.postgres import PostgresDatabase
 from headgate.databases.sqlite import SqliteDatabase
 from headgate.databases.transaction import Database

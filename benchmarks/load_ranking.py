@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from benchmarks.options import Options
 from benchmarks.report import Row, table
-from headgate.core.load_ranking import MICRO, LoadRanking, to_micro_weight
+from headgate.core.lanes.load_ranking import MICRO, LoadRanking, to_micro_weight
 from headgate.core.model_weights import estimate_weight
 
 FEW, MANY = 8, 1000

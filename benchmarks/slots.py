@@ -21,12 +21,12 @@ import structlog
 
 from benchmarks.options import Options
 from benchmarks.report import Row, table
-from headgate.core.quota import QuotaLimit, QuotaReport
-from headgate.core.slots import SlotConfig
-from headgate.core.wake import WakeConfig, WakeMode
+from headgate.core.key_slots.quota import QuotaLimit, QuotaReport
+from headgate.core.key_slots.slot import SlotConfig
+from headgate.core.key_slots.wake import WakeConfig, WakeMode
 from headgate.databases.memory import MemoryDatabase
 from headgate.provider import Call, WakeAnswer
-from headgate.runtime.slots import Slots, SlotSetup
+from headgate.runtime.key_slots.slots import Slots, SlotSetup
 from headgate.slot_logs import SlotTrail
 from headgate.stores.memory import MemoryTaskStore
 from headgate.stores.slots import SqlSlots

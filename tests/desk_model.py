@@ -10,17 +10,17 @@ from typing import Any
 
 import msgspec
 
-from headgate.core.accounts import Refused, Unit
-from headgate.core.desk import Desk
-from headgate.core.desk_settings import DeskSettings, Planned
+from headgate.core.budgets.accounts import Refused, Unit
+from headgate.core.budgets.scopes import Scope, ancestors
+from headgate.core.dispatch.desk import Desk
+from headgate.core.dispatch.desk_settings import DeskSettings, Planned
+from headgate.core.dispatch.project_figures import UsageRow, hour_of
 from headgate.core.gates import GateClosure, GatePart
-from headgate.core.project_figures import UsageRow, hour_of
+from headgate.core.key_slots.slot import SlotStanding
 from headgate.core.projects import Agent, Project
 from headgate.core.rate_limits import RateLimit
-from headgate.core.records import Progress, TaskRecord, Terms
-from headgate.core.scopes import Scope, ancestors
-from headgate.core.slots import SlotStanding
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.records import Progress, TaskRecord, Terms
+from headgate.core.tasks.task import Task, TaskStatus
 
 START = 1_767_225_600.0
 WINDOW_SECONDS = 600

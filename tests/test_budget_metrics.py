@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from headgate.budget_metrics import MAX_SCOPES, BudgetMetrics
 from headgate.errors import BudgetExceededError, LedgerUnavailableError
 from headgate.ledgers.local import LocalBudgetTracker
+from headgate.metrics.budgets import MAX_SCOPES, BudgetMetrics
 from headgate.scope_status import ScopeStatus
 from headgate.testing import SimulatedLoop, simulate
 from headgate.tracker import LedgerTracker

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headgate.budget_metrics import BudgetMetrics
 from headgate.budget_tracker import BudgetTracker, ReservationToken
 from headgate.errors import BudgetExceededError
 from headgate.hold import HeldMoney, hold
 from headgate.ledgers.connect import KNOWN_URLS, connect_budget
+from headgate.metrics.budgets import BudgetMetrics
 from headgate.providers.prices import Cost, Price, PriceList
 
 PAGE = (Path(__file__).parent.parent / "docs/reference/budget-tracker.md").read_text()

@@ -83,8 +83,8 @@ def test_generated_parts_equal_the_code(page: Path) -> None:
 def test_the_state_diagram_and_the_table_of_rules_are_generated() -> None:
     names = {name for page in PAGES for name in generated_names(page.read_text())}
     assert names == {
-        "headgate.core.tasks.transition_diagram",
-        "headgate.core.reservations.rules_table_markdown",
+        "headgate.core.tasks.task.transition_diagram",
+        "headgate.core.budgets.reservations.rules_table_markdown",
     }
 
 

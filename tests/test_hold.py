@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from headgate.core.accounts import Refused
-from headgate.core.books import ReserveRequest, SettleRequest
-from headgate.core.reservations import Call, Reservation
+from headgate.core.budgets.accounts import Refused
+from headgate.core.budgets.books import ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import Call, Reservation
 from headgate.errors import (
     BudgetExceededError,
     IllegalSettlementError,

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headgate.core.records import (
+from headgate.core.tasks.records import (
     MAX_ATTEMPT_SECONDS,
     MAX_ATTEMPTS,
     OnExhausted,
     OnParentFailure,
     TaskRecord,
 )
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.task import TaskStatus
 from headgate.errors import InvalidScopeError, InvalidTaskError
 from headgate.intake import Defaults, Draft, Intake
 from headgate.intake.bodies import TASK_FIELDS

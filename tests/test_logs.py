@@ -17,14 +17,14 @@ import structlog
 
 from doc_pages import ROOT, UPDATING, rows_under
 from headgate.cli.logs import configure_logs, is_told, task_logger
-from headgate.core.deadlines import EXPIRED_WHILE_QUEUED
-from headgate.core.records import Progress, Submission, TaskRecord
-from headgate.core.tasks import Task, TaskStatus
-from headgate.runtime.event_feed import EventFeed
-from headgate.runtime.task_log import TaskLog
+from headgate.core.tasks.deadlines import EXPIRED_WHILE_QUEUED
+from headgate.core.tasks.records import Progress, Submission, TaskRecord
+from headgate.core.tasks.task import Task, TaskStatus
+from headgate.runtime.telling.event_feed import EventFeed
+from headgate.runtime.telling.task_log import TaskLog
 from headgate.settings import LogSettings
 from headgate.settings.sections import LogFormat
-from headgate.web.request_log import RequestLog
+from headgate.web.http.request_log import RequestLog
 from web.asgi_client import Client, answer_of
 
 PAGE = ROOT / "docs/reference/logs.md"

@@ -13,16 +13,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from doc_pages import ROOT, rows_under
-from headgate.core.desk_settings import Waiting
+from headgate.core.dispatch.desk_settings import Waiting
 from headgate.core.projects import Project
-from headgate.core.records import Progress, TaskRecord, Terms
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.records import Progress, TaskRecord, Terms
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.errors import StoreUnavailableError
-from headgate.runtime.event_feed import EventFeed
-from headgate.service_metrics import Beside, ServiceMetrics
-from headgate.settings import load_settings
-from headgate.store import LaneCount, Totals
-from headgate.task_metrics import (
+from headgate.metrics.service import Beside, ServiceMetrics
+from headgate.metrics.tasks import (
     MAX_LABELS,
     Durations,
     Labels,
@@ -30,6 +27,9 @@ from headgate.task_metrics import (
     oldest_wait_seconds,
     share_metrics,
 )
+from headgate.runtime.telling.event_feed import EventFeed
+from headgate.settings import load_settings
+from headgate.store import LaneCount, Totals
 from headgate.tracker import LedgerTracker
 from headgate.wiring import Service, build_app, build_service
 from web.asgi_client import answer_of
@@ -104,8 +104,8 @@ class Unreachable:
 async def test_while_the_store_is_away_the_last_counts_are_shown_and_the_outage_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.service_metrics.READ_SECONDS", 0.05)
-    monkeypatch.setattr("headgate.service_metrics.FRESH_SECONDS", 0.0)
+    monkeypatch.setattr("headgate.metrics.service.READ_SECONDS", 0.05)
+    monkeypatch.setattr("headgate.metrics.service.FRESH_SECONDS", 0.0)
     async with asyncio.timeout(20), running(tmp_path) as service:
         metrics = ServiceMetrics(service.engine, Beside(deliveries=Unreachable().hang))
         before = samples((await metrics.text()).decode())

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doc_pages import rows_under
-from headgate.core.accounts import Limit
-from headgate.core.budget_windows import Window, WindowKind, parse_window
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.scopes import ROOT, Scope
+from headgate.core.budgets.windows import Window, WindowKind, parse_window
 from headgate.core.load import OPTIMIZE_FOR
 from headgate.core.money import MicroUsd, Tokens
 from headgate.core.projects import Agent, Project
 from headgate.core.rate_limits import RateLimit
-from headgate.core.scopes import ROOT, Scope
 from headgate.core.snapshot import LanePolicy
 from headgate.errors import InvalidSettingError
 from headgate.executors.targets import (

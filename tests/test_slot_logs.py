@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from headgate.bodies.slots import LogLine
 from headgate.provider import Answered, Sent, Unanswered
 from headgate.redaction import REDACTED, hidden_address, redacted
-from headgate.slot_bodies import LogLine
 from headgate.slot_logs import (
     MAX_BODY_CHARS,
     SlotLog,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.core.wake import WakeMode
-from headgate.runtime.slots import SlotStatus
-from headgate.slot_metrics import slot_metrics
+from headgate.core.key_slots.wake import WakeMode
+from headgate.metrics.slots import slot_metrics
+from headgate.runtime.key_slots.slots import SlotStatus
 from headgate.testing import SimulatedLoop
 from runtime.slot_stage import MIDNIGHT, Stage, World, failure, play, slot
 

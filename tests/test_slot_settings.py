@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.cli.slot_check import slot_findings
+from headgate.cli.checks.slots import slot_findings
+from headgate.core.key_slots.wake import WakeConfig, WakeMode
 from headgate.core.projects import Standing
-from headgate.core.wake import WakeConfig, WakeMode
 from headgate.errors import InvalidSettingError
 from headgate.settings import QuotaSettings, Settings, SlotSettings, load_settings, warnings_of
 from headgate.settings.changes import difference, settled

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from executors.endpoint import reply_json, running_endpoint
-from headgate.core.quota import QuotaReport
+from headgate.core.key_slots.quota import QuotaReport
 from headgate.errors import InvalidSettingError
 from headgate.provider import Answered, Call, Sent, Unanswered
-from headgate.runtime.slot_status import SlotSetup
+from headgate.runtime.key_slots.status import SlotSetup
 from headgate.settings import Settings, SlotSettings
 from headgate.slot_wiring import SlotParts
 

@@ -17,9 +17,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from executors.endpoint import reply_json, running_endpoint
-from headgate.core.outcomes import Failed, Limited, Outcome, Succeeded, Usage
-from headgate.core.records import Submission
-from headgate.core.trace_context import read_traceparent
+from headgate.core.tasks.outcomes import Failed, Limited, Outcome, Succeeded, Usage
+from headgate.core.tasks.records import Submission
+from headgate.core.texts.trace_context import read_traceparent
 from headgate.errors import InvalidSettingError
 from headgate.executor import WorkOrder
 from headgate.settings import load_settings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,7 @@ TEXTS = [
 
 MOST_MODULE_LINES = 400
 MOST_FUNCTION_LINES = 60
+MOST_MODULES_IN_A_FOLDER = 32
 # The layers are the list of what may lie at the top; import-linter reads the same one.
 LAYERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 TOP_LEVEL = {"__init__", "py", *LAYERS[0]["layers"]}
@@ -39,7 +41,7 @@ ENTRIES = {
     "headgate",
     "headgate.__main__",
     "headgate.databases.writer_process",
-    *(f"headgate.cli.{name}" for name in COMMANDS),
+    *(f"headgate.cli.commands.{name}" for name in COMMANDS),
 }
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
 
@@ -109,6 +111,11 @@ def _is_self(node: ast.expr) -> bool:
 @every_module
 def test_a_module_is_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MOST_MODULE_LINES
+
+
+def test_no_folder_is_crowded() -> None:
+    counts = Counter(path_of(path.parent) for path in MODULES)
+    assert {name: n for name, n in counts.items() if n > MOST_MODULES_IN_A_FOLDER} == {}
 
 
 @every_module

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.money import MAX_RESERVATION_MICRO_USD, MAX_RESERVATION_TOKENS
-from headgate.core.outcomes import UNKNOWN_USAGE, Usage
+from headgate.core.tasks.outcomes import UNKNOWN_USAGE, Usage
 from headgate.providers.prices import Price, PriceList
 from headgate.providers.usage import usage_of
 

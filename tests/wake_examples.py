@@ -5,7 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from headgate.core.wake import SlotSchedule, WakeConfig, WakeMode, mark_fired, should_fire_wake
+from headgate.core.key_slots.wake import (
+    SlotSchedule,
+    WakeConfig,
+    WakeMode,
+    mark_fired,
+    should_fire_wake,
+)
 
 MINUTE = 60.0
 HOUR = 3600.0

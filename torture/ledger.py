@@ -22,8 +22,8 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.sharedctypes import RawArray, RawValue
 from typing import TYPE_CHECKING
 
-from headgate.core.accounts import EMPTY, Balance, JournalEntry
-from headgate.core.reservations import Call
+from headgate.core.budgets.accounts import EMPTY, Balance, JournalEntry
+from headgate.core.budgets.reservations import Call
 from headgate.errors import LedgerUnavailableError
 from headgate.ledgers.connect import connect_budget
 from headgate.tracker import MAX_JOURNAL_ENTRIES, LedgerTracker

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from executors.endpoint import free_port, running_endpoint
-from headgate.stores.postgres_workplace import TRANSACTION_TIMEOUT_SECONDS
+from headgate.stores.wire.postgres_workplace import TRANSACTION_TIMEOUT_SECONDS
 from service.support import ServiceProcess
 from torture.service import (
     Findings,

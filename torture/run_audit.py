@@ -11,13 +11,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headgate.core.accounts import Balance
-from headgate.core.tasks import TaskStatus
+from headgate.core.budgets.accounts import Balance
+from headgate.core.tasks.task import TaskStatus
 from headgate.databases.sqlite import SqliteReader
 from headgate.ledger import Audit, Ledger
 from headgate.ledgers import sql_upkeep
+from headgate.stores.schemas.tasks import TASK_COLUMNS
 from headgate.stores.task_rows import TaskRow, to_task_row
-from headgate.stores.task_schema import TASK_COLUMNS
 from ledgers.support import drift_of
 
 STORE_NAME = "headgate.db"

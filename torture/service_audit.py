@@ -13,19 +13,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from headgate.core.accounts import Balance, JournalEntry
-from headgate.core.reservations import Call
-from headgate.core.scopes import ROOT
-from headgate.core.tasks import TaskStatus
+from headgate.core.budgets.accounts import Balance, JournalEntry
+from headgate.core.budgets.reservations import Call
+from headgate.core.budgets.scopes import ROOT
+from headgate.core.tasks.task import TaskStatus
 from headgate.databases.transaction import Transaction
 from headgate.ledger import Audit, Ledger
 from headgate.ledgers import sql_upkeep
 from headgate.ledgers.sql_rows import to_entry
 from headgate.ledgers.sql_schema import AMOUNTS
+from headgate.stores.schemas.tasks import TASK_COLUMNS
 from headgate.stores.sql_store import SqlTaskStore
 from headgate.stores.tallies import ENDED
 from headgate.stores.task_rows import TaskRow, to_task_row
-from headgate.stores.task_schema import TASK_COLUMNS
 from headgate.task_snapshot import exact_moment
 from ledgers.support import drift_of
 from torture.ledger import Findings as LedgerFindings

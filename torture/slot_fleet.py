@@ -15,11 +15,11 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from headgate.audit import AuditEntry
-from headgate.core.quota import QuotaFailure, QuotaFailureKind, QuotaLimit, QuotaReport
-from headgate.core.slots import SlotConfig, SlotRow
-from headgate.core.wake import WakeConfig, WakeMode
+from headgate.core.key_slots.quota import QuotaFailure, QuotaFailureKind, QuotaLimit, QuotaReport
+from headgate.core.key_slots.slot import SlotConfig, SlotRow
+from headgate.core.key_slots.wake import WakeConfig, WakeMode
 from headgate.provider import Call, WakeAnswer
-from headgate.runtime.slots import SlotSetup
+from headgate.runtime.key_slots.slots import SlotSetup
 from headgate.slot_store import Step
 from headgate.testing.fake_window import FakeWindow
 

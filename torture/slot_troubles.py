@@ -15,11 +15,11 @@ from itertools import count
 
 import msgspec
 
-from headgate.core.quota import QuotaFailure, QuotaFailureKind, QuotaReport
-from headgate.core.slot_times import due_wake, window_is_over
-from headgate.core.slots import SlotConfig
+from headgate.core.key_slots.quota import QuotaFailure, QuotaFailureKind, QuotaReport
+from headgate.core.key_slots.slot import SlotConfig
+from headgate.core.key_slots.times import due_wake, window_is_over
 from headgate.provider import Call, WakeAnswer
-from headgate.runtime.slots import Slots, SlotSetup
+from headgate.runtime.key_slots.slots import Slots, SlotSetup
 from headgate.slot_logs import SlotTrail
 from headgate.testing import Host, SimulatedLoop
 from torture.slot_fleet import FleetProvider, NotedSlots, fleet

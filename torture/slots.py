@@ -21,9 +21,9 @@ from pathlib import Path
 
 import structlog
 
-from headgate.core.slots import SlotConfig
-from headgate.core.wake import WakeMode
-from headgate.runtime.slots import Slots
+from headgate.core.key_slots.slot import SlotConfig
+from headgate.core.key_slots.wake import WakeMode
+from headgate.runtime.key_slots.slots import Slots
 from headgate.slot_logs import SlotTrail
 from headgate.testing import SimulatedLoop, simulate
 from torture.slot_fleet import (

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headgate.core.projects import Agent, AgentState, Project, ProjectStatus
     from headgate.core.scheduler import Scheduler
     from headgate.core.snapshot import AssignAction, LanePolicy, SchedulerState
-    from headgate.core.tasks import Task, TaskStatus
+    from headgate.core.tasks.task import Task, TaskStatus
     from headgate.errors import BudgetExceededError
     from headgate.inprocess.budget import Budget, Estimate
     from headgate.inprocess.convenience import configure, current_scheduler, governed, wrap
@@ -95,8 +95,8 @@ _MODULES = {
     "SlidingRateLimitWindow": "headgate.rate_windows",
     "SqliteBudgetTracker": "headgate.ledgers.sqlite",
     "SyncClient": "headgate.client.sync_client",
-    "Task": "headgate.core.tasks",
-    "TaskStatus": "headgate.core.tasks",
+    "Task": "headgate.core.tasks.task",
+    "TaskStatus": "headgate.core.tasks.task",
     "acquire_all": "headgate.inprocess.several",
     "configure": "headgate.inprocess.convenience",
     "connect_budget": "headgate.ledgers.connect",

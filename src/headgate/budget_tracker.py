@@ -10,10 +10,10 @@ from typing import Protocol
 
 import msgspec
 
-from headgate.core.accounts import JournalEntry
+from headgate.core.budgets.accounts import JournalEntry
+from headgate.core.budgets.reservations import LIVE, ReservationState
+from headgate.core.budgets.scopes import Scope
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.reservations import LIVE, ReservationState
-from headgate.core.scopes import Scope
 from headgate.errors import InvalidFieldError
 from headgate.scope_status import ScopeStatus
 

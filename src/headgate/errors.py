@@ -163,11 +163,11 @@ class IllegalMoveError(CallerError):
 
 
 class IllegalTransitionError(IllegalMoveError):
-    """A task cannot make this move; see the transition table in `headgate.core.tasks`."""
+    """A task cannot make this move; see the transition table in `headgate.core.tasks.task`."""
 
 
 class IllegalSettlementError(IllegalMoveError):
-    """A reservation cannot make this move; see the table in `headgate.core.reservations`."""
+    """A reservation cannot make this move; `headgate.core.budgets.reservations` has the table."""
 
 
 class LimitReachedError(HeadgateError):

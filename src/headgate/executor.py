@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from headgate.core.outcomes import Outcome
-from headgate.core.records import Submission, TaskRecord, slot_of, waits_since
+from headgate.core.tasks.outcomes import Outcome
+from headgate.core.tasks.records import Submission, TaskRecord, slot_of, waits_since
 
 
 class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):

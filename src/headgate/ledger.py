@@ -13,10 +13,10 @@ from typing import Protocol
 
 import msgspec
 
-from headgate.core.accounts import Account, Balance, JournalEntry, Limit, Refused
-from headgate.core.books import ReserveRequest, SettleRequest
-from headgate.core.reservations import Reservation
-from headgate.core.scopes import Scope
+from headgate.core.budgets.accounts import Account, Balance, JournalEntry, Limit, Refused
+from headgate.core.budgets.books import ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import Reservation
+from headgate.core.budgets.scopes import Scope
 
 Clock = Callable[[], float]
 """Returns Unix seconds."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from headgate.core.quota import QuotaFailure, QuotaReport, WakeAnswer
+from headgate.core.key_slots.quota import QuotaFailure, QuotaReport, WakeAnswer
 
 __all__ = ["Answered", "Call", "Exchange", "Provider", "Sent", "Trail", "Unanswered", "WakeAnswer"]
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headgate.core.accounts import Account, Limit
-from headgate.core.budget_alerts import share_used
-from headgate.core.budget_windows import format_window, resets_at
-from headgate.core.scopes import Scope, is_within, parent
+from headgate.core.budgets.accounts import Account, Limit
+from headgate.core.budgets.alerts import share_used
+from headgate.core.budgets.scopes import Scope, is_within, parent
+from headgate.core.budgets.windows import format_window, resets_at
 
 NO_LIMIT = Limit()
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from headgate.bodies.slots import LogLine, LogPhase
 from headgate.provider import Answered, Exchange, Sent, Unanswered
 from headgate.redaction import redacted
-from headgate.slot_bodies import LogLine, LogPhase
 
 log = structlog.get_logger("headgate.slots")
 

@@ -1,7 +1,7 @@
 """The contract of what keeps slots: rows that change by steps, each of them atomic.
 
-A step is a pure function of the rows and the time, see `headgate.core.slot_steps`. It runs in a
-transaction, so that of several nodes that take the same step one finds it still to be done. Steps
+A step is a pure function of the rows and the time, see `headgate.core.key_slots.steps`. It runs in
+a transaction, so that of several nodes that take the same step one finds it still to be done. Steps
 are bound with `functools.partial`, and can be sent to the process that writes. Every method may
 raise `StoreUnavailableError`.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
 
 from headgate.audit import AuditEntry
-from headgate.core.slots import Rows, SlotRow
+from headgate.core.key_slots.slot import Rows, SlotRow
 
 Answer = TypeVar("Answer")
 

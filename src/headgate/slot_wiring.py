@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from headgate.core.slots import SlotConfig
+from headgate.core.key_slots.slot import SlotConfig
 from headgate.errors import InvalidSettingError
 from headgate.executors.environment import VARIABLE, Environment, no_slot_keys
 from headgate.http_headers import check_header_value
@@ -23,7 +23,7 @@ from headgate.provider import Provider
 from headgate.providers.build import build_provider
 from headgate.providers.slot_places import ProviderPlace
 from headgate.runtime.engine import Engine
-from headgate.runtime.slots import Slots, SlotSetup
+from headgate.runtime.key_slots.slots import Slots, SlotSetup
 from headgate.settings import Settings, SlotSettings
 from headgate.settings.messages import key_path
 from headgate.settings.slot_keys import place_of, read_key, slot_config

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from headgate.core.accounts import Limit, Refused
-from headgate.core.admission import QueueLimits, Rejected
-from headgate.core.books import ReserveRequest, SettleRequest
+from headgate.core.budgets.accounts import Limit, Refused
+from headgate.core.budgets.books import ReserveRequest, SettleRequest
+from headgate.core.budgets.scopes import Scope
 from headgate.core.choice import Choice
+from headgate.core.dispatch.project_figures import UsageRow
 from headgate.core.gates import GateClosure
-from headgate.core.outcomes import Finish, TryAgain, Usage
-from headgate.core.project_figures import UsageRow
 from headgate.core.rate_limits import RateCharge
-from headgate.core.records import Lease, Submission, TaskRecord, Terms
-from headgate.core.scopes import Scope
-from headgate.core.submit_keys import InvalidEntry, KeyRefusal, SubmitEntry, SubmitKey
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.admission import QueueLimits, Rejected
+from headgate.core.tasks.outcomes import Finish, TryAgain, Usage
+from headgate.core.tasks.records import Lease, Submission, TaskRecord, Terms
+from headgate.core.tasks.submit_keys import InvalidEntry, KeyRefusal, SubmitEntry, SubmitKey
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.task_query import TaskPage, TaskQuery
 from headgate.worker_store import WorkerStore
 

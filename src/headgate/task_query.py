@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from headgate.core.records import TaskRecord
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.records import TaskRecord
+from headgate.core.tasks.task import TaskStatus
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,9 +9,9 @@ import msgspec
 
 from headgate.core.choice import Choice
 from headgate.core.money import to_usd_float
-from headgate.core.past_attempts import PastAttempt
-from headgate.core.records import OnExhausted, OnParentFailure, TaskRecord, slot_of
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.past_attempts import PastAttempt
+from headgate.core.tasks.records import OnExhausted, OnParentFailure, TaskRecord, slot_of
+from headgate.core.tasks.task import TaskStatus
 
 
 class AmountBody(msgspec.Struct, kw_only=True, omit_defaults=True):

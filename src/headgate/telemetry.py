@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headgate.core.money import to_usd_float
-from headgate.core.outcomes import Cancelled, Failed, Limited, Lost, Outcome, Succeeded
-from headgate.core.task_events import shortened_error
+from headgate.core.tasks.events import shortened_error
+from headgate.core.tasks.outcomes import Cancelled, Failed, Limited, Lost, Outcome, Succeeded
 from headgate.errors import InvalidSettingError
 from headgate.executor import Executor, WorkOrder
 from headgate.providers.usage import counted_tokens

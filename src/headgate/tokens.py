@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from headgate.audit import AuditEntry
-from headgate.core.scopes import Scope, is_within, parse_scope
+from headgate.core.budgets.scopes import Scope, is_within, parse_scope
 from headgate.errors import InvalidFieldError, InvalidScopeError
 
 Permission = Literal["submit", "read", "cancel", "admin"]

@@ -19,9 +19,11 @@ from headgate.budget_tracker import (
     check_id,
     new_reservation_id,
 )
-from headgate.core.accounts import JournalEntry, Limit, Refused, check_founded, exceeded
-from headgate.core.books import ReserveRequest, SettleRequest
-from headgate.core.budget_windows import Window, parse_window
+from headgate.core.budgets.accounts import JournalEntry, Limit, Refused, check_founded, exceeded
+from headgate.core.budgets.books import ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import Call, Reservation
+from headgate.core.budgets.scopes import Scope, charged_scopes, parse_scope
+from headgate.core.budgets.windows import Window, parse_window
 from headgate.core.money import (
     MicroUsd,
     Tokens,
@@ -31,8 +33,6 @@ from headgate.core.money import (
     to_tokens,
     to_usd_float,
 )
-from headgate.core.reservations import Call, Reservation
-from headgate.core.scopes import Scope, charged_scopes, parse_scope
 from headgate.errors import InvalidFieldError, InvalidSettingError
 from headgate.hold import HeldMoney, hold
 from headgate.ledger import MAX_ACCOUNTS, Ledger

@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 from headgate.errors import InvalidSettingError
 from headgate.ledger import Ledger
-from headgate.runtime.budget_alerts import (
+from headgate.runtime.engine import Engine
+from headgate.runtime.telling.budget_alerts import (
     LEDGER_LOOK_SECONDS,
     LOOK_SECONDS,
     BudgetAlerts,
     LedgerAccounts,
 )
-from headgate.runtime.engine import Engine
-from headgate.runtime.webhooks import Webhooks
+from headgate.runtime.telling.webhooks import Webhooks
 from headgate.settings import Settings
 from headgate.stores.budget_accounts import SqlAccounts
-from headgate.stores.deliveries import SqlDeliveries
 from headgate.stores.sql_store import SqlTaskStore
+from headgate.stores.telling.deliveries import SqlDeliveries
 from headgate.webhooks.allow_list import parse_allow_list
 from headgate.webhooks.guard import UrlGuard
 from headgate.webhooks.sender import WebhookSender

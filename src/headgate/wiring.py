@@ -18,7 +18,8 @@ from headgate.administration import Administration
 from headgate.administration.bulk import BulkWork
 from headgate.administration.watching import SettingsWatch, Upkeep
 from headgate.audit import AuditLog
-from headgate.core.desk_settings import DeskSettings
+from headgate.bodies.tasks import LimitsShown
+from headgate.core.dispatch.desk_settings import DeskSettings
 from headgate.core.projects import ProjectStatus, Standing
 from headgate.dashboard.attaching import attach_dashboard
 from headgate.databases.child import ChildStarter
@@ -26,23 +27,22 @@ from headgate.errors import InvalidSettingError
 from headgate.executor import Executor
 from headgate.executors.build import build_executor
 from headgate.executors.targets import PullTarget, Target
-from headgate.http_bodies import LimitsShown
 from headgate.intake import Defaults, Draining, Intake
 from headgate.ledger import Ledger
 from headgate.ledgers.connect import connect_budget
+from headgate.metrics.service import Beside, ServiceMetrics
 from headgate.runtime.engine import Engine, EngineSettings
-from headgate.runtime.slots import Slots
-from headgate.runtime.webhooks import Webhooks
-from headgate.service_metrics import Beside, ServiceMetrics
+from headgate.runtime.key_slots.slots import Slots
+from headgate.runtime.telling.webhooks import Webhooks
 from headgate.settings import AgentSettings, ProjectSettings, Settings, budgets, rate_limits
 from headgate.settings.origin import Loaded, loaded_from
 from headgate.slot_wiring import SlotKeys, attach_slots
-from headgate.stores.audit_trail import StoredAudit
+from headgate.stores.administering.audit_trail import StoredAudit
+from headgate.stores.administering.tokens import SqlTokens
 from headgate.stores.books import StoreLedger
-from headgate.stores.delivery_counts import DeliveryCounts
+from headgate.stores.looking.usage_rows import SqlUsage
 from headgate.stores.sql_store import SqlTaskStore
-from headgate.stores.tokens import SqlTokens
-from headgate.stores.usage_rows import SqlUsage
+from headgate.stores.telling.counts import DeliveryCounts
 from headgate.telemetry import Telemetry, build_telemetry
 from headgate.tokens import Tokens
 from headgate.tracker import LedgerTracker

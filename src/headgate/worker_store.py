@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from headgate.core.records import TaskRecord
+from headgate.core.tasks.records import TaskRecord
 
 MAX_HANDED_OUT = 50
 """How many tasks one answer has at most; the others are in the next."""

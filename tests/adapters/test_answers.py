@@ -16,7 +16,7 @@ from adapters import upstream
 from adapters.scene import COST, PRICES
 from headgate.adapters import answers
 from headgate.adapters.answers import AnswerReader
-from headgate.core.outcomes import UNKNOWN_USAGE, Usage
+from headgate.core.tasks.outcomes import UNKNOWN_USAGE, Usage
 from headgate.providers.usage import StreamedUsage
 
 STREAM = {"content-type": "text/event-stream"}

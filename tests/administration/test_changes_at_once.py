@@ -12,7 +12,7 @@ import pytest
 from administration.running import FAST, WORK, Running, running
 from headgate.databases.access import Access
 from headgate.databases.transaction import Transaction
-from headgate.stores import overriding
+from headgate.stores.administering import overriding
 
 Result = TypeVar("Result")
 

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from administration.running import FAST, WORK, running
 from headgate.audit import SIGNAL
-from headgate.cli import up
+from headgate.cli.commands import up
 from headgate.settings.origin import Origin, load
 from headgate.settings.sources import Merged
 from headgate.wiring import build_service

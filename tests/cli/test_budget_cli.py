@@ -18,7 +18,6 @@ import click
 import msgspec
 import pytest
 
-from headgate.cli.budget import budget
 from headgate.cli.budget_report import (
     NOT_KNOWN,
     BudgetReport,
@@ -26,12 +25,13 @@ from headgate.cli.budget_report import (
     journal_row,
     report_lines,
 )
+from headgate.cli.commands.budget import budget
 from headgate.cli.main import run
-from headgate.core.accounts import JournalEntry
-from headgate.core.burn_rate import BurnRate
+from headgate.core.budgets.accounts import JournalEntry
+from headgate.core.budgets.burn_rate import BurnRate
+from headgate.core.budgets.reservations import Call, Charge, Delta
+from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.reservations import Call, Charge, Delta
-from headgate.core.scopes import ROOT, Scope
 from headgate.ledgers.sqlite import SqliteBudgetTracker
 from headgate.scope_status import ScopeStatus
 from headgate.tracker import LedgerTracker

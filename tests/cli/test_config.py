@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from headgate.cli.config import config
-from headgate.cli.config_report import EXAMPLE
+from headgate.cli.checks.config_report import EXAMPLE
+from headgate.cli.commands.config import config
 from headgate.cli.main import run
 from headgate.settings import SchedulerSettings
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from client.scripted_server import response, scripted
-from headgate.cli.connection import Connection, connect
 from headgate.cli.main import run
+from headgate.cli.places.connection import Connection, connect
 from headgate.data_lock import hold_directory
 from headgate.errors import InvalidSettingError
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.cli import input_lines
-from headgate.cli.input_lines import MOST_LINES, line_batches
+from headgate.cli.submitting import input_lines
+from headgate.cli.submitting.input_lines import MOST_LINES, line_batches
 
 
 @contextmanager

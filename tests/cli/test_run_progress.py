@@ -15,9 +15,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cli.run_reports import BEGAN_AT, SESSION_MONEY, done, failed, report, running, waiting
-from headgate.cli.run_pace import Pace
-from headgate.cli.run_progress import Lines, Live, Progress, beginning_text, followed, summary_text
-from headgate.cli.run_screen import Screen, drawn
+from headgate.cli.running.pace import Pace
+from headgate.cli.running.progress import (
+    Lines,
+    Live,
+    Progress,
+    beginning_text,
+    followed,
+    summary_text,
+)
+from headgate.cli.running.screen import Screen, drawn
 from headgate.runs.report import RunReport
 
 

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from doc_pages import ROOT
-from headgate.cli.run_carrying import EXIT_CODES
+from headgate.cli.running.carrying import EXIT_CODES
 from headgate.runs.backend import Money, StepTask
-from headgate.runs.dry_run import DryPart, DryRun, DryStop
+from headgate.runs.dry.dry_run import DryPart, DryRun, DryStop
 from headgate.runs.report import RunReport, RunState, StepRow, StepState, StepSummary
-from headgate.runs.run_outputs import StepOutput
-from headgate.runs.viewing import RunSummary
+from headgate.runs.viewing.outputs import StepOutput
+from headgate.runs.viewing.runs import RunSummary
 
 PAGE = (ROOT / "docs/reference/run-cli.md").read_text()
 KINDS: list[type[msgspec.Struct]] = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.run_reports import BEGAN_AT, SESSION_MONEY, done, failed, report, running, task_of
-from headgate.cli.run_table import (
+from headgate.cli.running.table import (
     FAILURES_SHOWN,
     end_lines,
     print_end,

@@ -6,9 +6,9 @@ import pytest
 
 from headgate.cli.task_view import lines_of
 from headgate.cli.times import clock_time
-from headgate.core.past_attempts import PastAttempt
-from headgate.core.records import Progress, TaskRecord, Terms
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.past_attempts import PastAttempt
+from headgate.core.tasks.records import Progress, TaskRecord, Terms
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.task_snapshot import exact_moment, snapshot_of, whole_snapshot_of
 
 

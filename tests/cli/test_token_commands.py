@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from headgate.cli.main import run
-from headgate.cli.token_file import PREVIOUS, token_lines, write_token
+from headgate.cli.places.token_file import PREVIOUS, token_lines, write_token
 from headgate.stores.sqlite import SqliteTaskStore
 from headgate.tokens import Token, read_token
 from service.support import ServiceProcess, running_service, wait_until

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headgate.client.event_stream import Message, MessageReader, event_of, is_last
 from headgate.client.following import Following
 from headgate.client.replies import no_answer
-from headgate.core.task_events import EventKind
+from headgate.core.tasks.events import EventKind
 from headgate.errors import NotAllowedError, ServiceUnavailableError
 
 STREAM = (

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headgate.bodies.tasks import SubmittedBody
 from headgate.client import calls, steps
 from headgate.client.calls import IDEMPOTENCY_KEY, Call
 from headgate.client.replies import Reply, no_answer, not_reached
@@ -16,7 +17,6 @@ from headgate.errors import (
     ServiceUnavailableError,
     WaitTimeoutError,
 )
-from headgate.http_bodies import SubmittedBody
 
 TAKEN = b'{"taskId":"tsk_1","state":"queued","position":1,"createdAt":"2027-01-15T08:00:00Z"}'
 OUTAGE = b'{"code":"unavailable","error":"the store is away","retryable":true}'

@@ -13,18 +13,18 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TypeVar
 
-from headgate.core.quota import QuotaFailure, QuotaLimit, QuotaReport, WakeAnswer
-from headgate.core.slot_steps import PollDone, begin, claim_poll, poll_done
-from headgate.core.slot_times import WakeCause, due_wake, poll_due_at, window_is_over
-from headgate.core.slot_wakes import (
+from headgate.core.key_slots.quota import QuotaFailure, QuotaLimit, QuotaReport, WakeAnswer
+from headgate.core.key_slots.slot import Rows, SlotConfig, SlotRow
+from headgate.core.key_slots.steps import PollDone, begin, claim_poll, poll_done
+from headgate.core.key_slots.times import WakeCause, due_wake, poll_due_at, window_is_over
+from headgate.core.key_slots.wake import WakeMode, due_trigger
+from headgate.core.key_slots.wakes import (
     WakeClaim,
     claim_wake,
     close_window,
     skip_wake,
     wake_done,
 )
-from headgate.core.slots import Rows, SlotConfig, SlotRow
-from headgate.core.wake import WakeMode, due_trigger
 from headgate.slot_store import Step
 
 Answer = TypeVar("Answer")

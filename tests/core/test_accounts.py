@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.accounts import (
+from headgate.core.budgets.accounts import (
     EMPTY,
     Account,
     Balance,
@@ -26,10 +26,8 @@ from headgate.core.accounts import (
     journal_entry,
     read_account,
 )
-from headgate.core.books import Books, ReserveRequest, SettleRequest
-from headgate.core.budget_windows import parse_window
-from headgate.core.money import MicroUsd, Tokens
-from headgate.core.reservations import (
+from headgate.core.budgets.books import Books, ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import (
     Call,
     Reservation,
     ReservationState,
@@ -39,7 +37,9 @@ from headgate.core.reservations import (
     release,
     reserve,
 )
-from headgate.core.scopes import ROOT, Scope, charged_scopes, parse_scope
+from headgate.core.budgets.scopes import ROOT, Scope, charged_scopes, parse_scope
+from headgate.core.budgets.windows import parse_window
+from headgate.core.money import MicroUsd, Tokens
 from headgate.errors import IllegalSettlementError
 
 SESSION = parse_scope("session:a")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.admission import Admitted, QueueLimits, Rejected, admit
+from headgate.core.tasks.admission import Admitted, QueueLimits, Rejected, admit
 from headgate.errors import InvalidSettingError
 
 LIMITS = st.none() | st.integers(0, 20)

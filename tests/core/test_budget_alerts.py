@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.accounts import Account, Balance, Limit, Unit
-from headgate.core.budget_alerts import (
+from headgate.core.budgets.accounts import Account, Balance, Limit, Unit
+from headgate.core.budgets.alerts import (
     NEARLY_USED_UP,
     SHARES_PERCENT,
     crossings,
     share_used,
 )
-from headgate.core.budget_windows import parse_window
+from headgate.core.budgets.scopes import Scope
+from headgate.core.budgets.windows import parse_window
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.scopes import Scope
 
 NOW = 1_800_000_000.0
 DAY_END = 1_800_057_600.0

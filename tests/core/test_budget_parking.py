@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.accounts import Refused, Unit
-from headgate.core.budget_parking import (
+from headgate.core.budgets.accounts import Refused, Unit
+from headgate.core.budgets.scopes import Scope
+from headgate.core.dispatch.budget_parking import (
     ASK_AGAIN_SECONDS,
     MAX_SET_ASIDE,
     BudgetParking,
     ask_again_at,
     closure_of,
 )
-from headgate.core.desk_settings import Waiting
-from headgate.core.records import OnExhausted, Terms
-from headgate.core.scopes import Scope
-from headgate.core.tasks import Task
+from headgate.core.dispatch.desk_settings import Waiting
+from headgate.core.tasks.records import OnExhausted, Terms
+from headgate.core.tasks.task import Task
 
 WAIT = Terms()
 REJECT = Terms(on_exhausted=OnExhausted.REJECT)

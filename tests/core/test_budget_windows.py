@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.budget_windows import (
+from headgate.core.budgets.windows import (
     BUCKETS_PER_WINDOW,
     NO_WINDOW,
     CalendarUnit,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headgate.core.accounts import JournalEntry
-from headgate.core.burn_rate import BurnRate, burn_rate, burn_rates, exhausted_at
+from headgate.core.budgets.accounts import JournalEntry
+from headgate.core.budgets.burn_rate import BurnRate, burn_rate, burn_rates, exhausted_at
+from headgate.core.budgets.reservations import Call, Charge, Delta
+from headgate.core.budgets.scopes import Scope
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.reservations import Call, Charge, Delta
-from headgate.core.scopes import Scope
 
 NOW = 1_700_000_000.0
 MINUTE = 60.0

@@ -6,10 +6,10 @@ import pytest
 
 from headgate.core.choice import Choice, LaneRule
 from headgate.core.decision import Round
-from headgate.core.lane_index import LaneIndex
+from headgate.core.lanes.index import LaneIndex
 from headgate.core.projects import Agent, Project
 from headgate.core.snapshot import LanePolicy, SchedulerState
-from headgate.core.tasks import Task
+from headgate.core.tasks.task import Task
 
 FIRST = Choice(projects=2, target_share=0.75, actual_share=0.0, is_guaranteed=True, ready=2)
 

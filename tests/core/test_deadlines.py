@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.deadlines import (
+from headgate.core.tasks.deadlines import (
     EXPIRED_WHILE_QUEUED,
     DeadlineRefused,
     accept_deadline,
@@ -16,7 +16,7 @@ from headgate.core.deadlines import (
     parse_rfc3339,
     remaining_seconds,
 )
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.errors import InvalidSettingError
 
 NOON = 1_767_268_800.0  # 2026-01-01T12:00:00Z

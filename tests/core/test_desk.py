@@ -7,16 +7,16 @@ from time import perf_counter
 import pytest
 
 from desk_model import START, desk_of, ended, queued, taken
-from headgate.core.accounts import Refused, Unit
-from headgate.core.budget_parking import ASK_AGAIN_SECONDS
-from headgate.core.desk import Desk
-from headgate.core.desk_settings import Planned
+from headgate.core.budgets.accounts import Refused, Unit
+from headgate.core.budgets.scopes import Scope
+from headgate.core.dispatch.budget_parking import ASK_AGAIN_SECONDS
+from headgate.core.dispatch.desk import Desk
+from headgate.core.dispatch.desk_settings import Planned
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.projects import Agent, Project
 from headgate.core.rate_limits import RateLimit
-from headgate.core.records import OnExhausted
-from headgate.core.scopes import Scope
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.records import OnExhausted
+from headgate.core.tasks.task import TaskStatus
 
 
 def refusal(
@@ -399,7 +399,7 @@ def test_ended_tasks_leave_nothing_behind() -> None:
 def test_agents_made_by_their_tasks_are_forgotten_when_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("headgate.core.made_agents.MAX_KNOWN_AGENTS", 10)
+    monkeypatch.setattr("headgate.core.dispatch.made_agents.MAX_KNOWN_AGENTS", 10)
     desk = desk_of()
     for number in range(100):
         record = queued(f"t{number}", agent_id=f"agent-{number}")
@@ -409,7 +409,7 @@ def test_agents_made_by_their_tasks_are_forgotten_when_idle(
 
 
 def test_busy_agents_are_kept_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.core.made_agents.MAX_KNOWN_AGENTS", 10)
+    monkeypatch.setattr("headgate.core.dispatch.made_agents.MAX_KNOWN_AGENTS", 10)
     desk = desk_of(*(queued(f"t{n}", agent_id=f"agent-{n}") for n in range(60)))
     assert len(desk.made_agents) == 60
 

@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from desk_model import IN_FLIGHT, Purse, StoreModel
 from desk_model import settings as desk_settings
-from headgate.core.desk import Desk
-from headgate.core.desk_settings import Planned
+from headgate.core.dispatch.desk import Desk
+from headgate.core.dispatch.desk_settings import Planned
+from headgate.core.dispatch.worker_watch import AGAIN_SECONDS, DEADLINE_GRACE_SECONDS
 from headgate.core.gates import GateClosure
 from headgate.core.holds import (
     AgentFull,
@@ -28,13 +29,12 @@ from headgate.core.holds import (
     RateLimited,
     WorkersFull,
 )
+from headgate.core.key_slots.slot import SlotStanding
 from headgate.core.rate_limits import RateLimit
-from headgate.core.records import OnExhausted, Progress, TaskRecord, Terms
-from headgate.core.slots import SlotStanding
 from headgate.core.snapshot import LanePolicy
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.records import OnExhausted, Progress, TaskRecord, Terms
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.core.why import reasons
-from headgate.core.worker_watch import AGAIN_SECONDS, DEADLINE_GRACE_SECONDS
 
 AGENTS = [None, None, "a", "b", "made-1", "made-2"]
 CAPACITY = {"a": 2, "b": 1, "made-1": 1, "made-2": 1}

@@ -11,17 +11,17 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from desk_model import START, desk_of, queued, settings
-from headgate.core.accounts import Refused, Unit
-from headgate.core.desk import Desk
-from headgate.core.desk_refit import MAX_REBUILT, ask_budgets_again, needs_new_desk, refit
-from headgate.core.desk_settings import DeskSettings
+from headgate.core.budgets.accounts import Refused, Unit
+from headgate.core.budgets.scopes import Scope
+from headgate.core.dispatch.desk import Desk
+from headgate.core.dispatch.desk_settings import DeskSettings
+from headgate.core.dispatch.refit import MAX_REBUILT, ask_budgets_again, needs_new_desk, refit
 from headgate.core.gates import GateClosure
 from headgate.core.projects import Agent, AgentState, Project, ProjectStatus
 from headgate.core.rate_limits import RateLimit
-from headgate.core.records import Progress, TaskRecord
-from headgate.core.scopes import Scope
 from headgate.core.snapshot import LanePolicy
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.records import Progress, TaskRecord
+from headgate.core.tasks.task import TaskStatus
 from headgate.core.why import reasons
 
 PROJECTS = ("x", "y", "z")

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from desk_model import START, desk_of, ended, queued, settings, taken
-from headgate.core.desk import Desk
-from headgate.core.desk_refit import refit
-from headgate.core.desk_settings import Planned
+from headgate.core.dispatch.desk import Desk
+from headgate.core.dispatch.desk_settings import Planned
+from headgate.core.dispatch.refit import refit
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.holds import GateClosed
+from headgate.core.key_slots.slot import SlotStanding
 from headgate.core.projects import Agent
 from headgate.core.rate_limits import RateLimit
-from headgate.core.records import TaskRecord
-from headgate.core.slots import SlotStanding
 from headgate.core.snapshot import LanePolicy
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.records import TaskRecord
+from headgate.core.tasks.task import TaskStatus
 from headgate.core.why import Reason, reasons
 from headgate.moments import utc_time
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from headgate.core import figure_texts
+from headgate.core.texts import figures as figure_texts
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.flights import Flights, InFlight
-from headgate.core.tasks import Task
+from headgate.core.dispatch.flights import Flights, InFlight
+from headgate.core.tasks.task import Task
 
 
 def flight(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headgate import Agent, Task
-from headgate.core.agent_pool import AgentPlaces
-from headgate.core.lane_choice import lane_chooser
-from headgate.core.lane_index import LaneIndex
-from headgate.core.lanes import Lane
+from headgate.core.lanes.agent_pool import AgentPlaces
+from headgate.core.lanes.choice import lane_chooser
+from headgate.core.lanes.index import LaneIndex
+from headgate.core.lanes.lane import Lane
 from headgate.core.snapshot import LanePolicy
 
 

@@ -7,16 +7,16 @@ from time import perf_counter
 import msgspec
 import pytest
 
-from headgate.core.accounts import Refused, Unit
-from headgate.core.desk import Desk
-from headgate.core.desk_settings import DeskSettings
+from headgate.core.budgets.accounts import Refused, Unit
+from headgate.core.budgets.scopes import Scope
+from headgate.core.dispatch.desk import Desk
+from headgate.core.dispatch.desk_settings import DeskSettings
+from headgate.core.dispatch.lane_figures import LaneFigure, lane_figures, waiting_for_scopes
 from headgate.core.gates import GateClosure, GatePart
-from headgate.core.lane_figures import LaneFigure, lane_figures, waiting_for_scopes
 from headgate.core.projects import Agent, AgentState, Project, ProjectStatus
-from headgate.core.records import DEFAULT_TERMS, Progress, Submission, TaskRecord
-from headgate.core.scopes import Scope
 from headgate.core.snapshot import LanePolicy
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.records import DEFAULT_TERMS, Progress, Submission, TaskRecord
+from headgate.core.tasks.task import Task, TaskStatus
 
 NOW = 1_000.0
 EVAL = "session:eval"

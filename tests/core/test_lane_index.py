@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from headgate import Agent, AgentState, Project, Task
 from headgate.core.decision import decide
 from headgate.core.gates import GateClosure, GatePart
-from headgate.core.lane_index import LaneIndex
+from headgate.core.lanes.index import LaneIndex
 from headgate.core.snapshot import LanePolicy, SchedulerState
 from snapshots import agents, snapshot, tasks
 

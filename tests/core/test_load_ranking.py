@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.load_ranking import MICRO, LoadRanking, to_micro_weight
+from headgate.core.lanes.load_ranking import MICRO, LoadRanking, to_micro_weight
 from headgate.errors import InvalidSettingError
 
 

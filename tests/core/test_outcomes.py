@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.outcomes import (
+from headgate.core.tasks.outcomes import (
     CANCELLED,
     MAX_PAUSE_SECONDS,
     NOTHING_USED,
@@ -25,8 +25,8 @@ from headgate.core.outcomes import (
     pause_seconds,
     timed_out,
 )
-from headgate.core.records import MAX_LOSSES, NO_PROGRESS, Progress, Terms
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.records import MAX_LOSSES, NO_PROGRESS, Progress, Terms
+from headgate.core.tasks.task import TaskStatus
 
 NOW = 1_000.0
 ONCE = Terms()

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.poll_backoff import (
+from headgate.core.key_slots.poll_backoff import (
     next_poll_at,
     poll_delay_minutes,
     poll_failed,
     poll_succeeded,
     slot_throttled,
 )
-from headgate.core.slots import SlotReading
-from headgate.core.wake import MAX_PAUSE_SECONDS, SlotSchedule, WakeConfig
+from headgate.core.key_slots.slot import SlotReading
+from headgate.core.key_slots.wake import MAX_PAUSE_SECONDS, SlotSchedule, WakeConfig
 
 NOW = 1_771_177_000.0
 MINUTE = 60.0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.printable import printable, printable_lines
+from headgate.core.texts.printable import printable, printable_lines
 
 
 @pytest.mark.parametrize(

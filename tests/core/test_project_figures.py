@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.project_figures import ProjectFigures, UsageRow, hour_of
+from headgate.core.dispatch.project_figures import ProjectFigures, UsageRow, hour_of
 
 HOUR = 3_600
 START = 1_767_225_600

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.quota import (
+from headgate.core.key_slots.quota import (
     QuotaFailure,
     QuotaFailureKind,
     QuotaLimit,

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.money import MicroUsd, Tokens
-from headgate.core.reservations import (
+from headgate.core.budgets.reservations import (
     LIVE,
     NO_CHANGE,
     RULES,
@@ -32,7 +31,8 @@ from headgate.core.reservations import (
     rules_table_markdown,
     unknown_reservation,
 )
-from headgate.core.scopes import ROOT, Scope
+from headgate.core.budgets.scopes import ROOT, Scope
+from headgate.core.money import MicroUsd, Tokens
 from headgate.errors import IllegalSettlementError
 
 HELD, DISPATCHED = ReservationState.HELD, ReservationState.DISPATCHED

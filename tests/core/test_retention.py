@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.retention import (
+from headgate.core.tasks.retention import (
     StoredResult,
     evictable_at,
     may_evict,
     next_eviction_at,
     usage_kept_since,
 )
-from headgate.core.tasks import TERMINAL, TaskStatus
+from headgate.core.tasks.task import TERMINAL, TaskStatus
 
 DONE = TaskStatus.DONE
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.retries import (
+from headgate.core.tasks.retries import (
     Backoff,
     Pause,
     RateLimitPolicy,

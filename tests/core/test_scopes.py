@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.scopes import (
+from headgate.core.budgets.scopes import (
     MAX_DEPTH,
     ROOT,
     Scope,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.gates import GateClosure
-from headgate.core.slot_choice import MAX_NAMED, most_headroom, provider_closure
-from headgate.core.slots import SlotStanding
+from headgate.core.key_slots.choice import MAX_NAMED, most_headroom, provider_closure
+from headgate.core.key_slots.slot import SlotStanding
 
 
 def slot(name: str, percent: float | None = None) -> SlotStanding:

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from core.slot_world import World
-from headgate.core.slots import SlotConfig
-from headgate.core.wake import WakeConfig, WakeMode
+from headgate.core.key_slots.slot import SlotConfig
+from headgate.core.key_slots.wake import WakeConfig, WakeMode
 
 TIMES = ("00:00", "01:30", "02:15", "02:30", "09:00")
 SLOT = SlotConfig(name="work", provider="zai", key_digest="k", settings_digest="s")

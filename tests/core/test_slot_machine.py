@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from core.slot_world import CLAIM_SECONDS, Life, World, finish
-from headgate.core.quota import QuotaFailure, QuotaFailureKind
-from headgate.core.slot_headroom import why_off
-from headgate.core.slot_steps import switch
-from headgate.core.slot_times import due_wake, window_is_over
-from headgate.core.slots import SlotConfig
-from headgate.core.wake import WakeConfig, WakeMode, is_paused
+from headgate.core.key_slots.headroom import why_off
+from headgate.core.key_slots.quota import QuotaFailure, QuotaFailureKind
+from headgate.core.key_slots.slot import SlotConfig
+from headgate.core.key_slots.steps import switch
+from headgate.core.key_slots.times import due_wake, window_is_over
+from headgate.core.key_slots.wake import WakeConfig, WakeMode, is_paused
 
 NOW = 1_771_176_960.0
 WINDOW_MINUTES = 15

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.quota import QuotaLimit, QuotaReport
-from headgate.core.slot_readings import Reading, read_answer, slides
-from headgate.core.slot_steps import begin, claim_poll, poll_done
-from headgate.core.slot_times import due_wake
-from headgate.core.slots import SlotConfig, SlotReading, SlotRow
-from headgate.core.wake import SlotSchedule, WakeConfig, WakeMode
+from headgate.core.key_slots.quota import QuotaLimit, QuotaReport
+from headgate.core.key_slots.readings import Reading, read_answer, slides
+from headgate.core.key_slots.slot import SlotConfig, SlotReading, SlotRow
+from headgate.core.key_slots.steps import begin, claim_poll, poll_done
+from headgate.core.key_slots.times import due_wake
+from headgate.core.key_slots.wake import SlotSchedule, WakeConfig, WakeMode
 
 NOW = 1_771_176_960.0
 MINUTE, HOUR = 60.0, 3_600.0

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from core.slot_world import CLAIM_SECONDS, World, finish
-from headgate.core.poll_backoff import RESET_POLL_DELAY_SECONDS
-from headgate.core.quota import QuotaFailure, QuotaFailureKind, QuotaLimit, QuotaReport
-from headgate.core.slot_headroom import standing_of
-from headgate.core.slot_steps import PollDone, begin, claim_poll, poll_done, switch
-from headgate.core.slot_times import poll_due_at, wake_obstacle
-from headgate.core.slots import SlotConfig, SlotRow
-from headgate.core.wake import WakeConfig, WakeMode, should_fire_wake
-from headgate.core.wake_confirmation import Confirmation
+from headgate.core.key_slots.headroom import standing_of
+from headgate.core.key_slots.poll_backoff import RESET_POLL_DELAY_SECONDS
+from headgate.core.key_slots.quota import QuotaFailure, QuotaFailureKind, QuotaLimit, QuotaReport
+from headgate.core.key_slots.slot import SlotConfig, SlotRow
+from headgate.core.key_slots.steps import PollDone, begin, claim_poll, poll_done, switch
+from headgate.core.key_slots.times import poll_due_at, wake_obstacle
+from headgate.core.key_slots.wake import WakeConfig, WakeMode, should_fire_wake
+from headgate.core.key_slots.wake_confirmation import Confirmation
 
 NOW = 1_771_176_960.0
 HOUR = 3600.0

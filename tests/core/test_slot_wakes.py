@@ -8,15 +8,24 @@ import msgspec
 import pytest
 
 from core.slot_world import World, finish
-from headgate.core.quota import (
+from headgate.core.key_slots.quota import (
     QuotaFailure,
     QuotaFailureKind,
     QuotaLimit,
     QuotaReport,
     WakeAnswer,
 )
-from headgate.core.slot_times import WakeCause, due_wake, poll_due_at, wake_obstacle, window_is_over
-from headgate.core.slot_wakes import (
+from headgate.core.key_slots.slot import SlotConfig
+from headgate.core.key_slots.times import (
+    WakeCause,
+    due_wake,
+    poll_due_at,
+    wake_obstacle,
+    window_is_over,
+)
+from headgate.core.key_slots.wake import WakeConfig, WakeMode
+from headgate.core.key_slots.wake_confirmation import Confirmation, WindowEnd
+from headgate.core.key_slots.wakes import (
     WakeClaim,
     WakeDone,
     WindowDone,
@@ -25,9 +34,6 @@ from headgate.core.slot_wakes import (
     skip_wake,
     wake_done,
 )
-from headgate.core.slots import SlotConfig
-from headgate.core.wake import WakeConfig, WakeMode
-from headgate.core.wake_confirmation import Confirmation, WindowEnd
 
 NOW = 1_771_176_960.0
 HOUR = 3600.0

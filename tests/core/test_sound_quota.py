@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.quota import (
+from headgate.core.key_slots.quota import (
     MAX_AHEAD_SECONDS,
     MAX_ROWS,
     QuotaFailure,
@@ -15,8 +15,8 @@ from headgate.core.quota import (
     QuotaReport,
     read_limits,
 )
-from headgate.core.slot_readings import Reading, read_answer
-from headgate.core.slots import SlotConfig
+from headgate.core.key_slots.readings import Reading, read_answer
+from headgate.core.key_slots.slot import SlotConfig
 
 NOW = 1_800_000_000.0
 CONFIG = SlotConfig(name="work", provider="zai")

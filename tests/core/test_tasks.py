@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headgate import Task, TaskStatus
-from headgate.core.tasks import TERMINAL, TRANSITIONS, move
+from headgate.core.tasks.task import TERMINAL, TRANSITIONS, move
 from headgate.errors import CallerError, HeadgateError, IllegalTransitionError
 
 Q, A, R = TaskStatus.QUEUED, TaskStatus.ASSIGNED, TaskStatus.RUNNING

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.timers import SLACK, Timers
+from headgate.core.dispatch.timers import SLACK, Timers
 
 KEYS = st.sampled_from("abcde")
 STEPS = st.lists(

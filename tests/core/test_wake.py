@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.wake import (
+from headgate.core.key_slots.wake import (
     SlotSchedule,
     WakeConfig,
     WakeMode,

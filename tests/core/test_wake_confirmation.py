@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.poll_backoff import next_poll_at, poll_failed, poll_succeeded, slot_throttled
-from headgate.core.quota import QuotaFailure, QuotaFailureKind, QuotaLimit
-from headgate.core.wake import SlotSchedule, WakeConfig, WakeMode, should_fire_wake
-from headgate.core.wake_confirmation import (
+from headgate.core.key_slots.poll_backoff import (
+    next_poll_at,
+    poll_failed,
+    poll_succeeded,
+    slot_throttled,
+)
+from headgate.core.key_slots.quota import QuotaFailure, QuotaFailureKind, QuotaLimit
+from headgate.core.key_slots.wake import SlotSchedule, WakeConfig, WakeMode, should_fire_wake
+from headgate.core.key_slots.wake_confirmation import (
     Confirmation,
     WindowEnd,
     close_window,
@@ -19,7 +24,7 @@ from headgate.core.wake_confirmation import (
     wake_needed,
     wake_sent,
 )
-from headgate.core.wake_lifecycle import slot_started
+from headgate.core.key_slots.wake_lifecycle import slot_started
 
 NOW = 1_771_176_960.0
 NOW_MS = int(NOW * 1000)

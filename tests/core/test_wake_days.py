@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.wake import SlotSchedule, mark_fired, should_fire_wake
-from headgate.core.wake_times import day_occurrences
+from headgate.core.key_slots.wake import SlotSchedule, mark_fired, should_fire_wake
+from headgate.core.key_slots.wake_times import day_occurrences
 from wake_examples import HOUR, MINUTE, berlin, fire, markers_fired, times_config
 
 

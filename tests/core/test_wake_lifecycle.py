@@ -8,11 +8,17 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from headgate.core.poll_backoff import next_poll_at
-from headgate.core.quota import QuotaFailure, QuotaFailureKind, QuotaLimit
-from headgate.core.wake import SlotSchedule, WakeConfig, WakeMode, mark_fired, should_fire_wake
-from headgate.core.wake_confirmation import key_refused, wake_sent
-from headgate.core.wake_lifecycle import (
+from headgate.core.key_slots.poll_backoff import next_poll_at
+from headgate.core.key_slots.quota import QuotaFailure, QuotaFailureKind, QuotaLimit
+from headgate.core.key_slots.wake import (
+    SlotSchedule,
+    WakeConfig,
+    WakeMode,
+    mark_fired,
+    should_fire_wake,
+)
+from headgate.core.key_slots.wake_confirmation import key_refused, wake_sent
+from headgate.core.key_slots.wake_lifecycle import (
     config_changed,
     initial_wake_needed,
     slot_enabled,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.wake_times import (
+from headgate.core.key_slots.wake_times import (
     day_occurrences,
     latest_occurrence,
     moment_of,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from desk_model import START, desk_of, queued, taken
-from headgate.core.accounts import Refused, Unit
-from headgate.core.desk import Desk
+from headgate.core.budgets.accounts import Refused, Unit
+from headgate.core.budgets.scopes import Scope
+from headgate.core.dispatch.desk import Desk
 from headgate.core.gates import GateClosure
 from headgate.core.holds import (
     AgentFull,
@@ -25,7 +26,6 @@ from headgate.core.holds import (
 )
 from headgate.core.projects import Agent, Project, ProjectStatus
 from headgate.core.rate_limits import RateLimit
-from headgate.core.scopes import Scope
 from headgate.core.why import MAX_HOLDERS, Reason, reasons
 
 ONE_AGENT = (Agent(id="a", capacity=9),)

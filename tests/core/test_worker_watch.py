@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from desk_model import START, desk_of, ended, queued, taken
-from headgate.core.desk import Desk
+from headgate.core.dispatch.desk import Desk
+from headgate.core.dispatch.worker_watch import CANCEL_GRACE_SECONDS, DEADLINE_GRACE_SECONDS
 from headgate.core.gates import GateClosure
 from headgate.core.projects import Agent
-from headgate.core.records import Progress, Terms
 from headgate.core.snapshot import LanePolicy
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.records import Progress, Terms
+from headgate.core.tasks.task import TaskStatus
 from headgate.core.why import reasons
-from headgate.core.worker_watch import CANCEL_GRACE_SECONDS, DEADLINE_GRACE_SECONDS
 from headgate.moments import utc_time
 
 PULL = frozenset({"pull"})

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from headgate.dashboard import attention
-from headgate.dashboard.attention import MAX_BUDGETS, MAX_NOTICES, Notice, worst_first
+from headgate.bodies.slots import SlotBody
+from headgate.dashboard.shown import attention
+from headgate.dashboard.shown.attention import MAX_BUDGETS, MAX_NOTICES, Notice, worst_first
 from headgate.scope_status import ScopeStatus
-from headgate.slot_bodies import SlotBody
 
 LATER = datetime(2026, 11, 15, 21, 0, tzinfo=UTC)
 

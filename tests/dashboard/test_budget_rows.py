@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.burn_rate import BurnRate
-from headgate.core.scopes import Scope
-from headgate.dashboard.budget_rows import ScopeRow
+from headgate.core.budgets.burn_rate import BurnRate
+from headgate.core.budgets.scopes import Scope
+from headgate.dashboard.shown.budget_rows import ScopeRow
 from headgate.scope_status import ScopeStatus
 
 OUTER, INNER = "project:p", "project:p/session:s"

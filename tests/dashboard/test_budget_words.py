@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from dashboard.test_attention import scope
-from headgate.core.burn_rate import BurnRate
-from headgate.dashboard.budget_words import Ending, bars_of, ending, rate_words
+from headgate.core.budgets.burn_rate import BurnRate
+from headgate.dashboard.shown.budget_words import Ending, bars_of, ending, rate_words
 
 USD = 1_000_000
 STEADY = BurnRate(micro_usd_per_hour=USD, measured_seconds=600, is_steady=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dashboard.browser import Browser, serving, submit, text_of
-from headgate.dashboard import bulk_tasks
-from headgate.stores import looking_back
+from headgate.dashboard.pages import bulk_tasks
+from headgate.stores.looking import looking_back
 
 PAUSED = '[projects.default]\nstatus = "paused"\n'
 

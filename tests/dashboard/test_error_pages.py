@@ -9,8 +9,8 @@ import pytest
 
 from dashboard.browser import Browser, text_of
 from headgate.dashboard.dashboard import Dashboard
-from headgate.dashboard.error_pages import error_page
 from headgate.dashboard.headers import CONTENT_SECURITY_POLICY
+from headgate.dashboard.pages.errors import error_page
 from headgate.errors import StoreUnavailableError
 from headgate.task_query import TaskPage, TaskQuery
 from headgate.web.refusals import CODES, Refusal

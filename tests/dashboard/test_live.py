@@ -15,7 +15,7 @@ from headgate.dashboard.live import MAX_STREAMS, MAX_STREAMS_PER_CALLER, Live, S
 from headgate.dashboard.page import View
 from headgate.web.app import App
 from headgate.web.callers import LOCAL
-from headgate.web.requests import Request
+from headgate.web.http.requests import Request
 from web.asgi_client import scope_of
 
 

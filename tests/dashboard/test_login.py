@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dashboard.browser import Browser, serving, submit, text_of
-from headgate.dashboard.login import MAX_TRIES, TRIES_SECONDS, Tries
 from headgate.dashboard.page_entrance import local_path
+from headgate.dashboard.pages.login import MAX_TRIES, TRIES_SECONDS, Tries
 from headgate.tokens import PERMISSIONS, UNBOUND, Bounds, Permission, new_token
 from headgate.wiring import Service
 from web.asgi_client import answer_of

@@ -9,7 +9,7 @@ import pytest
 
 from dashboard.browser import Browser, serving, submit, text_of, until
 from headgate.dashboard.dashboard import Dashboard
-from headgate.runtime.history import Step
+from headgate.runtime.looking.history import Step
 from headgate.settings.sections import DashboardMode
 from web.asgi_client import Client, answer_of
 from web.fake_engine import Health

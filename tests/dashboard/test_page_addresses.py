@@ -11,7 +11,7 @@ from dashboard.test_login import LOCKED, token_of
 from headgate.dashboard.page import View
 from headgate.tokens import Permission
 from headgate.web.callers import LOCAL
-from headgate.web.requests import Request
+from headgate.web.http.requests import Request
 from web.asgi_client import scope_of
 
 OWN_PAGES: tuple[tuple[Permission, str], ...] = (

@@ -9,9 +9,10 @@ from typing import get_args
 
 import pytest
 
-from headgate.core.reservations import Call
-from headgate.core.wake import WakeMode
-from headgate.dashboard.plain_words import (
+from headgate.bodies.slots import LimitBody, LogPhase, NextWakeBody
+from headgate.core.budgets.reservations import Call
+from headgate.core.key_slots.wake import WakeMode
+from headgate.dashboard.shown.plain_words import (
     BOOKINGS,
     DELIVERIES,
     LOG_ACTIONS,
@@ -22,8 +23,7 @@ from headgate.dashboard.plain_words import (
     wake_words,
 )
 from headgate.deliveries import DeliveryState
-from headgate.runtime.wake_sending import ACTIONS
-from headgate.slot_bodies import LimitBody, LogPhase, NextWakeBody
+from headgate.runtime.key_slots.wake_sending import ACTIONS
 
 RUNTIME = Path(__file__).parents[2] / "src/headgate/runtime"
 LATER = datetime(2026, 11, 15, 21, 0, tzinfo=UTC)

@@ -11,8 +11,8 @@ import pytest
 from dashboard.browser import Browser, quickest, serving, submit, text_of, until
 from dashboard.test_login import logged_in, token_of
 from headgate.tokens import Bounds
-from headgate.web import lanes
 from headgate.web.app import App
+from headgate.web.handlers import lanes
 from web.asgi_client import answer_of
 
 PROJECTS = """

@@ -10,7 +10,7 @@ import pytest
 from dashboard.browser import Browser, serving, text_of
 from dashboard.test_login import LOCKED, token_of
 from headgate.audit import SIGNAL
-from headgate.dashboard.audit_page import PAGE_ROWS
+from headgate.dashboard.pages.audit import PAGE_ROWS
 from headgate.tokens import Bounds
 from web.asgi_client import answer_of
 

@@ -17,7 +17,7 @@ from headgate.dashboard.routes import ROUTES
 from headgate.tokens import Bounds
 from headgate.web.api import Api
 from headgate.web.callers import Caller
-from headgate.web.requests import Request
+from headgate.web.http.requests import Request
 
 ONE = Caller(name="anna", token_id="1", permissions=frozenset({"read"}))
 BY_PATH = {(route.method, route.path): route for route in ROUTES}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dashboard.test_attention import slot
-from headgate.dashboard.slot_window import window_of
-from headgate.slot_bodies import LimitBody
+from headgate.bodies.slots import LimitBody
+from headgate.dashboard.shown.slot_window import window_of
 
 NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
 

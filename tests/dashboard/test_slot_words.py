@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dashboard.test_attention import slot
-from headgate.dashboard.slot_words import SlotBar, bar_of, next_wake_words, wake_mode_words
-from headgate.slot_bodies import NextWakeBody
+from headgate.bodies.slots import NextWakeBody
+from headgate.dashboard.shown.slot_words import SlotBar, bar_of, next_wake_words, wake_mode_words
 
 LATER = datetime(2026, 11, 15, 21, 0, tzinfo=UTC)
 WAKE = NextWakeBody(at=LATER, mode="interval", reason="interval mode (5 min elapsed)")

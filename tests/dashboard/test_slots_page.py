@@ -11,7 +11,7 @@ import pytest
 
 from dashboard.browser import Browser, serving, text_of, until
 from dashboard.test_login import LOCKED, token_of
-from headgate.dashboard.named_lists import ROWS
+from headgate.dashboard.shown.named_lists import ROWS
 from headgate.testing.fake_provider import FakeProvider
 from headgate.tokens import Bounds
 from headgate.web.app import App

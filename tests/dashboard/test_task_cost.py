@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dashboard.test_task_page import record_of
-from headgate.core.records import Progress, TaskRecord, Terms
-from headgate.core.tasks import Task, TaskStatus
-from headgate.dashboard.task_cost import CostRow, EstimateBar, cost_rows, estimate_bars
+from headgate.core.tasks.records import Progress, TaskRecord, Terms
+from headgate.core.tasks.task import Task, TaskStatus
+from headgate.dashboard.shown.task_cost import CostRow, EstimateBar, cost_rows, estimate_bars
 
 Row = tuple[str, int | None, int | None, str]
 

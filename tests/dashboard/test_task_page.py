@@ -12,12 +12,12 @@ import pytest
 
 from administration.running import WORK
 from dashboard.browser import Browser, serving, submit, text_of, until
-from headgate.core.past_attempts import PastAttempt
-from headgate.core.records import MAX_LOSSES, Progress, Submission, TaskRecord, Terms
-from headgate.core.tasks import Task, TaskStatus
-from headgate.dashboard.task import MAX_BLOCK, block_of
-from headgate.dashboard.task_curl import MAX_BODY_BYTES, curl_of
-from headgate.dashboard.task_timeline import attempts_text, timeline
+from headgate.core.tasks.past_attempts import PastAttempt
+from headgate.core.tasks.records import MAX_LOSSES, Progress, Submission, TaskRecord, Terms
+from headgate.core.tasks.task import Task, TaskStatus
+from headgate.dashboard.pages.task import MAX_BLOCK, block_of
+from headgate.dashboard.shown.task_curl import MAX_BODY_BYTES, curl_of
+from headgate.dashboard.shown.task_timeline import attempts_text, timeline
 from headgate.deliveries import Delivery, DeliveryState
 from headgate.errors import LedgerUnavailableError
 from headgate.web.app import App

@@ -10,16 +10,16 @@ import pytest
 
 from dashboard.browser import Browser, serving, submit, text_of
 from dashboard.test_login import token_of
-from headgate.core.tasks import TaskStatus
-from headgate.dashboard import task_filters
-from headgate.dashboard.bulk_tasks import CANCEL, RETRY, Work, effect_of
+from headgate.core.tasks.task import TaskStatus
 from headgate.dashboard.page import Form
-from headgate.dashboard.task_filters import Filters, filters_of
-from headgate.stores import looking_back
+from headgate.dashboard.pages.bulk_tasks import CANCEL, RETRY, Work, effect_of
+from headgate.dashboard.shown import task_filters
+from headgate.dashboard.shown.task_filters import Filters, filters_of
+from headgate.stores.looking import looking_back
 from headgate.tokens import Bounds
 from headgate.web.app import App
-from headgate.web.bulk import LIVE
 from headgate.web.entrance import EntranceRules
+from headgate.web.handlers.bulk import LIVE
 from web.asgi_client import answer_of
 
 HELD = """
@@ -176,7 +176,7 @@ async def test_a_search_that_finds_little_says_how_far_it_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(looking_back, "MAX_READ_ROWS", 2)
-    monkeypatch.setattr("headgate.dashboard.tasks.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("headgate.dashboard.pages.tasks.LOOK_SECONDS", 0.0)
     async with serving(tmp_path, HELD) as (_, app):
         oldest = await submit(app, action="needle")
         for _ in range(3):
@@ -194,7 +194,7 @@ async def test_a_search_goes_on_while_there_is_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(looking_back, "MAX_READ_ROWS", 2)
-    monkeypatch.setattr("headgate.dashboard.tasks.LOOK_SECONDS", 60.0)
+    monkeypatch.setattr("headgate.dashboard.pages.tasks.LOOK_SECONDS", 60.0)
     async with serving(tmp_path, HELD) as (_, app):
         oldest = await submit(app, action="needle")
         for _ in range(5):

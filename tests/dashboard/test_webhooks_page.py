@@ -13,11 +13,11 @@ import pytest
 
 from dashboard.browser import Browser, serving, submit, text_of, until
 from dashboard.test_login import LOCKED, token_of
-from headgate.dashboard.webhooks import PAGE_ROWS, answer_words
+from headgate.bodies.webhooks import DeliveryBody
+from headgate.dashboard.pages.webhooks import PAGE_ROWS, answer_words
 from headgate.deliveries import Alert, TryOutcome
 from headgate.web.app import App
-from headgate.web.webhooks import one_webhook
-from headgate.webhook_bodies import DeliveryBody
+from headgate.web.handlers.webhooks import one_webhook
 from headgate.wiring import Service
 
 ALLOWED = '[webhooks]\nallow = ["127.0.0.1"]\n'

@@ -12,7 +12,7 @@ from itertools import takewhile
 
 import pytest
 
-from headgate.core.budget_alerts import NEARLY_USED_UP
+from headgate.core.budgets.alerts import NEARLY_USED_UP
 from headgate.core.money import read_usd
 from headgate.demo.plan import NEARLY_USED_UP as NEARLY
 from headgate.demo.plan import PAUSED, USED_UP, PlannedTask, plan

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from headgate.core.outcomes import Failed, Limited, Outcome, Succeeded
-from headgate.core.records import Submission
+from headgate.core.tasks.outcomes import Failed, Limited, Outcome, Succeeded
+from headgate.core.tasks.records import Submission
 from headgate.executor import Executor, WorkOrder
 from headgate.executors.build import build_executor
 from headgate.executors.targets import Target

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from executors.orders import CHAT
-from headgate.core.outcomes import Limited, Succeeded
+from headgate.core.tasks.outcomes import Limited, Succeeded
 from headgate.executors.order_view import OrderView
 
 WHO = contextvars.ContextVar("WHO", default="nobody")

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from executors.orders import CHAT, failure_of, opened, order, result_of
-from headgate.core.outcomes import NOTHING_USED, UNKNOWN_USAGE, Succeeded, Usage
+from headgate.core.tasks.outcomes import NOTHING_USED, UNKNOWN_USAGE, Succeeded, Usage
 from headgate.errors import InvalidSettingError
 from headgate.executor import Executor
 from headgate.executors.build import build_executor
@@ -349,7 +349,7 @@ import asyncio
 from headgate.executors.build import build_executor
 from headgate.executors.targets import CommandTarget
 from headgate.executor import WorkOrder
-from headgate.core.records import Submission
+from headgate.core.tasks.records import Submission
 
 async def main():
     target = CommandTarget(command=("sh", "-c", "echo $$ > {fifo}; exec sleep 1000"))

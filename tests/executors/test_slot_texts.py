@@ -10,7 +10,7 @@ import pytest
 
 from executors.endpoint import reply, running_endpoint
 from executors.orders import failure_of, order, result_of
-from headgate.core.outcomes import NOTHING_USED
+from headgate.core.tasks.outcomes import NOTHING_USED
 from headgate.errors import InvalidSettingError
 from headgate.executor import WorkOrder
 from headgate.executors.build import build_executor

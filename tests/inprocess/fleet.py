@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from headgate.core.tasks import Task
+from headgate.core.tasks.task import Task
 from headgate.inprocess.grants import Grant
 from headgate.inprocess.lane_order import LaneOrder
 from headgate.inprocess.lanes import Waiter

@@ -15,7 +15,7 @@ import pytest
 import headgate
 from headgate import Budget, Estimate, Grant, LoadScheduler, LocalBudgetTracker
 from headgate.budget_tracker import Amount, ReservationToken
-from headgate.core.outcomes import Usage
+from headgate.core.tasks.outcomes import Usage
 from headgate.errors import (
     IllegalSettlementError,
     InvalidFieldError,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from headgate.budget_tracker import ReservationToken
-from headgate.core.scopes import charged_scopes, parse_scope
+from headgate.core.budgets.scopes import charged_scopes, parse_scope
 from headgate.errors import BudgetExceededError, IllegalSettlementError
 from headgate.tracker import LedgerTracker
 from ledgers.plain_model import Amounts, Answer, PlainModel

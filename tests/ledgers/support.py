@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
-from headgate.core.accounts import Balance
+from headgate.core.budgets.accounts import Balance
 from headgate.ledger import Audit, Clock
 from headgate.ledgers.local import LocalLedger
 from headgate.scope_status import ScopeStatus

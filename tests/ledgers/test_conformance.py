@@ -11,9 +11,9 @@ import pytest
 
 import headgate.tracker
 from headgate.budget_tracker import ReservationToken
-from headgate.core.accounts import JournalEntry
-from headgate.core.reservations import Call, ReservationState
-from headgate.core.scopes import parse_scope
+from headgate.core.budgets.accounts import JournalEntry
+from headgate.core.budgets.reservations import Call, ReservationState
+from headgate.core.budgets.scopes import parse_scope
 from headgate.errors import (
     BudgetExceededError,
     IllegalSettlementError,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headgate.core.reservations import ReservationState
+from headgate.core.budgets.reservations import ReservationState
 from headgate.errors import BudgetExceededError, IllegalSettlementError
 from headgate.tracker import LedgerTracker
 from ledgers.support import A_DAY_SECONDS, TrackerFactory, assert_books_are_right, usd

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.core.reservations import Call
+from headgate.core.budgets.reservations import Call
 from headgate.tracker import LedgerTracker
 from ledgers.fault_proxy import FaultProxy, running_proxy
 from ledgers.lost_replies import Outcome, lose_replies

@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from headgate.core.accounts import Limit
-from headgate.core.budget_windows import parse_window
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.scopes import parse_scope
+from headgate.core.budgets.windows import parse_window
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.scopes import parse_scope
 from headgate.errors import (
     BudgetExceededError,
     BudgetMismatchError,

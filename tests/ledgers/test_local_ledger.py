@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from headgate.core.scopes import ROOT, Scope
+from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.errors import BudgetExceededError
 from headgate.ledger import FINISHED_KEPT_SECONDS
 from headgate.ledgers.local import LocalBudgetTracker, LocalLedger

@@ -12,10 +12,10 @@ import pytest
 from redis import Redis
 
 from headgate.budget_tracker import ReservationToken
-from headgate.core.books import Books, ReserveRequest, SettleRequest
+from headgate.core.budgets.books import Books, ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import RULES, Call, Reservation, ReservationState
+from headgate.core.budgets.scopes import Scope
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.reservations import RULES, Call, Reservation, ReservationState
-from headgate.core.scopes import Scope
 from headgate.errors import (
     BudgetExceededError,
     IllegalSettlementError,

@@ -13,8 +13,8 @@ import pytest
 
 from doc_pages import ROOT, rows_under
 from headgate.budget_tracker import ReservationToken
-from headgate.core.books import SettleRequest
-from headgate.core.reservations import RULES, Call, ReservationState, rules_table_markdown
+from headgate.core.budgets.books import SettleRequest
+from headgate.core.budgets.reservations import RULES, Call, ReservationState, rules_table_markdown
 from headgate.errors import IllegalSettlementError
 from headgate.tracker import LedgerTracker
 from ledgers.support import (

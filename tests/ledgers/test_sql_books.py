@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from headgate.core.accounts import Limit, Refused
-from headgate.core.books import ReserveRequest, SettleRequest
-from headgate.core.budget_windows import parse_window
+from headgate.core.budgets.accounts import Limit, Refused
+from headgate.core.budgets.books import ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import Call, Reservation, ReservationState
+from headgate.core.budgets.scopes import ROOT, Scope, charged_scopes
+from headgate.core.budgets.windows import parse_window
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.reservations import Call, Reservation, ReservationState
-from headgate.core.scopes import ROOT, Scope, charged_scopes
 from headgate.databases.migrations import migrate
 from headgate.databases.postgres import PostgresDatabase
 from headgate.databases.sqlite import SqliteDatabase

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headgate.core.accounts import Refused, first_refusal
-from headgate.core.books import ReserveRequest
-from headgate.core.reservations import Reservation
+from headgate.core.budgets.accounts import Refused, first_refusal
+from headgate.core.budgets.books import ReserveRequest
+from headgate.core.budgets.reservations import Reservation
 from headgate.ledger import Clock
 from headgate.ledgers.local import LocalLedger
 from headgate.tracker import LedgerTracker

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from executors.endpoint import free_port, reply, reply_json, running_endpoint
 from executors.test_http import own_certificate
-from headgate.core.quota import QuotaFailure, QuotaFailureKind, QuotaReport
+from headgate.core.key_slots.quota import QuotaFailure, QuotaFailureKind, QuotaReport
 from headgate.provider import Answered, Sent, Unanswered
 from headgate.providers.build import build_provider
 from headgate.testing import FakeProvider

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.quota import QuotaLimit
+from headgate.core.key_slots.quota import QuotaLimit
 from headgate.providers import anthropic_quota, openai_quota
 from headgate.providers.reset_times import duration_seconds, epoch_ms, reset_time
 from providers.trails import NOW

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from executors.endpoint import reply, reply_json, running_endpoint
-from headgate.core.quota import (
+from headgate.core.key_slots.quota import (
     CREDIT_LIMIT,
     TOKENS_LIMIT,
     QuotaFailureKind,

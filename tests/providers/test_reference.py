@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 import headgate.providers.reset_times
-from headgate.core.quota import EXHAUSTION_CODES, QuotaFailureKind
+from headgate.core.key_slots.quota import EXHAUSTION_CODES, QuotaFailureKind
 from headgate.providers.slot_places import USUAL
 from headgate.testing.fake_provider import QUOTA_PATHS, REQUEST_PATHS
 from headgate.testing.fake_script import FakeKind

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from headgate.core.quota import QuotaFailure, QuotaReport
+from headgate.core.key_slots.quota import QuotaFailure, QuotaReport
 from headgate.provider import Answered, Call, Provider, Sent, Unanswered
 from headgate.providers.build import build_provider
 from headgate.providers.slot_places import ProviderPlace

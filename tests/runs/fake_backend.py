@@ -12,8 +12,8 @@ import msgspec
 
 from headgate.errors import HeadgateError
 from headgate.runs.backend import Money, StepOrder, StepTask, TaskState, Told
-from headgate.runs.folder import Run
-from headgate.runs.record import RunRecord
+from headgate.runs.kept.folder import Run
+from headgate.runs.kept.record import RunRecord
 from headgate.testing import DEFAULT_START
 from headgate.workflow.items import load_items
 from headgate.workflow.workflow import CallWork, Step, Workflow

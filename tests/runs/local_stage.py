@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from headgate.runs.backend import Backend, StepOrder, StepTask, TaskState
-from headgate.runs.folder import RECORD, Run, read_record
-from headgate.runs.local import local_backend
+from headgate.runs.kept.folder import RECORD, Run, read_record
+from headgate.runs.kept.record import RunRecord
+from headgate.runs.local.backend import local_backend
 from headgate.runs.options import RunOptions
 from headgate.runs.orders import request_of
-from headgate.runs.record import RunRecord
 from headgate.workflow.places import parsed_template, parsed_text
 from headgate.workflow.workflow import (
     CallWork,

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from hypothesis import strategies as st
 
-from headgate.core.records import OnParentFailure
+from headgate.core.tasks.records import OnParentFailure
 from headgate.workflow.conditions import parsed_condition
 from headgate.workflow.workflow import ListItems, Step, StepItems, Workflow
 from runs.fake_backend import a_step, a_workflow

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from headgate.runs.backend import StepOrder, StepTask, TaskState
+from headgate.runs.kept.record import RunScope
 from headgate.runs.orders import TargetRequest
-from headgate.runs.record import RunScope
-from headgate.runs.server import ServerBackend
+from headgate.runs.remote.backend import ServerBackend
 from headgate.workflow.workflow import Step, TargetWork, Workflow
 
 RUN = "20261115-200917-3fa2"

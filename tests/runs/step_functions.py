@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headgate.core.outcomes import Failed, Limited, Succeeded, Usage
+from headgate.core.tasks.outcomes import Failed, Limited, Succeeded, Usage
 
 
 def double(task: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate.core.records import OnParentFailure
+from headgate.core.tasks.records import OnParentFailure
 from headgate.errors import StoreUnavailableError
 from headgate.runs.backend import StepOrder, TaskState
 from headgate.runs.conductor import SMALLEST_WINDOW, Conductor

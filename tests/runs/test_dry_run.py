@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.accounts import Account, Balance, Limit
+from headgate.core.budgets.accounts import Account, Balance, Limit
+from headgate.core.budgets.scopes import Scope
 from headgate.core.money import MicroUsd
-from headgate.core.scopes import Scope
 from headgate.errors import BudgetMismatchError
 from headgate.ledgers.connect import connect_budget
 from headgate.runs.budgets import Books
-from headgate.runs.dry_budgets import budgets_before
-from headgate.runs.dry_run import MOST_PARTS, DryRun, rehearse
+from headgate.runs.dry.budgets import budgets_before
+from headgate.runs.dry.dry_run import MOST_PARTS, DryRun, rehearse
+from headgate.runs.kept.record import RunScope
 from headgate.runs.options import RunOptions
-from headgate.runs.record import RunScope
 from headgate.workflow.items import load_items
 from headgate.workflow.reading import read_workflow
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.errors import StoreError
-from headgate.runs import journal as journal_module
 from headgate.runs.backend import StepTask, TaskState
-from headgate.runs.journal import Ended, Entry, Journal, Opened, Sent, SentOrder, Taken
+from headgate.runs.remote import journal as journal_module
+from headgate.runs.remote.journal import Ended, Entry, Journal, Opened, Sent, SentOrder, Taken
 
 OPENED = Opened(server="http://127.0.0.1:7420", keys="r-1")
 

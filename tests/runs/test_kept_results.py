@@ -12,7 +12,7 @@ from executors.endpoint import reply, reply_json, running_endpoint
 from headgate.providers.prices import Price
 from headgate.runs.backend import TaskState
 from headgate.runs.outputs import has_answer, output_of, result_value
-from headgate.runs.recorded_tasks import recorded_tasks
+from headgate.runs.viewing.tasks import recorded_tasks
 from headgate.workflow.places import parsed_text
 from headgate.workflow.workflow import Endpoint, Estimate
 from run_commands import EXIT_DONE, Commands

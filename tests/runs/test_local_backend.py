@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from executors.endpoint import free_port
-from headgate.core.budget_parking import ASK_AGAIN_SECONDS
+from headgate.core.dispatch.budget_parking import ASK_AGAIN_SECONDS
 from headgate.errors import (
     BudgetMismatchError,
     InvalidSettingError,
@@ -22,9 +22,9 @@ from headgate.errors import (
     StoreError,
 )
 from headgate.ledgers.connect import connect_budget
-from headgate.runs import local_engine
 from headgate.runs.backend import Backend, TaskState
-from headgate.runs.record import new_run_id
+from headgate.runs.kept.record import new_run_id
+from headgate.runs.local import engine as local_engine
 from headgate.workflow.places import parsed_text
 from headgate.workflow.workflow import BudgetScope
 from ledgers.servers import running_valkey

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from headgate.core.records import OnParentFailure
+from headgate.core.tasks.records import OnParentFailure
 from headgate.workflow.progress import WorkflowProgress
 from headgate.workflow.standing import Standing
 from headgate.workflow.workflow import ListItems, Step, StepItems

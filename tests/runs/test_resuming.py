@@ -13,9 +13,9 @@ from headgate.errors import BudgetMismatchError, InvalidSettingError
 from headgate.ledgers.connect import connect_budget
 from headgate.runs.backend import Money, TaskState
 from headgate.runs.budgets import said_by, scopes_again
+from headgate.runs.kept.record import RunRecord, RunScope, resumed_options
 from headgate.runs.options import RunOptions
 from headgate.runs.raising import change_in_books, raise_command, way_on
-from headgate.runs.record import RunRecord, RunScope, resumed_options
 from headgate.runs.report import RunReport, RunState
 from headgate.runs.resuming import check_resume
 from headgate.workflow.places import parsed_text

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from headgate.errors import InvalidFieldError, InvalidSettingError, WorkflowError
 from headgate.runs.budgets import Books, books_again, choose_books, run_scopes, with_own_limit
+from headgate.runs.kept.record import RunRecord, RunScope
 from headgate.runs.options import RunOptions
-from headgate.runs.record import RunRecord, RunScope
 from headgate.workflow.places import parsed_text
 from headgate.workflow.workflow import BudgetScope, Workflow
 

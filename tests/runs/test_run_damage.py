@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from headgate.errors import StoreError
-from headgate.runs.folder import Run, create_run, open_run
-from headgate.runs.kept_files import JOURNAL, STORE
-from headgate.runs.local_trouble import StoreFile
+from headgate.runs.kept.files import JOURNAL, STORE
+from headgate.runs.kept.folder import Run, create_run, open_run
+from headgate.runs.local.trouble import StoreFile
 from headgate.runs.options import RunOptions
-from headgate.runs.viewing import show_run
+from headgate.runs.viewing.runs import show_run
 from headgate.testing import DEFAULT_START
 from headgate.workflow.reading import read_workflow
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from headgate.errors import InvalidSettingError, StoreError, WorkflowError
-from headgate.runs import folder
-from headgate.runs.folder import Run, create_run, is_driven, open_run, read_record, run_folders
+from headgate.runs.kept import folder
+from headgate.runs.kept.folder import Run, create_run, is_driven, open_run, read_record, run_folders
+from headgate.runs.kept.record import RunScope, new_run_id, resumed_options
 from headgate.runs.options import RunOptions
-from headgate.runs.record import RunScope, new_run_id, resumed_options
 from headgate.runs.report import RunState
 from headgate.testing import DEFAULT_START
 from headgate.workflow.reading import read_workflow

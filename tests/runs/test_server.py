@@ -12,7 +12,7 @@ from executors.endpoint import free_port
 from headgate import SyncClient
 from headgate.errors import BudgetMismatchError, RequestRefusedError, ServiceUnavailableError
 from headgate.runs.backend import TaskState
-from headgate.runs.record import RunScope
+from headgate.runs.kept.record import RunScope
 from runs.server_support import RUN, SETTINGS, backend_at, known, opened, order, step
 from service.support import ServiceProcess, running_service
 

@@ -17,8 +17,8 @@ from executors.endpoint import free_port
 from headgate import SyncClient
 from headgate.errors import NotAllowedError
 from headgate.runs.backend import StepTask, TaskState
-from headgate.runs.journal import Journal, Opened, Sent, SentOrder
-from headgate.runs.record import RunScope
+from headgate.runs.kept.record import RunScope
+from headgate.runs.remote.journal import Journal, Opened, Sent, SentOrder
 from ledgers.fault_proxy import running_proxy
 from runs.server_support import SETTINGS, backend_at, known, opened, order, step
 from runs.service_proxy import ServiceProxy

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.core.records import TaskRecord
-from headgate.core.task_events import EventKind, TaskEvent
-from headgate.core.tasks import Task, TaskStatus
+from headgate.bodies.tasks import ReasonBody, WhyBody
+from headgate.core.tasks.events import EventKind, TaskEvent
+from headgate.core.tasks.records import TaskRecord
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.errors import WorkflowError
-from headgate.http_bodies import ReasonBody, WhyBody
 from headgate.runs.backend import StepTask, TaskState
-from headgate.runs.journal import SentOrder
-from headgate.runs.server_tasks import (
+from headgate.runs.remote.journal import SentOrder
+from headgate.runs.remote.tasks import (
     BATCH_BYTES,
     Parcel,
     Sender,

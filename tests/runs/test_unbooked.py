@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from headgate.runs import local
 from headgate.runs.backend import Backend
 from headgate.runs.conductor import Conductor
-from headgate.runs.folder import Run, create_run, open_run, read_record
-from headgate.runs.local import local_backend
+from headgate.runs.kept.folder import Run, create_run, open_run, read_record
+from headgate.runs.kept.record import resumed_options
+from headgate.runs.local import backend as local
+from headgate.runs.local.backend import local_backend
 from headgate.runs.options import RunOptions
-from headgate.runs.record import resumed_options
 from headgate.runs.report import RunReport, RunState
-from headgate.runs.viewing import show_run
+from headgate.runs.viewing.runs import show_run
 from headgate.workflow.reading import read_workflow
 from ledgers.servers import ValkeyServer, running_valkey
 

@@ -11,13 +11,13 @@ import pytest
 
 from headgate.runs.backend import StepTask, TaskState, Told
 from headgate.runs.conductor import Conductor
-from headgate.runs.folder import Run, create_run
-from headgate.runs.journal import Ended, Entry, Opened, Sent, SentOrder, Taken
-from headgate.runs.kept_files import JOURNAL
-from headgate.runs.local import local_backend
+from headgate.runs.kept.files import JOURNAL
+from headgate.runs.kept.folder import Run, create_run
+from headgate.runs.local.backend import local_backend
 from headgate.runs.options import RunOptions
+from headgate.runs.remote.journal import Ended, Entry, Opened, Sent, SentOrder, Taken
 from headgate.runs.report import RunReport, RunState, StepState
-from headgate.runs.viewing import counted, list_runs, show_run
+from headgate.runs.viewing.runs import counted, list_runs, show_run
 from headgate.testing import DEFAULT_START
 from headgate.workflow.reading import read_workflow
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Any, TypeVar
 
-from headgate.core.admission import QueueLimits
-from headgate.core.desk_settings import DeskSettings
-from headgate.core.outcomes import RetryPolicy
+from headgate.core.dispatch.desk_settings import DeskSettings
 from headgate.core.projects import Agent, Project
-from headgate.core.records import Submission, TaskRecord, Terms
-from headgate.core.tasks import Task
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.outcomes import RetryPolicy
+from headgate.core.tasks.records import Submission, TaskRecord, Terms
+from headgate.core.tasks.task import Task
 from headgate.databases.inline import Fault
 from headgate.databases.memory import MemoryDatabase
 from headgate.ledger import Ledger

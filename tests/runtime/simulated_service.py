@@ -18,19 +18,19 @@ from typing import Any
 
 import msgspec
 
-from headgate.core.accounts import Limit
-from headgate.core.admission import QueueLimits
-from headgate.core.desk_settings import DeskSettings
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.scopes import Scope
+from headgate.core.dispatch.desk_settings import DeskSettings
 from headgate.core.gates import GateClosure
+from headgate.core.key_slots.slot import SlotStanding
 from headgate.core.money import Tokens
-from headgate.core.outcomes import Outcome
 from headgate.core.projects import Agent, Project
 from headgate.core.rate_limits import RateLimit
-from headgate.core.records import OnExhausted, OnParentFailure, Submission, Terms
-from headgate.core.scopes import Scope
-from headgate.core.slots import SlotStanding
 from headgate.core.snapshot import LanePolicy
-from headgate.core.tasks import Task
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.outcomes import Outcome
+from headgate.core.tasks.records import OnExhausted, OnParentFailure, Submission, Terms
+from headgate.core.tasks.task import Task
 from headgate.databases.inline import Fault
 from headgate.errors import IllegalTransitionError, StoreError
 from headgate.executor import WorkOrder

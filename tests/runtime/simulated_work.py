@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
-from headgate.core.outcomes import Failed, Limited, Outcome, Succeeded, Usage
+from headgate.core.tasks.outcomes import Failed, Limited, Outcome, Succeeded, Usage
 from headgate.executor import WorkOrder
 
 Work = Callable[[WorkOrder], tuple[float, Outcome]]

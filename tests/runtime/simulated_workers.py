@@ -12,7 +12,17 @@ from random import Random
 from typing import TypeVar, cast
 from urllib.parse import unquote
 
-from headgate.core.outcomes import Failed, Limited, Outcome, Succeeded, Usage
+from headgate.bodies.workers import (
+    BeatBody,
+    ClaimBody,
+    ClaimedBody,
+    CompleteBody,
+    FailBody,
+    HeartbeatBody,
+    SettledTaskBody,
+    UsedBody,
+)
+from headgate.core.tasks.outcomes import Failed, Limited, Outcome, Succeeded, Usage
 from headgate.errors import (
     RequestRefusedError,
     ServiceUnavailableError,
@@ -27,16 +37,6 @@ from headgate.task_snapshot import snapshot_of
 from headgate.testing import Host, HostCrashedError, SimulatedLoop
 from headgate.worker.service_line import ServiceLine
 from headgate.worker.worker import Worker
-from headgate.worker_bodies import (
-    BeatBody,
-    ClaimBody,
-    ClaimedBody,
-    CompleteBody,
-    FailBody,
-    HeartbeatBody,
-    SettledTaskBody,
-    UsedBody,
-)
 
 Answered = TypeVar("Answered")
 PickHost = Callable[[], tuple[Host, Engine] | None]

@@ -17,20 +17,20 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from structlog.testing import capture_logs
 
-from headgate.core.quota import (
+from headgate.bodies.slots import LogLine
+from headgate.core.key_slots.quota import (
     QuotaFailure,
     QuotaFailureKind,
     QuotaLimit,
     QuotaReport,
 )
-from headgate.core.slots import SlotConfig, SlotRow
-from headgate.core.wake import WakeConfig, WakeMode
+from headgate.core.key_slots.slot import SlotConfig, SlotRow
+from headgate.core.key_slots.wake import WakeConfig, WakeMode
 from headgate.databases.inline import Fault, Faults
 from headgate.databases.memory import MemoryDatabase
 from headgate.errors import InvalidSettingError
 from headgate.provider import Answered, Call, Sent, Unanswered, WakeAnswer
-from headgate.runtime.slots import Slots, SlotSetup, SlotStatus
-from headgate.slot_bodies import LogLine
+from headgate.runtime.key_slots.slots import Slots, SlotSetup, SlotStatus
 from headgate.slot_logs import SlotLog
 from headgate.stores.memory import MemoryTaskStore
 from headgate.stores.slots import SqlSlots

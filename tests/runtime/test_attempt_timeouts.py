@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from headgate.core.desk_settings import Planned
-from headgate.core.outcomes import Failed, Succeeded, Usage
-from headgate.core.records import TaskRecord, Terms
-from headgate.core.scopes import ROOT
-from headgate.core.tasks import Task, TaskStatus
-from headgate.core.worker_watch import DEADLINE_GRACE_SECONDS
+from headgate.core.budgets.scopes import ROOT
+from headgate.core.dispatch.desk_settings import Planned
+from headgate.core.dispatch.worker_watch import DEADLINE_GRACE_SECONDS
+from headgate.core.tasks.outcomes import Failed, Succeeded, Usage
+from headgate.core.tasks.records import TaskRecord, Terms
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.ledgers.local import LocalLedger
 from headgate.runtime.engine import Engine
 from headgate.runtime.holding import GRACE_SECONDS, NO_DEADLINE_SECONDS, reserve_request

@@ -9,20 +9,20 @@ import msgspec
 import pytest
 import structlog
 
-from headgate.core.accounts import Limit, Refused
-from headgate.core.books import ReserveRequest, SettleRequest
-from headgate.core.budget_windows import parse_window
+from headgate.core.budgets.accounts import Limit, Refused
+from headgate.core.budgets.books import ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import Call
+from headgate.core.budgets.scopes import ROOT, Scope
+from headgate.core.budgets.windows import parse_window
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.outcomes import Succeeded, Usage
-from headgate.core.reservations import Call
-from headgate.core.scopes import ROOT, Scope
+from headgate.core.tasks.outcomes import Succeeded, Usage
 from headgate.databases.inline import Fault
 from headgate.deliveries import DeliveryQuery, Message
 from headgate.ledgers.local import LocalLedger
-from headgate.runtime.budget_alerts import BudgetAlerts, LedgerAccounts
+from headgate.runtime.telling.budget_alerts import BudgetAlerts, LedgerAccounts
 from headgate.stores.budget_accounts import SqlAccounts
-from headgate.stores.deliveries import SqlDeliveries
 from headgate.stores.memory import MemoryTaskStore
+from headgate.stores.telling.deliveries import SqlDeliveries
 from headgate.testing import SimulatedLoop, simulate
 from runtime.one_service import Service, play
 from runtime.simulated_work import always
@@ -177,7 +177,7 @@ def test_more_scopes_than_one_look_takes_are_looked_at_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("headgate.stores.budget_accounts.MOST_READ", 2)
-    monkeypatch.setattr("headgate.runtime.budget_alerts.MAX_PAGES", 2)
+    monkeypatch.setattr("headgate.runtime.telling.budget_alerts.MAX_PAGES", 2)
     scopes = [Scope(f"session:s{number}") for number in range(9)]
     budgets = {scope: Limit(limit_tokens=Tokens(120)) for scope in scopes}
 

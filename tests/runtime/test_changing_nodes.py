@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from headgate.core.accounts import Limit
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.scopes import Scope
 from headgate.core.money import Tokens
-from headgate.core.outcomes import Succeeded, Usage
-from headgate.core.scopes import Scope
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.outcomes import Succeeded, Usage
+from headgate.core.tasks.task import TaskStatus
 from headgate.store import Assigned, Assignment, NotAssigned
 from headgate.stores.memory import MemoryTaskStore
 from runtime.one_service import Service, play

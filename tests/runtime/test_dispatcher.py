@@ -7,15 +7,15 @@ from collections import Counter
 
 import pytest
 
-from headgate.core.accounts import Limit
-from headgate.core.budget_windows import parse_window
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.scopes import ROOT, Scope
+from headgate.core.budgets.windows import parse_window
 from headgate.core.money import Tokens
-from headgate.core.outcomes import Failed, Outcome, Succeeded, Usage
 from headgate.core.projects import Agent, Project
 from headgate.core.rate_limits import RateLimit
-from headgate.core.records import OnExhausted, OnParentFailure, TaskRecord
-from headgate.core.scopes import ROOT, Scope
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.outcomes import Failed, Outcome, Succeeded, Usage
+from headgate.core.tasks.records import OnExhausted, OnParentFailure, TaskRecord
+from headgate.core.tasks.task import TaskStatus
 from headgate.databases.inline import Fault
 from headgate.errors import IllegalTransitionError, StoreUnavailableError
 from headgate.executor import WorkOrder

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.admission import QueueLimits
-from headgate.core.outcomes import Failed, Limited
-from headgate.core.records import Progress, Submission, TaskRecord, Terms
-from headgate.core.task_events import MAX_ERROR_CHARACTERS, EventKind, TaskEvent
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.events import MAX_ERROR_CHARACTERS, EventKind, TaskEvent
+from headgate.core.tasks.outcomes import Failed, Limited
+from headgate.core.tasks.records import Progress, Submission, TaskRecord, Terms
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.databases.inline import Fault
 from headgate.errors import NotDispatchingError
-from headgate.runtime import event_feed
 from headgate.runtime.engine import Engine
-from headgate.runtime.event_feed import EventFeed, event_of
+from headgate.runtime.telling import event_feed
+from headgate.runtime.telling.event_feed import EventFeed, event_of
 from headgate.store import TurnedAway
 from runtime.one_service import Service, play
 from runtime.simulated_work import DONE, FOREVER_SECONDS, always, in_turn

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.core.admission import QueueLimits
-from headgate.core.desk import Desk
+from headgate.core.dispatch.desk import Desk
 from headgate.core.gates import GateClosure
-from headgate.core.records import Submission, TaskRecord, Terms
-from headgate.core.slots import SlotStanding
-from headgate.core.submit_keys import SubmitKey
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.key_slots.slot import SlotStanding
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.records import Submission, TaskRecord, Terms
+from headgate.core.tasks.submit_keys import SubmitKey
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.databases.inline import Fault
 from headgate.errors import LedgerUnavailableError, StoreUnavailableError
 from headgate.runtime.engine import Engine

@@ -8,9 +8,9 @@ import pytest
 
 from administration.running import Running, running
 from dashboard.browser import Browser, text_of, until
-from headgate.core.tasks import TaskStatus
-from headgate.runtime import finding
-from headgate.stores import looking_back
+from headgate.core.tasks.task import TaskStatus
+from headgate.runtime.looking import finding
+from headgate.stores.looking import looking_back
 from headgate.task_query import TaskQuery
 
 RUNNING = (TaskStatus.ASSIGNED, TaskStatus.RUNNING)
@@ -33,7 +33,7 @@ def a_look_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at few rows, and once, as a list does on a store that is large."""
     monkeypatch.setattr(looking_back, "MAX_ROWS", 3)
     monkeypatch.setattr(looking_back, "MAX_READ_ROWS", 3)
-    monkeypatch.setattr("headgate.dashboard.tasks.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("headgate.dashboard.pages.tasks.LOOK_SECONDS", 0.0)
 
 
 async def two_that_run(one: Running) -> list[str]:

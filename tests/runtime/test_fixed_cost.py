@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.core.outcomes import (
+from headgate.core.tasks.outcomes import (
     NOTHING_USED,
     Failed,
     Limited,
@@ -15,8 +15,8 @@ from headgate.core.outcomes import (
     Succeeded,
     Usage,
 )
-from headgate.core.records import TaskRecord
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.records import TaskRecord
+from headgate.core.tasks.task import TaskStatus
 from headgate.runtime.pull_workers import Claim, Report
 from runtime.one_service import Service, play
 from runtime.simulated_work import FOREVER_SECONDS, always, in_turn

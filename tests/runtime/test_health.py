@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from headgate.core.accounts import Account, Refused
-from headgate.core.books import ReserveRequest
+from headgate.core.budgets.accounts import Account, Refused
+from headgate.core.budgets.books import ReserveRequest
+from headgate.core.budgets.reservations import Reservation
+from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.reservations import Reservation
-from headgate.core.scopes import ROOT, Scope
 from headgate.errors import LedgerUnavailableError
 from headgate.ledger import MAX_ACCOUNTS
 from headgate.ledgers.local import LocalLedger

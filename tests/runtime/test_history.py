@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.records import Progress, TaskRecord
-from headgate.core.tasks import Task, TaskStatus
-from headgate.runtime.event_feed import EventFeed
-from headgate.runtime.history import (
+from headgate.core.tasks.records import Progress, TaskRecord
+from headgate.core.tasks.task import Task, TaskStatus
+from headgate.runtime.looking.history import (
     LONG_STEPS,
     STEP_SECONDS,
     STEPS,
@@ -19,6 +18,7 @@ from headgate.runtime.history import (
     Step,
     summed,
 )
+from headgate.runtime.telling.event_feed import EventFeed
 
 BEGINNING = 1_000_000.0
 

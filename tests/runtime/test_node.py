@@ -8,8 +8,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from headgate.core.records import TaskRecord
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.records import TaskRecord
+from headgate.core.tasks.task import TaskStatus
 from headgate.databases.inline import Fault
 from headgate.runtime.engine import Engine
 from headgate.store import Settlement, StaleLease

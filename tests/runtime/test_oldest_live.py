@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from headgate.core.tasks import TaskStatus
-from headgate.runtime.oldest_live import from_the_oldest_live
+from headgate.core.tasks.task import TaskStatus
+from headgate.runtime.looking.oldest_live import from_the_oldest_live
 from headgate.task_query import TaskQuery
 
 QUEUED, DONE = TaskStatus.QUEUED, TaskStatus.DONE

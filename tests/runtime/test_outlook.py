@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.desk_settings import Waiting
-from headgate.core.records import DEFAULT_TERMS
-from headgate.core.tasks import Task
-from headgate.runtime.outlook import longest_wait
+from headgate.core.dispatch.desk_settings import Waiting
+from headgate.core.tasks.records import DEFAULT_TERMS
+from headgate.core.tasks.task import Task
+from headgate.runtime.looking.outlook import longest_wait
 from headgate.tokens import UNBOUND, Bounds
 
 NOW = 100.0

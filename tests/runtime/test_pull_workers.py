@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.core.accounts import Limit
-from headgate.core.books import SettleRequest
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.books import SettleRequest
+from headgate.core.budgets.reservations import Call, Reservation
+from headgate.core.budgets.scopes import ROOT, Scope
+from headgate.core.dispatch.worker_watch import CANCEL_GRACE_SECONDS, DEADLINE_GRACE_SECONDS
 from headgate.core.money import Tokens
-from headgate.core.outcomes import UNKNOWN_USAGE, Failed, Limited, Outcome, Succeeded, Usage
 from headgate.core.projects import Agent
-from headgate.core.reservations import Call, Reservation
-from headgate.core.scopes import ROOT, Scope
-from headgate.core.tasks import TaskStatus
-from headgate.core.worker_watch import CANCEL_GRACE_SECONDS, DEADLINE_GRACE_SECONDS
+from headgate.core.tasks.outcomes import UNKNOWN_USAGE, Failed, Limited, Outcome, Succeeded, Usage
+from headgate.core.tasks.task import TaskStatus
 from headgate.errors import LedgerUnavailableError, StaleWorkerError
 from headgate.ledgers.local import LocalLedger
 from headgate.runtime import pull_workers

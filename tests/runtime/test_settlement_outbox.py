@@ -8,13 +8,13 @@ from collections import Counter
 import pytest
 from structlog.testing import capture_logs
 
-from headgate.core.accounts import Limit, Refused
-from headgate.core.books import ReserveRequest, SettleRequest
+from headgate.core.budgets.accounts import Limit, Refused
+from headgate.core.budgets.books import ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import Call, Reservation
+from headgate.core.budgets.scopes import Scope
 from headgate.core.money import Tokens
-from headgate.core.outcomes import Succeeded, Usage
-from headgate.core.reservations import Call, Reservation
-from headgate.core.scopes import Scope
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.outcomes import Succeeded, Usage
+from headgate.core.tasks.task import TaskStatus
 from headgate.errors import IllegalMoveError, LedgerUnavailableError, StaleEpochError
 from headgate.ledger import Clock
 from headgate.ledgers.local import LocalLedger

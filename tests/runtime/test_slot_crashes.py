@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from headgate.core.wake import WakeMode
+from headgate.core.key_slots.wake import WakeMode
 from headgate.databases.memory import MemoryDatabase
 from headgate.testing import Host, HostCrashedError, SimulatedLoop
 from runtime.slot_stage import MIDNIGHT, MINUTE, Stage, World, play, slot

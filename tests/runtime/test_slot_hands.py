@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from headgate.audit import Actor, AuditEntry
-from headgate.core.quota import QuotaLimit, QuotaReport
-from headgate.core.slots import SlotStanding
-from headgate.core.wake import WakeMode
+from headgate.core.key_slots.quota import QuotaLimit, QuotaReport
+from headgate.core.key_slots.slot import SlotStanding
+from headgate.core.key_slots.wake import WakeMode
 from headgate.errors import SlotNotFoundError, SlotUnavailableError, WindowOpenError
 from headgate.provider import WakeAnswer
-from headgate.stores.audit_trail import StoredAudit
+from headgate.stores.administering.audit_trail import StoredAudit
 from headgate.testing import SimulatedLoop
 from runtime.slot_stage import MIDNIGHT, Stage, World, failure, play, slot
 

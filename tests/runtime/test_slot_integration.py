@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from headgate.core.wake import WakeMode
+from headgate.core.key_slots.wake import WakeMode
 from headgate.databases.memory import MemoryDatabase
-from headgate.runtime.slots import SlotSetup
+from headgate.runtime.key_slots.slots import SlotSetup
 from headgate.testing import SimulatedLoop
 from runtime.slot_stage import MIDNIGHT, MINUTE, Stage, World, failure, play, slot
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from headgate.core.slots import SlotConfig
-from headgate.core.wake import WakeMode
+from headgate.core.key_slots.slot import SlotConfig
+from headgate.core.key_slots.wake import WakeMode
 from headgate.errors import InvalidSettingError
-from headgate.runtime.slots import SlotSetup
+from headgate.runtime.key_slots.slots import SlotSetup
 from headgate.testing import SimulatedLoop
 from runtime.slot_stage import MINUTE, Stage, World, failure, play, slot
 

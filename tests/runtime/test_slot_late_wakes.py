@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate.core.wake import WakeMode
+from headgate.core.key_slots.wake import WakeMode
 from headgate.databases.memory import MemoryDatabase
 from headgate.errors import SlotUnavailableError
 from headgate.stores.slots import SqlSlots

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from doc_pages import ROOT
-from headgate.core.wake import WakeMode
+from headgate.core.key_slots.wake import WakeMode
 from headgate.databases.memory import MemoryDatabase
-from headgate.runtime.alarm import Alarm
-from headgate.runtime.slot_watch import STUCK_SECONDS, WATCH_SECONDS
+from headgate.runtime.key_slots.alarm import Alarm
+from headgate.runtime.key_slots.wake_loop import next_minute
+from headgate.runtime.key_slots.watch import STUCK_SECONDS, WATCH_SECONDS
 from headgate.runtime.supervisor import Pulse, Supervisor
-from headgate.runtime.wake_loop import next_minute
 from headgate.testing import SimulatedLoop, simulate
 from runtime.slot_stage import MIDNIGHT, MINUTE, Stage, World, failure, play, slot
 
@@ -207,7 +207,7 @@ def test_a_slot_that_stays_disabled_says_so_at_the_next_start() -> None:
 
 def test_every_line_about_slots_is_in_the_reference() -> None:
     page = (ROOT / "docs/reference/logs.md").read_text().partition("## Lines about slots")[2]
-    source = (ROOT / "src/headgate/runtime/slot_lines.py").read_text()
+    source = (ROOT / "src/headgate/runtime/key_slots/lines.py").read_text()
     written = [
         max(
             (str(part.value) for part in node.args[0].values if isinstance(part, ast.Constant)),

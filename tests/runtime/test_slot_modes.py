@@ -7,8 +7,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from headgate.core.quota import QuotaLimit, QuotaReport
-from headgate.core.wake import WakeMode
+from headgate.core.key_slots.quota import QuotaLimit, QuotaReport
+from headgate.core.key_slots.wake import WakeMode
 from headgate.provider import WakeAnswer
 from headgate.testing import SimulatedLoop
 from runtime.slot_stage import MIDNIGHT, MINUTE, Stage, World, failure, play, slot

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from headgate.core.quota import QuotaLimit, QuotaReport
-from headgate.core.wake import WakeMode
-from headgate.runtime.slots import SlotSetup
+from headgate.core.key_slots.quota import QuotaLimit, QuotaReport
+from headgate.core.key_slots.wake import WakeMode
+from headgate.runtime.key_slots.slots import SlotSetup
 from headgate.testing import SimulatedLoop
 from runtime.slot_stage import MIDNIGHT, PlayedProvider, Stage, World, play, slot
 

@@ -8,14 +8,14 @@ from functools import partial
 import msgspec
 import pytest
 
-from headgate.core.quota import QuotaLimit, QuotaReport
-from headgate.core.slot_steps import begin
-from headgate.core.slots import Claim, Rows, SlotConfig, SlotRow
-from headgate.core.wake import WakeMode
+from headgate.core.key_slots.quota import QuotaLimit, QuotaReport
+from headgate.core.key_slots.slot import Claim, Rows, SlotConfig, SlotRow
+from headgate.core.key_slots.steps import begin
+from headgate.core.key_slots.wake import WakeMode
 from headgate.databases.memory import MemoryDatabase
 from headgate.databases.transaction import Transaction
 from headgate.errors import InvalidSettingError
-from headgate.runtime.slots import SlotSetup
+from headgate.runtime.key_slots.slots import SlotSetup
 from headgate.runtime.supervisor import Pulse, Supervisor
 from headgate.stores.slots import SqlSlots
 from headgate.testing import Host, HostCrashedError, SimulatedLoop, simulate

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from headgate.core.gates import GateClosure
-from headgate.core.outcomes import Limited
-from headgate.core.slots import SlotStanding
-from headgate.core.tasks import TaskStatus
-from headgate.runtime.why import SlotRoom
+from headgate.core.key_slots.slot import SlotStanding
+from headgate.core.tasks.outcomes import Limited
+from headgate.core.tasks.task import TaskStatus
+from headgate.runtime.looking.why import SlotRoom
 from headgate.task_snapshot import moment, snapshot_of
 from runtime.one_service import Service, play
 from runtime.simulated_work import DONE, always, in_turn

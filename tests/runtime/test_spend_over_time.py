@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from headgate.core.outcomes import Failed, Outcome, RetryPolicy, Succeeded, Usage
-from headgate.core.records import Progress, TaskRecord
-from headgate.core.retries import Backoff
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.outcomes import Failed, Outcome, RetryPolicy, Succeeded, Usage
+from headgate.core.tasks.records import Progress, TaskRecord
+from headgate.core.tasks.retries import Backoff
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.runtime.engine import Engine
-from headgate.runtime.event_feed import EventFeed
+from headgate.runtime.telling.event_feed import EventFeed
 from headgate.testing import Host
 from runtime.one_service import LOOK_SECONDS, Service, play
 from runtime.simulated_work import FOREVER_SECONDS, always, in_turn

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from headgate.core.money import MAX_RESERVATION_TOKENS
-from headgate.core.outcomes import Failed, Limited, Succeeded, Usage
-from headgate.core.records import TaskRecord
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.outcomes import Failed, Limited, Succeeded, Usage
+from headgate.core.tasks.records import TaskRecord
+from headgate.core.tasks.task import TaskStatus
 from headgate.store import Settled, Settlement, StaleLease
 from runtime.one_service import Service, play
 from runtime.simulated_work import DONE, always, in_turn

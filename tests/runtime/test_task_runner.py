@@ -8,12 +8,12 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from headgate.core.accounts import Limit
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.scopes import Scope
 from headgate.core.money import Tokens
-from headgate.core.outcomes import Failed, Limited, Outcome, Succeeded, Usage
-from headgate.core.records import TaskRecord
-from headgate.core.scopes import Scope
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.outcomes import Failed, Limited, Outcome, Succeeded, Usage
+from headgate.core.tasks.records import TaskRecord
+from headgate.core.tasks.task import TaskStatus
 from headgate.databases.inline import Fault
 from headgate.executor import WorkOrder
 from headgate.runtime.task_runner import SETTLE_SECONDS

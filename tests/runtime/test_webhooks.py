@@ -15,10 +15,10 @@ import structlog
 from headgate.databases.inline import Fault
 from headgate.databases.memory import MemoryDatabase
 from headgate.deliveries import Alert, DeliveryQuery, DeliveryState, Message, SendReport
-from headgate.runtime.webhook_places import HOSTS_AT_LEAST
-from headgate.runtime.webhooks import CLAIM_SECONDS, Webhooks
-from headgate.stores.deliveries import SqlDeliveries
+from headgate.runtime.telling.webhook_places import HOSTS_AT_LEAST
+from headgate.runtime.telling.webhooks import CLAIM_SECONDS, Webhooks
 from headgate.stores.memory import MemoryTaskStore
+from headgate.stores.telling.deliveries import SqlDeliveries
 from headgate.testing import SimulatedLoop, simulate
 from runtime.one_service import Service
 from runtime.one_service import play as play_service

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from headgate.core.outcomes import Succeeded
-from headgate.core.records import Submission, Terms
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.outcomes import Succeeded
+from headgate.core.tasks.records import Submission, Terms
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.runtime.engine import Engine, EngineSettings
 from headgate.runtime.pull_workers import Claim, Report
 from headgate.store import Queued, StaleLease

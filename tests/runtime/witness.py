@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from headgate.core.accounts import Limit
-from headgate.core.budget_windows import live_from
-from headgate.core.records import Progress, is_worker
-from headgate.core.scopes import Scope
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.scopes import Scope
+from headgate.core.budgets.windows import live_from
+from headgate.core.tasks.records import Progress, is_worker
 from headgate.databases.memory import MemoryDatabase
 from headgate.databases.sqlite import SqliteTransaction
 from headgate.ledgers.zones import zone

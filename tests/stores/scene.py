@@ -11,16 +11,16 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from headgate.core.accounts import Limit
-from headgate.core.admission import QueueLimits
-from headgate.core.books import ReserveRequest
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.books import ReserveRequest
+from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.gates import GateClosure
 from headgate.core.money import Tokens
-from headgate.core.outcomes import Finish, TryAgain, Usage
 from headgate.core.rate_limits import RateCharge
-from headgate.core.records import Lease, Submission, TaskRecord, Terms
-from headgate.core.scopes import ROOT, Scope
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.outcomes import Finish, TryAgain, Usage
+from headgate.core.tasks.records import Lease, Submission, TaskRecord, Terms
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.databases.memory import MemoryDatabase
 from headgate.ledger import Clock
 from headgate.store import (

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from headgate.core.records import is_worker
-from headgate.core.retention import StoredResult, evictable_at
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.records import is_worker
+from headgate.core.tasks.retention import StoredResult, evictable_at
+from headgate.core.tasks.task import TaskStatus
 from headgate.databases.transaction import Transaction
 from headgate.ledgers import sql_upkeep
-from headgate.stores.reading import totals
+from headgate.stores.looking.reading import totals
+from headgate.stores.schemas.tasks import TASK_COLUMNS
 from headgate.stores.sql_store import SqlTaskStore
 from headgate.stores.task_rows import TaskRow, to_task_row
-from headgate.stores.task_schema import TASK_COLUMNS
 from ledgers.support import drift_of
 
 RESERVATION_OF = {TaskStatus.ASSIGNED: "held", TaskStatus.RUNNING: "dispatched"}

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from headgate.core.admission import QueueLimits
-from headgate.core.outcomes import Finish, TryAgain, Usage
-from headgate.core.records import MAX_LOSSES, OnParentFailure, Terms
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.outcomes import Finish, TryAgain, Usage
+from headgate.core.tasks.records import MAX_LOSSES, OnParentFailure, Terms
+from headgate.core.tasks.task import TaskStatus
 from headgate.store import Assigned, Drop, Node, Queued, Settled, TurnedAway
 from headgate.task_query import TaskQuery
 from stores.scene import AWAY, HERE, Place, Scene

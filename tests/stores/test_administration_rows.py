@@ -6,15 +6,16 @@ import pickle
 from functools import partial
 
 from headgate.audit import KEPT_SECONDS, Actor, AuditEntry
-from headgate.core.accounts import Limit
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.scopes import Scope
 from headgate.core.money import Tokens
-from headgate.core.scopes import Scope
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.task import TaskStatus
 from headgate.settings.overrides import Override
-from headgate.stores import audit_trail, overriding, selecting
-from headgate.stores.audit_trail import StoredAudit
-from headgate.stores.overriding import Adoption
-from headgate.stores.selecting import BulkFilter
+from headgate.stores.administering import audit_trail, overriding
+from headgate.stores.administering.audit_trail import StoredAudit
+from headgate.stores.administering.overriding import Adoption
+from headgate.stores.looking import selecting
+from headgate.stores.looking.selecting import BulkFilter
 from headgate.stores.sql_store import SqlTaskStore
 from stores.scene import Place, Scene
 
@@ -124,7 +125,7 @@ async def matching(scene: Scene, **fields: object) -> list[str]:
 
 
 async def test_a_filter_finds_what_matches_all_of_it(place: Place) -> None:
-    from headgate.core.records import Submission  # noqa: PLC0415
+    from headgate.core.tasks.records import Submission  # noqa: PLC0415
 
     async with place.scene() as scene:
         labelled = Submission(action="click", labels={"run": "7", 'a"b': "x"})

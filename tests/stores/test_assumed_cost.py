@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from headgate.core.accounts import Limit
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.scopes import Scope
 from headgate.core.money import MicroUsd
-from headgate.core.outcomes import NOTHING_USED, UNKNOWN_USAGE, Usage
-from headgate.core.records import TaskRecord, Terms
-from headgate.core.scopes import Scope
+from headgate.core.tasks.outcomes import NOTHING_USED, UNKNOWN_USAGE, Usage
+from headgate.core.tasks.records import TaskRecord, Terms
 from headgate.stores.books import StoreLedger
 from headgate.task_snapshot import snapshot_of
 from headgate.worker_store import Overdue, Visit

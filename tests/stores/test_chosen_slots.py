@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from headgate.core.gates import GateClosure
-from headgate.core.outcomes import TryAgain
-from headgate.core.records import slot_of
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.outcomes import TryAgain
+from headgate.core.tasks.records import slot_of
+from headgate.core.tasks.task import TaskStatus
 from headgate.store import Assigned
 from stores.scene import AGAIN, AWAY, Place, Scene
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from headgate.audit import Actor, AuditEntry
-from headgate.core.admission import QueueLimits
-from headgate.core.records import Submission, Terms
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.records import Submission, Terms
+from headgate.core.tasks.task import TaskStatus
 from headgate.deliveries import (
     Alert,
     Choice,
@@ -27,9 +27,9 @@ from headgate.deliveries import (
     message_id,
 )
 from headgate.store import Drop, TurnedAway
-from headgate.stores import delivery_keeping as keeping
-from headgate.stores.audit_trail import StoredAudit
-from headgate.stores.deliveries import SqlDeliveries
+from headgate.stores.administering.audit_trail import StoredAudit
+from headgate.stores.telling import keeping
+from headgate.stores.telling.deliveries import SqlDeliveries
 from stores.scene import FAILED, Place, Scene
 
 URL = "https://hooks.example/done?key=1"

@@ -9,12 +9,13 @@ import pytest
 
 from headgate.databases.transaction import Transaction
 from headgate.deliveries import MAX_KEPT_TRIES, Delivery, DeliveryQuery, DeliveryTry, TryOutcome
-from headgate.stores import delivery_keeping as keeping
-from headgate.stores import delivery_schema, delivery_tries
-from headgate.stores.deliveries import SqlDeliveries, get, settle
-from headgate.stores.delivery_schema import DELIVERIES
 from headgate.stores.filing import new_row
 from headgate.stores.schema import migrate_all
+from headgate.stores.schemas import deliveries as delivery_schema
+from headgate.stores.schemas.deliveries import DELIVERIES
+from headgate.stores.telling import keeping
+from headgate.stores.telling import tries as delivery_tries
+from headgate.stores.telling.deliveries import SqlDeliveries, get, settle
 from stores.scene import Place, Scene
 from stores.tables import DIALECTS, fresh_tables
 from stores.test_deliveries import HOOK, ME, OTHER, arrived, claimed, failed

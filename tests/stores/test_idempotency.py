@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.admission import QueueLimits
-from headgate.core.submit_keys import (
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.submit_keys import (
     KEPT_SECONDS,
     InvalidEntry,
     KeyRefusal,
@@ -29,8 +29,8 @@ from headgate.databases.memory import MemoryDatabase
 from headgate.databases.transaction import Transaction
 from headgate.errors import StoreUnavailableError
 from headgate.store import KeyedAnswer, KeyedSubmit, NewTask, Queued
-from headgate.stores import keyed_submits
 from headgate.stores.memory import MemoryTaskStore
+from headgate.stores.moves import keyed_submits
 from headgate.stores.task_tables import UPKEEP_SECONDS
 from headgate.task_query import TaskQuery
 from headgate.testing import SimulatedLoop, simulate

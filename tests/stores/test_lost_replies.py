@@ -14,10 +14,10 @@ from typing import ParamSpec, TypeVar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.admission import QueueLimits
-from headgate.core.outcomes import NOTHING_USED, Finish
-from headgate.core.records import Lease, Submission, Terms
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.outcomes import NOTHING_USED, Finish
+from headgate.core.tasks.records import Lease, Submission, Terms
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.databases.inline import Fault
 from headgate.databases.memory import MemoryDatabase
 from headgate.errors import StoreUnavailableError

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headgate.core.outcomes import UNKNOWN_USAGE, TryAgain, Usage
-from headgate.core.past_attempts import MAX_ERROR_CHARACTERS, MAX_PAST_ATTEMPTS, PastAttempt
-from headgate.core.records import Progress, Terms
+from headgate.core.tasks.outcomes import UNKNOWN_USAGE, TryAgain, Usage
+from headgate.core.tasks.past_attempts import MAX_ERROR_CHARACTERS, MAX_PAST_ATTEMPTS, PastAttempt
+from headgate.core.tasks.records import Progress, Terms
 from headgate.store import MAX_PAGE_BYTES
 from headgate.task_query import TaskQuery
 from headgate.worker_store import Overdue, Visit

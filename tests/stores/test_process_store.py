@@ -9,24 +9,24 @@ import msgspec
 import pytest
 
 from headgate.audit import Actor, AuditEntry
-from headgate.core.books import SettleRequest
+from headgate.core.budgets.books import SettleRequest
+from headgate.core.budgets.reservations import Call
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.outcomes import Usage
-from headgate.core.records import Submission, Terms
-from headgate.core.reservations import Call
-from headgate.core.submit_keys import KeyRefusal, SubmitKey
+from headgate.core.tasks.outcomes import Usage
+from headgate.core.tasks.records import Submission, Terms
+from headgate.core.tasks.submit_keys import KeyRefusal, SubmitKey
 from headgate.databases.child import ChildStarter
 from headgate.databases.process_writer import ProcessWriter
 from headgate.deliveries import DeliveryQuery
 from headgate.errors import IllegalSettlementError, StaleEpochError
 from headgate.store import KeyedAnswer, KeyedSubmit, Settled
-from headgate.stores.audit_trail import StoredAudit
+from headgate.stores.administering.audit_trail import StoredAudit
+from headgate.stores.administering.tokens import SqlTokens
 from headgate.stores.books import StoreLedger
-from headgate.stores.deliveries import SqlDeliveries
 from headgate.stores.postgres import PostgresTaskStore
 from headgate.stores.sql_store import SqlTaskStore
 from headgate.stores.sqlite import SqliteTaskStore
-from headgate.stores.tokens import SqlTokens
+from headgate.stores.telling.deliveries import SqlDeliveries
 from headgate.tokens import new_token
 from headgate.worker_store import Overdue, Visit
 from stores.scene import HERE, Place, Scene

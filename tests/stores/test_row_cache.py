@@ -6,8 +6,8 @@ from typing import cast
 
 import pytest
 
-from headgate.core.records import Terms
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.records import Terms
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.databases.sqlite import SqliteDatabase
 from headgate.databases.transaction import Transaction
 from headgate.errors import LedgerUnavailableError

@@ -13,16 +13,16 @@ import msgspec
 import pytest
 
 from headgate.audit import Actor, AuditEntry
-from headgate.core.quota import QuotaLimit, QuotaReport
-from headgate.core.slot_steps import begin, claim_poll, poll_done
-from headgate.core.slot_wakes import claim_wake
-from headgate.core.slots import Rows, SlotConfig, SlotRow
-from headgate.core.wake import SlotSchedule, WakeConfig, WakeMode
+from headgate.core.key_slots.quota import QuotaLimit, QuotaReport
+from headgate.core.key_slots.slot import Rows, SlotConfig, SlotRow
+from headgate.core.key_slots.steps import begin, claim_poll, poll_done
+from headgate.core.key_slots.wake import SlotSchedule, WakeConfig, WakeMode
+from headgate.core.key_slots.wakes import claim_wake
 from headgate.databases.inline import Fault
 from headgate.databases.transaction import Transaction
 from headgate.errors import CallerError, StoreError
 from headgate.stores import slots as slot_rows
-from headgate.stores.audit_trail import StoredAudit
+from headgate.stores.administering.audit_trail import StoredAudit
 from headgate.stores.memory import MemoryTaskStore
 from headgate.stores.slots import KEPT_SECONDS, SqlSlots
 from headgate.stores.sql_store import SqlTaskStore

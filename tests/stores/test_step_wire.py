@@ -10,20 +10,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.core.admission import QueueLimits, Rejected
 from headgate.core.choice import Choice, LaneRule
 from headgate.core.gates import GateClosure
-from headgate.core.outcomes import Finish, TryAgain, Usage
-from headgate.core.past_attempts import PastAttempt
-from headgate.core.records import Lease, Progress, Submission, TaskRecord, Terms
-from headgate.core.submit_keys import (
+from headgate.core.tasks.admission import QueueLimits, Rejected
+from headgate.core.tasks.outcomes import Finish, TryAgain, Usage
+from headgate.core.tasks.past_attempts import PastAttempt
+from headgate.core.tasks.records import Lease, Progress, Submission, TaskRecord, Terms
+from headgate.core.tasks.submit_keys import (
     InvalidEntry,
     KeyRefusal,
     RejectedEntry,
     SubmitKey,
     TakenEntry,
 )
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.databases.jobs import Job
 from headgate.databases.transaction import Transaction
 from headgate.errors import StaleEpochError, StoreError
@@ -42,11 +42,11 @@ from headgate.store import (
     TurnedAway,
     UnknownParent,
 )
-from headgate.stores.assigning import Plan
-from headgate.stores.cancelling import Cancellation
-from headgate.stores.sent_records import MAX_KNOWN, KnownTasks
-from headgate.stores.step_wire import StepWire
+from headgate.stores.moves.assigning import Plan
+from headgate.stores.moves.cancelling import Cancellation
 from headgate.stores.task_tables import TaskTables, be_here
+from headgate.stores.wire.jobs import StepWire
+from headgate.stores.wire.records import MAX_KNOWN, KnownTasks
 from headgate.stores.worksheet import SHORT_SUBMISSION
 
 TASK = Task(

@@ -7,11 +7,11 @@ import asyncio
 import msgspec
 import pytest
 
-from headgate.core.admission import QueueLimits
 from headgate.core.choice import Choice
 from headgate.core.rate_limits import RateCharge
-from headgate.core.records import MAX_LOSSES, Submission
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.records import MAX_LOSSES, Submission
+from headgate.core.tasks.task import TaskStatus
 from headgate.errors import StaleEpochError
 from headgate.store import Assigned, Drop, Node, NotAssigned, Queued, TurnedAway
 from stores.scene import AGAIN, AWAY, HERE, LEASE_SECONDS, Place, ids

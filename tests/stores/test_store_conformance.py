@@ -8,10 +8,10 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from headgate.core.admission import QueueLimits
-from headgate.core.outcomes import NOTHING_USED, UNKNOWN_USAGE, Finish, TryAgain, Usage
-from headgate.core.records import Submission
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.outcomes import NOTHING_USED, UNKNOWN_USAGE, Finish, TryAgain, Usage
+from headgate.core.tasks.records import Submission
+from headgate.core.tasks.task import TaskStatus
 from headgate.errors import IllegalTransitionError, UnfitValueError
 from headgate.store import MAX_PAGE_BYTES, CancelAnswer, NotAssigned, Queued, TurnedAway
 from headgate.task_query import TaskQuery

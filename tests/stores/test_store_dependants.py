@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from headgate.core.admission import QueueLimits
-from headgate.core.outcomes import Finish
-from headgate.core.records import OnParentFailure, Terms
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.outcomes import Finish
+from headgate.core.tasks.records import OnParentFailure, Terms
+from headgate.core.tasks.task import TaskStatus
 from headgate.store import Drop, NotAssigned, Queued, TurnedAway, UnknownParent
 from stores.scene import AGAIN, DONE, FAILED, HERE, Place, ids
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.deadlines import EXPIRED_WHILE_QUEUED
 from headgate.core.gates import GateClosure
-from headgate.core.outcomes import TryAgain
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.deadlines import EXPIRED_WHILE_QUEUED
+from headgate.core.tasks.outcomes import TryAgain
+from headgate.core.tasks.task import TaskStatus
 from headgate.errors import IllegalTransitionError
 from headgate.store import Drop, News
 from stores.scene import AGAIN, AWAY, HERE, LEASE_SECONDS, Place, Scene, ids

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.books import SettleRequest
+from headgate.core.budgets.books import SettleRequest
+from headgate.core.budgets.reservations import Call
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.outcomes import NOTHING_USED
 from headgate.core.rate_limits import RateCharge
-from headgate.core.reservations import Call
+from headgate.core.tasks.outcomes import NOTHING_USED
 from headgate.databases.transaction import Transaction
 from headgate.errors import StoreError
 from headgate.store import Node

@@ -75,11 +75,11 @@ def books_nothing(*_arguments: object, **_amounts: object) -> None:
 @pytest.mark.parametrize(
     ("place", "bug"),
     [
-        ("assigning._is_as_planned", ignores_the_fence),
-        ("assigning.leave_queue", books_nothing),
-        ("ending.release_parents", books_nothing),
-        ("settling.free_place", books_nothing),
-        ("taking_back.leave_queue", books_nothing),
+        ("moves.assigning._is_as_planned", ignores_the_fence),
+        ("moves.assigning.leave_queue", books_nothing),
+        ("moves.ending.release_parents", books_nothing),
+        ("moves.settling.free_place", books_nothing),
+        ("moves.taking_back.leave_queue", books_nothing),
         ("tallies.Tallies.fly", books_nothing),
         ("worksheet.Worksheet.settle_money", books_nothing),
     ],

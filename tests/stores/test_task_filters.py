@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headgate.core.records import Submission
-from headgate.core.tasks import TaskStatus
-from headgate.stores import looking_back
+from headgate.core.tasks.records import Submission
+from headgate.core.tasks.task import TaskStatus
+from headgate.stores.looking import looking_back
 from headgate.task_ids import TaskIds, first_id_at, seconds_of
 from headgate.task_query import TaskQuery
 from stores.scene import FAILED, Place, Scene, ids

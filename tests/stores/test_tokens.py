@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.audit import Actor, AuditEntry
-from headgate.core.scopes import Scope
+from headgate.core.budgets.scopes import Scope
 from headgate.databases.transaction import Transaction
 from headgate.errors import InvalidFieldError, LimitReachedError
-from headgate.stores import tokens as token_rows
-from headgate.stores.audit_trail import StoredAudit
-from headgate.stores.tokens import SqlTokens
+from headgate.stores.administering import tokens as token_rows
+from headgate.stores.administering.audit_trail import StoredAudit
+from headgate.stores.administering.tokens import SqlTokens
 from headgate.tokens import (
     MAX_TOKENS,
     PERMISSIONS,

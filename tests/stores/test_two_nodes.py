@@ -10,10 +10,10 @@ from itertools import count
 import psycopg
 import pytest
 
-from headgate.core.admission import QueueLimits
-from headgate.core.outcomes import NOTHING_USED, Finish
-from headgate.core.records import Lease, Submission, Terms
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.outcomes import NOTHING_USED, Finish
+from headgate.core.tasks.records import Lease, Submission, Terms
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.databases.postgres import PostgresDatabase
 from headgate.databases.transaction import LostTransactionError
 from headgate.errors import StaleEpochError, StoreUnavailableError

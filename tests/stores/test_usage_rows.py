@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 
-from headgate.core.outcomes import Succeeded, Usage, cost_of
-from headgate.core.retention import USAGE_KEPT_SECONDS
+from headgate.core.tasks.outcomes import Succeeded, Usage, cost_of
+from headgate.core.tasks.retention import USAGE_KEPT_SECONDS
 from headgate.databases.transaction import Transaction
-from headgate.stores import usage_rows
+from headgate.stores.looking import usage_rows
+from headgate.stores.looking.usage_rows import MAX_PER_HOUR, SqlUsage
 from headgate.stores.tallies import TICK, Tallies
-from headgate.stores.usage_rows import MAX_PER_HOUR, SqlUsage
 from headgate.tokens import UNBOUND, Bounds
 from headgate.usage_report import MAX_ROWS, OTHER, Grouping, UsageReport, UsageSum
 from stores.scene import AGAIN, DONE, Place, Scene

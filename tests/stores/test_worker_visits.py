@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.outcomes import Usage
-from headgate.core.records import is_worker
+from headgate.core.tasks.outcomes import Usage
+from headgate.core.tasks.records import is_worker
 from headgate.databases.transaction import Transaction
 from headgate.errors import LimitReachedError
 from headgate.store import Node
-from headgate.stores import nodes, worker_visits
+from headgate.stores import nodes
+from headgate.stores.workers import visits as worker_visits
 from headgate.worker_store import Orders, Overdue, Visit
 from stores.scene import AGAIN, HERE, LEASE_SECONDS, Place, Scene, ids
 

@@ -18,8 +18,8 @@ from headgate.databases.jobs import Job, perform
 from headgate.databases.memory import MemoryDatabase
 from headgate.ledger import Clock
 from headgate.stores.sql_store import SqlTaskStore
-from headgate.stores.step_wire import StepWire
 from headgate.stores.task_tables import TaskTables, be_here
+from headgate.stores.wire.jobs import StepWire
 
 
 class WiredWriter(InlineWriter):

@@ -14,7 +14,7 @@ import httpx2
 import msgspec
 import pytest
 
-from headgate.cli.fake_provider import MAX_LATENCY_MS, WINDOW_MINUTES, slot_settings
+from headgate.cli.key_slots.fake_provider import MAX_LATENCY_MS, WINDOW_MINUTES, slot_settings
 from headgate.cli.main import run
 from headgate.errors import InvalidSettingError
 from headgate.testing import FakeProvider, VirtualClock, fake_provider, fake_script

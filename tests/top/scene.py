@@ -11,10 +11,12 @@ from textual import events
 from textual.pilot import Pilot
 
 from headgate import Client
-from headgate.cli import slots_view, task_view, why
+from headgate.cli import task_view
+from headgate.cli.commands import why
+from headgate.cli.key_slots import view as slots_view
 from headgate.top.app import Texts, Top
 from headgate.web.app import App
-from headgate.web.server import serve
+from headgate.web.http.server import serve
 
 TEXTS = Texts(task=task_view.lines_of, why=why.lines_of, slot=slots_view.lines_of)
 PAUSE_SECONDS = 0.01

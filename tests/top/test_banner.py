@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
-from headgate.http_bodies import BudgetStatusBody, LimitsShown, MetricsBody, QueueBody, StatsBody
+from headgate.bodies.tasks import BudgetStatusBody, LimitsShown, MetricsBody, QueueBody, StatsBody
 from headgate.top.banner import Part, cut, key_parts, said_parts, total_parts
 from headgate.top.picture import Contact, Picture
 

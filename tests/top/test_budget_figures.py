@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from headgate.http_bodies import BudgetStatusBody
+from headgate.bodies.tasks import BudgetStatusBody
 from headgate.top.budget_figures import budget_rows, left_text, spent_text
 from headgate.top.cells import MAX_ROWS
 from headgate.top.panes import BUDGETS

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from headgate.admin_bodies import ProjectBody, ProjectListBody
-from headgate.core.tasks import TaskStatus
-from headgate.figure_bodies import LaneBody, LaneListBody
-from headgate.http_bodies import (
+from headgate.bodies.admin import ProjectBody, ProjectListBody
+from headgate.bodies.figures import LaneBody, LaneListBody
+from headgate.bodies.slots import NextWakeBody, SlotBody, SlotListBody
+from headgate.bodies.tasks import (
     LimitsShown,
     MetricsBody,
     QueueBody,
@@ -18,7 +18,7 @@ from headgate.http_bodies import (
     StatsBody,
     WhyBody,
 )
-from headgate.slot_bodies import NextWakeBody, SlotBody, SlotListBody
+from headgate.core.tasks.task import TaskStatus
 from headgate.top import figures
 from headgate.top.cells import MAX_ROWS
 from headgate.top.panes import WAITING, note

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from administration.running import running
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.task import TaskStatus
 from headgate.top.pane import Pane
 from service.support import ServiceProcess, running_service
 from top.scene import Terminal, screen, serving

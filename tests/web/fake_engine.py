@@ -7,14 +7,20 @@ from collections.abc import Awaitable, Sequence
 
 import msgspec
 
-from headgate.core.admission import Admitted, QueueLimits, admit
 from headgate.core.holds import GlobalBudgetExhausted
-from headgate.core.records import Progress, Submission, TaskRecord, Terms
-from headgate.core.submit_keys import InvalidEntry, KeyRefusal, SubmitEntry, SubmitKey, is_kept
-from headgate.core.tasks import TERMINAL, Task, TaskStatus, check_move
-from headgate.runtime.event_feed import EventFeed
+from headgate.core.tasks.admission import Admitted, QueueLimits, admit
+from headgate.core.tasks.records import Progress, Submission, TaskRecord, Terms
+from headgate.core.tasks.submit_keys import (
+    InvalidEntry,
+    KeyRefusal,
+    SubmitEntry,
+    SubmitKey,
+    is_kept,
+)
+from headgate.core.tasks.task import TERMINAL, Task, TaskStatus, check_move
+from headgate.runtime.telling.event_feed import EventFeed
 from headgate.store import KeyedAnswer, LaneCount, Queued, Totals, TurnedAway, UnknownParent
-from headgate.stores.keyed_submits import entry_of
+from headgate.stores.moves.keyed_submits import entry_of
 from headgate.task_ids import TaskIds
 from headgate.task_query import TaskPage, TaskQuery
 from headgate.tokens import UNBOUND, Bounds

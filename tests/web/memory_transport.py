@@ -7,7 +7,7 @@ from typing import Any
 
 from headgate.intake import Intake
 from headgate.web.app import App, build_app
-from headgate.web.connections import Connections
+from headgate.web.http.connections import Connections
 from web.fake_engine import FakeEngine
 
 

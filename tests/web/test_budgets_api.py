@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from headgate.core.outcomes import Usage
+from headgate.core.tasks.outcomes import Usage
 from headgate.errors import LedgerUnavailableError
 from headgate.ledgers.local import LocalLedger
 from headgate.stores.books import StoreLedger
+from headgate.stores.looking.usage_rows import SqlUsage
 from headgate.stores.memory import MemoryTaskStore
-from headgate.stores.usage_rows import SqlUsage
 from headgate.testing import VirtualClock
 from headgate.tokens import UNBOUND, Bounds, Permission, new_token
 from headgate.tracker import LedgerTracker

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.web.connection import (
+from headgate.web.http.connection import (
     CHUNK_ALLOWANCE_BYTES,
     MAX_FRAMING_BYTES,
     MAX_HEAD_BYTES,

@@ -9,10 +9,10 @@ import re
 import pytest
 
 from headgate.intake import Intake
-from headgate.web import connection
 from headgate.web.app import App, build_app
-from headgate.web.connections import Connections
 from headgate.web.entrance import Entrance, EntranceRules
+from headgate.web.http import connection
+from headgate.web.http.connections import Connections
 from headgate.web.routes import ROUTES
 from web.fake_engine import FakeEngine
 from web.fake_tokens import FakeTokens

@@ -7,10 +7,10 @@ import re
 import msgspec
 
 from doc_pages import ROOT, rows_under
-from headgate.core.task_events import MAX_ERROR_CHARACTERS, MEANINGS, EventKind, TaskEvent
-from headgate.runtime.event_feed import MAX_EVENTS
-from headgate.web import connection
-from headgate.web.events import HEARTBEAT_SECONDS, MAX_STREAMS, QUERY_FIELDS
+from headgate.core.tasks.events import MAX_ERROR_CHARACTERS, MEANINGS, EventKind, TaskEvent
+from headgate.runtime.telling.event_feed import MAX_EVENTS
+from headgate.web.handlers.events import HEARTBEAT_SECONDS, MAX_STREAMS, QUERY_FIELDS
+from headgate.web.http import connection
 
 PAGE = (ROOT / "docs/reference/events.md").read_text()
 MONITOR = (ROOT / "docs/how-to/monitor.md").read_text()

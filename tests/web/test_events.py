@@ -11,19 +11,20 @@ from typing import Any
 import pytest
 import uvloop
 
-from headgate.core.records import Progress, TaskRecord
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.records import Progress, TaskRecord
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.errors import NotDispatchingError, StoreUnavailableError
 from headgate.intake import Intake
-from headgate.runtime.event_feed import EventFeed
+from headgate.runtime.telling.event_feed import EventFeed
 from headgate.tokens import Bounds, new_token
 from headgate.web import app as web_app
-from headgate.web import connection, events, requests
 from headgate.web.app import App, build_app
 from headgate.web.callers import Caller
 from headgate.web.entrance import Entrance
+from headgate.web.handlers import events
+from headgate.web.http import connection, requests
+from headgate.web.http.server import serve
 from headgate.web.refusals import Refusal
-from headgate.web.server import serve
 from web.asgi_client import answer_of
 from web.event_stream import EventStream, Open, Sent, opened
 from web.fake_engine import FakeEngine

@@ -5,15 +5,23 @@ from __future__ import annotations
 import msgspec
 
 from doc_pages import ROOT, rows_under
-from headgate.admin_bodies import (
+from headgate.bodies.admin import (
     LastReloadBody,
     OverrideBody,
     ProjectBody,
     SettingBody,
     SettingsBody,
 )
-from headgate.figure_bodies import JournalBody, JournalEntryBody, LaneBody, LaneListBody
-from headgate.http_bodies import (
+from headgate.bodies.figures import JournalBody, JournalEntryBody, LaneBody, LaneListBody
+from headgate.bodies.slots import (
+    LimitBody,
+    LoopBody,
+    NextWakeBody,
+    SlotBody,
+    SlotListBody,
+    SlotLogBody,
+)
+from headgate.bodies.tasks import (
     BudgetStatusBody,
     CommitBody,
     LimitsShown,
@@ -25,31 +33,14 @@ from headgate.http_bodies import (
     SettledBody,
     UsageRowBody,
 )
-from headgate.intake.bodies import BATCH_FIELDS, TASK_FIELDS
-from headgate.slot_bodies import (
-    LimitBody,
-    LoopBody,
-    NextWakeBody,
-    SlotBody,
-    SlotListBody,
-    SlotLogBody,
-)
-from headgate.task_snapshot import AttemptBody, TaskSnapshot
-from headgate.tokens import PERMISSIONS
-from headgate.web.refusals import CODES
-from headgate.web.routes import ROUTES
-from headgate.web.running_settings import QUERY_FIELDS as SETTINGS_QUERY
-from headgate.web.tasks import QUERY_FIELDS
-from headgate.web.usage import USAGE_QUERY
-from headgate.web.webhooks import QUERY_FIELDS as WEBHOOK_QUERY
-from headgate.webhook_bodies import (
+from headgate.bodies.webhooks import (
     DeliveryBody,
     DeliveryTryBody,
     PingBody,
     PingedBody,
     SecretBody,
 )
-from headgate.worker_bodies import (
+from headgate.bodies.workers import (
     BeatBody,
     ClaimBody,
     ClaimedBody,
@@ -58,6 +49,15 @@ from headgate.worker_bodies import (
     HeartbeatBody,
     UsedBody,
 )
+from headgate.intake.bodies import BATCH_FIELDS, TASK_FIELDS
+from headgate.task_snapshot import AttemptBody, TaskSnapshot
+from headgate.tokens import PERMISSIONS
+from headgate.web.handlers.running_settings import QUERY_FIELDS as SETTINGS_QUERY
+from headgate.web.handlers.tasks import QUERY_FIELDS
+from headgate.web.handlers.usage import USAGE_QUERY
+from headgate.web.handlers.webhooks import QUERY_FIELDS as WEBHOOK_QUERY
+from headgate.web.refusals import CODES
+from headgate.web.routes import ROUTES
 
 PAGE = (ROOT / "docs/reference/http-api.md").read_text()
 

@@ -7,13 +7,13 @@ import json
 
 import pytest
 
-from headgate.core.admission import QueueLimits
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.task import TaskStatus
 from headgate.errors import StoreUnavailableError
-from headgate.web.answers import Answer
 from headgate.web.callers import Caller
-from headgate.web.keyed_submitting import submit_task
-from headgate.web.requests import Request
+from headgate.web.handlers.keyed_submitting import submit_task
+from headgate.web.http.answers import Answer
+from headgate.web.http.requests import Request
 from web.asgi_client import Client, Response, scope_of
 from web.fake_engine import FakeEngine
 

@@ -9,7 +9,7 @@ import pytest
 from dashboard.browser import serving, submit, until
 from dashboard.test_login import token_of
 from headgate.tokens import Bounds
-from headgate.web import lanes
+from headgate.web.handlers import lanes
 from web.asgi_client import answer_of
 
 PAUSED = """

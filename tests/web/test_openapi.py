@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.web import openapi as describing
 from headgate.web.api import Route
-from headgate.web.openapi import openapi, refusals_of
+from headgate.web.handlers import openapi as describing
+from headgate.web.handlers.openapi import openapi, refusals_of
 from headgate.web.refusals import CODES
 from headgate.web.routes import ROUTES
 from web.asgi_client import Client

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headgate.core.records import TaskRecord
+from headgate.core.tasks.records import TaskRecord
 from headgate.intake import Intake
 from headgate.web import app as web_app
 from headgate.web.app import build_app

@@ -15,10 +15,10 @@ import uvloop
 
 from headgate.errors import InvalidSettingError
 from headgate.intake import Intake
-from headgate.web import connection
 from headgate.web.app import build_app
-from headgate.web.requests import MAX_BODY_BYTES
-from headgate.web.server import listen, serve
+from headgate.web.http import connection
+from headgate.web.http.requests import MAX_BODY_BYTES
+from headgate.web.http.server import listen, serve
 from web.asgi_client import Response
 from web.fake_engine import FakeEngine
 

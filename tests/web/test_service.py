@@ -14,7 +14,7 @@ import pytest
 from headgate.settings import load_settings
 from headgate.store import MAX_PAGE_BYTES
 from headgate.web.app import App
-from headgate.web.requests import MAX_BODY_BYTES
+from headgate.web.http.requests import MAX_BODY_BYTES
 from headgate.wiring import build_app, build_service
 from web.asgi_client import Response, answer_of
 

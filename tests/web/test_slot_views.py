@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
+from headgate.bodies.slots import SlotBody
 from headgate.core.gates import GateClosure
-from headgate.core.quota import QuotaLimit
-from headgate.core.slots import SlotConfig, SlotReading, SlotRow, SlotStanding
-from headgate.core.wake import SlotSchedule, WakeConfig, WakeMode, WakeTrigger
-from headgate.runtime.slot_status import LoopHealth, SlotStatus
-from headgate.slot_bodies import SlotBody
-from headgate.web.slot_views import slot_body
+from headgate.core.key_slots.quota import QuotaLimit
+from headgate.core.key_slots.slot import SlotConfig, SlotReading, SlotRow, SlotStanding
+from headgate.core.key_slots.wake import SlotSchedule, WakeConfig, WakeMode, WakeTrigger
+from headgate.runtime.key_slots.status import LoopHealth, SlotStatus
+from headgate.web.handlers.slot_views import slot_body
 
 NOW = 1_800_000_000.0
 HOUR = 3600.0

@@ -8,17 +8,17 @@ from itertools import count
 
 import pytest
 
-from headgate.core.quota import QuotaFailure, QuotaFailureKind, QuotaLimit, QuotaReport
-from headgate.core.slots import SlotConfig
-from headgate.core.wake import WakeConfig, WakeMode
+from headgate.core.key_slots.quota import QuotaFailure, QuotaFailureKind, QuotaLimit, QuotaReport
+from headgate.core.key_slots.slot import SlotConfig
+from headgate.core.key_slots.wake import WakeConfig, WakeMode
 from headgate.provider import Call, WakeAnswer
-from headgate.runtime.slots import Slots, SlotSetup
+from headgate.runtime.key_slots.slots import Slots, SlotSetup
 from headgate.slot_logs import SlotTrail
-from headgate.stores.audit_trail import StoredAudit
+from headgate.stores.administering.audit_trail import StoredAudit
 from headgate.stores.memory import MemoryTaskStore
 from headgate.stores.slots import SqlSlots
 from headgate.testing import VirtualClock
-from headgate.web import slots as slot_routes
+from headgate.web.handlers import slots as slot_routes
 from web.asgi_client import Client, answer_of
 
 KEY = "sk-secret-of-the-slot"

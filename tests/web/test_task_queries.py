@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.admin_bodies import TaskFilterBody
-from headgate.core.tasks import TaskStatus
+from headgate.bodies.admin import TaskFilterBody
+from headgate.core.tasks.task import TaskStatus
 from headgate.errors import InvalidTaskError
 from headgate.task_query import TaskQuery
-from headgate.web.bulk import ENDED, LIVE, cancel_filter, retry_filter
 from headgate.web.callers import LOCAL
+from headgate.web.handlers.bulk import ENDED, LIVE, cancel_filter, retry_filter
+from headgate.web.handlers.tasks import read_query
 from headgate.web.refusals import Refusal
-from headgate.web.tasks import read_query
 
 READ: list[tuple[dict[str, str], TaskQuery]] = [
     ({}, TaskQuery()),

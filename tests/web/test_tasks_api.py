@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.admission import QueueLimits
-from headgate.core.records import Progress
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.records import Progress
+from headgate.core.tasks.task import TaskStatus
 from headgate.errors import (
     HeadgateError,
     NotTakingWorkError,
     StoreUnavailableError,
     UnfitValueError,
 )
+from headgate.web.http.requests import MAX_BODY_BYTES
 from headgate.web.refusals import CODES, STORE_FAILS
-from headgate.web.requests import MAX_BODY_BYTES
 from web.asgi_client import Client
 from web.fake_engine import FakeEngine, Health
 

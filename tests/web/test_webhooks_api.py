@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from headgate.deliveries import Alert, Message, SendReport, TryOutcome
-from headgate.runtime.webhooks import Webhooks
-from headgate.stores.audit_trail import StoredAudit
-from headgate.stores.deliveries import SqlDeliveries
+from headgate.runtime.telling.webhooks import Webhooks
+from headgate.stores.administering.audit_trail import StoredAudit
 from headgate.stores.memory import MemoryTaskStore
+from headgate.stores.telling.deliveries import SqlDeliveries
 from headgate.testing import VirtualClock
 from web.asgi_client import Client
 

@@ -14,7 +14,7 @@ from standardwebhooks.webhooks import Webhook
 
 from executors.endpoint import Answer, Endpoint, Seen, reply, running_endpoint
 from headgate.deliveries import MAX_ANSWER_CHARACTERS, Message, SendReport
-from headgate.stores.webhook_secrets import new_secret
+from headgate.stores.telling.secrets import new_secret
 from headgate.webhooks.allow_list import parse_allow_list
 from headgate.webhooks.guard import UrlGuard
 from headgate.webhooks.sender import WebhookSender

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.records import OnParentFailure
+from headgate.core.tasks.records import OnParentFailure
 from headgate.intake import fields as intake
 from headgate.providers.prices import Price
 from headgate.workflow import steps

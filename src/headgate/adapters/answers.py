@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 
-from headgate.core.outcomes import UNKNOWN_USAGE, Usage
+from headgate.core.tasks.outcomes import UNKNOWN_USAGE, Usage
 from headgate.providers.prices import PriceList
 from headgate.providers.usage import StreamedUsage, usage_of
 

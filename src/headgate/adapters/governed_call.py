@@ -32,8 +32,8 @@ from headgate.adapters.answers import READABLE_CODINGS, AnswerReader
 from headgate.adapters.requests import ModelCall, with_model, with_stream_usage
 from headgate.adapters.sdk_errors import let_pass
 from headgate.core.model_weights import estimate_weight
-from headgate.core.outcomes import Limited, Outcome, Succeeded, Usage, cost_of
-from headgate.core.tasks import Task
+from headgate.core.tasks.outcomes import Limited, Outcome, Succeeded, Usage, cost_of
+from headgate.core.tasks.task import Task
 from headgate.errors import HeadgateError, LedgerUnavailableError, PlaceTimeoutError
 from headgate.executors.http_answers import refused
 from headgate.hold import HeldMoney, hold

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from headgate.core.outcomes import Limited, pause_seconds
+from headgate.core.tasks.outcomes import Limited, pause_seconds
 
 
 class Pauses:

@@ -14,15 +14,15 @@ from typing import Literal
 
 import msgspec
 
-from headgate.core.records import TaskRecord
+from headgate.core.tasks.records import TaskRecord
 from headgate.databases.access import Access
 from headgate.errors import HeadgateError, IllegalMoveError, StoreError
 from headgate.intake import Draft
 from headgate.runtime.engine import Engine
-from headgate.runtime.finding import only_in_flight
+from headgate.runtime.looking.finding import only_in_flight
 from headgate.store import Queued, TurnedAway
-from headgate.stores import selecting
-from headgate.stores.selecting import BulkFilter
+from headgate.stores.looking import selecting
+from headgate.stores.looking.selecting import BulkFilter
 
 MAX_TASKS = 10_000
 AT_ONCE = 100

@@ -24,9 +24,9 @@ from headgate.administration.reading import SettingsReader
 from headgate.administration.reload_notes import ReloadNotes
 from headgate.administration.situation import Situation, first_situation
 from headgate.audit import Actor, AuditEntry, Detail
-from headgate.core.accounts import Limit
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.scopes import Scope
 from headgate.core.projects import Standing
-from headgate.core.scopes import Scope
 from headgate.databases.access import Access
 from headgate.errors import InvalidSettingError, StoreError
 from headgate.executor import Executor
@@ -38,8 +38,8 @@ from headgate.settings import Settings
 from headgate.settings.changes import Change, Difference, difference
 from headgate.settings.origin import Loaded
 from headgate.settings.overrides import MAX_OVERRIDES, PAUSED, Override, OverrideKind, said_of
-from headgate.stores import overriding
-from headgate.stores.overriding import Adoption, Place
+from headgate.stores.administering import overriding
+from headgate.stores.administering.overriding import Adoption, Place
 
 log = structlog.get_logger("headgate.settings")
 

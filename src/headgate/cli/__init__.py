@@ -1,1 +1,1 @@
-"""The command line: one module a command, and `main` as the edge."""
+"""The command line: a folder of commands, what they are made of, and `main` as the edge."""

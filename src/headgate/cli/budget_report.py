@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from headgate.core.accounts import JournalEntry
-from headgate.core.budget_windows import window_words
-from headgate.core.burn_rate import BurnRate, exhausted_at
+from headgate.core.budgets.accounts import JournalEntry
+from headgate.core.budgets.burn_rate import BurnRate, exhausted_at
+from headgate.core.budgets.reservations import Delta
+from headgate.core.budgets.scopes import Scope, is_within, leaf_kind
+from headgate.core.budgets.windows import window_words
 from headgate.core.money import format_usd
-from headgate.core.reservations import Delta
-from headgate.core.scopes import Scope, is_within, leaf_kind
 from headgate.ledger import MAX_ACCOUNTS
 from headgate.moments import utc_time
 from headgate.scope_status import ScopeStatus

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from headgate.cli.exit_codes import EXIT_FAILED
-from headgate.core.printable import printable
+from headgate.core.texts.printable import printable
 from headgate.errors import LimitReachedError, NotAllowedError, RequestRefusedError, ServiceError
 
 Act = Callable[[str], tuple[msgspec.Struct, str]]

@@ -19,7 +19,7 @@ import msgspec
 import structlog
 from structlog.typing import EventDict
 
-from headgate.runtime.task_log import TaskLogger
+from headgate.runtime.telling.task_log import TaskLogger
 from headgate.settings.sections import LogFormat, LogSettings
 
 _ENCODER = msgspec.json.Encoder(enc_hook=repr)

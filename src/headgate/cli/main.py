@@ -25,7 +25,7 @@ from headgate.cli.exit_codes import (
     EXIT_TIMEOUT,
     EXIT_UNAVAILABLE,
 )
-from headgate.core.printable import printable
+from headgate.core.texts.printable import printable
 from headgate.errors import (
     CallerError,
     HeadgateError,
@@ -85,7 +85,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Load a command from the module of its name."""
         if cmd_name in COMMANDS and cmd_name not in self.commands:
-            module = import_module(f"headgate.cli.{cmd_name}")
+            module = import_module(f"headgate.cli.commands.{cmd_name}")
             self.add_command(checked(getattr(module, cmd_name)), cmd_name)
         return super().get_command(ctx, cmd_name)
 

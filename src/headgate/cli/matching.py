@@ -18,7 +18,7 @@ from headgate.cli.output import print_json
 from headgate.cli.times import duration
 
 if TYPE_CHECKING:
-    from headgate.admin_bodies import BulkCancelBody, BulkRetryBody
+    from headgate.bodies.admin import BulkCancelBody, BulkRetryBody
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 import msgspec
 
-from headgate.core.printable import printable
+from headgate.core.texts.printable import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 import click
 
-from headgate.cli.connection import Connection, connect
 from headgate.cli.output import print_json
-from headgate.core.printable import printable
+from headgate.cli.places.connection import Connection, connect
+from headgate.core.texts.printable import printable
 from headgate.errors import InvalidFieldError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def set_paused(
 
 
 def _change(client: Any, noun: str, name: str, status: str) -> msgspec.Struct:  # noqa: ANN401
-    from headgate.admin_bodies import AgentBody, ProjectBody, TargetBody  # noqa: PLC0415
+    from headgate.bodies.admin import AgentBody, ProjectBody, TargetBody  # noqa: PLC0415
 
     kinds = {"project": ProjectBody, "agent": AgentBody, "target": TargetBody}
     path = f"/{noun}s/{quote(name, safe='')}"

@@ -12,11 +12,11 @@ import msgspec
 
 from headgate.cli.times import clock_time, from_now, length_of
 from headgate.core.money import format_usd
-from headgate.core.printable import printable
+from headgate.core.texts.printable import printable
 from headgate.errors import MICRO_PER_USD
 
 if TYPE_CHECKING:
-    from headgate.core.tasks import TaskStatus
+    from headgate.core.tasks.task import TaskStatus
     from headgate.task_snapshot import AttemptBody, TaskSnapshot, TaskUsageBody
 
 HEADER = ("task", "state", "agent", "project", "action", "created", "took", "error")

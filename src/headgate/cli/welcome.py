@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from headgate.cli.connection import TOKEN_FILE, read_private_file
-from headgate.cli.token_file import token_header, token_lines
+from headgate.cli.places.connection import TOKEN_FILE, read_private_file
+from headgate.cli.places.token_file import token_header, token_lines
 from headgate.wiring import Service, entrance_rules
 
 EXAMPLE_TASK = '{"agentId": "demo", "action": "hello", "params": {"name": "world"}}'

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 from urllib.parse import quote
 
-from headgate.admin_bodies import (
+from headgate.bodies.admin import (
     AgentBody,
     AgentListBody,
     AuditListBody,
@@ -21,12 +21,9 @@ from headgate.admin_bodies import (
     TargetBody,
     TargetListBody,
 )
-from headgate.client.admin_fields import Amount
-from headgate.client.calls import Call, request
-from headgate.client.task_fields import camel
-from headgate.errors import InvalidFieldError
-from headgate.figure_bodies import JournalBody, LaneListBody
-from headgate.http_bodies import (
+from headgate.bodies.figures import JournalBody, LaneListBody
+from headgate.bodies.slots import SlotBody, SlotListBody, SlotLogBody
+from headgate.bodies.tasks import (
     BudgetStatusBody,
     CreatedTokenBody,
     LimitBody,
@@ -36,8 +33,11 @@ from headgate.http_bodies import (
     TokenBody,
     TokenListBody,
 )
-from headgate.slot_bodies import SlotBody, SlotListBody, SlotLogBody
-from headgate.webhook_bodies import DeliveryBody, DeliveryListBody, PingedBody, SecretListBody
+from headgate.bodies.webhooks import DeliveryBody, DeliveryListBody, PingedBody, SecretListBody
+from headgate.client.admin_fields import Amount
+from headgate.client.calls import Call, request
+from headgate.client.task_fields import camel
+from headgate.errors import InvalidFieldError
 
 Answered = TypeVar("Answered")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TypedDict
 
-from headgate.admin_bodies import ProjectStatusText, StandingText
+from headgate.bodies.admin import ProjectStatusText, StandingText
 
 Amount = str | int | float | Decimal
 """Dollars; a text or a `Decimal` is exact."""

@@ -10,18 +10,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack
 
-from headgate.admin_bodies import BulkCancelBody, BulkRetryBody, ReloadBody, SwitchBody
-from headgate.client import calls, steps
-from headgate.client.address import address_of, headers_of, token_of
-from headgate.client.async_admin import AdminVerbs
-from headgate.client.async_transport import AsyncTransport
-from headgate.client.calls import Call, Query
-from headgate.client.event_stream import StreamOverError, event_of, is_last, is_news
-from headgate.client.following import Following
-from headgate.client.task_fields import ListFilter, TaskFields, TaskFilter
-from headgate.core.task_events import TaskEvent
-from headgate.errors import ServiceError
-from headgate.http_bodies import (
+from headgate.bodies.admin import BulkCancelBody, BulkRetryBody, ReloadBody, SwitchBody
+from headgate.bodies.tasks import (
     BatchBody,
     CancelledBody,
     ReadyBody,
@@ -31,6 +21,16 @@ from headgate.http_bodies import (
     UsageBody,
     WhyBody,
 )
+from headgate.client import calls, steps
+from headgate.client.address import address_of, headers_of, token_of
+from headgate.client.async_admin import AdminVerbs
+from headgate.client.async_transport import AsyncTransport
+from headgate.client.calls import Call, Query
+from headgate.client.event_stream import StreamOverError, event_of, is_last, is_news
+from headgate.client.following import Following
+from headgate.client.task_fields import ListFilter, TaskFields, TaskFilter
+from headgate.core.tasks.events import TaskEvent
+from headgate.errors import ServiceError
 from headgate.task_snapshot import TaskSnapshot
 
 MAX_LISTENING = 32

@@ -14,11 +14,8 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from headgate.admin_bodies import BulkCancelBody, BulkRetryBody, ReloadBody, SwitchBody
-from headgate.client.task_fields import ListFilter, TaskFields, TaskFilter, camel, task_body
-from headgate.core.submit_keys import KEY_RULE, is_key
-from headgate.errors import InvalidFieldError
-from headgate.http_bodies import (
+from headgate.bodies.admin import BulkCancelBody, BulkRetryBody, ReloadBody, SwitchBody
+from headgate.bodies.tasks import (
     BatchBody,
     CancelledBody,
     ReadyBody,
@@ -28,6 +25,9 @@ from headgate.http_bodies import (
     UsageBody,
     WhyBody,
 )
+from headgate.client.task_fields import ListFilter, TaskFields, TaskFilter, camel, task_body
+from headgate.core.tasks.submit_keys import KEY_RULE, is_key
+from headgate.errors import InvalidFieldError
 from headgate.task_snapshot import TaskSnapshot
 
 IDEMPOTENCY_KEY = "idempotency-key"

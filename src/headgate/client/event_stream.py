@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from headgate.core.task_events import TaskEvent
-from headgate.core.tasks import TERMINAL, TaskStatus
+from headgate.core.tasks.events import TaskEvent
+from headgate.core.tasks.task import TERMINAL, TaskStatus
 from headgate.errors import ServiceUnavailableError
 from headgate.task_snapshot import TaskSnapshot
 

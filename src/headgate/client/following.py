@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from headgate.client.event_stream import Message
-from headgate.core.retries import Backoff
+from headgate.core.tasks.retries import Backoff
 from headgate.errors import ServiceError, ServiceLimitError, ServiceUnavailableError
 
 _BACKOFF = Backoff(base_seconds=0.5, max_seconds=15.0)

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from headgate.bodies.tasks import RefusalBody
 from headgate.errors import (
     NotAllowedError,
     RequestRefusedError,
@@ -14,7 +15,6 @@ from headgate.errors import (
     ServiceLimitError,
     ServiceUnavailableError,
 )
-from headgate.http_bodies import RefusalBody
 
 MAX_ANSWER_BYTES = 64 * 2**20
 NOT_REACHED = "unreachable"

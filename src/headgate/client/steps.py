@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from headgate.client import calls
 from headgate.client.calls import Call
 from headgate.client.replies import NOT_REACHED, Reply, error_of, read_answer
-from headgate.core.retries import Backoff
-from headgate.core.tasks import TERMINAL
+from headgate.core.tasks.retries import Backoff
+from headgate.core.tasks.task import TERMINAL
 from headgate.errors import (
     ServiceError,
     ServiceLimitError,

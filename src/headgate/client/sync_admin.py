@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Literal, TypeVar, Unpack
 
-from headgate.admin_bodies import (
+from headgate.bodies.admin import (
     AgentBody,
     AgentListBody,
     AuditListBody,
@@ -18,17 +18,9 @@ from headgate.admin_bodies import (
     TargetBody,
     TargetListBody,
 )
-from headgate.client import admin_calls
-from headgate.client.admin_fields import (
-    AgentChange,
-    Amount,
-    BudgetChange,
-    ProjectChange,
-    TargetChange,
-)
-from headgate.client.calls import Call
-from headgate.figure_bodies import JournalBody, LaneListBody
-from headgate.http_bodies import (
+from headgate.bodies.figures import JournalBody, LaneListBody
+from headgate.bodies.slots import SlotBody, SlotListBody, SlotLogBody
+from headgate.bodies.tasks import (
     BudgetStatusBody,
     CreatedTokenBody,
     LimitBody,
@@ -38,9 +30,17 @@ from headgate.http_bodies import (
     TokenBody,
     TokenListBody,
 )
-from headgate.slot_bodies import SlotBody, SlotListBody, SlotLogBody
+from headgate.bodies.webhooks import DeliveryBody, DeliveryListBody, PingedBody, SecretListBody
+from headgate.client import admin_calls
+from headgate.client.admin_fields import (
+    AgentChange,
+    Amount,
+    BudgetChange,
+    ProjectChange,
+    TargetChange,
+)
+from headgate.client.calls import Call
 from headgate.tokens import Permission
-from headgate.webhook_bodies import DeliveryBody, DeliveryListBody, PingedBody, SecretListBody
 
 Answered = TypeVar("Answered")
 

@@ -12,7 +12,6 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
-from headgate.core.agent_pool import AgentPlaces
 from headgate.core.choice import Choice, LaneRule
 from headgate.core.fair_share import (
     ShareOrder,
@@ -21,8 +20,9 @@ from headgate.core.fair_share import (
     total_tokens,
 )
 from headgate.core.lag import forgiven_lag
-from headgate.core.lane_index import LaneIndex
-from headgate.core.lanes import Lane
+from headgate.core.lanes.agent_pool import AgentPlaces
+from headgate.core.lanes.index import LaneIndex
+from headgate.core.lanes.lane import Lane
 from headgate.core.projects import WORKING
 from headgate.core.snapshot import AssignAction, LanePolicy, SchedulerState, tokens_charged
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headgate.core.agent_pool import AgentPlaces
 from headgate.core.decision import Round
 from headgate.core.fair_share import Turn
 from headgate.core.holds import (
@@ -27,10 +26,11 @@ from headgate.core.holds import (
     ProjectUnknown,
     RateLimited,
 )
-from headgate.core.lane_index import LaneIndex
+from headgate.core.lanes.agent_pool import AgentPlaces
+from headgate.core.lanes.index import LaneIndex
 from headgate.core.projects import WORKING
 from headgate.core.snapshot import SchedulerState, is_due
-from headgate.core.tasks import Task
+from headgate.core.tasks.task import Task
 
 
 class Explanation:

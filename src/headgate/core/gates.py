@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from headgate.core.scopes import ROOT, Scope, ancestors
-from headgate.core.tasks import Task
+from headgate.core.budgets.scopes import ROOT, Scope, ancestors
+from headgate.core.tasks.task import Task
 
 GateKind = Literal["scope", "target", "slot", "provider", "agent", "worker", "node"]
 

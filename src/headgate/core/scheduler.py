@@ -9,9 +9,9 @@ from __future__ import annotations
 from headgate.core.decision import decide, eligible_turns
 from headgate.core.explain import Explanation
 from headgate.core.holds import Hold
-from headgate.core.lane_index import LaneIndex
+from headgate.core.lanes.index import LaneIndex
 from headgate.core.snapshot import AssignAction, SchedulerState, check_snapshot
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.task import TaskStatus
 
 
 class Scheduler:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from headgate.core.budgets.scopes import parse_scope
 from headgate.core.enums import LenientEnum
 from headgate.core.gates import GateClosure
 from headgate.core.load import MOST_ALPHA
 from headgate.core.projects import Agent, Project
-from headgate.core.scopes import parse_scope
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.errors import InvalidScopeError, InvalidSnapshotError
 
 DEFAULT_TOKENS = 1_000

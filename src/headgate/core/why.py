@@ -12,10 +12,11 @@ from dataclasses import replace
 import msgspec
 from msgspec.structs import replace as replaced
 
-from headgate.core.desk import Desk
-from headgate.core.desk_settings import Waiting
+from headgate.core.budgets.scopes import Scope, is_within
+from headgate.core.dispatch.desk import Desk
+from headgate.core.dispatch.desk_settings import Waiting
+from headgate.core.dispatch.flights import InFlight
 from headgate.core.explain import Explanation
-from headgate.core.flights import InFlight
 from headgate.core.gates import GatePart
 from headgate.core.holds import (
     AgentFull,
@@ -31,8 +32,7 @@ from headgate.core.holds import (
     ProjectConcurrencyReached,
     WorkersFull,
 )
-from headgate.core.records import is_worker
-from headgate.core.scopes import Scope, is_within
+from headgate.core.tasks.records import is_worker
 
 MAX_HOLDERS = 10
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import quote, unquote
 
-from headgate.web.requests import Request
+from headgate.web.http.requests import Request
 
 TOKEN = "headgate_token"  # noqa: S105 - the name of a cookie
 CSRF = "headgate_csrf"

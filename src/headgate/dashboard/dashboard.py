@@ -25,10 +25,12 @@ from headgate.dashboard.cookies import (
     said_of,
     theme_of,
 )
-from headgate.dashboard.error_pages import error_page
 from headgate.dashboard.headers import PERMANENT_REDIRECT, compressed, page_answer, redirect
 from headgate.dashboard.live import Live
-from headgate.dashboard.login import (
+from headgate.dashboard.page import Done, Page, PageRoute, View, answer_route
+from headgate.dashboard.page_entrance import known_visitor, let_in, needs_login, read_form
+from headgate.dashboard.pages.errors import error_page
+from headgate.dashboard.pages.login import (
     LOGIN,
     Tries,
     choose_theme,
@@ -38,18 +40,16 @@ from headgate.dashboard.login import (
     login_path,
     show_login,
 )
-from headgate.dashboard.page import Done, Page, PageRoute, View, answer_route
-from headgate.dashboard.page_entrance import known_visitor, let_in, needs_login, read_form
 from headgate.dashboard.recent import Recent
 from headgate.dashboard.rendering import CSRF_MARK, ONCE_MARK, Rendering
 from headgate.dashboard.routes import ROUTES
 from headgate.dashboard.sent_forms import ONCE_FIELD, SentForms
 from headgate.dashboard.static_files import PREFIX, StaticFiles
 from headgate.settings.sections import DashboardMode
-from headgate.web.answers import Answer, Headers, refusal_answer
 from headgate.web.api import Api, Handler, Route
+from headgate.web.http.answers import Answer, Headers, refusal_answer
+from headgate.web.http.requests import Request
 from headgate.web.refusals import Refusal
-from headgate.web.requests import Request
 
 ROOT = "/"
 FOLDER = "/ui"

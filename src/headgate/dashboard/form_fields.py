@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from headgate.admin_bodies import PatchBody
+from headgate.bodies.admin import PatchBody
 from headgate.dashboard.page import Done, Form
 from headgate.errors import CallerError, InvalidFieldError
 from headgate.web.refusals import Refusal

@@ -6,8 +6,8 @@ import gzip
 import re
 from urllib.parse import quote
 
-from headgate.web.answers import Answer, Headers
-from headgate.web.requests import Request
+from headgate.web.http.answers import Answer, Headers
+from headgate.web.http.requests import Request
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"

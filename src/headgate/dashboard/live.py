@@ -22,10 +22,10 @@ import msgspec
 from headgate.dashboard.page import View
 from headgate.dashboard.recent import FRESH_SECONDS, until_full_second
 from headgate.errors import NotDispatchingError, StoreError
-from headgate.web.answers import Answer
 from headgate.web.forwarding import EVENT_STREAM
+from headgate.web.http.answers import Answer
+from headgate.web.http.requests import Request
 from headgate.web.refusals import Refusal
-from headgate.web.requests import Request
 
 OK = 200
 LOOK_SECONDS = FRESH_SECONDS

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headgate.settings.sections import DashboardMode
-from headgate.web.answers import Answer
 from headgate.web.api import Api
 from headgate.web.callers import Caller, Permission
-from headgate.web.requests import Request
+from headgate.web.http.answers import Answer
+from headgate.web.http.requests import Request
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):

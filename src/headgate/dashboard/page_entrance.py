@@ -16,8 +16,8 @@ from headgate.dashboard.page import Form
 from headgate.errors import StoreError
 from headgate.web.api import Api
 from headgate.web.callers import Permission
+from headgate.web.http.requests import Request, too_large
 from headgate.web.refusals import Refusal
-from headgate.web.requests import Request, too_large
 
 CSRF_FIELD = "csrf"
 CSRF_HEADER = b"x-csrf-token"

@@ -13,9 +13,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import headgate
-from headgate.core.figure_texts import relative
-from headgate.dashboard import formats
+from headgate.core.texts.figures import relative
 from headgate.dashboard.page import Page, View
+from headgate.dashboard.shown import formats
 from headgate.dashboard.static_files import StaticFiles
 
 MACROS = "macros.html"

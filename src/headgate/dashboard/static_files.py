@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from headgate.dashboard.headers import takes_gzip
 from headgate.dashboard.page import View
-from headgate.web.answers import Answer, Headers
+from headgate.web.http.answers import Answer, Headers
 from headgate.web.refusals import Refusal
 
 VENDORED = (

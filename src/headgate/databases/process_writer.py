@@ -23,7 +23,7 @@ from typing import Any
 
 import structlog
 
-from headgate.core.retries import Backoff
+from headgate.core.tasks.retries import Backoff
 from headgate.databases.awaited import Awaited, deliver
 from headgate.databases.child import Child, ChildStarter
 from headgate.databases.frames import LAST_WORDS, RECEIVE_BYTES, Frames, framed

@@ -18,7 +18,7 @@ import msgspec
 from headgate.executors.headers import ATTEMPT
 from headgate.testing.fake_answers import FakeAnswer, json_answer
 from headgate.testing.fake_provider import LOOPBACK, FakeProvider
-from headgate.web.server import serve
+from headgate.web.http.server import serve
 
 MAX_SECONDS = 20.0
 MODEL = "demo-model"

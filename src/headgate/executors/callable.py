@@ -20,7 +20,7 @@ from typing import cast
 
 import msgspec
 
-from headgate.core.outcomes import (
+from headgate.core.tasks.outcomes import (
     NOTHING_USED,
     Cancelled,
     Failed,

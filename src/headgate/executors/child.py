@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headgate.core.outcomes import NOTHING_USED, Failed, Outcome, Succeeded
+from headgate.core.tasks.outcomes import NOTHING_USED, Failed, Outcome, Succeeded
 from headgate.executor import WorkOrder
 from headgate.executors.capture import TAIL_BYTES, Capture
 from headgate.executors.process_group import ProcessGroup

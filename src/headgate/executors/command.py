@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from headgate.core.outcomes import Outcome
+from headgate.core.tasks.outcomes import Outcome
 from headgate.errors import InvalidSettingError
 from headgate.executor import WorkOrder
 from headgate.executors.child import OWN_PREFIX, PASSED_ON, Child, Children, variables_of

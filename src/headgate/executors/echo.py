@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.core.records import Submission
+from headgate.core.tasks.records import Submission
 from headgate.executors.order_view import OrderView
 
 

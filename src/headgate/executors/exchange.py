@@ -11,7 +11,7 @@ from collections.abc import Callable
 import httpx2
 import msgspec
 
-from headgate.core.outcomes import NOTHING_USED, Failed, Outcome, Succeeded
+from headgate.core.tasks.outcomes import NOTHING_USED, Failed, Outcome, Succeeded
 from headgate.executors.http_answers import EXECUTOR, refused
 from headgate.executors.results import as_json_or_text, shortened, too_large
 from headgate.http_transport import (

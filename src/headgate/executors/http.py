@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 import httpx2
 import msgspec
 
-from headgate.core.outcomes import Outcome
-from headgate.core.records import Submission
+from headgate.core.tasks.outcomes import Outcome
+from headgate.core.tasks.records import Submission
 from headgate.errors import InvalidSettingError
 from headgate.executor import WorkOrder
 from headgate.executors import headers as header_names

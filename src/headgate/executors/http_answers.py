@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headgate.core.outcomes import NOTHING_USED, UNKNOWN_USAGE, Failed, Limited, Usage
+from headgate.core.tasks.outcomes import NOTHING_USED, UNKNOWN_USAGE, Failed, Limited, Usage
 from headgate.executors.results import shortened
 from headgate.http_headers import retry_after_seconds
 

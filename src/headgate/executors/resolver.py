@@ -10,7 +10,7 @@ import asyncio
 import httpx2
 import msgspec
 
-from headgate.core.json_pointer import found_at, parsed_pointer
+from headgate.core.texts.json_pointer import found_at, parsed_pointer
 from headgate.errors import InvalidSettingError
 from headgate.executor import WorkOrder
 from headgate.executors.environment import Environment

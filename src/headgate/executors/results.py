@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headgate.core.nesting import is_deeper
+from headgate.core.texts.nesting import is_deeper
 
 MAX_DEPTH = 200
 """How deep a result may be nested: far from where a reader, deep in its own calls, gives up."""

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from headgate.core.tasks import Task
+from headgate.core.tasks.task import Task
 from headgate.errors import (
     BudgetExceededError,
     CallerError,

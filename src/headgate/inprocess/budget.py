@@ -24,8 +24,8 @@ from typing import Literal, get_args
 import msgspec
 
 from headgate.budget_tracker import DEFAULT_LEASE_SECONDS, Amount, BudgetTracker
+from headgate.core.budgets.scopes import parse_scope
 from headgate.core.money import format_usd, to_limit_micro_usd, to_micro_usd, to_tokens
-from headgate.core.scopes import parse_scope
 from headgate.errors import (
     BudgetExceededError,
     HeadgateError,

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from headgate.core.model_weights import estimate_weight
-from headgate.core.outcomes import Usage
-from headgate.core.tasks import Task
+from headgate.core.tasks.outcomes import Usage
+from headgate.core.tasks.task import Task
 from headgate.errors import InvalidFieldError, InvalidSettingError
 from headgate.inprocess.arguments import named_arguments, with_model
 from headgate.inprocess.budget import Estimate

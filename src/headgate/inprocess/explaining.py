@@ -11,8 +11,8 @@ from operator import itemgetter
 
 import msgspec
 
+from headgate.core.lanes.load_ranking import MICRO
 from headgate.core.load import load_score
-from headgate.core.load_ranking import MICRO
 from headgate.inprocess.lanes import Lane
 from headgate.inprocess.resource import SharedResource
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headgate.core.load_ranking import MICRO
+from headgate.core.lanes.load_ranking import MICRO
 
 
 class Tally:

@@ -10,9 +10,9 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 
 from headgate.budget_tracker import Amount
-from headgate.core.load_ranking import MICRO
+from headgate.core.lanes.load_ranking import MICRO
 from headgate.core.money import to_micro_usd, to_tokens
-from headgate.core.tasks import Task
+from headgate.core.tasks.task import Task
 from headgate.errors import IllegalSettlementError
 from headgate.hold import HeldMoney
 from headgate.inprocess.lanes import Entry, Lane

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
+from headgate.core.lanes.load_ranking import MICRO, LoadRanking
 from headgate.core.load import AdaptiveAlpha
-from headgate.core.load_ranking import MICRO, LoadRanking
 from headgate.inprocess.lanes import Lane
 
 

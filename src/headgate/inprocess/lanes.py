@@ -17,8 +17,8 @@ from collections import deque
 from operator import attrgetter
 from typing import Any
 
-from headgate.core.load_ranking import MICRO
-from headgate.core.tasks import Task
+from headgate.core.lanes.load_ranking import MICRO
+from headgate.core.tasks.task import Task
 from headgate.inprocess.figures import Tally
 
 SLACK_GONE = 32

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from headgate.core.load_ranking import to_micro_weight
-from headgate.core.tasks import Task
+from headgate.core.lanes.load_ranking import to_micro_weight
+from headgate.core.tasks.task import Task
 from headgate.errors import (
     HeadgateError,
     InvalidFieldError,

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from headgate.budget_tracker import BudgetTracker
 from headgate.core.load import MOST_ALPHA, MOST_UNSAFE_ALPHA, resolve_alpha
 from headgate.core.projects import Agent
-from headgate.core.tasks import Task
+from headgate.core.tasks.task import Task
 from headgate.errors import InvalidSettingError
 from headgate.inprocess.acquiring import Acquisition
 from headgate.inprocess.budget import Budget, Estimate

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import TracebackType
 
-from headgate.core.tasks import Task
+from headgate.core.tasks.task import Task
 from headgate.errors import BudgetExceededError, InvalidFieldError, PlaceTimeoutError
 from headgate.inprocess.budget import Estimate
 from headgate.inprocess.funding import Funding, Patience

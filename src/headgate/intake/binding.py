@@ -6,8 +6,8 @@ something else is refused; nothing is changed silently.
 
 from __future__ import annotations
 
-from headgate.core.scopes import Scope
-from headgate.core.tasks import Task
+from headgate.core.budgets.scopes import Scope
+from headgate.core.tasks.task import Task
 from headgate.errors import InvalidTaskError
 from headgate.intake.bodies import BatchBody, TaskBody
 from headgate.tokens import Bounds

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headgate.core.records import OnExhausted, OnParentFailure
+from headgate.core.tasks.records import OnExhausted, OnParentFailure
 from headgate.errors import InvalidTaskError
 
 MAX_FIELDS = 64

@@ -12,12 +12,12 @@ from typing import NoReturn
 
 import msgspec
 
-from headgate.core.deadlines import IN_THE_PAST, INVALID_FORMAT, parse_rfc3339
+from headgate.core.budgets.scopes import ROOT, Scope, charged_scopes, parse_scope
 from headgate.core.money import to_micro_usd, to_tokens
-from headgate.core.nesting import is_deeper
-from headgate.core.records import MAX_ATTEMPT_SECONDS, MAX_ATTEMPTS
-from headgate.core.scopes import ROOT, Scope, charged_scopes, parse_scope
 from headgate.core.snapshot import MAX_PRIORITY, MAX_WEIGHT
+from headgate.core.tasks.deadlines import IN_THE_PAST, INVALID_FORMAT, parse_rfc3339
+from headgate.core.tasks.records import MAX_ATTEMPT_SECONDS, MAX_ATTEMPTS
+from headgate.core.texts.nesting import is_deeper
 from headgate.errors import InvalidAmountError, InvalidScopeError, InvalidTaskError
 from headgate.intake.bodies import EstimateBody, shown
 

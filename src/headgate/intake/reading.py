@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from headgate.core.records import Submission, TaskRecord, Terms
-from headgate.core.scopes import Scope, parse_scope
-from headgate.core.tasks import Task
+from headgate.core.budgets.scopes import Scope, parse_scope
+from headgate.core.tasks.records import Submission, TaskRecord, Terms
+from headgate.core.tasks.task import Task
 from headgate.errors import InvalidTaskError
 from headgate.intake import fields
 from headgate.intake.binding import bind, check_scopes

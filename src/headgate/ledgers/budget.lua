@@ -1,7 +1,7 @@
 -- The books of a budget ledger. One run is one atomic step.
 --
 -- The arithmetic is that of headgate.core; it is repeated here because a decision and its booking
--- must not be apart. The table of headgate.core.reservations is put before this text when the
+-- must not be apart. The table of headgate.core.budgets.reservations is put before this text when the
 -- script is loaded, as RULES, MOVES and BOOKINGS by "state call", so it is not written twice.
 --
 -- Everything is read first, then decided on tables in memory, then written by `save`. So a step

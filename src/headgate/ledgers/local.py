@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from math import inf
 from threading import Lock
 
-from headgate.core.accounts import (
+from headgate.core.budgets.accounts import (
     EMPTY,
     Account,
     Balance,
@@ -21,10 +21,10 @@ from headgate.core.accounts import (
     Refused,
     balances_from,
 )
-from headgate.core.books import Books, ReserveRequest, SettleRequest
-from headgate.core.budget_windows import live_from
-from headgate.core.reservations import LIVE, Call, Reservation
-from headgate.core.scopes import Scope, depth, is_within
+from headgate.core.budgets.books import Books, ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import LIVE, Call, Reservation
+from headgate.core.budgets.scopes import Scope, depth, is_within
+from headgate.core.budgets.windows import live_from
 from headgate.errors import LedgerUnavailableError
 from headgate.ledger import FINISHED_KEPT_SECONDS, MAX_ACCOUNTS, Audit, Clock
 from headgate.ledgers.zones import zone

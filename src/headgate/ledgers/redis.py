@@ -18,7 +18,7 @@ from math import inf
 from typing import cast
 from urllib.parse import parse_qsl, urlencode, urlunsplit
 
-from headgate.core.accounts import (
+from headgate.core.budgets.accounts import (
     Account,
     JournalEntry,
     Limit,
@@ -26,10 +26,10 @@ from headgate.core.accounts import (
     balances_from,
     read_account,
 )
-from headgate.core.books import ReserveRequest, SettleRequest
-from headgate.core.budget_windows import NO_WINDOW, Window, parse_window
-from headgate.core.reservations import Reservation, unknown_reservation
-from headgate.core.scopes import Scope, depth
+from headgate.core.budgets.books import ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import Reservation, unknown_reservation
+from headgate.core.budgets.scopes import Scope, depth
+from headgate.core.budgets.windows import NO_WINDOW, Window, parse_window
 from headgate.errors import InvalidFieldError, InvalidSettingError, LedgerUnavailableError
 from headgate.ledger import MAX_ACCOUNTS, Audit, Clock
 from headgate.ledgers.redis_pipeline import SharedPipeline

@@ -4,8 +4,8 @@ Both ways are MessagePack. A batch names each scope once, with the window that t
 it to have and the buckets that follow from it: zones cannot be computed inside Redis. The script
 compares the windows with the limits it keeps; where they differ it applies nothing and says which.
 
-The rules of reservations are rendered from `headgate.core.reservations` and put before the script,
-so that there is one table of them.
+The rules of reservations are rendered from `headgate.core.budgets.reservations` and put before the
+script, so that there is one table of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib.resources import files
 
 import msgspec
 
-from headgate.core.accounts import (
+from headgate.core.budgets.accounts import (
     Account,
     Balance,
     JournalEntry,
@@ -24,8 +24,17 @@ from headgate.core.accounts import (
     Refused,
     first_refusal,
 )
-from headgate.core.books import Books, ReserveRequest, SettleRequest
-from headgate.core.budget_windows import (
+from headgate.core.budgets.books import Books, ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import (
+    RULES,
+    Call,
+    Charge,
+    Delta,
+    Reservation,
+    ReservationState,
+)
+from headgate.core.budgets.scopes import Scope
+from headgate.core.budgets.windows import (
     NO_WINDOW,
     Window,
     bucket_start,
@@ -34,15 +43,6 @@ from headgate.core.budget_windows import (
     parse_window,
 )
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.reservations import (
-    RULES,
-    Call,
-    Charge,
-    Delta,
-    Reservation,
-    ReservationState,
-)
-from headgate.core.scopes import Scope
 from headgate.errors import LedgerUnavailableError
 from headgate.ledgers.zones import zone
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from math import inf
 
-from headgate.core.accounts import Account, JournalEntry, Limit, Refused
-from headgate.core.books import Books, ReserveRequest, SettleRequest
-from headgate.core.budget_windows import format_window, live_from
-from headgate.core.reservations import Call, Reservation
-from headgate.core.scopes import Scope
+from headgate.core.budgets.accounts import Account, JournalEntry, Limit, Refused
+from headgate.core.budgets.books import Books, ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import Call, Reservation
+from headgate.core.budgets.scopes import Scope
+from headgate.core.budgets.windows import format_window, live_from
 from headgate.databases.transaction import Dialect, Statement, Transaction, about, json_rows
 from headgate.errors import CallerError, InvalidSettingError
 from headgate.ledger import MAX_ACCOUNTS

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TypeVar, cast
 
-from headgate.core.accounts import Account, JournalEntry, Limit, Refused
-from headgate.core.books import ReserveRequest, SettleRequest
-from headgate.core.reservations import Reservation
-from headgate.core.scopes import ROOT, Scope
+from headgate.core.budgets.accounts import Account, JournalEntry, Limit, Refused
+from headgate.core.budgets.books import ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import Reservation
+from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.databases.migrations import migrate, schema_version
 from headgate.databases.transaction import Database, Transaction
 from headgate.databases.writer import GroupCommitWriter

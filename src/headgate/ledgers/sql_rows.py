@@ -6,10 +6,17 @@ from functools import lru_cache
 
 import msgspec
 
-from headgate.core.accounts import Balance, JournalEntry, Limit
-from headgate.core.budget_windows import parse_window
+from headgate.core.budgets.accounts import Balance, JournalEntry, Limit
+from headgate.core.budgets.reservations import (
+    LIVE,
+    Call,
+    Charge,
+    Delta,
+    Reservation,
+    ReservationState,
+)
+from headgate.core.budgets.windows import parse_window
 from headgate.core.money import Columns, MicroUsd, Tokens
-from headgate.core.reservations import LIVE, Call, Charge, Delta, Reservation, ReservationState
 from headgate.databases.transaction import Row
 
 _STATES = {state.value: state for state in ReservationState}

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from headgate.core.accounts import Balance
-from headgate.core.budget_windows import live_from, parse_window
-from headgate.core.scopes import ROOT, Scope
+from headgate.core.budgets.accounts import Balance
+from headgate.core.budgets.scopes import ROOT, Scope
+from headgate.core.budgets.windows import live_from, parse_window
 from headgate.databases.transaction import Dialect, Row, Transaction, json_rows
 from headgate.errors import InvalidSettingError
 from headgate.ledger import FINISHED_KEPT_SECONDS, Audit

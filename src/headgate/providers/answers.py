@@ -13,7 +13,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headgate.core.quota import EXHAUSTION_CODES, QuotaFailure, QuotaFailureKind, failure_of
+from headgate.core.key_slots.quota import (
+    EXHAUSTION_CODES,
+    QuotaFailure,
+    QuotaFailureKind,
+    failure_of,
+)
 from headgate.http_headers import retry_after_seconds
 from headgate.provider import Call
 from headgate.providers.slot_client import Reply, SlotClient

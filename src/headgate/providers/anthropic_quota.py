@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from headgate.core.quota import QuotaLimit, QuotaReport
+from headgate.core.key_slots.quota import QuotaLimit, QuotaReport
 from headgate.providers.header_quota import Dialect
 from headgate.providers.rate_headers import Headers, RateRows
 from headgate.providers.reset_times import epoch_ms

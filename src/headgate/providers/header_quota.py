@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC
 from typing import NamedTuple
 
-from headgate.core.quota import QuotaFailure, QuotaFailureKind, QuotaReport
+from headgate.core.key_slots.quota import QuotaFailure, QuotaFailureKind, QuotaReport
 from headgate.provider import Call, WakeAnswer
 from headgate.providers.answers import failure_in
 from headgate.providers.rate_headers import Headers

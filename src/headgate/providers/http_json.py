@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 from datetime import UTC
 
-from headgate.core.json_pointer import found_at, parsed_pointer
-from headgate.core.quota import QuotaFailure, QuotaFailureKind, QuotaLimit, QuotaReport
+from headgate.core.key_slots.quota import QuotaFailure, QuotaFailureKind, QuotaLimit, QuotaReport
+from headgate.core.texts.json_pointer import found_at, parsed_pointer
 from headgate.provider import Call, WakeAnswer
 from headgate.providers.answers import asked
 from headgate.providers.reset_times import epoch_ms, reset_time

@@ -6,7 +6,7 @@ duration such as `6m0s`. Many others send the same headers, some with plain seco
 
 from __future__ import annotations
 
-from headgate.core.quota import QuotaReport
+from headgate.core.key_slots.quota import QuotaReport
 from headgate.providers.header_quota import Dialect
 from headgate.providers.rate_headers import Headers, RateRows
 from headgate.providers.slot_places import KEY_PLACEHOLDER

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from datetime import UTC
 
-from headgate.core.quota import QuotaLimit, QuotaReport
+from headgate.core.key_slots.quota import QuotaLimit, QuotaReport
 from headgate.providers.reset_times import epoch_ms, reset_time
 
 RATE_LIMIT = "RATE_LIMIT"

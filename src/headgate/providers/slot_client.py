@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import httpx2
 import msgspec
 
-from headgate.core.quota import QuotaFailure, QuotaFailureKind
+from headgate.core.key_slots.quota import QuotaFailure, QuotaFailureKind
 from headgate.http_headers import HEADER_VALUE, SECRET_NAME
 from headgate.http_transport import NOT_SENDABLE, HttpClient, explained, read_body
 from headgate.provider import Answered, Call, Sent, Unanswered

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headgate.core.json_pointer import parsed_pointer
+from headgate.core.texts.json_pointer import parsed_pointer
 from headgate.errors import InvalidSettingError
 from headgate.http_headers import CARRIAGE, HEADER_NAME, check_header_value
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from headgate.core.money import MAX_RESERVATION_MICRO_USD, to_tokens
-from headgate.core.outcomes import UNKNOWN_USAGE, Usage
+from headgate.core.tasks.outcomes import UNKNOWN_USAGE, Usage
 from headgate.errors import CallerError
 from headgate.providers.prices import PriceList
 

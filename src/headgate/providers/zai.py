@@ -11,7 +11,7 @@ from datetime import UTC
 
 import msgspec
 
-from headgate.core.quota import QuotaFailure, QuotaReport, read_quota
+from headgate.core.key_slots.quota import QuotaFailure, QuotaReport, read_quota
 from headgate.provider import Call, WakeAnswer
 from headgate.providers.answers import asked
 from headgate.providers.slot_client import Reply, SlotClient

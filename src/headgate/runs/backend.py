@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.task import TaskStatus
 from headgate.workflow.workflow import Step
 
 

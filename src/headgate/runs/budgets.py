@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol, cast
 
 import msgspec
 
-from headgate.core.accounts import Limit, check_founded
+from headgate.core.budgets.accounts import Limit, check_founded
+from headgate.core.budgets.scopes import MAX_PART_LENGTH, Scope, depth, leaf_kind, parse_scope
 from headgate.core.money import MicroUsd, plain_usd
-from headgate.core.scopes import MAX_PART_LENGTH, Scope, depth, leaf_kind, parse_scope
 from headgate.errors import (
     CallerError,
     InvalidScopeError,
@@ -27,8 +27,8 @@ from headgate.ledger import Ledger
 from headgate.ledgers.schemes import EXAMPLES, SCHEMES, URL_VARIABLE, scheme_of
 from headgate.redaction import HIDDEN
 from headgate.runs.backend import Money
+from headgate.runs.kept.record import RunRecord, RunScope
 from headgate.runs.options import RunOptions, Tracker
-from headgate.runs.record import RunRecord, RunScope
 from headgate.workflow.texts import EnvPlace, Text
 from headgate.workflow.workflow import Workflow
 

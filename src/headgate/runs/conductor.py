@@ -20,12 +20,12 @@ from typing import Any
 from headgate.errors import HeadgateError
 from headgate.runs.backend import Backend, StepOrder, StepTask, TaskState
 from headgate.runs.filling import Filler, fields_read
-from headgate.runs.folder import Run
-from headgate.runs.keeping import Keeping
+from headgate.runs.kept.folder import Run
+from headgate.runs.kept.keeping import Keeping
 from headgate.runs.order_making import NoOrder, OrderMaker, Refusals
 from headgate.runs.report import Ended, RunReport, RunState
-from headgate.runs.reporting import LiveTask, Reporter, end_state, stopped_as
 from headgate.runs.tally import RunTally
+from headgate.runs.viewing.reporting import LiveTask, Reporter, end_state, stopped_as
 from headgate.runs.watching import Watch
 from headgate.workflow.expansion import Expansion
 from headgate.workflow.progress import WorkflowProgress

@@ -15,7 +15,7 @@ import msgspec
 
 from headgate.core.money import MICRO_PER_USD
 from headgate.runs.backend import StepTask
-from headgate.runs.folder import Run
+from headgate.runs.kept.folder import Run
 from headgate.runs.outputs import output_of
 from headgate.runs.tally import RunTally
 from headgate.workflow.places import ONE_RUN_FIELDS

@@ -8,12 +8,12 @@ from __future__ import annotations
 import shlex
 from urllib.parse import quote
 
-from headgate.core.scopes import Scope, leaf_kind
+from headgate.core.budgets.scopes import Scope, leaf_kind
 from headgate.ledgers.connect import sqlite_path
 from headgate.runs.backend import Money
 from headgate.runs.budgets import SESSION, ChangeCommand
+from headgate.runs.kept.record import RunRecord
 from headgate.runs.options import Tracker
-from headgate.runs.record import RunRecord
 from headgate.runs.report import RunReport, RunState
 
 AMOUNT = "USD"

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headgate.core.scopes import Scope, leaf_kind, leaf_name
+from headgate.core.budgets.scopes import Scope, leaf_kind, leaf_name
 from headgate.errors import InvalidSettingError
 from headgate.runs.budgets import SESSION
+from headgate.runs.kept.record import RunRecord
 from headgate.runs.options import RunOptions
-from headgate.runs.record import RunRecord
 
 
 def check_resume(record: RunRecord, given: RunOptions) -> None:

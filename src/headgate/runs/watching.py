@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from headgate.errors import HeadgateError
 from headgate.runs.backend import Backend, TaskState
-from headgate.runs.reporting import LiveTask, Reporter
+from headgate.runs.viewing.reporting import LiveTask, Reporter
 from headgate.workflow.standing import Standing
 
 WATCH_SECONDS = 1.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from headgate.core.accounts import Refused
-from headgate.core.desk_settings import Planned
-from headgate.core.records import Progress, TaskRecord
+from headgate.core.budgets.accounts import Refused
+from headgate.core.dispatch.desk_settings import Planned
+from headgate.core.tasks.records import Progress, TaskRecord
 from headgate.runtime.holding import reserve_request
 from headgate.store import Assignment, NotAssigned
 

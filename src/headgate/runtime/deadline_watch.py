@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from headgate.core.timers import Timers
+from headgate.core.dispatch.timers import Timers
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -13,24 +13,24 @@ from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
-from headgate.core.desk import Desk
-from headgate.core.desk_settings import DeskSettings, Planned
+from headgate.core.dispatch.desk import Desk
+from headgate.core.dispatch.desk_settings import DeskSettings, Planned
 from headgate.core.gates import GateClosure
-from headgate.core.records import TaskRecord, is_worker
-from headgate.core.slots import SlotStanding
-from headgate.core.tasks import TaskStatus
+from headgate.core.key_slots.slot import SlotStanding
+from headgate.core.tasks.records import TaskRecord, is_worker
+from headgate.core.tasks.task import TaskStatus
 from headgate.errors import StaleEpochError, StoreUnavailableError
 from headgate.ledger import Ledger
 from headgate.runtime.assignments import assignment_of, not_held
 from headgate.runtime.doubts import Doubts
 from headgate.runtime.drops import expired, rejected
-from headgate.runtime.event_feed import EventFeed
 from headgate.runtime.expecting import expect, unexpect
 from headgate.runtime.forgotten import ForgottenStarts, Runs, Start
 from headgate.runtime.holding import OutsideBooks, reservation_id
 from headgate.runtime.loading import desk_from, ended_while_loading
 from headgate.runtime.pending_settings import PendingSettings
 from headgate.runtime.rest import Rest
+from headgate.runtime.telling.event_feed import EventFeed
 from headgate.runtime.unseen import Unseen
 from headgate.store import Assigned, Assignment, Drop, NewTask, NotAssigned, TaskStore
 from headgate.worker_store import Overdue

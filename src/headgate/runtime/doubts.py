@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from headgate.core.records import TaskRecord
+from headgate.core.tasks.records import TaskRecord
 from headgate.store import TaskStore
 
 MAX_IN_DOUBT = 1_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from headgate.core.deadlines import EXPIRED_WHILE_QUEUED
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.deadlines import EXPIRED_WHILE_QUEUED
+from headgate.core.tasks.task import TaskStatus
 from headgate.store import Drop
 
 

@@ -15,16 +15,16 @@ from typing import Any
 import msgspec
 import structlog
 
-from headgate.core.accounts import Limit
-from headgate.core.admission import QueueLimits
-from headgate.core.desk_settings import DeskSettings
-from headgate.core.flights import InFlight
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.scopes import Scope
+from headgate.core.dispatch.desk_settings import DeskSettings
+from headgate.core.dispatch.flights import InFlight
 from headgate.core.gates import GateClosure
-from headgate.core.outcomes import DEFAULT_POLICY, RetryPolicy
-from headgate.core.records import Submission, TaskRecord, Terms
-from headgate.core.scopes import Scope
-from headgate.core.submit_keys import InvalidEntry, KeyRefusal, SubmitKey
-from headgate.core.tasks import Task, TaskStatus, check_move
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.outcomes import DEFAULT_POLICY, RetryPolicy
+from headgate.core.tasks.records import Submission, TaskRecord, Terms
+from headgate.core.tasks.submit_keys import InvalidEntry, KeyRefusal, SubmitKey
+from headgate.core.tasks.task import Task, TaskStatus, check_move
 from headgate.core.why import reasons
 from headgate.errors import (
     NotDispatchingError,
@@ -34,14 +34,15 @@ from headgate.errors import (
 )
 from headgate.executor import Executor
 from headgate.ledger import Ledger
-from headgate.runtime import finding
 from headgate.runtime.dispatcher import Dispatcher
-from headgate.runtime.event_feed import EventFeed
 from headgate.runtime.health import Health, judge
-from headgate.runtime.history import History
 from headgate.runtime.ledger_watch import WatchedLedger
+from headgate.runtime.looking import finding
+from headgate.runtime.looking.history import History
+from headgate.runtime.looking.outlook import Outlook
+from headgate.runtime.looking.waiting import wait_for_end
+from headgate.runtime.looking.why import Why, why_of
 from headgate.runtime.node import NodeLife
-from headgate.runtime.outlook import Outlook
 from headgate.runtime.pull_workers import PullWorkers
 from headgate.runtime.reaper import Reaper
 from headgate.runtime.retired_executors import RetiredExecutors
@@ -49,8 +50,7 @@ from headgate.runtime.settlement_outbox import SettlementOutbox
 from headgate.runtime.submits import Submits, Submitted
 from headgate.runtime.supervisor import Loop, Supervisor
 from headgate.runtime.task_runner import TaskRunner
-from headgate.runtime.waiting import wait_for_end
-from headgate.runtime.why import Why, why_of
+from headgate.runtime.telling.event_feed import EventFeed
 from headgate.store import KeyedAnswer, KeyedSubmit, NewTask, Queued, TaskStore, Totals, TurnedAway
 from headgate.task_ids import TaskIds
 from headgate.task_query import TaskPage, TaskQuery

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
-from headgate.core.desk import Desk
-from headgate.core.records import TaskRecord
-from headgate.core.tasks import TaskStatus
+from headgate.core.dispatch.desk import Desk
+from headgate.core.tasks.records import TaskRecord
+from headgate.core.tasks.task import TaskStatus
 from headgate.store import NewTask
 
 

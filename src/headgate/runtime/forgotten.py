@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from headgate.core.records import TaskRecord
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.records import TaskRecord
+from headgate.core.tasks.task import TaskStatus
 from headgate.store import TaskStore
 
 LOOKED_FOR_SECONDS = 10.0

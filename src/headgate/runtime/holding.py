@@ -13,12 +13,12 @@ from functools import lru_cache
 import msgspec
 import structlog
 
-from headgate.core.accounts import Refused
-from headgate.core.books import ReserveRequest, SettleRequest
-from headgate.core.desk_settings import Planned
+from headgate.core.budgets.accounts import Refused
+from headgate.core.budgets.books import ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import LIVE, Call, Reservation
+from headgate.core.budgets.scopes import ROOT, Scope, charged_scopes
+from headgate.core.dispatch.desk_settings import Planned
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.reservations import LIVE, Call, Reservation
-from headgate.core.scopes import ROOT, Scope, charged_scopes
 from headgate.errors import CallerError, IllegalSettlementError, StoreUnavailableError
 from headgate.ledger import Ledger
 

@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import structlog
 
-from headgate.core.accounts import Account, JournalEntry, Limit, Refused
-from headgate.core.books import ReserveRequest, SettleRequest
-from headgate.core.reservations import Reservation
-from headgate.core.scopes import ROOT, Scope
+from headgate.core.budgets.accounts import Account, JournalEntry, Limit, Refused
+from headgate.core.budgets.books import ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import Reservation
+from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.errors import LedgerUnavailableError, StoreError
 from headgate.ledger import MAX_ACCOUNTS, Audit, Ledger
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from headgate.core.desk import Desk
-from headgate.core.desk_settings import DeskSettings
+from headgate.core.dispatch.desk import Desk
+from headgate.core.dispatch.desk_settings import DeskSettings
 from headgate.errors import StaleEpochError
 from headgate.store import Backlog
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 
-from headgate.core.desk import Desk
-from headgate.core.desk_refit import ask_budgets_again, needs_new_desk, refit
-from headgate.core.desk_settings import DeskSettings
+from headgate.core.dispatch.desk import Desk
+from headgate.core.dispatch.desk_settings import DeskSettings
+from headgate.core.dispatch.refit import ask_budgets_again, needs_new_desk, refit
 
 
 class PendingSettings:

@@ -16,7 +16,7 @@ from functools import partial
 import msgspec
 
 from headgate.core.gates import GateClosure
-from headgate.core.outcomes import (
+from headgate.core.tasks.outcomes import (
     NOTHING_USED,
     Cancelled,
     Failed,
@@ -25,8 +25,8 @@ from headgate.core.outcomes import (
     Lost,
     Outcome,
 )
-from headgate.core.records import WORKER_PREFIX, Lease, TaskRecord
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.records import WORKER_PREFIX, Lease, TaskRecord
+from headgate.core.tasks.task import TaskStatus
 from headgate.errors import StaleWorkerError, StoreUnavailableError
 from headgate.executor import WorkOrder, work_order_of
 from headgate.ledger import Ledger

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import structlog
 
-from headgate.core.books import SettleRequest
+from headgate.core.budgets.books import SettleRequest
 from headgate.errors import CallerError, LedgerUnavailableError, StoreError, StoreUnavailableError
 from headgate.ledger import Ledger
 from headgate.store import TaskStore

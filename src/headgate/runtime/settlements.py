@@ -11,7 +11,7 @@ import random
 import msgspec
 
 from headgate.core.gates import GateClosure
-from headgate.core.outcomes import (
+from headgate.core.tasks.outcomes import (
     Failed,
     Finish,
     Limited,
@@ -24,7 +24,7 @@ from headgate.core.outcomes import (
     next_step,
     pause_seconds,
 )
-from headgate.core.records import TaskRecord, is_worker, slot_of
+from headgate.core.tasks.records import TaskRecord, is_worker, slot_of
 from headgate.store import Settlement
 
 

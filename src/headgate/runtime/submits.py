@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from headgate.core.submit_keys import KeyRefusal
+from headgate.core.tasks.submit_keys import KeyRefusal
 from headgate.runtime.dispatcher import Dispatcher
 from headgate.store import (
     KeyedAnswer,

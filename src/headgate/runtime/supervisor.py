@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from headgate.core.retries import Backoff
+from headgate.core.tasks.retries import Backoff
 
 log = structlog.get_logger("headgate.supervisor")
 

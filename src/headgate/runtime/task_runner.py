@@ -15,7 +15,7 @@ from itertools import count
 import structlog
 
 from headgate.core.gates import GateClosure
-from headgate.core.outcomes import (
+from headgate.core.tasks.outcomes import (
     DEADLINE_EXCEEDED,
     DEFAULT_POLICY,
     NOTHING_USED,
@@ -27,8 +27,8 @@ from headgate.core.outcomes import (
     RetryPolicy,
     timed_out,
 )
-from headgate.core.records import TaskRecord
-from headgate.core.retries import Backoff
+from headgate.core.tasks.records import TaskRecord
+from headgate.core.tasks.retries import Backoff
 from headgate.errors import StoreUnavailableError
 from headgate.executor import Executor, work_order_of
 from headgate.ledger import Ledger

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.core.desk import Desk
+from headgate.core.dispatch.desk import Desk
 from headgate.core.gates import GateClosure
-from headgate.core.records import TaskRecord
+from headgate.core.tasks.records import TaskRecord
 
 
 class Unseen:

@@ -5,10 +5,10 @@ Rule: a scope has one budget. Two keys that both set it are refused, never ranke
 
 from __future__ import annotations
 
-from headgate.core.accounts import Limit
-from headgate.core.budget_windows import Window, parse_window
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.scopes import ROOT, Scope, parse_scope
+from headgate.core.budgets.windows import Window, parse_window
 from headgate.core.money import to_limit_micro_usd, to_limit_tokens
-from headgate.core.scopes import ROOT, Scope, parse_scope
 from headgate.errors import InvalidSettingError
 from headgate.settings.checks import at_key
 from headgate.settings.messages import key_path

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from headgate.core.scopes import parse_scope
+from headgate.core.budgets.scopes import parse_scope
 from headgate.core.snapshot import MIN_CREDIT_WEIGHT
 from headgate.errors import InvalidFieldError, InvalidScopeError, InvalidSettingError
 from headgate.executors.targets import PULL_NAME, PullTarget

@@ -12,8 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, inspect
 
-from headgate.core.admission import QueueLimits
-from headgate.core.budget_windows import MAX_ROLLING_HOURS, Window, WindowKind
+from headgate.core.budgets.windows import MAX_ROLLING_HOURS, Window, WindowKind
 from headgate.core.load import MOST_ALPHA, resolve_alpha
 from headgate.core.money import (
     MAX_LIMIT_TOKENS,
@@ -21,12 +20,13 @@ from headgate.core.money import (
     MicroUsd,
     to_micro_usd,
 )
-from headgate.core.outcomes import RetryPolicy
 from headgate.core.projects import Agent, AgentState, Project, ProjectStatus, Standing
 from headgate.core.rate_limits import RateKind
-from headgate.core.records import MAX_ATTEMPTS
-from headgate.core.retries import Backoff
 from headgate.core.snapshot import DEFAULT_TOKENS, MAX_COUNT, MAX_WEIGHT, LanePolicy
+from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.outcomes import RetryPolicy
+from headgate.core.tasks.records import MAX_ATTEMPTS
+from headgate.core.tasks.retries import Backoff
 from headgate.executors.targets import PULL, PULL_NAME, PullTarget, Target
 from headgate.settings.slots import QuotaSettings, SlotSettings
 

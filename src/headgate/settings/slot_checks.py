@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from headgate.core.key_slots.wake import check_wake_config
 from headgate.core.projects import Standing
-from headgate.core.wake import check_wake_config
 from headgate.errors import InvalidSettingError
 from headgate.executors.slot_texts import KEY
 from headgate.http_headers import HEADER_NAME

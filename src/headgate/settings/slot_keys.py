@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from headgate.core.slots import SlotConfig
-from headgate.core.wake import WakeConfig
+from headgate.core.key_slots.slot import SlotConfig
+from headgate.core.key_slots.wake import WakeConfig
 from headgate.errors import InvalidSettingError
 from headgate.providers.slot_places import ProviderPlace, settled
 from headgate.settings.messages import key_path

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from headgate.core.wake import MINUTES_PER_DAY, RANGES, WakeMode
+from headgate.core.key_slots.wake import MINUTES_PER_DAY, RANGES, WakeMode
 from headgate.errors import InvalidSettingError
 from headgate.settings.messages import key_path, table_expected
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, tzinfo
 
-from headgate.core.budget_windows import UTC_NAME
+from headgate.core.budgets.windows import UTC_NAME
 from headgate.errors import InvalidSettingError
 
 

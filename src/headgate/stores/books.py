@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import partial
 from math import inf
 
-from headgate.core.accounts import Account, JournalEntry, Limit, Refused
-from headgate.core.books import ReserveRequest, SettleRequest
-from headgate.core.reservations import Reservation
-from headgate.core.scopes import Scope
+from headgate.core.budgets.accounts import Account, JournalEntry, Limit, Refused
+from headgate.core.budgets.books import ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import Reservation
+from headgate.core.budgets.scopes import Scope
 from headgate.databases.access import Access
 from headgate.databases.transaction import Transaction
 from headgate.errors import StoreError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from headgate.core.accounts import Account
+from headgate.core.budgets.accounts import Account
 from headgate.databases.access import Access
 from headgate.ledgers import sql_books
 

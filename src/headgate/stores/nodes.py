@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from headgate.core.records import is_worker
+from headgate.core.tasks.records import is_worker
 from headgate.databases.transaction import Dialect, Transaction, json_rows
 from headgate.errors import LimitReachedError
 from headgate.store import Beat, Node

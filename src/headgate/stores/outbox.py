@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.core.books import SettleRequest
-from headgate.core.reservations import Call
+from headgate.core.budgets.books import SettleRequest
+from headgate.core.budgets.reservations import Call
 from headgate.databases.transaction import Transaction, about
 
 _FORGET = "DELETE FROM ledger_outbox"

@@ -20,9 +20,13 @@ from headgate.databases.writer import GroupCommitWriter
 from headgate.ledger import Clock
 from headgate.store import Beat
 from headgate.stores.messages import CHANNEL
-from headgate.stores.postgres_workplace import PostgresTables, postgres_workplace, task_database
 from headgate.stores.sql_store import SqlTaskStore
-from headgate.stores.step_wire import StepWire
+from headgate.stores.wire.jobs import StepWire
+from headgate.stores.wire.postgres_workplace import (
+    PostgresTables,
+    postgres_workplace,
+    task_database,
+)
 
 READ_LOCK_SECONDS = 1.0
 """How long a question waits for a table that somebody has locked."""

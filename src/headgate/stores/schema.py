@@ -5,16 +5,14 @@ from __future__ import annotations
 from headgate.databases.migrations import migrate
 from headgate.databases.transaction import Transaction
 from headgate.ledgers import sql_schema
-from headgate.stores import (
-    administration_schema,
-    delivery_schema,
-    keyed_submits,
-    slots,
-    task_schema,
-    tokens,
-    usage_rows,
-    worker_schema,
-)
+from headgate.stores import slots
+from headgate.stores.administering import tokens
+from headgate.stores.looking import usage_rows
+from headgate.stores.moves import keyed_submits
+from headgate.stores.schemas import administration as administration_schema
+from headgate.stores.schemas import deliveries as delivery_schema
+from headgate.stores.schemas import tasks as task_schema
+from headgate.stores.schemas import workers as worker_schema
 
 PARTS = (
     (sql_schema.PART, sql_schema.MIGRATIONS),

@@ -16,15 +16,15 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from headgate.audit import AuditEntry
-from headgate.core.slots import Claim, Rows, SlotConfig, SlotReading, SlotRow, StartPhase
-from headgate.core.wake import SlotSchedule
+from headgate.core.key_slots.slot import Claim, Rows, SlotConfig, SlotReading, SlotRow, StartPhase
+from headgate.core.key_slots.wake import SlotSchedule
 from headgate.databases.access import Access
 from headgate.databases.migrations import first_migration
 from headgate.databases.transaction import Dialect, Insert, Transaction, about, json_rows
 from headgate.errors import InvalidSettingError, StoreError
 from headgate.settings.zones import zone_of
 from headgate.slot_store import Step
-from headgate.stores import audit_trail
+from headgate.stores.administering import audit_trail
 
 PART = "slots"
 

@@ -12,11 +12,11 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
-from headgate.core.accounts import Limit
-from headgate.core.books import SettleRequest
-from headgate.core.records import TaskRecord
-from headgate.core.scopes import Scope
-from headgate.core.submit_keys import KeyRefusal
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.books import SettleRequest
+from headgate.core.budgets.scopes import Scope
+from headgate.core.tasks.records import TaskRecord
+from headgate.core.tasks.submit_keys import KeyRefusal
 from headgate.databases.access import Result
 from headgate.databases.awaited import Writer
 from headgate.databases.jobs import Batch
@@ -46,24 +46,16 @@ from headgate.store import (
     TurnedAway,
     UnknownParent,
 )
-from headgate.stores import (
-    configured,
-    election,
-    forgiving,
-    listing,
-    messages,
-    nodes,
-    outbox,
-    reading,
-    taking_back,
-    upkeep,
-)
-from headgate.stores.assigning import Plan
-from headgate.stores.cancelling import Cancellation
-from headgate.stores.collecting import collect
+from headgate.stores import election, messages, nodes, outbox, upkeep
+from headgate.stores.administering import configured
+from headgate.stores.looking import listing, reading
+from headgate.stores.moves import forgiving, taking_back
+from headgate.stores.moves.assigning import Plan
+from headgate.stores.moves.cancelling import Cancellation
+from headgate.stores.moves.collecting import collect
 from headgate.stores.task_rows import TaskRow
 from headgate.stores.task_tables import TaskTables
-from headgate.stores.worker_steps import WorkerSteps
+from headgate.stores.workers.steps import WorkerSteps
 from headgate.stores.worksheet import Worksheet
 from headgate.task_query import TaskPage, TaskQuery
 

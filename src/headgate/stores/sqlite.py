@@ -14,9 +14,9 @@ from headgate.databases.writer import GroupCommitWriter
 from headgate.ledger import Clock
 from headgate.stores.row_cache import RowCache
 from headgate.stores.sql_store import SqlTaskStore
-from headgate.stores.sqlite_workplace import sqlite_workplace
-from headgate.stores.step_wire import StepWire
 from headgate.stores.task_tables import TaskTables
+from headgate.stores.wire.jobs import StepWire
+from headgate.stores.wire.sqlite_workplace import sqlite_workplace
 
 BUSY_TIMEOUT_SECONDS = 2.0
 """How long another process may have the file before callers are told: they wait for twice that."""

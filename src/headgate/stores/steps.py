@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.core.submit_keys import KeyRefusal
+from headgate.core.tasks.submit_keys import KeyRefusal
 from headgate.errors import StaleEpochError
 from headgate.store import (
     Assigned,
@@ -21,12 +21,13 @@ from headgate.store import (
     Settlement,
     StaleLease,
 )
-from headgate.stores import assigning, election, submitting
-from headgate.stores.assigning import Plan
-from headgate.stores.cancelling import Cancellation, cancel
-from headgate.stores.keyed_submits import Keys, new_tasks, submit_keyed
-from headgate.stores.settling import settle
-from headgate.stores.submitting import SubmitAnswer, submit
+from headgate.stores import election
+from headgate.stores.moves import assigning, submitting
+from headgate.stores.moves.assigning import Plan
+from headgate.stores.moves.cancelling import Cancellation, cancel
+from headgate.stores.moves.keyed_submits import Keys, new_tasks, submit_keyed
+from headgate.stores.moves.settling import settle
+from headgate.stores.moves.submitting import SubmitAnswer, submit
 from headgate.stores.worksheet import Worksheet
 
 Step = NewTask | Settlement | Cancellation | Plan | KeyedSubmit

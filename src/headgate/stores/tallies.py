@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headgate.core.lanes import NEVER_SERVED
-from headgate.core.project_figures import SECONDS_PER_HOUR
+from headgate.core.dispatch.project_figures import SECONDS_PER_HOUR
+from headgate.core.lanes.lane import NEVER_SERVED
 from headgate.core.rate_limits import RateCharge
-from headgate.core.tasks import TaskStatus
+from headgate.core.tasks.task import TaskStatus
 from headgate.databases.transaction import Insert, Transaction
 
 QUEUED = "queued"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from headgate.core.admission import Rejected
-from headgate.core.records import NO_PROGRESS, Progress, Submission, TaskRecord, Terms
-from headgate.core.tasks import Task, TaskStatus
+from headgate.core.tasks.admission import Rejected
+from headgate.core.tasks.records import NO_PROGRESS, Progress, Submission, TaskRecord, Terms
+from headgate.core.tasks.task import Task, TaskStatus
 from headgate.databases.transaction import Row
 
 NOT_SHOWN = Submission()

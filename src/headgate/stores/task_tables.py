@@ -13,15 +13,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from headgate.core.scopes import ROOT
+from headgate.core.budgets.scopes import ROOT
 from headgate.databases.migrations import schema_version
 from headgate.databases.transaction import Transaction
 from headgate.errors import LedgerUnavailableError
 from headgate.ledger import Clock
 from headgate.ledgers import sql_books, sql_upkeep
-from headgate.stores import keyed_submits, task_schema, upkeep
+from headgate.stores import upkeep
+from headgate.stores.moves import keyed_submits
 from headgate.stores.row_cache import RowCache
 from headgate.stores.schema import migrate_all
+from headgate.stores.schemas import tasks as task_schema
 from headgate.stores.steps import Step, StepAnswer, apply_steps
 from headgate.stores.worksheet import Worksheet
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from headgate.core.lanes import NEVER_SERVED
-from headgate.core.retention import usage_kept_since
+from headgate.core.lanes.lane import NEVER_SERVED
+from headgate.core.tasks.retention import usage_kept_since
 from headgate.core.windows import BUCKETS_PER_WINDOW
 from headgate.databases.transaction import Dialect, Transaction, about, json_rows
-from headgate.stores import usage_rows
+from headgate.stores.looking import usage_rows
 from headgate.stores.task_rows import parents_in
 
 LANE_KEPT_TICKS = 10_000

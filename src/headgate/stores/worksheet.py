@@ -10,20 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from headgate.core.books import Books, ReserveRequest, SettleRequest
+from headgate.core.budgets.books import Books, ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import Call
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.records import Submission, is_worker
-from headgate.core.reservations import Call
+from headgate.core.tasks.records import Submission, is_worker
 from headgate.databases.transaction import Row, Transaction, about
 from headgate.errors import IllegalSettlementError
 from headgate.ledgers import sql_books
 from headgate.ledgers.zones import zone
 from headgate.store import DISPATCHER
 from headgate.stores import election, messages
-from headgate.stores.delivery_schema import DELIVERIES
 from headgate.stores.filing import row_for_end
 from headgate.stores.row_cache import RowCache
+from headgate.stores.schemas.deliveries import DELIVERIES
+from headgate.stores.schemas.tasks import CLOSURES, INPUTS, OUTBOX, PARENTS, TASK_COLUMNS, TASKS
+from headgate.stores.schemas.workers import WORKER_TASKS
 from headgate.stores.tallies import QUEUED, TICK, Tallies
 from headgate.stores.task_rows import (
     NOT_SHOWN,
@@ -33,8 +35,6 @@ from headgate.stores.task_rows import (
     to_submission,
     to_task_row,
 )
-from headgate.stores.task_schema import CLOSURES, INPUTS, OUTBOX, PARENTS, TASK_COLUMNS, TASKS
-from headgate.stores.worker_schema import WORKER_TASKS
 
 SHORT_SUBMISSION = 2_000
 """Longer ones are read again rather than kept in memory until the task starts."""

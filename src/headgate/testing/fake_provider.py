@@ -115,7 +115,7 @@ class FakeProvider:
 
     async def start(self) -> None:
         """Serve; with port 0, on one that is free."""
-        from headgate.web.server import serve  # noqa: PLC0415 - what it needs is an extra
+        from headgate.web.http.server import serve  # noqa: PLC0415 - what it needs is an extra
 
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(

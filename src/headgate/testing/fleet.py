@@ -15,10 +15,10 @@ import msgspec
 
 from headgate.core.decision import decide, eligible_turns
 from headgate.core.gates import GateClosure
-from headgate.core.lane_index import LaneIndex
+from headgate.core.lanes.index import LaneIndex
 from headgate.core.projects import Agent, Project
 from headgate.core.snapshot import AssignAction, SchedulerState, tokens_charged
-from headgate.core.tasks import Task
+from headgate.core.tasks.task import Task
 
 WorkFactory = Callable[[random.Random], Task]
 

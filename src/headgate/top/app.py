@@ -16,11 +16,11 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.widgets import Input
 
+from headgate.bodies.slots import SlotBody
+from headgate.bodies.tasks import WhyBody
 from headgate.client.async_client import Client
-from headgate.core.printable import printable
+from headgate.core.texts.printable import printable
 from headgate.errors import ServiceError
-from headgate.http_bodies import WhyBody
-from headgate.slot_bodies import SlotBody
 from headgate.task_snapshot import TaskSnapshot
 from headgate.top.banner import Line, key_parts, place_parts, said_parts, tab_parts, total_parts
 from headgate.top.dialogs import HELP, Ask, Reading

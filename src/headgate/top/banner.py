@@ -13,9 +13,9 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
-from headgate.core.figure_texts import count, duration
-from headgate.core.printable import printable
-from headgate.http_bodies import LimitsShown, StatsBody
+from headgate.bodies.tasks import LimitsShown, StatsBody
+from headgate.core.texts.figures import count, duration
+from headgate.core.texts.printable import printable
 from headgate.top.budget_figures import left_text, limit_text, spent_text
 from headgate.top.panes import PANES, amount
 from headgate.top.picture import Contact, Picture

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headgate.core.figure_texts import count, dollars, usd
+from headgate.bodies.tasks import BudgetStatusBody
+from headgate.core.budgets.scopes import ROOT_WORDS
 from headgate.core.money import MicroUsd, read_usd
-from headgate.core.scopes import ROOT_WORDS
-from headgate.http_bodies import BudgetStatusBody
+from headgate.core.texts.figures import count, dollars, usd
 from headgate.top.bars import Bar
 from headgate.top.cells import (
     BAD,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from datetime import datetime
 
-from headgate.core.budget_alerts import NEARLY_USED_UP
-from headgate.core.figure_texts import count, duration, percent, seconds_of, usd
+from headgate.core.budgets.alerts import NEARLY_USED_UP
+from headgate.core.texts.figures import count, duration, percent, seconds_of, usd
 from headgate.top.bars import Bar
 from headgate.top.tables import Cell, bar_cell, number_cell
 

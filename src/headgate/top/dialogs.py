@@ -12,7 +12,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from headgate.core.printable import printable_lines
+from headgate.core.texts.printable import printable_lines
 
 MAX_LINES = 500
 MAX_LINE_LENGTH = 1_000

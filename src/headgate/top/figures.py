@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from headgate.admin_bodies import ProjectBody
-from headgate.core.figure_texts import seconds_of
-from headgate.core.tasks import TaskStatus
-from headgate.figure_bodies import LaneBody
-from headgate.http_bodies import WhyBody
-from headgate.slot_bodies import SlotBody
+from headgate.bodies.admin import ProjectBody
+from headgate.bodies.figures import LaneBody
+from headgate.bodies.slots import SlotBody
+from headgate.bodies.tasks import WhyBody
+from headgate.core.tasks.task import TaskStatus
+from headgate.core.texts.figures import seconds_of
 from headgate.top.bars import Bar
 from headgate.top.cells import (
     BAD,

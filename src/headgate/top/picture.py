@@ -12,11 +12,11 @@ from enum import Enum
 
 import msgspec
 
-from headgate.admin_bodies import ProjectListBody
-from headgate.core.tasks import TaskStatus
-from headgate.figure_bodies import LaneListBody
-from headgate.http_bodies import BudgetStatusBody, StatsBody, WhyBody
-from headgate.slot_bodies import SlotListBody
+from headgate.bodies.admin import ProjectListBody
+from headgate.bodies.figures import LaneListBody
+from headgate.bodies.slots import SlotListBody
+from headgate.bodies.tasks import BudgetStatusBody, StatsBody, WhyBody
+from headgate.core.tasks.task import TaskStatus
 from headgate.top.rota import Topic
 
 MAX_TASKS = 100

@@ -12,7 +12,7 @@ from enum import IntEnum
 import msgspec
 from rich.cells import cell_len, set_cell_size
 
-from headgate.core.printable import printable
+from headgate.core.texts.printable import printable
 from headgate.top.bars import Bar, drawn
 
 GAP = "  "

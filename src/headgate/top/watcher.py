@@ -15,12 +15,12 @@ from typing import cast
 
 import msgspec
 
-from headgate.admin_bodies import ProjectStatusText
+from headgate.bodies.admin import ProjectStatusText
 from headgate.client.async_client import Client
 from headgate.client.calls import Query
 from headgate.client.replies import NO_ANSWER, NOT_REACHED
-from headgate.core.retries import Backoff
-from headgate.core.task_events import TaskEvent
+from headgate.core.tasks.events import TaskEvent
+from headgate.core.tasks.retries import Backoff
 from headgate.errors import RequestRefusedError, ServiceError, ServiceUnavailableError
 from headgate.top.picture import MAX_TASKS, Contact, Picture, ShownTasks
 from headgate.top.rota import PAUSE_SECONDS, Pace, Question, Rota, Topic

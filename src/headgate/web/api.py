@@ -12,23 +12,23 @@ import msgspec
 from headgate.administration import Administration
 from headgate.administration.bulk import BulkWork
 from headgate.audit import AuditLog
-from headgate.http_bodies import LimitsShown
+from headgate.bodies.tasks import LimitsShown
 from headgate.intake import Intake
-from headgate.runtime.history import History
-from headgate.runtime.outlook import Outlook
+from headgate.metrics.service import ServiceMetrics
+from headgate.runtime.key_slots.slots import Slots, SlotStatus
+from headgate.runtime.looking.history import History
+from headgate.runtime.looking.outlook import Outlook
 from headgate.runtime.pull_workers import PullWorkers
-from headgate.runtime.slots import Slots, SlotStatus
-from headgate.runtime.webhooks import Webhooks
-from headgate.service_metrics import ServiceMetrics
+from headgate.runtime.telling.webhooks import Webhooks
 from headgate.telemetry import Telemetry
 from headgate.tokens import Tokens
 from headgate.tracker import LedgerTracker
 from headgate.usage_report import UsageReports
-from headgate.web.answers import Answer
 from headgate.web.callers import Permission
 from headgate.web.entrance import Entrance
 from headgate.web.forwarding import Forwarder
-from headgate.web.requests import Request
+from headgate.web.http.answers import Answer
+from headgate.web.http.requests import Request
 from headgate.web.service import TaskService
 
 
@@ -71,7 +71,8 @@ class Route(NamedTuple):
     `needs` is the permission that a caller must have; None is free to all. The rest describes the
     route to programs: the struct of its body, what each status carries (a struct, or a media type
     where it is not JSON), its query parameters, the codes with which it refuses beyond those that
-    its kind of route may answer with (see `headgate.web.openapi`), and the headers that it reads.
+    its kind of route may answer with (see `headgate.web.handlers.openapi`), and the headers that it
+    reads.
     """
 
     method: str

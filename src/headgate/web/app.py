@@ -13,15 +13,15 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Protocol
 
+from headgate.bodies.tasks import LimitsShown
 from headgate.errors import HeadgateError, StoreError
-from headgate.http_bodies import LimitsShown
 from headgate.intake import Intake
 from headgate.runtime.deadline_watch import DeadlineWatch
-from headgate.web.answers import Answer, refusal_answer
 from headgate.web.api import Api, Route
+from headgate.web.http.answers import Answer, refusal_answer
+from headgate.web.http.request_head import Head
+from headgate.web.http.requests import ClientGoneError, Request, request_ids
 from headgate.web.refusals import Refusal, refusal_of
-from headgate.web.request_head import Head
-from headgate.web.requests import ClientGoneError, Request, request_ids
 from headgate.web.routes import ROUTES
 from headgate.web.service import TaskService
 

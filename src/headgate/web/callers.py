@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import msgspec
 
-from headgate.core.records import TaskRecord
-from headgate.core.scopes import Scope
+from headgate.core.budgets.scopes import Scope
+from headgate.core.tasks.records import TaskRecord
 from headgate.task_query import TaskQuery
 from headgate.tokens import PERMISSIONS, UNBOUND, Bounds, Permission, Token
 from headgate.web.refusals import Refusal, not_found

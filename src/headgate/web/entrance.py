@@ -26,9 +26,9 @@ import structlog
 
 from headgate.tokens import KeptToken, Tokens, read_token
 from headgate.web.callers import LOCAL, Caller, Permission, caller_with
+from headgate.web.http.request_head import Head
+from headgate.web.http.requests import Request
 from headgate.web.refusals import Refusal
-from headgate.web.request_head import Head
-from headgate.web.requests import Request
 
 FRESH_SECONDS = 4.0
 MAX_KNOWN = 4_096

@@ -11,8 +11,8 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from headgate.web.answers import PROBLEM_JSON, Answer, Headers
-from headgate.web.requests import Request
+from headgate.web.http.answers import PROBLEM_JSON, Answer, Headers
+from headgate.web.http.requests import Request
 
 if TYPE_CHECKING:
     import httpx2

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from headgate.core.admission import Rejected
+from headgate.bodies.tasks import Details, RefusalBody
 from headgate.core.money import plain_usd
+from headgate.core.tasks.admission import Rejected
 from headgate.errors import (
     BudgetExceededError,
     BudgetMismatchError,
@@ -29,7 +30,6 @@ from headgate.errors import (
     UnfitValueError,
     WindowOpenError,
 )
-from headgate.http_bodies import Details, RefusalBody
 from headgate.task_snapshot import exact_moment
 
 RETRYABLE = frozenset({408, 429, 503})

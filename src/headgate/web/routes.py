@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headgate.http_bodies import BatchBody as SubmittedBatchBody
-from headgate.http_bodies import (
+from headgate.bodies.tasks import BatchBody as SubmittedBatchBody
+from headgate.bodies.tasks import (
     CancelledBody,
     ReadyBody,
     StatsBody,
@@ -13,24 +13,24 @@ from headgate.http_bodies import (
 )
 from headgate.intake.bodies import BatchBody, TaskBody
 from headgate.task_snapshot import TaskSnapshot
-from headgate.web.admin_routes import ADMIN_ROUTES, BULK_ROUTES
 from headgate.web.api import Route
-from headgate.web.budget_figures import ROUTES as BUDGET_FIGURE_ROUTES
-from headgate.web.budgets import ROUTES as BUDGET_ROUTES
-from headgate.web.events import ROUTES as EVENT_ROUTES
-from headgate.web.keyed_submitting import submit_batch, submit_task
-from headgate.web.lanes import ROUTES as LANE_ROUTES
-from headgate.web.metrics import ROUTES as METRIC_ROUTES
-from headgate.web.openapi import show_openapi
-from headgate.web.running_settings import ROUTES as SETTINGS_ROUTES
-from headgate.web.slots import ROUTES as SLOT_ROUTES
-from headgate.web.status import show_alive, show_ready, show_stats
-from headgate.web.tasks import QUERY_FIELDS as TASK_QUERY
-from headgate.web.tasks import cancel_task, explain_task, list_tasks, show_task
-from headgate.web.tokens import ROUTES as TOKEN_ROUTES
-from headgate.web.usage import ROUTES as USAGE_ROUTES
-from headgate.web.webhooks import ROUTES as WEBHOOK_ROUTES
-from headgate.web.workers import ROUTES as WORKER_ROUTES
+from headgate.web.handlers.admin_routes import ADMIN_ROUTES, BULK_ROUTES
+from headgate.web.handlers.budget_figures import ROUTES as BUDGET_FIGURE_ROUTES
+from headgate.web.handlers.budgets import ROUTES as BUDGET_ROUTES
+from headgate.web.handlers.events import ROUTES as EVENT_ROUTES
+from headgate.web.handlers.keyed_submitting import submit_batch, submit_task
+from headgate.web.handlers.lanes import ROUTES as LANE_ROUTES
+from headgate.web.handlers.metrics import ROUTES as METRIC_ROUTES
+from headgate.web.handlers.openapi import show_openapi
+from headgate.web.handlers.running_settings import ROUTES as SETTINGS_ROUTES
+from headgate.web.handlers.slots import ROUTES as SLOT_ROUTES
+from headgate.web.handlers.status import show_alive, show_ready, show_stats
+from headgate.web.handlers.tasks import QUERY_FIELDS as TASK_QUERY
+from headgate.web.handlers.tasks import cancel_task, explain_task, list_tasks, show_task
+from headgate.web.handlers.tokens import ROUTES as TOKEN_ROUTES
+from headgate.web.handlers.usage import ROUTES as USAGE_ROUTES
+from headgate.web.handlers.webhooks import ROUTES as WEBHOOK_ROUTES
+from headgate.web.handlers.workers import ROUTES as WORKER_ROUTES
 
 SUBMIT_REFUSES = (
     "unknown_project",

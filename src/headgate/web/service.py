@@ -7,10 +7,10 @@ from typing import Protocol
 
 import msgspec
 
-from headgate.core.records import Submission, TaskRecord, Terms
-from headgate.core.submit_keys import InvalidEntry, KeyRefusal, SubmitKey
-from headgate.core.tasks import Task
-from headgate.runtime.event_feed import EventFeed
+from headgate.core.tasks.records import Submission, TaskRecord, Terms
+from headgate.core.tasks.submit_keys import InvalidEntry, KeyRefusal, SubmitKey
+from headgate.core.tasks.task import Task
+from headgate.runtime.telling.event_feed import EventFeed
 from headgate.store import KeyedAnswer, Queued, Totals, TurnedAway, UnknownParent
 from headgate.task_query import TaskPage, TaskQuery
 from headgate.tokens import UNBOUND, Bounds

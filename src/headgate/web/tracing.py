@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from headgate.core.trace_context import read_traceparent
+from headgate.core.texts.trace_context import read_traceparent
 from headgate.errors import InvalidTaskError
 from headgate.intake import Draft
 from headgate.web.api import Api
-from headgate.web.requests import Request
+from headgate.web.http.requests import Request
 
 _TRACEPARENT = b"traceparent"
 

@@ -12,15 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 from urllib.parse import quote
 
-from headgate.core.retries import Backoff
-from headgate.errors import (
-    NotAllowedError,
-    RequestRefusedError,
-    ServiceError,
-    ServiceLimitError,
-    ServiceUnavailableError,
-)
-from headgate.worker_bodies import (
+from headgate.bodies.workers import (
     BeatBody,
     ClaimBody,
     ClaimedBody,
@@ -28,6 +20,14 @@ from headgate.worker_bodies import (
     FailBody,
     HeartbeatBody,
     SettledTaskBody,
+)
+from headgate.core.tasks.retries import Backoff
+from headgate.errors import (
+    NotAllowedError,
+    RequestRefusedError,
+    ServiceError,
+    ServiceLimitError,
+    ServiceUnavailableError,
 )
 
 BACKOFF = Backoff(base_seconds=0.5, max_seconds=15.0)

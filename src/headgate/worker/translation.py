@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from headgate.bodies.workers import CompleteBody, FailBody, UsedBody
 from headgate.core.money import format_usd
-from headgate.core.outcomes import (
+from headgate.core.tasks.outcomes import (
     Cancelled,
     Failed,
     Limited,
@@ -14,10 +15,9 @@ from headgate.core.outcomes import (
     Succeeded,
     Usage,
 )
-from headgate.core.records import Submission
+from headgate.core.tasks.records import Submission
 from headgate.executor import WorkOrder
 from headgate.task_snapshot import TaskSnapshot
-from headgate.worker_bodies import CompleteBody, FailBody, UsedBody
 
 STOPPED = "the worker was stopped"
 

@@ -12,7 +12,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from headgate.core.outcomes import (
+from headgate.bodies.workers import ClaimBody, ClaimedBody, HeartbeatBody, RunningBody
+from headgate.core.tasks.outcomes import (
     DEADLINE_EXCEEDED,
     NOTHING_USED,
     Cancelled,
@@ -29,7 +30,6 @@ from headgate.errors import (
 from headgate.executor import Executor, WorkOrder
 from headgate.worker.service_line import ServiceLine, is_stale
 from headgate.worker.translation import order_of, report_of
-from headgate.worker_bodies import ClaimBody, ClaimedBody, HeartbeatBody, RunningBody
 
 LOG = logging.getLogger("headgate.worker")
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from headgate.core.scopes import MAX_DEPTH, depth, parse_scope
+from headgate.core.budgets.scopes import MAX_DEPTH, depth, parse_scope
 from headgate.errors import InvalidScopeError
 from headgate.providers.prices import MAX_MODEL_LENGTH, Price
 from headgate.workflow.endpoints import read_endpoint_name, read_endpoints

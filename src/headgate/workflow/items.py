@@ -18,7 +18,7 @@ from typing import IO, Any, NoReturn, Protocol
 
 import msgspec
 
-from headgate.core.nesting import is_deeper
+from headgate.core.texts.nesting import is_deeper
 from headgate.errors import StoreError, WorkflowError
 from headgate.workflow.graph import ordered
 from headgate.workflow.workflow import FileItems, ListItems, StepItems, Workflow

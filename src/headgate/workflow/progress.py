@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heappop, heappush, heapreplace
 
-from headgate.core.records import OnParentFailure
+from headgate.core.tasks.records import OnParentFailure
 from headgate.workflow.places import ALL_RUNS_FIELDS, ONE_RUN_FIELDS
 from headgate.workflow.standing import ALL as STANDINGS
 from headgate.workflow.standing import Standing, StepCounts

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from headgate.core.money import MAX_RESERVATION_TOKENS
-from headgate.core.records import MAX_ATTEMPT_SECONDS, MAX_ATTEMPTS, OnParentFailure
 from headgate.core.snapshot import MAX_PRIORITY, MAX_WEIGHT
+from headgate.core.tasks.records import MAX_ATTEMPT_SECONDS, MAX_ATTEMPTS, OnParentFailure
 from headgate.workflow.values import Value
 from headgate.workflow.workflow import Estimate
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from headgate.core.records import OnParentFailure
+from headgate.core.tasks.records import OnParentFailure
 from headgate.providers.prices import Price, PriceList
 from headgate.workflow.conditions import Condition
 from headgate.workflow.texts import Template, Text

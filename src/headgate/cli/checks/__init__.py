@@ -1,0 +1,1 @@
+"""What `headgate doctor` and `headgate config` find out."""

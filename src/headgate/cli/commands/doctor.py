@@ -1,0 +1,58 @@
+"""`headgate doctor`: everything that the service needs, checked from outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from headgate.cli.exit_codes import EXIT_FAILED
+from headgate.cli.output import print_json, print_table
+from headgate.cli.places.connection import json_option
+from headgate.cli.places.store import config_option, data_option, store_option
+
+if TYPE_CHECKING:
+    from headgate.cli.checks.findings import Finding
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  headgate doctor
+  headgate doctor --config fleet.toml --data /var/lib/headgate
+  headgate doctor --json | jq '.checks[] | select(.verdict != "ok")'
+"""
+)
+@config_option
+@data_option
+@store_option
+@json_option
+@click.pass_context
+def doctor(
+    context: click.Context,
+    *,
+    path: Path | None,
+    data: Path | None,
+    store_url: str | None,
+    as_json: bool,
+) -> None:
+    """Check settings, directory, store, books, disk, clock, targets, slots, token and port.
+
+    Nothing is changed, and nothing is sent to a target. Ends with 1 if something would keep the
+    service from its work.
+    """
+    from headgate.cli.checks.doctor import examine  # noqa: PLC0415
+
+    findings = examine(path, data, store_url)
+    has_failed = any(one.verdict == "fail" for one in findings)
+    if as_json:
+        print_json({"ok": not has_failed, "checks": findings})
+    else:
+        header = ("check", "verdict", "found", "what to do")
+        print_table("Doctor", header, [_row(one) for one in findings])
+    context.exit(EXIT_FAILED if has_failed else 0)
+
+
+def _row(finding: Finding) -> tuple[str, str, str, str]:
+    return finding.check, finding.verdict, finding.found, finding.advice

@@ -1,0 +1,1 @@
+"""What `headgate slots` shows and does."""

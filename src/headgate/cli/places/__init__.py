@@ -1,0 +1,1 @@
+"""Where commands find things: a service, a token, a ledger, a store."""

@@ -1,0 +1,1 @@
+"""What `headgate run` and `headgate runs` show and do while a workflow is carried out."""

@@ -1,0 +1,1 @@
+"""What `headgate submit` is made of: fields, lines, and waiting for room."""

@@ -1,0 +1,1 @@
+"""Budgets: scopes, their accounts, and money that is held before work starts."""

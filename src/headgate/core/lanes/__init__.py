@@ -1,0 +1,1 @@
+"""Lanes: where tasks wait, in which order, and whose turn it is among them."""

@@ -1,0 +1,1 @@
+"""Tasks: their states, what is kept of them, and how they end."""

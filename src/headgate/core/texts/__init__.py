@@ -1,0 +1,1 @@
+"""Texts: how figures and names are written, found and kept harmless."""

@@ -1,0 +1,266 @@
+"""Budgets: the tree with what is spent, held and left, how fast it goes, the journal, the limits.
+
+Rule: looking needs `read` and shows what is one's own; a limit is changed as the API does it,
+beside the file, and only by whoever administers.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from headgate.bodies.admin import BudgetPatchBody, ProjectPatchBody
+from headgate.core.budgets.accounts import JournalEntry
+from headgate.core.budgets.scopes import ROOT, Scope, parent, parse_scope, scope_words
+from headgate.core.money import plain_usd, to_written_limit_micro_usd
+from headgate.core.texts.name_search import named_like
+from headgate.dashboard.form_fields import changed_or_said, integer_of, text_of
+from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
+from headgate.dashboard.shown.budget_rows import (
+    exhausted_of,
+    innermost,
+    name_within,
+    rows_of,
+)
+from headgate.dashboard.shown.budget_words import bars_of
+from headgate.dashboard.shown.named_lists import looked_for, part_of
+from headgate.dashboard.shown.plain_words import BOOKINGS, said
+from headgate.dashboard.shown.reachable import BUDGETS, scope_href
+from headgate.errors import InvalidFieldError
+from headgate.scope_status import ScopeStatus
+from headgate.settings import Settings
+from headgate.settings.budgets import ROOT_NAME
+from headgate.tokens import NO_OWN_BUDGET
+from headgate.web.handlers.admin_views import overridden_fields
+from headgate.web.handlers.administering import administration_of, patch
+from headgate.web.handlers.budget_figures import (
+    JournalPage,
+    budget_figures,
+    budgets_around,
+    charged,
+    journal_page,
+)
+
+JOURNAL_ROWS = 50
+MAX_EXHAUSTED = 10
+WINDOWS = ("none", "day", "week", "month", "rolling:5h", "rolling:24h", "rolling:168h")
+
+_IN_TOKENS = (
+    "the project has a budget_limit, which is in tokens; remove that limit, then set one in dollars"
+)
+_TASK_RESERVATION = re.compile(r"([A-Za-z0-9_-]{1,64}):([0-9]{1,9}):[0-9]{1,18}")
+
+
+class JournalLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of the books; the reservation of a task is told by the task and its attempt."""
+
+    at: float
+    call: str
+    words: str
+    reservation: str
+    task_id: str
+    attempt: str
+    scopes: list[Scope]
+    changes: tuple[tuple[str, int, int], ...]
+    """What was added under each name: micro-dollars and tokens."""
+
+
+async def show(view: View, _: str) -> Page:
+    """Show a scope and all within it; one that the address names, with its journal and limit."""
+    query = view.request.query()
+    given, is_one = query.get("scope", ""), "scope" in query
+    if not given and view.caller.bounds.own_scope is None:
+        return Page(template="no_budget.html", title="Budgets", context={"why": NO_OWN_BUDGET})
+    figures = await budget_figures(view.api, view.caller, given)
+    around = await budgets_around(view.api, view.caller, figures.status.scope)
+    rows = rows_of(figures, [one for one in around if _has_limit(one)])
+    find, exhausted = looked_for(view), exhausted_of(rows)
+    found = named_like(rows, find, lambda row: (scope_words(row.status.scope),))
+    context = {
+        "find": find,
+        "scope": figures.status.scope,
+        "own": rows[0],
+        "own_bars": bars_of(rows[0].status, is_exact=True),
+        "bars_of": bars_of,
+        "is_one": is_one,
+        "up": _up(view, figures.status.scope),
+        "rows": part_of(view, found, "from"),
+        "exhausted": exhausted[:MAX_EXHAUSTED],
+        "more_exhausted": max(0, len(exhausted) - MAX_EXHAUSTED),
+        "has_limits": any(row.used is not None for row in rows),
+        "overridden": _overridden(view),
+        "limit": _limit_form(view, figures.status),
+        "windows": WINDOWS,
+        "journal": await _journal(view, figures.status.scope) if is_one else None,
+        **_names(),
+    }
+    title = f"Budget of {scope_words(figures.status.scope)}" if is_one else "Budgets"
+    return Page(template="budgets.html", title=title, context=context)
+
+
+async def set_limit(view: View, _: str, form: Form) -> Done:
+    """Set what a scope may use; an amount that is left empty is no limit in that unit."""
+    to = _back(form)
+
+    async def change() -> str:
+        scope = _scope(form)
+        usd, tokens = text_of(form, "limit_usd"), integer_of(form, "limit_tokens")
+        if not usd and tokens is None:
+            raise InvalidFieldError("limit_usd", "give dollars, tokens or both")
+        if isinstance(usd, str):
+            to_written_limit_micro_usd(usd)
+        if limit_key(administration_of(view.api).settings, scope) == "project":
+            if usd:
+                raise InvalidFieldError("limit_usd", _IN_TOKENS)
+            project = ProjectPatchBody(budget_limit=tokens)
+            await patch(view.api, view.request, "projects", _project_of(scope), project)
+        else:
+            window = form.get("window") or "none"
+            body = BudgetPatchBody(limit_usd=usd, limit_tokens=tokens, window=window)
+            await patch(view.api, view.request, "budgets", scope or ROOT_NAME, body)
+        name = scope_words(scope)
+        return f"the budget of {name} is set; tasks that waited for it are asked again"
+
+    return await changed_or_said(to, change)
+
+
+async def remove_limit(view: View, _: str, form: Form) -> Done:
+    """Take the limits of a scope away; what was booked stays booked."""
+
+    async def change() -> str:
+        scope = _scope(form)
+        if limit_key(administration_of(view.api).settings, scope) == "project":
+            project = ProjectPatchBody(budget_limit=None)
+            await patch(view.api, view.request, "projects", _project_of(scope), project)
+        else:
+            body = BudgetPatchBody(limit_usd=None, limit_tokens=None, window=None)
+            await patch(view.api, view.request, "budgets", scope or ROOT_NAME, body)
+        return f"{scope_words(scope)} has no limit of its own any more"
+
+    return await changed_or_said(_back(form), change)
+
+
+async def reset_limit(view: View, _: str, form: Form) -> Done:
+    """Let the file say the limits of a scope again."""
+
+    async def change() -> str:
+        scope = _scope(form)
+        body = BudgetPatchBody(reset=_overridden(view).get(scope, []))
+        await patch(view.api, view.request, "budgets", scope or ROOT_NAME, body)
+        return f"the budget of {scope_words(scope)} is as the file says again"
+
+    return await changed_or_said(_back(form), change)
+
+
+def limit_key(settings: Settings, scope: Scope) -> str:
+    """Return where the settings have the limit of a scope: `project`, `global` or `budgets`."""
+    is_written = (scope or ROOT_NAME) in settings.budgets
+    project = settings.projects.get(_project_of(scope))
+    if project is not None and project.budget_limit is not None and not is_written:
+        return "project"
+    if scope == ROOT and settings.scheduler.global_budget and not is_written:
+        return "global"
+    return "budgets"
+
+
+def _names() -> dict[str, Any]:
+    return {"href": scope_href, "name_of": scope_words, "name_within": name_within}
+
+
+def _limit_form(view: View, status: ScopeStatus) -> dict[str, str] | None:
+    """Return what a form for the limit begins with; None where it cannot be changed."""
+    if not view.can("admin") or view.api.administration is None:
+        return None
+    usd, tokens = status.limit_micro_usd, status.limit_tokens
+    return {
+        "key": limit_key(view.api.administration.settings, status.scope),
+        "limit_usd": "" if usd is None else plain_usd(usd),
+        "limit_tokens": "" if tokens is None else str(tokens),
+        "window": status.window,
+    }
+
+
+def _overridden(view: View) -> dict[str, list[str]]:
+    """Return which fields of which scope are not as the file says, for whoever administers."""
+    if view.api.administration is None or not view.may("admin"):
+        return {}
+    situation = view.api.administration.situation
+    names = {one.name for one in situation.overrides if one.kind == "budgets"}
+    found = {name: overridden_fields(situation, "budgets", name) for name in names}
+    return {("" if name == ROOT_NAME else name): fields for name, fields in found.items() if fields}
+
+
+async def _journal(view: View, scope: Scope) -> dict[str, Any]:
+    query = view.request.query()
+    cursor = query.get("cursor", "")
+    page: JournalPage = await journal_page(
+        view.api, view.caller, scope, cursor=cursor, limit=JOURNAL_ROWS
+    )
+    entries = [_line(entry, innermost(charged(entry, view.caller))) for entry in page.entries]
+    following = page.next_cursor
+    return {
+        "entries": entries,
+        "first_url": scope_href(scope) if cursor else None,
+        "next_url": f"{BUDGETS}?{urlencode({'scope': scope, 'cursor': following})}"
+        if following
+        else None,
+    }
+
+
+def _line(entry: JournalEntry, scopes: list[Scope]) -> JournalLine:
+    found = _TASK_RESERVATION.fullmatch(entry.reservation_id)
+    task_id, attempt = ("", "") if found is None else found.groups()
+    delta = entry.delta
+    return JournalLine(
+        at=entry.at,
+        call=entry.call.value,
+        words=said(BOOKINGS, entry.call.value),
+        reservation=entry.reservation_id,
+        task_id=task_id,
+        attempt=attempt,
+        scopes=scopes,
+        changes=(
+            ("Spent", delta.spent_micro_usd, delta.spent_tokens),
+            ("Reserved", delta.reserved_micro_usd, delta.reserved_tokens),
+            ("Overrun", delta.overrun_micro_usd, delta.overrun_tokens),
+        ),
+    )
+
+
+def _up(view: View, scope: Scope) -> Scope | None:
+    """Return the scope one level up, if it may be looked at."""
+    above = parent(scope)
+    if above is None or (view.caller.is_bound and not view.caller.bounds.may_charge(above)):
+        return None
+    return above
+
+
+def _has_limit(status: ScopeStatus) -> bool:
+    return status.limit_micro_usd is not None or status.limit_tokens is not None
+
+
+def _scope(form: Form) -> Scope:
+    text = form.get("scope")
+    return ROOT if text == ROOT_NAME else parse_scope(text)
+
+
+def _project_of(scope: str) -> str:
+    kind, _, name = scope.partition(":")
+    return name if kind == "project" and "/" not in name else ""
+
+
+def _back(form: Form) -> str:
+    """Return the page that a form came from, or that of its scope."""
+    to = form.get("back")
+    return to if to == BUDGETS or to.startswith(f"{BUDGETS}?") else scope_href(form.get("scope"))
+
+
+ROUTES: tuple[PageRoute, ...] = (
+    page_route(BUDGETS, show),
+    action_route(f"{BUDGETS}/limit", set_limit),
+    action_route(f"{BUDGETS}/remove", remove_limit),
+    action_route(f"{BUDGETS}/reset", reset_limit),
+)

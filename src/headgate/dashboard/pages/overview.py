@@ -1,0 +1,219 @@
+"""The overview: what needs attention, what runs and waits, what it costs, and who gets what.
+
+Whoever acts for one project or agent alone sees its own figures. What is known of the whole service
+only, such as shares and the figures over time, is shown to those who are not bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from headgate.bodies.slots import SlotBody
+from headgate.core.budgets.scopes import scope_words
+from headgate.core.shares import Share
+from headgate.dashboard.page import Page, PageRoute, View, page_route
+from headgate.dashboard.pages.figures import ROUTES as FIGURE_ROUTES
+from headgate.dashboard.pages.figures import rows_of
+from headgate.dashboard.shown import attention
+from headgate.dashboard.shown.attention import Notice, worst_first
+from headgate.dashboard.shown.budget_words import BudgetBar, bars_of, state_of
+from headgate.dashboard.shown.reachable import may_open, project_href, scope_href, slot_href
+from headgate.dashboard.shown.slot_words import SlotBar, bar_of
+from headgate.dashboard.shown.task_reasons import ReasonShown, why_shown
+from headgate.deliveries import DeliveryQuery, DeliveryState
+from headgate.errors import StoreError
+from headgate.runtime.looking.history import Step
+from headgate.scope_status import ScopeStatus
+from headgate.settings import ProjectSettings
+from headgate.web.handlers.budgets import own_status
+from headgate.web.handlers.slots import slot_bodies
+from headgate.web.handlers.status import stats_body
+from headgate.web.refusals import Refusal
+
+LATELY_SECONDS = 300.0
+MAX_SHARES = 12
+MAX_BUDGETS = 8
+MAX_SLOTS = 12
+MAX_DEAD = 20
+DAY_SECONDS = 86_400
+MAX_REASONS = 3
+
+Result = TypeVar("Result")
+
+
+class Oldest(msgspec.Struct, frozen=True, kw_only=True):
+    """The task that has waited longest, and what holds it."""
+
+    task_id: str
+    project_id: str
+    agent_id: str | None
+    since: float
+    reasons: list[ReasonShown]
+
+
+class BudgetMeter(msgspec.Struct, frozen=True, kw_only=True):
+    """A budget that has a limit; without an address for those who may not open its page."""
+
+    status: ScopeStatus
+    name: str
+    href: str
+    bars: list[BudgetBar]
+    state: str
+
+
+class SlotMeter(msgspec.Struct, frozen=True, kw_only=True):
+    """A slot with its bar."""
+
+    slot: SlotBody
+    href: str
+    bar: SlotBar
+
+
+async def show(view: View, _: str) -> Page:
+    """Show the overview."""
+    stats = await stats_body(view.api, view.caller)
+    budget = await _or_none(own_status(view.api, view.caller))
+    slots = slot_bodies(view.api)
+    notices, more_notices = worst_first(await _notices(view, budget, slots))
+    budgets = _limited(budget)
+    shares = _shares(view)
+    context: dict[str, Any] = {
+        "stats": stats,
+        "is_fresh": not stats.metrics.tasks_submitted,
+        "address": view.address,
+        "may_open": partial(may_open, view),
+        "notices": notices,
+        "more_notices": more_notices,
+        "lately": _lately(view),
+        "rows": rows_of(view),
+        "has_history": _has_history(view),
+        "budget": budget,
+        "budgets": [_budget(view, one) for one in budgets[:MAX_BUDGETS]],
+        "more_budgets": max(0, len(budgets) - MAX_BUDGETS),
+        "slots": [_slot(one) for one in slots[:MAX_SLOTS]],
+        "more_slots": max(0, len(slots) - MAX_SLOTS),
+        "shares": shares[:MAX_SHARES],
+        "project_href": project_href,
+        "more_shares": max(0, len(shares) - MAX_SHARES),
+        "most_share": max((max(one.target, one.actual) for one in shares), default=1.0),
+        "oldest": await _oldest(view),
+        "is_dispatching": _is_dispatching(view),
+    }
+    return Page(template="overview.html", title="Overview", context=context)
+
+
+async def _notices(view: View, budget: ScopeStatus | None, slots: list[SlotBody]) -> list[Notice]:
+    api = view.api
+    health = api.engine.health()
+    dead, is_more = await _dead_webhooks(view)
+    return [
+        *attention.of_health(health.parts, health.problem),
+        *attention.of_switches(api.is_paused, _own_projects(view)),
+        *(() if budget is None else attention.of_budgets(budget)),
+        *attention.of_slots(slots),
+        *attention.of_webhooks(dead, is_more=is_more),
+    ]
+
+
+def _own_projects(view: View) -> dict[str, ProjectSettings]:
+    administration = view.api.administration
+    if administration is None:
+        return {}
+    projects, caller = administration.settings.projects, view.caller
+    if not caller.is_bound:
+        return projects
+    # Whoever acts for an agent alone is told of no project: which there are is not its business.
+    return {name: one for name, one in projects.items() if name == caller.project_id}
+
+
+async def _dead_webhooks(view: View) -> tuple[int, bool]:
+    """Count the webhooks of the last day that were given up, and say if there may be more."""
+    webhooks = view.api.webhooks
+    if webhooks is None or not view.may("admin"):
+        return 0, False
+    query = DeliveryQuery(state=DeliveryState.DEAD, limit=MAX_DEAD)
+    page = await webhooks.deliveries.find(query)
+    since = view.now - DAY_SECONDS
+    recent = [one for one in page.deliveries if one.ended_at is not None and one.ended_at > since]
+    return len(recent), len(recent) == MAX_DEAD
+
+
+def _limited(status: ScopeStatus | None) -> list[ScopeStatus]:
+    """List the scopes that have a limit, the fullest first."""
+    if status is None:
+        return []
+    found: list[ScopeStatus] = []
+    waiting = [status]
+    while waiting:
+        one = waiting.pop()
+        waiting += one.children
+        if one.used_share is not None:
+            found.append(one)
+    return sorted(found, key=lambda one: (-(one.used_share or 0.0), one.scope))
+
+
+def _budget(view: View, status: ScopeStatus) -> BudgetMeter:
+    href = scope_href(status.scope)
+    return BudgetMeter(
+        status=status,
+        name=scope_words(status.scope),
+        href=href if may_open(view, href) else "",
+        bars=[bar for bar in bars_of(status) if bar.limit is not None],
+        state=state_of(status),
+    )
+
+
+def _slot(slot: SlotBody) -> SlotMeter:
+    return SlotMeter(slot=slot, href=slot_href(slot.name), bar=bar_of(slot))
+
+
+def _shares(view: View) -> list[Share]:
+    """List the shares of those projects that have any, the largest target first."""
+    outlook = view.api.outlook
+    found = None if outlook is None or view.caller.is_bound else outlook.shares()
+    return sorted(found or (), key=lambda one: (-one.target, one.project_id))
+
+
+def _has_history(view: View) -> bool:
+    return view.api.history is not None and not view.caller.is_bound
+
+
+def _lately(view: View) -> Step | None:
+    history = view.api.history
+    return history.lately(LATELY_SECONDS) if history is not None and _has_history(view) else None
+
+
+def _is_dispatching(view: View) -> bool:
+    return view.api.outlook is not None and view.api.outlook.desk is not None
+
+
+async def _oldest(view: View) -> Oldest | None:
+    outlook, bounds = view.api.outlook, view.caller.bounds
+    found = None if outlook is None else outlook.longest_wait(view.now, bounds)
+    if found is None:
+        return None
+    why = await why_shown(view, found.task_id)
+    if why.problem:
+        return None
+    return Oldest(
+        task_id=found.task_id,
+        project_id=found.project_id,
+        agent_id=found.agent_id,
+        since=found.since,
+        reasons=why.reasons[:MAX_REASONS],
+    )
+
+
+async def _or_none(asked: Awaitable[Result]) -> Result | None:
+    """Return an answer, or None where the part that knows it is away: the notices say so."""
+    try:
+        return await asked
+    except (StoreError, Refusal):
+        return None
+
+
+ROUTES: tuple[PageRoute, ...] = (page_route("/", show), *FIGURE_ROUTES)

@@ -1,0 +1,259 @@
+"""Projects and agents: who should get what, who got it, where tasks wait, and the switches.
+
+Whoever may read sees projects and lanes as far as they are its own, and no agents, as over the API.
+Rule: a change goes the way of the API's own, as an override beside the file; what it could not be
+is said on the page that it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+from urllib.parse import quote
+
+from headgate.bodies.admin import (
+    AgentPatchBody,
+    ProjectBody,
+    ProjectPatchBody,
+    ProjectStatusText,
+    StandingText,
+)
+from headgate.bodies.figures import LaneBody, LaneListBody
+from headgate.core.shares import shares
+from headgate.core.texts.figures import percent
+from headgate.core.texts.name_search import named_like
+from headgate.dashboard.form_fields import (
+    changed_or_said,
+    changes_nothing,
+    float_of,
+    integer_of,
+    one_of,
+    only_changed,
+)
+from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
+from headgate.dashboard.shown.named_lists import ROWS, first_of, looked_for, part_at, part_of
+from headgate.dashboard.shown.reachable import PROJECTS, project_href
+from headgate.web.handlers.administering import (
+    administration_of,
+    agent_bodies,
+    patch,
+    project_bodies,
+)
+from headgate.web.handlers.auditing import actor_of
+from headgate.web.handlers.lanes import LaneQuery, lane_list
+from headgate.web.refusals import Refusal
+
+AGENTS = "/ui/agents"
+LANES_FROM = "lanes_from"
+
+
+async def show(view: View, _: str) -> Page:
+    """Show all projects, agents and lanes."""
+    find = looked_for(view)
+    projects = await project_bodies(view.api, view.caller)
+    agents = await agent_bodies(view.api) if view.may("admin") else []
+    lanes = await _lanes(view, find=find)
+    context = {
+        "find": find,
+        "is_paused": view.api.is_paused,
+        "projects": part_of(
+            view, named_like(projects, find, lambda one: (one.id, one.name)), "projects_from"
+        ),
+        "agents": part_of(view, named_like(agents, find, lambda one: (one.id,)), "agents_from"),
+        "lanes": part_at(view, lanes.lanes, LANES_FROM, count=lanes.count),
+        **_shared(view, projects),
+        "strategy": lanes.strategy,
+        "has_own_projects": len(projects) > 1,
+    }
+    return Page(template="projects.html", title="Projects and agents", context=context)
+
+
+async def show_project(view: View, name: str) -> Page:
+    """Show one project, with what can be changed of it."""
+    projects = await project_bodies(view.api, view.caller)
+    project = _found(projects, name)
+    lanes = await _lanes(view, project_id=name)
+    path = project_href(name)
+    context = {
+        "project": project,
+        "projects": sorted(projects, key=lambda one: -(one.target_share or 0.0))[:20],
+        "lanes": part_at(view, lanes.lanes, LANES_FROM, count=lanes.count, path=path),
+        **_shared(view, projects),
+        "strategy": lanes.strategy,
+        "url": _with_query(view, path),
+        "budget_scope": f"project:{name}",
+    }
+    return Page(template="project.html", title=f"Project {name}", context=context)
+
+
+async def change_project(view: View, name: str, form: Form) -> Done:
+    """Change a project beside the file, and say what that does to its share."""
+
+    async def change() -> str:
+        before = _found(await project_bodies(view.api), name)
+        known = ProjectPatchBody(
+            credit_weight=before.credit_weight,
+            max_concurrent_agents=before.max_concurrent_agents,
+            budget_limit=before.budget_limit,
+            status=before.status,
+        )
+        given = ProjectPatchBody(
+            credit_weight=float_of(form, "credit_weight"),
+            max_concurrent_agents=integer_of(form, "max_concurrent_agents"),
+            budget_limit=integer_of(form, "budget_limit"),
+            status=one_of(form, "status", get_args(ProjectStatusText)),
+        )
+        wanted, target = only_changed(given, known), _target(view, name)
+        if changes_nothing(wanted):
+            return f"project {name} is so already; nothing was changed"
+        await patch(view.api, view.request, "projects", name, wanted)
+        return _said_of_project(name, wanted, target, _target(view, name))
+
+    return await changed_or_said(_back(form, project_href(name)), change)
+
+
+async def reset_project(view: View, name: str, form: Form) -> Done:
+    """Let the file say everything of a project again."""
+
+    async def reset() -> str:
+        fields = _found(await project_bodies(view.api), name).overridden
+        await patch(view.api, view.request, "projects", name, ProjectPatchBody(reset=fields))
+        return f"project {name} is as the file says again"
+
+    return await changed_or_said(_back(form, project_href(name)), reset)
+
+
+async def change_agent(view: View, name: str, form: Form) -> Done:
+    """Change an agent beside the file."""
+
+    async def change() -> str:
+        before = {one.id: one for one in await agent_bodies(view.api)}.get(name)
+        wanted = AgentPatchBody(
+            capacity=integer_of(form, "capacity"),
+            status=one_of(form, "status", get_args(StandingText)),
+        )
+        if before is not None:
+            known = AgentPatchBody(capacity=before.capacity, status=before.status)
+            wanted = only_changed(wanted, known)
+        if changes_nothing(wanted):
+            return f"agent {name} is so already; nothing was changed"
+        await patch(view.api, view.request, "agents", name, wanted)
+        return _said_of_agent(name, wanted)
+
+    return await changed_or_said(_back(form, PROJECTS), change)
+
+
+async def reset_agent(view: View, name: str, form: Form) -> Done:
+    """Let the file say everything of an agent again."""
+
+    async def reset() -> str:
+        agents = {one.id: one for one in await agent_bodies(view.api)}
+        fields = agents[name].overridden if name in agents else []
+        await patch(view.api, view.request, "agents", name, AgentPatchBody(reset=fields))
+        return f"agent {name} is as the file says again"
+
+    return await changed_or_said(_back(form, PROJECTS), reset)
+
+
+async def pause_all(view: View, _: str, form: Form) -> Done:
+    """Start nothing new."""
+    await administration_of(view.api).pause(actor_of(view.request), is_paused=True)
+    return Done(to=_back(form, PROJECTS), said="everything is paused; what runs goes on.")
+
+
+async def resume_all(view: View, _: str, form: Form) -> Done:
+    """Start tasks again."""
+    await administration_of(view.api).pause(actor_of(view.request), is_paused=False)
+    return Done(to=_back(form, PROJECTS), said="tasks are started again.")
+
+
+def agent_href(name: str) -> str:
+    """Return the address under which an agent is changed."""
+    return f"{AGENTS}/{quote(name, safe='')}"
+
+
+def tasks_href(lane: LaneBody) -> str:
+    """Return the address of the tasks that wait in a lane."""
+    agent = f"&agent={quote(lane.agent_id, safe='')}" if lane.agent_id else ""
+    return f"/ui/tasks?state=queued&project={quote(lane.project_id, safe='')}{agent}"
+
+
+async def _lanes(view: View, *, find: str = "", project_id: str | None = None) -> LaneListBody:
+    """Return the lanes that a page shows of those that it is about."""
+    query = LaneQuery(project_id=project_id, find=find, first=first_of(view, LANES_FROM), most=ROWS)
+    return await lane_list(view.api, view.caller, query)
+
+
+def _shared(view: View, projects: Sequence[ProjectBody]) -> dict[str, Any]:
+    known = [one for one in projects if one.target_share is not None]
+    most = max((max(one.target_share or 0.0, one.actual_share or 0.0) for one in known), default=1)
+    scheduler = administration_of(view.api).settings.scheduler
+    return {
+        "href": project_href,
+        "agent_href": agent_href,
+        "tasks_href": tasks_href,
+        "most_share": most or 1.0,
+        "has_shares": bool(known),
+        "window_hours": scheduler.usage_window_hours,
+    }
+
+
+def _found(projects: Sequence[ProjectBody], name: str) -> ProjectBody:
+    for one in projects:
+        if one.id == name:
+            return one
+    raise Refusal("not_found", f"there is no project '{name[:100]}'")
+
+
+def _with_query(view: View, path: str) -> str:
+    query = view.request.query_string()
+    return f"{path}?{query}" if query else path
+
+
+def _target(view: View, name: str) -> float:
+    """Return the share that the settings ask for; the desk has them from its next round on."""
+    settings = administration_of(view.api).settings
+    projects = [one.to_project(key) for key, one in settings.projects.items()]
+    return {one.project_id: one.target for one in shares(projects, {})}.get(name, 0.0)
+
+
+def _back(form: Form, otherwise: str) -> str:
+    """Return the page of these that a form came from."""
+    to = form.get("back")
+    is_own = to == PROJECTS or to.startswith((f"{PROJECTS}?", f"{PROJECTS}/"))
+    return to if is_own else otherwise
+
+
+_STATUS_WORDS = {
+    "active": "is active: its tasks are started again",
+    "paused": "is paused: its tasks wait, what runs goes on",
+    "draining": "drains: it takes no new tasks, and those that it has are done",
+    "archived": "is archived: its tasks wait",
+}
+
+
+def _said_of_project(name: str, wanted: ProjectPatchBody, before: float, after: float) -> str:
+    if isinstance(wanted.status, str):
+        return f"project {name} {_STATUS_WORDS[wanted.status]}"
+    effect = ""
+    if before != after:
+        effect = f"; its target share was {percent(before)} and is {percent(after)}"
+    return f"project {name} was changed{effect}"
+
+
+def _said_of_agent(name: str, wanted: AgentPatchBody) -> str:
+    if isinstance(wanted.status, str):
+        return f"agent {name} {_STATUS_WORDS[wanted.status]}"
+    return f"agent {name} was changed"
+
+
+ROUTES: tuple[PageRoute, ...] = (
+    page_route(PROJECTS, show),
+    page_route(f"{PROJECTS}/{{id}}", show_project),
+    action_route(f"{PROJECTS}/{{id}}/change", change_project),
+    action_route(f"{PROJECTS}/{{id}}/reset", reset_project),
+    action_route(f"{AGENTS}/{{id}}/change", change_agent),
+    action_route(f"{AGENTS}/{{id}}/reset", reset_agent),
+    action_route("/ui/scheduler/pause", pause_all),
+    action_route("/ui/scheduler/resume", resume_all),
+)

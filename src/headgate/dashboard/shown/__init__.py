@@ -1,0 +1,1 @@
+"""What pages show, as values: words, rows, bars and ways to other pages."""

@@ -1,0 +1,47 @@
+"""What a page says of a slot: how much is used, what wakes it next, which window a limit has.
+
+Rule: the overview and the pages of slots draw from here, so that a slot reads the same on all.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headgate.bodies.slots import SlotBody
+from headgate.core.budgets.alerts import NEARLY_PERCENT
+from headgate.dashboard.shown.plain_words import WAKE_MODES, said, wake_words
+
+
+class SlotBar(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a quota is used, of 100; without a reading the bar is empty."""
+
+    used: float
+    tone: str
+    words: str
+
+
+def bar_of(slot: SlotBody) -> SlotBar:
+    """Return the bar of a slot; used up has the tone that a budget has then."""
+    used = slot.percent_used
+    if used is None:
+        return SlotBar(used=0.0, tone="spent", words="not known yet")
+    tone = "warn" if used >= NEARLY_PERCENT else "spent"
+    if slot.state == "exhausted":
+        tone = "full"
+    return SlotBar(used=used, tone=tone, words=f"{used:.1f}".removesuffix(".0") + " % used")
+
+
+def next_wake_words(slot: SlotBody) -> str:
+    """Return why the next wake comes, or why there is none."""
+    if slot.next_wake is not None:
+        return wake_words(slot.next_wake)
+    if not slot.wake_modes:
+        return "never: nothing is set that wakes it"
+    if not slot.wakes_enabled:
+        return f"none: {slot.disabled_reason or 'it is disabled'}"
+    return "not known yet"
+
+
+def wake_mode_words(slot: SlotBody) -> str:
+    """Return when a slot is woken."""
+    return ", ".join(said(WAKE_MODES, mode) for mode in slot.wake_modes) or "never"

@@ -1,0 +1,1 @@
+"""What a node shows to Prometheus, subject by subject."""

@@ -1,0 +1,1 @@
+"""Runs in this process: an engine of their own, without a service."""

@@ -1,0 +1,141 @@
+"""Executors of steps that say themselves what is done: commands and functions.
+
+The request of a step is the input of its task. Rule: variables are put in here and live as long as
+the attempt; what cannot be filled or started has surely cost nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from headgate.core.tasks.outcomes import NOTHING_USED, Failed, Outcome
+from headgate.errors import InvalidSettingError
+from headgate.executor import WorkOrder
+from headgate.executors.callable import CallableExecutor
+from headgate.executors.child import PASSED_ON, Child, Children, variables_of
+from headgate.executors.targets import MAX_OUTPUT_BYTES
+from headgate.providers.prices import PriceList
+from headgate.runs import orders
+from headgate.runs.orders import CallRequest, CommandRequest
+from headgate.runs.variables import Variables
+from headgate.workflow.texts import EnvPlace
+
+OWN_PREFIX = "step:"
+"""How the names begin under which steps run that need no target."""
+
+STEP_LABEL = "step"
+RUN_LABEL = "run"
+"""The labels under which a task tells what it belongs to; a step cannot take them."""
+
+KILL_GRACE_SECONDS = 5.0
+
+AnyRequest = TypeVar("AnyRequest")
+
+
+class CommandSteps:
+    """Runs the commands of all steps."""
+
+    def __init__(self, folder: Path, variables: Variables, prices: PriceList) -> None:
+        self._folder = folder
+        self._variables = variables
+        self._children = Children(prices=prices, hidden=variables)
+        environ = variables.environ
+        self._passed_on = {name: environ[name] for name in PASSED_ON if name in environ}
+
+    async def open(self) -> None:
+        """See whether children can be made to end with the run."""
+        await self._children.open()
+
+    async def close(self) -> None:
+        """Do nothing: the children of different steps share nothing."""
+
+    async def execute(self, order: WorkOrder) -> Outcome:
+        """Run the command; a cancellation ends its whole group before it goes on."""
+        try:
+            child = self._child(request_of(order, CommandRequest), order)
+        except InvalidSettingError as error:
+            return self._children.not_started(str(error), is_transient=False)
+        return await self._children.run(child)
+
+    def _child(self, request: CommandRequest, order: WorkOrder) -> Child:
+        setting = setting_of(order)
+        fill = self._variables.filled
+        cwd = "" if request.cwd is None else fill(request.cwd, f"{setting}.cwd")
+        own = {name: fill(text, f"{setting}.env.{name}") for name, text in request.env.items()}
+        return Child(
+            command=tuple([fill(part, f"{setting}.command") for part in request.command]),
+            environ=self._passed_on | self._passed(request, setting) | own | variables_of(order),
+            cwd=str(self._folder / cwd),
+            stdin=(request.stdin or "").encode(errors="replace"),
+            max_output_bytes=MAX_OUTPUT_BYTES,
+            kill_grace_seconds=KILL_GRACE_SECONDS,
+        )
+
+    def _passed(self, request: CommandRequest, setting: str) -> dict[str, str]:
+        environ = self._variables.environ
+        return {
+            name: self._variables.filled((EnvPlace(name=name),), f"{setting}.pass_env")
+            for name in request.pass_env
+            if name in environ
+        }
+
+
+class CallSteps:
+    """Calls one Python function with what the step gives it, and with nothing of its task.
+
+    A mapping is given as keyword arguments, any other value as one argument.
+    """
+
+    def __init__(self, executor: CallableExecutor) -> None:
+        self._executor = executor
+
+    async def open(self) -> None:
+        """Import the function, or raise `InvalidSettingError`."""
+        await self._executor.open()
+
+    async def close(self) -> None:
+        """Do nothing: a thread that is left ends by itself."""
+        await self._executor.close()
+
+    async def execute(self, order: WorkOrder) -> Outcome:
+        """Call the function with what the step gives it."""
+        given = request_of(order, CallRequest).given
+        if given is msgspec.UNSET:
+            return await self._executor.call()
+        if isinstance(given, dict):
+            return await self._executor.call(**given)
+        return await self._executor.call(given)
+
+
+class WrongSteps:
+    """Fails what could not even be asked for, with the words for it."""
+
+    async def open(self) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    async def execute(self, order: WorkOrder) -> Outcome:
+        """Say what is wrong; trying again cannot help."""
+        given = order.submission.input
+        error = "the step cannot be asked for" if given is None else msgspec.json.decode(given)
+        return Failed(error=str(error), usage=NOTHING_USED)
+
+
+def setting_of(order: WorkOrder) -> str:
+    """Return what errors call the step of an order."""
+    return f"steps.{order.submission.labels.get(STEP_LABEL, '')}"
+
+
+def request_of(order: WorkOrder, kind: type[AnyRequest]) -> AnyRequest:
+    """Return what a step asks for."""
+    given = order.submission.input
+    request = None if given is None else orders.decoded(given)
+    if not isinstance(request, kind):
+        problem = f"task {order.task_id} has no request of a {kind.__name__}"
+        raise TypeError(problem)
+    return request

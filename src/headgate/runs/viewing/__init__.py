@@ -1,0 +1,1 @@
+"""Runs for those who look at them, while they go on or afterwards."""

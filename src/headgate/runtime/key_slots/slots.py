@@ -1,0 +1,262 @@
+"""Slots: the keys of providers, each with a loop that wakes it and one that reads its quota.
+
+Every node runs the loops of every slot; what is to be done is claimed in the store, so that it is
+done once, and goes on when a node is lost. What a node does not know better it takes from its
+mirror of the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+import structlog
+
+from headgate.audit import AuditEntry
+from headgate.bodies.slots import LogLine
+from headgate.core.key_slots.slot import SlotConfig, SlotRow, SlotStanding
+from headgate.errors import SlotNotFoundError
+from headgate.provider import Provider
+from headgate.runtime.key_slots import lines as slot_lines
+from headgate.runtime.key_slots.hands import switch_slot, warm_slot
+from headgate.runtime.key_slots.key_slot import KeySlot, Shared
+from headgate.runtime.key_slots.mirror import SlotMirror
+from headgate.runtime.key_slots.quota_loop import QuotaLoop
+from headgate.runtime.key_slots.status import LoopHealth, SlotSetup, SlotStatus
+from headgate.runtime.key_slots.wake_loop import WakeLoop
+from headgate.runtime.key_slots.watch import STUCK_SECONDS, SlotWatch
+from headgate.runtime.supervisor import Supervisor
+from headgate.slot_logs import SlotTrail
+from headgate.slot_store import SlotStore
+
+__all__ = ["LoopHealth", "SlotSetup", "SlotStatus", "Slots"]
+
+log = structlog.get_logger("headgate.slots")
+
+MAX_REQUESTS = 256
+"""How many requests to providers are under way at a time, of all slots."""
+
+STOP_SECONDS = 10.0
+"""How long loops have to end; one that does not hear it must not keep the service from ending."""
+
+Listener = Callable[[tuple[SlotStanding, ...]], None]
+LatestLines = Callable[[str, int], list[LogLine]]
+"""Reads the latest lines about a slot, at most so many; it may take a while."""
+
+
+class Slots:
+    """All slots of a service, on one node."""
+
+    def __init__(
+        self,
+        store: SlotStore,
+        setups: Sequence[SlotSetup],
+        *,
+        trail_of: Callable[[str], SlotTrail],
+        make_id: Callable[[], str],
+        latest_lines: LatestLines | None = None,
+        is_shared: bool = False,
+    ) -> None:
+        self._mirror = SlotMirror(store, self._seen)
+        self._shared = Shared(
+            mirror=self._mirror,
+            trail_of=trail_of,
+            make_id=make_id,
+            turns=asyncio.Semaphore(MAX_REQUESTS),
+            sharers=self._sharers,
+            poll_soon=self._poll_soon,
+            changed=self._tell,
+        )
+        self._latest_lines = latest_lines
+        self._is_shared = is_shared
+        self._slots: dict[str, KeySlot] = {}
+        self._listeners: list[Listener] = []
+        self._retired: list[Provider] = []
+        self._supervisor: Supervisor | None = None
+        self._is_prepared = False
+        self._place(setups)
+
+    async def prepare(self) -> None:
+        """Read what is kept of the slots, and begin those that are new or changed."""
+        await self._mirror.refresh()
+        await asyncio.gather(*(slot.begin() for slot in self._slots.values()))
+        self._is_prepared = True
+        self._tell()
+
+    async def run(self) -> None:
+        """Run two loops for each slot, and watch them, until cancelled."""
+        self._supervisor = supervisor = Supervisor()
+        watch = SlotWatch(
+            self._mirror,
+            supervisor,
+            names=lambda: tuple(self._slots),
+            look_all=self._look_all,
+            is_shared=self._is_shared,
+        )
+        try:
+            supervisor.start("slot mirror", watch.refresh, watch.refresh_pulse)
+            supervisor.start("slot watch", watch.watch)
+            supervisor.start("retired providers", self._close_retired)
+            for slot in self._slots.values():
+                self._start(slot, supervisor)
+            await asyncio.Event().wait()
+        finally:
+            self._supervisor = None
+            await supervisor.stop(longest_seconds=STOP_SECONDS)
+            await self._close()
+
+    def reconfigure(self, setups: Sequence[SlotSetup]) -> None:
+        """Go by other settings: loops see them at their next step, which comes at once."""
+        before = {id(slot.setup.provider): slot.setup.provider for slot in self._slots.values()}
+        self._place(setups)
+        used = {id(slot.setup.provider) for slot in self._slots.values()}
+        self._retired.extend(provider for key, provider in before.items() if key not in used)
+        for slot in self._slots.values():
+            slot.restate()
+        self._tell()
+
+    def listen(self, listener: Listener) -> None:
+        """Tell of all standings now, and whenever one of them changes."""
+        self._listeners.append(listener)
+        listener(self.standings())
+
+    def standings(self) -> tuple[SlotStanding, ...]:
+        """Return what decisions need of each slot, in the order of the file."""
+        return tuple(slot.standing() for slot in self._slots.values())
+
+    def statuses(self) -> tuple[SlotStatus, ...]:
+        """Return everything about each slot, in the order of the file."""
+        return tuple(slot.status() for slot in self._slots.values())
+
+    async def latest_lines(self, name: str, most: int) -> list[LogLine]:
+        """Return the latest lines that this node has logged of a slot, oldest first.
+
+        Raises `SlotNotFoundError`.
+        """
+        self._slot(name)
+        if self._latest_lines is None:
+            return []
+        return await asyncio.to_thread(self._latest_lines, name, most)
+
+    async def warm(self, name: str, entry: AuditEntry | None = None) -> SlotStatus:
+        """Wake a slot by hand, unless a fresh reading shows that its window is open.
+
+        Raises `SlotNotFoundError`, `WindowOpenError`, or `SlotUnavailableError` where nothing was
+        sent or the provider did not take it.
+        """
+        return await warm_slot(self._slot(name), entry)
+
+    async def switch(
+        self, name: str, *, is_on: bool, entry: AuditEntry | None = None
+    ) -> SlotStatus:
+        """Enable or disable a slot by hand; enabling forgets what had disabled it."""
+        return await switch_slot(self._slot(name), entry, is_on=is_on)
+
+    def look(self, name: str) -> None:
+        """Read the quota soon: somebody was told there is none. At most once a minute."""
+        slot = self._slots.get(name)
+        if slot is not None:
+            slot.look_soon()
+
+    def loops(self, name: str) -> tuple[asyncio.Task[None] | None, ...]:
+        """Return what runs the loops of a slot, its wake loop first."""
+        supervisor = self._supervisor
+        names = _loop_names(self._slot(name))
+        return () if supervisor is None else tuple(supervisor.task(one) for one in names)
+
+    def _slot(self, name: str) -> KeySlot:
+        slot = self._slots.get(name)
+        if slot is None:
+            raise SlotNotFoundError(name)
+        return slot
+
+    def _place(self, setups: Sequence[SlotSetup]) -> None:
+        """Have exactly these slots; those that were there go on with what they had."""
+        before, self._slots = self._slots, {}
+        for setup in setups:
+            name = setup.config.name
+            slot = before.pop(name, None)
+            if slot is None:
+                self._slots[name] = slot = KeySlot(setup, self._shared)
+                self._start(slot, self._supervisor)
+            else:
+                self._slots[name] = slot
+                slot.reconfigure(setup)
+        for slot in before.values():
+            self._drop(slot)
+        self._mirror.keep_only(frozenset(self._slots))
+
+    def _start(self, slot: KeySlot, supervisor: Supervisor | None) -> None:
+        if supervisor is not None:
+            wake, quota = _loop_names(slot)
+            supervisor.start(wake, WakeLoop(slot).run, slot.wake_pulse)
+            supervisor.start(quota, QuotaLoop(slot).run, slot.quota_pulse)
+
+    def _drop(self, slot: KeySlot) -> None:
+        slot_lines.gone(slot.name)
+        if self._supervisor is not None:
+            for name in _loop_names(slot):
+                self._supervisor.drop(name)
+
+    def _seen(self, row: SlotRow) -> None:
+        slot = self._slots.get(row.name)
+        if slot is not None:
+            slot.seen(row)
+
+    def _sharers(self, config: SlotConfig) -> tuple[SlotConfig, ...]:
+        digest = config.key_digest
+        if not digest:
+            return (config,)
+        others = [slot.config for slot in self._slots.values() if slot.name != config.name]
+        sharing = [one for one in others if one.key_digest == digest]
+        return (config, *sharing, *self._left(digest))
+
+    def _left(self, key_digest: str) -> list[SlotConfig]:
+        """Return slots that left the settings, say for another name, with their wake on its way."""
+        rows = self._mirror.pending_of_key(key_digest)
+        kept = [row.config for row in rows if row.name not in self._slots]
+        return [msgspec.structs.replace(one, is_enabled=False) for one in kept if one is not None]
+
+    def _poll_soon(self, names: Iterable[str]) -> None:
+        for name in names:
+            slot = self._slots.get(name)
+            if slot is not None:
+                slot.quota_alarm.ring()
+
+    def _look_all(self) -> None:
+        for slot in self._slots.values():
+            slot.wake_alarm.ring()
+            slot.quota_alarm.ring()
+
+    def _tell(self) -> None:
+        if self._is_prepared:
+            standings = self.standings()
+            for listener in self._listeners:
+                listener(standings)
+
+    async def _close_retired(self) -> None:
+        """Close providers that were replaced, when no step can be using them any more."""
+        while True:
+            replaced = list(self._retired)
+            await asyncio.sleep(STUCK_SECONDS)
+            self._retired = self._retired[len(replaced) :]
+            for provider in replaced:
+                await _close(provider)
+
+    async def _close(self) -> None:
+        retired, self._retired = self._retired, []
+        for provider in (*retired, *(slot.setup.provider for slot in self._slots.values())):
+            await _close(provider)
+
+
+def _loop_names(slot: KeySlot) -> tuple[str, str]:
+    return f"slot {slot.name} wake scheduler", f"slot {slot.name} quota poller"
+
+
+async def _close(provider: Provider) -> None:
+    try:
+        await provider.close()
+    except Exception:
+        # It may be anybody's, and the next one is to be closed all the same.
+        log.exception("a provider could not be closed")

@@ -1,0 +1,1 @@
+"""Administration in SQL: overrides, tokens, and who changed what."""

@@ -1,0 +1,1 @@
+"""Looking at tasks in SQL: lists, counts, and which match a filter."""

@@ -1,0 +1,1 @@
+"""The moves of a task in SQL: submitted, assigned, collected, settled, ended."""

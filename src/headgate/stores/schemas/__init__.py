@@ -1,0 +1,1 @@
+"""The tables of a store, subject by subject, each with its own migrations."""

@@ -1,0 +1,1 @@
+"""Steps and their answers on their way to a process that writes."""

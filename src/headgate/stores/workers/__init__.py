@@ -1,0 +1,1 @@
+"""Workers in SQL: whom each serves, and the tasks that it has."""

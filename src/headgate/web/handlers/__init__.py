@@ -1,0 +1,1 @@
+"""What answers to the routes, subject by subject."""

@@ -1,0 +1,66 @@
+"""Pages for people whose request could not be read, and so reaches no handler.
+
+The connection answers these by itself: it knows neither who asks nor how pages look. Rule: whoever
+says to take HTML is a person with a browser, and is told what to do; nothing that was sent is
+repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from headgate.web.http.answers import Answer, Headers, refusal_answer
+from headgate.web.refusals import Refusal
+
+HTML = b"text/html; charset=utf-8"
+
+_HEADERS: Headers = (
+    (b"content-security-policy", b"default-src 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+)
+_COOKIES = (
+    "A browser sends all cookies that it keeps for a host, also those of other services there."
+    " Delete the cookies of this host in its settings, then load the page again."
+)
+_ADVICE = {
+    "bad_request": _COOKIES,
+    "head_too_large": _COOKIES,
+    "uri_too_long": "Shorten the address: take a filter away, or look for less text.",
+}
+_DEFAULT_ADVICE = "Wait a moment, then load the page again."
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+</head>
+<body>
+<h1>{problem}.</h1>
+<p>{advice}</p>
+<p>Code <code>{code}</code>, request <code>{request_id}</code>.</p>
+</body>
+</html>
+"""
+
+
+def takes_html(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Tell whether the headers that came so far are those of a browser that shows a page."""
+    return any(name == b"accept" and b"text/html" in value.lower() for name, value in headers)
+
+
+def plain_page(refusal: Refusal, request_id: bytes) -> Answer:
+    """Return the answer that a refusal stands for, as a page."""
+    answer, body, given_id = refusal_answer(refusal, request_id), refusal.body, request_id.decode()
+    text = _PAGE.format(
+        title=escape(f"{body.title} · Headgate"),
+        problem=escape(f"{body.error[:1].upper()}{body.error[1:]}"),
+        advice=_ADVICE.get(body.code, _DEFAULT_ADVICE),
+        code=escape(body.code),
+        request_id=escape(given_id),
+    )
+    headers = (*answer.headers, *_HEADERS)
+    return answer._replace(body=text.encode(), headers=headers, content_type=HTML)
