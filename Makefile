@@ -10,7 +10,7 @@ TEST_PROCESSES ?= 3
 BROWSER_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run up demo test test-browser screenshots check bench torture package clean
+.PHONY: help run up demo test test-browser explore screenshots check bench torture package clean
 
 help:
 	@echo "make run      install into $(VENV) and run an example workflow, inside a budget"
@@ -18,6 +18,7 @@ help:
 	@echo "make demo     the same with simulated agents and a fake provider; nothing is kept"
 	@echo "make test     install, then format check, lint, types, layers and tests"
 	@echo "make test-browser  drive every page of the dashboard in the system's Chromium"
+	@echo "make explore  run the tests of properties with examples that no run has tried yet"
 	@echo "make screenshots   draw every page into build/screenshots, and those of the docs anew"
 	@echo "make bench    measure; prints ratios against a floor in the same run"
 	@echo "make torture  kill processes at random for minutes; nothing may be lost"
@@ -61,6 +62,10 @@ test-browser: $(INSTALLED)
 	@$(BIN)/python tests/browser/chromium.py >/dev/null
 	@echo "==> tests in a browser"
 	@$(BIN)/python -m pytest -n $(BROWSER_PROCESSES) --dist loadfile tests/browser
+
+# What it finds becomes a test with this one example, beside the property.
+explore: $(INSTALLED)
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m hypothesis --hypothesis-profile=explore
 
 screenshots: $(INSTALLED)
 	@PYTHONPATH=tests $(BIN)/python -m browser.screenshots

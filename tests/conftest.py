@@ -13,8 +13,10 @@ from hypothesis import settings
 
 from ledgers.servers import PostgresServer, ValkeyServer, running_postgres, running_valkey
 
-# How long an example takes says how busy the machine is, and nothing about the code.
-settings.register_profile("headgate", deadline=None)
+# How long an example takes says how busy the machine is, and nothing about the code. Examples are
+# the same in every run, so that a failure is that of a change; `make explore` looks for others.
+settings.register_profile("headgate", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("headgate")
 
 

@@ -157,8 +157,13 @@ class StoreModel:
             name for name, record in self.records.items() if record.task.status in statuses
         )
 
-    def apply(self, line: Planned, *, starts: bool) -> Refused | bool:
-        """Apply a line of a plan; a refusal says which budget was short, False that it is old."""
+    def apply(
+        self, line: Planned, *, starts: bool, planned_at: float | None = None
+    ) -> Refused | bool:
+        """Apply a line of a plan; a refusal says which budget was short, False that it is old.
+
+        A start counts against the rates from the moment when it was planned.
+        """
         record = self.records[line.task.id]
         is_queued = record.task.status is TaskStatus.QUEUED
         if not is_queued or record.progress.attempt != line.attempt - 1:
@@ -170,7 +175,8 @@ class StoreModel:
         for scope in self._purses_of(record.task):
             self.purses[scope].reserved += line.tokens
         self.write(taken(record, line, starts=starts))
-        self.starts.append((self.now, record.task, line.agent_id, line.tokens))
+        counted_at = self.now if planned_at is None else planned_at
+        self.starts.append((counted_at, record.task, line.agent_id, line.tokens))
         return True
 
     def land(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -35,6 +36,8 @@ from headgate.core.snapshot import LanePolicy
 from headgate.core.tasks.records import OnExhausted, Progress, TaskRecord, Terms
 from headgate.core.tasks.task import Task, TaskStatus
 from headgate.core.why import reasons
+
+pytestmark = pytest.mark.hypothesis
 
 AGENTS = [None, None, "a", "b", "made-1", "made-2"]
 CAPACITY = {"a": 2, "b": 1, "made-1": 1, "made-2": 1}
@@ -83,6 +86,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
         self.workers: dict[str, tuple[str, int]] = {}
         self.desk = self.model.fresh_desk(self.settings, self.nodes)
         self.open_lines: list[Planned] = []
+        self.planned_at = self.model.now
         self.number = 0
 
     @rule(
@@ -137,6 +141,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
     def plan(self, most: int) -> None:
         self.expire()
         before = self.model.in_state(*IN_FLIGHT)
+        self.planned_at = self.model.now
         self.open_lines = self.desk.plan(self.model.now, most=most)
         assert len(self.open_lines) <= most
         assert not {line.task.id for line in self.open_lines} & set(before)
@@ -153,6 +158,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
     @rule()
     def decide_until_nothing_more_can_start(self) -> None:
         self.expire()
+        self.planned_at = self.model.now
         while lines := self.desk.plan(self.model.now, most=100):
             for line in lines:
                 self.check_line(line)
@@ -322,6 +328,9 @@ class DeskBesideAStore(RuleBasedStateMachine):
         fresh = self.model.fresh_desk(
             self.settings, self.nodes, self.open_lines, workers=self.workers
         )
+        # Counts of rates are not in the model, so what they closed is taken over.
+        for agent_type, no_room in self.desk.limited.items():
+            fresh.index.limit_agent_type(agent_type, no_room.until)
         now = self.model.now
         assert picture(self.desk, now) == picture(fresh, now)
         assert self.desk.tick == self.model.tick
@@ -361,7 +370,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
             self.desk.see(record, self.model.now)
 
     def answer(self, line: Planned, *, starts: bool) -> None:
-        applied = self.model.apply(line, starts=starts)
+        applied = self.model.apply(line, starts=starts, planned_at=self.planned_at)
         if applied is True:
             return
         record = self.model.records[line.task.id]

@@ -17,6 +17,8 @@ from headgate.core.lanes.index import LaneIndex
 from headgate.core.snapshot import LanePolicy, SchedulerState
 from snapshots import agents, snapshot, tasks
 
+pytestmark = pytest.mark.hypothesis
+
 PROJECTS = [
     Project(id="x", credit_weight=1, max_concurrent_agents=None),
     Project(id="y", credit_weight=2, max_concurrent_agents=3),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from datetime import UTC
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -21,6 +22,8 @@ from headgate.core.key_slots.slot import SlotConfig
 from headgate.core.key_slots.steps import switch
 from headgate.core.key_slots.times import due_wake, window_is_over
 from headgate.core.key_slots.wake import WakeConfig, WakeMode, is_paused
+
+pytestmark = pytest.mark.hypothesis
 
 NOW = 1_771_176_960.0
 WINDOW_MINUTES = 15

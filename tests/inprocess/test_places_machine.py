@@ -11,6 +11,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -18,6 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from headgate import Agent, Grant, LoadScheduler, SharedResource, Task
 from headgate.errors import HeadgateError
 from headgate.testing import SimulatedLoop
+
+pytestmark = pytest.mark.hypothesis
 
 AGENTS = ("a", "b", "c")
 

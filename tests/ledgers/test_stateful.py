@@ -23,6 +23,8 @@ from ledgers.ledger_machine import check_against_the_model
 from ledgers.servers import ValkeyServer
 from ledgers.support import TrackerFactory, local_factory, placed_factory
 
+pytestmark = pytest.mark.hypothesis
+
 
 def test_the_ledger_in_memory_does_what_the_model_does() -> None:
     check_against_the_model(local_factory, examples=60)

@@ -20,6 +20,8 @@ from ledgers.servers import PostgresServer
 from stores.scene import Place
 from stores.store_machine import check_against_the_model
 
+pytestmark = pytest.mark.hypothesis
+
 
 def in_memory() -> Place:
     return Place("memory", lambda clock, books: MemoryTaskStore(clock=clock, keeps_books=books))
