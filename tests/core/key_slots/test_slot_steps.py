@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from core.slot_world import CLAIM_SECONDS, World, finish
+from core.key_slots.slot_world import CLAIM_SECONDS, World, finish
 from headgate.core.key_slots.headroom import standing_of
 from headgate.core.key_slots.poll_backoff import RESET_POLL_DELAY_SECONDS
 from headgate.core.key_slots.quota import QuotaFailure, QuotaFailureKind, QuotaLimit, QuotaReport

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from core.slot_world import CLAIM_SECONDS, Life, World, finish
+from core.key_slots.slot_world import CLAIM_SECONDS, Life, World, finish
 from headgate.core.key_slots.headroom import why_off
 from headgate.core.key_slots.quota import QuotaFailure, QuotaFailureKind
 from headgate.core.key_slots.slot import SlotConfig

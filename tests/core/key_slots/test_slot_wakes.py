@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from core.slot_world import World, finish
+from core.key_slots.slot_world import World, finish
 from headgate.core.key_slots.quota import (
     QuotaFailure,
     QuotaFailureKind,

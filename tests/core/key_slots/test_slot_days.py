@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from core.slot_world import World
+from core.key_slots.slot_world import World
 from headgate.core.key_slots.slot import SlotConfig
 from headgate.core.key_slots.wake import WakeConfig, WakeMode
 
