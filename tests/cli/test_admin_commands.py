@@ -8,13 +8,13 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import apsw
 import pytest
 
+from cli.said import Command, Said
 from headgate.cli.main import run
 from headgate.data_lock import hold_directory, is_held
 from service.support import ServiceProcess, running_service
@@ -30,19 +30,6 @@ kind = "callable"
 entry_point = "headgate.executors.echo:echo"
 default = true
 """
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Command = Callable[..., Said]
 
 
 @pytest.fixture(scope="module")

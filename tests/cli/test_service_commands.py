@@ -8,13 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import pytest
 
+from cli.said import Command, Said
 from headgate.cli.main import COMMANDS, cli, run
 from headgate.cli.output import drawn_table
 from headgate.cli.task_view import HEADER
@@ -45,23 +46,6 @@ command = ["sh", "-c", "echo no such page >&2; exit 3"]
 [projects.off]
 status = "paused"
 """
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-Command = Callable[..., Said]
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
+from cli.said import Command, Said
 from headgate.cli.main import run
 from headgate.cli.places.token_file import PREVIOUS, token_lines, write_token
 from headgate.stores.sqlite import SqliteTaskStore
@@ -30,23 +29,6 @@ command = ["echo", '{"model": "gpt-4o", "usage": {"prompt_tokens": 1000, "comple
 
 
 WRONG = "hg_" + "0" * 12 + "_" + "0" * 48
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-Command = Callable[..., Said]
 
 
 @pytest.fixture(scope="module")

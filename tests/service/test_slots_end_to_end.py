@@ -6,13 +6,13 @@ Two fake providers serve: one whose window lasts, and one whose quota is used up
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
+from cli.said import Command, Said
 from headgate.cli.main import run
 from service.fake_providers import fake_provider, requests_of
 from service.support import ServiceProcess, running_service, wait_until
@@ -38,19 +38,6 @@ kind = "callable"
 entry_point = "headgate.executors.echo:echo"
 default = true
 """
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Command = Callable[..., Said]
 
 
 @pytest.fixture(autouse=True)
