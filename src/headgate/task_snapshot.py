@@ -13,6 +13,9 @@ from headgate.core.tasks.past_attempts import PastAttempt
 from headgate.core.tasks.records import OnExhausted, OnParentFailure, TaskRecord, slot_of
 from headgate.core.tasks.task import TaskStatus
 
+CONTENTS = ("params", "input", "result")
+"""What a client sent and got, which may be large; a list can do without."""
+
 
 class AmountBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Tokens and dollars, as far as they are known."""

@@ -65,6 +65,19 @@ def test_a_list_is_one_object_a_line(
     assert given.items() <= lines[0].items()
 
 
+@pytest.mark.parametrize("further", [(), ("--all",)])
+def test_a_table_of_tasks_asks_for_nothing_that_it_has_no_column_for(
+    further: tuple[str, ...],
+) -> None:
+    page = response(200, json.dumps({"tasks": [], "count": 0}))
+    with scripted(page, page) as server:
+        assert run(["tasks", *further, "--url", server.url]) == 0
+        assert run(["tasks", *further, "--json", "--url", server.url]) == 0
+    table, lines = (request.split()[1] for request in server.requests)
+    assert "omit=params%2Cinput%2Cresult" in table
+    assert "omit" not in lines
+
+
 @pytest.mark.parametrize(
     ("call", "one"), [("token revoke", TOKEN), ("webhooks redeliver", WEBHOOK)]
 )

@@ -148,7 +148,7 @@ OFF = "disabled by hand, `headgate slots enable work` brings it back"
         (
             {"nextWake": OPEN["nextWake"] | {"at": (NOW - timedelta(days=273)).isoformat()}},
             "next wake",
-            "now: after_reset mode (1 min after reset)",
+            "now: 1 min after the reset",
         ),
         ({"wakeLoop": {"restarts": 1, "problem": "stuck"}}, "wake loop", "restarted once, stuck"),
         ({"wakeLoop": {"restarts": 2, "problem": "x"}}, "wake loop", "restarted 2 times, x"),

@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from headgate.bodies.slots import LimitBody, LogPhase, NextWakeBody
+from headgate.bodies.slots import LimitBody, LogPhase
 from headgate.core.budgets.reservations import Call
-from headgate.core.key_slots.wake import WakeMode
 from headgate.dashboard.shown.plain_words import (
     BOOKINGS,
     DELIVERIES,
     LOG_ACTIONS,
     LOG_PHASES,
-    WAKE_MODES,
     limit_words,
     said,
-    wake_words,
 )
 from headgate.deliveries import DeliveryState
 from headgate.runtime.key_slots.wake_sending import ACTIONS
 
 RUNTIME = Path(__file__).parents[2] / "src/headgate/runtime"
-LATER = datetime(2026, 11, 15, 21, 0, tzinfo=UTC)
 
 
 def test_every_name_of_a_closed_list_has_its_words() -> None:
     assert set(BOOKINGS) == {call.value for call in Call}
     assert set(DELIVERIES) == {state.value for state in DeliveryState}
-    assert set(WAKE_MODES) == {mode.value for mode in WakeMode}
     assert set(LOG_PHASES) == set(get_args(LogPhase))
 
 
 def test_everything_that_is_logged_of_a_slot_has_its_words() -> None:
-    sources = "".join(path.read_text() for path in RUNTIME.glob("*.py"))
+    sources = "".join(path.read_text() for path in RUNTIME.rglob("*.py"))
     events = re.findall(r'trail\.event\(\s*"([a-z.-]+)"', sources)
     polls = re.findall(r'"([a-z]+-(?:quota-poll|precheck))"', sources)
     assert len(events) > 10
@@ -47,21 +41,6 @@ def test_everything_that_is_logged_of_a_slot_has_its_words() -> None:
 def test_a_name_without_words_is_shown_as_it_is() -> None:
     assert said(BOOKINGS, "commit") == "booked"
     assert said(BOOKINGS, "something-new") == "something-new"
-
-
-@pytest.mark.parametrize(
-    ("reason", "words"),
-    [
-        ("interval mode (5 min elapsed)", "5 min after the last one"),
-        ("after_reset mode (1 min after reset)", "1 min after the reset"),
-        ("times mode (08:00)", "set for 08:00"),
-        ("times mode (08:00, 3 min late)", "set for 08:00, 3 min late"),
-        ("the last wake is not confirmed yet", "the last wake is not confirmed yet"),
-        ("another mode (of its own)", "another mode (of its own)"),
-    ],
-)
-def test_a_wake_to_come_says_why_without_names_of_modes(reason: str, words: str) -> None:
-    assert wake_words(NextWakeBody(at=LATER, mode="x", reason=reason)) == words
 
 
 @pytest.mark.parametrize(

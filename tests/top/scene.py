@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from textual import events
+from textual._context import visible_screen_stack
 from textual.pilot import Pilot
 
 from headgate import Client
@@ -33,7 +34,9 @@ class Terminal:
 
     def text(self) -> str:
         """Return what is on the screen, a line for each of its lines."""
-        # The one place that has the lines of all widgets and dialogs as they are sent.
+        # The one place that has the lines of all widgets and dialogs as they are sent, with what
+        # is seen behind a dialog.
+        visible_screen_stack.set(self.app._background_screens)
         strips = self.app.screen._compositor.render_strips()
         return "\n".join(strip.text.rstrip() for strip in strips)
 

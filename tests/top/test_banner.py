@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 from rich.cells import cell_len
 
 from headgate.bodies.tasks import BudgetStatusBody, LimitsShown, MetricsBody, QueueBody, StatsBody
-from headgate.top.banner import Part, cut, key_parts, said_parts, total_parts
+from headgate.top.banner import Part, cut, key_parts, said_parts, tab_parts, total_parts
+from headgate.top.panes import PANES
 from headgate.top.picture import Contact, Picture
 
 WIDTHS = (200, 160, 120, 100, 80, 70, 60, 40, 20)
@@ -44,6 +47,15 @@ def test_totals_are_whole_or_left_out(width: int) -> None:
     shown = text(total_parts(busy(), width=width))
     assert cell_len(shown) <= width
     assert shown.endswith(("1 min 23 s", "/min", "1,234", "9,876", "$1,039.88", "$8,140.12", "/1h"))
+
+
+@pytest.mark.parametrize("width", [200, 80, 70, 60, 40])
+@pytest.mark.parametrize("current", range(len(PANES)))
+def test_which_pane_is_shown_is_told_in_any_width(width: int, current: int) -> None:
+    shown = text(cut(tab_parts(busy(), current, width=width), width))
+    assert f"[{current + 1} {PANES[current].name}" in shown
+    assert "…" not in shown
+    assert re.findall(r"[ [](\d) ", f"{shown} ") == ["1", "2", "3", "4", "5", "6"]
 
 
 def rates(picture: Picture, done: int, failed: int) -> Picture:

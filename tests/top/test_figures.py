@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
+from rich.cells import cell_len
 
 from headgate.bodies.admin import ProjectBody, ProjectListBody
 from headgate.bodies.figures import LaneBody, LaneListBody
@@ -18,12 +19,14 @@ from headgate.bodies.tasks import (
     StatsBody,
     WhyBody,
 )
+from headgate.core.key_slots.wake import WakeMode
+from headgate.core.key_slots.wake_words import mode_words
 from headgate.core.tasks.task import TaskStatus
 from headgate.top import figures
 from headgate.top.cells import MAX_ROWS
-from headgate.top.panes import WAITING, note
+from headgate.top.panes import SLOTS, WAITING, note
 from headgate.top.picture import Picture, ShownTask, ShownTasks, Throughput
-from headgate.top.tables import Row, widths_of
+from headgate.top.tables import GAP, Row, fitted, widths_of
 
 NOW = datetime(2030, 1, 31, 12, tzinfo=UTC).timestamp()
 
@@ -185,7 +188,21 @@ def test_a_slot_says_what_wakes_it_next_and_how_often_something_went_wrong() -> 
     tired = slot(next_wake=wake, poll_errors=2, wake_errors=1, last_error="no answer")
     picture.slots = SlotListBody(slots=[tired], count=1)
     (row,) = figures.slot_rows(picture, NOW)
-    assert texts(row)[5:] == ["1 min 30 s", "after reset", "3", "no answer"]
+    assert texts(row)[5:] == ["1 min 30 s", "after a reset", "3", "no answer"]
+
+
+@pytest.mark.parametrize("mode", [*(mode.value for mode in WakeMode), "retry"])
+def test_the_words_for_a_wake_have_their_room_wherever_their_column_is_shown(mode: str) -> None:
+    picture = Picture()
+    wake = NextWakeBody(at=moment(90), mode=mode, reason="")
+    busy = slot(next_wake=wake, last_error="x" * 200, state="exhausted", resets_at=moment(90_000))
+    picture.slots = SlotListBody(slots=[busy], count=1)
+    rows = figures.slot_rows(picture, NOW)
+    woken = [column.title for column in SLOTS.columns].index("woken")
+    widths = widths_of(SLOTS.columns, rows, SLOTS.columns[woken].from_width)
+    shown = fitted(rows[0].cells[woken], SLOTS.columns[woken], widths[woken])
+    assert shown.rstrip() == mode_words(mode)
+    assert sum(widths) + len(GAP) * (len(widths) - 1) <= SLOTS.columns[woken].from_width
 
 
 def stats(done: int, failed: int = 0) -> StatsBody:
@@ -220,6 +237,25 @@ def test_a_long_reason_has_the_room_that_long_names_leave(width: int, least: int
     )
     rows = figures.waiting_rows(picture, NOW)
     assert widths_of(WAITING.columns, rows, width)[4] >= least
+
+
+@pytest.mark.parametrize(
+    "message", [LONG_REASON, LONG_REASON * 20, "漢" * 100], ids=["long", "endless", "wide"]
+)
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_how_many_more_reasons_there_are_is_seen_however_long_the_first_is(
+    message: str, width: int
+) -> None:
+    picture = Picture()
+    waiting = task("t", state=TaskStatus.QUEUED)
+    picture.waiting = ShownTasks(tasks=(waiting,))
+    reason = ReasonBody(hold={}, message=message)
+    picture.reasons["t"] = WhyBody(task_id="t", state=TaskStatus.QUEUED, reasons=(reason,) * 3)
+    rows = figures.waiting_rows(picture, NOW)
+    room = widths_of(WAITING.columns, rows, width)[4]
+    shown = fitted(rows[0].cells[4], WAITING.columns[4], room)
+    assert shown.rstrip().endswith("… +2") or shown.rstrip() == f"{message} +2"
+    assert cell_len(shown) == room
 
 
 def test_throughput_is_that_of_the_last_minute() -> None:

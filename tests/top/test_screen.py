@@ -197,7 +197,7 @@ def test_a_wider_terminal_has_more_columns_and_sorts_by_those_that_are_seen(flee
         await terminal.press("5")
         await terminal.sees("session:eval", "ends", "overrun", "an hour")
         await terminal.press("6")
-        await terminal.sees("work", "woken by", "errors", "held because")
+        await terminal.sees("work", "woken", "errors", "held because")
 
     at(fleet, body)
 
@@ -250,6 +250,22 @@ def test_a_cancel_asks_first_and_no_means_no(fleet: Fleet) -> None:
         await terminal.sees(f"Task {victim} is cancelled.")
         await terminal.sees("Nothing here contains “victim”.")
         assert fleet.service.task(victim)["state"] == TaskStatus.CANCELLED.value
+
+    at(fleet, body)
+
+
+def test_what_a_question_is_about_is_seen_behind_it_in_any_size(fleet: Fleet) -> None:
+    async def body(terminal: Terminal) -> None:
+        await terminal.press("3")
+        await terminal.sees("tight   search")
+        await terminal.press("c")
+        await terminal.sees(f"Cancel task {fleet.running}?", "[3 Running 1]", "tight   search")
+        await terminal.resize(200, 50)
+        await terminal.sees(f"Cancel task {fleet.running}?", "6 Slots", "held because")
+        await terminal.resize(80, 24)
+        await terminal.sees("[3 Running 1]", "tight   search", without="held because")
+        await terminal.press("n")
+        await terminal.sees("[3 Running 1]", without="Cancel task")
 
     at(fleet, body)
 
@@ -321,7 +337,9 @@ def test_why_and_details_are_those_of_the_commands(fleet: Fleet) -> None:
         await terminal.press("escape", "5")
         await terminal.sees("session:eval")
         await terminal.press("end", "enter")
-        await terminal.sees("name", "session:eval", "$50.00")
+        text = await terminal.sees("Budgets: session:eval", "limit", "$50.00")
+        assert re.search(r"│ scope +session:eval", text)
+        assert "│ name" not in text
 
     at(fleet, body)
 
@@ -454,6 +472,8 @@ def test_a_lost_service_leaves_its_last_figures_and_comes_back_by_itself(tmp_pat
             text = await terminal.sees("CONNECTION LOST", "Trying again: ", "search")
             assert "queued 0 of 1,000" in text
             assert terminal.app.query_one("#projects", Pane).is_faint
+            await terminal.press("p")
+            await terminal.sees("Not done: no service answers.")
             async with serving(service.app, port):
                 await terminal.sees("search", without="CONNECTION LOST")
                 assert not terminal.app.query_one("#projects", Pane).is_faint

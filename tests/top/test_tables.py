@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from headgate.top.bars import Bar, drawn
-from headgate.top.panes import PANES
+from headgate.top.panes import PANES, PaneKind
 from headgate.top.tables import (
+    ELLIPSIS,
     GAP,
     Cell,
     Column,
@@ -102,6 +103,22 @@ def test_a_reason_has_its_room_before_the_names_beside_it() -> None:
     assert widths_of(columns, rows, 40 + gaps) == [6, 4, 30]
     assert widths_of(columns, rows, 55 + gaps) == [6, 9, 40]
     assert widths_of(columns, rows, 70 + gaps) == [12, 9, 49]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 10, 20, 40, 41, 42, 60, 70, 79])
+@pytest.mark.parametrize("kind", PANES, ids=lambda kind: kind.name)
+def test_a_table_that_is_too_narrow_is_cut_at_its_right_and_shows_where(
+    kind: PaneKind, width: int
+) -> None:
+    long = Row(key="a", cells=tuple(text_cell("x" * 60) for _ in kind.columns))
+    widths = widths_of(kind.columns, [long], width)
+    cells = [
+        fitted(cell, column, room)
+        for cell, column, room in zip(long.cells, kind.columns, widths, strict=True)
+        if room
+    ]
+    assert cell_len(GAP.join(cells)) in range(width - len(GAP), width + 1)
+    assert all(ELLIPSIS in cell for cell in cells)
 
 
 def test_a_column_is_there_as_soon_as_the_table_is_wide_enough_for_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from administration.running import WORK, Running, running
+from client.scripted_server import response, scripted
 from headgate import Client
-from headgate.top import watcher
+from headgate.top import picture
 from headgate.top.picture import Contact
 from headgate.top.rota import Question, Topic
 from headgate.top.watcher import (
@@ -180,6 +182,24 @@ def test_what_is_refused_is_asked_once_a_minute(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_token_that_is_over_is_not_said_to_be_live(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            wish = {"name": "reader", "permissions": ["read"]}
+            made = (await one.service.ask("POST", "/tokens", wish)).json
+            async with Client(one.url, token=made["token"], retries=0) as client:
+                one.watcher = Watcher(client, clock=one.clock)
+                await one.asked()
+                before = one.watcher.picture.contact
+                await one.service.ask("DELETE", f"/tokens/{made['id']}")
+                await one.asked(after_seconds=10.0)
+                after = one.watcher.picture.contact
+                assert (before, after) == (Contact.POLLING, Contact.REFUSED)
+                assert one.watcher.picture.problems[Topic.STATS] == "the token was revoked"
+
+    asyncio.run(main())
+
+
 def test_another_text_to_look_for_is_asked_at_once_and_shows_nothing_before(
     tmp_path: Path,
 ) -> None:
@@ -200,6 +220,22 @@ def test_another_text_to_look_for_is_asked_at_once_and_shows_nothing_before(
         assert len(page.tasks) == 1
 
     on(tmp_path, body)
+
+
+@pytest.mark.parametrize("topic", [Topic.RUNNING, Topic.WAITING])
+def test_tasks_are_asked_for_without_what_clients_sent_and_got(topic: Topic) -> None:
+    async def asked(url: str) -> None:
+        async with Client(url, retries=0) as client:
+            one = Watcher(client, pause_seconds=0.0, clock=Clock())
+            one.show(Interest(topics=(topic,)))
+            await one.ask_once()
+            assert await one.ask_once() == Question(topic)
+
+    # Of the totals, which are asked for first, nothing is known here.
+    page = response(200, json.dumps({"tasks": [], "count": 0}))
+    with scripted(response(404), page) as server:
+        asyncio.run(asked(server.url))
+    assert "omit=params%2Cinput%2Cresult" in server.requests[1].split()[1]
 
 
 def test_a_text_to_look_for_goes_first_also_while_nothing_happens(tmp_path: Path) -> None:
@@ -279,7 +315,7 @@ async def held_tasks(one: Scene, number: int) -> Interest:
 def test_those_that_wait_longest_are_asked_for_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watcher, "MAX_TASKS", 2)
+    monkeypatch.setattr(picture, "MAX_TASKS", 2)
 
     async def body(one: Scene) -> None:
         held = [await one.service.submit(notBefore="2099-01-01T00:00:00Z") for _ in range(3)]

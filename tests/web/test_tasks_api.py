@@ -221,10 +221,37 @@ def test_lists_are_filtered_by_agent_project_and_states(client: Client) -> None:
     assert found("verbose=1") == [other, mine]
 
 
+def test_a_list_leaves_out_what_is_not_wanted_and_nothing_else(client: Client) -> None:
+    task_id = submitted(client, params={"a": 1}, input=[2], labels={"k": "v"})
+    client.engine.set_state(task_id, TaskStatus.DONE, result=msgspec.Raw(b"3"))
+
+    def listed(query: str) -> dict[str, object]:
+        return dict(client.get(f"/tasks?{query}").json["tasks"][0])
+
+    whole = listed("omit=")
+    contents = {"params": {"a": 1}, "input": [2], "result": 3}
+    assert whole.items() >= contents.items()
+    for name, value in contents.items():
+        assert listed(f"omit={name}") | {name: value} == whole
+        assert name not in listed(f"omit={name}")
+    assert listed("omit=params,%20result,input,params") | contents == whole
+    assert contents.keys().isdisjoint(listed("omit=params,%20result,input,params"))
+    assert client.get(f"/tasks/{task_id}").json["params"] == {"a": 1}
+
+
+def test_a_name_that_cannot_be_left_out_is_refused_with_those_that_can(client: Client) -> None:
+    answer = client.get("/tasks?omit=params,labels")
+    assert answer.json["error"] == (
+        "field 'omit': 'params,labels' is not a list of params, input, result"
+    )
+
+
 @pytest.mark.parametrize(
     ("query", "code"),
     [
         ("state=sleeping", "invalid_field"),
+        ("omit=taskId", "invalid_field"),
+        ("omit=PARAMS", "invalid_field"),
         ("agentId=%00", "invalid_field"),
         ("projectId=a%00b", "invalid_field"),
         ("agentId=" + "a" * 129, "invalid_field"),

@@ -72,7 +72,8 @@ class TaskFilter(TypedDict, total=False):
 class ListFilter(TypedDict, total=False):
     """Which tasks are listed, as for several at once; `state` may be several, as `queued,running`.
 
-    Times have a zone. The `order` is newest first unless given.
+    Times have a zone. The `order` is newest first unless given. To `omit` is what tasks are to be
+    shown without, as `params,input,result`.
     """
 
     agent_id: str | None
@@ -87,6 +88,7 @@ class ListFilter(TypedDict, total=False):
     created_after: datetime | str | None
     text: str | None
     order: Literal["newest", "oldest"] | None
+    omit: str | None
 
 
 _TIMES = ("deadline", "not_before")

@@ -29,7 +29,7 @@ from headgate.top.panes import PANES, PROJECTS, RUNNING, SLOTS, WAITING, PaneKin
 from headgate.top.picture import Contact
 from headgate.top.rota import PAUSE_SECONDS, Topic
 from headgate.top.tables import arranged
-from headgate.top.watcher import Interest, Watcher
+from headgate.top.watcher import Interest, Watcher, told
 
 ALL_FROM_WIDTH, ALL_FROM_HEIGHT = 160, 36
 MAX_WANTED_LENGTH = 200
@@ -313,7 +313,7 @@ class Top(App[None]):
             cells = [cell.text for cell in row.cells]
             facts = zip(titles, cells, strict=True)
             lines = [f"{title:<16} {text.strip()}" for title, text in facts if title and text]
-            self._read(kind.name, [f"{'name':<16} {printable(row.key)}", *lines])
+            self._read(f"{kind.name}: {printable(row.key)}", lines)
 
     async def _show_task(self, task_id: str) -> None:
         self._read(f"Task {task_id}", self._texts.task(await self._client.get(task_id)))
@@ -336,7 +336,7 @@ class Top(App[None]):
         try:
             await work
         except ServiceError as error:
-            self.say(f"Not done: {error}.", is_problem=True)
+            self.say(f"Not done: {told(error)}.", is_problem=True)
 
     def _task_id(self, verb: str) -> str | None:
         row = self._pane().selected

@@ -30,6 +30,7 @@ _CONTACTS = {
     Contact.LIVE: ("live", "green"),
     Contact.POLLING: ("polling", "cyan"),
     Contact.LOST: ("CONNECTION LOST", "bold red"),
+    Contact.REFUSED: ("REFUSED", "bold red"),
 }
 _GAP = (GAP, "")
 _NO_LIMITS = LimitsShown(max_queue_size=None, max_inflight=None)
@@ -146,14 +147,17 @@ def key_parts(width: int) -> list[Part]:
 
 
 def tab_parts(picture: Picture, current: int, *, width: int) -> list[Part]:
-    """Return the names of the panes, the one that keys go to between brackets."""
-    parts: list[Part] = []
-    for index, kind in enumerate(PANES):
-        number = amount(kind, picture)
-        name = f"{index + 1} {kind.name}{f' {number}' if number else ''}"
-        parts.append((f"[{name}]", "bold") if index == current else (f" {name} ", ""))
-    spare = width - sum(cell_len(text) for text, _ in parts)
-    return parts if spare >= 0 else [(text.replace("  ", " "), style) for text, style in parts]
+    """Return the names of the panes, the one that keys go to between brackets.
+
+    Where there is no room for all of them, the others have their numbers alone.
+    """
+    names = [f"{place} {kind.name} {amount(kind, picture)}" for place, kind in enumerate(PANES, 1)]
+    parts = [(f" {name.rstrip()} ", "") for name in names]
+    parts[current] = (f"[{names[current].rstrip()}]", "bold")
+    if cell_len("".join(text for text, _ in parts).rstrip()) <= width:
+        return parts
+    numbers = [(f" {place} ", "") for place in range(1, len(PANES) + 1)]
+    return [*numbers[:current], parts[current], *numbers[current + 1 :]]
 
 
 def said_parts(said: str, picture: Picture, *, is_problem: bool, wanted: str) -> list[Part]:

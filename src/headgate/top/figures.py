@@ -12,6 +12,7 @@ from headgate.bodies.admin import ProjectBody
 from headgate.bodies.figures import LaneBody
 from headgate.bodies.slots import SlotBody
 from headgate.bodies.tasks import WhyBody
+from headgate.core.key_slots.wake_words import mode_words
 from headgate.core.tasks.task import TaskStatus
 from headgate.core.texts.figures import seconds_of
 from headgate.top.bars import Bar
@@ -141,8 +142,8 @@ def _reason(why: WhyBody | str | None) -> Cell:
         return text_cell(why, FAINT)
     if not why.reasons:
         return text_cell("starts now" if why.state is TaskStatus.QUEUED else why.state.value)
-    more = f" +{len(why.reasons) - 1}" if len(why.reasons) > 1 else ""
-    return text_cell(f"{why.reasons[0].message}{more}")
+    more = len(why.reasons) - 1
+    return text_cell(why.reasons[0].message, tail=f" +{more}" if more else "")
 
 
 def slot_rows(picture: Picture, now: float) -> list[Row]:
@@ -161,7 +162,7 @@ def _slot(slot: SlotBody, now: float) -> Row:
         share_cell(None if used is None else used / 100),
         until_cell(slot.resets_at, now),
         until_cell(None if wake is None else wake.at, now),
-        text_cell("-" if wake is None else wake.mode.replace("_", " ")),
+        text_cell("-" if wake is None else mode_words(wake.mode)),
         count_cell(errors, CAREFUL if errors else ""),
         text_cell(_held_because(slot), CAREFUL),
     )

@@ -16,17 +16,20 @@ from headgate.bodies.admin import ProjectListBody
 from headgate.bodies.figures import LaneListBody
 from headgate.bodies.slots import SlotListBody
 from headgate.bodies.tasks import BudgetStatusBody, StatsBody, WhyBody
+from headgate.client.calls import Query
 from headgate.core.tasks.task import TaskStatus
+from headgate.task_snapshot import CONTENTS
 from headgate.top.rota import Topic
 
 MAX_TASKS = 100
+RUNNING_STATES, WAITING_STATES = "assigned,running", "queued"
 THROUGHPUT_SECONDS = 60.0
 MAX_SAMPLES = 120
 LEAST_SECONDS = 5.0
 
 
 class ShownTask(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a list shows of a task; what a client sent and got may be large, and is not read."""
+    """What a list shows of a task; what a client sent and got may be large, and is not asked."""
 
     task_id: str
     project_id: str
@@ -42,6 +45,17 @@ class ShownTask(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     priority: int = 0
 
 
+def query_of_tasks(states: str, wanted: str = "") -> Query:
+    """Return how a list is asked for: the oldest that contain a text, and no more than is shown."""
+    return {
+        "state": states,
+        "order": "oldest",
+        "omit": ",".join(CONTENTS),
+        "limit": MAX_TASKS,
+        "text": wanted or None,
+    }
+
+
 class ShownTasks(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One page of tasks, oldest first."""
 
@@ -55,6 +69,7 @@ class Contact(Enum):
     LIVE = "live"
     POLLING = "polling"
     LOST = "lost"
+    REFUSED = "refused"
 
 
 class Picture:

@@ -51,9 +51,13 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in a row under a column, and by what it is sorted."""
+    """What stands in a row under a column, and by what it is sorted.
+
+    `tail` is the end of the text that is still seen where the rest of it is cut.
+    """
 
     text: str = ""
+    tail: str = ""
     bar: Bar | None = None
     order: Order = ""
     style: str = ""
@@ -66,10 +70,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[Cell, ...]
 
 
-def text_cell(text: str, style: str = "") -> Cell:
-    """Return a cell with a text that somebody wrote."""
-    shown = printable(text[:MAX_CELL_LENGTH])
-    return Cell(text=shown, order=shown.casefold(), style=style)
+def text_cell(text: str, style: str = "", *, tail: str = "") -> Cell:
+    """Return a cell with a text that somebody wrote, and a tail of ours that is never cut."""
+    shown = printable(text[:MAX_CELL_LENGTH]) + tail
+    return Cell(text=shown, tail=tail, order=shown.casefold(), style=style)
 
 
 def number_cell(text: str, order: float, style: str = "") -> Cell:
@@ -86,7 +90,7 @@ def widths_of(columns: Sequence[Column], rows: Sequence[Row], width: int) -> lis
     """Return the width of each column; what is left after all have what they need is the last's.
 
     A column that the table is not wide enough for has 0. Where there is not even room for the least
-    of the others, those at the right are cut off.
+    of the others, those at the right have less, or 0.
     """
     shown = [index for index, column in enumerate(columns) if column.from_width <= width]
     wanted = {index: _wanted(columns[index], rows, index) for index in shown}
@@ -98,6 +102,11 @@ def widths_of(columns: Sequence[Column], rows: Sequence[Row], width: int) -> lis
         spare -= more
     if shown and spare > 0 and columns[shown[-1]].holds is not Holds.FIGURE:
         widths[shown[-1]] += spare
+    for index in reversed(shown):
+        less = min(widths[index], max(0, -spare))
+        widths[index] -= less
+        # A column that is gone needs no gap before it.
+        spare += less + (0 if widths[index] else len(GAP))
     return widths
 
 
@@ -117,6 +126,9 @@ def fitted(cell: Cell, column: Column, width: int) -> str:
     if column.holds in _KEEPS_END and cell_len(cell.text) > width:
         # Mirrored, the end is the beginning.
         return shortened(cell.text[::-1], width)[::-1]
+    if cell_len(cell.tail) < width < cell_len(cell.text):
+        head = cell.text.removesuffix(cell.tail)
+        return shortened(head, width - cell_len(cell.tail)) + cell.tail
     return shortened(cell.text, width)
 
 

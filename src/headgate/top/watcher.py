@@ -17,12 +17,18 @@ import msgspec
 
 from headgate.bodies.admin import ProjectStatusText
 from headgate.client.async_client import Client
-from headgate.client.calls import Query
 from headgate.client.replies import NO_ANSWER, NOT_REACHED
 from headgate.core.tasks.events import TaskEvent
 from headgate.core.tasks.retries import Backoff
 from headgate.errors import RequestRefusedError, ServiceError, ServiceUnavailableError
-from headgate.top.picture import MAX_TASKS, Contact, Picture, ShownTasks
+from headgate.top.picture import (
+    RUNNING_STATES,
+    WAITING_STATES,
+    Contact,
+    Picture,
+    ShownTasks,
+    query_of_tasks,
+)
 from headgate.top.rota import PAUSE_SECONDS, Pace, Question, Rota, Topic
 
 LIVELY_SECONDS = {Topic.BUDGETS: 5.0, Topic.SLOTS: 10.0, Topic.WHY: 10.0}
@@ -38,6 +44,8 @@ REASONS_SECONDS = 0.25
 MAX_EVENTS_A_SECOND = 50
 TOO_MANY_SECONDS = 60.0
 """A stream that tells of more is closed for so long: asking every few seconds tells as much."""
+
+NO_GOOD_TOKEN = 401
 
 _AWAY = Backoff(base_seconds=1.0, max_seconds=10.0, spread=0.0)
 _AWAY_WORDS = {NOT_REACHED: "no service answers", NO_ANSWER: "the service gave no answer"}
@@ -214,9 +222,9 @@ class Watcher:
             case Topic.LANES:
                 picture.lanes = await self._client.lanes()
             case Topic.RUNNING:
-                await self._ask_tasks("running", "assigned,running")
+                await self._ask_tasks("running", RUNNING_STATES)
             case Topic.WAITING:
-                await self._ask_tasks("waiting", "queued")
+                await self._ask_tasks("waiting", WAITING_STATES)
             case Topic.WHY:
                 picture.reasons[question.task_id] = await self._client.why(question.task_id)
             case Topic.BUDGETS:
@@ -224,14 +232,9 @@ class Watcher:
             case Topic.SLOTS:
                 picture.slots = await self._client.slots()
 
-    async def _ask_tasks(self, name: str, state: str) -> None:
+    async def _ask_tasks(self, name: str, states: str) -> None:
         wanted = self.interest.wanted
-        query: Query = {
-            "state": state,
-            "order": "oldest",
-            "limit": MAX_TASKS,
-            "text": wanted or None,
-        }
+        query = query_of_tasks(states, wanted)
         page = await self._client.request("GET", "/tasks", answer=ShownTasks, query=query)
         if wanted == self.interest.wanted:
             setattr(self.picture, name, page)
@@ -247,15 +250,21 @@ class Watcher:
         is_away = error.status == 0 or question.topic is Topic.STATS
         if isinstance(error, ServiceUnavailableError) and is_away:
             self._failures += 1
-            # The address stands in the first line, and a cause in the words of a library helps few.
-            problem = _AWAY_WORDS.get(error.code, str(error))
-            self.picture.contact, self.picture.contact_problem = Contact.LOST, problem
+            self.picture.contact, self.picture.contact_problem = Contact.LOST, told(error)
         elif question.topic is Topic.WHY:
             self.picture.reasons[question.task_id] = str(error)
         else:
             self.picture.problems[question.topic] = str(error)
             if isinstance(error, RequestRefusedError):
                 self._refused.add(question.topic)
+            if error.status == NO_GOOD_TOKEN:
+                self.picture.contact = Contact.REFUSED
+
+
+def told(error: ServiceError) -> str:
+    """Return what a screen says of an error."""
+    # The address stands in the first line, and a cause in the words of a library helps few.
+    return _AWAY_WORDS.get(error.code, str(error))
 
 
 def _without(page: ShownTasks | None, task_id: str) -> ShownTasks | None:

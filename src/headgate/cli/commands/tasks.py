@@ -81,12 +81,20 @@ def tasks(
     """List tasks, newest first."""
     which["state"] = ",".join(states) or None
     which["order"] = "oldest" if is_oldest_first else None
+    which["omit"] = None if as_json else _without_columns()
     with connect(connection) as client:
         found = client.iterate_tasks(**which) if is_all else _page(client, limit, which)
         if as_json:
             _print_lines(found)
         else:
             _print_tables(found)
+
+
+def _without_columns() -> str:
+    """Return what a table of tasks has no column for, and may be large."""
+    from headgate.task_snapshot import CONTENTS  # noqa: PLC0415
+
+    return ",".join(CONTENTS)
 
 
 def _page(client: SyncClient, limit: int, which: ListFilter) -> Iterator[TaskSnapshot]:

@@ -22,7 +22,6 @@ from headgate.errors import InvalidSettingError
 from headgate.extras import naming_extras
 
 if TYPE_CHECKING:
-    from headgate.client.calls import Query
     from headgate.client.sync_client import SyncClient
 
 TIMEOUT_SECONDS = 10.0
@@ -68,21 +67,23 @@ def _check_terminal() -> None:
 
 def _figures(client: SyncClient) -> dict[str, object]:
     """Return what the panes show, each by its name."""
+    from headgate.top.picture import RUNNING_STATES, WAITING_STATES  # noqa: PLC0415
+
     return {
         "stats": client.stats(),
         "projects": client.list_projects().projects,
         "lanes": client.lanes().lanes,
-        "running": _tasks(client, "assigned,running"),
-        "waiting": _tasks(client, "queued"),
+        "running": _tasks(client, RUNNING_STATES),
+        "waiting": _tasks(client, WAITING_STATES),
         "budgets": client.budget_status(),
         "slots": client.slots().slots,
     }
 
 
-def _tasks(client: SyncClient, state: str) -> object:
-    from headgate.top.picture import MAX_TASKS, ShownTasks  # noqa: PLC0415
+def _tasks(client: SyncClient, states: str) -> object:
+    from headgate.top.picture import ShownTasks, query_of_tasks  # noqa: PLC0415
 
-    query: Query = {"state": state, "order": "oldest", "limit": MAX_TASKS}
+    query = query_of_tasks(states)
     return client.request("GET", "/tasks", answer=ShownTasks, query=query).tasks
 
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from headgate.cli.times import clock_time, countdown, from_now
+from headgate.core.key_slots.wake_words import reason_words
 from headgate.core.texts.printable import printable
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _wake(wake: NextWakeBody | None) -> str:
         return ""
     # What is due is being checked, or waits for its turn; how late it is says nothing.
     at = "now" if countdown(wake.at) == "now" else _at(wake.at)
-    return f"{at}: {wake.reason}"
+    return f"{at}: {reason_words(wake.reason)}"
 
 
 def _confirmation(slot: SlotBody) -> str:

@@ -6,9 +6,7 @@ it. Whoever looks into logs or into the API finds the name itself in the title o
 
 from __future__ import annotations
 
-import re
-
-from headgate.bodies.slots import LimitBody, NextWakeBody
+from headgate.bodies.slots import LimitBody
 from headgate.core.key_slots.quota import UNIT_HOURS
 from headgate.core.texts.figures import count
 
@@ -23,12 +21,6 @@ BOOKINGS = {
 """What was asked of a reservation, as the journal says it."""
 
 DELIVERIES = {"pending": "to be sent", "delivered": "delivered", "dead": "given up"}
-
-WAKE_MODES = {
-    "interval": "at an interval",
-    "times": "at times of day",
-    "after_reset": "after a reset",
-}
 
 LIMITS = {
     "TOKENS_LIMIT": "tokens",
@@ -72,25 +64,10 @@ LOG_ACTIONS = {
     "quota-poller.backoff": "readings come less often",
 }
 
-_WAKE_REASON = re.compile(r"(\w+) mode \((.+)\)")
-
 
 def said(words: dict[str, str], name: str) -> str:
     """Return the words for a name, or the name itself where there are none."""
     return words.get(name, name)
-
-
-def wake_words(wake: NextWakeBody) -> str:
-    """Return why a wake comes, which has not come yet: `5 min after the last one`."""
-    found = _WAKE_REASON.fullmatch(wake.reason)
-    if found is None:
-        return wake.reason
-    mode, told = found.groups()
-    if mode == "interval":
-        return f"{told.removesuffix(' elapsed')} after the last one"
-    if mode == "after_reset":
-        return f"{told.removesuffix(' after reset')} after the reset"
-    return f"set for {told}" if mode == "times" else wake.reason
 
 
 def limit_words(limit: LimitBody) -> str:

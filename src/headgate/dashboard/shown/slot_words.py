@@ -9,7 +9,7 @@ import msgspec
 
 from headgate.bodies.slots import SlotBody
 from headgate.core.budgets.alerts import NEARLY_PERCENT
-from headgate.dashboard.shown.plain_words import WAKE_MODES, said, wake_words
+from headgate.core.key_slots.wake_words import mode_words, reason_words
 
 
 class SlotBar(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ def bar_of(slot: SlotBody) -> SlotBar:
 def next_wake_words(slot: SlotBody) -> str:
     """Return why the next wake comes, or why there is none."""
     if slot.next_wake is not None:
-        return wake_words(slot.next_wake)
+        return reason_words(slot.next_wake.reason)
     if not slot.wake_modes:
         return "never: nothing is set that wakes it"
     if not slot.wakes_enabled:
@@ -44,4 +44,4 @@ def next_wake_words(slot: SlotBody) -> str:
 
 def wake_mode_words(slot: SlotBody) -> str:
     """Return when a slot is woken."""
-    return ", ".join(said(WAKE_MODES, mode) for mode in slot.wake_modes) or "never"
+    return ", ".join(mode_words(mode) for mode in slot.wake_modes) or "never"

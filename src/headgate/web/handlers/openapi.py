@@ -33,6 +33,7 @@ ANY_ROUTE = (
     "head_too_large",
     "internal",
     "unavailable",
+    "version_not_supported",
 )
 """What any request can be refused with before it is looked at, or because the service fails."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.bodies.tasks import CancelledBody, TaskListBody
 from headgate.core.budgets.scopes import parse_scope
@@ -14,7 +15,7 @@ from headgate.errors import NotDispatchingError
 from headgate.intake import fields
 from headgate.intake.bodies import check_unknown, shown
 from headgate.task_query import TaskQuery
-from headgate.task_snapshot import snapshot_of, whole_snapshot_of
+from headgate.task_snapshot import CONTENTS, snapshot_of, whole_snapshot_of
 from headgate.web.api import Api
 from headgate.web.http.answers import Answer, json_answer
 from headgate.web.http.requests import Request, read_limit
@@ -35,6 +36,7 @@ QUERY_FIELDS = (
     "createdBefore",
     "text",
     "order",
+    "omit",
     "limit",
     "cursor",
 )
@@ -56,8 +58,10 @@ async def show_task(api: Api, request: Request, task_id: str) -> Answer:
 
 async def list_tasks(api: Api, request: Request, _: str) -> Answer:
     """Answer with one page of tasks, newest first unless asked otherwise."""
-    page = await api.engine.find(request.caller.narrowed(read_query(request.query())))
-    tasks = [snapshot_of(record) for record in page.records]
+    given = request.query()
+    left_out = dict.fromkeys(_contents(given.get("omit", "")))
+    page = await api.engine.find(request.caller.narrowed(read_query(given)))
+    tasks = [replace(snapshot_of(record), **left_out) for record in page.records]
     return json_answer(
         OK, TaskListBody(tasks=tasks, count=len(tasks), next_cursor=page.next_before)
     )
@@ -176,10 +180,22 @@ def _moment(given: dict[str, str], field: str) -> float | None:
     return seconds
 
 
+def _contents(text: str) -> list[str]:
+    """Read which contents of tasks a list leaves out."""
+    names = _names(text)
+    if not set(names).issubset(CONTENTS):
+        allowed = ", ".join(CONTENTS)
+        raise invalid_field("omit", f"'{shown(text)}' is not a list of {allowed}")
+    return names
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def _states(text: str) -> tuple[TaskStatus, ...]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
     try:
-        return tuple(dict.fromkeys([TaskStatus(name) for name in names]))
+        return tuple(dict.fromkeys([TaskStatus(name) for name in _names(text)]))
     except ValueError:
         allowed = ", ".join(status.value for status in TaskStatus)
         raise invalid_field("state", f"'{shown(text)}' is not a list of {allowed}") from None
