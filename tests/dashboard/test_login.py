@@ -99,7 +99,7 @@ async def test_wrong_tokens_are_tried_a_few_times_a_minute(tmp_path: Path) -> No
         answer = await browser.post("/ui/login", {"token": "hg_x"})
         right = await browser.post("/ui/login", {"token": await token_of(service)})
     assert answer.status == 429
-    assert "Wait a minute" in text_of(answer.body)
+    assert "told again in a minute" in text_of(answer.body)
     assert right.status == 303, "whoever else came from this address, as all of a proxy do"
 
 
@@ -241,11 +241,27 @@ async def test_a_form_of_another_site_is_refused_even_with_the_secret(
     assert browser.set_cookies == []
 
 
+@pytest.mark.parametrize("said", ["https", "HTTPS", "https, http"])
+async def test_a_form_over_https_is_not_taken_from_a_page_that_came_without(
+    said: str, tmp_path: Path
+) -> None:
+    """The first proxy says how the browser came; those between it and the service come after."""
+    async with serving(tmp_path) as (_, app):
+        browser = Browser(app)
+        await browser.get("/")
+        for scheme, status in (("https", 303), ("http", 403)):
+            headers = {"x_forwarded_proto": said, "origin": f"{scheme}://127.0.0.1:7420"}
+            answer = await browser.post("/ui/theme", {"theme": "dark"}, **headers)
+            assert answer.status == status
+
+
 async def test_a_page_under_a_foreign_name_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, app):
         for path in ("/", "/ui/login", "/ui/static/headgate.css", "/ui/live"):
             answer = await Browser(app).get(path, host="evil.example")
             assert answer.status == 421, path
+            assert "auth.allowed_hosts" in text_of(answer.body)
+            assert "/ui/" not in answer.body.decode(), "nothing more is served under that name"
 
 
 async def test_a_link_of_another_site_reaches_the_page_by_one_step_more(tmp_path: Path) -> None:

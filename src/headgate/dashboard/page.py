@@ -75,9 +75,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def address(self) -> str:
         """The address under which the visitor reached the service, for commands to paste."""
-        is_secure = self.request.header(b"x-forwarded-proto").strip().lower() == b"https"
         host = self.request.identity()[0].decode("latin-1") or self.request.served_at
-        return f"{'https' if is_secure else 'http'}://{host}"
+        return f"{'https' if self.request.is_secure else 'http'}://{host}"
 
 
 class Form:

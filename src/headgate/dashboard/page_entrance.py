@@ -37,7 +37,7 @@ async def let_in(api: Api, request: Request, needs: Permission | None) -> Reques
     """
     entrance = api.entrance
     host, origin, _ = request.identity()
-    entrance.check_place(host, origin)
+    entrance.check_place(host, origin, is_secure=request.is_secure)
     own = request.with_authorization(_authorization(api, request))
     if needs is not None:
         caller = entrance.let_in(own, needs)

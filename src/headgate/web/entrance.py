@@ -143,10 +143,13 @@ class Entrance:
         if _TOKEN.fullmatch(head.authorization) is None and self._is_token(head.authorization):
             raise self._refuse("", _NOT_KNOWN)
 
-    def check_place(self, host: bytes, origin: bytes) -> None:
-        """Refuse a request to another host than this service's, or from another's page."""
+    def check_place(self, host: bytes, origin: bytes, *, is_secure: bool = False) -> None:
+        """Refuse a request to another host than this service's, or from another's page.
+
+        What came over HTTPS is not sent by a page that came without: anybody may have changed it.
+        """
         if origin:
-            self._check_origin(origin, host)
+            self._check_origin(origin, host, b"https" if is_secure else b"")
         if host and host not in self._good_hosts:
             self._check_host(host)
 
@@ -223,8 +226,9 @@ class Entrance:
         if len(self._good_hosts) < MAX_HOSTS:
             self._good_hosts.add(host)
 
-    def _check_origin(self, origin: bytes, host: bytes) -> None:
-        is_own = origin.partition(b"://")[2] == host
+    def _check_origin(self, origin: bytes, host: bytes, needed_scheme: bytes = b"") -> None:
+        scheme, _, name = origin.partition(b"://")
+        is_own = name == host and needed_scheme in (b"", scheme)
         if not is_own and origin.decode("latin-1").lower() not in self._rules.origins:
             line = "requests are not taken from pages of other sites; auth.allowed_origins may add"
             raise Refusal("forbidden_origin", f"{line} one", closes=True)

@@ -104,6 +104,7 @@ CODES: dict[str, Kind] = {
         "only the node that dispatches knows, and it was not reached; `details` has its address",
     ),
     "not_ready": Kind(503, "this node cannot take or run tasks now"),
+    "version_not_supported": Kind(505, "the request is of another version than HTTP/1.0 and 1.1"),
 }
 
 STORE_FAILS = "the store cannot be asked now; try again later"

@@ -33,7 +33,10 @@ MAX_PEERS = 1_024
 UNAUTHORIZED = 401
 TOO_MANY = 429
 
-_TOO_MANY_TRIES = "Too many tokens were tried from your address. Wait a minute, then try again."
+_TOO_MANY_TRIES = (
+    "Too many wrong tokens came from your address, which others may share. What is wrong with yours"
+    " is told again in a minute; a right one is let in at once."
+)
 
 
 class Tries:
@@ -94,7 +97,7 @@ async def log_in(view: View, form: Form, tries: Tries) -> Page | Answer:
     if problem:
         tries.note(peer)
         return login_page(to, f"{problem[:1].upper()}{problem[1:]}.", UNAUTHORIZED)
-    return redirect(to, (cookie(TOKEN, token, is_secure=is_secure(view)),))
+    return redirect(to, (cookie(TOKEN, token, is_secure=view.request.is_secure),))
 
 
 async def log_out(view: View) -> Answer:
@@ -108,8 +111,3 @@ async def choose_theme(form: Form) -> Answer:
     if theme not in THEMES:
         return redirect(to, (dropped(THEME),))
     return redirect(to, (cookie(THEME, theme, is_hidden=False, max_age_seconds=YEAR_SECONDS),))
-
-
-def is_secure(view: View) -> bool:
-    """Tell whether the browser came over HTTPS, as a proxy before the service says."""
-    return view.request.header(b"x-forwarded-proto").strip().lower() == b"https"

@@ -25,7 +25,7 @@ import httptools
 from headgate.web.http.answers import refusal_answer
 from headgate.web.http.exchange import Exchange, last_words, peers_of, scope_of
 from headgate.web.http.plain_pages import plain_page, takes_html
-from headgate.web.http.request_head import Head, read_head
+from headgate.web.http.request_head import Head, read_head, unreadable
 from headgate.web.http.requests import MAX_BODY_BYTES, sent_request_id, too_large
 from headgate.web.refusals import Refusal
 
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
             self._parse(data)
         except httptools.HttpParserError as error:
             _LOG.debug("a request could not be read", exc_info=error)
-            self._refuse(Refusal("bad_request", "this is not HTTP/1.1"))
+            self._refuse(unreadable(self._parser.get_http_version()))
         else:
             self._check_framing()
 

@@ -1,6 +1,6 @@
-"""Pages for people whose request could not be read, and so reaches no handler.
+"""Pages for people whose request could not be read, or came under a name that is not served.
 
-The connection answers these by itself: it knows neither who asks nor how pages look. Rule: whoever
+No handler answers these: nobody knows who asks, and nothing else can be loaded. Rule: whoever
 says to take HTML is a person with a browser, and is told what to do; nothing that was sent is
 repeated.
 """
@@ -24,9 +24,22 @@ _COOKIES = (
     "A browser sends all cookies that it keeps for a host, also those of other services there."
     " Delete the cookies of this host in its settings, then load the page again."
 )
+ORIGIN_ADVICE = (
+    "If this was a page of the service itself, the proxy before it changes the Host header: have it"
+    " pass the Host header on, or name the address that you opened in auth.allowed_origins."
+)
+"""What to do where the Origin of a page is not the Host that the service is asked for."""
+
+_HOSTS = (
+    "Open the service under one of its own names. If you did, and a proxy stands before it: have it"
+    " pass the Host header on, and name that host in auth.allowed_hosts."
+)
 _ADVICE = {
     "bad_request": _COOKIES,
     "head_too_large": _COOKIES,
+    "forbidden_origin": ORIGIN_ADVICE,
+    "wrong_host": _HOSTS,
+    "version_not_supported": "Have the proxy before this service speak HTTP/1.1 to it.",
     "uri_too_long": "Shorten the address: take a filter away, or look for less text.",
 }
 _DEFAULT_ADVICE = "Wait a moment, then load the page again."

@@ -16,6 +16,8 @@ from headgate.web.refusals import Refusal
 MAX_URL_BYTES = 8 * 1024
 MAX_HEADERS = 100
 
+_VERSIONS = ("1.0", "1.1")
+_NO_VERSION = "0.0"
 _ONCE = (b"host", b"authorization")
 
 
@@ -33,6 +35,8 @@ class Head(NamedTuple):
 
 def read_head(url: bytes, headers: Sequence[tuple[bytes, bytes]], version: str) -> Head:
     """Read a head, or refuse one that is too large or may be read in two ways."""
+    if version not in _VERSIONS:
+        raise unreadable(version)
     if len(url) > MAX_URL_BYTES:
         raise Refusal("uri_too_long", f"the address has more than {MAX_URL_BYTES} bytes")
     if len(headers) > MAX_HEADERS:
@@ -55,6 +59,14 @@ def read_head(url: bytes, headers: Sequence[tuple[bytes, bytes]], version: str) 
         length > 0 or b"transfer-encoding" in found,
         found.get(b"expect", b""),
     )
+
+
+def unreadable(version: str) -> Refusal:
+    """Return the answer to what cannot be read; the version is what came of it so far."""
+    if version in (*_VERSIONS, _NO_VERSION):
+        return Refusal("bad_request", "this is not HTTP/1.1")
+    line = f"HTTP/{version} is not spoken here; send HTTP/1.1"
+    return Refusal("version_not_supported", line)
 
 
 def _check_once(names: list[bytes]) -> None:

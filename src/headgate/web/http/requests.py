@@ -79,6 +79,11 @@ class Request:
         return str(client[0]) if client else ""
 
     @property
+    def is_secure(self) -> bool:
+        """Whether the client came over HTTPS, as the first proxy on its way says."""
+        return self.header(b"x-forwarded-proto").partition(b",")[0].strip().lower() == b"https"
+
+    @property
     def served_at(self) -> str:
         """The address that the request came to, for a client so old that it names no host."""
         server = self._scope.get("server")
