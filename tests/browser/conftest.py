@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from browser.chromium import ADVICE, chromium_path
 from browser.live_service import Live, live_service
-from browser.visiting import WAIT_MS, WIDE, Gate, Visitor, log_in
+from browser.visiting import WAIT_MS, Gate, Visitor, login_of, visits_to
 from browser.watching import Watch
 
 expect.set_options(timeout=WAIT_MS)
@@ -39,10 +38,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture(scope="session")
 def login(browser: Browser, live: Live) -> Any:
-    """Log in through the form once, and give the cookies that this leaves."""
-    with browser.new_context() as context:
-        log_in(context.new_page(), live.service)
-        return context.storage_state()
+    """Log in once, and give the cookies that this leaves."""
+    return login_of(browser, live.service)
 
 
 @pytest.fixture
@@ -55,20 +52,8 @@ def watch() -> Iterator[Watch]:
 
 @pytest.fixture
 def visitor(browser: Browser, live: Live, login: Any, watch: Watch) -> Iterator[Visitor]:
-    """Open pages, each in a browser of its own; logged in unless told otherwise."""
-    with ExitStack() as stack:
-
-        def open_page(path: str | None = "/", *, is_let_in: bool = True, **options: Any) -> Page:
-            state = login if is_let_in else None
-            given = {"viewport": WIDE, "storage_state": state, "reduced_motion": "reduce"}
-            context = stack.enter_context(browser.new_context(**{**given, **options}))
-            context.set_default_timeout(WAIT_MS)
-            page = context.new_page()
-            watch.look_at(page)
-            if path is not None:
-                page.goto(live.url(path))
-            return page
-
+    """Open pages of the service that most tests visit."""
+    with visits_to(live.service, browser, login, watch) as open_page:
         yield open_page
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from browser.live_service import KEY
+from browser.live_service import started
 from browser.screens import find_places
-from service.support import ServiceProcess, running_service
+from service.support import ServiceProcess
 
 SCRIPT = "\"'><script>window.ran.push('script')</script><img src=x onerror=window.ran.push('img')>"
 NAME = "</td><svg onload=window.ran.push('name')>{{7*7}}\"'"
@@ -62,8 +62,8 @@ window = "day"
 [[slots]]
 name = {json.dumps(SLOT_NAME)}
 provider = "zai"
-base_url = "ADDRESS"
-key_file = "KEY"
+base_url = "{{provider}}"
+key_file = "{{key}}"
 poll_interval_minutes = 1
 """
 
@@ -95,14 +95,7 @@ class Hostile(NamedTuple):
 @contextmanager
 def hostile_service(folder: Path) -> Iterator[Hostile]:
     """Run the service, and fill everything that it can show."""
-    with ExitStack() as stack:
-        address = stack.enter_context(_refusing_server())
-        key, path = folder / "key", folder / "headgate.toml"
-        key.write_text(KEY)
-        key.chmod(0o600)
-        path.write_text(SETTINGS.replace("ADDRESS", address).replace("KEY", str(key)))
-        service = stack.enter_context(running_service(folder, "--config", str(path)))
-        service.token = (folder / "data/token").read_text().strip()
+    with _refusing_server() as address, started(folder, SETTINGS, address) as service:
         answered = _fill(service, address)
         yield Hostile(service, find_places(service, waiting="", scope=SCOPE), answered)
 

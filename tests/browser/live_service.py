@@ -52,6 +52,12 @@ max_concurrent_agents = 1
 [projects.switched]
 credit_weight = 1
 
+[projects.first-tab]
+credit_weight = 1
+
+[projects.second-tab]
+credit_weight = 1
+
 [budgets.root]
 limit_usd = "1000"
 
@@ -87,15 +93,30 @@ class Live(NamedTuple):
 
 
 @contextmanager
-def live_service(folder: Path, *arguments: str, settings: str = SETTINGS) -> Iterator[Live]:
-    """Run a service with everything that a page can show, and give it with its first token."""
+def started(folder: Path, settings: str, provider: str) -> Iterator[ServiceProcess]:
+    """Run a service with settings in which `{provider}` and `{key}` stand for what slots use.
+
+    It is given with its first token.
+    """
+    key, path = folder / "key", settings_in(folder)
+    key.write_text(KEY)
+    key.chmod(0o600)
+    path.write_text(settings.replace("{provider}", provider).replace("{key}", str(key)))
+    with running_service(folder, "--config", str(path)) as service:
+        service.token = (folder / "data/token").read_text().strip()
+        yield service
+
+
+def settings_in(folder: Path) -> Path:
+    """Return the file in which a service that was started there has its settings."""
+    return folder / "headgate.toml"
+
+
+@contextmanager
+def live_service(folder: Path) -> Iterator[Live]:
+    """Run a service with everything that a page can show."""
     with ExitStack() as stack:
         receiver = stack.enter_context(running_receiver())
         provider = stack.enter_context(fake_provider())
-        key, path = folder / "key", folder / "headgate.toml"
-        key.write_text(KEY)
-        key.chmod(0o600)
-        path.write_text(settings.format(provider=provider, key=key))
-        service = stack.enter_context(running_service(folder, "--config", str(path), *arguments))
-        service.token = (folder / "data/token").read_text().strip()
-        yield Live(service, receiver, provider, path)
+        service = stack.enter_context(started(folder, SETTINGS, provider))
+        yield Live(service, receiver, provider, settings_in(folder))

@@ -78,3 +78,20 @@ def test_each_second_counts(page: Page) -> None:
         page.clock.run_for(1_000)
         read += page.locator("time[data-countdown]").all_inner_texts()
     assert read == ["in 1 min 1 s", "in 1 min", "in 59 s", "in 58 s"]
+
+
+@pytest.mark.parametrize("jump", [timedelta(hours=1), timedelta(hours=-1)], ids=str)
+def test_a_clock_that_is_set_while_a_page_is_open_changes_nothing_and_the_server_is_asked(
+    page: Page, jump: timedelta
+) -> None:
+    assert after_a_second(page, [90], server_now=visitor_now(page)) == ["in 1 min 30 s"]
+    page.evaluate("document.querySelector('[data-now]').setAttribute('hx-get', '/ui/slots')")
+    page.evaluate("""() => {
+      window.asked = 0;
+      document.addEventListener("sse:changed", () => { window.asked += 1; });
+    }""")
+    page.clock.set_system_time(visitor_now(page) + jump)
+    page.clock.run_for(3_000)
+    assert page.locator("time[data-countdown]").all_inner_texts() == ["in 1 min 30 s"]
+    assert page.evaluate("window.asked") == 1
+    assert after_a_second(page, [80], server_now=visitor_now(page) - jump) == ["in 1 min 20 s"]

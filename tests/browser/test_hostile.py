@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from browser.hostile_service import MARKS, NAME, PROJECT, SCOPE, Hostile, hostile_service
 from browser.screens import SCREENS
-from browser.visiting import PHONE, WAIT_MS, WIDE, log_in
+from browser.visiting import PHONE, WIDE, login_of, visits_to
 from browser.watching import Watch
 
 FOREIGN = "main script, main iframe, main object, main img, main svg[onload]"
@@ -48,19 +48,14 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hostile]:
 @pytest.fixture(scope="module")
 def let_in(browser: Browser, hostile: Hostile) -> Any:
     """Log in once, and give the cookies that this leaves."""
-    with browser.new_context() as context:
-        log_in(context.new_page(), hostile.service)
-        return context.storage_state()
+    return login_of(browser, hostile.service)
 
 
 @pytest.fixture
-def page(browser: Browser, let_in: Any, watch: Watch) -> Iterator[Page]:
-    """Open a page at this service, logged in and watched."""
-    with browser.new_context(viewport=WIDE, storage_state=let_in) as context:
-        context.set_default_timeout(WAIT_MS)
-        one = context.new_page()
-        watch.look_at(one)
-        yield one
+def page(browser: Browser, hostile: Hostile, let_in: Any, watch: Watch) -> Iterator[Page]:
+    """Open a page at this service."""
+    with visits_to(hostile.service, browser, let_in, watch) as open_page:
+        yield open_page(None)
 
 
 def nothing_happened(page: Page) -> None:

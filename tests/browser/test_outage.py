@@ -15,6 +15,7 @@ from browser.visiting import Visitor
 from browser.watching import Watch
 from headgate.dashboard.cookies import TOKEN
 from headgate.dashboard.live import MAX_STREAMS_PER_CALLER
+from ledgers.servers import PostgresServer
 from service.support import ServiceProcess, running_service, wait_until
 
 BACK_MS = 20_000
@@ -88,6 +89,33 @@ def test_a_page_tells_of_an_outage_and_goes_on_after_it(
         nothing = page.get_by_text("Nothing has been submitted yet")
         expect(nothing).to_have_count(0, timeout=BACK_MS)
         expect(outage).to_be_hidden()
+
+
+def test_the_overview_stays_live_while_the_store_is_away_and_after_it(
+    browser: Browser, watch: Watch, tmp_path: Path, postgres: PostgresServer, postgres_url: str
+) -> None:
+    with (
+        running_service(tmp_path, "--store", postgres_url) as service,
+        browser.new_page() as page,
+    ):
+        watch.look_at(page)
+        service.wait_for(service.submit())
+        page.goto(service.address)
+        notice = page.locator(".attention", has_text="The store has a problem")
+        unknown = page.get_by_text("not known while the store is away")
+        expect(page.locator("#budgets")).to_be_visible()
+        expect(notice).to_have_count(0)
+        postgres.stop()
+        try:
+            expect(notice).to_be_visible(timeout=BACK_MS)
+            expect(unknown.first).to_be_visible()
+            expect(page.locator("#live-state")).to_be_hidden()
+        finally:
+            postgres.start()
+        expect(notice).to_have_count(0, timeout=BACK_MS)
+        expect(unknown).to_have_count(0, timeout=BACK_MS)
+        service.submit()
+        expect(page.locator("#live-state")).to_be_hidden()
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, ViewportSize, expect
+from playwright.sync_api import Browser, Page, ViewportSize, expect
 
+from browser.watching import Watch
 from service.support import ServiceProcess
 
 WAIT_MS = 8_000
@@ -35,6 +37,37 @@ def log_in(page: Page, service: ServiceProcess, path: str = "/") -> None:
     page.get_by_label("Token").fill(service.token)
     page.get_by_role("button", name="Log in").click()
     page.wait_for_url(f"{service.address}{path}")
+
+
+def login_of(browser: Browser, service: ServiceProcess) -> Any:
+    """Log in through the form once, and return the cookies that this leaves."""
+    with browser.new_context() as context:
+        log_in(context.new_page(), service)
+        return context.storage_state()
+
+
+@contextmanager
+def visits_to(
+    service: ServiceProcess, browser: Browser, login: Any, watch: Watch
+) -> Iterator[Visitor]:
+    """Give what opens pages of a service, each watched and in a browser of its own.
+
+    They are logged in unless told otherwise, and closed in the end.
+    """
+    with ExitStack() as stack:
+
+        def open_page(path: str | None = "/", *, is_let_in: bool = True, **options: Any) -> Page:
+            state = login if is_let_in else None
+            given = {"viewport": WIDE, "storage_state": state, "reduced_motion": "reduce"}
+            context = stack.enter_context(browser.new_context(**{**given, **options}))
+            context.set_default_timeout(WAIT_MS)
+            page = context.new_page()
+            watch.look_at(page)
+            if path is not None:
+                page.goto(f"{service.address}{path}")
+            return page
+
+        yield open_page
 
 
 def was_done(page: Page, part: str = "") -> None:

@@ -55,7 +55,8 @@ class Browser:
         if self.cookies:
             headers["cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
         if method == "POST":
-            headers.setdefault("origin", "http://127.0.0.1:7420")
+            scheme = headers.get("x_forwarded_proto", "http").partition(",")[0]
+            headers.setdefault("origin", f"{scheme}://127.0.0.1:7420")
         return await self._answer(method, url, body, headers)
 
     async def _answer(

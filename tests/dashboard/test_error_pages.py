@@ -42,7 +42,7 @@ async def test_a_page_that_is_asked_for_as_a_form(client: Client) -> None:
 
 async def test_a_store_that_is_away_is_named_and_nothing_of_it_is_told(client: Client) -> None:
     client.engine.failure = StoreUnavailableError("postgres at 10.1.2.3 refused")
-    answer = await Browser(client.app).get("/")
+    answer = await Browser(client.app).get("/ui/tasks")
     text = text_of(answer.body)
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     assert "The store cannot be asked now" in text
@@ -78,7 +78,7 @@ def test_every_refusal_has_a_page_with_advice(code: str) -> None:
 
 async def test_hostile_text_in_an_error_is_shown_as_text(client: Client) -> None:
     client.engine.failure = Refusal("not_found", "<script>alert(1)</script>\u202e\x1b[2J")
-    answer = await Browser(client.app).get("/")
+    answer = await Browser(client.app).get("/ui/tasks")
     assert "<script>alert" not in answer.body.decode()
     assert "&lt;script&gt;alert(1)" in answer.body.decode()
     assert "\u202e" not in answer.body.decode()

@@ -41,6 +41,7 @@ key_file = "{folder}/none"
 enabled = false
 base_url = "http://127.0.0.1:9"
 """
+NOTHING = "\N{EN DASH}"
 SPEND = b'{"id": "r1", "scope": "session:eval", "usd": "1", "tokens": 900}'
 
 
@@ -147,8 +148,8 @@ def drawn_client(mode: DashboardMode = "on") -> Client:
 
 async def test_without_a_ledger_the_rest_is_shown_all_the_same() -> None:
     text = await overview(drawn_client().app)
-    assert "Spent unknown" in text
-    assert "nothing is known of budgets now" in text
+    assert f"Spent {NOTHING} not known while the ledger does not answer" in text
+    assert "They are not known while the ledger does not answer." in text
 
 
 async def test_target_and_actual_share_stand_beside_each_other(tmp_path: Path) -> None:

@@ -328,6 +328,28 @@ async def test_lanes_are_found_however_many_others_there_are(
         assert "Nothing of this project" not in own
 
 
+async def test_agents_are_found_by_name_and_shown_a_part_at_a_time(tmp_path: Path) -> None:
+    async with serving(tmp_path, PROJECTS) as (_, app):
+        for number in range(30):
+            await submit(app, projectId="evals", agentId=f"agent-{number:02}")
+        first = await agents_of(app, "/ui/projects")
+        assert "1 to 25 of 31" in first
+        assert "writer" in first
+        assert "agent-24" not in first
+        further = await agents_of(app, "/ui/projects?agents_from=25")
+        assert "26 to 31 of 31" in further
+        assert "agent-29" in further
+        assert "writer" not in further
+        found = await agents_of(app, "/ui/projects?find=AGENT-2&agents_from=5")
+        assert "6 to 10 of 10" in found
+        assert "agent-29" in found
+
+
+async def agents_of(app: App, url: str) -> str:
+    """Return what a page shows of agents."""
+    return text_of((await Browser(app).region(url, "agent-rows")).body)
+
+
 async def test_where_this_node_does_not_dispatch_waits_and_loads_are_unknown(
     tmp_path: Path,
 ) -> None:

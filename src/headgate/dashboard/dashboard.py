@@ -16,12 +16,12 @@ from typing import TypeVar
 
 from headgate.dashboard.cookies import (
     CSRF,
-    SAID,
     cookie,
     cookies_of,
     csrf_of,
     dropped,
     said,
+    said_name,
     said_of,
     theme_of,
 )
@@ -29,12 +29,11 @@ from headgate.dashboard.headers import PERMANENT_REDIRECT, compressed, page_answ
 from headgate.dashboard.live import Live
 from headgate.dashboard.page import Done, Page, PageRoute, View, answer_route
 from headgate.dashboard.page_entrance import known_visitor, let_in, needs_login, read_form
-from headgate.dashboard.pages.errors import error_page
+from headgate.dashboard.pages.errors import error_page, is_of_ledger
 from headgate.dashboard.pages.login import (
     LOGIN,
     Tries,
     choose_theme,
-    is_secure,
     log_in,
     log_out,
     login_path,
@@ -48,6 +47,7 @@ from headgate.dashboard.static_files import PREFIX, StaticFiles
 from headgate.settings.sections import DashboardMode
 from headgate.web.api import Api, Handler, Route
 from headgate.web.http.answers import Answer, Headers, refusal_answer
+from headgate.web.http.plain_pages import plain_page
 from headgate.web.http.requests import Request
 from headgate.web.refusals import Refusal
 
@@ -56,6 +56,7 @@ FOLDER = "/ui"
 OK = 200
 UNAUTHORIZED = 401
 NOT_FOUND = 404
+MISDIRECTED = 421
 SERVER_FAULT = 500
 PAGE_SECONDS = 5.0
 """How long a page waits for what it shows; a person who waits longer has gone."""
@@ -88,6 +89,9 @@ class Dashboard:
     async def refusal(self, request: Request, refusal: Refusal) -> Answer:
         """Return the page that says what was refused, or the way to the login."""
         status = refusal.kind.status
+        if status == MISDIRECTED:
+            # Under a name that is not ours nothing else is served, no style and no page to go to.
+            return plain_page(refusal, request.request_id)
         if status == UNAUTHORIZED:
             to = login_path(_url(request) if request.method in ("GET", "HEAD") else ROOT)
             return redirect(to, is_fragment=_is_fragment(request))
@@ -96,7 +100,8 @@ class Dashboard:
             return redirect(f"{path}?{query}" if query else path, status=PERMANENT_REDIRECT)
         own = await known_visitor(self._api, request, may_ask=status < SERVER_FAULT)
         view = self._view(own or request, is_let_in=own is not None)
-        page = error_page(refusal, request.request_id.decode("ascii"))
+        of_ledger = is_of_ledger(refusal, request.path, self._api.engine.health().parts)
+        page = error_page(refusal, request.request_id.decode("ascii"), names_ledger=of_ledger)
         return self._drawn(view, page, refusal_answer(refusal, request.request_id).headers)
 
     @property
@@ -160,7 +165,10 @@ class Dashboard:
         return self._drawn(view, done) if isinstance(done, Page) else self._done(view, done)
 
     def _done(self, view: View, done: Done) -> Answer:
-        headers = (said(done.said, is_error=done.is_error),) if done.said else ()
+        headers: Headers = ()
+        if done.said:
+            is_safe = view.request.is_secure
+            headers = (said(done.said, at=done.to, is_error=done.is_error, is_secure=is_safe),)
         return redirect(done.to, headers, is_fragment=_is_fragment(view.request))
 
     def _view(self, request: Request, *, is_let_in: bool) -> View:
@@ -176,19 +184,19 @@ class Dashboard:
         )
 
     def _drawn(self, view: View, page: Page, further: Headers = ()) -> Answer:
-        """Answer with a whole page, which shows once what the last action said."""
-        flash = said_of(cookies_of(view.request))
+        """Answer with a whole page, which shows once what an action said that led to it."""
+        flash = said_of(cookies_of(view.request), at=view.url)
         text = self._rendering.page(view, page, flash=flash)
         text, headers = self._with_secret(text, view)
         if flash[0]:
-            headers += (dropped(SAID),)
+            headers += (dropped(said_name(view.url)),)
         return compressed(page_answer(page.status, text, (*headers, *further)), view.request)
 
     def _with_secret(self, text: str, view: View) -> tuple[str, Headers]:
         """Put the visitor's own secret where it belongs; one that is new is to be kept."""
         known = csrf_of(cookies_of(view.request))
         secret = known or secrets.token_hex(16)
-        headers = () if known else (cookie(CSRF, secret, is_secure=is_secure(view)),)
+        headers = () if known else (cookie(CSRF, secret, is_secure=view.request.is_secure),)
         text = text.replace(ONCE_MARK, secrets.token_hex(8))
         return text.replace(CSRF_MARK, secret), headers
 

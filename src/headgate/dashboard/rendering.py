@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import headgate
-from headgate.core.texts.figures import relative
+from headgate.core.texts.figures import ago, coming, relative
 from headgate.dashboard.page import Page, View
 from headgate.dashboard.shown import formats
 from headgate.dashboard.static_files import StaticFiles
@@ -45,6 +45,8 @@ class Rendering:
         self._templates.filters.update(formats.FILTERS)
         self._templates.globals.update(
             static=static.url,
+            ago=ago,
+            coming=coming,
             relative=relative,
             csrf_mark=CSRF_MARK,
             once_mark=ONCE_MARK,

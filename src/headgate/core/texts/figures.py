@@ -19,6 +19,10 @@ _STEPS = ((10**9, 10**9, "G"), (10**6, 10**6, "M"), (10**4, 10**3, "k"))
 _EXACT_BELOW = 10
 _CENT = 10_000
 _FOUR_DECIMALS_SHOW = 100
+_SKEW_SECONDS = 60
+"""How far the clocks of two machines may be apart without a word about it."""
+
+_SET_BACK = "before the clock was set back"
 
 
 def usd(micro_usd: int) -> str:
@@ -106,3 +110,17 @@ def relative(moment: datetime | float, now: float) -> str:
     if abs(away) < 1:
         return "now"
     return f"in {duration(away)}" if away > 0 else f"{duration(-away)} ago"
+
+
+def ago(moment: datetime | float, now: float) -> str:
+    """Return how long ago something happened; it is never still to come, whatever clocks say."""
+    seconds = now - seconds_of(moment)
+    if seconds < -_SKEW_SECONDS:
+        return _SET_BACK
+    return "now" if seconds < 1 else f"{duration(seconds)} ago"
+
+
+def coming(moment: datetime | float, now: float) -> str:
+    """Return how long it is until something that will happen; it is due when its time has come."""
+    seconds = seconds_of(moment) - now
+    return "due now" if seconds < 1 else f"in {duration(seconds)}"

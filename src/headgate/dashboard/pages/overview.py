@@ -1,18 +1,22 @@
 """The overview: what needs attention, what runs and waits, what it costs, and who gets what.
 
 Whoever acts for one project or agent alone sees its own figures. What is known of the whole service
-only, such as shares and the figures over time, is shown to those who are not bound.
+only, such as shares and the figures over time, is shown to those who are not bound. Rule: the page
+is there while the store or the ledger is away. It shows what is in memory, and says of the rest
+that it is not known; nothing is told as none that is only unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import asyncio
+from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from headgate.bodies.slots import SlotBody
+from headgate.bodies.tasks import StatsBody
 from headgate.core.budgets.scopes import scope_words
 from headgate.core.shares import Share
 from headgate.dashboard.page import Page, PageRoute, View, page_route
@@ -23,10 +27,11 @@ from headgate.dashboard.shown.attention import Notice, worst_first
 from headgate.dashboard.shown.budget_words import BudgetBar, bars_of, state_of
 from headgate.dashboard.shown.reachable import may_open, project_href, scope_href, slot_href
 from headgate.dashboard.shown.slot_words import SlotBar, bar_of
-from headgate.dashboard.shown.task_reasons import ReasonShown, why_shown
+from headgate.dashboard.shown.task_reasons import ReasonShown, WhyShown, why_shown
 from headgate.deliveries import DeliveryQuery, DeliveryState
 from headgate.errors import StoreError
-from headgate.runtime.looking.history import Step
+from headgate.runtime.health import OK, STORE_FAILS
+from headgate.runtime.looking.history import Present, Step
 from headgate.scope_status import ScopeStatus
 from headgate.settings import ProjectSettings
 from headgate.web.handlers.budgets import own_status
@@ -41,18 +46,24 @@ MAX_SLOTS = 12
 MAX_DEAD = 20
 DAY_SECONDS = 86_400
 MAX_REASONS = 3
+ANSWER_SECONDS = 3.0
+"""How long each part is waited for; the page itself has a little more."""
+
+UNKNOWN = "not known while the store is away"
+NO_LEDGER = "not known while the ledger does not answer"
 
 Result = TypeVar("Result")
 
 
 class Oldest(msgspec.Struct, frozen=True, kw_only=True):
-    """The task that has waited longest, and what holds it."""
+    """The task that has waited longest, and what holds it; `problem` if nobody could say."""
 
     task_id: str
     project_id: str
     agent_id: str | None
     since: float
     reasons: list[ReasonShown]
+    problem: str = ""
 
 
 class BudgetMeter(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,15 +86,25 @@ class SlotMeter(msgspec.Struct, frozen=True, kw_only=True):
 
 async def show(view: View, _: str) -> Page:
     """Show the overview."""
-    stats = await stats_body(view.api, view.caller)
-    budget = await _or_none(own_status(view.api, view.caller))
-    slots = slot_bodies(view.api)
-    notices, more_notices = worst_first(await _notices(view, budget, slots))
-    budgets = _limited(budget)
-    shares = _shares(view)
+    stats, budget, dead, oldest = await asyncio.gather(
+        _or_none(stats_body(view.api, view.caller)),
+        _or_none(own_status(view.api, view.caller)),
+        _or_none(_dead_webhooks(view)),
+        _oldest(view),
+    )
+    slots, parts = slot_bodies(view.api), _parts(view, stats)
+    found = [
+        *attention.of_health(parts, view.api.engine.health().problem),
+        *_notices(view, budget, slots, dead or (0, False)),
+    ]
+    notices, more_notices = worst_first(found)
     context: dict[str, Any] = {
         "stats": stats,
-        "is_fresh": not stats.metrics.tasks_submitted,
+        "present": _present(view, stats),
+        "limits": view.api.limits,
+        "unknown": UNKNOWN if stats is None else "",
+        "no_budget": _why_no_budget(parts),
+        "is_fresh": stats is not None and not stats.metrics.tasks_submitted,
         "address": view.address,
         "may_open": partial(may_open, view),
         "notices": notices,
@@ -91,6 +112,17 @@ async def show(view: View, _: str) -> Page:
         "lately": _lately(view),
         "rows": rows_of(view),
         "has_history": _has_history(view),
+        "oldest": oldest,
+        "is_dispatching": _is_dispatching(view),
+        **_meters(view, budget, slots),
+    }
+    return Page(template="overview.html", title="Overview", context=context)
+
+
+def _meters(view: View, budget: ScopeStatus | None, slots: list[SlotBody]) -> dict[str, Any]:
+    """Return who gets what: as many of each kind as are shown, and how many there are besides."""
+    budgets, shares = _limited(budget), _shares(view)
+    return {
         "budget": budget,
         "budgets": [_budget(view, one) for one in budgets[:MAX_BUDGETS]],
         "more_budgets": max(0, len(budgets) - MAX_BUDGETS),
@@ -100,22 +132,38 @@ async def show(view: View, _: str) -> Page:
         "project_href": project_href,
         "more_shares": max(0, len(shares) - MAX_SHARES),
         "most_share": max((max(one.target, one.actual) for one in shares), default=1.0),
-        "oldest": await _oldest(view),
-        "is_dispatching": _is_dispatching(view),
     }
-    return Page(template="overview.html", title="Overview", context=context)
 
 
-async def _notices(view: View, budget: ScopeStatus | None, slots: list[SlotBody]) -> list[Notice]:
-    api = view.api
-    health = api.engine.health()
-    dead, is_more = await _dead_webhooks(view)
+def _parts(view: View, stats: StatsBody | None) -> Mapping[str, str]:
+    """Return how the parts are; that the store is away is known here before the node tells it."""
+    parts = view.api.engine.health().parts
+    is_unseen = stats is None and parts.get("store", OK) == OK
+    return {**parts, "store": STORE_FAILS} if is_unseen else parts
+
+
+def _present(view: View, stats: StatsBody | None) -> Present | None:
+    """Return what waits and runs, as the store counts it, or else the desk; None if unknown."""
+    if stats is not None:
+        return Present(queued=stats.queue.total_queued, inflight=stats.queue.total_inflight)
+    outlook = view.api.outlook
+    return None if outlook is None or view.caller.is_bound else outlook.present()
+
+
+def _why_no_budget(parts: Mapping[str, str]) -> str:
+    """Return why budgets are not known, where they are not: most stores keep the books as well."""
+    is_in_store = parts.get("ledger", OK) == OK and parts.get("store", OK) != OK
+    return UNKNOWN if is_in_store else NO_LEDGER
+
+
+def _notices(
+    view: View, budget: ScopeStatus | None, slots: list[SlotBody], dead: tuple[int, bool]
+) -> list[Notice]:
     return [
-        *attention.of_health(health.parts, health.problem),
-        *attention.of_switches(api.is_paused, _own_projects(view)),
+        *attention.of_switches(view.api.is_paused, _own_projects(view)),
         *(() if budget is None else attention.of_budgets(budget)),
         *attention.of_slots(slots),
-        *attention.of_webhooks(dead, is_more=is_more),
+        *attention.of_webhooks(dead[0], is_more=dead[1]),
     ]
 
 
@@ -196,23 +244,24 @@ async def _oldest(view: View) -> Oldest | None:
     found = None if outlook is None else outlook.longest_wait(view.now, bounds)
     if found is None:
         return None
-    why = await why_shown(view, found.task_id)
-    if why.problem:
-        return None
+    asked = await _or_none(why_shown(view, found.task_id))
+    why = asked or WhyShown(problem="the store has not answered in time")
     return Oldest(
         task_id=found.task_id,
         project_id=found.project_id,
         agent_id=found.agent_id,
         since=found.since,
         reasons=why.reasons[:MAX_REASONS],
+        problem=why.problem,
     )
 
 
 async def _or_none(asked: Awaitable[Result]) -> Result | None:
     """Return an answer, or None where the part that knows it is away: the notices say so."""
     try:
-        return await asked
-    except (StoreError, Refusal):
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await asked
+    except (StoreError, Refusal, TimeoutError):
         return None
 
 

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from urllib.parse import quote
 
 from headgate.bodies.admin import (
+    AgentBody,
     AgentPatchBody,
     ProjectBody,
     ProjectPatchBody,
@@ -31,8 +32,16 @@ from headgate.dashboard.form_fields import (
     only_changed,
 )
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
-from headgate.dashboard.shown.named_lists import ROWS, first_of, looked_for, part_at, part_of
+from headgate.dashboard.shown.named_lists import (
+    ROWS,
+    Part,
+    first_of,
+    looked_for,
+    part_at,
+    part_of,
+)
 from headgate.dashboard.shown.reachable import PROJECTS, project_href
+from headgate.web.handlers.admin_views import agent_body, agents_shown, counts_by
 from headgate.web.handlers.administering import (
     administration_of,
     agent_bodies,
@@ -44,6 +53,7 @@ from headgate.web.handlers.lanes import LaneQuery, lane_list
 from headgate.web.refusals import Refusal
 
 AGENTS = "/ui/agents"
+AGENTS_FROM = "agents_from"
 LANES_FROM = "lanes_from"
 
 
@@ -51,7 +61,6 @@ async def show(view: View, _: str) -> Page:
     """Show all projects, agents and lanes."""
     find = looked_for(view)
     projects = await project_bodies(view.api, view.caller)
-    agents = await agent_bodies(view.api) if view.may("admin") else []
     lanes = await _lanes(view, find=find)
     context = {
         "find": find,
@@ -59,7 +68,7 @@ async def show(view: View, _: str) -> Page:
         "projects": part_of(
             view, named_like(projects, find, lambda one: (one.id, one.name)), "projects_from"
         ),
-        "agents": part_of(view, named_like(agents, find, lambda one: (one.id,)), "agents_from"),
+        "agents": await _agents(view, find=find),
         "lanes": part_at(view, lanes.lanes, LANES_FROM, count=lanes.count),
         **_shared(view, projects),
         "strategy": lanes.strategy,
@@ -182,6 +191,18 @@ async def _lanes(view: View, *, find: str = "", project_id: str | None = None) -
     """Return the lanes that a page shows of those that it is about."""
     query = LaneQuery(project_id=project_id, find=find, first=first_of(view, LANES_FROM), most=ROWS)
     return await lane_list(view.api, view.caller, query)
+
+
+async def _agents(view: View, *, find: str) -> Part[AgentBody]:
+    """Return the agents that a page shows: found by name first, since there may be thousands."""
+    if not view.may("admin"):
+        return part_of(view, (), AGENTS_FROM)
+    situation = administration_of(view.api).situation
+    counts = counts_by((await view.api.engine.totals()).lanes, "agent_id")
+    found = named_like(agents_shown(situation, counts), find, lambda name: (name,))
+    first = first_of(view, AGENTS_FROM)
+    rows = [agent_body(situation, name, counts) for name in found[first : first + ROWS]]
+    return part_at(view, rows, AGENTS_FROM, count=len(found))
 
 
 def _shared(view: View, projects: Sequence[ProjectBody]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 // Times that are still to come are counted down between two drawings of a page, in the words that
-// the server uses. The clock of the visitor may be wrong, so it is compared with the server's.
+// the server uses. The clock of the visitor may be wrong, so it is compared with the server's. It
+// may be set while a page is open, or the machine may have slept: then only the server knows.
 "use strict";
 
 (function () {
@@ -8,11 +9,26 @@
     [3600, "h"],
     [60, "min"],
   ];
+  const JUMP_MS = 2000;
   let aheadMs = 0;
+  let startedMs = sinceStart();
+  let isSure = true;
+
+  // When the clock of the visitor was at the start of the page: the same, unless it is set.
+  function sinceStart() {
+    return Date.now() - performance.now();
+  }
+
+  function place() {
+    return document.querySelector("[data-now]");
+  }
 
   function compare() {
-    const place = document.querySelector("[data-now]");
-    if (place) aheadMs = Date.now() - Date.parse(place.dataset.now);
+    const one = place();
+    if (!one) return;
+    aheadMs = Date.now() - Date.parse(one.dataset.now);
+    startedMs = sinceStart();
+    isSure = true;
   }
 
   function words(seconds) {
@@ -29,7 +45,17 @@
     return parts.slice(0, 2).join(" ");
   }
 
+  function askServer() {
+    const region = place() && place().closest("[hx-get]");
+    if (region && window.htmx) window.htmx.trigger(region, "sse:changed");
+  }
+
   function tick() {
+    if (isSure && Math.abs(sinceStart() - startedMs) > JUMP_MS) {
+      isSure = false;
+      askServer();
+    }
+    if (!isSure) return;
     const now = Date.now() - aheadMs;
     document.querySelectorAll("time[data-countdown]").forEach((one) => {
       const seconds = (Date.parse(one.dateTime) - now) / 1000;

@@ -1,0 +1,108 @@
+"""What an action said: shown once, on the page that it leads to, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dashboard.browser import Browser, serving, submit, text_of
+from headgate.dashboard.cookies import said, said_of
+from web.asgi_client import Response
+
+HELD = '[projects.default]\nstatus = "paused"\n[projects.other]\n'
+DONE = '<p class="flash good"'
+MAX_COOKIE_BYTES = 4_096
+"""A browser keeps no longer one; what is said in it would never be seen."""
+
+
+def has_message(answer: Response) -> bool:
+    return DONE in answer.body.decode()
+
+
+async def paused(browser: Browser, *, back: str) -> str:
+    """Pause everything, and return where the form leads, without going there."""
+    await browser.get("/ui/projects")
+    answer = await browser.post("/ui/scheduler/pause", {"back": back})
+    assert answer.status == 303
+    return answer.headers["location"]
+
+
+async def test_a_message_waits_for_its_own_page_whatever_else_is_opened_first(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, HELD) as (_, app):
+        browser = Browser(app)
+        to = await paused(browser, back="/ui/projects")
+        for other in ("/", "/ui/tasks", "/ui/projects/default", "/ui/projects?find=o"):
+            assert not has_message(await browser.get(other)), other
+        page = await browser.get(to)
+        assert "Done: everything is paused; what runs goes on." in text_of(page.body)
+        assert not has_message(await browser.get(to))
+
+
+async def test_a_message_for_a_page_below_another_is_not_shown_above_it(tmp_path: Path) -> None:
+    async with serving(tmp_path, HELD) as (_, app):
+        browser = Browser(app)
+        to = await paused(browser, back="/ui/projects/default")
+        assert not has_message(await browser.get("/ui/projects"))
+        assert has_message(await browser.get(to))
+
+
+async def test_two_pages_may_each_have_a_message_waiting(tmp_path: Path) -> None:
+    async with serving(tmp_path, HELD) as (_, app):
+        browser = Browser(app)
+        first = await paused(browser, back="/ui/projects?find=o")
+        second = await paused(browser, back="/ui/projects?find=d")
+        assert has_message(await browser.get(second))
+        assert has_message(await browser.get(first))
+
+
+async def test_an_address_is_the_same_however_it_is_written(tmp_path: Path) -> None:
+    async with serving(tmp_path, HELD) as (_, app):
+        browser = Browser(app)
+        await paused(browser, back="/ui/projects?find=it's (ä)")
+        assert has_message(await browser.get("/ui/projects?find=it%27s%20(%C3%A4)"))
+
+
+async def test_a_page_that_is_refused_shows_what_was_done_before(tmp_path: Path) -> None:
+    async with serving(tmp_path, HELD) as (_, app):
+        browser = Browser(app)
+        to = await paused(browser, back="/ui/projects/gone")
+        page = await browser.get(to)
+        assert page.status == 404
+        assert has_message(page)
+        assert not has_message(await browser.get(to))
+
+
+async def test_a_region_leaves_the_message_for_its_page(tmp_path: Path) -> None:
+    async with serving(tmp_path, HELD) as (_, app):
+        await submit(app)
+        browser = Browser(app)
+        to = await paused(browser, back="/ui/projects")
+        assert not has_message(await browser.region(to, "switch"))
+        assert has_message(await browser.get(to))
+
+
+async def test_a_message_is_kept_from_scripts_and_from_an_open_line(tmp_path: Path) -> None:
+    async with serving(tmp_path, HELD) as (_, app):
+        browser = Browser(app)
+        await browser.get("/ui/projects")
+        await browser.post("/ui/scheduler/pause", x_forwarded_proto="https")
+        kept = browser.set_cookies[0].split("; ")
+        assert {"HttpOnly", "SameSite=Strict", "Secure", "Max-Age=60", "Path=/"} <= set(kept)
+        name = kept[0].partition("=")[0]
+        await browser.get("/ui/projects")
+        dropped = browser.set_cookies[0].split("; ")
+        assert dropped[0] == f"{name}="
+        assert {"Max-Age=0", "Path=/"} <= set(dropped)
+
+
+def test_the_longest_message_in_any_script_is_one_that_a_browser_keeps() -> None:
+    for text in ("plain ", "a;b=c, ", "\N{CJK UNIFIED IDEOGRAPH-4E2D}", "\N{GRINNING FACE}", "ä"):
+        _, header = said(text * 500, at="/", is_error=True, is_secure=True)
+        pair = header.decode().partition(";")[0]
+        assert len(pair) < MAX_COOKIE_BYTES
+        name, _, value = pair.partition("=")
+        shown, is_error = said_of({name: value}, at="/")
+        assert is_error
+        assert (text * 500).startswith(shown)
+        assert len(shown) >= 200

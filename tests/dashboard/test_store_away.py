@@ -1,0 +1,191 @@
+"""Pages of a service whose store or ledger is away: what is known, what is not, and why."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from dashboard.browser import Browser, serving, submit, text_of, until
+from headgate.dashboard.dashboard import Dashboard
+from headgate.errors import StoreUnavailableError
+from headgate.store import Totals
+from headgate.web.app import App
+from ledgers.servers import PostgresServer, ValkeyServer
+from web.asgi_client import Client, answer_of
+from web.fake_engine import Health
+
+SETTINGS = """
+[projects.search]
+status = "paused"
+
+[budgets.root]
+limit_usd = "10"
+
+[[slots]]
+name = "spare"
+provider = "zai"
+key_file = "{folder}/none"
+enabled = false
+base_url = "http://127.0.0.1:9"
+"""
+NOTHING = "\N{EN DASH}"
+UNKNOWN = "not known while the store is away"
+STORE_NOTICE = "The store has a problem. The store cannot be asked; the log of this node says why."
+NO_LEDGER = "not known while the ledger does not answer"
+LEDGER_NOTICE = "The ledger has a problem. The ledger cannot be asked;"
+LEDGER_AWAY = "The budget ledger cannot be asked now"
+
+
+async def overview(app: App) -> str:
+    answer = await Browser(app).get("/")
+    assert answer.status == 200, text_of(answer.body)
+    return text_of(answer.body)
+
+
+@pytest.fixture
+def client() -> Client:
+    client = Client()
+    client.app.serve_pages(Dashboard(client.app.api, "on"))
+    client.engine.failure = StoreUnavailableError("postgres at 10.1.2.3 refused")
+    return client
+
+
+async def test_the_overview_outlives_its_store_and_the_other_pages_say_why_not(
+    tmp_path: Path, postgres: PostgresServer, postgres_url: str
+) -> None:
+    options: dict[str, object] = {"store.url": postgres_url}
+    async with serving(tmp_path, SETTINGS.format(folder=tmp_path), options) as (service, app):
+        await submit(app, projectId="search")
+        service.engine.history.run_once()
+        postgres.stop()
+        try:
+            text = await overview(app)
+            assert STORE_NOTICE in text.partition("Queued")[0]
+            assert "Slot spare is disabled" in text
+            assert "Project search is paused" in text
+            assert "The last hour in steps of five minutes" in text
+            assert f"Spent {NOTHING} {UNKNOWN}" in text
+            assert "Nobody is kept waiting" not in text
+            assert "Nothing has been submitted yet" not in text
+            for region in ("state-now", "figure-rows", "who-gets-what"):
+                assert (await Browser(app).region("/", region)).status == 200
+            for path in ("/ui/tasks", "/ui/projects", "/ui/budgets", "/ui/webhooks"):
+                answer = await Browser(app).get(path)
+                assert answer.status == 503, path
+                assert "The store cannot be asked now" in text_of(answer.body), path
+        finally:
+            postgres.start()
+
+        async def is_whole() -> bool:
+            text = await overview(app)
+            return UNKNOWN not in text and "has a problem" not in text and "Queued 1 of" in text
+
+        await until(is_whole, seconds=20.0)
+
+
+async def test_what_the_desk_knows_is_shown_without_the_store(tmp_path: Path) -> None:
+    async with serving(tmp_path, SETTINGS.format(folder=tmp_path)) as (service, app):
+        task = await submit(app, projectId="search")
+        await until(lambda: _has_waiting(app))
+        await service.engine.store.close()
+        text = await overview(app)
+    assert STORE_NOTICE in text
+    assert "Queued 1 of 1,000" in text
+    assert "In flight 0 of 20" in text
+    assert f"{task} of search" in text
+    assert "Why is not known now: the store cannot be asked now" in text
+    assert "50 % target" in text
+
+
+async def _has_waiting(app: App) -> bool:
+    outlook = app.api.outlook
+    present = None if outlook is None else outlook.present()
+    return present is not None and present.queued == 1
+
+
+async def test_without_a_desk_each_part_says_that_it_is_not_known(client: Client) -> None:
+    text = await overview(client.app)
+    for part in ("Queued", "In flight", "Completed", "Spent"):
+        assert f"{part} {NOTHING} {UNKNOWN}" in text
+    assert f"Shares of projects Projects They are {UNKNOWN}." in text
+    assert f"Budgets All budgets They are {UNKNOWN}." in text
+    assert f"Waiting longest It is {UNKNOWN}." in text
+    assert "10.1.2.3" not in text
+
+
+async def test_the_notice_does_not_wait_for_the_node_to_find_out(client: Client) -> None:
+    assert client.engine.state.parts["store"] == "ok"
+    assert (await overview(client.app)).count("The store has a problem") == 1
+    parts = {"store": "it is away", "ledger": "ok", "dispatcher": "ok"}
+    client.engine.state = Health(is_ready=False, problem="it is away", parts=parts)
+    text = await overview(client.app)
+    assert text.count("The store has a problem") == 1
+    assert "It is away." in text
+
+
+async def test_a_store_that_neither_answers_nor_fails_does_not_hold_the_overview_up(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.dashboard.pages.overview.ANSWER_SECONDS", 0.01)
+    client.engine.failure = None
+    never = asyncio.Event()
+
+    async def totals() -> Totals:
+        await never.wait()
+        return Totals(lanes=())
+
+    monkeypatch.setattr(client.engine, "totals", totals)
+    text = await overview(client.app)
+    assert STORE_NOTICE in text
+    assert f"Queued {NOTHING} {UNKNOWN}" in text
+
+
+async def test_a_fault_is_no_outage(client: Client) -> None:
+    client.engine.failure = RuntimeError("a mistake of ours")
+    assert (await Browser(client.app).get("/")).status == 500
+
+
+async def test_with_only_the_ledger_away_it_is_the_ledger_that_is_named(
+    tmp_path: Path, valkey: ValkeyServer, valkey_url: str
+) -> None:
+    options: dict[str, object] = {"ledger.url": valkey_url}
+    limit = {"scope": "session:eval", "limit_usd": "5", "window": "none"}
+    async with serving(tmp_path, SETTINGS.format(folder=tmp_path), options) as (_, app):
+        browser = Browser(app)
+        assert (await browser.get("/ui/budgets")).status == 200
+        valkey.stop()
+        try:
+            for path in ("/ui/budgets", "/ui/budgets?scope=session%3Aeval"):
+                answer = await browser.get(path)
+                text = text_of(answer.body)
+                assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+                assert LEDGER_AWAY in text
+                assert "ledger.url" in text
+                assert "store" not in text.partition(LEDGER_AWAY)[2]
+            answer = await browser.post("/ui/budgets/limit", limit)
+            assert answer.status == 303, "the ledger is told when it is back"
+            text = await overview(app)
+            assert LEDGER_NOTICE in text
+            assert f"Spent {NOTHING} {NO_LEDGER}" in text
+            assert "Queued 0 of" in text
+            assert UNKNOWN not in text
+        finally:
+            valkey.start()
+
+        async def is_back() -> bool:
+            return (await browser.get("/ui/budgets")).status == 200
+
+        await until(is_back, seconds=20.0)
+
+
+async def test_a_store_that_keeps_the_books_itself_is_named_on_the_page_of_budgets(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, SETTINGS.format(folder=tmp_path)) as (service, app):
+        await service.engine.store.close()
+        answer = await Browser(app).get("/ui/budgets")
+        assert answer.status == 503
+        assert "The store cannot be asked now" in text_of(answer.body)
+        assert (await answer_of(app, "GET", "/budgets/status")).status == 503
