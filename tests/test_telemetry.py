@@ -19,7 +19,7 @@ from opentelemetry.trace import StatusCode
 from executors.endpoint import reply_json, running_endpoint
 from headgate.core.tasks.outcomes import Failed, Limited, Outcome, Succeeded, Usage
 from headgate.core.tasks.records import Submission
-from headgate.core.texts.trace_context import read_traceparent
+from headgate.core.tasks.trace_context import read_traceparent
 from headgate.errors import InvalidSettingError
 from headgate.executor import WorkOrder
 from headgate.settings import load_settings

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from headgate.budget_tracker import BudgetTracker, ReservationToken
     from headgate.client.async_client import Client
     from headgate.client.sync_client import SyncClient
-    from headgate.core.budget import BudgetManager
+    from headgate.core.budget_manager import BudgetManager
     from headgate.core.gates import GateClosure
     from headgate.core.projects import Agent, AgentState, Project, ProjectStatus
     from headgate.core.scheduler import Scheduler
@@ -74,7 +74,7 @@ _MODULES = {
     "AssignAction": "headgate.core.snapshot",
     "Budget": "headgate.inprocess.budget",
     "BudgetExceededError": "headgate.errors",
-    "BudgetManager": "headgate.core.budget",
+    "BudgetManager": "headgate.core.budget_manager",
     "BudgetTracker": "headgate.budget_tracker",
     "Client": "headgate.client.async_client",
     "Estimate": "headgate.inprocess.budget",

@@ -20,11 +20,11 @@ import msgspec
 from headgate.core.budgets.accounts import Limit, Refused
 from headgate.core.budgets.books import ReserveRequest, SettleRequest
 from headgate.core.budgets.scopes import Scope
-from headgate.core.choice import Choice
 from headgate.core.dispatch.project_figures import UsageRow
 from headgate.core.gates import GateClosure
 from headgate.core.rate_limits import RateCharge
 from headgate.core.tasks.admission import QueueLimits, Rejected
+from headgate.core.tasks.choice import Choice
 from headgate.core.tasks.outcomes import Finish, TryAgain, Usage
 from headgate.core.tasks.records import Lease, Submission, TaskRecord, Terms
 from headgate.core.tasks.submit_keys import InvalidEntry, KeyRefusal, SubmitEntry, SubmitKey

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from headgate.core.choice import Choice
 from headgate.core.money import to_usd_float
+from headgate.core.tasks.choice import Choice
 from headgate.core.tasks.past_attempts import PastAttempt
 from headgate.core.tasks.records import OnExhausted, OnParentFailure, TaskRecord, slot_of
 from headgate.core.tasks.task import TaskStatus

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.core.choice import Choice, LaneRule
 from headgate.core.gates import GateClosure
 from headgate.core.tasks.admission import QueueLimits, Rejected
+from headgate.core.tasks.choice import Choice, LaneRule
 from headgate.core.tasks.outcomes import Finish, TryAgain, Usage
 from headgate.core.tasks.past_attempts import PastAttempt
 from headgate.core.tasks.records import Lease, Progress, Submission, TaskRecord, Terms

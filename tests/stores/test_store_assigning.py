@@ -7,9 +7,9 @@ import asyncio
 import msgspec
 import pytest
 
-from headgate.core.choice import Choice
 from headgate.core.rate_limits import RateCharge
 from headgate.core.tasks.admission import QueueLimits
+from headgate.core.tasks.choice import Choice
 from headgate.core.tasks.records import MAX_LOSSES, Submission
 from headgate.core.tasks.task import TaskStatus
 from headgate.errors import StaleEpochError

@@ -12,7 +12,6 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
-from headgate.core.choice import Choice, LaneRule
 from headgate.core.fair_share import (
     ShareOrder,
     Turn,
@@ -25,6 +24,7 @@ from headgate.core.lanes.index import LaneIndex
 from headgate.core.lanes.lane import Lane
 from headgate.core.projects import WORKING
 from headgate.core.snapshot import AssignAction, LanePolicy, SchedulerState, tokens_charged
+from headgate.core.tasks.choice import Choice, LaneRule
 
 SHARE_DECIMALS = 4
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from headgate.core.budget import BudgetManager
+from headgate.core.budget_manager import BudgetManager
 from headgate.core.projects import Project
 
 

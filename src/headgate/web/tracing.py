@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from headgate.core.texts.trace_context import read_traceparent
+from headgate.core.tasks.trace_context import read_traceparent
 from headgate.errors import InvalidTaskError
 from headgate.intake import Draft
 from headgate.web.api import Api

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headgate.core.budgets.accounts import Refused, Unit
-from headgate.core.choice import Choice
 from headgate.core.decision import Round
 from headgate.core.dispatch.budget_parking import BudgetParking, ask_again_at
 from headgate.core.dispatch.closures import Closures
@@ -30,6 +29,7 @@ from headgate.core.key_slots.slot import SlotStanding
 from headgate.core.load import AdaptiveAlpha
 from headgate.core.rate_limits import NoRoom, RateBook, RateCharge, RateLimit
 from headgate.core.snapshot import AssignAction, SchedulerState
+from headgate.core.tasks.choice import Choice
 from headgate.core.tasks.records import TaskRecord, slot_of
 from headgate.core.tasks.task import Task, TaskStatus
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from headgate.core.budgets.accounts import Unit
-from headgate.core.choice import Choice
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.lanes.index import LaneIndex
 from headgate.core.projects import Agent, Project
 from headgate.core.rate_limits import RateCharge, RateLimit
 from headgate.core.snapshot import DEFAULT_TOKENS, LanePolicy, tokens_charged
+from headgate.core.tasks.choice import Choice
 from headgate.core.tasks.records import Terms
 from headgate.core.tasks.task import Task
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from headgate.core.choice import Choice
 from headgate.core.enums import LenientEnum
+from headgate.core.tasks.choice import Choice
 from headgate.core.tasks.past_attempts import PastAttempt
 from headgate.core.tasks.task import TERMINAL, Task
 

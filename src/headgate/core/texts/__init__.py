@@ -1,1 +1,1 @@
-"""Texts: how figures and names are written, found and kept harmless."""
+"""Texts: how figures and names are written and found, what JSON may be, and what is harmless."""

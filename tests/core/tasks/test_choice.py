@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.choice import Choice, LaneRule
 from headgate.core.decision import Round
 from headgate.core.lanes.index import LaneIndex
 from headgate.core.projects import Agent, Project
 from headgate.core.snapshot import LanePolicy, SchedulerState
+from headgate.core.tasks.choice import Choice, LaneRule
 from headgate.core.tasks.task import Task
 
 FIRST = Choice(projects=2, target_share=0.75, actual_share=0.0, is_guaranteed=True, ready=2)
