@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from headgate.budget_tracker import BudgetTracker, ReservationToken
     from headgate.client.async_client import Client
     from headgate.client.sync_client import SyncClient
-    from headgate.core.budget_manager import BudgetManager
     from headgate.core.gates import GateClosure
     from headgate.core.projects import Agent, AgentState, Project, ProjectStatus
     from headgate.core.scheduler import Scheduler
+    from headgate.core.share_ratios import BudgetManager
     from headgate.core.snapshot import AssignAction, LanePolicy, SchedulerState
     from headgate.core.tasks.task import Task, TaskStatus
     from headgate.errors import BudgetExceededError
@@ -74,7 +74,7 @@ _MODULES = {
     "AssignAction": "headgate.core.snapshot",
     "Budget": "headgate.inprocess.budget",
     "BudgetExceededError": "headgate.errors",
-    "BudgetManager": "headgate.core.budget_manager",
+    "BudgetManager": "headgate.core.share_ratios",
     "BudgetTracker": "headgate.budget_tracker",
     "Client": "headgate.client.async_client",
     "Estimate": "headgate.inprocess.budget",

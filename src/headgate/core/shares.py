@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from headgate.core.budget_manager import BudgetManager
 from headgate.core.projects import Project
+from headgate.core.share_ratios import BudgetManager
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
