@@ -13,6 +13,7 @@ from browser.chromium import ADVICE, chromium_path
 from browser.live_service import Live, live_service
 from browser.visiting import WAIT_MS, Gate, Visitor, login_of, visits_to
 from browser.watching import Watch
+from service.tls_proxy import NAME
 
 expect.set_options(timeout=WAIT_MS)
 
@@ -24,7 +25,9 @@ def browser() -> Iterator[Browser]:
     if path is None:
         pytest.exit(ADVICE, returncode=1)
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path)
+        chromium = playwright.chromium.launch(
+            executable_path=path, args=[f"--host-resolver-rules=MAP {NAME} 127.0.0.1"]
+        )
         yield chromium
         chromium.close()
 

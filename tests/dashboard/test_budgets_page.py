@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -224,13 +225,20 @@ async def test_a_global_budget_is_changed_in_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"limit_usd": "", "limit_tokens": ""}, "give dollars, tokens or both"),
-        ({"limit_usd": "many"}, "limit_usd"),
-        ({"limit_usd": "-3"}, "limit_usd"),
-        ({"limit_tokens": "1.5"}, "must be a whole number"),
-        ({"limit_usd": "1", "window": "fortnight"}, "is no window"),
-        ({"limit_usd": "1", "window": "day@Nowhere/At-All"}, "window"),
-        ({"limit_usd": "1", "scope": "<script>"}, "is not a part"),
+        ({"limit_usd": "", "limit_tokens": ""}, "give dollars, tokens or both."),
+        ({"window": "week"}, "give dollars, tokens or both."),
+        ({"limit_usd": "many"}, "Dollars: must be an amount, such as 12.50, without $."),
+        ({"limit_usd": "1,5"}, "Dollars: must be an amount, such as 12.50, without $."),
+        ({"limit_usd": "1_000"}, "Dollars: must be an amount, such as 12.50, without $."),
+        ({"limit_usd": "-3"}, "Dollars: must not be negative."),
+        ({"limit_usd": "0.0000001"}, "Dollars: is finer than a micro-dollar"),
+        ({"limit_usd": "9e12"}, "Dollars: is more than $1000000000.00"),
+        ({"limit_tokens": "1.5"}, "Tokens: must be a whole number, such as 1500 or 1,500."),
+        ({"limit_tokens": "1,2,3"}, "Tokens: must be a whole number, such as 1500 or 1,500."),
+        ({"limit_tokens": "-1"}, "Tokens: must not be negative."),
+        ({"limit_usd": "1", "window": "fortnight"}, "Window: 'fortnight' is no window"),
+        ({"limit_usd": "1", "window": "day@Nowhere/At-All"}, "Window: "),
+        ({"limit_usd": "1", "scope": "<script>"}, "Scope: '<script>' is not a part"),
     ],
 )
 async def test_what_cannot_be_is_said_and_changes_nothing(
@@ -242,9 +250,42 @@ async def test_what_cannot_be_is_said_and_changes_nothing(
         await browser.get("/ui/budgets")
         sent = {"scope": "session:eval", "back": "/ui/budgets", **fields}
         _, said = await browser.act("/ui/budgets/limit", sent)
-        assert said.startswith("Not done:")
-        assert problem in said
+        assert said.startswith(f"Not done: {problem}")
+        assert "limit_" not in said
         assert (await answer_of(app, "GET", "/budgets")).json == before
+
+
+@pytest.mark.parametrize("scope", ["my team", "", "x" * 60_000, "a:b/\u202e"])
+async def test_a_scope_that_is_none_leads_back_to_its_form_with_what_was_typed(
+    tmp_path: Path, scope: str
+) -> None:
+    async with serving(tmp_path, BUDGETS) as (_, app):
+        browser = Browser(app)
+        await browser.get("/ui/budgets")
+        typed = {"scope": scope, "limit_usd": "12", "limit_tokens": "7", "window": "week"}
+        page, said = await browser.act("/ui/budgets/limit", typed)
+        assert page.status == 200
+        assert said.startswith("Not done: Scope: ")
+        body = page.body.decode()
+        assert text_of(body).count(said.removeprefix("Not done: ")) == 1
+        form = body.partition('<details class="sheet" id="new-budget" open>')[2]
+        for name, value in {**typed, "scope": scope[:200]}.items():
+            given = re.search(rf'<input name="{name}"[^>]* value="([^"]*)"', form)
+            assert given is not None
+            assert html.unescape(given[1]) == value
+
+
+async def test_what_is_set_is_said_with_its_amounts(tmp_path: Path) -> None:
+    async with serving(tmp_path, BUDGETS) as (_, app):
+        browser = Browser(app)
+        await browser.get("/ui/budgets")
+        fields = {"scope": "team:ops", "limit_usd": "1,250.5", "limit_tokens": "1,000,000"}
+        _, said = await browser.act("/ui/budgets/limit", {**fields, "window": "week"})
+        assert said == (
+            "Done: the budget of team:ops is set to $1,250.50 and 1,000,000 tokens, by the week;"
+            " tasks that waited for it are asked again."
+        )
+        assert (await budget_of(app, "team:ops"))["limitUsd"] == "1250.50"
 
 
 async def test_the_journal_of_a_scope_is_paged(tmp_path: Path) -> None:

@@ -76,6 +76,19 @@ def test_every_refusal_has_a_page_with_advice(code: str) -> None:
     assert context["advice"].endswith(".")
 
 
+@pytest.mark.parametrize("code", CODES)
+def test_a_form_that_failed_for_the_service_is_never_said_to_be_done_or_tried_again(
+    code: str,
+) -> None:
+    context: dict[str, Any] = error_page(
+        Refusal(code, "it went wrong"), "id-1", sent_from="/ui/tasks"
+    ).context
+    is_ours = CODES[code].status >= 500
+    assert ("It was not confirmed that anything was done." in context["advice"]) is is_ours
+    assert context["sent_from"] == ("/ui/tasks" if is_ours else "")
+    assert "tries again by itself" not in context["advice"]
+
+
 async def test_hostile_text_in_an_error_is_shown_as_text(client: Client) -> None:
     client.engine.failure = Refusal("not_found", "<script>alert(1)</script>\u202e\x1b[2J")
     answer = await Browser(client.app).get("/ui/tasks")

@@ -64,9 +64,6 @@ async def test_no_script_and_no_other_site_gets_at_the_cookies(tmp_path: Path) -
         (token,) = browser.set_cookies
         for line in (secret, token):
             assert line.split("; ")[1:] == ["Path=/", "SameSite=Strict", "HttpOnly"]
-        fields = {"token": await token_of(service)}
-        await browser.post("/ui/login", fields, x_forwarded_proto="https")
-        assert browser.set_cookies[0].endswith("; HttpOnly; Secure")
 
 
 async def test_a_wrong_token_says_so_and_opens_nothing(tmp_path: Path) -> None:
@@ -247,12 +244,24 @@ async def test_a_form_over_https_is_not_taken_from_a_page_that_came_without(
 ) -> None:
     """The first proxy says how the browser came; those between it and the service come after."""
     async with serving(tmp_path) as (_, app):
-        browser = Browser(app)
+        browser = Browser(app, scheme="https")
         await browser.get("/")
         for scheme, status in (("https", 303), ("http", 403)):
             headers = {"x_forwarded_proto": said, "origin": f"{scheme}://127.0.0.1:7420"}
             answer = await browser.post("/ui/theme", {"theme": "dark"}, **headers)
+            told = text_of(answer.body)
             assert answer.status == status
+            assert ("says X-Forwarded-Proto: https of pages" in told) is (scheme == "http")
+
+
+async def test_a_form_that_is_too_large_is_told_the_limit_of_forms(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, app):
+        browser = Browser(app)
+        await browser.get("/")
+        answer = await browser.post("/ui/theme", {"theme": "x" * 70_000})
+    assert answer.status == 413
+    assert "The form has more than 64 KiB" in text_of(answer.body)
+    assert "1 MiB" not in answer.body.decode()
 
 
 async def test_a_page_under_a_foreign_name_is_refused(tmp_path: Path) -> None:

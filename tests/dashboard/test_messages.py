@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import pytest
+
 from dashboard.browser import Browser, serving, submit, text_of
-from headgate.dashboard.cookies import said, said_of
-from web.asgi_client import Response
+from headgate.dashboard.cookies import MAX_WAITING, Cookies
+from headgate.web.http.requests import Request
+from web.asgi_client import Response, scope_of
 
 HELD = '[projects.default]\nstatus = "paused"\n[projects.other]\n'
 DONE = '<p class="flash good"'
@@ -82,13 +86,13 @@ async def test_a_region_leaves_the_message_for_its_page(tmp_path: Path) -> None:
         assert has_message(await browser.get(to))
 
 
-async def test_a_message_is_kept_from_scripts_and_from_an_open_line(tmp_path: Path) -> None:
+async def test_a_message_is_kept_from_scripts(tmp_path: Path) -> None:
     async with serving(tmp_path, HELD) as (_, app):
         browser = Browser(app)
         await browser.get("/ui/projects")
-        await browser.post("/ui/scheduler/pause", x_forwarded_proto="https")
+        await browser.post("/ui/scheduler/pause")
         kept = browser.set_cookies[0].split("; ")
-        assert {"HttpOnly", "SameSite=Strict", "Secure", "Max-Age=60", "Path=/"} <= set(kept)
+        assert {"HttpOnly", "SameSite=Strict", "Max-Age=60", "Path=/"} <= set(kept)
         name = kept[0].partition("=")[0]
         await browser.get("/ui/projects")
         dropped = browser.set_cookies[0].split("; ")
@@ -96,13 +100,65 @@ async def test_a_message_is_kept_from_scripts_and_from_an_open_line(tmp_path: Pa
         assert {"Max-Age=0", "Path=/"} <= set(dropped)
 
 
+async def test_of_messages_that_nobody_looks_at_the_oldest_give_way(tmp_path: Path) -> None:
+    """A browser keeps some 180 cookies of a host, and then forgets the login."""
+    async with serving(tmp_path, HELD) as (_, app):
+        browser = Browser(app)
+        browser.cookies["headgate_said_\u00e4"] = "not one of ours, and no name that can be sent"
+        waiting = [await paused(browser, back=f"/ui/projects?find={n}") for n in range(20)]
+        said = [name for name in browser.cookies if re.fullmatch("headgate_said_[0-9a-f]+", name)]
+        assert len(said) == MAX_WAITING
+        for to in waiting[:-MAX_WAITING]:
+            assert not has_message(await browser.get(to)), to
+        for to in waiting[-MAX_WAITING:]:
+            assert has_message(await browser.get(to)), to
+
+
+async def test_a_message_of_one_browser_says_nothing_in_another(tmp_path: Path) -> None:
+    """Another service of the host can set cookies, and cannot know under which name."""
+    async with serving(tmp_path, HELD) as (_, app):
+        neighbour, browser = Browser(app), Browser(app)
+        to = await paused(neighbour, back="/ui/projects")
+        await browser.get("/")
+        planted = {name: text for name, text in neighbour.cookies.items() if "said" in name}
+        assert planted
+        browser.cookies.update(planted)
+        assert not has_message(await browser.get(to))
+
+
+@pytest.mark.parametrize(
+    ("back", "to"),
+    [
+        ("/ui/projects?", "/ui/projects"),
+        ("/ui/projects/", "/ui/projects"),
+        ("/ui/projects/./default/", "/ui/projects/default"),
+        ("/ui/projects/x/%2E%2e/default?", "/ui/projects/default"),
+        ("/ui/projects/../tasks?state=queued", "/ui/tasks?state=queued"),
+        ("/ui/projects/..", "/"),
+        ("/ui/projects/../..", "/"),
+        ("/ui/projects?find=../x", "/ui/projects?find=../x"),
+        ("/ui/projects/a%2Fb?find=a%2Fb#rows", "/ui/projects/a%2Fb?find=a%2Fb#rows"),
+    ],
+)
+async def test_an_action_leads_where_its_message_waits(back: str, to: str, tmp_path: Path) -> None:
+    """A browser resolves steps up, and some addresses lead on to others."""
+    async with serving(tmp_path, HELD) as (_, app):
+        browser = Browser(app)
+        assert await paused(browser, back=back) == to
+        assert has_message(await browser.get(to.partition("#")[0]))
+
+
+def cookies_with(headers: dict[str, str]) -> Cookies:
+    return Cookies(Request(scope_of("GET", "/", headers), None))
+
+
 def test_the_longest_message_in_any_script_is_one_that_a_browser_keeps() -> None:
     for text in ("plain ", "a;b=c, ", "\N{CJK UNIFIED IDEOGRAPH-4E2D}", "\N{GRINNING FACE}", "ä"):
-        _, header = said(text * 500, at="/", is_error=True, is_secure=True)
+        https = {"x_forwarded_proto": "https"}
+        ((_, header),) = cookies_with(https).say(text * 500, at="/", is_error=True)
         pair = header.decode().partition(";")[0]
         assert len(pair) < MAX_COOKIE_BYTES
-        name, _, value = pair.partition("=")
-        shown, is_error = said_of({name: value}, at="/")
+        shown, is_error = cookies_with({**https, "cookie": pair}).said(at="/")
         assert is_error
         assert (text * 500).startswith(shown)
         assert len(shown) >= 200

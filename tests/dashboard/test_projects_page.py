@@ -63,7 +63,9 @@ async def test_a_changed_weight_moves_the_shares_and_is_marked(tmp_path: Path) -
         browser = Browser(app)
         await browser.get("/ui/projects/search")
         page, said = await browser.act("/ui/projects/search/change", {"credit_weight": "8"})
-        assert said == "Done: project search was changed; its target share was 60 % and is 80 %."
+        assert said == (
+            "Done: project search was changed: Weight 8; its target share was 60 % and is 80 %."
+        )
         assert "Weight 8 changed" in text_of(page.body)
 
         async def has_moved() -> bool:
@@ -81,26 +83,36 @@ async def test_only_what_was_changed_is_overridden(tmp_path: Path) -> None:
         browser = Browser(app)
         await browser.get("/ui/projects/search")
         fields = {"credit_weight": "3", "max_concurrent_agents": "9", "budget_limit": "1,000"}
-        await browser.act("/ui/projects/search/change", fields)
+        _, said = await browser.act("/ui/projects/search/change", fields)
+        changes = "Cap on tasks in flight 9, Token budget 1,000"
+        assert said == f"Done: project search was changed: {changes}."
         project = (await answer_of(app, "GET", "/projects/search")).json
         assert sorted(project["overridden"]) == ["budgetLimit", "maxConcurrentAgents"]
         assert (project["maxConcurrentAgents"], project["budgetLimit"]) == (9, 1_000)
         _, said = await browser.act("/ui/projects/search/change", fields)
         assert said == "Done: project search is so already; nothing was changed."
-        await browser.act("/ui/projects/search/change", {**fields, "budget_limit": ""})
+        _, said = await browser.act("/ui/projects/search/change", {**fields, "budget_limit": ""})
+        assert said == "Done: project search was changed: Token budget none."
         assert (await answer_of(app, "GET", "/projects/search")).json["budgetLimit"] is None
 
 
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"credit_weight": "much"}, "credit_weight: must be a number"),
-        ({"credit_weight": "-1"}, "projects.search.credit_weight"),
-        ({"credit_weight": "nan"}, "projects.search.credit_weight"),
-        ({"credit_weight": "inf"}, "projects.search.credit_weight"),
-        ({"max_concurrent_agents": "1.5"}, "must be a whole number"),
-        ({"max_concurrent_agents": "9" * 40}, "must be a whole number"),
-        ({"status": "gone"}, "must be one of active, paused, draining, archived"),
+        ({"credit_weight": "much"}, "Weight: must be a number, such as 2 or 0.5."),
+        ({"credit_weight": "1_000"}, "Weight: must be a number, such as 2 or 0.5."),
+        ({"credit_weight": "\uff11\uff12"}, "Weight: must be a number, such as 2 or 0.5."),
+        ({"credit_weight": "1,5"}, "Weight: must be a number, such as 2 or 0.5."),
+        ({"credit_weight": "nan"}, "Weight: must be a number, such as 2 or 0.5."),
+        ({"credit_weight": "-1"}, "Weight: must not be negative."),
+        ({"credit_weight": "1e999"}, "Weight: must be "),
+        ({"credit_weight": "0.0000000001"}, "Weight: must be "),
+        ({"max_concurrent_agents": "1.5"}, "Cap on tasks in flight: must be a whole number"),
+        ({"max_concurrent_agents": "1,5"}, "Cap on tasks in flight: must be a whole number"),
+        ({"max_concurrent_agents": "0"}, "Cap on tasks in flight: must be "),
+        ({"max_concurrent_agents": "9" * 40}, "Cap on tasks in flight: has too many digits."),
+        ({"budget_limit": "-1"}, "Token budget: must not be negative."),
+        ({"status": "gone"}, "Status: must be one of active, paused, draining, archived"),
     ],
 )
 async def test_what_cannot_be_is_said_and_changes_nothing(
@@ -110,8 +122,7 @@ async def test_what_cannot_be_is_said_and_changes_nothing(
         browser = Browser(app)
         await browser.get("/ui/projects/search")
         _, said = await browser.act("/ui/projects/search/change", fields)
-        assert said.startswith("Not done:")
-        assert problem in said
+        assert said.startswith(f"Not done: {problem}")
         assert (await answer_of(app, "GET", "/projects/search")).json["overridden"] == []
 
 
@@ -140,7 +151,10 @@ async def test_the_capacity_of_an_agent_is_changed_and_reset(tmp_path: Path) -> 
     async with serving(tmp_path, PROJECTS) as (_, app):
         browser = Browser(app)
         await browser.get("/ui/projects")
-        await browser.act("/ui/agents/writer/change", {"capacity": "5"})
+        _, said = await browser.act("/ui/agents/writer/change", {"capacity": "1,5"})
+        assert said.startswith("Not done: Capacity: must be a whole number")
+        _, said = await browser.act("/ui/agents/writer/change", {"capacity": "5"})
+        assert said == "Done: agent writer was changed: Capacity 5."
         assert "0 of 5 changed" in await shown(app)
         await browser.act("/ui/agents/writer/reset")
         assert "0 of 2 0 yes" in await shown(app)

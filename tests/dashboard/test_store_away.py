@@ -9,6 +9,7 @@ import pytest
 
 from dashboard.browser import Browser, serving, submit, text_of, until
 from headgate.dashboard.dashboard import Dashboard
+from headgate.deliveries import DeliveryPage, DeliveryQuery
 from headgate.errors import StoreUnavailableError
 from headgate.store import Totals
 from headgate.web.app import App
@@ -142,6 +143,28 @@ async def test_a_store_that_neither_answers_nor_fails_does_not_hold_the_overview
     assert f"Queued {NOTHING} {UNKNOWN}" in text
 
 
+async def test_webhooks_that_come_too_late_are_told_as_unknown_and_not_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.dashboard.pages.overview.ANSWER_SECONDS", 0.2)
+    unknown = "Whether webhooks were given up is not known now"
+    async with serving(tmp_path) as (service, app):
+        assert unknown not in await overview(app)
+        assert service.webhooks is not None
+        never = asyncio.Event()
+
+        async def find(_: DeliveryQuery) -> DeliveryPage:
+            await never.wait()
+            return DeliveryPage(deliveries=())
+
+        monkeypatch.setattr(service.webhooks.deliveries, "find", find)
+        text = await overview(app)
+        assert unknown in text
+        assert "has a problem" not in text
+        await service.engine.store.close()
+        assert unknown not in await overview(app), "that the store is away says it"
+
+
 async def test_a_fault_is_no_outage(client: Client) -> None:
     client.engine.failure = RuntimeError("a mistake of ours")
     assert (await Browser(client.app).get("/")).status == 500
@@ -178,6 +201,41 @@ async def test_with_only_the_ledger_away_it_is_the_ledger_that_is_named(
             return (await browser.get("/ui/budgets")).status == 200
 
         await until(is_back, seconds=20.0)
+
+
+async def test_an_action_that_the_store_did_not_confirm_is_not_said_to_be_tried_again(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, SETTINGS.format(folder=tmp_path)) as (service, app):
+        browser = Browser(app)
+        task = await submit(app, projectId="search")
+        page = f"/ui/tasks/{task}"
+        await browser.get(page)
+        await service.engine.store.close()
+        sent_from = f"http://127.0.0.1:7420{page}?a=b"
+        answer = await browser.post(f"{page}/cancel", referer=sent_from)
+        text = text_of(answer.body)
+        assert answer.status == 503
+        assert "tries again by itself" not in text
+        assert "It was not confirmed that anything was done. Look at how things stand" in text
+        assert f'href="{page}?a=b">Back to the page of the form</a>' in answer.body.decode()
+        looked = await browser.get(page)
+        assert "The service tries again by itself" in text_of(looked.body)
+        assert "Back to the page" not in text_of(looked.body)
+
+
+@pytest.mark.parametrize(
+    "sent_from", ["", "http://127.0.0.1:7420/", "http://[::1", "//elsewhere", "javascript:alert(1)"]
+)
+async def test_a_form_that_came_from_nowhere_is_answered_with_the_way_to_the_overview(
+    client: Client, sent_from: str
+) -> None:
+    browser = Browser(client.app)
+    await browser.get("/")
+    answer = await browser.post("/ui/tasks/tsk_1/cancel", referer=sent_from)
+    assert answer.status == 503
+    assert "Back to the page" not in text_of(answer.body)
+    assert 'href="/">Go to the overview</a>' in answer.body.decode()
 
 
 async def test_a_store_that_keeps_the_books_itself_is_named_on_the_page_of_budgets(

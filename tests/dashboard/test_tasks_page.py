@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -115,12 +116,16 @@ def test_each_filter_can_be_taken_away_by_itself() -> None:
     ("query", "said"),
     [
         ("?state=nothing", "is not a list of"),
-        ("?since=yesterday", "is a time with a zone"),
-        ("?label=%3D7", "is written as key=value"),
-        ("?text=%00", "printable characters"),
+        ("?state=nothing", "State: 'nothing' is not a list of"),
+        ("?since=yesterday", "Submitted since (UTC): is written as 2026-01-31T12:00"),
+        ("?until=2026-02-30T12:00", "Submitted before (UTC): is written as 2026-01-31T12:00"),
+        ("?scope=my+team", "Budget: 'my team' is not a part"),
+        ("?label=%3D7", "Label: is written as key=value"),
+        ("?text=%00", "Text: must be 1 to 200 printable characters"),
+        ("?project=%07", "Project: must be printable"),
         ("?before=%2F", "must be the id of a task"),
         ("?before=xx", "must be the id of a task"),
-        ("?agent=" + "a" * 200, "at most 128"),
+        ("?agent=" + "a" * 200, "Agent: has 200 characters, at most 128"),
     ],
 )
 async def test_a_filter_that_cannot_be_read_is_told_beside_the_form(
@@ -128,9 +133,29 @@ async def test_a_filter_that_cannot_be_read_is_told_beside_the_form(
 ) -> None:
     async with serving(tmp_path) as (_, app):
         page = await Browser(app).get(f"/ui/tasks{query}")
+    text = text_of(page.body)
     assert page.status == 400
-    assert said in text_of(page.body)
+    assert said in text
+    assert "Correct the filter above" in text
     assert b'action="/ui/tasks"' in page.body
+
+
+@pytest.mark.parametrize(
+    "since",
+    [
+        "9999-12-31T23:59:59-14:00",
+        "0001-01-01T00:00:00+14:00",
+        "2016-12-31T23:59:60Z",
+        "2026-01-31T12:00",
+    ],
+)
+@pytest.mark.parametrize("path", ["/ui/tasks", "/ui/tasks/cancel"])
+async def test_a_time_at_the_edge_is_looked_for_or_refused(
+    path: str, since: str, tmp_path: Path
+) -> None:
+    async with serving(tmp_path) as (_, app):
+        page = await Browser(app).get(f"{path}?since={quote(since)}")
+    assert page.status in (200, 400)
 
 
 async def test_pages_lead_to_older_tasks_and_back(

@@ -15,6 +15,7 @@ from dashboard.browser import Browser, serving, submit, text_of, until
 from dashboard.test_login import LOCKED, token_of
 from headgate.bodies.webhooks import DeliveryBody
 from headgate.dashboard.pages.webhooks import PAGE_ROWS, answer_words
+from headgate.dashboard.shown.plain_words import unheard_words
 from headgate.deliveries import Alert, TryOutcome
 from headgate.web.app import App
 from headgate.web.handlers.webhooks import one_webhook
@@ -168,7 +169,56 @@ async def test_an_address_that_may_not_be_reached_is_refused_on_the_page(
         browser = Browser(app)
         await browser.get("/ui/webhooks")
         _, said = await browser.act("/ui/webhooks/ping", {"url": url})
-    assert said.startswith("Not done: field 'url'")
+    assert said.startswith("Not done: Address: ")
+
+
+async def test_a_receiver_that_is_not_reached_is_told_of_in_words_of_ours(tmp_path: Path) -> None:
+    async with serving(tmp_path, ALLOWED) as (_, app):
+        browser = Browser(app)
+        await browser.get("/ui/webhooks")
+        for url, cause in (
+            ("http://no-such-host.invalid/hook", "its name is not known"),
+            (NOWHERE, "nothing takes connections there"),
+        ):
+            _, said = await browser.act("/ui/webhooks/ping", {"url": url})
+            assert said == f"Not done: the receiver cannot be reached: {cause}."
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            "answered 500: oops: [Errno 2]",
+            "did not take the message: answered 500: oops: [Errno 2]",
+        ),
+        ("no answer within 10 seconds", "did not take the message: no answer within 10 seconds"),
+        (
+            "cannot be reached: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed",
+            "cannot be reached: its certificate is not trusted",
+        ),
+        (
+            "cannot be reached: [SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)",
+            "cannot be reached: it does not speak TLS there",
+        ),
+        (
+            "cannot be reached: [Errno -3] Temporary failure in name resolution",
+            "cannot be reached: no name server answers",
+        ),
+        (
+            "cannot be reached: ReadError",
+            "cannot be reached; headgate webhooks ping says more",
+        ),
+        (
+            "did not answer in HTTP: illegal status line",
+            "did not answer in HTTP; headgate webhooks ping says more",
+        ),
+        (None, "did not take the message, and no reason is known"),
+    ],
+)
+def test_what_a_receiver_said_is_told_as_it_is_and_what_a_library_says_is_not(
+    error: str | None, words: str
+) -> None:
+    assert unheard_words(error) == words
 
 
 async def test_of_secrets_only_the_ages_are_shown(tmp_path: Path) -> None:

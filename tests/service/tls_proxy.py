@@ -18,8 +18,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-NAME = "gate.localhost"
-"""A name that browsers know to be this machine, and that a service does not know to be its own."""
+NAME = "gate.test"
+"""A name that no service knows to be its own.
+
+Browsers have to be told that it is this machine. One below `localhost` they would know by
+themselves, and trust as if it came over HTTPS whichever way it does.
+"""
 
 END_OF_HEAD = b"\r\n\r\n"
 PIECE_BYTES = 64 * 1024

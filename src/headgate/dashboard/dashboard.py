@@ -9,27 +9,26 @@ what happened and what to do.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import Awaitable, Iterable
 from functools import partial
+from posixpath import normpath
 from typing import TypeVar
+from urllib.parse import urlsplit
 
-from headgate.dashboard.cookies import (
-    CSRF,
-    cookie,
-    cookies_of,
-    csrf_of,
-    dropped,
-    said,
-    said_name,
-    said_of,
-    theme_of,
-)
+from headgate.dashboard.cookies import CSRF, THEME, Cookies
 from headgate.dashboard.headers import PERMANENT_REDIRECT, compressed, page_answer, redirect
 from headgate.dashboard.live import Live
 from headgate.dashboard.page import Done, Page, PageRoute, View, answer_route
-from headgate.dashboard.page_entrance import known_visitor, let_in, needs_login, read_form
-from headgate.dashboard.pages.errors import error_page, is_of_ledger
+from headgate.dashboard.page_entrance import (
+    Visitor,
+    known_visitor,
+    let_in,
+    needs_login,
+    read_form,
+)
+from headgate.dashboard.pages.errors import error_page, is_of_ledger, page_of_form
 from headgate.dashboard.pages.login import (
     LOGIN,
     Tries,
@@ -63,6 +62,7 @@ PAGE_SECONDS = 5.0
 
 Result = TypeVar("Result")
 
+_DOT = re.compile("%2e", re.IGNORECASE)
 _NO_ANSWER = "the store has not answered in time"
 _READ_ONLY = "the dashboard of this service is read-only; use the command line or the API"
 
@@ -98,11 +98,21 @@ class Dashboard:
         if status == NOT_FOUND and _has_slash_at_end(request):
             path, query = request.raw_path().rstrip("/"), request.query_string()
             return redirect(f"{path}?{query}" if query else path, status=PERMANENT_REDIRECT)
-        own = await known_visitor(self._api, request, may_ask=status < SERVER_FAULT)
-        view = self._view(own or request, is_let_in=own is not None)
+        visitor = await self._visitor(request, may_ask=status < SERVER_FAULT)
+        view = self._view(
+            visitor.request, is_let_in=visitor.is_let_in, is_unchecked=visitor.is_unchecked
+        )
         of_ledger = is_of_ledger(refusal, request.path, self._api.engine.health().parts)
-        page = error_page(refusal, request.request_id.decode("ascii"), names_ledger=of_ledger)
+        request_id, form_page = request.request_id.decode("ascii"), page_of_form(request)
+        page = error_page(refusal, request_id, names_ledger=of_ledger, sent_from=form_page)
         return self._drawn(view, page, refusal_answer(refusal, request.request_id).headers)
+
+    async def _visitor(self, request: Request, *, may_ask: bool) -> Visitor:
+        try:
+            return await _in_time(known_visitor(self._api, request, may_ask=may_ask))
+        except Refusal:
+            # What was refused first has its own page, whoever it is that cannot be asked about.
+            return Visitor(request, is_unchecked=True)
 
     @property
     def _has_login(self) -> bool:
@@ -165,49 +175,53 @@ class Dashboard:
         return self._drawn(view, done) if isinstance(done, Page) else self._done(view, done)
 
     def _done(self, view: View, done: Done) -> Answer:
+        to = _settled(done.to)
         headers: Headers = ()
         if done.said:
-            is_safe = view.request.is_secure
-            headers = (said(done.said, at=done.to, is_error=done.is_error, is_secure=is_safe),)
-        return redirect(done.to, headers, is_fragment=_is_fragment(view.request))
+            headers = Cookies(view.request).say(done.said, at=to, is_error=done.is_error)
+        return redirect(to, headers, is_fragment=_is_fragment(view.request))
 
-    def _view(self, request: Request, *, is_let_in: bool) -> View:
+    def _view(self, request: Request, *, is_let_in: bool, is_unchecked: bool = False) -> View:
+        cookies = Cookies(request)
         return View(
             api=self._api,
             request=request,
             caller=request.caller,
             mode=self._mode,
             now=self._api.engine.now(),
-            theme=theme_of(cookies_of(request)),
+            theme=cookies.theme,
+            theme_cookie=cookies.sent_name(THEME),
             is_let_in=is_let_in,
+            is_unchecked=is_unchecked,
             needs_login=self._has_login,
         )
 
     def _drawn(self, view: View, page: Page, further: Headers = ()) -> Answer:
         """Answer with a whole page, which shows once what an action said that led to it."""
-        flash = said_of(cookies_of(view.request), at=view.url)
+        cookies = Cookies(view.request)
+        flash = cookies.said(at=view.url)
         text = self._rendering.page(view, page, flash=flash)
         text, headers = self._with_secret(text, view)
         if flash[0]:
-            headers += (dropped(said_name(view.url)),)
+            headers += (cookies.drop_said(at=view.url),)
         return compressed(page_answer(page.status, text, (*headers, *further)), view.request)
 
     def _with_secret(self, text: str, view: View) -> tuple[str, Headers]:
         """Put the visitor's own secret where it belongs; one that is new is to be kept."""
-        known = csrf_of(cookies_of(view.request))
-        secret = known or secrets.token_hex(16)
-        headers = () if known else (cookie(CSRF, secret, is_secure=view.request.is_secure),)
+        cookies = Cookies(view.request)
+        secret = cookies.csrf or secrets.token_hex(16)
+        headers = () if cookies.csrf else (cookies.keep(CSRF, secret),)
         text = text.replace(ONCE_MARK, secrets.token_hex(8))
         return text.replace(CSRF_MARK, secret), headers
 
     async def _show_login(self, api: Api, request: Request, name: str) -> Answer:
         view = self._view(await let_in(api, request, None), is_let_in=False)
-        return self._drawn_or(view, await show_login(view, name))
+        return self._drawn_or(view, await _in_time(show_login(view, name)))
 
     async def _log_in(self, api: Api, request: Request, _: str) -> Answer:
         view = self._view(await let_in(api, request, None), is_let_in=False)
         form = await read_form(view.request)
-        return self._drawn_or(view, await log_in(view, form, self._tries))
+        return self._drawn_or(view, await _in_time(log_in(view, form, self._tries)))
 
     async def _log_out(self, api: Api, request: Request, _: str) -> Answer:
         view = self._view(await let_in(api, request, None), is_let_in=False)
@@ -215,8 +229,8 @@ class Dashboard:
         return await log_out(view)
 
     async def _choose_theme(self, api: Api, request: Request, _: str) -> Answer:
-        form = await read_form(await let_in(api, request, None))
-        return await choose_theme(form)
+        view = self._view(await let_in(api, request, None), is_let_in=False)
+        return await choose_theme(view, await read_form(view.request))
 
     def _drawn_or(self, view: View, page: Page | Answer) -> Answer:
         return self._drawn(view, page) if isinstance(page, Page) else page
@@ -247,6 +261,16 @@ async def _in_time(work: Awaitable[Result]) -> Result:
         if not patience.expired():
             raise
         raise Refusal("unavailable", _NO_ANSWER) from None
+
+
+def _settled(to: str) -> str:
+    """Return an address as the browser has it in the end: there a message waits for its page.
+
+    Our own pages lead to no other; a form can be sent with any.
+    """
+    parts = urlsplit(to)
+    path = normpath(_DOT.sub(".", parts.path))
+    return parts._replace(path=ROOT if path == FOLDER else path).geturl()
 
 
 def drawing_key(route: PageRoute, view: View) -> tuple[object, ...]:

@@ -6,14 +6,17 @@ What a person can correct is said on the page that it came from; anything else i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from headgate.bodies.admin import PatchBody
+from headgate.core.money import to_written_limit_micro_usd
 from headgate.dashboard.page import Done, Form
+from headgate.dashboard.shown.field_labels import told
 from headgate.errors import CallerError, InvalidFieldError
 from headgate.web.refusals import Refusal
 
@@ -21,18 +24,29 @@ Patch = TypeVar("Patch", bound=PatchBody)
 Choice = TypeVar("Choice", bound=str)
 
 _LEAST_SERVER_STATUS = 500
+_WHOLE = r"(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+)"
+"""Digits, or thousands that are set apart; a comma elsewhere may be meant as a point."""
+
+_WHOLE_NUMBER = re.compile(_WHOLE)
+_NUMBER = re.compile(rf"(?:{_WHOLE}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{{1,3}})?")
+_NO_LABELS: Mapping[str, str] = {}
 
 
-async def changed_or_said(to: str, change: Callable[[], Awaitable[str]]) -> Done:
+async def changed_or_said(
+    to: str, change: Callable[[], Awaitable[str]], labels: Mapping[str, str] = _NO_LABELS
+) -> Done:
     """Do something, and go on to a page that tells what was done, or what was wrong with it."""
     try:
         return Done(to=to, said=f"{await change()}.")
+    except InvalidFieldError as error:
+        problem = told(error, labels)
     except CallerError as error:
-        return Done(to=to, said=f"{error}.", is_error=True)
+        problem = str(error)
     except Refusal as refusal:
         if refusal.kind.status >= _LEAST_SERVER_STATUS:
             raise
-        return Done(to=to, said=f"{refusal.body.error}.", is_error=True)
+        problem = told(refusal, labels)
+    return Done(to=to, said=f"{problem}.", is_error=True)
 
 
 def text_of(form: Form, name: str) -> str | UnsetType | None:
@@ -43,25 +57,41 @@ def text_of(form: Form, name: str) -> str | UnsetType | None:
 
 
 def integer_of(form: Form, name: str) -> int | UnsetType | None:
-    """Return a whole number, also one that was written with commas."""
-    text = text_of(form, name)
-    if text is None or text is UNSET:
-        return text
-    digits = text.replace(",", "").replace(" ", "")
-    if not digits.isascii() or not digits.isdigit() or len(digits) > len(str(2**63)):
-        raise InvalidFieldError(name, "must be a whole number")
+    """Return a whole number, also one whose thousands are set apart."""
+    digits = _written(form, name, _WHOLE_NUMBER, "a whole number, such as 1500 or 1,500")
+    if not isinstance(digits, str):
+        return digits
+    if len(digits) > len(str(2**63)):
+        raise InvalidFieldError(name, "has too many digits")
     return int(digits)
 
 
 def float_of(form: Form, name: str) -> float | UnsetType | None:
     """Return a number."""
+    text = _written(form, name, _NUMBER, "a number, such as 2 or 0.5")
+    return float(text) if isinstance(text, str) else text
+
+
+def dollars_of(form: Form, name: str) -> str | UnsetType | None:
+    """Return a limit in dollars, as it was written but for what sets its thousands apart."""
+    text = _written(form, name, _NUMBER, "an amount, such as 12.50, without $")
+    if isinstance(text, str):
+        to_written_limit_micro_usd(text, field=name)
+    return text
+
+
+def _written(
+    form: Form, name: str, pattern: re.Pattern[str], wanted: str
+) -> str | UnsetType | None:
+    """Return the plain digits of a number that is not negative."""
     text = text_of(form, name)
-    if text is None or text is UNSET:
+    if not isinstance(text, str):
         return text
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidFieldError(name, "must be a number") from None
+    if pattern.fullmatch(text.removeprefix("-")) is None:
+        raise InvalidFieldError(name, f"must be {wanted}")
+    if text.startswith("-"):
+        raise InvalidFieldError(name, "must not be negative")
+    return text.replace(",", "").replace(" ", "")
 
 
 def one_of(form: Form, name: str, choices: Sequence[Choice]) -> Choice | UnsetType:

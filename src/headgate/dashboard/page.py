@@ -42,6 +42,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """The service as one visitor sees it at one moment.
 
     `is_let_in` is off on the pages that are shown to anybody: the login, and some errors.
+    `is_unchecked` says of such a visitor that a token came along, and could not be looked up.
     """
 
     api: Api
@@ -50,7 +51,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     mode: DashboardMode
     now: float
     theme: str = ""
+    theme_cookie: str = ""
     is_let_in: bool = True
+    is_unchecked: bool = False
     needs_login: bool = False
 
     def can(self, permission: Permission) -> bool:
@@ -60,6 +63,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     def may(self, permission: Permission) -> bool:
         """Tell whether the visitor may look at what needs this permission."""
         return self.is_let_in and self.caller.may(permission)
+
+    @property
+    def offers_login(self) -> bool:
+        """Whether logging in may help; it does not help whose token may be a good one."""
+        return self.needs_login and not self.is_let_in and not self.is_unchecked
 
     @property
     def path(self) -> str:

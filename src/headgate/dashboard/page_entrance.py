@@ -9,14 +9,15 @@ a cookie, and if the browser says of itself that the form was a page of this ser
 from __future__ import annotations
 
 import hmac
+from typing import NamedTuple
 from urllib.parse import parse_qs
 
-from headgate.dashboard.cookies import TOKEN, cookies_of, csrf_of
+from headgate.dashboard.cookies import TOKEN, Cookies
 from headgate.dashboard.page import Form
 from headgate.errors import StoreError
 from headgate.web.api import Api
 from headgate.web.callers import Permission
-from headgate.web.http.requests import Request, too_large
+from headgate.web.http.requests import Request
 from headgate.web.refusals import Refusal
 
 CSRF_FIELD = "csrf"
@@ -27,6 +28,7 @@ MAX_NEXT_LENGTH = 2_000
 
 _OWN_PAGES = (b"", b"same-origin", b"none")
 _FORM_TYPE = b"application/x-www-form-urlencoded"
+_TOO_LARGE = f"the form has more than {MAX_FORM_BYTES // 1024} KiB; shorten what you entered"
 _STALE_FORM = "the form is too old, or cookies are blocked; load the page again and send it anew"
 
 
@@ -47,19 +49,32 @@ async def let_in(api: Api, request: Request, needs: Permission | None) -> Reques
     return own
 
 
-async def known_visitor(api: Api, request: Request, *, may_ask: bool) -> Request | None:
-    """Return a refused request as its sender; None if that is not known, or cannot be asked now."""
+class Visitor(NamedTuple):
+    """Who sent a request that was refused, as far as that is known.
+
+    Whoever `is_unchecked` has a token that nobody could be asked about, and it may be a good one.
+    """
+
+    request: Request
+    is_let_in: bool = False
+    is_unchecked: bool = False
+
+
+async def known_visitor(api: Api, request: Request, *, may_ask: bool) -> Visitor:
+    """Return who sent a refused request; the store is asked only if it may be."""
     own = request.with_authorization(_authorization(api, request))
     try:
         caller = api.entrance.let_in(own, "read")
         if caller is None and may_ask:
             caller = await api.entrance.look_up(own, "read")
-    except (Refusal, StoreError):
-        return None
+    except Refusal:
+        return Visitor(request)
+    except StoreError:
+        caller = None
     if caller is None:
-        return None
+        return Visitor(request, is_unchecked=True)
     own.caller = caller
-    return own
+    return Visitor(own, is_let_in=True)
 
 
 async def token_problem(api: Api, request: Request, token: str) -> str:
@@ -82,7 +97,7 @@ def needs_login(api: Api) -> bool:
 def _authorization(api: Api, request: Request) -> bytes:
     # Cookies go to every port of a host. Where no token is asked for, one that was kept for
     # another service of this machine must not lock anybody out.
-    token = cookies_of(request).get(TOKEN, "") if needs_login(api) else ""
+    token = Cookies(request).get(TOKEN) if needs_login(api) else ""
     return f"Bearer {token}".encode("ascii") if token and _is_header_text(token) else b""
 
 
@@ -98,7 +113,7 @@ async def read_form(request: Request) -> Form:
         raise Refusal("unsupported_media_type", "send a form")
     body = await request.json_body()
     if len(body) > MAX_FORM_BYTES:
-        raise too_large()
+        raise Refusal("body_too_large", _TOO_LARGE)
     try:
         fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS)
     except ValueError:
@@ -109,7 +124,7 @@ async def read_form(request: Request) -> Form:
 
 
 def _check_secret(request: Request, form: Form) -> None:
-    kept = csrf_of(cookies_of(request))
+    kept = Cookies(request).csrf
     sent = request.header(CSRF_HEADER).decode("latin-1") or form.get(CSRF_FIELD)
     if not kept or not hmac.compare_digest(kept.encode(), sent.encode()):
         raise Refusal("forbidden", _STALE_FORM, details={"field": CSRF_FIELD})

@@ -86,7 +86,7 @@ CODES: dict[str, Kind] = {
     "slot_unavailable": Kind(409, "the slot sends nothing now; `details` has the reason"),
     "stale_lease": Kind(409, "the attempt is not this worker's any more; drop it"),
     "stale_worker": Kind(410, "the worker is not known any more; drop everything, claim anew"),
-    "body_too_large": Kind(413, "the body has more than 1 MiB"),
+    "body_too_large": Kind(413, "the body is too large"),
     "uri_too_long": Kind(414, "the address has more than 8 KiB"),
     "unsupported_media_type": Kind(415, "the body is not JSON, by its own headers"),
     "expectation_failed": Kind(417, "`Expect` asks for something else than 100-continue"),

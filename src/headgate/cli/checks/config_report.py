@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from importlib.resources import files
 from pathlib import Path
 
 import msgspec
@@ -32,7 +33,7 @@ from headgate.settings.shown import (
 from headgate.settings.slot_keys import read_key
 from headgate.settings.sources import merge
 
-EXAMPLE = Path(__file__).parent.parent / "settings" / "example.toml"
+EXAMPLE = files("headgate.settings").joinpath("example.toml")
 ROOT_NAME = "root"
 
 

@@ -7,17 +7,21 @@ beside the file, and only by whoever administers.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
+from msgspec import UnsetType
 
 from headgate.bodies.admin import BudgetPatchBody, ProjectPatchBody
 from headgate.core.budgets.accounts import JournalEntry
 from headgate.core.budgets.scopes import ROOT, Scope, parent, parse_scope, scope_words
-from headgate.core.money import plain_usd, to_written_limit_micro_usd
+from headgate.core.budgets.windows import window_words
+from headgate.core.money import plain_usd, read_usd
+from headgate.core.texts.figures import exact_usd
 from headgate.core.texts.name_search import named_like
-from headgate.dashboard.form_fields import changed_or_said, integer_of, text_of
+from headgate.dashboard.form_fields import changed_or_said, dollars_of, integer_of
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
 from headgate.dashboard.shown.budget_rows import (
     exhausted_of,
@@ -26,10 +30,11 @@ from headgate.dashboard.shown.budget_rows import (
     rows_of,
 )
 from headgate.dashboard.shown.budget_words import bars_of
+from headgate.dashboard.shown.field_labels import BUDGET_FIELDS
 from headgate.dashboard.shown.named_lists import looked_for, part_of
 from headgate.dashboard.shown.plain_words import BOOKINGS, said
 from headgate.dashboard.shown.reachable import BUDGETS, scope_href
-from headgate.errors import InvalidFieldError
+from headgate.errors import CallerError, InvalidScopeError
 from headgate.scope_status import ScopeStatus
 from headgate.settings import Settings
 from headgate.settings.budgets import ROOT_NAME
@@ -46,11 +51,12 @@ from headgate.web.handlers.budget_figures import (
 
 JOURNAL_ROWS = 50
 MAX_EXHAUSTED = 10
+MAX_TYPED = 200
+NEW = "new"
+"""Where the address has a scope that was typed and is none; `scope` would be looked for."""
 WINDOWS = ("none", "day", "week", "month", "rolling:5h", "rolling:24h", "rolling:168h")
 
-_IN_TOKENS = (
-    "the project has a budget_limit, which is in tokens; remove that limit, then set one in dollars"
-)
+_IN_TOKENS = "the limit of the project is in tokens; remove that limit, then set one in dollars"
 _TASK_RESERVATION = re.compile(r"([A-Za-z0-9_-]{1,64}):([0-9]{1,9}):[0-9]{1,18}")
 
 
@@ -94,6 +100,8 @@ async def show(view: View, _: str) -> Page:
         "overridden": _overridden(view),
         "limit": _limit_form(view, figures.status),
         "windows": WINDOWS,
+        "labels": BUDGET_FIELDS,
+        "typed": _typed(query),
         "journal": await _journal(view, figures.status.scope) if is_one else None,
         **_names(),
     }
@@ -103,28 +111,27 @@ async def show(view: View, _: str) -> Page:
 
 async def set_limit(view: View, _: str, form: Form) -> Done:
     """Set what a scope may use; an amount that is left empty is no limit in that unit."""
-    to = _back(form)
 
     async def change() -> str:
         scope = _scope(form)
-        usd, tokens = text_of(form, "limit_usd"), integer_of(form, "limit_tokens")
-        if not usd and tokens is None:
-            raise InvalidFieldError("limit_usd", "give dollars, tokens or both")
-        if isinstance(usd, str):
-            to_written_limit_micro_usd(usd)
+        usd, tokens = dollars_of(form, "limit_usd"), integer_of(form, "limit_tokens")
+        if not isinstance(usd, str) and not isinstance(tokens, int):
+            raise CallerError("give dollars, tokens or both")
         if limit_key(administration_of(view.api).settings, scope) == "project":
             if usd:
-                raise InvalidFieldError("limit_usd", _IN_TOKENS)
+                raise CallerError(_IN_TOKENS)
             project = ProjectPatchBody(budget_limit=tokens)
             await patch(view.api, view.request, "projects", _project_of(scope), project)
+            amounts = _amounts(None, tokens)
         else:
             window = form.get("window") or "none"
             body = BudgetPatchBody(limit_usd=usd, limit_tokens=tokens, window=window)
             await patch(view.api, view.request, "budgets", scope or ROOT_NAME, body)
+            amounts = f"{_amounts(usd, tokens)}, {window_words(window)}"
         name = scope_words(scope)
-        return f"the budget of {name} is set; tasks that waited for it are asked again"
+        return f"the budget of {name} is set to {amounts}; tasks that waited for it are asked again"
 
-    return await changed_or_said(to, change)
+    return await changed_or_said(_back(form), change, BUDGET_FIELDS)
 
 
 async def remove_limit(view: View, _: str, form: Form) -> Done:
@@ -140,7 +147,7 @@ async def remove_limit(view: View, _: str, form: Form) -> Done:
             await patch(view.api, view.request, "budgets", scope or ROOT_NAME, body)
         return f"{scope_words(scope)} has no limit of its own any more"
 
-    return await changed_or_said(_back(form), change)
+    return await changed_or_said(_back(form), change, BUDGET_FIELDS)
 
 
 async def reset_limit(view: View, _: str, form: Form) -> Done:
@@ -152,7 +159,7 @@ async def reset_limit(view: View, _: str, form: Form) -> Done:
         await patch(view.api, view.request, "budgets", scope or ROOT_NAME, body)
         return f"the budget of {scope_words(scope)} is as the file says again"
 
-    return await changed_or_said(_back(form), change)
+    return await changed_or_said(_back(form), change, BUDGET_FIELDS)
 
 
 def limit_key(settings: Settings, scope: Scope) -> str:
@@ -242,8 +249,16 @@ def _has_limit(status: ScopeStatus) -> bool:
     return status.limit_micro_usd is not None or status.limit_tokens is not None
 
 
+def _amounts(usd: str | UnsetType | None, tokens: int | UnsetType | None) -> str:
+    money = exact_usd(read_usd(usd)) if isinstance(usd, str) else ""
+    count = f"{tokens:,} tokens" if isinstance(tokens, int) else ""
+    return " and ".join(one for one in (money, count) if one)
+
+
 def _scope(form: Form) -> Scope:
     text = form.get("scope")
+    if not text:
+        raise InvalidScopeError("scope", "is missing; root is everything together")
     return ROOT if text == ROOT_NAME else parse_scope(text)
 
 
@@ -253,9 +268,23 @@ def _project_of(scope: str) -> str:
 
 
 def _back(form: Form) -> str:
-    """Return the page that a form came from, or that of its scope."""
+    """Return the page that a form came from, or that of its scope; without one, what was typed."""
     to = form.get("back")
-    return to if to == BUDGETS or to.startswith(f"{BUDGETS}?") else scope_href(form.get("scope"))
+    if to == BUDGETS or to.startswith(f"{BUDGETS}?"):
+        return to
+    try:
+        return scope_href(_scope(form))
+    except InvalidScopeError:
+        typed = {name: form.get(name)[:MAX_TYPED] for name in BUDGET_FIELDS}
+        return f"{BUDGETS}?{urlencode({NEW: typed.pop('scope'), **typed})}"
+
+
+def _typed(query: Mapping[str, str]) -> dict[str, str] | None:
+    """Return what the form of a new budget is filled with again; None if nothing was sent."""
+    if NEW not in query:
+        return None
+    amounts = {name: query.get(name, "")[:MAX_TYPED] for name in BUDGET_FIELDS}
+    return {**amounts, "scope": query[NEW][:MAX_TYPED], "key": "budgets"}
 
 
 ROUTES: tuple[PageRoute, ...] = (

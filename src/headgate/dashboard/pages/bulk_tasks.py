@@ -18,8 +18,15 @@ import msgspec
 from headgate.bodies.admin import TaskFilterBody
 from headgate.core.tasks.task import TaskStatus
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
-from headgate.dashboard.shown.task_filters import STATE_LABEL, TASKS, filters_of, read_filters
-from headgate.errors import InvalidTaskError
+from headgate.dashboard.shown.field_labels import told
+from headgate.dashboard.shown.task_filters import (
+    FIELD_LABELS,
+    STATE_LABEL,
+    TASKS,
+    filters_of,
+    read_filters,
+)
+from headgate.errors import InvalidFieldError
 from headgate.stores.looking.selecting import BulkFilter
 from headgate.task_ids import seconds_of
 from headgate.tokens import Permission
@@ -130,8 +137,8 @@ async def act(work: Work, view: View, _: str, form: Form) -> Done:
             said = f"More tasks match than the {shown.number:,} that were shown"
             return Done(to=filters.url(work.path), said=f"{said}.", is_error=True)
         done, skipped, remaining = await _worked(work, view, body)
-    except (Refusal, InvalidTaskError) as error:
-        return Done(to=filters.url(), said=f"{error}.", is_error=True)
+    except (Refusal, InvalidFieldError) as error:
+        return Done(to=filters.url(), said=f"{told(error, FIELD_LABELS)}.", is_error=True)
     said = f"{work.done}: {_tasks(done)}."
     if skipped:
         said += f" {_tasks(skipped)} had changed, or could not be taken."

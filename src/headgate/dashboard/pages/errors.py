@@ -1,18 +1,25 @@
 """Refusals as pages: what happened, what to do, and the id under which the log has it.
 
-Rule: a page names the part that is away. Of budgets that may be a ledger outside the store.
+Rule: a page names the part that is away. Of budgets that may be a ledger outside the store. What
+is tried again by itself is a look; an action that failed is left to whoever asked for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from headgate.dashboard.page import Page
+from headgate.dashboard.page_entrance import local_path
 from headgate.dashboard.shown.formats import capital
 from headgate.dashboard.shown.reachable import BUDGETS
 from headgate.runtime.health import OK
 from headgate.web.http.plain_pages import ORIGIN_ADVICE
+from headgate.web.http.requests import Request
 from headgate.web.refusals import Refusal
+
+OVERVIEW = "/"
+SERVER_FAULT = 500
 
 _ADVICE = {
     400: "Check the address or what you entered, then try again.",
@@ -26,6 +33,11 @@ _ADVICE = {
     503: "The service tries again by itself. Wait a few seconds, then load the page again;"
     " headgate doctor says more.",
 }
+_ACTION_ADVICE = {503: "The command headgate doctor says what is in the way."}
+_NOT_CONFIRMED = (
+    "It was not confirmed that anything was done. Look at how things stand, then send the form"
+    " again."
+)
 _DEFAULT_ADVICE = "Go back and try again."
 _CSRF_ADVICE = "Load the page that has the form again, allow cookies for this host, and send it."
 _LEDGER_AWAY = "The budget ledger cannot be asked now"
@@ -42,21 +54,47 @@ def is_of_ledger(refusal: Refusal, path: str, parts: Mapping[str, str]) -> bool:
     return is_away and path.startswith(BUDGETS)
 
 
-def error_page(refusal: Refusal, request_id: str, *, names_ledger: bool = False) -> Page:
-    """Return the page of a refusal."""
+def page_of_form(request: Request) -> str | None:
+    """Return the page that a form was sent from, the overview where nobody knows; None without."""
+    if request.method != "POST":
+        return None
+    try:
+        page = urlsplit(request.header(b"referer").decode("latin-1"))
+    except ValueError:
+        return OVERVIEW
+    return local_path(page._replace(scheme="", netloc="", fragment="").geturl())
+
+
+def error_page(
+    refusal: Refusal,
+    request_id: str,
+    *,
+    names_ledger: bool = False,
+    sent_from: str | None = None,
+) -> Page:
+    """Return the page of a refusal; `sent_from` is the page whose form was refused, if any."""
     body, status = refusal.body, refusal.kind.status
     title, problem = capital(body.title), capital(body.error)
-    advice = _ADVICE.get(status, _DEFAULT_ADVICE)
-    if body.details.get("field") == "csrf":
-        advice = _CSRF_ADVICE
-    if body.code == "forbidden_origin":
-        advice = ORIGIN_ADVICE
+    advice = _advice(refusal)
     if names_ledger:
         title, problem, advice = _LEDGER_AWAY, _LEDGER_AWAY, _LEDGER_ADVICE
+    is_unconfirmed = sent_from is not None and status >= SERVER_FAULT
+    if is_unconfirmed:
+        further = advice if names_ledger else _ACTION_ADVICE.get(status, advice)
+        advice = f"{_NOT_CONFIRMED} {further}"
     context = {
         "problem": f"{problem}.",
         "advice": advice,
         "code": body.code,
         "request_id": request_id,
+        "sent_from": sent_from if is_unconfirmed and sent_from != OVERVIEW else "",
     }
     return Page(template="error.html", title=title, context=context, status=status)
+
+
+def _advice(refusal: Refusal) -> str:
+    if refusal.body.details.get("field") == "csrf":
+        return _CSRF_ADVICE
+    if refusal.body.code == "forbidden_origin":
+        return ORIGIN_ADVICE
+    return _ADVICE.get(refusal.kind.status, _DEFAULT_ADVICE)

@@ -12,15 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from urllib.parse import quote
 
-from headgate.dashboard.cookies import (
-    THEME,
-    THEMES,
-    TOKEN,
-    YEAR_SECONDS,
-    cookie,
-    cookies_of,
-    dropped,
-)
+from headgate.dashboard.cookies import THEME, THEMES, TOKEN, YEAR_SECONDS, Cookies
 from headgate.dashboard.headers import redirect
 from headgate.dashboard.page import Form, Page, View
 from headgate.dashboard.page_entrance import local_path, needs_login, token_problem
@@ -72,7 +64,7 @@ async def show_login(view: View, _: str) -> Page | Answer:
     to = local_path(view.request.query().get("next", "/"))
     if not needs_login(view.api):
         return redirect(to)
-    kept = cookies_of(view.request).get(TOKEN, "")
+    kept = Cookies(view.request).get(TOKEN)
     if kept and not await token_problem(view.api, view.request, kept):
         return redirect(to)
     if not kept and view.request.header(b"sec-fetch-site") == b"cross-site":
@@ -97,17 +89,19 @@ async def log_in(view: View, form: Form, tries: Tries) -> Page | Answer:
     if problem:
         tries.note(peer)
         return login_page(to, f"{problem[:1].upper()}{problem[1:]}.", UNAUTHORIZED)
-    return redirect(to, (cookie(TOKEN, token, is_secure=view.request.is_secure),))
+    return redirect(to, (Cookies(view.request).keep(TOKEN, token),))
 
 
 async def log_out(view: View) -> Answer:
     """Have the browser forget its token."""
-    return redirect(LOGIN if needs_login(view.api) else "/", (dropped(TOKEN),))
+    to = LOGIN if needs_login(view.api) else "/"
+    return redirect(to, (Cookies(view.request).drop(TOKEN),))
 
 
-async def choose_theme(form: Form) -> Answer:
+async def choose_theme(view: View, form: Form) -> Answer:
     """Keep a theme, or leave it to the system again."""
-    to, theme = local_path(form.get("next", "/")), form.get("theme")
+    to, theme, cookies = local_path(form.get("next", "/")), form.get("theme"), Cookies(view.request)
     if theme not in THEMES:
-        return redirect(to, (dropped(THEME),))
-    return redirect(to, (cookie(THEME, theme, is_hidden=False, max_age_seconds=YEAR_SECONDS),))
+        return redirect(to, (cookies.drop(THEME),))
+    kept = cookies.keep(THEME, theme, is_hidden=False, max_age_seconds=YEAR_SECONDS)
+    return redirect(to, (kept,))

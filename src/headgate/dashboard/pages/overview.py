@@ -9,7 +9,7 @@ that it is not known; nothing is told as none that is only unknown.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -95,7 +95,8 @@ async def show(view: View, _: str) -> Page:
     slots, parts = slot_bodies(view.api), _parts(view, stats)
     found = [
         *attention.of_health(parts, view.api.engine.health().problem),
-        *_notices(view, budget, slots, dead or (0, False)),
+        *_notices(view, budget, slots),
+        *_of_webhooks(dead, is_store_away=stats is None),
     ]
     notices, more_notices = worst_first(found)
     context: dict[str, Any] = {
@@ -156,15 +157,19 @@ def _why_no_budget(parts: Mapping[str, str]) -> str:
     return UNKNOWN if is_in_store else NO_LEDGER
 
 
-def _notices(
-    view: View, budget: ScopeStatus | None, slots: list[SlotBody], dead: tuple[int, bool]
-) -> list[Notice]:
+def _notices(view: View, budget: ScopeStatus | None, slots: list[SlotBody]) -> list[Notice]:
     return [
         *attention.of_switches(view.api.is_paused, _own_projects(view)),
         *(() if budget is None else attention.of_budgets(budget)),
         *attention.of_slots(slots),
-        *attention.of_webhooks(dead[0], is_more=dead[1]),
     ]
+
+
+def _of_webhooks(dead: tuple[int, bool] | None, *, is_store_away: bool) -> Iterable[Notice]:
+    if dead is not None:
+        return attention.of_webhooks(dead[0], is_more=dead[1])
+    # Of a store that is away there is a notice already, and it is about everything.
+    return () if is_store_away else (attention.WEBHOOKS_UNKNOWN,)
 
 
 def _own_projects(view: View) -> dict[str, ProjectSettings]:

@@ -7,13 +7,16 @@ is said on the page that it came from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 from urllib.parse import quote
+
+from msgspec import UNSET
 
 from headgate.bodies.admin import (
     AgentBody,
     AgentPatchBody,
+    PatchBody,
     ProjectBody,
     ProjectPatchBody,
     ProjectStatusText,
@@ -32,6 +35,7 @@ from headgate.dashboard.form_fields import (
     only_changed,
 )
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
+from headgate.dashboard.shown.field_labels import AGENT_FIELDS, PROJECT_FIELDS
 from headgate.dashboard.shown.named_lists import (
     ROWS,
     Part,
@@ -73,6 +77,7 @@ async def show(view: View, _: str) -> Page:
         **_shared(view, projects),
         "strategy": lanes.strategy,
         "has_own_projects": len(projects) > 1,
+        "labels": AGENT_FIELDS,
     }
     return Page(template="projects.html", title="Projects and agents", context=context)
 
@@ -91,6 +96,7 @@ async def show_project(view: View, name: str) -> Page:
         "strategy": lanes.strategy,
         "url": _with_query(view, path),
         "budget_scope": f"project:{name}",
+        "labels": PROJECT_FIELDS,
     }
     return Page(template="project.html", title=f"Project {name}", context=context)
 
@@ -118,7 +124,7 @@ async def change_project(view: View, name: str, form: Form) -> Done:
         await patch(view.api, view.request, "projects", name, wanted)
         return _said_of_project(name, wanted, target, _target(view, name))
 
-    return await changed_or_said(_back(form, project_href(name)), change)
+    return await changed_or_said(_back(form, project_href(name)), change, PROJECT_FIELDS)
 
 
 async def reset_project(view: View, name: str, form: Form) -> Done:
@@ -149,7 +155,7 @@ async def change_agent(view: View, name: str, form: Form) -> Done:
         await patch(view.api, view.request, "agents", name, wanted)
         return _said_of_agent(name, wanted)
 
-    return await changed_or_said(_back(form, PROJECTS), change)
+    return await changed_or_said(_back(form, PROJECTS), change, AGENT_FIELDS)
 
 
 async def reset_agent(view: View, name: str, form: Form) -> Done:
@@ -259,13 +265,25 @@ def _said_of_project(name: str, wanted: ProjectPatchBody, before: float, after: 
     effect = ""
     if before != after:
         effect = f"; its target share was {percent(before)} and is {percent(after)}"
-    return f"project {name} was changed{effect}"
+    return f"project {name} was changed: {_values(wanted, PROJECT_FIELDS)}{effect}"
 
 
 def _said_of_agent(name: str, wanted: AgentPatchBody) -> str:
     if isinstance(wanted.status, str):
         return f"agent {name} {_STATUS_WORDS[wanted.status]}"
-    return f"agent {name} was changed"
+    return f"agent {name} was changed: {_values(wanted, AGENT_FIELDS)}"
+
+
+def _values(wanted: PatchBody, labels: Mapping[str, str]) -> str:
+    """Return each field that was changed with its new value, so that a slip is seen."""
+    changed = ((label, getattr(wanted, name)) for name, label in labels.items())
+    return ", ".join(f"{label} {_written(value)}" for label, value in changed if value is not UNSET)
+
+
+def _written(value: float | str | None) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else value
 
 
 ROUTES: tuple[PageRoute, ...] = (

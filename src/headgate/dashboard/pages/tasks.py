@@ -15,9 +15,16 @@ from headgate.core.tasks.records import TaskRecord
 from headgate.core.tasks.task import TaskStatus
 from headgate.dashboard.page import Page, PageRoute, View, page_route
 from headgate.dashboard.pages.bulk_tasks import ROUTES as BULK_ROUTES
+from headgate.dashboard.shown.field_labels import FILTER_FIELDS, told
 from headgate.dashboard.shown.formats import capital
-from headgate.dashboard.shown.task_filters import STATES, TASKS, Filters, read_filters
-from headgate.errors import InvalidTaskError
+from headgate.dashboard.shown.task_filters import (
+    FIELD_LABELS,
+    STATES,
+    TASKS,
+    Filters,
+    read_filters,
+)
+from headgate.errors import InvalidFieldError
 from headgate.runtime.looking.finding import look_on
 from headgate.task_ids import seconds_of
 from headgate.task_query import TaskPage, TaskQuery
@@ -55,14 +62,15 @@ async def show(view: View, _: str) -> Page:
     problem, page = "", TaskPage(records=())
     try:
         page = await look(view, filters.query(view))
-    except (Refusal, InvalidTaskError) as error:
-        problem = str(error)
+    except (Refusal, InvalidFieldError) as error:
+        problem = told(error, FIELD_LABELS)
     last = page.records[-1].task.id if page.records else ""
     has_stopped = page.next_before is not None and page.next_before != last
     context: dict[str, Any] = {
         "filters": filters,
         "chips": filters.chips(),
         "states": STATES,
+        "labels": FILTER_FIELDS,
         "names": _names(view),
         "problem": capital(problem),
         "rows": [row_of(record, view.now) for record in page.records],

@@ -23,9 +23,10 @@ from headgate.dashboard.page import (
     action_route,
     page_route,
 )
+from headgate.dashboard.shown.field_labels import WEBHOOK_FIELDS, told
 from headgate.dashboard.shown.formats import capital
 from headgate.dashboard.shown.named_lists import address
-from headgate.dashboard.shown.plain_words import DELIVERIES, said
+from headgate.dashboard.shown.plain_words import DELIVERIES, said, unheard_words
 from headgate.deliveries import MAX_KEPT_TRIES, DeliveryState, Secret
 from headgate.redaction import hidden_address
 from headgate.web.handlers.webhooks import (
@@ -63,6 +64,7 @@ async def show(view: View, _: str) -> Page:
     context: dict[str, Any] = {
         "is_on": view.api.webhooks is not None,
         "states": STATES,
+        "labels": WEBHOOK_FIELDS,
         "head": [*HEAD, ""] if view.can("admin") else list(HEAD),
         "state": given.get("state", ""),
         "task": given.get("task", ""),
@@ -87,7 +89,7 @@ async def _rows(view: View, given: dict[str, str]) -> dict[str, Any]:
     try:
         query = read_query({**given, "limit": str(PAGE_ROWS)})
     except Refusal as refusal:
-        return {"problem": capital(refusal.body.error)}
+        return {"problem": capital(told(refusal, WEBHOOK_FIELDS))}
     found = await webhook_list(view.api, query)
     older = (
         None
@@ -128,12 +130,12 @@ async def ping(view: View, _: str, form: Form) -> Done:
     except Refusal as refusal:
         if refusal.body.code != "invalid_field":
             raise
-        return Done(to=WEBHOOKS, said=f"{refusal.body.error}.", is_error=True)
+        return Done(to=WEBHOOKS, said=f"{told(refusal, WEBHOOK_FIELDS)}.", is_error=True)
     came = "" if answer.status is None else f" with {answer.status}"
     if answer.delivered:
         return Done(to=WEBHOOKS, said=f"the receiver took the message{came}.")
-    said = f"the receiver did not take the message: {answer.error or 'no reason is known'}."
-    return Done(to=WEBHOOKS, said=said, is_error=True)
+    problem = f"the receiver {unheard_words(answer.error)}."
+    return Done(to=WEBHOOKS, said=problem, is_error=True)
 
 
 async def rotate(view: View, _: str, __: Form) -> Done:

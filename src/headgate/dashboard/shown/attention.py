@@ -49,6 +49,14 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     until_word: str = "Ends"
 
 
+WEBHOOKS_UNKNOWN = Notice(
+    tone="warning",
+    title="Whether webhooks were given up is not known now",
+    text="The store has not answered in time; this page asks again by itself.",
+    href="/ui/webhooks?state=dead",
+)
+
+
 def worst_first(notices: Iterable[Notice]) -> tuple[list[Notice], int]:
     """Return the notices that are shown, and how many there are beside them."""
     found = sorted(notices, key=lambda notice: notice.tone != "bad")

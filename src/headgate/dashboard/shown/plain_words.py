@@ -65,9 +65,36 @@ LOG_ACTIONS = {
 }
 
 
+_UNHEARD = ("cannot be reached", "did not answer in HTTP")
+"""What is said of a receiver without an answer, before the words of a library."""
+
+_UNHEARD_CAUSES = {
+    "Name or service not known": "its name is not known",
+    "nodename nor servname": "its name is not known",
+    "No address associated": "its name is not known",
+    "name resolution": "no name server answers",
+    "All connection attempts failed": "nothing takes connections there",
+    "Connection refused": "nothing takes connections there",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS there",
+}
+"""The causes that people meet, by a part of what systems and libraries say of them."""
+
+
 def said(words: dict[str, str], name: str) -> str:
     """Return the words for a name, or the name itself where there are none."""
     return words.get(name, name)
+
+
+def unheard_words(error: str | None) -> str:
+    """Return what a receiver did instead of taking a message; its own words stay as they are."""
+    if not error:
+        return "did not take the message, and no reason is known"
+    problem, _, cause = error.partition(": ")
+    if problem not in _UNHEARD:
+        return f"did not take the message: {error}"
+    known = next((words for part, words in _UNHEARD_CAUSES.items() if part in cause), "")
+    return f"{problem}: {known}" if known else f"{problem}; headgate webhooks ping says more"
 
 
 def limit_words(limit: LimitBody) -> str:

@@ -13,8 +13,10 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 
 from headgate.bodies.admin import TaskFilterBody
+from headgate.core.tasks.deadlines import parse_rfc3339
 from headgate.core.tasks.task import TaskStatus
 from headgate.dashboard.page import Form, View
+from headgate.dashboard.shown.field_labels import FILTER_FIELDS
 from headgate.task_ids import seconds_of
 from headgate.task_query import TaskQuery
 from headgate.web.handlers.tasks import read_query
@@ -48,7 +50,13 @@ _API_NAMES = {
     "since": "createdAfter",
     "until": "createdBefore",
 }
-_LABELS = {
+FIELD_LABELS = {
+    **FILTER_FIELDS,
+    **{api_name: FILTER_FIELDS[name] for name, api_name in _API_NAMES.items()},
+}
+"""What the form calls its fields, also by what the API calls them, which refuses some."""
+
+_CHIP_WORDS = {
     "scope": "charged to",
     "since": "submitted since",
     "until": "submitted before",
@@ -105,7 +113,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
         ]
         for name, value in self.texts.items():
             chips.append(
-                Chip(label=_LABELS.get(name, name), value=value, without=self.url(**{name: ""}))
+                Chip(label=_CHIP_WORDS.get(name, name), value=value, without=self.url(**{name: ""}))
             )
         return chips
 
@@ -155,7 +163,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _timed(self) -> dict[str, str]:
-        times = {name: _zoned(self.texts[name]) for name in TIMES if self.text(name)}
+        times = {name: _zoned(name, self.texts[name]) for name in TIMES if self.text(name)}
         return {**self.texts, **times}
 
 
@@ -187,11 +195,14 @@ def _without_state(filters: Filters, state: str) -> Filters:
     return Filters(states=rest, texts=filters.texts)
 
 
-def _zoned(text: str) -> str:
+def _zoned(name: str, text: str) -> str:
     """Return a time as the API reads it; a field for times knows no zone, and means UTC."""
-    if _LOCAL_TIME.fullmatch(text) is None:
-        return text
-    return f"{text}:00Z" if len(text) == _WITH_MINUTES else f"{text}Z"
+    zoned = text
+    if _LOCAL_TIME.fullmatch(text) is not None:
+        zoned = f"{text}:00Z" if len(text) == _WITH_MINUTES else f"{text}Z"
+    if _moment(zoned) is None:
+        raise invalid_field(name, "is written as 2026-01-31T12:00")
+    return zoned
 
 
 def _local(text: str) -> str:
@@ -206,10 +217,9 @@ def _local(text: str) -> str:
 
 
 def _moment(text: str | None) -> datetime | None:
-    if text is None:
-        return None
+    """Return a time in UTC; None for what is none, or before or after all that can be counted."""
+    seconds = None if text is None else parse_rfc3339(text)
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise Refusal("invalid_field", "a time is written as 2026-01-31T12:00") from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError):
+        return None

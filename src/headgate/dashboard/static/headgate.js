@@ -269,6 +269,14 @@
     if (opened) document.getElementById(opened.dataset.open).showModal();
   });
 
+  // The service says the name: over HTTPS it has a prefix, which a browser takes with Secure alone.
+  function keepTheme(theme) {
+    const name = document.documentElement.dataset.themeCookie;
+    const secure = name.startsWith("__Host-") ? "; Secure" : "";
+    const age = `Max-Age=${YEAR_SECONDS}`;
+    document.cookie = `${name}=${theme}; Path=/; SameSite=Strict; ${age}${secure}`;
+  }
+
   document.addEventListener("submit", (event) => {
     const form = event.target;
     if (!(form instanceof HTMLFormElement) || !("themeSwitch" in form.dataset)) return;
@@ -276,7 +284,7 @@
     const button = form.querySelector("[name=theme]");
     const theme = button.value;
     document.documentElement.dataset.theme = theme;
-    document.cookie = `headgate_theme=${theme}; Path=/; SameSite=Strict; Max-Age=${YEAR_SECONDS}`;
+    keepTheme(theme);
     button.value = theme === "dark" ? "light" : "dark";
     document.dispatchEvent(new Event("headgate:theme"));
   });

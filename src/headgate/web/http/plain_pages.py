@@ -25,10 +25,11 @@ _COOKIES = (
     " Delete the cookies of this host in its settings, then load the page again."
 )
 ORIGIN_ADVICE = (
-    "If this was a page of the service itself, the proxy before it changes the Host header: have it"
-    " pass the Host header on, or name the address that you opened in auth.allowed_origins."
+    "If this was a page of the service itself, the proxy before it changes the Host header, or says"
+    " X-Forwarded-Proto: https of pages that are opened over HTTP: have it pass the Host header on,"
+    " and say how the page was opened; or name the address that you opened in auth.allowed_origins."
 )
-"""What to do where the Origin of a page is not the Host that the service is asked for."""
+"""What to do where the Origin of a page is not the address that the service is asked under."""
 
 _HOSTS = (
     "Open the service under one of its own names. If you did, and a proxy stands before it: have it"
