@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +81,19 @@ def test_a_terminal_that_cannot_be_drawn_on_gets_one_line(service: ServiceProces
     assert shown.count(b"\n") == 1
     assert b"TERM is dumb" in shown
     assert b"--json" in shown
+
+
+def test_nothing_is_drawn_into_a_file_that_errors_go_to(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    errors = tmp_path / "errors"
+    command = f"{sys.executable} -m headgate top --url {service.address} 2>{errors}"
+    code, shown = typed(["sh", "-c", command], (b"in flight", b"q"))
+    assert (code, shown) == (2, b"")
+    assert errors.read_text() == (
+        "headgate: headgate top: needs a terminal, and draws on its standard error; "
+        "leave that to the terminal, or use --json, headgate stats or headgate watch instead\n"
+    )
 
 
 def test_it_can_be_put_aside_and_taken_up_again(service: ServiceProcess) -> None:

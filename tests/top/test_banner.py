@@ -58,6 +58,19 @@ def test_which_pane_is_shown_is_told_in_any_width(width: int, current: int) -> N
     assert re.findall(r"[ [](\d) ", f"{shown} ") == ["1", "2", "3", "4", "5", "6"]
 
 
+@pytest.mark.parametrize("current", range(len(PANES)))
+@pytest.mark.parametrize("contact", Contact)
+def test_totals_that_are_no_longer_asked_for_are_faint(contact: Contact, current: int) -> None:
+    picture = busy()
+    picture.contact = contact
+    is_faint = contact in (Contact.LOST, Contact.REFUSED)
+    tabs = tab_parts(picture, current, width=200)
+    figures = {text.strip(): "dim" in style for text, style in tabs if text.strip().isdigit()}
+    assert figures == {"1234": is_faint, "9876": is_faint}
+    assert not any("dim" in style for text, style in tabs if not text.strip().isdigit())
+    assert ("dim" in total_parts(picture, width=200)[-1][1]) is is_faint
+
+
 def rates(picture: Picture, done: int, failed: int) -> Picture:
     """Have so many tasks end in a minute."""
     assert picture.stats is not None

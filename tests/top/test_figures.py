@@ -23,11 +23,13 @@ from headgate.core.key_slots.wake import WakeMode
 from headgate.core.key_slots.wake_words import mode_words
 from headgate.core.tasks.task import TaskStatus
 from headgate.top import figures
-from headgate.top.cells import MAX_ROWS
-from headgate.top.panes import SLOTS, WAITING, note
+from headgate.top.cells import MAX_ROWS, since_cell
+from headgate.top.panes import PANES, SLOTS, WAITING, PaneKind, note
 from headgate.top.picture import Picture, ShownTask, ShownTasks, Throughput
-from headgate.top.tables import GAP, Row, fitted, widths_of
+from headgate.top.tables import GAP, Holds, Row, fitted, number_cell, text_cell, widths_of
 
+TIMES = ("oldest", "time", "waits", "ends", "room in", "resets", "wake")
+"""The columns of times, in whichever pane they are."""
 NOW = datetime(2030, 1, 31, 12, tzinfo=UTC).timestamp()
 
 
@@ -189,6 +191,38 @@ def test_a_slot_says_what_wakes_it_next_and_how_often_something_went_wrong() -> 
     picture.slots = SlotListBody(slots=[tired], count=1)
     (row,) = figures.slot_rows(picture, NOW)
     assert texts(row)[5:] == ["1 min 30 s", "after a reset", "3", "no answer"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_columns_stay_where_they_are_while_their_times_count_down(width: int) -> None:
+    def widths(seconds: float) -> list[int]:
+        wake = NextWakeBody(at=moment(seconds), mode="after_reset", reason="")
+        held = slot(resets_at=moment(seconds), next_wake=wake, hold="the provider is asked less")
+        picture = Picture()
+        picture.slots = SlotListBody(slots=[held], count=1)
+        return widths_of(SLOTS.columns, figures.slot_rows(picture, NOW), width)
+
+    counted = (-1.0, 0.4, 9.4, 10.0, 60.0, 239.0, 3_599.0, 86_399.0, 99 * 86_400.0)
+    assert {tuple(widths(seconds)) for seconds in counted} == {tuple(widths(60.0))}
+
+
+@pytest.mark.parametrize("kind", PANES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("seconds", [0.4, 9.4, 3_599.0, 86_399.0])
+def test_a_time_is_whole_in_eighty_columns(kind: PaneKind, seconds: float) -> None:
+    others = {Holds.FIGURE: number_cell("12.3k", 12_300.0)}
+    cells = [
+        since_cell(seconds)
+        if column.title in TIMES
+        else others.get(column.holds, text_cell("x" * 60))
+        for column in kind.columns
+    ]
+    widths = widths_of(kind.columns, [Row(key="a", cells=tuple(cells))], 80)
+    shown = {
+        fitted(cell, column, width).strip()
+        for cell, column, width in zip(cells, kind.columns, widths, strict=True)
+        if column.title in TIMES
+    }
+    assert shown <= {since_cell(seconds).text}
 
 
 @pytest.mark.parametrize("mode", [*(mode.value for mode in WakeMode), "retry"])

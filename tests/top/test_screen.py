@@ -88,12 +88,19 @@ def masked(text: str) -> str:
     return re.sub(r"http://[0-9.:]+ +", "URL ", text)
 
 
-RUNNING = """\
+TOTALS = """\
 headgate URL live
 queued 2 of 1,000  in flight 1 of 20  done -/min  failed -/min  spent $0.00
  1 Projects  2 Lanes [3 Running 1] 4 Waiting 2  5 Budgets  6 Slots
-task                             time   try  agent   project   target   action
-tsk_xxxxxxxxxxxxxxxxxxxxxxxxxx    2 h   1/1  tight   search    slow     crawl"""
+"""
+RUNNING = {
+    80: """\
+task                              time   try  agent   project   target   action
+…xxxxxxxxxxxxxxxxxxxxxxxx          2 h   1/1  tight   search    slow     crawl""",
+    120: """\
+task                                   time   try  agent   project   target   action
+tsk_xxxxxxxxxxxxxxxxxxxxxxxxxx          2 h   1/1  tight   search    slow     crawl""",
+}
 KEYS = "/ filter  c cancel  p pause  w why  Enter more  s sort  ? help  q quit"
 
 
@@ -103,7 +110,7 @@ def test_a_screen_of_running_tasks(fleet: Fleet, width: int) -> None:
         await terminal.press("3")
         text = masked(await terminal.sees("[3 Running 1]", "crawl", "live", "spent"))
         lines = text.splitlines()
-        assert "\n".join(lines[:5]) == RUNNING
+        assert "\n".join(lines[:5]) == TOTALS + RUNNING[width]
         assert lines[-1] == KEYS
 
     at(fleet, body, size=(width, 24), ahead_seconds=AHEAD_SECONDS)
@@ -113,13 +120,13 @@ WAITING = {
     80: """\
  1 Projects  2 Lanes  3 Running 1 [4 Waiting 2] 5 Budgets  6 Slots
 task               waits  agent   project   reason
-…xxxxxxxxxxxxxxx     2 h  tight   search    agent tight has 1 of 1 places in use
-…xxxxxxxxxxxxxxx     2 h  judge   off       project off is paused""",
+…xxxxxxxxxx          2 h  tight   search    agent tight has 1 of 1 places in use
+…xxxxxxxxxx          2 h  judge   off       project off is paused""",
     120: """\
  1 Projects  2 Lanes  3 Running 1 [4 Waiting 2] 5 Budgets  6 Slots
-task                             waits  agent   project   reason
-tsk_xxxxxxxxxxxxxxxxxxxxxxxxxx     2 h  tight   search    agent tight has 1 of 1 places in use
-tsk_xxxxxxxxxxxxxxxxxxxxxxxxxx     2 h  judge   off       project off is paused""",
+task                                  waits  agent   project   reason
+tsk_xxxxxxxxxxxxxxxxxxxxxxxxxx          2 h  tight   search    agent tight has 1 of 1 places in use
+tsk_xxxxxxxxxxxxxxxxxxxxxxxxxx          2 h  judge   off       project off is paused""",
 }
 
 

@@ -87,7 +87,7 @@ def total_parts(picture: Picture, *, width: int) -> list[Part]:
     stats = picture.stats
     if stats is None:
         return [("Asking…", "")]
-    style = "dim" if picture.contact is Contact.LOST else ""
+    style = "dim" if picture.is_past else ""
     parts: list[Part] = [("PAUSED", "bold yellow reverse"), _GAP] if stats.paused else []
     room = width - sum(len(text) for text, _ in parts)
     whole = _totals(stats, picture, has_limits=True)
@@ -151,13 +151,22 @@ def tab_parts(picture: Picture, current: int, *, width: int) -> list[Part]:
 
     Where there is no room for all of them, the others have their numbers alone.
     """
-    names = [f"{place} {kind.name} {amount(kind, picture)}" for place, kind in enumerate(PANES, 1)]
-    parts = [(f" {name.rstrip()} ", "") for name in names]
-    parts[current] = (f"[{names[current].rstrip()}]", "bold")
+    tabs = [_tab(picture, place, is_current=place == current) for place in range(len(PANES))]
+    parts = [part for tab in tabs for part in tab]
     if cell_len("".join(text for text, _ in parts).rstrip()) <= width:
         return parts
     numbers = [(f" {place} ", "") for place in range(1, len(PANES) + 1)]
-    return [*numbers[:current], parts[current], *numbers[current + 1 :]]
+    return [*numbers[:current], *tabs[current], *numbers[current + 1 :]]
+
+
+def _tab(picture: Picture, place: int, *, is_current: bool) -> list[Part]:
+    kind = PANES[place]
+    begin, end, style = ("[", "]", "bold") if is_current else (" ", " ", "")
+    figure = amount(kind, picture)
+    if not figure:
+        return [(f"{begin}{place + 1} {kind.name}{end}", style)]
+    faint = f"{style} dim".strip() if picture.is_past else style
+    return [(f"{begin}{place + 1} {kind.name} ", style), (figure, faint), (end, style)]
 
 
 def said_parts(said: str, picture: Picture, *, is_problem: bool, wanted: str) -> list[Part]:

@@ -18,6 +18,8 @@ GOOD, CAREFUL, BAD, FAINT = "green", "yellow", "red", "dim"
 UNKNOWN = Cell(text="-", order=-1.0)
 NEVER = Cell(text="-", order=math.inf)
 NOW = "now"
+TIME_WIDTH = len("59 min 59 s")
+"""The longest that a time usually is."""
 
 _FULL = 1.0
 
@@ -42,7 +44,7 @@ def since_cell(seconds: float | None) -> Cell:
     if seconds is None:
         return UNKNOWN
     seconds = max(0.0, seconds)
-    return number_cell(duration(seconds), seconds)
+    return number_cell(duration(seconds), seconds, room=TIME_WIDTH)
 
 
 def until_cell(moment: datetime | None, now: float) -> Cell:
@@ -50,7 +52,7 @@ def until_cell(moment: datetime | None, now: float) -> Cell:
     if moment is None:
         return NEVER
     away = seconds_of(moment) - now
-    return number_cell(duration(away) if away > 0 else NOW, away)
+    return number_cell(duration(away) if away > 0 else NOW, away, room=TIME_WIDTH)
 
 
 def limited_cell(bar: Bar | None) -> Cell:

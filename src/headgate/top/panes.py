@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headgate.top import budget_figures, figures
+from headgate.top.cells import TIME_WIDTH
 from headgate.top.picture import Picture
 from headgate.top.rota import Topic
 from headgate.top.tables import Column, Holds, Row
@@ -29,6 +30,10 @@ def _text(title: str, least: int, holds: Holds = Holds.TEXT, *, from_width: int 
 
 def _figure(title: str, least: int, *, from_width: int = 0) -> Column:
     return _text(title, least, Holds.FIGURE, from_width=from_width)
+
+
+def _time(title: str) -> Column:
+    return _figure(title, TIME_WIDTH)
 
 
 PROJECTS = PaneKind(
@@ -59,9 +64,9 @@ LANES = PaneKind(
         _figure("queued", 6),
         _figure("ready", 5),
         _figure("flight", 6),
-        _figure("oldest", 8),
+        _time("oldest"),
         _figure("load", 5),
-        _text("", 8, Holds.BAR),
+        _text("", 5, Holds.BAR),
     ),
     figures.lane_rows,
     "No lane has work. Submit a task: headgate submit hello --agent demo",
@@ -71,7 +76,7 @@ RUNNING = PaneKind(
     Topic.RUNNING,
     (
         _text("task", 11, Holds.ID),
-        _figure("time", 8),
+        _time("time"),
         _figure("try", 4),
         _text("agent", 12),
         _text("project", 10),
@@ -86,7 +91,7 @@ WAITING = PaneKind(
     Topic.WAITING,
     (
         _text("task", 9, Holds.ID),
-        _figure("waits", 8),
+        _time("waits"),
         _text("agent", 8, Holds.NAME),
         _text("project", 7),
         _text("reason", 30, Holds.REASON),
@@ -102,8 +107,8 @@ BUDGETS = PaneKind(
         _text("used", 6, Holds.BAR),
         _figure("spent", 8),
         _text("limit", 9, Holds.REASON),
-        _figure("ends", 8),
-        _figure("room in", 10),
+        _time("ends"),
+        _time("room in"),
         _figure("tokens", 7, from_width=94),
         _figure("overrun", 8, from_width=104),
         _figure("an hour", 8, from_width=114),
@@ -119,9 +124,9 @@ SLOTS = PaneKind(
         _text("state", 9),
         _text("quota", 6, Holds.BAR),
         _figure("used", 5),
-        _figure("resets", 9),
-        _figure("wake", 9),
-        _text("woken", 15, from_width=98),
+        _time("resets"),
+        _time("wake"),
+        _text("woken", 15, from_width=102),
         _figure("errors", 6, from_width=90),
         _text("held because", 13, Holds.REASON),
     ),

@@ -89,6 +89,11 @@ class Picture:
         self.contact_problem = ""
         self.throughput = Throughput()
 
+    @property
+    def is_past(self) -> bool:
+        """Whether the figures are those of some time ago: nobody answers, or not to us."""
+        return self.contact in (Contact.LOST, Contact.REFUSED)
+
 
 class Throughput:
     """How many tasks end in a minute, by the counts of the last one."""

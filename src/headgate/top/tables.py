@@ -53,11 +53,13 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """What stands in a row under a column, and by what it is sorted.
 
-    `tail` is the end of the text that is still seen where the rest of it is cut.
+    `tail` is the end of the text that is still seen where the rest of it is cut. `room` is what a
+    text takes that is longer at other times: without it columns would move as a clock runs.
     """
 
     text: str = ""
     tail: str = ""
+    room: int = 0
     bar: Bar | None = None
     order: Order = ""
     style: str = ""
@@ -76,9 +78,9 @@ def text_cell(text: str, style: str = "", *, tail: str = "") -> Cell:
     return Cell(text=shown, tail=tail, order=shown.casefold(), style=style)
 
 
-def number_cell(text: str, order: float, style: str = "") -> Cell:
+def number_cell(text: str, order: float, style: str = "", *, room: int = 0) -> Cell:
     """Return a cell with a figure."""
-    return Cell(text=text, order=order, style=style)
+    return Cell(text=text, room=room, order=order, style=style)
 
 
 def bar_cell(bar: Bar, style: str = "") -> Cell:
@@ -112,9 +114,13 @@ def widths_of(columns: Sequence[Column], rows: Sequence[Row], width: int) -> lis
 
 def _wanted(column: Column, rows: Sequence[Row], index: int) -> int:
     cells = [row.cells[index] for row in rows]
-    longest = max((BAR_WIDTH if one.bar else cell_len(one.text) for one in cells), default=0)
+    longest = max((_room_of(one) for one in cells), default=0)
     # One more for the sign that tells what a table is sorted by.
     return max(longest, cell_len(column.title) + 1)
+
+
+def _room_of(cell: Cell) -> int:
+    return BAR_WIDTH if cell.bar else max(cell.room, cell_len(cell.text))
 
 
 def fitted(cell: Cell, column: Column, width: int) -> str:

@@ -60,6 +60,11 @@ def _check_terminal() -> None:
     others = "use --json, headgate stats or headgate watch instead"
     if not is_terminal() or not is_terminal(sys.stdin):
         raise InvalidSettingError("headgate top", f"needs a terminal; {others}")
+    if not is_terminal(sys.stderr):
+        # Textual draws there, so that a file would be filled and the terminal stay empty.
+        problem = "needs a terminal, and draws on its standard error"
+        advice = f"leave that to the terminal, or {others}"
+        raise InvalidSettingError("headgate top", f"{problem}; {advice}")
     if not is_drawable():
         problem = f"needs a terminal that can be drawn on, and TERM is {os.environ['TERM']}"
         raise InvalidSettingError("headgate top", f"{problem}; {others}")
