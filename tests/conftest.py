@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,11 @@ from ledgers.servers import PostgresServer, ValkeyServer, running_postgres, runn
 settings.register_profile("headgate", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("headgate")
+
+# What a shell without job control starts in the background is deaf to SIGINT, and so are the
+# commands that tests start and interrupt. Handlers are not inherited: those begin as usual.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,5 +1,13 @@
-"""`python -m headgate` is the `headgate` command."""
+"""`python -m headgate` is the `headgate` command; Ctrl-C ends it with 130, whenever it comes.
 
+Python raises Ctrl-C where the main thread happens to be. Within a callback of the interpreter, such
+as that of the lock of an import, an exception goes to a hook and no further, and the command would
+go on as if nobody had wanted it to end.
+"""
+
+from __future__ import annotations
+
+import os
 import sys
 
 EXIT_INTERRUPTED = 130
@@ -7,11 +15,19 @@ EXIT_INTERRUPTED = 130
 
 def main() -> None:
     """Run the command; Ctrl-C while it is being loaded is no reason for a traceback."""
+    sys.unraisablehook = _leave_if_interrupted
     try:
         from headgate.cli.main import main as command  # noqa: PLC0415
+
+        command()
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    command()
+
+
+def _leave_if_interrupted(lost: sys.UnraisableHookArgs) -> None:
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        os._exit(EXIT_INTERRUPTED)
+    sys.__unraisablehook__(lost)
 
 
 if __name__ == "__main__":

@@ -289,7 +289,8 @@ url = "redis://127.0.0.1:1/0"
 """
     )
     data = tmp_path / "data"
-    data.mkdir(mode=0o755)
+    data.mkdir()
+    data.chmod(0o755)
     (data / "token").write_text("x")
     (data / "token").chmod(0o644)
     said = headgate("doctor", "--config", config, "--data", data, "--json")

@@ -66,11 +66,11 @@ def test_a_signal_reloads_and_a_wrong_file_is_told_of_in_the_log(tmp_path: Path)
     with running_service(tmp_path, "--config", str(settings)) as service:
         settings.write_text(SETTINGS.replace("= 5", "= 6"))
         service.send(signal.SIGHUP)
-        wait_until(lambda: inflight() == 6, seconds=5.0, what=service.output)
+        wait_until(lambda: inflight() == 6, seconds=20.0, what=service.output)
         settings.write_text(SETTINGS.replace("= 5", "= 'x'"))
         service.send(signal.SIGHUP)
         line = "scheduler.max_inflight: must be a whole number"
-        wait_until(lambda: line in service.output(), seconds=5.0, what=service.output)
+        wait_until(lambda: line in service.output(), seconds=20.0, what=service.output)
         assert inflight() == 6
         # The file is looked at, too; nobody has to send anything.
         settings.write_text(SETTINGS.replace("= 5", "= 7"))

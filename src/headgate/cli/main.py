@@ -25,6 +25,7 @@ from headgate.cli.exit_codes import (
     EXIT_TIMEOUT,
     EXIT_UNAVAILABLE,
 )
+from headgate.cli.interruption import forget
 from headgate.core.texts.printable import printable
 from headgate.errors import (
     CallerError,
@@ -117,7 +118,8 @@ def run(arguments: list[str]) -> int:
     """Run the command line with these arguments, and return its exit code."""
     try:
         code = cli.main(arguments, prog_name="headgate", standalone_mode=False)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as interruption:
+        forget(interruption)
         return EXIT_INTERRUPTED
     except (BrokenPipeError, _ReaderGoneError):
         # The reader has gone, as `headgate decide … | head` does; there is nobody to tell.

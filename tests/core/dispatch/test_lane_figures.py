@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import process_time
 
 import msgspec
 import pytest
@@ -189,6 +189,6 @@ def test_tasks_that_wait_for_a_budget_are_counted_behind_it_and_set_aside_for_it
 def test_the_cost_grows_with_the_lanes_and_not_with_the_tasks(tasks: int) -> None:
     desk = new_desk()
     queue(desk, *(task(f"{n:06d}", f"a{n % 100}", tick=n) for n in range(tasks)))
-    began = perf_counter()
+    began = process_time()
     assert len(lane_figures(desk, NOW)) == 100
-    assert perf_counter() - began < 0.05
+    assert process_time() - began < 0.05

@@ -22,6 +22,7 @@ import click
 
 from headgate.cli.event_loop import loop_factory, tune_interpreter
 from headgate.cli.exit_codes import EXIT_EXHAUSTED, EXIT_FAILED, EXIT_INTERRUPTED
+from headgate.cli.interruption import forget
 from headgate.cli.logs import configure_logs
 from headgate.cli.running.output import discard, own_output
 from headgate.cli.running.progress import LogStream, Progress, followed, progress_here
@@ -75,7 +76,8 @@ def carry_out(file: Path | None, options: RunOptions, *, resume: str | None, as_
                 run.change(concurrency=options.concurrency)
             backend = _backend(run, options, sets_own_limit=sets_own_limit)
             return _carried_out(run, backend, ending)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interruption:
+            forget(interruption)
             ending.say_way_on()
             return EXIT_INTERRUPTED
         except HeadgateError as error:
