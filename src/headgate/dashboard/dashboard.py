@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from headgate.dashboard.cookies import CSRF, THEME, Cookies
 from headgate.dashboard.headers import PERMANENT_REDIRECT, compressed, page_answer, redirect
 from headgate.dashboard.live import Live
-from headgate.dashboard.page import Done, Page, PageRoute, View, answer_route
+from headgate.dashboard.page import NO_ANSWER, Done, Page, PageRoute, View, answer_route
 from headgate.dashboard.page_entrance import (
     Visitor,
     known_visitor,
@@ -63,7 +63,6 @@ PAGE_SECONDS = 5.0
 Result = TypeVar("Result")
 
 _DOT = re.compile("%2e", re.IGNORECASE)
-_NO_ANSWER = "the store has not answered in time"
 _READ_ONLY = "the dashboard of this service is read-only; use the command line or the API"
 
 
@@ -260,7 +259,7 @@ async def _in_time(work: Awaitable[Result]) -> Result:
     except TimeoutError:
         if not patience.expired():
             raise
-        raise Refusal("unavailable", _NO_ANSWER) from None
+        raise Refusal("unavailable", NO_ANSWER) from None
 
 
 def _settled(to: str) -> str:

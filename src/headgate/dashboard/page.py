@@ -20,6 +20,8 @@ from headgate.web.callers import Caller, Permission
 from headgate.web.http.answers import Answer
 from headgate.web.http.requests import Request
 
+NO_ANSWER = "the store has not answered in time"
+
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """A page that is to be drawn; the template finds `context` beside `view` and `title`."""

@@ -19,7 +19,7 @@ from headgate.bodies.slots import SlotBody
 from headgate.bodies.tasks import StatsBody
 from headgate.core.budgets.scopes import scope_words
 from headgate.core.shares import Share
-from headgate.dashboard.page import Page, PageRoute, View, page_route
+from headgate.dashboard.page import NO_ANSWER, Page, PageRoute, View, page_route
 from headgate.dashboard.pages.figures import ROUTES as FIGURE_ROUTES
 from headgate.dashboard.pages.figures import rows_of
 from headgate.dashboard.shown import attention
@@ -250,7 +250,7 @@ async def _oldest(view: View) -> Oldest | None:
     if found is None:
         return None
     asked = await _or_none(why_shown(view, found.task_id))
-    why = asked or WhyShown(problem="the store has not answered in time")
+    why = asked or WhyShown(problem=NO_ANSWER)
     return Oldest(
         task_id=found.task_id,
         project_id=found.project_id,

@@ -61,7 +61,9 @@ async def list_tasks(api: Api, request: Request, _: str) -> Answer:
     given = request.query()
     left_out = dict.fromkeys(_contents(given.get("omit", "")))
     page = await api.engine.find(request.caller.narrowed(read_query(given)))
-    tasks = [replace(snapshot_of(record), **left_out) for record in page.records]
+    tasks = [snapshot_of(record) for record in page.records]
+    if left_out:
+        tasks = [replace(task, **left_out) for task in tasks]
     return json_answer(
         OK, TaskListBody(tasks=tasks, count=len(tasks), next_cursor=page.next_before)
     )
