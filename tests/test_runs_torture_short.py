@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from doc_pages import ROOT
+from torture_runs import assert_no_broken_promise
 
 KILLS = 20
 """A quarter of these is done here."""
@@ -16,19 +13,7 @@ BACKENDS = ("local", "redis")
 
 @pytest.mark.timeout(200)
 def test_runs_that_are_killed_go_on_where_they_were() -> None:
-    """Both kinds of books are tortured side by side: much of the time is waiting."""
-    command = [sys.executable, "-m", "torture", "runs", "--kills", str(KILLS), "--backend"]
-    running = {
-        backend: subprocess.Popen(
-            [*command, backend],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for backend in BACKENDS
-    }
-    for backend, torture in running.items():
-        output, _ = torture.communicate(timeout=150)
-        assert torture.returncode == 0, f"{backend}: {output}"
-        assert "broken promises: none" in output
+    assert_no_broken_promise(
+        [("runs", "--kills", str(KILLS), "--backend", backend) for backend in BACKENDS],
+        seconds=150,
+    )

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 
 EXIT_INTERRUPTED = 130
+# What an event loop says to whoever comes when it has ended.
+LOOP_HAS_ENDED = "Event loop is closed"
 
 
 def main() -> None:
     """Run the command; Ctrl-C while it is being loaded is no reason for a traceback."""
     sys.unraisablehook = _leave_if_interrupted
+    threading.excepthook = _tell_unless_the_loop_has_ended
     try:
         from headgate.cli.main import main as command  # noqa: PLC0415
 
@@ -28,6 +32,12 @@ def _leave_if_interrupted(lost: sys.UnraisableHookArgs) -> None:
     if issubclass(lost.exc_type, KeyboardInterrupt):
         os._exit(EXIT_INTERRUPTED)
     sys.__unraisablehook__(lost)
+
+
+def _tell_unless_the_loop_has_ended(lost: threading.ExceptHookArgs) -> None:
+    """Tell what ended a thread, unless it only came too late, after Ctrl-C, to report to a loop."""
+    if not (lost.exc_type is RuntimeError and str(lost.exc_value) == LOOP_HAS_ENDED):
+        threading.__excepthook__(lost)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,24 @@ def interrupt(frame, event, argument):
 sys.setprofile(interrupt)
 main()
 """
+# Interrupts itself while the loop waits for its last thread, which then finds the loop closed.
+INTERRUPTED_AT_THE_END = """
+import asyncio, signal, threading, time
+import headgate.cli.main
+from headgate.__main__ import main
+from headgate.cli.event_loop import loop_factory
+
+async def leave_a_thread():
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 0.6)
+    threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,)).start()
+
+def command():
+    with asyncio.Runner(loop_factory=loop_factory() if {is_fast} else None) as runner:
+        runner.run(leave_a_thread())
+
+headgate.cli.main.main = command
+main()
+"""
 MOMENTS_OF_PYTHON = {
     "where no code can catch it, as a lock of an import is let go": ("importlib", "cb"),
     "while an event loop is made": ("asyncio", "_make_self_pipe"),
@@ -49,6 +67,18 @@ def test_an_interrupt_within_python_itself_ends_the_command_as_well(
     command = ["worker", "--agent", "a", "--command", "true", "--url", "http://127.0.0.1:1"]
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_IN, *moment, *command],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
+@pytest.mark.parametrize("is_fast", [True, False], ids=["uvloop", "asyncio"])
+def test_an_interrupt_as_a_loop_ends_leaves_no_traceback_of_its_threads(*, is_fast: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_AT_THE_END.format(is_fast=is_fast)],
         capture_output=True,
         text=True,
         timeout=SECONDS,
