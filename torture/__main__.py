@@ -15,7 +15,11 @@ ALL = (
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m torture", description=__doc__)
     parser.add_argument("check", nargs="?", choices=ALL, help="one of them; without, all")
-    parser.add_argument("--backend", action="append", help="sqlite, redis or postgres; several")
+    parser.add_argument(
+        "--backend",
+        action="append",
+        help="sqlite, redis or postgres, of runs local or server; several",
+    )
     parser.add_argument("--kills", type=int, default=200, help="processes to kill a backend")
     parser.add_argument("--seconds", type=float, default=0.0, help="shortest time a backend")
     parser.add_argument("--drops", type=int, default=10_000, help="replies to lose a backend")

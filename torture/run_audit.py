@@ -1,15 +1,17 @@
 """What tortured runs must look like, read from their stores and their books.
 
-Nothing here asks a run: the rows of its store are held against the marks that its steps left, and
-against the books.
+Nothing here asks a run: the rows of its tasks, in its own store or in that of a service, are held
+against the marks that its steps left, and against the books.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from headgate.core.budgets.accounts import Balance
 from headgate.core.tasks.task import TaskStatus
@@ -68,8 +70,23 @@ def marks_in(path: Path) -> Counter[str]:
     return Counter(path.read_text().split()) if path.exists() else Counter()
 
 
-def tasks_in(folder: Path) -> list[TaskRow]:
+class StepRow(NamedTuple):
+    """A task, and the number of the run of a step that it was made for."""
+
+    number: int
+    row: TaskRow
+
+
+def tasks_in(folder: Path) -> list[StepRow]:
     """Read the tasks of a run; a process that was killed early has left no store."""
+    # The id of a task has the number behind the id of its run.
+    own = f"{folder.name}-"
+    rows = rows_in(folder)
+    return [StepRow(int(row.id.removeprefix(own).split("-")[0]), row) for row in rows]
+
+
+def rows_in(folder: Path) -> list[TaskRow]:
+    """Read all tasks of the store in a folder."""
     if not (folder / STORE_NAME).exists():
         return []
     reader = SqliteReader(folder / STORE_NAME)
@@ -86,13 +103,22 @@ class RunAudit:
     """One run over all lives of its processes: what was done once stays as it was.
 
     A process that is ended interrupts each step once at most, and at most as many as it has
-    `places`; so nothing else may be assumed to have cost money.
+    `places`; so nothing else may be assumed to have cost money. `tasks` reads the tasks as they
+    stand.
     """
 
     def __init__(
-        self, folder: Path, marks: Path, names: list[str], costs: list[int], *, places: int
+        self,
+        run_id: str,
+        tasks: Callable[[], list[StepRow]],
+        marks: Path,
+        names: list[str],
+        costs: list[int],
+        *,
+        places: int,
     ) -> None:
-        self._folder = folder
+        self._run_id = run_id
+        self._tasks = tasks
         self._marks = marks
         self._names = names
         self._costs = costs
@@ -106,25 +132,29 @@ class RunAudit:
         self._look_at_done(found)
 
     def _look_at_done(self, found: Remains) -> None:
-        rows = {row.id: row for row in tasks_in(self._folder)}
+        tasks = {task.row.id: task for task in self._tasks()}
         marks = marks_in(self._marks)
         for task_id, (before, _) in self._done.items():
-            after = rows.get(task_id)
+            task = tasks.get(task_id)
+            after = None if task is None else task.row
             if after is None or after.progress != before.progress or after.result != before.result:
                 found.changed.append(f"{task_id} became {after and after.progress}")
-        for row in rows.values():
+        for number, row in tasks.values():
             if row.status is TaskStatus.DONE:
-                self._look_at(found, row, marks)
+                self._look_at(found, number, row, marks)
 
-    def look_at_end(self, found: Remains) -> tuple[int, int]:
-        """Hold a run that is done against its file; return what it has used and what is assumed."""
+    def look_at_end(self, found: Remains, *, service_ends: int = 0) -> tuple[int, int]:
+        """Hold a run that is done against its file; return what it has used and what is assumed.
+
+        A service that was ended meanwhile has interrupted steps as well.
+        """
         self._look_at_done(found)
-        rows = tasks_in(self._folder)
+        tasks = self._tasks()
         marks = marks_in(self._marks)
-        done = Counter(self._number(row) for row in rows if row.status is TaskStatus.DONE)
+        done = Counter(number for number, row in tasks if row.status is TaskStatus.DONE)
         assumed: Counter[int] = Counter()
-        for row in rows:
-            assumed[self._number(row)] += row.progress.assumed_micro_usd
+        for number, row in tasks:
+            assumed[number] += row.progress.assumed_micro_usd
             if not row.is_terminal:
                 found.unended.append(f"{row.id} is {row.status.value}")
         for number, (name, cost) in enumerate(zip(self._names, self._costs, strict=True)):
@@ -135,40 +165,35 @@ class RunAudit:
             if marks[name] > done[number] + assumed[number] / cost:
                 line = f"{name} has run {marks[name]} times, {assumed[number]} is assumed"
                 found.unassumed.append(line)
-        self._look_at_assumed(found, assumed)
-        used = sum(row.progress.used_micro_usd for row in rows)
+        # The last process came to its own end.
+        self._look_at_assumed(found, assumed, ended=self._lives - 1 + service_ends)
+        used = sum(row.progress.used_micro_usd for _, row in tasks)
         expected = sum(self._costs) + assumed.total()
         if used != expected:
-            found.misbooked.append(f"{self._folder.name} used {used} and not {expected}")
+            found.misbooked.append(f"{self._run_id} used {used} and not {expected}")
         return used, assumed.total()
 
-    def _look_at_assumed(self, found: Remains, assumed: Counter[int]) -> None:
-        # The last process came to its own end.
-        ended = self._lives - 1
+    def _look_at_assumed(self, found: Remains, assumed: Counter[int], *, ended: int) -> None:
         times = {number: amount / self._costs[number] for number, amount in assumed.items()}
         for number, count in times.items():
             if count > ended or not count.is_integer():
                 line = f"{self._names[number]} is assumed {count:g} times, {ended} processes ended"
                 found.overassumed.append(line)
         if sum(times.values()) > ended * self._places:
-            line = f"{self._folder.name}: {sum(times.values()):g} attempts, {ended} processes ended"
+            line = f"{self._run_id}: {sum(times.values()):g} attempts, {ended} processes ended"
             found.overassumed.append(line)
 
-    def _look_at(self, found: Remains, row: TaskRow, marks: Counter[str]) -> None:
-        name = self._names[self._number(row)]
+    def _look_at(self, found: Remains, number: int, row: TaskRow, marks: Counter[str]) -> None:
+        name = self._names[number]
         if not marks[name]:
             found.unexecuted.append(name)
         _, times = self._done.setdefault(row.id, (row, marks[name]))
         if marks[name] != times:
             found.ran_again.append(f"{name} has run {marks[name]} times, done after {times}")
 
-    def _number(self, row: TaskRow) -> int:
-        """Return the number of a run of a step, which its id has behind that of the run."""
-        return int(row.id.removeprefix(f"{self._folder.name}-").split("-")[0])
 
-
-def books_of_run(folder: Path) -> Audit:
-    """Read the books that a run keeps in its own store."""
+def books_in(folder: Path) -> Audit:
+    """Read the books that are kept in the store in a folder."""
     reader = SqliteReader(folder / STORE_NAME)
     try:
         return sql_upkeep.audit(reader.begin())

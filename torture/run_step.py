@@ -14,18 +14,29 @@ LONGEST_SECONDS = 0.08
 LONGEST_AFTER_SECONDS = 0.04
 
 
-def work(name: str, path: str) -> None:
-    """Be the program of a step."""
-    # How long it takes differs from attempt to attempt, so that kills meet it everywhere.
+def draw_seconds() -> tuple[float, float]:
+    """Draw how long a step takes before its mark and after it."""
+    # It differs from attempt to attempt, so that kills meet it everywhere.
     first, second = os.urandom(2)
-    time.sleep(LONGEST_SECONDS * first / 255)
+    return LONGEST_SECONDS * first / 255, LONGEST_AFTER_SECONDS * second / 255
+
+
+def leave_mark(name: str, path: str) -> None:
+    """Write a line, and return when it is on disk."""
     marks = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(marks, f"{name}\n".encode())
         os.fsync(marks)
     finally:
         os.close(marks)
-    time.sleep(LONGEST_AFTER_SECONDS * second / 255)
+
+
+def work(name: str, path: str) -> None:
+    """Be the program of a step."""
+    before, after = draw_seconds()
+    time.sleep(before)
+    leave_mark(name, path)
+    time.sleep(after)
     sys.stdout.write(f"{name}\n")
 
 

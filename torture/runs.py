@@ -3,7 +3,8 @@
 A process is killed while it starts, works, drains or ends, with its writer or alone, or it is asked
 to end once or twice. Whatever was recorded as done before must be as it was and must not have run
 again; whatever has run is booked, as done or as assumed; and the books equal what the tasks of all
-runs have used. The session beside it is many processes at once, on one limit.
+runs have used. A service that carries runs out is ended as well, and started again. The session
+beside it is many processes at once, on one limit.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from headgate.core.money import format_usd
@@ -32,16 +34,20 @@ from service.support import ROOT
 from torture.run_audit import (
     Remains,
     RunAudit,
-    books_of_run,
+    StepRow,
+    books_in,
     look_at_books,
     marks_in,
     shared_books,
+    tasks_in,
     when_leases_have_ended,
 )
 from torture.run_lives import LEFT_ALONE, USUAL_CODES, Life, draw_kind, wait_until_left
+from torture.run_service import RunService
 
-BACKENDS = ("local", "sqlite", "redis")
-"""Where the books are: in each run's own store, in a file for all of them, or on a server."""
+BACKENDS = ("local", "sqlite", "redis", "server")
+"""Where the books are: in each run's own store, in a file for all of them, on a Redis server, or in
+the store of a service that carries the runs out."""
 
 KILLS_SHARE = 4
 """A process of a run lives for a second or two, so that a quarter of the kills is enough here."""
@@ -78,12 +84,36 @@ steps:
     cost_usd: 0.05
 """
 
+SERVICE_WORKFLOW = """
+name: tortured
+config: {{budget_usd: 1000, concurrency: {places}, defaults: {{timeout: 30}}}}
+steps:
+  - id: first
+    foreach: {items}
+    target: step
+    action: work
+    params: {{name: "first-{{index}}", marks: "{marks}"}}
+    cost_usd: 0.01
+  - id: second
+    foreach: {{step: first}}
+    target: step
+    action: work
+    params: {{name: "second-{{index}}", marks: "{marks}", first: "{{steps.first.output}}"}}
+    cost_usd: 0.02
+  - id: last
+    target: step
+    action: work
+    params: {{name: last-0, marks: "{marks}", all: "{{steps.second.outputs}}"}}
+    cost_usd: 0.05
+"""
+
 
 @dataclass
 class Findings:
     """What was done to runs, and what was found."""
 
     ends: Counter[str] = field(default_factory=Counter)
+    service_ends: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     executions: int = 0
     used_micro_usd: int = 0
@@ -99,19 +129,23 @@ class Findings:
 class Place:
     """A folder for runs one after the other, with books of one kind."""
 
-    def __init__(self, folder: Path, backend: str, url: str = "") -> None:
+    def __init__(
+        self, folder: Path, backend: str, url: str = "", service: RunService | None = None
+    ) -> None:
         # The address of a server may be a secret in part, so a resume is told of it anew.
         named = {"HEADGATE_BUDGET_URL": url} if url else {}
         self.commands = Commands(folder, **named)
+        self.service = service
         self._backend = backend
         self._url = url
 
     def begin(self, marks: Path) -> subprocess.Popen[str]:
         """Start a process that begins a run, whose steps leave their marks in a file."""
         file = self.commands.folder / "tortured.yaml"
+        text = WORKFLOW if self.service is None else SERVICE_WORKFLOW
         words = {"python": sys.executable, "program": STEP_PROGRAM, "marks": marks}
-        file.write_text(WORKFLOW.format(items=list(range(ITEMS)), places=PLACES, **words))
-        return self.commands.start_run(str(file), "--budget-tracker", *self._books())
+        file.write_text(text.format(items=list(range(ITEMS)), places=PLACES, **words))
+        return self.commands.start_run(str(file), *self._books())
 
     def resume(self, run_id: str) -> subprocess.Popen[str]:
         """Start a process that goes on with a run."""
@@ -131,23 +165,43 @@ class Place:
         """Return where a run is kept."""
         return self.commands.data / "runs" / run_id
 
+    def tasks_of(self, run_id: str) -> list[StepRow]:
+        """Read the tasks of a run from wherever they are kept."""
+        if self.service is not None:
+            return self.service.tasks_of(run_id, NAMES)
+        return tasks_in(self.folder_of(run_id))
+
+    def troubled(self) -> AbstractContextManager[None]:
+        """Have the service be in trouble at some moment of the block, if there is one."""
+        return nullcontext() if self.service is None else self.service.troubled()
+
+    def service_ends(self) -> Counter[str]:
+        """Return how often the service was ended in each way, if there is one."""
+        return Counter() if self.service is None else self.service.ends
+
     def look_at_books_of(self, run_id: str, used_micro_usd: int, found: Remains) -> None:
         """Hold the books that a run keeps itself against what its tasks have used."""
         if self._backend == "local":
-            audit = books_of_run(self.folder_of(run_id))
+            audit = books_in(self.folder_of(run_id))
             look_at_books(found, audit, "workflow:tortured", used_micro_usd)
 
     def look_at_shared_books(self, used_micro_usd: int, found: Remains) -> None:
         """Hold the books that all runs share against what the tasks of all of them have used."""
-        if self._backend != "local":
+        if self.service is not None:
+            self.service.stop()
+            found.strange_ends += self.service.strange_ends
+            look_at_books(found, books_in(self.service.data), SCOPE, used_micro_usd)
+        elif self._backend != "local":
             audit = asyncio.run(shared_books(self._ledger()))
             look_at_books(found, audit, SCOPE, used_micro_usd)
 
     def _books(self) -> tuple[str, ...]:
         if self._backend == "local":
-            return ("local",)
+            return ("--budget-tracker", "local")
         session = ("--budget-session-id", SESSION, "--budget-session-limit", "1000")
-        return (self._backend, *session)
+        if self.service is not None:
+            return ("--server", self.service.url, *session)
+        return ("--budget-tracker", self._backend, *session)
 
     def _ledger(self) -> Ledger:
         if self._backend == "redis":
@@ -157,14 +211,27 @@ class Place:
 
 
 @contextmanager
-def new_place(backend: str) -> Iterator[Place]:
+def new_place(backend: str, *, seed: int = 1) -> Iterator[Place]:
     """Give an empty place for runs."""
     with tempfile.TemporaryDirectory(prefix="hg-", ignore_cleanup_errors=True) as name:
         if backend == "redis":
             with running_valkey() as valkey:
                 yield Place(Path(name), backend, valkey.url)
+        elif backend == "server":
+            with _running_service(Path(name) / "service", seed) as service:
+                yield Place(Path(name), backend, service=service)
         else:
             yield Place(Path(name), backend)
+
+
+@contextmanager
+def _running_service(folder: Path, seed: int) -> Iterator[RunService]:
+    service = RunService(folder, random.Random(seed), places=PLACES)
+    try:
+        service.start()
+        yield service
+    finally:
+        service.kill()
 
 
 class TorturedRun:
@@ -176,14 +243,16 @@ class TorturedRun:
         self._random = source
         self._marks = place.commands.folder / f"marks-{findings.runs}"
         self._known = set(place.commands.ids())
+        self._service_ends = place.service_ends().total()
         self._run_id: str | None = None
         self._audit: RunAudit | None = None
 
     def live(self, kind: str) -> bool:
         """Have a process live until it is ended, and return whether the run is done."""
         place, run_id = self._place, self._run_id
-        process = place.begin(self._marks) if run_id is None else place.resume(run_id)
-        end = Life(process, self._marks, self._random, NAMES[-1]).end(kind)
+        with place.troubled():
+            process = place.begin(self._marks) if run_id is None else place.resume(run_id)
+            end = Life(process, self._marks, self._random, NAMES[-1]).end(kind)
         if kind != LEFT_ALONE and end.code != EXIT_DONE:
             self._findings.ends[kind] += 1
         _judge(end, kind, self._findings.remains)
@@ -197,7 +266,8 @@ class TorturedRun:
         if self._audit is None or self._run_id is None:
             found.unended.append("a run that never began")
             return
-        used, assumed = self._audit.look_at_end(found)
+        service_ends = self._place.service_ends().total() - self._service_ends
+        used, assumed = self._audit.look_at_end(found, service_ends=service_ends)
         self._place.look_at_books_of(self._run_id, used, found)
         _look_at_report(self._place, self._run_id, assumed, found)
         findings.executions += marks_in(self._marks).total()
@@ -211,8 +281,8 @@ class TorturedRun:
             if not new:
                 return
             self._run_id = new.pop()
-            folder = self._place.folder_of(self._run_id)
-            self._audit = RunAudit(folder, self._marks, NAMES, COSTS, places=PLACES)
+            tasks = partial(self._place.tasks_of, self._run_id)
+            self._audit = RunAudit(self._run_id, tasks, self._marks, NAMES, COSTS, places=PLACES)
         if not wait_until_left(self._place.folder_of(self._run_id)):
             line = f"{self._run_id} is still held after {kind}"
             self._findings.remains.strange_ends.append(line)
@@ -231,6 +301,7 @@ def torture(place: Place, *, kills: int, seed: int) -> Findings:
                 break
         tortured.look_at_end()
         print(f"  {findings.ends.total()} ends, {findings.runs} runs", flush=True)
+    findings.service_ends += place.service_ends()
     place.look_at_shared_books(findings.used_micro_usd, findings.remains)
     findings.seconds = time.monotonic() - started
     return findings
@@ -265,7 +336,7 @@ def run(options: argparse.Namespace) -> bool:
         if backend not in BACKENDS:
             continue
         print(f"\nruns with {backend} books", flush=True)
-        with new_place(backend) as place:
+        with new_place(backend, seed=options.seed) as place:
             found = torture(place, kills=kills, seed=options.seed)
         is_kept = found.is_right(kills)
         is_right &= is_kept
@@ -276,10 +347,11 @@ def run(options: argparse.Namespace) -> bool:
 
 
 def _report(backend: str, found: Findings, *, is_kept: bool) -> None:
-    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.ends.items()))
     used, assumed = format_usd(found.used_micro_usd), format_usd(found.assumed_micro_usd)
     print(f"\nruns with {backend} books: {'kept' if is_kept else 'BROKEN'} ({found.seconds:.0f} s)")
-    print(f"  processes ended             {found.ends.total()} ({kinds})")
+    print(f"  processes ended             {_counted(found.ends)}")
+    if found.service_ends:
+        print(f"  the service ended           {_counted(found.service_ends)}")
     print(f"  runs                        {found.runs} of {len(NAMES)} steps")
     print(f"  executions                  {found.executions:,}")
     print(f"  booked                      {used}, of which assumed {assumed}")
@@ -287,6 +359,11 @@ def _report(backend: str, found: Findings, *, is_kept: bool) -> None:
         print(f"  {promise:<27} {len(broken)}")
         for line in broken[:MOST_NAMED]:
             print(f"    {line}")
+
+
+def _counted(ends: Counter[str]) -> str:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(ends.items()))
+    return f"{ends.total()} ({kinds})"
 
 
 def _holds_a_session() -> bool:

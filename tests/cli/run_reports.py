@@ -6,6 +6,7 @@ from headgate.runs.backend import Money, StepTask, TaskState
 from headgate.runs.report import RunReport, RunState, StepRow, StepState, StepSummary
 
 BEGAN_AT = 1_800_000_000.0
+SO_FAR_SECONDS = 12.0
 
 
 def task_of(number: int, state: TaskState = TaskState.RUNNING, **fields: object) -> StepTask:
@@ -70,6 +71,7 @@ def report(
         state=state,
         began_at=BEGAN_AT,
         ended_at=ended_at,
+        seconds=SO_FAR_SECONDS if ended_at is None else ended_at - BEGAN_AT,
         steps=(step,),
         rows=rows,
         money=money,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -154,12 +155,40 @@ def test_a_file_that_cannot_be_read_is_one_line(
         assert printed.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["decide"], ["nonsense"], ["demo", "--seconds", "-1"]])
-def test_a_wrong_call_is_exit_code_two(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["decide"], "SNAPSHOT.json is missing (see headgate decide --help)"),
+        (["webhooks", "redeliver"], "ID is missing (see headgate webhooks redeliver --help)"),
+        (["worker"], "--agent is missing (see headgate worker --help)"),
+        (
+            ["completion"],
+            "SHELL is missing; give one of bash, zsh, fish (see headgate completion --help)",
+        ),
+        (["nonsense"], "there is no command nonsense (see headgate --help)"),
+        (["tasts"], "there is no command tasts; did you mean tasks? (see headgate --help)"),
+        (
+            ["runs", "sho"],
+            "there is no command sho; did you mean show? (see headgate runs --help)",
+        ),
+        (
+            ["up", "--prot", "1"],
+            "there is no option --prot; did you mean --port? (see headgate up --help)",
+        ),
+        (["up", "--port", "x"], "--port: 'x' is not a valid integer (see headgate up --help)"),
+        (["up", "--port"], "option '--port' requires an argument"),
+        (["audit", "a\nb"], "got unexpected extra argument (a\\nb) (see headgate audit --help)"),
+        (
+            ["cancel", "--older", "x"],
+            "--older: 'x' is not a time such as 30s, 10m, 2h or 1d (see headgate cancel --help)",
+        ),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_exit_code_two(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(arguments) == 2
-    assert "Error: " in capsys.readouterr().err
+    assert capsys.readouterr().err == f"headgate: {line}\n"
 
 
 def test_a_fault_of_our_own_is_one_line_and_no_traceback(
@@ -202,6 +231,18 @@ def test_a_reader_that_goes_away_is_not_an_error(tmp_path: Path) -> None:
     command = f"{sys.executable} -m headgate decide {path} --json | head -c 10"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("call", [["--help"], ["config", "example"]])
+def test_a_reader_that_has_gone_makes_no_call_fail(call: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        command = [sys.executable, "-m", "headgate", *call]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_standard_input_is_read_for_a_dash(snapshot_file: Path) -> None:

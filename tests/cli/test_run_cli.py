@@ -181,7 +181,7 @@ def test_a_wrong_file_is_one_line_exit_code_two_and_leaves_nothing(
 
 
 WRONG_CALLS: list[tuple[list[str], str]] = [
-    ([], "Missing argument 'FILE'; name a workflow, or a run to go on with by --resume."),
+    ([], "FILE is missing; name a workflow, or a run to go on with by --resume (see"),
     (["nothing.yaml"], "FILE: cannot read nothing.yaml: No such file or directory"),
     (["f.yaml", "--resume", "last"], "--resume: goes on with the file that the run was begun with"),
     (["--resume", "last", "--dry-run"], "--dry-run: is for a file; leave out --resume"),

@@ -14,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cli.run_reports import BEGAN_AT, SESSION_MONEY, done, failed, report, running, waiting
+from cli.run_reports import (
+    BEGAN_AT,
+    SESSION_MONEY,
+    SO_FAR_SECONDS,
+    done,
+    failed,
+    report,
+    running,
+    waiting,
+)
 from headgate.cli.running.pace import Pace
 from headgate.cli.running.progress import (
     Lines,
@@ -39,7 +48,7 @@ def frame(
     console = Console(width=width, height=height, file=io.StringIO(), record=True)
     screen = Screen(
         report=shown,
-        now=BEGAN_AT + 12,
+        now=BEGAN_AT + SO_FAR_SECONDS,
         width=width,
         height=height,
         note=note,

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cli.run_reports import BEGAN_AT, SESSION_MONEY, done, failed, report, running, task_of
 from headgate.cli.running.table import (
@@ -121,7 +122,8 @@ def test_rows_say_state_time_cost_and_why(capsys: pytest.CaptureFixture[str]) ->
     skipped = StepRow(
         name="judge", step="judge", index=None, state=StepState.SKIPPED, why="'case' failed"
     )
-    print_rows("Runs", [done(0), failed(3), lost, running(5), skipped], now=BEGAN_AT + 12)
+    killed = replace(running(6), state=StepState.STOPPED)
+    print_rows("Runs", [done(0), failed(3), lost, running(5), killed, skipped], now=BEGAN_AT + 12)
     assert capsys.readouterr().out.splitlines() == [
         "Runs",
         "  step     state    duration  attempts  cost                   why",
@@ -129,6 +131,7 @@ def test_rows_say_state_time_cost_and_why(capsys: pytest.CaptureFixture[str]) ->
         "  case[3]  failed   2.0 s     1         $0.07                  exit code 3: no such page",
         "  case[4]  done     9.0 s     2         $0.14 ($0.07 assumed)",
         "  case[5]  running  12 s      1",
+        "  case[6]  stopped            1",
         "  judge    skipped                                             'case' failed",
     ]
 

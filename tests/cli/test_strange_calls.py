@@ -116,15 +116,15 @@ def test_a_value_that_cannot_be_used_names_its_option(
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (["submit", "x", "--agent", NOT_UTF8], "'--agent'"),
-        (["submit", NOT_UTF8, "--agent", "a"], "'[ACTION]'"),
-        (["submit", "x", "--label", "k=v", "--label", f"k={NOT_UTF8}"], "'--label'"),
-        (["show", NOT_UTF8], "'TASK'"),
-        (["cancel", NOT_UTF8], "'[TASK]...'"),
-        (["token", "create", NOT_UTF8], "'NAME'"),
-        (["stats", "--url", NOT_UTF8], "'--url'"),
-        (["backup", NOT_UTF8], "'FILE'"),
-        (["budget", "set", NOT_UTF8, "--limit-usd", "1"], "'[SCOPE]'"),
+        (["submit", "x", "--agent", NOT_UTF8], "--agent"),
+        (["submit", NOT_UTF8, "--agent", "a"], "ACTION"),
+        (["submit", "x", "--label", "k=v", "--label", f"k={NOT_UTF8}"], "--label"),
+        (["show", NOT_UTF8], "TASK"),
+        (["cancel", NOT_UTF8], "TASK"),
+        (["token", "create", NOT_UTF8], "NAME"),
+        (["stats", "--url", NOT_UTF8], "--url"),
+        (["backup", NOT_UTF8], "FILE"),
+        (["budget", "set", NOT_UTF8, "--limit-usd", "1"], "SCOPE"),
     ],
 )
 def test_an_argument_that_is_not_utf8_is_named(
@@ -132,7 +132,7 @@ def test_an_argument_that_is_not_utf8_is_named(
 ) -> None:
     assert run(call) == 2
     printed = capsys.readouterr().err
-    assert f"Invalid value for {named}: is not UTF-8" in printed
+    assert printed.startswith(f"headgate: {named}: is not UTF-8 (see headgate ")
 
 
 def test_a_closed_output_does_not_make_a_task_that_was_taken_a_failure(

@@ -16,7 +16,7 @@ from headgate.cli.main import run
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "Missing option '--agent'"),
+        ([], "--agent is missing"),
         (["--agent", "a"], "give --run or --command, one of the two"),
         (["--agent", "a", "--run", "m:f", "--command", "cat"], "give --run or --command"),
         (["--agent", "a", "--run", "no function"], "must be written as package.module:function"),

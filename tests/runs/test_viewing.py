@@ -8,16 +8,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from headgate.runs.backend import StepTask, TaskState, Told
 from headgate.runs.conductor import Conductor
 from headgate.runs.kept.files import JOURNAL
 from headgate.runs.kept.folder import Run, create_run
+from headgate.runs.kept.keeping import Keeping
 from headgate.runs.local.backend import local_backend
 from headgate.runs.options import RunOptions
 from headgate.runs.remote.journal import Ended, Entry, Opened, Sent, SentOrder, Taken
 from headgate.runs.report import RunReport, RunState, StepState
 from headgate.runs.viewing.runs import counted, list_runs, show_run
+from headgate.runs.viewing.tasks import left_at
 from headgate.testing import DEFAULT_START
 from headgate.workflow.reading import read_workflow
 
@@ -218,6 +221,25 @@ def test_a_run_that_was_killed_is_listed_with_what_its_tasks_tell(tmp_path: Path
     (found,) = counted(tmp_path, [left])
     assert (found.spent_micro_usd, found.total) == (spent, 11)
     assert 0 < (found.ended or 0) <= ended
+
+
+def test_a_run_took_as_long_as_processes_carried_it(tmp_path: Path) -> None:
+    run = begun(tmp_path, SERVED)
+    stands = replace(show_run(tmp_path, run.id).report, state=RunState.INTERRUPTED)
+    first, second, third = (Keeping(run) for _ in range(3))
+    first.begin(now=1_000.0, left_at=lambda: 0.0)
+    first.end(stands, now=1_010.0)
+    assert list_runs(tmp_path)[0].seconds == 10.0
+    second.begin(now=2_000.0, left_at=lambda: 0.0)
+    with run.held():
+        assert show_run(tmp_path, run.id, clock=lambda: 2_005.0).report.seconds == 15.0
+    ended = replace(a_task(0, TaskState.DONE), started_at=2_001.0, completed_at=2_003.0)
+    written(run, Opened(server="http://127.0.0.1:7420", keys="k"), Ended(task=ended))
+    # Its process was killed, so it counts until the last that was written.
+    assert [one.seconds for one in counted(tmp_path, list_runs(tmp_path))] == [13.0]
+    third.begin(now=9_000.0, left_at=lambda: left_at(run))
+    third.end(stands, now=9_001.0)
+    assert show_run(tmp_path, run.id).report.seconds == 14.0
 
 
 def test_a_damaged_run_is_listed_with_its_problem(tmp_path: Path) -> None:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -76,6 +79,15 @@ class _ReaderGoneError(Exception):
     """What reads from the pipe that is written to has ended."""
 
 
+@contextmanager
+def _told_apart() -> Iterator[None]:
+    """Tell a reader that has gone apart, as click would make it an error."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise _ReaderGoneError from None
+
+
 class LazyGroup(click.Group):
     """A group whose commands are loaded when they are called, so that each starts fast."""
 
@@ -90,12 +102,21 @@ class LazyGroup(click.Group):
             self.add_command(checked(getattr(module, cmd_name)), cmd_name)
         return super().get_command(ctx, cmd_name)
 
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # noqa: ANN401 - as click has it
+    ) -> click.Context:
+        """Read the arguments, which may write a page of help."""
+        with _told_apart():
+            return super().make_context(info_name, args, parent, **extra)
+
     def invoke(self, ctx: click.Context) -> object:
-        """Run a command; a reader that has gone is told apart, as click would make it an error."""
-        try:
+        """Run a command."""
+        with _told_apart():
             return super().invoke(ctx)
-        except BrokenPipeError:
-            raise _ReaderGoneError from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without loading them."""
@@ -135,8 +156,7 @@ def run(arguments: list[str]) -> int:
 def _report(error: Exception) -> int:
     """Tell a person in one line what went wrong, and return the exit code for it."""
     if isinstance(error, click.ClickException):
-        error.show()
-        return error.exit_code
+        return _report_call(error)
     if isinstance(error, HeadgateError):
         _complain(_line_of(error))
         return _code_of(error)
@@ -144,6 +164,17 @@ def _report(error: Exception) -> int:
         _complain(f"cannot read or write: {error.strerror or error}")
         return EXIT_FAILED
     return _report_own_fault(error)
+
+
+def _report_call(error: click.ClickException) -> int:
+    # Most calls are right, and load none of this.
+    from headgate.cli.wrong_calls import is_help_page, line_of  # noqa: PLC0415
+
+    if is_help_page(error):
+        error.show()
+    else:
+        _complain(line_of(error))
+    return error.exit_code
 
 
 def _code_of(error: HeadgateError) -> int:

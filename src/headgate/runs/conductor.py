@@ -26,6 +26,7 @@ from headgate.runs.order_making import NoOrder, OrderMaker, Refusals
 from headgate.runs.report import Ended, RunReport, RunState
 from headgate.runs.tally import RunTally
 from headgate.runs.viewing.reporting import LiveTask, Reporter, end_state, stopped_as
+from headgate.runs.viewing.tasks import left_at
 from headgate.runs.watching import Watch
 from headgate.workflow.expansion import Expansion
 from headgate.workflow.progress import WorkflowProgress
@@ -112,7 +113,7 @@ class Conductor:
     async def carry_out(self) -> RunReport:
         """Carry out the run to its end, and return how it ended."""
         with self._run.held():
-            self._keeping.begin()
+            self._keeping.begin(now=self._clock(), left_at=lambda: left_at(self._run))
             self._backend.listen(self._told)
             if await self._opened():
                 await self._carry_out()

@@ -84,6 +84,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     state: RunState
     began_at: float
     ended_at: float | None = None
+    seconds: float = 0.0
+    """How long processes have carried it; the time between two of them does not count."""
     steps: tuple[StepSummary, ...] = ()
     rows: tuple[StepRow, ...] = ()
     money: tuple[Money, ...] = ()

@@ -105,7 +105,7 @@ def run(
 
 def _check(file: Path | None, resume: str | None, *, is_dry: bool, given: dict[str, Any]) -> None:
     if file is None and resume is None:
-        message = "Missing argument 'FILE'; name a workflow, or a run to go on with by --resume."
+        message = "FILE is missing; name a workflow, or a run to go on with by --resume"
         raise click.UsageError(message)
     if file is not None and resume is not None:
         problem = "goes on with the file that the run was begun with; leave out FILE"

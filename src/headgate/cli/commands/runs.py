@@ -172,7 +172,7 @@ def _row(run: RunSummary) -> tuple[str, ...]:
         run.workflow,
         run.state.value,
         "" if began is None or run.problem else from_now(began),
-        "" if run.ended_at is None else length_of(max(0.0, run.ended_at - run.created_at)),
+        "" if run.seconds is None or run.problem else length_of(run.seconds),
         _ended(run),
         "" if run.spent_micro_usd is None else format_usd(run.spent_micro_usd),
         told,

@@ -58,7 +58,7 @@ def drawn(screen: Screen) -> Group:
 
 def _head(screen: Screen) -> Text:
     report = screen.report
-    lasted = length_of(screen.now - report.began_at)
+    lasted = length_of(report.seconds)
     return Text.assemble((report.workflow, "bold"), f" {report.run_id}  {lasted}")
 
 

@@ -17,6 +17,7 @@ from headgate.cli.running.words import (
     end_text,
     ending_text,
     money_text,
+    row_seconds,
     shortened,
     told_money,
     unbooked_text,
@@ -155,11 +156,13 @@ def _run_row(row: StepRow, now: float) -> tuple[str, ...]:
     why = row.why or (task.error if task is not None and task.error else "")
     if task is None:
         return (row.name, row.state.value, "", "", "", "", shortened(why))
-    ended_at = now if task.completed_at is None else task.completed_at
+    # Nobody knows how long something ran whose process was killed.
+    is_known = task.completed_at is not None or row.state is StepState.RUNNING
+    seconds = row_seconds(row, now=now) if is_known else None
     return (
         row.name,
         row.state.value,
-        "" if task.started_at is None else length_of(ended_at - task.started_at),
+        "" if seconds is None else length_of(seconds),
         _count(task.attempt),
         _count(task.tokens),
         cost_text(task.micro_usd, task.assumed_micro_usd) if task.micro_usd else "",

@@ -117,9 +117,7 @@ def ending_text(report: RunReport) -> str:
     assumed = sum(step.assumed_micro_usd for step in report.steps)
     done = f"{count_of(report, StepState.DONE):,} of {report.total:,} done{_told_counts(report)}"
     text = f"{report.workflow} {_ENDINGS[report.state]}: {done}, {cost_text(spent, assumed)}"
-    if report.ended_at is not None:
-        text += f", {length_of(max(0.0, report.ended_at - report.began_at))}"
-    return text
+    return f"{text}, {length_of(report.seconds)}" if report.seconds else text
 
 
 _ENDINGS = {

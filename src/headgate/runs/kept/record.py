@@ -34,8 +34,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     are from the outermost to the workflow's own; `books` is the address of a ledger outside the
     run. `digests` are of the files that a resume reads, as they were made; `has_begun` says that
     the store or the journal was made, too. `server` to `concurrency` were said by options, and
-    hold for a resume unless it says otherwise. The rest is how the run stood when a process last
-    left it.
+    hold for a resume unless it says otherwise. `carried_seconds` is the time of all processes that
+    have left it, `life_began_at` when the one began that has not, or that was killed. The rest is
+    how the run stood when a process last left it.
     """
 
     id: str
@@ -57,6 +58,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     session_micro_usd: int | None = None
     micro_usd: int | None = None
     concurrency: int | None = None
+    carried_seconds: float = 0.0
+    life_began_at: float | None = None
     state: RunState = RunState.RUNNING
     ended: int = 0
     ended_at: float | None = None
@@ -64,6 +67,12 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spent_micro_usd: int | None = None
     unbooked_micro_usd: int = 0
     money: tuple[Money, ...] = ()
+
+    def seconds_until(self, moment: float) -> float:
+        """Return how long processes have carried the run, if the latest one did until a moment."""
+        if self.life_began_at is None:
+            return self.carried_seconds
+        return self.carried_seconds + max(0.0, moment - self.life_began_at)
 
 
 def new_run_id(now: float) -> str:

@@ -60,6 +60,8 @@ class Reporter:
         self._failed: list[StepRow] = []
         self.state = RunState.RUNNING
         self.ended_at: float | None = None
+        self.left_at: float | None = None
+        """When its last process was there, if that was killed."""
         self.money: tuple[Money, ...] = ()
         self.exhausted_by: str | None = None
         self.unbooked_micro_usd = 0
@@ -73,6 +75,7 @@ class Reporter:
             state=self.state,
             began_at=self._run.record.created_at,
             ended_at=self.ended_at,
+            seconds=self._run.record.seconds_until(now if self.left_at is None else self.left_at),
             steps=self._tally.summaries([one.task for one in live.values()], now),
             rows=(*self._live_rows(live), *self._failed),
             money=self.money,

@@ -22,7 +22,7 @@ from headgate.runs.order_making import NoOrder, OrderMaker, Refusals
 from headgate.runs.report import RunReport, RunState, StepRow
 from headgate.runs.tally import RunTally
 from headgate.runs.viewing.reporting import LiveTask, Reporter, stopped_as
-from headgate.runs.viewing.tasks import RecordedTasks, recorded_tasks
+from headgate.runs.viewing.tasks import RecordedTasks, last_event_at, recorded_tasks
 from headgate.workflow.expansion import Expansion
 from headgate.workflow.progress import WorkflowProgress
 from headgate.workflow.standing import Standing
@@ -39,7 +39,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A run in a list; `problem` says what is wrong with its folder, if anything is.
 
     `ended` counts runs of steps. It and the cost are None where no process has written them: of a
-    run under way, or one whose process was killed; `counted` works them out.
+    run under way, or one whose process was killed; `counted` works them out. `seconds` is how long
+    processes have carried it, and is worked out for one that was killed.
     """
 
     id: str
@@ -47,6 +48,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     state: RunState
     created_at: float
     ended_at: float | None = None
+    seconds: float | None = None
     total: int = 0
     ended: int | None = None
     server: str | None = None
@@ -78,14 +80,14 @@ def counted(data: Path, found: Sequence[RunSummary]) -> list[RunSummary]:
     return [msgspec.structs.replace(run, **known.get(run.id, {})) for run in found]
 
 
-def _counted(data: Path, name: str) -> dict[str, int]:
+def _counted(data: Path, name: str) -> dict[str, Any]:
     try:
         report = show_run(data, name).report
     except HeadgateError:
         # Whoever shows this run is told what is wrong with it.
         return {}
     spent = sum(step.micro_usd for step in report.steps)
-    return {"ended": report.ended, "spent_micro_usd": spent}
+    return {"ended": report.ended, "spent_micro_usd": spent, "seconds": report.seconds}
 
 
 def show_run(
@@ -109,12 +111,15 @@ def _summary(path: Path) -> RunSummary:
         return RunSummary(
             id=path.name, workflow="", state=state, created_at=0.0, problem=str(error)
         )
+    is_live = is_driven(path)
+    was_killed = record.life_began_at is not None and not is_live
     return RunSummary(
         id=record.id,
         workflow=record.workflow,
-        state=_state(record, is_live=is_driven(path)),
+        state=_state(record, is_live=is_live),
         created_at=record.created_at,
         ended_at=record.ended_at,
+        seconds=None if was_killed else record.seconds_until(time.time()),
         total=record.total,
         ended=None if record.state is RunState.RUNNING else record.ended,
         server=record.server,
@@ -162,6 +167,8 @@ class _View:
             before = self._latest.get(task.number)
             if before is None or before.generation < task.generation:
                 self._latest[task.number] = task
+        if self._state is not RunState.RUNNING:
+            self._reporter.left_at = last_event_at(self._latest.values())
         self._has_failures = any(task.state is TaskState.FAILED for task in self._latest.values())
         for _, task in sorted(self._latest.items()):
             self._restore(task)

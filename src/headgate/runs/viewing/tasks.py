@@ -7,7 +7,7 @@ last line may be half written, and is left out.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,9 +16,10 @@ import msgspec
 
 from headgate.databases.sqlite import ReadOnlyReader, SqliteReader
 from headgate.databases.transaction import Transaction
-from headgate.errors import StoreError
+from headgate.errors import HeadgateError, StoreError
 from headgate.runs.backend import StepTask
 from headgate.runs.kept.files import JOURNAL, STORE
+from headgate.runs.kept.folder import Run
 from headgate.runs.local.tasks import step_task
 from headgate.runs.outputs import result_value
 from headgate.runs.remote.journal import Ended, Entry, Sent, Taken, queued_task
@@ -140,6 +141,22 @@ def recorded_tasks(path: Path, run_id: str) -> Iterator[RecordedTasks]:
             yield StoredTasks(transaction, run_id) if has_tables else NoTasks()
     else:
         yield NoTasks()
+
+
+def last_event_at(tasks: Iterable[StepTask]) -> float:
+    """Return when any of these began or ended last."""
+    times = (task.completed_at or task.started_at or 0.0 for task in tasks)
+    return max(times, default=0.0)
+
+
+def left_at(run: Run) -> float:
+    """Return when a process that was killed last wrote anything of a run, as its tasks tell."""
+    try:
+        with recorded_tasks(run.path, run.id) as recorded:
+            return last_event_at(recorded.tasks())
+    except HeadgateError:
+        # Whoever opens it next is told what is wrong.
+        return 0.0
 
 
 _TABLES = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'task_inputs'"
