@@ -20,6 +20,7 @@ from service.support import ServiceProcess, running_service, wait_until
 
 BACK_MS = 20_000
 REFUSED_MS = 15_000
+AWAY = "The store cannot be asked now."
 REFRESH = "htmx.trigger('#rows', 'sse:changed')"
 
 
@@ -91,14 +92,18 @@ def test_a_page_tells_of_an_outage_and_goes_on_after_it(
         expect(outage).to_be_hidden()
 
 
-def test_the_overview_stays_live_while_the_store_is_away_and_after_it(
+def test_pages_outlive_an_outage_of_the_store_each_in_its_way(
     browser: Browser, watch: Watch, tmp_path: Path, postgres: PostgresServer, postgres_url: str
 ) -> None:
+    for part in ("answered 503", "status of 503"):
+        watch.expect(part)
     with (
         running_service(tmp_path, "--store", postgres_url) as service,
         browser.new_page() as page,
+        browser.new_page() as other,
     ):
         watch.look_at(page)
+        watch.look_at(other)
         service.wait_for(service.submit())
         page.goto(service.address)
         notice = page.locator(".attention", has_text="The store has a problem")
@@ -110,10 +115,13 @@ def test_the_overview_stays_live_while_the_store_is_away_and_after_it(
             expect(notice).to_be_visible(timeout=BACK_MS)
             expect(unknown.first).to_be_visible()
             expect(page.locator("#live-state")).to_be_hidden()
+            other.goto(f"{service.address}/ui/tasks")
+            expect(other.locator("h1")).to_have_text(AWAY)
         finally:
             postgres.start()
         expect(notice).to_have_count(0, timeout=BACK_MS)
         expect(unknown).to_have_count(0, timeout=BACK_MS)
+        expect(other.locator("h1")).to_have_text("Tasks", timeout=BACK_MS)
         service.submit()
         expect(page.locator("#live-state")).to_be_hidden()
 

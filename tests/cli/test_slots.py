@@ -150,6 +150,11 @@ OFF = "disabled by hand, `headgate slots enable work` brings it back"
             "next wake",
             "now: 1 min after the reset",
         ),
+        (
+            {"resetsAt": (NOW - timedelta(minutes=2)).isoformat()},
+            "resets",
+            "the window ended 2 min ago; a reading has to confirm it",
+        ),
         ({"wakeLoop": {"restarts": 1, "problem": "stuck"}}, "wake loop", "restarted once, stuck"),
         ({"wakeLoop": {"restarts": 2, "problem": "x"}}, "wake loop", "restarted 2 times, x"),
     ],

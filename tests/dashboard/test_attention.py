@@ -119,9 +119,14 @@ def test_a_budget_within_another_is_told_of_too_and_has_its_page() -> None:
             "is disabled: the key was refused.",
         ),
         (
-            {"state": "exhausted", "resets_at": LATER},
+            {"state": "exhausted", "resets_at": LATER, "held_until": LATER},
             "warning",
             "is exhausted: its tasks wait for the next window.",
+        ),
+        (
+            {"state": "exhausted", "resets_at": LATER},
+            "warning",
+            "is exhausted: its window ended, and a reading has to confirm it.",
         ),
         ({"state": "paused", "hold": "a 429"}, "warning", "is paused: a 429."),
         (

@@ -18,6 +18,8 @@ from headgate.dashboard.shown.field_labels import (
     BUDGET_FIELDS,
     FILTER_FIELDS,
     PROJECT_FIELDS,
+    SETTINGS_FIELDS,
+    TOKEN_FIELDS,
     WEBHOOK_FIELDS,
     told,
 )
@@ -26,7 +28,7 @@ from headgate.intake.fields import identifier
 from headgate.web.refusals import Refusal, invalid_field
 
 SETTINGS = "[projects.search]\n[agents.writer]\n"
-ON_NO_FORM = {"status", "state"}
+ON_NO_FORM = {"status", "state", "permissions", "reset"}
 """Sent by buttons, or by boxes that stand together."""
 
 
@@ -38,6 +40,8 @@ ON_NO_FORM = {"status", "state"}
         ("/ui/projects", AGENT_FIELDS),
         ("/ui/tasks", FILTER_FIELDS),
         ("/ui/webhooks", WEBHOOK_FIELDS),
+        ("/ui/settings", SETTINGS_FIELDS),
+        ("/ui/settings/tokens", TOKEN_FIELDS),
     ],
 )
 async def test_every_field_of_a_form_stands_beside_the_label_of_the_table(

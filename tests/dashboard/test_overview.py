@@ -170,7 +170,7 @@ async def test_who_waits_longest_is_named_with_what_holds_it(tmp_path: Path) -> 
 
         await until(is_held)
         text = (await overview(app)).partition("Waiting longest")[2]
-        assert f"{first} of search , for a , since" in text
+        assert f"{first} of search , for a , has waited" in text
         page = (await Browser(app).get("/")).body.decode()
         assert f'href="/ui/tasks/{first}"' in page
 

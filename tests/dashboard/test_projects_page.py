@@ -10,6 +10,7 @@ import pytest
 
 from dashboard.browser import Browser, quickest, serving, submit, text_of, until
 from dashboard.test_login import logged_in, token_of
+from headgate.store import Totals
 from headgate.tokens import Bounds
 from headgate.web.app import App
 from headgate.web.handlers import lanes
@@ -357,6 +358,24 @@ async def test_agents_are_found_by_name_and_shown_a_part_at_a_time(tmp_path: Pat
         found = await agents_of(app, "/ui/projects?find=AGENT-2&agents_from=5")
         assert "6 to 10 of 10" in found
         assert "agent-29" in found
+
+
+async def test_lanes_are_read_once_for_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, PROJECTS) as (service, app):
+        read, reads = service.engine.totals, 0
+
+        async def counted() -> Totals:
+            nonlocal reads
+            reads += 1
+            return await read()
+
+        monkeypatch.setattr(service.engine, "totals", counted)
+        for url in ("/ui/projects", "/ui/projects/evals"):
+            reads = 0
+            assert (await Browser(app).get(url)).status == 200
+            assert reads == 1
 
 
 async def agents_of(app: App, url: str) -> str:

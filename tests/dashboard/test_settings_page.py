@@ -134,7 +134,7 @@ async def test_an_override_is_ended_and_the_file_holds_again(tmp_path: Path) -> 
         assert "Changed beside the file" not in await settings_text(browser)
         strange = {"kind": "projects", "name": "search", "field": "<i>"}
         _, said = await browser.act("/ui/settings/overrides/end", strange)
-        assert said.startswith("Not done: field 'reset'")
+        assert said.startswith("Not done: Override:")
         unknown = await browser.post("/ui/settings/overrides/end", {"kind": "scheduler"})
         assert unknown.status == 404
 
@@ -192,7 +192,12 @@ async def test_a_token_is_made_and_its_text_is_shown_once(tmp_path: Path) -> Non
         browser = Browser(app)
         browser.cookies["headgate_token"] = await token_of(service, name="mine")
         await browser.get("/ui/settings/tokens")
-        fields = {"name": "<b>laptop", "permission": ["read", "submit"], "days": "7", "agent": "a"}
+        fields = {
+            "name": "<b>laptop",
+            "permissions": ["read", "submit"],
+            "expiresAt": "7",
+            "agentId": "a",
+        }
         made = await browser.post("/ui/settings/tokens", fields)
         assert made.status == 201
         assert made.headers["cache-control"] == "no-store"
@@ -222,11 +227,14 @@ async def test_a_token_is_made_and_its_text_is_shown_once(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"name": "x", "permission": []}, "Not done: permissions:"),
-        ({"name": "", "permission": ["read"]}, "Not done: name:"),
-        ({"name": "x", "permission": ["admin"], "agent": "a"}, "Not done: permissions:"),
-        ({"name": "x", "permission": ["read"], "project": "none"}, "Not done: unknown project"),
-        ({"name": "x", "permission": ["read"], "days": "9999"}, "Not done: days:"),
+        ({"name": "x", "permissions": []}, "Not done: Permissions:"),
+        ({"name": "", "permissions": ["read"]}, "Not done: Name:"),
+        ({"name": "x", "permissions": ["admin"], "agentId": "a"}, "Not done: Permissions:"),
+        (
+            {"name": "x", "permissions": ["read"], "projectId": "none"},
+            "Not done: Only for the project: unknown",
+        ),
+        ({"name": "x", "permissions": ["read"], "expiresAt": "9999"}, "Not done: Expires after:"),
     ],
 )
 async def test_a_token_that_cannot_be_is_refused_on_the_page(
@@ -244,9 +252,9 @@ async def test_nobody_makes_a_token_that_may_do_more_than_its_maker(tmp_path: Pa
         browser = Browser(app)
         browser.cookies["headgate_token"] = await token_of(service, "read", "admin")
         await browser.get("/ui/settings/tokens")
-        fields = {"name": "x", "permission": ["cancel"]}
+        fields = {"name": "x", "permissions": ["cancel"]}
         _, said = await browser.act("/ui/settings/tokens", fields)
-    assert said.startswith("Not done: field 'permissions': is more than")
+    assert said.startswith("Not done: Permissions: is more than")
 
 
 @pytest.mark.parametrize("bounds", [Bounds(), Bounds(agent_id="coder")])

@@ -9,7 +9,13 @@ import pytest
 
 from dashboard.test_attention import slot
 from headgate.bodies.slots import NextWakeBody
-from headgate.dashboard.shown.slot_words import SlotBar, bar_of, next_wake_words, wake_mode_words
+from headgate.dashboard.shown.slot_words import (
+    SlotBar,
+    bar_of,
+    next_wake_words,
+    reset_words,
+    wake_mode_words,
+)
 
 LATER = datetime(2026, 11, 15, 21, 0, tzinfo=UTC)
 WAKE = NextWakeBody(at=LATER, mode="interval", reason="interval mode (5 min elapsed)")
@@ -55,3 +61,15 @@ def test_the_modes_of_wakes_are_said_in_words() -> None:
         "at an interval, at times of day"
     )
     assert wake_mode_words(slot()) == "never"
+
+
+@pytest.mark.parametrize(
+    ("resets_at", "words"),
+    [
+        (7_201.0, "resets in 2 h"),
+        (1.0, "the window ended now; a reading has to confirm it"),
+        (-119.0, "the window ended 2 min ago; a reading has to confirm it"),
+    ],
+)
+def test_a_reset_that_has_passed_is_the_end_of_a_window(resets_at: float, words: str) -> None:
+    assert reset_words(resets_at, 1.0) == words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from dashboard.browser import Browser, serving, text_of, until
 from dashboard.test_login import LOCKED, token_of
 from headgate.dashboard.shown.named_lists import ROWS
+from headgate.dashboard.shown.slot_window import HOUR_SECONDS
 from headgate.testing.fake_provider import FakeProvider
 from headgate.tokens import Bounds
 from headgate.web.app import App
@@ -24,11 +26,16 @@ PATH = "/ui/slots/%3Cb%3Ea%2Fb%3C%2Fb%3E%20%D7%90"
 
 @asynccontextmanager
 async def with_slots(
-    folder: Path, *names: str, more: str = "", before: str = "", script: str = ""
+    folder: Path,
+    *names: str,
+    more: str = "",
+    before: str = "",
+    script: str = "",
+    of: FakeProvider | None = None,
 ) -> AsyncIterator[tuple[Service, App, FakeProvider]]:
     """Run a service with slots at a provider of its own, whose first answer may be a refusal."""
     (folder / "key").write_text(KEY)
-    async with FakeProvider() as provider:
+    async with of or FakeProvider() as provider:
         if script:
             provider.next("500", message=script, on="quota")
         tables = [
@@ -85,6 +92,14 @@ async def test_a_slot_is_warmed_and_its_page_tells_what_came_of_it(tmp_path: Pat
         assert "wake" in log
 
 
+async def test_a_limit_whose_reset_has_passed_is_said_to_have_ended(tmp_path: Path) -> None:
+    late = FakeProvider(is_warm=True, percent=100.0, clock=lambda: time.time() - 6 * HOUR_SECONDS)
+    async with with_slots(tmp_path, "work", of=late) as (_, app, _provider):
+        await read_once(app)
+        text = text_of((await Browser(app).get("/ui/slots/work")).body)
+    assert "5 hours 100 % ended 1 h ago" in text
+
+
 async def test_a_slot_is_switched_off_and_on(tmp_path: Path) -> None:
     async with with_slots(tmp_path, "work") as (_, app, _provider):
         browser = Browser(app)
@@ -129,7 +144,7 @@ async def test_what_a_provider_writes_is_text(tmp_path: Path) -> None:
         browser = Browser(app)
 
         async def has_failed() -> bool:
-            return "1 in a row" in (await browser.get("/ui/slots/work")).body.decode()
+            return "1 error" in (await browser.get("/ui/slots/work")).body.decode()
 
         await until(has_failed)
         for path in ("/ui/slots", "/ui/slots/work", "/ui/slots/work/log"):
@@ -153,7 +168,7 @@ async def test_a_slot_whose_key_was_refused_keeps_its_error_and_has_one_tag(tmp_
         await until(is_disabled)
         page = text_of((await browser.get("/ui/slots/work")).body)
     assert (
-        "1 in a row one request failed: refused: the provider answered 401: this key was revoked"
+        "1 error one request failed: refused: the provider answered 401: this key was revoked"
         in page
     )
     assert "Last error refused: the provider answered 401: this key was revoked" in page

@@ -85,6 +85,7 @@ async def test_a_store_that_fails_does_not_tell_a_visitor_to_log_in_again(
     answer = await browser.get(path)
     assert answer.status == status
     assert LOG_IN not in answer.body.decode()
+    assert ("You stay logged in." in text_of(answer.body)) is (status == 503)
 
 
 async def test_whose_token_is_no_good_is_told_to_log_in_where_nothing_is(door: Door) -> None:

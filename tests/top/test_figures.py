@@ -20,7 +20,7 @@ from headgate.bodies.tasks import (
     WhyBody,
 )
 from headgate.core.key_slots.wake import WakeMode
-from headgate.core.key_slots.wake_words import mode_words
+from headgate.core.key_slots.wake_words import ENDED, mode_words
 from headgate.core.tasks.task import TaskStatus
 from headgate.top import figures
 from headgate.top.cells import MAX_ROWS, since_cell
@@ -174,6 +174,7 @@ def test_a_slot_counts_down_to_its_reset_and_says_what_holds_its_tasks() -> None
         "work", "exhausted", "", "100 %", "1 h 1 min", "-", "-", "0", "used up",
     ]  # fmt: skip
     assert texts(rows[1])[2:7] == ["-", "-", "-", "-", "-"]
+    assert texts(figures.slot_rows(picture, NOW + 3700)[0])[4] == ENDED
 
 
 def test_a_slot_that_is_disabled_says_that_once() -> None:

@@ -16,6 +16,7 @@ import headgate
 from headgate.core.texts.figures import ago, coming, relative
 from headgate.dashboard.page import Page, View
 from headgate.dashboard.shown import formats
+from headgate.dashboard.shown.slot_words import reset_words
 from headgate.dashboard.static_files import StaticFiles
 
 MACROS = "macros.html"
@@ -48,6 +49,7 @@ class Rendering:
             ago=ago,
             coming=coming,
             relative=relative,
+            reset_words=reset_words,
             csrf_mark=CSRF_MARK,
             once_mark=ONCE_MARK,
             version=headgate.__version__,

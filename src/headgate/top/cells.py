@@ -47,12 +47,12 @@ def since_cell(seconds: float | None) -> Cell:
     return number_cell(duration(seconds), seconds, room=TIME_WIDTH)
 
 
-def until_cell(moment: datetime | None, now: float) -> Cell:
-    """Return how long it is until a time."""
+def until_cell(moment: datetime | None, now: float, *, past: str = NOW) -> Cell:
+    """Return how long it is until a time, or what is said of it once it has come."""
     if moment is None:
         return NEVER
     away = seconds_of(moment) - now
-    return number_cell(duration(away) if away > 0 else NOW, away, room=TIME_WIDTH)
+    return number_cell(duration(away) if away > 0 else past, away, room=TIME_WIDTH)
 
 
 def limited_cell(bar: Bar | None) -> Cell:

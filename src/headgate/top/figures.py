@@ -12,7 +12,7 @@ from headgate.bodies.admin import ProjectBody
 from headgate.bodies.figures import LaneBody
 from headgate.bodies.slots import SlotBody
 from headgate.bodies.tasks import WhyBody
-from headgate.core.key_slots.wake_words import mode_words
+from headgate.core.key_slots.wake_words import ENDED, mode_words
 from headgate.core.tasks.task import TaskStatus
 from headgate.core.texts.figures import seconds_of
 from headgate.top.bars import Bar
@@ -160,7 +160,7 @@ def _slot(slot: SlotBody, now: float) -> Row:
         text_cell(slot.state, _SLOT_STATES.get(slot.state, "")),
         limited_cell(None if used is None else Bar(used=used / 100)),
         share_cell(None if used is None else used / 100),
-        until_cell(slot.resets_at, now),
+        until_cell(slot.resets_at, now, past=ENDED),
         until_cell(None if wake is None else wake.at, now),
         text_cell("-" if wake is None else mode_words(wake.mode)),
         count_cell(errors, CAREFUL if errors else ""),

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from headgate.cli.times import clock_time, countdown, from_now
-from headgate.core.key_slots.wake_words import reason_words
+from headgate.core.key_slots.wake_words import ENDED, ended_words, reason_words
 from headgate.core.texts.printable import printable
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def row_of(slot: SlotBody) -> tuple[str, ...]:
         slot.name,
         slot.state,
         percent(slot.percent_used),
-        "" if slot.resets_at is None else countdown(slot.resets_at),
+        "" if slot.resets_at is None else _reset_soon(slot.resets_at),
         _wake_soon(slot),
         _confirmation(slot),
         _errors(slot),
@@ -57,7 +57,7 @@ def _facts(slot: SlotBody) -> list[tuple[str, str]]:
         ("reason", "" if slot.hold == slot.disabled_reason else slot.disabled_reason),
         ("holds tasks", _hold(slot)),
         ("used", percent(slot.percent_used)),
-        ("resets", _at(slot.resets_at)),
+        ("resets", _reset(slot.resets_at)),
         ("read", _at(slot.read_at)),
         ("next poll", _at(slot.next_poll_at)),
         ("wake modes", ", ".join(slot.wake_modes) or "none: it is never woken"),
@@ -77,6 +77,20 @@ def _hold(slot: SlotBody) -> str:
     return f"{slot.hold}, until {_at(slot.held_until)}"
 
 
+def _reset_soon(resets_at: datetime) -> str:
+    return ENDED if _has_come(resets_at) else countdown(resets_at)
+
+
+def _reset(resets_at: datetime | None) -> str:
+    if resets_at is None or not _has_come(resets_at):
+        return _at(resets_at)
+    return ended_words(from_now(resets_at))
+
+
+def _has_come(moment: datetime) -> bool:
+    return countdown(moment) == "now"
+
+
 def _wake_soon(slot: SlotBody) -> str:
     wake = slot.next_wake
     if wake is not None:
@@ -90,7 +104,7 @@ def _wake(wake: NextWakeBody | None) -> str:
     if wake is None:
         return ""
     # What is due is being checked, or waits for its turn; how late it is says nothing.
-    at = "now" if countdown(wake.at) == "now" else _at(wake.at)
+    at = "now" if _has_come(wake.at) else _at(wake.at)
     return f"{at}: {reason_words(wake.reason)}"
 
 
@@ -116,9 +130,13 @@ def _loop(loop: LoopBody | None) -> str:
 
 def _limit(limit: LimitBody) -> str:
     unit = "" if limit.unit is None else f"unit {limit.unit}"
-    resets = "" if limit.resets_at is None else f"resets {_at(limit.resets_at)}"
+    resets = "" if limit.resets_at is None else _limit_reset(limit.resets_at)
     used = "" if limit.percent_used is None else f"{percent(limit.percent_used)} used"
     return ", ".join(part for part in (limit.type, unit, used, resets) if part)
+
+
+def _limit_reset(resets_at: datetime) -> str:
+    return f"{ENDED if _has_come(resets_at) else 'resets'} {_at(resets_at)}"
 
 
 def _at(moment: datetime | None) -> str:

@@ -1,4 +1,4 @@
-"""What wakes a slot, in the words that pages and terminals share.
+"""What wakes a slot and when its window ends, in the words that pages and terminals share.
 
 Rule: a mode that has no words here is said as it is called, so that nothing is hidden.
 """
@@ -6,6 +6,9 @@ Rule: a mode that has no words here is said as it is called, so that nothing is 
 from __future__ import annotations
 
 import re
+
+ENDED = "ended"
+"""What stands in the place of the time until a reset that has passed."""
 
 _WORDS = {
     "interval": "at an interval",
@@ -34,3 +37,8 @@ def reason_words(reason: str) -> str:
     if mode == "after_reset":
         return f"{told.removesuffix(' after reset')} after the reset"
     return f"set for {told}" if mode == "times" else reason
+
+
+def ended_words(when: str) -> str:
+    """Return what is said of a window whose reset has passed, which only a reading can show."""
+    return f"the window {ENDED} {when}; a reading has to confirm it"

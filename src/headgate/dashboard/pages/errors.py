@@ -20,6 +20,7 @@ from headgate.web.refusals import Refusal
 
 OVERVIEW = "/"
 SERVER_FAULT = 500
+UNAVAILABLE = 503
 
 _ADVICE = {
     400: "Check the address or what you entered, then try again.",
@@ -30,7 +31,7 @@ _ADVICE = {
     429: "Wait a moment, then try again.",
     500: "This is a fault of the service. Its log has the details under the id below; please report"
     " it.",
-    503: "The service tries again by itself. Wait a few seconds, then load the page again;"
+    503: "The service tries again by itself, and this page comes back when it can be shown;"
     " headgate doctor says more.",
 }
 _ACTION_ADVICE = {503: "The command headgate doctor says what is in the way."}
@@ -38,6 +39,7 @@ _NOT_CONFIRMED = (
     "It was not confirmed that anything was done. Look at how things stand, then send the form"
     " again."
 )
+_LATER = "; try again later"
 _DEFAULT_ADVICE = "Go back and try again."
 _CSRF_ADVICE = "Load the page that has the form again, allow cookies for this host, and send it."
 _LEDGER_AWAY = "The budget ledger cannot be asked now"
@@ -82,11 +84,15 @@ def error_page(
     if is_unconfirmed:
         further = advice if names_ledger else _ACTION_ADVICE.get(status, advice)
         advice = f"{_NOT_CONFIRMED} {further}"
+    is_asked_again = sent_from is None and status == UNAVAILABLE
+    if is_asked_again:
+        problem = problem.removesuffix(_LATER)
     context = {
         "problem": f"{problem}.",
         "advice": advice,
         "code": body.code,
         "request_id": request_id,
+        "is_asked_again": is_asked_again,
         "sent_from": sent_from if is_unconfirmed and sent_from != OVERVIEW else "",
     }
     return Page(template="error.html", title=title, context=context, status=status)

@@ -45,6 +45,7 @@ from headgate.dashboard.shown.named_lists import (
     part_of,
 )
 from headgate.dashboard.shown.reachable import PROJECTS, project_href
+from headgate.store import Totals
 from headgate.web.handlers.admin_views import agent_body, agents_shown, counts_by
 from headgate.web.handlers.administering import (
     administration_of,
@@ -64,15 +65,17 @@ LANES_FROM = "lanes_from"
 async def show(view: View, _: str) -> Page:
     """Show all projects, agents and lanes."""
     find = looked_for(view)
-    projects = await project_bodies(view.api, view.caller)
-    lanes = await _lanes(view, find=find)
+    # Read once: with thousands of lanes it is most of what the page costs.
+    totals = await view.api.engine.totals()
+    projects = project_bodies(view.api, totals, view.caller)
+    lanes = _lanes(view, totals, find=find)
     context = {
         "find": find,
         "is_paused": view.api.is_paused,
         "projects": part_of(
             view, named_like(projects, find, lambda one: (one.id, one.name)), "projects_from"
         ),
-        "agents": await _agents(view, find=find),
+        "agents": _agents(view, totals, find=find),
         "lanes": part_at(view, lanes.lanes, LANES_FROM, count=lanes.count),
         **_shared(view, projects),
         "strategy": lanes.strategy,
@@ -84,9 +87,10 @@ async def show(view: View, _: str) -> Page:
 
 async def show_project(view: View, name: str) -> Page:
     """Show one project, with what can be changed of it."""
-    projects = await project_bodies(view.api, view.caller)
+    totals = await view.api.engine.totals()
+    projects = project_bodies(view.api, totals, view.caller)
     project = _found(projects, name)
-    lanes = await _lanes(view, project_id=name)
+    lanes = _lanes(view, totals, project_id=name)
     path = project_href(name)
     context = {
         "project": project,
@@ -105,7 +109,7 @@ async def change_project(view: View, name: str, form: Form) -> Done:
     """Change a project beside the file, and say what that does to its share."""
 
     async def change() -> str:
-        before = _found(await project_bodies(view.api), name)
+        before = _found(await _projects(view), name)
         known = ProjectPatchBody(
             credit_weight=before.credit_weight,
             max_concurrent_agents=before.max_concurrent_agents,
@@ -131,7 +135,7 @@ async def reset_project(view: View, name: str, form: Form) -> Done:
     """Let the file say everything of a project again."""
 
     async def reset() -> str:
-        fields = _found(await project_bodies(view.api), name).overridden
+        fields = _found(await _projects(view), name).overridden
         await patch(view.api, view.request, "projects", name, ProjectPatchBody(reset=fields))
         return f"project {name} is as the file says again"
 
@@ -193,18 +197,20 @@ def tasks_href(lane: LaneBody) -> str:
     return f"/ui/tasks?state=queued&project={quote(lane.project_id, safe='')}{agent}"
 
 
-async def _lanes(view: View, *, find: str = "", project_id: str | None = None) -> LaneListBody:
+def _lanes(
+    view: View, totals: Totals, *, find: str = "", project_id: str | None = None
+) -> LaneListBody:
     """Return the lanes that a page shows of those that it is about."""
     query = LaneQuery(project_id=project_id, find=find, first=first_of(view, LANES_FROM), most=ROWS)
-    return await lane_list(view.api, view.caller, query)
+    return lane_list(view.api, totals, view.caller, query)
 
 
-async def _agents(view: View, *, find: str) -> Part[AgentBody]:
+def _agents(view: View, totals: Totals, *, find: str) -> Part[AgentBody]:
     """Return the agents that a page shows: found by name first, since there may be thousands."""
     if not view.may("admin"):
         return part_of(view, (), AGENTS_FROM)
     situation = administration_of(view.api).situation
-    counts = counts_by((await view.api.engine.totals()).lanes, "agent_id")
+    counts = counts_by(totals.lanes, "agent_id")
     found = named_like(agents_shown(situation, counts), find, lambda name: (name,))
     first = first_of(view, AGENTS_FROM)
     rows = [agent_body(situation, name, counts) for name in found[first : first + ROWS]]
@@ -223,6 +229,10 @@ def _shared(view: View, projects: Sequence[ProjectBody]) -> dict[str, Any]:
         "has_shares": bool(known),
         "window_hours": scheduler.usage_window_hours,
     }
+
+
+async def _projects(view: View) -> list[ProjectBody]:
+    return project_bodies(view.api, await view.api.engine.totals())
 
 
 def _found(projects: Sequence[ProjectBody], name: str) -> ProjectBody:

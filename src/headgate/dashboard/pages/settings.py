@@ -35,11 +35,12 @@ from headgate.dashboard.page import (
 )
 from headgate.dashboard.pages.audit import ROUTES as AUDIT_ROUTES
 from headgate.dashboard.pages.tokens import ROUTES as TOKEN_ROUTES
+from headgate.dashboard.shown.field_labels import SETTINGS_FIELDS
 from headgate.dashboard.shown.named_lists import Part, address, number_in
 from headgate.settings.overrides import OverrideKind
 from headgate.web.handlers.administering import patch, reloaded
 from headgate.web.handlers.running_settings import SECTIONS, SettingsQuery, settings_body
-from headgate.web.refusals import Refusal, invalid_field
+from headgate.web.refusals import Refusal
 
 SETTINGS = "/ui/settings"
 PAGE_ROWS = 100
@@ -76,6 +77,7 @@ async def show(view: View, _: str) -> Page:
         "part": part,
         "query": query,
         "sections": SECTIONS,
+        "labels": SETTINGS_FIELDS,
         "is_all": not query.is_changed,
         "overrides": [_override(one) for one in body.overrides[:MAX_OVERRIDES]],
         "more_overrides": max(0, len(body.overrides) - MAX_OVERRIDES),
@@ -95,7 +97,8 @@ def _query(view: View) -> SettingsQuery:
     given = view.request.query()
     section = given.get("section", "")
     if section and section not in SECTIONS:
-        raise invalid_field("section", f"must be one of {', '.join(SECTIONS)}")
+        label = SETTINGS_FIELDS["section"]
+        raise Refusal("invalid_field", f"{label}: must be one of {', '.join(SECTIONS)}")
     return SettingsQuery(
         section=section,
         text=given.get("text", "").strip()[:MAX_TEXT],
@@ -202,7 +205,7 @@ async def end_override(view: View, _: str, form: Form) -> Done:
         await patch(view.api, view.request, kind, form.get("name"), body)
         return "what the file says holds again"
 
-    return await changed_or_said(SETTINGS, end)
+    return await changed_or_said(SETTINGS, end, SETTINGS_FIELDS)
 
 
 ROUTES: tuple[PageRoute, ...] = (

@@ -19,8 +19,9 @@ from headgate.dashboard.page import (
     action_route,
     page_route,
 )
+from headgate.dashboard.shown.field_labels import TOKEN_FIELDS, told
 from headgate.dashboard.shown.named_lists import part_of
-from headgate.errors import InvalidFieldError, InvalidTaskError, LimitReachedError
+from headgate.errors import InvalidFieldError, LimitReachedError
 from headgate.tokens import MAX_NAME_LENGTH, PERMISSIONS
 from headgate.web.handlers.tokens import created, revoked, token_bodies
 from headgate.web.refusals import Refusal
@@ -46,13 +47,17 @@ async def create(view: View, _: str, form: Form) -> Done | Page:
     """Make a token, and show its text this once."""
     try:
         made = await created(view.api, view.request, _wish(form, view.now))
-    except (InvalidFieldError, InvalidTaskError, LimitReachedError) as error:
-        return Done(to=TOKENS, said=f"{error}.", is_error=True)
+    except InvalidFieldError as error:
+        problem = told(error, TOKEN_FIELDS)
+    except LimitReachedError as error:
+        problem = str(error)
     except Refusal as refusal:
         if refusal.body.code != "forbidden":
             raise
-        return Done(to=TOKENS, said=f"{refusal.body.error}.", is_error=True)
-    return await _page(view, made)
+        problem = told(refusal, TOKEN_FIELDS)
+    else:
+        return await _page(view, made)
+    return Done(to=TOKENS, said=f"{problem}.", is_error=True)
 
 
 async def revoke(view: View, token_id: str, _: Form) -> Done:
@@ -68,6 +73,7 @@ async def _page(view: View, made: CreatedTokenBody | None = None) -> Page:
         "own_id": view.caller.token_id,
         "permissions": [(name, _MEANINGS[name]) for name in PERMISSIONS],
         "lifetimes": LIFETIMES,
+        "labels": TOKEN_FIELDS,
         "most_name": MAX_NAME_LENGTH,
         "can_act": view.can("admin"),
     }
@@ -76,19 +82,19 @@ async def _page(view: View, made: CreatedTokenBody | None = None) -> Page:
 
 
 def _wish(form: Form, now: float) -> NewTokenBody:
-    wanted = set(form.all("permission"))
+    wanted = set(form.all("permissions"))
     return NewTokenBody(
         name=form.get("name"),
         permissions=[name for name in PERMISSIONS if name in wanted],
-        expires_at=_expiry(form.get("days"), now),
-        agent_id=form.get("agent") or None,
-        project_id=form.get("project") or None,
+        expires_at=_expiry(form.get("expiresAt"), now),
+        agent_id=form.get("agentId") or None,
+        project_id=form.get("projectId") or None,
     )
 
 
 def _expiry(days: str, now: float) -> datetime | None:
     if days not in LIFETIMES:
-        raise InvalidFieldError("days", "is none of those that are offered")
+        raise InvalidFieldError("expiresAt", "is none of those that are offered")
     return None if not days else datetime.fromtimestamp(now, UTC) + timedelta(days=int(days))
 
 

@@ -135,7 +135,7 @@ def of_slots(slots: Iterable[SlotBody]) -> Iterator[Notice]:
             why = slot.disabled_reason.removeprefix("disabled, ")
             yield _slot(slot, "bad", f"is disabled: {why or 'its tasks wait'}.")
         elif slot.state == "exhausted":
-            yield _slot(slot, "warning", "is exhausted: its tasks wait for the next window.")
+            yield _slot(slot, "warning", f"is exhausted: {_awaited(slot)}.")
         elif slot.state == "paused":
             yield _slot(slot, "warning", f"is paused: {slot.hold or 'its tasks wait'}.")
         elif slot.poll_errors >= WORRYING_POLL_ERRORS:
@@ -143,10 +143,18 @@ def of_slots(slots: Iterable[SlotBody]) -> Iterator[Notice]:
             yield _slot(slot, "warning", text)
 
 
+def _awaited(slot: SlotBody) -> str:
+    """Return what the tasks of a slot that is used up wait for."""
+    if slot.resets_at is not None and slot.held_until is None:
+        return "its window ended, and a reading has to confirm it"
+    return "its tasks wait for the next window"
+
+
 def _slot(slot: SlotBody, tone: Literal["bad", "warning"], text: str) -> Notice:
-    until = slot.resets_at if slot.state == "exhausted" else slot.held_until
     href = slot_href(slot.name)
-    return Notice(tone=tone, title="Slot", name=slot.name, text=text, href=href, until=until)
+    return Notice(
+        tone=tone, title="Slot", name=slot.name, text=text, href=href, until=slot.held_until
+    )
 
 
 def of_webhooks(dead: int, *, is_more: bool) -> Iterator[Notice]:

@@ -38,6 +38,14 @@ FILTER_FIELDS = {
     "until": "Submitted before (UTC)",
 }
 WEBHOOK_FIELDS = {"state": "State", "task": "Task", "url": "Address"}
+SETTINGS_FIELDS = {"text": "Text", "section": "Section", "reset": "Override"}
+TOKEN_FIELDS = {
+    "name": "Name",
+    "permissions": "Permissions",
+    "expiresAt": "Expires after",
+    "agentId": "Only for the agent",
+    "projectId": "Only for the project",
+}
 
 
 def told(error: InvalidFieldError | Refusal, labels: Mapping[str, str]) -> str:

@@ -1,15 +1,18 @@
-"""What a page says of a slot: how much is used, what wakes it next, which window a limit has.
+"""What a page says of a slot: how much is used, when its window ends, what wakes it next.
 
 Rule: the overview and the pages of slots draw from here, so that a slot reads the same on all.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import msgspec
 
 from headgate.bodies.slots import SlotBody
 from headgate.core.budgets.alerts import NEARLY_PERCENT
-from headgate.core.key_slots.wake_words import mode_words, reason_words
+from headgate.core.key_slots.wake_words import ended_words, mode_words, reason_words
+from headgate.core.texts.figures import ago, coming, seconds_of
 
 
 class SlotBar(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +32,13 @@ def bar_of(slot: SlotBody) -> SlotBar:
     if slot.state == "exhausted":
         tone = "full"
     return SlotBar(used=used, tone=tone, words=f"{used:.1f}".removesuffix(".0") + " % used")
+
+
+def reset_words(resets_at: datetime | float, now: float) -> str:
+    """Return when a window resets, or that it ended."""
+    if seconds_of(resets_at) > now:
+        return f"resets {coming(resets_at, now)}"
+    return ended_words(ago(resets_at, now))
 
 
 def next_wake_words(slot: SlotBody) -> str:

@@ -241,6 +241,23 @@
   document.addEventListener("DOMContentLoaded", () => reveal(document));
 })();
 
+// A page that could not be shown now is asked for again, and loaded when it can be: loading it each
+// time would take the words away from whoever reads them.
+(function () {
+  const AGAIN_MS = 5000;
+  const UNAVAILABLE = 503;
+
+  async function look() {
+    const answer = document.hidden
+      ? null
+      : await fetch(location.href, { method: "HEAD", cache: "no-store" }).catch(() => null);
+    if (answer && answer.status !== UNAVAILABLE) location.reload();
+    else setTimeout(look, AGAIN_MS);
+  }
+
+  if (document.querySelector("[data-asked-again]")) setTimeout(look, AGAIN_MS);
+})();
+
 // Copying, the dialog of keys, and the theme without a reload.
 (function () {
   const SHOWN_MS = 1500;

@@ -33,6 +33,7 @@ from headgate.errors import InvalidSettingError
 from headgate.intake.bodies import check_unknown, read_body, shown
 from headgate.settings.changes import Change
 from headgate.settings.overrides import PATCHABLE, OverrideKind, written_table
+from headgate.store import Totals
 from headgate.web.api import Api
 from headgate.web.callers import LOCAL, Caller
 from headgate.web.handlers.admin_views import (
@@ -55,16 +56,17 @@ BUDGET_QUERY = ("scope",)
 
 async def list_projects(api: Api, request: Request, _: str) -> Answer:
     """Answer with all projects that belong to the caller."""
-    return json_answer(OK, ProjectListBody(projects=await project_bodies(api, request.caller)))
+    projects = project_bodies(api, await api.engine.totals(), request.caller)
+    return json_answer(OK, ProjectListBody(projects=projects))
 
 
-async def project_bodies(api: Api, caller: Caller = LOCAL) -> list[ProjectBody]:
+def project_bodies(api: Api, totals: Totals, caller: Caller = LOCAL) -> list[ProjectBody]:
     """Return the projects that belong to the caller, in the order of the file.
 
     A project is more than what one agent has in it, so whoever acts for an agent alone has none.
     What a project has of the whole is for those who are not bound.
     """
-    situation, counts = administration_of(api).situation, await _counts(api, "project_id")
+    situation, counts = administration_of(api).situation, counts_by(totals.lanes, "project_id")
     sees_all = caller.may("admin") or not caller.is_bound
     own = () if caller.agent_id is not None else (caller.project_id,)
     names = [name for name in situation.settings.projects if sees_all or name in own]
@@ -74,7 +76,8 @@ async def project_bodies(api: Api, caller: Caller = LOCAL) -> list[ProjectBody]:
 
 async def show_project(api: Api, request: Request, name: str) -> Answer:
     """Answer with a project that belongs to the caller."""
-    known = {one.id: one for one in await project_bodies(api, request.caller)}
+    projects = project_bodies(api, await api.engine.totals(), request.caller)
+    known = {one.id: one for one in projects}
     _check_known(name in known, "project", name)
     return json_answer(OK, known[name])
 

@@ -13,7 +13,7 @@ from headgate.bodies.figures import LaneBody, LaneListBody
 from headgate.core.dispatch.lane_figures import LaneFigure
 from headgate.core.texts.name_search import named_like
 from headgate.intake.bodies import check_unknown
-from headgate.store import LaneCount
+from headgate.store import LaneCount, Totals
 from headgate.web.api import Api, Route
 from headgate.web.callers import Caller, own
 from headgate.web.handlers.status import own_totals
@@ -46,17 +46,16 @@ async def show_lanes(api: Api, request: Request, _: str) -> Answer:
         find=given.get("find", ""),
         most=MAX_LANES,
     )
-    return json_answer(OK, await lane_list(api, request.caller, query))
+    return json_answer(OK, lane_list(api, await api.engine.totals(), request.caller, query))
 
 
-async def lane_list(api: Api, caller: Caller, query: LaneQuery) -> LaneListBody:
+def lane_list(api: Api, totals: Totals, caller: Caller, query: LaneQuery) -> LaneListBody:
     """Return the lanes that have work and belong to the caller, the longest wait first."""
-    totals = own_totals(await api.engine.totals(), caller)
     found = None if api.outlook is None else api.outlook.lanes(api.engine.now())
     known = {(one.project_id, one.agent_id): one for one in found or ()}
     lanes = [
         (lane, known.get((lane.project_id, lane.agent_id)))
-        for lane in named_like(totals.lanes, query.find, _names)
+        for lane in named_like(own_totals(totals, caller).lanes, query.find, _names)
         if (lane.queued or lane.inflight) and query.project_id in (None, lane.project_id)
     ]
     lanes.sort(key=_order)
