@@ -26,7 +26,8 @@ from headgate.core.projects import WORKING
 from headgate.core.snapshot import AssignAction, LanePolicy, SchedulerState, tokens_charged
 from headgate.core.tasks.choice import Choice, LaneRule
 
-SHARE_DECIMALS = 4
+SHARE_STEPS = 10_000
+"""Shares are noted to the hundredth of a percent."""
 
 _RULES = {
     LanePolicy.FEWEST_IN_FLIGHT: LaneRule.FEWEST_IN_FLIGHT,
@@ -53,6 +54,7 @@ class Round:
         self.order = ShareOrder(self.turns, total=_total(self.turns, state))
         self._global_budget = math.inf if state.global_budget is None else state.global_budget
         self._max_inflight = math.inf if state.max_inflight is None else state.max_inflight
+        self._usual_rule = LaneRule.AGENT_IN_TURN if index.policy is None else _RULES[index.policy]
 
     @property
     def is_over_global_budget(self) -> bool:
@@ -142,8 +144,8 @@ class Round:
             return Choice(lanes=lanes, rule=rule, ready=lane.ready)
         return Choice(
             projects=projects,
-            target_share=round(turn.target, SHARE_DECIMALS),
-            actual_share=round(self.order.share_of(turn), SHARE_DECIMALS),
+            target_share=_noted(turn.target),
+            actual_share=_noted(self.order.share_of(turn)),
             is_guaranteed=not turn.guaranteed,
             lanes=lanes,
             rule=rule,
@@ -151,12 +153,11 @@ class Round:
         )
 
     def _rule(self, lane: Lane) -> LaneRule:
-        if self.index.policy is None:
-            return LaneRule.AGENT_IN_TURN
         most = self.state.max_wait_ticks
-        if most is not None and self.state.tick - lane.waiting_since() >= most:
-            return LaneRule.LONGEST_WAIT
-        return _RULES[self.index.policy]
+        if most is None or self.index.policy is None:
+            return self._usual_rule
+        is_overdue = self.state.tick - lane.waiting_since() >= most
+        return LaneRule.LONGEST_WAIT if is_overdue else self._usual_rule
 
 
 def eligible_turns(index: LaneIndex, state: SchedulerState) -> list[Turn]:
@@ -185,6 +186,11 @@ def _forgive(turns: list[Turn], present: Iterable[str], max_lag_tokens: int) -> 
     )
     for turn, tokens in zip(turns, forgiven, strict=True):
         turn.forgiven += tokens
+
+
+def _noted(share: float) -> float:
+    # Every start is noted, and rounding to decimals takes more than twice as long as this.
+    return round(share * SHARE_STEPS) / SHARE_STEPS
 
 
 def _total(turns: list[Turn], state: SchedulerState) -> int:

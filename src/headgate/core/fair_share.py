@@ -8,7 +8,7 @@ afresh each time.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 
 from headgate.core.projects import Project
 from headgate.core.snapshot import SchedulerState
@@ -75,7 +75,9 @@ class ShareOrder:
         self._total = total
         self._classes: dict[float, list[tuple[int, int, int, Turn]]] = {}
         for turn in turns:
-            self.put_back(turn)
+            self._classes.setdefault(turn.target, []).append(_place(turn))
+        for heap in self._classes.values():
+            heapify(heap)
 
     def first(self) -> Turn | None:
         """Return the project whose turn it is."""

@@ -49,7 +49,8 @@ class LanePolicy(LenientEnum):
     HIGHEST_LOAD = "load"
 
 
-@dataclass(frozen=True)
+# Not frozen: each assignment makes one, and making a frozen one takes six times as long.
+@dataclass(slots=True, unsafe_hash=True)
 class AssignAction:
     """One idle agent and the READY task it is to run."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
+from operator import attrgetter
 
 from headgate.core.projects import Agent, AgentState
 
@@ -16,9 +17,22 @@ SLACK = 16
 
 
 class AgentPlaces:
-    """An agent, how many places it has, and how many of them are taken; the pool changes it."""
+    """An agent, how many places it has, and how many of them are taken; the pool changes it.
 
-    __slots__ = ("agent", "inflight", "is_free", "limited_until", "order", "places", "workers")
+    Whether it would take a task is kept rather than worked out, since every decision asks.
+    """
+
+    __slots__ = (
+        "agent",
+        "inflight",
+        "is_free",
+        "limited_until",
+        "may_pull_open",
+        "may_take_open",
+        "order",
+        "places",
+        "workers",
+    )
 
     def __init__(self, agent: Agent, *, order: int) -> None:
         self.agent = agent
@@ -27,18 +41,12 @@ class AgentPlaces:
         self.places = 0
         self.limited_until: float | None = None
         self.is_free = False
+        self.may_take_open = False
+        """Whether it would take an open task now."""
+        self.may_pull_open = False
+        """Whether one of its workers would take an open task now."""
         self.workers = 0
         """How many places are free at its workers."""
-
-    @property
-    def may_take_open(self) -> bool:
-        """Whether it would take an open task now."""
-        return self.is_free and self.agent.accepts_open
-
-    @property
-    def may_pull_open(self) -> bool:
-        """Whether one of its workers would take an open task now."""
-        return self.is_free and self.agent.accepts_open and self.workers > 0
 
 
 class _Idlest:
@@ -125,8 +133,8 @@ class AgentPool:
         self._counted = counted
         self._agents: dict[str, AgentPlaces] = {}
         self._workers: dict[str, int] = {}
-        self._idlest = _Idlest(lambda entry: entry.may_take_open)
-        self._idlest_pulling = _Idlest(lambda entry: entry.may_pull_open)
+        self._idlest = _Idlest(attrgetter("may_take_open"))
+        self._idlest_pulling = _Idlest(attrgetter("may_pull_open"))
         self._limited: dict[str, float] = {}
         self._orders = count()
 
@@ -219,7 +227,7 @@ class AgentPool:
     def _leave(self, entry: AgentPlaces) -> None:
         if entry.is_free:
             self.pulling -= entry.may_pull_open
-            entry.is_free = False
+            entry.is_free = entry.may_take_open = entry.may_pull_open = False
             self.free -= 1
 
     def _return(self, entry: AgentPlaces) -> None:
@@ -228,7 +236,9 @@ class AgentPool:
         entry.is_free = True
         self.free += 1
         if entry.agent.accepts_open:
+            entry.may_take_open = True
             self._idlest.push(entry, self._agents)
             if entry.workers:
+                entry.may_pull_open = True
                 self.pulling += 1
                 self._idlest_pulling.push(entry, self._agents)

@@ -166,8 +166,11 @@ class GroupedHeap:
             if heads:
                 yield min(heads)[4]
 
-    def pop(self) -> None:
-        """Drop the entry that `peek` has just returned, and offer the next of its row."""
+    def pop(self) -> tuple[Entry, Gate] | None:
+        """Take out what `peek` returns, and offer the next of its row."""
+        head = self.peek()
+        if head is None:
+            return None
         row = self._heads[0][4]
         row.drop_first()
         self._entries -= 1
@@ -176,8 +179,9 @@ class GroupedHeap:
             heappop(self._heads)
             del self._rows[row.gate][row.group]
         else:
-            row.offer = (*following[:3], row.serial, row, following)
+            row.offer = (following[0], following[1], following[2], row.serial, row, following)
             heapreplace(self._heads, row.offer)
+        return head
 
     def _row(self, gate: Gate, group: int) -> Row:
         rows = self._rows.get(gate)

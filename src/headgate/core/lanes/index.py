@@ -262,7 +262,7 @@ class LaneIndex:
 
     def take(self, lane: Lane, agent: AgentPlaces, *, tick: int) -> Task:
         """Plan the head of a lane for an agent; it leaves the index."""
-        head = lane.head()
+        head = lane.pop()
         if head is None:
             problem = f"lane {lane.project_id}/{lane.owner or ''} has no task to take"
             raise LookupError(problem)
@@ -270,7 +270,6 @@ class LaneIndex:
         lane.served_tick = tick
         self.agents.take_place(agent)
         del self._waiting[entry[2]]
-        lane.pop()
         self._leave(lane, gate, entry[4])
         if gate.is_pull:
             self.set_workers(agent.agent.id, agent.workers - 1)

@@ -85,9 +85,9 @@ class Lane:
         """Return the entry of the task that goes first, with its gate."""
         return self._order.peek()
 
-    def pop(self) -> None:
-        """Drop the entry that `head` has just returned."""
-        self._order.pop()
+    def pop(self) -> tuple[Entry, Gate] | None:
+        """Take out the entry of the task that goes first, and return it with its gate."""
+        return self._order.pop()
 
     def oldest_tick(self) -> int:
         """Return the tick at which the task that has waited longest was enqueued."""
