@@ -35,7 +35,11 @@ def _leave_if_interrupted(lost: sys.UnraisableHookArgs) -> None:
 
 
 def _tell_unless_the_loop_has_ended(lost: threading.ExceptHookArgs) -> None:
-    """Tell what ended a thread, unless it only came too late, after Ctrl-C, to report to a loop."""
+    """Tell what ended a thread, unless it only came too late to report to a loop that has ended.
+
+    Mostly that is after Ctrl-C, but it is not asked whether there was one: a thread that finds its
+    loop closed has nobody left to tell, and no reader could do anything about it.
+    """
     if not (lost.exc_type is RuntimeError and str(lost.exc_value) == LOOP_HAS_ENDED):
         threading.__excepthook__(lost)
 

@@ -214,7 +214,8 @@ def build_app(service: Service) -> App:
     app.api.slots = service.slots
     app.api.metrics = _metrics(service, app)
     app.api.telemetry = service.telemetry
-    attach_dashboard(app, service.engine, service.settings.dashboard.mode)
+    app.api.outlook, app.api.history = service.engine.outlook, service.engine.history
+    attach_dashboard(app, service.settings.dashboard.mode)
     return app
 
 

@@ -16,7 +16,7 @@ BEGIN = 1_790_000_000
 HOUR_POINTS = 720
 FETCH_MS = {"hour": 5_000, "day": 60_000}
 COLUMNS = ("queued", "inflight", "completed", "failed", "waitAverage", "wait95", "spentUsd")
-# Over which part of the width something has the colour of the first line.
+# Over which part of the width something has the colour of the first line, and up to where.
 DRAWN = """(canvas) => {
   const name = getComputedStyle(document.documentElement).getPropertyValue("--wait").trim();
   const wanted = [1, 3, 5].map((at) => parseInt(name.slice(at, at + 2), 16));
@@ -26,7 +26,7 @@ DRAWN = """(canvas) => {
   for (let at = 0; at < width * height; at += 1) {
     if (wanted.every((one, nth) => seen[4 * at + nth] === one)) columns.add(at % width);
   }
-  return columns.size / width;
+  return {share: columns.size / width, last: Math.max(...columns) / width};
 }"""
 
 
@@ -135,7 +135,39 @@ def test_an_hour_of_figures_with_gaps_is_drawn(page: Page, live: Live, history: 
     page.goto(live.url())
     expect(series(page, "queued")).to_have_text(re.compile("queued3$"))
     drawn = page.locator("[data-chart=depth] canvas").evaluate(DRAWN)
-    assert 0.5 < drawn < 0.75, "an axis at the left, and a gap of a quarter"
+    assert 0.5 < drawn["share"] < 0.75, "an axis at the left, and a gap of a quarter"
+
+
+def test_the_first_figure_of_a_service_stands_at_the_right_end(
+    page: Page, live: Live, history: Figures
+) -> None:
+    history.of["hour"] = figures(1, inflight=0)
+    page.goto(live.url())
+    expect(series(page, "queued")).to_have_text(re.compile("queued1$"))
+    drawn = page.locator("[data-chart=depth] canvas").evaluate(DRAWN)
+    assert 0.9 < drawn["last"] < 1.0
+
+
+def test_figures_that_come_when_another_range_was_chosen_are_not_drawn(
+    page: Page, live: Live, history: Figures
+) -> None:
+    history.of["day"] = figures(20, 60, queued=70)
+    page.goto(live.url())
+    expect(series(page, "queued")).to_be_visible()
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/ui/history?range=hour", hold)
+    with page.expect_request("**/ui/history?range=hour"):
+        page.clock.fast_forward(FETCH_MS["hour"])
+    page.get_by_role("button", name="Day", exact=True).click()
+    expect(series(page, "queued")).to_have_text(re.compile("queued70$"))
+    with page.expect_response("**/ui/history?range=hour"):
+        held[0].fulfill(json=history.of["hour"])
+    page.clock.run_for(100)
+    expect(series(page, "queued")).to_have_text(re.compile("queued70$"))
 
 
 def test_a_wait_is_told_in_its_own_unit(page: Page, live: Live, history: Figures) -> None:

@@ -11,15 +11,23 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from browser.live_service import Live
+from browser.silent_line import silent_line
 from browser.visiting import Visitor
 from browser.watching import Watch
 from headgate.dashboard.cookies import TOKEN
-from headgate.dashboard.live import MAX_STREAMS_PER_CALLER
+from headgate.dashboard.live import (
+    MAX_STREAMS_PER_CALLER,
+    MOST_LOOK_SECONDS,
+    REFRESH_SECONDS,
+)
 from ledgers.servers import PostgresServer
 from service.support import ServiceProcess, running_service, wait_until
 
 BACK_MS = 20_000
 REFUSED_MS = 15_000
+OPEN_MS = 10_000
+SILENT_MS = 25_000
+TIMEOUT_MS = 10_000
 AWAY = "The store cannot be asked now."
 REFRESH = "htmx.trigger('#rows', 'sse:changed')"
 
@@ -90,6 +98,37 @@ def test_a_page_tells_of_an_outage_and_goes_on_after_it(
         nothing = page.get_by_text("Nothing has been submitted yet")
         expect(nothing).to_have_count(0, timeout=BACK_MS)
         expect(outage).to_be_hidden()
+
+
+def test_a_page_whose_line_fell_silent_says_so_and_takes_another(
+    visitor: Visitor, live: Live, watch: Watch
+) -> None:
+    for part in ("htmx:timeout", "htmx:afterRequest"):
+        watch.expect(part)
+    assert SILENT_MS / 1000 > MOST_LOOK_SECONDS + REFRESH_SECONDS, "a page that nobody tells much"
+    page = visitor(None)
+    page.clock.install()
+    with silent_line(live.service.address) as line:
+        page.goto(f"{line.address}/ui/tasks?agent=came-over-a-new-line")
+        told = page.locator("#live-state")
+        expect(page.get_by_text("No task matches")).to_be_visible()
+        assert page.evaluate("htmx.config.timeout") == TIMEOUT_MS
+        page.evaluate("htmx.config.timeout = 2000")
+        line.fall_silent()
+        page.clock.fast_forward(SILENT_MS)
+        expect(told).to_have_text("▲ not up to date: the service does not answer")
+        expect(told).to_be_visible()
+        live.service.submit(agentId="came-over-a-new-line")
+        line.take_new()
+
+        def is_shown() -> bool:
+            # The browser has further lines that are as dead, and tries each of them first.
+            page.clock.fast_forward(OPEN_MS)
+            return page.locator("#rows tbody tr").count() == 1
+
+        wait_until(is_shown, seconds=BACK_MS / 1000)
+        expect(told).to_be_hidden()
+        page.close()
 
 
 def test_pages_outlive_an_outage_of_the_store_each_in_its_way(

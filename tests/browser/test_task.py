@@ -83,7 +83,7 @@ def test_a_failed_task_shows_its_error_and_its_attempts(visitor: Visitor, live: 
     expect(page.get_by_text("not tried again: no more than 2 may fail")).to_be_visible()
 
 
-def test_the_curl_line_submits_the_same_again(visitor: Visitor, live: Live) -> None:
+def test_the_curl_line_is_copied_without_the_token(visitor: Visitor, live: Live) -> None:
     task = live.service.submit(agentId="curled", action="same again")
     live.service.wait_for(task)
     page = visitor(f"/ui/tasks/{task}", permissions=["clipboard-read", "clipboard-write"])

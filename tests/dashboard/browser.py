@@ -19,6 +19,8 @@ from headgate.wiring import Service
 from web.asgi_client import Response, answer_of
 
 HOST_PREFIX = "__Host-"
+WAIT_SECONDS = 30.0
+"""How long to wait for what happens soon, on a machine that has much else to do."""
 
 
 class Browser:
@@ -129,7 +131,7 @@ async def submit(app: App, *, headers: dict[str, str] | None = None, **fields: A
     return str(answer.json["taskId"])
 
 
-async def until(condition: Any, seconds: float = 5.0) -> None:
+async def until(condition: Any, seconds: float = WAIT_SECONDS) -> None:
     """Wait for something that happens soon."""
     async with asyncio.timeout(seconds):
         while not await condition():  # noqa: ASYNC110

@@ -62,7 +62,7 @@ async def test_making_such_a_token_says_that_it_has_no_budget(name: str, tmp_pat
         )
         browser = Browser(app)
         await browser.get("/ui/settings/tokens")
-        fields = {"name": "u", "permission": "read", "agent": name, "days": ""}
+        fields = {"name": "u", "permissions": "read", "agentId": name, "expiresAt": ""}
         page = await browser.post("/ui/settings/tokens", fields)
         assert page.status == 201
         assert "no budget of its own" in text_of(page.body)

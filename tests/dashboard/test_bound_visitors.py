@@ -10,8 +10,12 @@ import pytest
 
 from dashboard.browser import Browser, serving, submit, text_of
 from dashboard.test_login import token_of
-from headgate.tokens import UNBOUND, Bounds
+from dashboard.test_webhooks_page import ALLOWED, NOWHERE, end
+from headgate.dashboard.shown.reachable import scope_href
+from headgate.deliveries import message_id
+from headgate.tokens import UNBOUND, Bounds, Permission
 from headgate.web.entrance import EntranceRules
+from web.asgi_client import answer_of
 
 SETTINGS = """
 [projects.default]
@@ -27,7 +31,9 @@ KINDS = {
     "reader": UNBOUND,
     "of an agent": Bounds(agent_id="a"),
     "of a project": Bounds(project_id="default"),
+    "of an agent in a project": Bounds(project_id="default", agent_id="a"),
 }
+ARE_TOLD: dict[Permission, bool] = {"admin": True, "read": False}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -38,7 +44,8 @@ async def test_no_link_of_a_page_is_refused(kind: str, tmp_path: Path) -> None:
         app.api.entrance.rules = EntranceRules(needs_token=True)
         browser = Browser(app)
         browser.cookies["headgate_token"] = token
-        for path in ("/", "/ui/tasks", f"/ui/tasks/{task}", "/ui/budgets", "/ui/slots"):
+        own = scope_href(KINDS[kind].own_name)
+        for path in ("/", "/ui/tasks", f"/ui/tasks/{task}", "/ui/budgets", own, "/ui/slots"):
             page = await browser.get(path)
             assert page.status == 200, path
             for href in set(re.findall(r'<a [^>]*href="(/[^"]*)"', page.body.decode())):
@@ -55,6 +62,29 @@ async def test_the_overview_of_an_agent_names_no_project(tmp_path: Path) -> None
                 service, "read", bounds=KINDS[kind], name=kind
             )
             assert ("secretproj" in text_of((await browser.get("/")).body)) is is_told, kind
+
+
+async def test_webhooks_and_changes_are_told_to_administrators_alone(tmp_path: Path) -> None:
+    async with serving(tmp_path, SETTINGS + ALLOWED) as (service, app):
+        task = await submit(app, callbackUrl=NOWHERE)
+        assert (await answer_of(app, "POST", f"/tasks/{task}/cancel")).status == 200
+        await end(service, message_id(task), has_arrived=False, error="answered 410: receiver-said")
+        own = scope_href("project:default")
+        changed = await answer_of(app, "PATCH", own.removeprefix("/ui"), b'{"limitUsd": "1"}')
+        assert changed.status == 200
+        app.api.entrance.rules = EntranceRules(needs_token=True)
+        for permission, is_told in ARE_TOLD.items():
+            browser = Browser(app)
+            browser.cookies["headgate_token"] = await token_of(
+                service, "read", permission, name=permission
+            )
+            for path, words in (
+                ("/", "1 webhook was given up"),
+                (f"/ui/tasks/{task}", "receiver-said"),
+                (own, "changed"),
+            ):
+                text = text_of((await browser.get(path)).body)
+                assert (words in text) is is_told, (permission, path)
 
 
 async def test_the_page_of_a_task_hides_the_query_of_its_webhook(tmp_path: Path) -> None:

@@ -408,6 +408,7 @@ async def test_1000_scopes_are_bounded_and_quick(tmp_path: Path) -> None:
         assert len(page.encode()) < 110_000
         assert took < 0.3
         assert "1,001 to 1,021 of 1,021" in await shown(app, "/ui/budgets?from=1000")
+        assert "1 to 25 of 50" in await shown(app, "/ui/budgets?scope=team%3At0")
 
 
 @pytest.mark.parametrize("given", ["0.0000001", "0.0000019", "1e-7"])

@@ -40,6 +40,14 @@ async def test_a_page_that_is_asked_for_as_a_form(client: Client) -> None:
     assert (await browser.get("/ui/theme")).status == 405
 
 
+async def test_a_form_of_another_type_is_told_what_is_taken(client: Client) -> None:
+    answer = await Browser(client.app).post("/ui/login", content_type="multipart/form-data")
+    text = text_of(answer.body)
+    assert answer.status == 415
+    assert "JSON" not in text
+    assert "Send application/x-www-form-urlencoded." in text
+
+
 async def test_a_store_that_is_away_is_named_and_nothing_of_it_is_told(client: Client) -> None:
     client.engine.failure = StoreUnavailableError("postgres at 10.1.2.3 refused")
     answer = await Browser(client.app).get("/ui/tasks")

@@ -8,15 +8,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dashboard.browser import serving, submit
+from dashboard.browser import WAIT_SECONDS, Browser, serving, submit
 from dashboard.test_login import LOCKED, token_of
+from dashboard.test_slots_page import with_slots
 from headgate.dashboard import live
 from headgate.dashboard.live import MAX_STREAMS, MAX_STREAMS_PER_CALLER, Live, Seen, changes, look
 from headgate.dashboard.page import View
+from headgate.errors import NotDispatchingError
 from headgate.web.app import App
 from headgate.web.callers import LOCAL
 from headgate.web.http.requests import Request
-from web.asgi_client import scope_of
+from web.asgi_client import Client, scope_of
+from web.fake_engine import Health
+
+CHANGED = b"event: changed\ndata:\n\n"
 
 
 def view_of(app: App, **headers: str) -> View:
@@ -66,6 +71,25 @@ async def test_a_task_and_a_pause_are_changes(tmp_path: Path) -> None:
         assert changes(second, look(view_of(app))) != []
 
 
+async def test_a_slot_and_new_settings_are_changes(tmp_path: Path) -> None:
+    async with with_slots(tmp_path, "work") as (_, app, _provider):
+        browser = Browser(app)
+        await browser.get("/ui/slots")
+        before = look(view_of(app))
+        await browser.act("/ui/slots/work/disable")
+        assert "slots" in changes(before, look(view_of(app)))
+        before = look(view_of(app))
+        await browser.act("/ui/projects/default/change", {"credit_weight": "2"})
+        assert before.rules != look(view_of(app)).rules
+
+
+def test_a_problem_of_the_node_is_a_change() -> None:
+    client = Client()
+    before = look(view_of(client.app))
+    client.engine.state = Health(problem="the store fails")
+    assert changes(before, look(view_of(client.app))) == ["changed"]
+
+
 async def test_a_page_hears_of_a_task_within_two_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,19 +99,19 @@ async def test_a_page_hears_of_a_task_within_two_looks(
         answer = await streams.stream(view_of(app), "")
         assert (answer.content_type, answer.stream is not None) == (b"text/event-stream", True)
         assert answer.stream is not None
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(WAIT_SECONDS):
             assert (await anext(answer.stream)).startswith(b"retry:")
             first = await anext(answer.stream)
-            assert first == b"event: changed\ndata:\n\n", "for what changed since it was drawn"
+            assert first == CHANGED, "for what changed since it was drawn"
             waiting = asyncio.ensure_future(anext(answer.stream))
             await asyncio.sleep(0)
             await submit(app)
             told = await waiting
             while b"tasks" in (again := await anext(answer.stream)):
                 pass
-        assert again == b"event: changed\ndata:\n\n", "what is settled after the end is shown"
+        assert again == CHANGED, "what is settled after the end is shown"
         assert b"event: tasks\ndata:\n\n" in told
-        assert told.endswith(b"event: changed\ndata:\n\n")
+        assert told.endswith(CHANGED)
         assert streams.streams == 1
         await answer.stream.aclose()
         assert streams.streams == 0
@@ -98,16 +122,35 @@ async def test_a_page_that_hears_nothing_is_refreshed_all_the_same(
 ) -> None:
     monkeypatch.setattr(live, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(live, "REFRESH_SECONDS", 0.03)
+    monkeypatch.setattr(live, "FIRST_LOOKS", 0)
     async with serving(tmp_path) as (_, app):
-        answer = await Live().stream(view_of(app), "")
-        assert answer.stream is not None
-        async with asyncio.timeout(5.0):
-            await anext(answer.stream)
-            assert await anext(answer.stream) == b"event: changed\ndata:\n\n"
-        await answer.stream.aclose()
+        assert await first_told(app) == CHANGED
 
 
-async def test_the_stream_of_a_token_that_was_revoked_ends(
+async def test_a_page_of_a_node_that_sees_no_tasks_looks_again_sooner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(live, "BLIND_SECONDS", 0.03)
+    monkeypatch.setattr(live, "REFRESH_SECONDS", 3_600.0)
+    monkeypatch.setattr(live, "FIRST_LOOKS", 0)
+    client = Client()
+    client.engine.failure = NotDispatchingError("")
+    assert await first_told(client.app) == CHANGED
+
+
+async def first_told(app: App) -> bytes:
+    """Return the first thing that a stream tells after its beginning."""
+    answer = await Live().stream(view_of(app), "")
+    assert answer.stream is not None
+    async with asyncio.timeout(WAIT_SECONDS):
+        await anext(answer.stream)
+        told = await anext(answer.stream)
+    await answer.stream.aclose()
+    return told
+
+
+async def test_the_stream_of_a_token_that_was_revoked_at_another_node_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "LOOK_SECONDS", 0.01)
@@ -119,9 +162,9 @@ async def test_the_stream_of_a_token_that_was_revoked_ends(
         answer = await Live().stream(view, "")
         assert answer.stream is not None
         await anext(answer.stream)
+        # As another node does it: nothing here is told.
         await service.tokens.revoke(token.split("_")[1])
-        app.api.entrance.forget()
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(WAIT_SECONDS):
             assert [piece async for piece in answer.stream if b"changed" not in piece] == []
 
 
@@ -142,7 +185,7 @@ async def test_a_stream_ends_at_once_when_its_token_is_revoked_at_the_same_node(
         await asyncio.sleep(0)
         await service.tokens.revoke(token.split("_")[1])
         app.api.entrance.forget()
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(WAIT_SECONDS):
             assert await opened[0] == b"ended"
         assert not opened[1].done(), "that of another token goes on"
         opened[1].cancel()

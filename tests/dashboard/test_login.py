@@ -125,6 +125,8 @@ def test_the_tries_of_one_address_are_forgotten_after_a_minute_and_are_its_own()
         ("/a\r\nSet-Cookie: b=c", "/"),
         ("/\t/evil.example", "/"),
         ("/" + "a" * 3_000, "/"),
+        ("/ui/logout", "/"),
+        ("/ui/theme?next=/ui/tasks", "/"),
     ],
 )
 def test_a_login_leads_to_a_page_of_this_service_only(given: str, path: str) -> None:

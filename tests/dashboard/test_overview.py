@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 from dashboard.browser import Browser, serving, submit, text_of, until
+from dashboard.test_webhooks_page import ALLOWED, end, file
+from headgate.core.money import MICRO_PER_USD
 from headgate.dashboard.dashboard import Dashboard
+from headgate.dashboard.pages.overview import DAY_SECONDS
 from headgate.runtime.looking.history import Step
 from headgate.settings.sections import DashboardMode
 from web.asgi_client import Client, answer_of
@@ -112,6 +116,21 @@ async def test_a_slot_that_is_off_is_on_top_and_among_the_slots(tmp_path: Path) 
         text = await overview(app)
     assert "Slot spare is disabled" in text.partition("Queued")[0]
     assert "spare ⊘\ufe0e disabled" in text
+
+
+async def test_a_webhook_that_was_given_up_is_on_top_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, real = [0.0], time.time
+    monkeypatch.setattr(time, "time", lambda: real() + ahead[0])
+    async with serving(tmp_path, ALLOWED) as (service, app):
+        (webhook_id,) = await file(service, 1)
+        await end(service, webhook_id, has_arrived=False, status=410, error="answered 410")
+        assert "1 webhook was given up since yesterday" in await overview(app)
+        ahead[0] = DAY_SECONDS
+        assert "given up" not in await overview(app)
+        kept = (await Browser(app).get("/ui/webhooks?state=dead")).body.decode()
+        assert webhook_id in kept
 
 
 @pytest.mark.parametrize(
@@ -220,13 +239,16 @@ async def test_the_charts_ask_for_an_hour_or_a_day(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, app):
         history = service.engine.history
         history.hour.extend(Step(at=at) for at in (100.0, 105.0, 300.0))
-        history.day.append(Step(at=60.0, seconds=60.0, completed=30))
+        history.day.append(
+            Step(at=60.0, seconds=60.0, completed=30, spent_micro_usd=MICRO_PER_USD // 2)
+        )
         hour = (await Browser(app).get("/ui/history?range=hour")).json
         day = (await Browser(app).get("/ui/history?range=day")).json
         wrong = await Browser(app).get("/ui/history?range=year")
     assert hour["at"] == [100.0, 105.0, 110.0, 300.0]
     assert hour["queued"] == [0, 0, None, 0]
     assert (day["completed"], day["stepSeconds"]) == ([30.0], 60.0)
+    assert day["spentUsd"] == [0.5], "money is counted by step, from the first on"
     assert wrong.status == 400
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from posixpath import normpath
 
 import pytest
 
 from dashboard.browser import Browser, serving, submit, text_of
 from dashboard.test_login import LOCKED, token_of
+from dashboard.test_slots_page import with_slots
 from headgate.dashboard.page import View
 from headgate.tokens import Permission
 from headgate.web.callers import LOCAL
 from headgate.web.http.requests import Request
 from web.asgi_client import scope_of
 
+HELD = '[projects.default]\nstatus = "paused"\n'
 OWN_PAGES: tuple[tuple[Permission, str], ...] = (
     ("admin", "/ui/settings"),
     ("admin", "/ui/settings/tokens"),
@@ -36,6 +40,52 @@ async def test_a_slash_at_the_end_leads_to_the_page(given: str, place: str, tmp_
     async with serving(tmp_path) as (_, app):
         answer = await Browser(app).get(given)
     assert (answer.status, answer.headers["location"]) == (308, place)
+
+
+def as_opened(address: str) -> str:
+    """Return what a browser asks for: it resolves dots, also those that are escaped."""
+    return normpath(re.sub("%2e", ".", address, flags=re.IGNORECASE))
+
+
+@pytest.mark.parametrize("name", [".", "..", "~.."])
+async def test_a_name_of_dots_has_a_page_and_switches_as_others_have(
+    name: str, tmp_path: Path
+) -> None:
+    async with with_slots(tmp_path, name, before=HELD) as (_, app, _provider):
+        await submit(app, agentId=name)
+        browser = Browser(app)
+        (link, *_) = re.findall(r'href="(/ui/slots/[^"]*)"', await page_of(browser, "/ui/slots"))
+        assert f"Slot {name} " in text_of(await page_of(browser, as_opened(link)))
+        agents = await page_of(browser, "/ui/projects")
+        (switch, *_) = re.findall(r'action="(/ui/agents/[^"]*)"', agents)
+        _, said = await browser.act(as_opened(switch), {"status": "paused"})
+        assert f"agent {name} is paused" in said
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/ui/projects?projects_from=100",
+        "/ui/projects?agents_from=100",
+        "/ui/projects?lanes_from=100",
+        "/ui/projects/default?lanes_from=100",
+        "/ui/budgets?from=100",
+        "/ui/settings/tokens?from=100",
+        "/ui/settings?all=yes&from=9000",
+    ],
+)
+async def test_an_address_beyond_the_end_of_a_list_says_so(url: str, tmp_path: Path) -> None:
+    async with serving(tmp_path, HELD) as (service, app):
+        await submit(app)
+        await token_of(service)
+        text = text_of((await Browser(app).get(url)).body)
+    assert "and none this far on." in text
+    assert "Back to the first" in text
+
+
+async def page_of(browser: Browser, url: str) -> str:
+    """Return a page as it is written."""
+    return (await browser.get(url)).body.decode()
 
 
 async def test_a_form_is_not_sent_on_and_an_api_address_stays_exact(tmp_path: Path) -> None:

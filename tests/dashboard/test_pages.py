@@ -84,6 +84,7 @@ async def test_every_page_has_its_headers_and_names_itself_in_the_navigation(
 
 
 def test_the_policy_allows_nothing_inline_and_nothing_from_elsewhere() -> None:
+    assert "data:" not in CONTENT_SECURITY_POLICY
     assert CONTENT_SECURITY_POLICY.startswith("default-src 'none'; script-src 'self'; style-src")
     assert "unsafe" not in CONTENT_SECURITY_POLICY
     assert "http" not in CONTENT_SECURITY_POLICY

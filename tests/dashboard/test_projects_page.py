@@ -390,3 +390,11 @@ async def test_where_this_node_does_not_dispatch_waits_and_loads_are_unknown(
         await submit(app, projectId="evals")
         app.api.outlook = None
         assert "evals a 1 unknown 0 unknown unknown" in await shown(app)
+
+
+async def test_the_effect_on_the_shares_is_seen_with_many_projects(tmp_path: Path) -> None:
+    toml = "".join(f"[projects.p{number:02}]\n" for number in range(25))
+    async with serving(tmp_path, toml) as (_, app):
+        text = (await shown(app, "/ui/projects/p24")).partition("Shares of all projects")[2]
+    assert "p24 3.8 % target" in text
+    assert "And 6 more projects ." in text

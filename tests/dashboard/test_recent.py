@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from pathlib import Path
 
 import pytest
 
-from dashboard.browser import Browser, serving, without_form_numbers
+from dashboard.browser import Browser, serving, until, without_form_numbers
 from headgate.dashboard import recent
 from headgate.dashboard.recent import MAX_KEPT, Recent
 from headgate.errors import StoreUnavailableError
@@ -92,6 +93,23 @@ async def test_nothing_is_kept_beyond_the_second_in_which_pages_are_told_of_chan
     for moment, number in ((7.2, 1), (7.99, 1), (8.0, 2), (8.99, 2), (9.01, 3)):
         now = moment
         assert await kept.get("key", maker) == number
+
+
+async def test_what_is_old_is_let_go_though_nobody_asks_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recent, "FRESH_SECONDS", 0.01)
+    kept = Recent[Maker]()
+
+    async def make() -> Maker:
+        return Maker()
+
+    made = weakref.ref(await kept.get("key", make))
+
+    async def is_gone() -> bool:
+        return made() is None
+
+    await until(is_gone)
 
 
 async def test_what_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

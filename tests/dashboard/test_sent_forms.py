@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import weakref
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,16 @@ async def test_a_page_that_shows_a_secret_is_shown_once() -> None:
     second = await sent.once("form", deeds, again="/ui/settings/tokens")
     assert isinstance(second, Done)
     assert (second.to, second.is_error, deeds.times) == ("/ui/settings/tokens", True, 1)
+
+
+async def test_the_page_of_a_secret_is_not_kept_after_it_was_shown() -> None:
+    sent, deeds = SentForms(), Deeds()
+    deeds.outcome = Page(template="tokens.html", title="Tokens", context={"made": Deeds()})
+    secret = weakref.ref(deeds.outcome.context["made"])
+    await sent.once("form", deeds, again="/ui/settings/tokens")
+    deeds.outcome = DONE
+    await asyncio.sleep(0)
+    assert secret() is None
 
 
 async def test_forms_are_kept_for_a_while_and_a_bounded_number_of_them() -> None:

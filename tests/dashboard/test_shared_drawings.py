@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from dashboard.browser import Browser, serving
 from dashboard.test_login import LOCKED, token_of
 from headgate.dashboard.dashboard import drawing_key
-from headgate.dashboard.page import PageRoute, View
+from headgate.dashboard.page import Page, PageRoute, View
+from headgate.dashboard.rendering import Rendering
 from headgate.dashboard.routes import ROUTES
 from headgate.tokens import Bounds
 from headgate.web.api import Api
@@ -65,6 +67,23 @@ async def test_whatever_a_region_depends_on_keeps_drawings_apart(
     async with serving(tmp_path) as (_, app):
         other = msgspec.structs.replace(ONE, **caller)
         assert key_of(app.api, ONE) != key_of(app.api, other, **fields)
+
+
+async def test_a_region_that_many_ask_for_at_once_is_drawn_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, draw = [], Rendering.region
+
+    def counted(self: Rendering, view: View, page: Page, name: str) -> str | None:
+        drawn.append(name)
+        return draw(self, view, page, name)
+
+    monkeypatch.setattr(Rendering, "region", counted)
+    async with serving(tmp_path) as (_, app):
+        asking = (Browser(app).region("/", "state-now") for _ in range(3))
+        answers = await asyncio.gather(*asking)
+    assert [answer.status for answer in answers] == [200, 200, 200]
+    assert drawn == ["state-now"]
 
 
 async def test_a_whole_page_that_comes_for_a_region_names_its_own_visitor(tmp_path: Path) -> None:

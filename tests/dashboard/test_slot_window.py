@@ -38,6 +38,11 @@ def five_hours(resets_at: datetime | None) -> list[LimitBody]:
         ),
         ({"resets_at": hours(3), "last_wake_at": hours(-1)}, None, None),
         (
+            {"resets_at": hours(3), "last_wake_at": hours(-1), "last_confirmed_at": hours(-2)},
+            None,
+            None,
+        ),
+        (
             {
                 "resets_at": hours(3),
                 "limits": five_hours(hours(3)),
@@ -56,6 +61,7 @@ def five_hours(resets_at: datetime | None) -> list[LimitBody]:
         "a length that cannot be",
         "a wake opened it",
         "a wake that was not confirmed",
+        "a wake that was sent after the last confirmation",
         "the wake was that of an earlier window",
     ],
 )

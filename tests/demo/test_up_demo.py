@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from administration.running import running
 from headgate.cli.main import run
+from headgate.cli.welcome import demo_welcome
 from service.support import ServiceProcess, family, wait_until
 
 ALIVE_SECONDS = 20.0
@@ -95,6 +97,14 @@ def test_where_a_token_is_asked_for_it_is_told(tmp_path: Path, temporary: Path) 
         token = (next(temporary.iterdir()) / "token").read_text().strip()
         assert f"  log in with {token}\n" in service.output()
         assert "curl" not in service.output()
+
+
+async def test_without_pages_nobody_is_sent_to_a_browser(tmp_path: Path) -> None:
+    async with running(tmp_path, '[dashboard]\nmode = "off"\n') as service:
+        text = await demo_welcome(service.service, "http://127.0.0.1:7420", tmp_path)
+    assert text.startswith("headgate serves http://127.0.0.1:7420 without pages; Ctrl-C ends it\n")
+    assert "browser" not in text
+    assert "headgate top" in text
 
 
 def test_for_a_program_it_is_one_line(tmp_path: Path) -> None:

@@ -8,7 +8,14 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
-from headgate.bodies.tasks import BudgetStatusBody, LimitsShown, MetricsBody, QueueBody, StatsBody
+from headgate.bodies.tasks import (
+    BudgetStatusBody,
+    LatelyBody,
+    LimitsShown,
+    MetricsBody,
+    QueueBody,
+    StatsBody,
+)
 from headgate.top.banner import Part, cut, key_parts, said_parts, tab_parts, total_parts
 from headgate.top.panes import PANES
 from headgate.top.picture import Contact, Picture
@@ -31,7 +38,8 @@ def busy(*, paused: bool = False) -> Picture:
     )  # fmt: skip
     picture.stats = StatsBody(
         queue=QueueBody(total_queued=9_876, total_inflight=1_234, agents={}),
-        metrics=MetricsBody(**counts, avg_dispatch_latency_ms=83_500.0, agents={}),
+        metrics=MetricsBody(**counts, avg_dispatch_latency_ms=1.0, agents={}),
+        lately=LatelyBody(seconds=300.0, dispatch_count=1, average_wait_seconds=83.5),
         config=LimitsShown(max_queue_size=100_000, max_inflight=20_000),
         paused=paused,
     )

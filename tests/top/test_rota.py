@@ -70,8 +70,15 @@ def test_a_reason_that_was_never_asked_for_becomes_more_urgent_while_it_waits() 
     assert asked == [STATS, new, new, new]
 
 
-def test_an_answer_that_took_long_is_asked_for_less_often() -> None:
-    assert asked({RUNNING: 2.0}, seconds=60, took=1.0)[RUNNING] == 6
+def test_answers_that_take_long_are_asked_for_less_often() -> None:
+    assert asked({RUNNING: 2.0}, seconds=62, took=1.0)[RUNNING] == 7
+
+
+def test_an_answer_that_is_late_for_once_does_not_hold_up_the_next() -> None:
+    rota = Rota()
+    rota.note(STATS, 0.0, 0.1)
+    rota.note(STATS, 2.0, 11.0)
+    assert rota.next({STATS: 2.0}, 11.5) == STATS
 
 
 def test_what_is_no_longer_wanted_is_remembered_for_a_minute() -> None:

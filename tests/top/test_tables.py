@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from headgate.top.arranging import Wish, arranged
 from headgate.top.bars import Bar, drawn
+from headgate.top.dialogs import bounded
 from headgate.top.panes import PANES, PaneKind
 from headgate.top.tables import (
     ELLIPSIS,
@@ -16,7 +18,6 @@ from headgate.top.tables import (
     Column,
     Holds,
     Row,
-    arranged,
     bar_cell,
     fitted,
     number_cell,
@@ -69,6 +70,11 @@ def test_a_text_of_anybody_fills_its_column_and_nothing_else(
 
 def test_marks_that_turn_a_line_or_move_a_cursor_are_written_out() -> None:
     assert text_cell("a\x1b[2Jb\u202ec\nd").text == "a\\x1b[2Jb\\u202ec\\nd"
+
+
+def test_marks_whose_width_terminals_do_not_agree_upon_are_written_out() -> None:
+    assert text_cell("❤\ufe0f 👍\U0001f3fd").text == "❤\\ufe0f 👍\\U0001f3fd"
+    assert bounded(["🏳\ufe0f"]) == "🏳\\ufe0f"
 
 
 def test_figures_stand_at_the_right_and_a_name_that_is_cut_keeps_its_end() -> None:
@@ -158,13 +164,14 @@ def rows(*names: str) -> list[Row]:
 def test_rows_are_filtered_and_sorted(
     wanted: str, column: int | None, is_reversed: bool, keys: list[str]
 ) -> None:
-    kept = arranged(rows("bb", "a", "CCC"), wanted=wanted, column=column, is_reversed=is_reversed)
-    assert [row.key for row in kept] == keys
+    wish = Wish(wanted=wanted, column=column, is_reversed=is_reversed)
+    kept = arranged(rows("bb", "a", "CCC"), wish)
+    assert [row.key for row in kept.rows] == keys
 
 
 def test_a_column_of_figures_and_of_none_is_sorted_all_the_same() -> None:
     mixed = [
         Row(key=str(order), cells=(Cell(text="x", order=order),)) for order in (2.0, "b", -1.0, "")
     ]
-    kept = arranged(mixed, wanted="", column=0, is_reversed=False)
-    assert [row.key for row in kept] == ["-1.0", "2.0", "", "b"]
+    kept = arranged(mixed, Wish(column=0))
+    assert [row.key for row in kept.rows] == ["-1.0", "2.0", "", "b"]

@@ -14,7 +14,9 @@ import pytest
 from administration.running import WORK, Running, running
 from client.scripted_server import response, scripted
 from headgate import Client
+from headgate.runtime.looking.history import Step
 from headgate.top import picture
+from headgate.top.banner import total_parts
 from headgate.top.picture import Contact
 from headgate.top.rota import Question, Topic
 from headgate.top.watcher import (
@@ -166,6 +168,31 @@ def test_a_service_that_is_away_is_asked_one_thing_less_and_less_often() -> None
     asyncio.run(main())
 
 
+def test_a_service_that_was_silent_is_found_again_within_seconds(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = Clock()
+
+        async def fall_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            clock.now += 10.0
+            writer.close()
+
+        silent = await asyncio.start_server(fall_silent, "127.0.0.1", 0)
+        port = silent.sockets[0].getsockname()[1]
+        async with Client(f"http://127.0.0.1:{port}", retries=0) as client:
+            watcher = Watcher(client, clock=clock)
+            async with silent:
+                await watcher.ask_once()
+            contacts = [watcher.picture.contact]
+            async with running(tmp_path, WORK) as service, serving(service.app, port):
+                clock.now += 10.0
+                await watcher.ask_once()
+            contacts.append(watcher.picture.contact)
+        assert contacts == [Contact.LOST, Contact.POLLING]
+
+    asyncio.run(main())
+
+
 def test_what_is_refused_is_asked_once_a_minute(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as one:
@@ -196,6 +223,45 @@ def test_a_token_that_is_over_is_not_said_to_be_live(tmp_path: Path) -> None:
                 after = one.watcher.picture.contact
                 assert (before, after) == (Contact.POLLING, Contact.REFUSED)
                 assert one.watcher.picture.problems[Topic.STATS] == "the token was revoked"
+
+    asyncio.run(main())
+
+
+def test_once_a_token_is_over_the_last_reasons_stay_and_are_asked_for_once_a_minute(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with scene(tmp_path) as one:
+            interest = await held_tasks(one, 2)
+            wish = {"name": "reader", "permissions": ["read"]}
+            made = (await one.service.ask("POST", "/tokens", wish)).json
+            async with Client(one.url, token=made["token"], retries=0) as client:
+                one.watcher = Watcher(client, clock=one.clock)
+                one.watcher.show(interest)
+                await one.asked()
+                reasons = dict(one.watcher.picture.reasons)
+                await one.service.ask("DELETE", f"/tokens/{made['id']}")
+                await one.asked(after_seconds=11.0)
+                assert one.watcher.picture.reasons == reasons
+                assert await one.asked(after_seconds=11.0) == []
+
+    asyncio.run(main())
+
+
+def test_the_wait_is_that_of_the_last_minutes_also_where_there_are_no_pages(tmp_path: Path) -> None:
+    async def main() -> None:
+        off = f'{WORK}\n[dashboard]\nmode = "off"\n'
+        async with running(tmp_path, off) as service, serving(service.app) as port:
+            await service.ended(await service.submit())
+            now = service.service.engine.feed.now()
+            service.service.engine.history.hour.append(
+                Step(at=now, started=2, wait_seconds=166.0, waits={60: 2})
+            )
+            async with Client(f"http://127.0.0.1:{port}", retries=0) as client:
+                watcher = Watcher(client)
+                await watcher.ask_once()
+        shown = "".join(text for text, _ in total_parts(watcher.picture, width=200))
+        assert shown.endswith("wait 1 min 23 s")
 
     asyncio.run(main())
 

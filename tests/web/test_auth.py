@@ -220,6 +220,8 @@ def test_on_loopback_a_token_may_be_required() -> None:
         ("[::ffff:1.2.3.4]", False),
         (":7420", False),
         ("[", False),
+        ("127.0.0.1:abc", False),
+        ("127.0.0.1:7420@evil.test", False),
         ("headgate.example", True),
         ("headgate.example:8443", True),
         ("other.example", False),

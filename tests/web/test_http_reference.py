@@ -24,6 +24,7 @@ from headgate.bodies.slots import (
 from headgate.bodies.tasks import (
     BudgetStatusBody,
     CommitBody,
+    LatelyBody,
     LimitsShown,
     MetricsBody,
     NewTokenBody,
@@ -100,7 +101,7 @@ def test_every_query_parameter_is_documented() -> None:
 
 def test_every_figure_of_the_stats_is_documented() -> None:
     section = PAGE.split("## Counts and limits")[1].split("\n## ")[0]
-    for kind in (QueueBody, MetricsBody, LimitsShown, LaneListBody, LaneBody):
+    for kind in (QueueBody, MetricsBody, LatelyBody, LimitsShown, LaneListBody, LaneBody):
         assert all(f"`{name}`" in section for name in names_of(kind))
 
 

@@ -144,13 +144,22 @@ class MetricsBody(AgentMetricsBody, kw_only=True, rename="camel"):
     agents: dict[str, AgentMetricsBody]
 
 
+class LatelyBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """The starts of the last minutes, and how long they had waited since they could have come."""
+
+    seconds: float
+    dispatch_count: int
+    average_wait_seconds: float | None = None
+
+
 class StatsBody(msgspec.Struct, kw_only=True):
-    """The answer of `/scheduler/stats`."""
+    """The answer of `/scheduler/stats`; only the node that dispatches knows what was lately."""
 
     queue: QueueBody
     metrics: MetricsBody
     config: LimitsShown
     paused: bool = False
+    lately: LatelyBody | None = None
 
 
 class ReadyBody(msgspec.Struct, kw_only=True):

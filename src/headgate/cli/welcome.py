@@ -43,9 +43,13 @@ async def demo_welcome(service: Service, address: str, folder: Path) -> str:
     is_needed = entrance_rules(service.settings).needs_token
     await token_lines(service.tokens, folder, is_needed=is_needed)
     token = read_private_file(folder / TOKEN_FILE) if is_needed else None
+    if service.settings.dashboard.mode == "off":
+        place, use = f"headgate serves {address} without pages", "its token is"
+    else:
+        place, use = f"open {address} in a browser", "log in with"
     lines = [
-        f"open {address} in a browser; Ctrl-C ends it",
-        *([] if token is None else [f"  log in with {token.decode('ascii').strip()}"]),
+        f"{place}; Ctrl-C ends it",
+        *([] if token is None else [f"  {use} {token.decode('ascii').strip()}"]),
         "  a demonstration: agents and provider are simulated on this machine, and nothing is kept",
         # With the folder, so that the token of another service of this user is not sent.
         f"  in another terminal: headgate top --url {address} --data {shlex.quote(str(folder))}",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from headgate.dashboard.dashboard import Dashboard
-from headgate.runtime.engine import Engine
 from headgate.settings.sections import DashboardMode
 from headgate.web.app import App
 
 
-def attach_dashboard(app: App, engine: Engine, mode: DashboardMode) -> None:
+def attach_dashboard(app: App, mode: DashboardMode) -> None:
     """Serve the pages at `/` and below `/ui`; what is off is not there at all."""
     if mode == "off":
         return
-    app.api.outlook, app.api.history = engine.outlook, engine.history
     app.serve_pages(Dashboard(app.api, mode))

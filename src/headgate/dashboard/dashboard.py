@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 from posixpath import normpath
 from typing import TypeVar
@@ -42,6 +43,7 @@ from headgate.dashboard.recent import Recent
 from headgate.dashboard.rendering import CSRF_MARK, ONCE_MARK, Rendering
 from headgate.dashboard.routes import ROUTES
 from headgate.dashboard.sent_forms import ONCE_FIELD, SentForms
+from headgate.dashboard.shown.reachable import read_name
 from headgate.dashboard.static_files import PREFIX, StaticFiles
 from headgate.settings.sections import DashboardMode
 from headgate.web.api import Api, Handler, Route
@@ -59,10 +61,15 @@ MISDIRECTED = 421
 SERVER_FAULT = 500
 PAGE_SECONDS = 5.0
 """How long a page waits for what it shows; a person who waits longer has gone."""
+MAX_MADE = 4
+"""How many whole pages are made at a time, so that a task is not submitted behind hundreds."""
+TURN_SECONDS = 15.0
+"""How long a page waits for others before it; some 500 are made meanwhile."""
 
 Result = TypeVar("Result")
 
 _DOT = re.compile("%2e", re.IGNORECASE)
+_CROWDED = "too many pages are asked for at once"
 _READ_ONLY = "the dashboard of this service is read-only; use the command line or the API"
 
 
@@ -77,6 +84,7 @@ class Dashboard:
         self._pages: Recent[Page] = Recent()
         self._regions: Recent[str | None] = Recent()
         self._sent = SentForms()
+        self._turns = asyncio.Semaphore(MAX_MADE)
         self._tries = Tries()
         self._live = Live()
         self.routes = tuple(self._routes())
@@ -134,7 +142,7 @@ class Dashboard:
 
     async def _answer(self, route: PageRoute, api: Api, request: Request, name: str) -> Answer:
         own = await _in_time(let_in(api, request, route.needs))
-        view = self._view(own, is_let_in=True)
+        view, name = self._view(own, is_let_in=True), read_name(name)
         if route.answer is not None:
             return await route.answer(view, name)
         if route.action is not None:
@@ -142,7 +150,21 @@ class Dashboard:
         region = own.header(b"hx-target").decode("latin-1") if _is_fragment(own) else ""
         if region:
             return await self._region(route, view, name, region)
-        return self._drawn(view, await _page(route, view, name))
+        async with self._turn():
+            return self._drawn(view, await _page(route, view, name))
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait until a whole page may be made; regions need no turn: one drawing serves many."""
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise Refusal("limit_reached", _CROWDED) from None
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     async def _region(self, route: PageRoute, view: View, name: str, region: str) -> Answer:
         """Answer with the inside of one region; a page that has none of this name comes whole."""
@@ -156,7 +178,8 @@ class Dashboard:
         text = await self._regions.get((*key, region), draw)
         if text is None:
             # A whole page names its visitor, so it is drawn for each.
-            text = self._rendering.page(view, await _page(route, view, name))
+            async with self._turn():
+                text = self._rendering.page(view, await _page(route, view, name))
         return compressed(page_answer(OK, self._with_secret(text, view)[0]), view.request)
 
     async def _act(self, route: PageRoute, view: View, name: str) -> Answer:

@@ -2,9 +2,10 @@
 
 A stream sends no figures, only the name of what changed: `tasks`, `slots`, and `changed` for
 anything at all. It looks once a second, together with all others, so that their pages ask for the
-same drawing; with many of them it looks less often. Rule: a page that hears nothing is not old: at
-least every `REFRESH_SECONDS` it is told `changed`, and so at its first looks, for what changed
-since it was drawn, and at the one after a change, since books are settled just after a task ended.
+same drawing; with many of them it looks less often. Rule: a page that hears nothing is not old: it
+is told `changed` at the first look after `REFRESH_SECONDS`, and so at its first looks, for what
+changed since it was drawn, and at the one after a change, since books are settled just after a task
+ended. A page that hears nothing for longer takes its stream for lost, and asks for another.
 A stream ends at once when its token is revoked at this node, and soon when that is done at another.
 No caller has so many streams that none are left for others; one too many is told `refused` and why,
 in a stream that ends, since a browser does not tell a page the status of an answer.
@@ -24,7 +25,6 @@ from headgate.dashboard.recent import FRESH_SECONDS, until_full_second
 from headgate.errors import NotDispatchingError, StoreError
 from headgate.web.forwarding import EVENT_STREAM
 from headgate.web.http.answers import Answer
-from headgate.web.http.requests import Request
 from headgate.web.refusals import Refusal
 
 OK = 200
@@ -94,7 +94,7 @@ class Live:
                 are_changed = await _is_set_within(tokens, self.until_look(clock()))
                 if are_changed or clock() - checked_at >= CHECK_SECONDS:
                     checked_at = clock()
-                    if not await _is_let_in(view.request, view):
+                    if not await _is_let_in(view):
                         return
                 if are_changed:
                     continue
@@ -157,12 +157,12 @@ async def _is_set_within(signal: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-async def _is_let_in(request: Request, view: View) -> bool:
+async def _is_let_in(view: View) -> bool:
     """Tell whether the token of a stream is still good; without one there is nothing to ask."""
-    if not request.caller.token_id:
+    if not view.request.caller.token_id:
         return True
     try:
-        await view.api.entrance.look_up(request, "read")
+        await view.api.entrance.look_up(view.request, "read")
     except (Refusal, StoreError):
         return False
     return True

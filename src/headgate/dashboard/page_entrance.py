@@ -26,6 +26,9 @@ MAX_FORM_BYTES = 64 * 1024
 MAX_FORM_FIELDS = 1_100
 MAX_NEXT_LENGTH = 2_000
 
+_NO_PAGES = ("/ui/logout", "/ui/theme")
+"""What takes forms alone, and is for everybody: nobody can have come from there."""
+
 _OWN_PAGES = (b"", b"same-origin", b"none")
 _FORM_TYPE = b"application/x-www-form-urlencoded"
 _TOO_LARGE = f"the form has more than {MAX_FORM_BYTES // 1024} KiB; shorten what you entered"
@@ -110,7 +113,7 @@ async def read_form(request: Request) -> Form:
     if request.header(b"sec-fetch-site") not in _OWN_PAGES:
         raise Refusal("forbidden_origin", "forms are not taken from pages of other sites")
     if request.header(b"content-type").partition(b";")[0].strip().lower() != _FORM_TYPE:
-        raise Refusal("unsupported_media_type", "send a form")
+        raise Refusal("unsupported_media_type", f"send {_FORM_TYPE.decode()}")
     body = await request.json_body()
     if len(body) > MAX_FORM_BYTES:
         raise Refusal("body_too_large", _TOO_LARGE)
@@ -135,4 +138,4 @@ def local_path(text: str) -> str:
     is_own = text.startswith("/") and not text.startswith(("//", "/\\"))
     if not is_own or len(text) > MAX_NEXT_LENGTH or not text.isprintable() or "\\" in text:
         return "/"
-    return text
+    return "/" if text.partition("?")[0] in _NO_PAGES else text

@@ -19,16 +19,25 @@ from textual.widgets import Input
 from headgate.bodies.slots import SlotBody
 from headgate.bodies.tasks import WhyBody
 from headgate.client.async_client import Client
-from headgate.core.texts.printable import printable
 from headgate.errors import ServiceError
 from headgate.task_snapshot import TaskSnapshot
+from headgate.top.arranging import Arranger, Wish
 from headgate.top.banner import Line, key_parts, place_parts, said_parts, tab_parts, total_parts
 from headgate.top.dialogs import HELP, Ask, Reading
+from headgate.top.drawable import drawable
 from headgate.top.pane import Pane
-from headgate.top.panes import PANES, PROJECTS, RUNNING, SLOTS, WAITING, PaneKind, amount, note
-from headgate.top.picture import Contact
+from headgate.top.panes import (
+    PANES,
+    PROJECTS,
+    RUNNING,
+    SLOTS,
+    WAITING,
+    PaneKind,
+    amount,
+    answer_of,
+    note,
+)
 from headgate.top.rota import PAUSE_SECONDS, Topic
-from headgate.top.tables import arranged
 from headgate.top.watcher import Interest, Watcher, told
 
 ALL_FROM_WIDTH, ALL_FROM_HEIGHT = 160, 36
@@ -93,6 +102,7 @@ class Top(App[None]):
         self._texts = texts
         self._now = now
         self._current = 0
+        self._arrangers = {kind.topic: Arranger() for kind in PANES}
         self._wanted = ""
         self._said: tuple[str, bool, float] = ("", False, 0.0)
 
@@ -150,18 +160,15 @@ class Top(App[None]):
         picture, kind = self.watcher.picture, pane.kind
         # The service has looked for the text in tasks already, also in what is not shown.
         wanted = "" if kind in _TASK_PANES else self._wanted
-        rows = arranged(
-            kind.rows(picture, self._now()),
-            wanted=wanted,
-            column=pane.sort,
-            is_reversed=pane.is_reversed,
-        )
+        wish = Wish(wanted=wanted, column=pane.sort, is_reversed=pane.is_reversed)
+        rows = kind.rows(picture, self._now())
+        found = self._arrangers[kind.topic].arranged(answer_of(kind, picture), rows, wish)
         title = f"{index + 1} {kind.name} {amount(kind, picture)}".rstrip()
         pane.show(
-            rows,
-            note=note(kind, picture, wanted=self._wanted, has_rows=bool(rows)),
+            found.rows,
+            note=note(kind, picture, wanted=self._wanted, found=found),
             title=title if self.screen_stack[0].has_class("all") else "",
-            is_faint=picture.contact is Contact.LOST or kind.topic in picture.problems,
+            is_faint=picture.is_past or kind.topic in picture.problems,
         )
 
     def _tell_watcher(self) -> None:
@@ -313,14 +320,14 @@ class Top(App[None]):
             cells = [cell.text for cell in row.cells]
             facts = zip(titles, cells, strict=True)
             lines = [f"{title:<16} {text.strip()}" for title, text in facts if title and text]
-            self._read(f"{kind.name}: {printable(row.key)}", lines)
+            self._read(f"{kind.name}: {drawable(row.key)}", lines)
 
     async def _show_task(self, task_id: str) -> None:
         self._read(f"Task {task_id}", self._texts.task(await self._client.get(task_id)))
 
     async def _show_slot(self, name: str) -> None:
         slot = await self._client.slot(name)
-        self._read(f"Slot {printable(name)}", self._texts.slot(slot))
+        self._read(f"Slot {drawable(name)}", self._texts.slot(slot))
 
     def _read(self, title: str, lines: list[str]) -> None:
         self.say("")

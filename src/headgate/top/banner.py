@@ -15,8 +15,8 @@ from textual.widget import Widget
 
 from headgate.bodies.tasks import LimitsShown, StatsBody
 from headgate.core.texts.figures import count, duration
-from headgate.core.texts.printable import printable
 from headgate.top.budget_figures import left_text, limit_text, spent_text
+from headgate.top.drawable import drawable
 from headgate.top.panes import PANES, amount
 from headgate.top.picture import Contact, Picture
 from headgate.top.rota import Topic
@@ -75,7 +75,7 @@ def cut(parts: list[Part], width: int) -> list[Part]:
 def place_parts(url: str, picture: Picture, *, width: int) -> list[Part]:
     """Return the first line: which service, and how the connection to it is."""
     word, style = _CONTACTS[picture.contact]
-    name = shortened(f"headgate {printable(url)}", width - len(word) - 2)
+    name = shortened(f"headgate {drawable(url)}", width - len(word) - 2)
     return [(name, "bold"), _GAP, (word, style)]
 
 
@@ -83,7 +83,7 @@ def total_parts(picture: Picture, *, width: int) -> list[Part]:
     """Return the second line: the totals, or what is wrong."""
     problem = picture.problems.get(Topic.STATS, "")
     if problem:
-        return [(printable(problem), "red")]
+        return [(drawable(problem), "red")]
     stats = picture.stats
     if stats is None:
         return [("Asking…", "")]
@@ -108,8 +108,13 @@ def _totals(stats: StatsBody, picture: Picture, *, has_limits: bool) -> list[str
         f"done {done}/min",
         f"failed {failed}/min",
         *_money(picture, has_limits=has_limits),
-        f"wait {duration(stats.metrics.avg_dispatch_latency_ms / 1000)}",
+        f"wait {_wait(stats)}",
     ]
+
+
+def _wait(stats: StatsBody) -> str:
+    waited_seconds = None if stats.lately is None else stats.lately.average_wait_seconds
+    return "-" if waited_seconds is None else duration(waited_seconds)
 
 
 def _money(picture: Picture, *, has_limits: bool) -> list[str]:
@@ -173,11 +178,11 @@ def said_parts(said: str, picture: Picture, *, is_problem: bool, wanted: str) ->
     """Return what is looked for, and beside it what was said last, or what is wrong."""
     parts: list[Part] = []
     if said:
-        parts = [(printable(said), "bold red" if is_problem else "bold")]
+        parts = [(drawable(said), "bold red" if is_problem else "bold")]
     elif picture.contact is Contact.LOST:
-        parts = [(f"Trying again: {printable(picture.contact_problem)}.", "red")]
+        parts = [(f"Trying again: {drawable(picture.contact_problem)}.", "red")]
     if not wanted:
         return parts
     text = wanted if len(wanted) <= MAX_WANTED_SHOWN else f"{wanted[:MAX_WANTED_SHOWN]}{ELLIPSIS}"
-    only = f"Only what contains “{text}”"
+    only = f"Only what contains “{drawable(text)}”"
     return [(f"{only}.", ""), _GAP, *parts] if parts else [(f"{only}; / changes that.", "")]

@@ -5,17 +5,18 @@ Rule: money is counted in micro-dollars, as everywhere; only shares of a limit a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from headgate.bodies.tasks import BudgetStatusBody
+from headgate.core.budgets.alerts import share_used
 from headgate.core.budgets.scopes import ROOT_WORDS
 from headgate.core.money import MicroUsd, read_usd
 from headgate.core.texts.figures import count, dollars, usd
+from headgate.top.arranging import Rows
 from headgate.top.bars import Bar
 from headgate.top.cells import (
     BAD,
     CAREFUL,
-    MAX_ROWS,
     NEVER,
     NOW,
     count_cell,
@@ -30,16 +31,10 @@ from headgate.top.tables import Cell, Row, number_cell, text_cell
 MAX_DEPTH = 16
 
 
-def budget_rows(picture: Picture, now: float) -> list[Row]:
+def budget_rows(picture: Picture, now: float) -> Sequence[Row]:
     """Return the scopes with what each has used of its limit, children under their parents."""
-    if picture.budgets is None:
-        return []
-    rows = []
-    for depth, status in _tree(picture.budgets, 0):
-        rows.append(_budget(status, depth, now))
-        if len(rows) == MAX_ROWS:
-            break
-    return rows
+    scopes = [] if picture.budgets is None else list(_tree(picture.budgets, 0))
+    return Rows(scopes, lambda one: _budget(one[1], one[0], now))
 
 
 def _tree(status: BudgetStatusBody, depth: int) -> Iterator[tuple[int, BudgetStatusBody]]:
@@ -50,14 +45,14 @@ def _tree(status: BudgetStatusBody, depth: int) -> Iterator[tuple[int, BudgetSta
 
 
 def _budget(status: BudgetStatusBody, depth: int, now: float) -> Row:
-    bar = _fullest(status)
+    bar, share = _fullest(status), _share(status)
     overrun = read_usd(status.overrun_usd)
     cells = (
         Cell(text=f"{'  ' * depth}{text_cell(_last_part(status.scope)).text}", order=status.scope),
-        limited_cell(bar),
+        limited_cell(bar, share),
         money_cell(_used_micro_usd(status)),
         text_cell("no limit" if bar is None else limit_text(status)),
-        _ends(status, bar, now),
+        _ends(status, share, now),
         until_cell(status.resets_at, now),
         count_cell(status.spent_tokens + status.overrun_tokens),
         money_cell(overrun or None, CAREFUL),
@@ -85,11 +80,19 @@ def _part(used: int, held: int, limit: int) -> Bar:
     return Bar(used=used / limit, held=held / limit) if limit > 0 else Bar(used=1.0)
 
 
-def _ends(status: BudgetStatusBody, bar: Bar | None, now: float) -> Cell:
+def _share(status: BudgetStatusBody) -> float | None:
+    """Return how much of the tighter limit is used or held, as it is told wherever it is shown."""
+    return share_used(
+        (_micro_usd(status.limit_usd), _micro_usd(status.remaining_usd)),
+        (status.limit_tokens, status.remaining_tokens),
+    )
+
+
+def _ends(status: BudgetStatusBody, share: float | None, now: float) -> Cell:
     """Return when a budget is used up if it is spent as lately; nobody knows that of most."""
-    if bar is None:
+    if share is None:
         return NEVER
-    return number_cell(NOW, 0.0, BAD) if is_full(bar) else until_cell(status.exhausted_at, now)
+    return number_cell(NOW, 0.0, BAD) if is_full(share) else until_cell(status.exhausted_at, now)
 
 
 def limit_text(status: BudgetStatusBody) -> str:

@@ -13,7 +13,6 @@ from headgate.core.texts.figures import count, duration, percent, seconds_of, us
 from headgate.top.bars import Bar
 from headgate.top.tables import Cell, bar_cell, number_cell
 
-MAX_ROWS = 200
 GOOD, CAREFUL, BAD, FAINT = "green", "yellow", "red", "dim"
 UNKNOWN = Cell(text="-", order=-1.0)
 NEVER = Cell(text="-", order=math.inf)
@@ -55,17 +54,17 @@ def until_cell(moment: datetime | None, now: float, *, past: str = NOW) -> Cell:
     return number_cell(duration(away) if away > 0 else past, away, room=TIME_WIDTH)
 
 
-def limited_cell(bar: Bar | None) -> Cell:
-    """Return a bar of something that has a limit, in the colour of how near that is."""
-    return UNKNOWN if bar is None else bar_cell(bar, _bar_style(bar))
+def limited_cell(bar: Bar | None, share: float | None) -> Cell:
+    """Return a bar of something that has a limit, in the colour of the share that is used of it."""
+    return UNKNOWN if bar is None or share is None else bar_cell(bar, _share_style(share))
 
 
-def is_full(bar: Bar) -> bool:
+def is_full(share: float) -> bool:
     """Tell whether nothing is left."""
-    return bar.used + bar.held >= _FULL
+    return share >= _FULL
 
 
-def _bar_style(bar: Bar) -> str:
-    if is_full(bar):
+def _share_style(share: float) -> str:
+    if is_full(share):
         return BAD
-    return CAREFUL if bar.used + bar.held >= NEARLY_USED_UP else GOOD
+    return CAREFUL if share >= NEARLY_USED_UP else GOOD

@@ -12,7 +12,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from headgate.core.texts.printable import printable_lines
+from headgate.top.drawable import drawable_lines
 
 MAX_LINES = 500
 MAX_LINE_LENGTH = 1_000
@@ -54,7 +54,7 @@ class Ask(ModalScreen[bool]):
     def compose(self) -> ComposeResult:
         """Make the box."""
         with Vertical(classes="box"):
-            yield Static(Text(printable_lines(self._question)))
+            yield Static(Text(drawable_lines(self._question)))
             yield Static(Text("y yes    n no", style="bold"))
 
     def action_answer(self, answer: bool) -> None:  # noqa: FBT001 - textual gives it by place
@@ -101,7 +101,7 @@ def bounded(lines: Sequence[str]) -> str:
     """Return lines as one text, with everything written out that a terminal would act upon."""
     # What one thing says may have lines itself.
     parted = [part for line in lines for part in line.split("\n", MAX_LINES)][: MAX_LINES + 1]
-    shown = [printable_lines(line[:MAX_LINE_LENGTH]) for line in parted[:MAX_LINES]]
+    shown = [drawable_lines(line[:MAX_LINE_LENGTH]) for line in parted[:MAX_LINES]]
     if len(parted) > MAX_LINES:
         shown.append("… and more; headgate show prints all of a task")
     return "\n".join(shown)

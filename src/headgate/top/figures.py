@@ -6,6 +6,7 @@ can be tested without one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from headgate.bodies.admin import ProjectBody
@@ -15,13 +16,13 @@ from headgate.bodies.tasks import WhyBody
 from headgate.core.key_slots.wake_words import ENDED, mode_words
 from headgate.core.tasks.task import TaskStatus
 from headgate.core.texts.figures import seconds_of
+from headgate.top.arranging import Rows
 from headgate.top.bars import Bar
 from headgate.top.cells import (
     BAD,
     CAREFUL,
     FAINT,
     GOOD,
-    MAX_ROWS,
     UNKNOWN,
     count_cell,
     limited_cell,
@@ -39,10 +40,10 @@ _STANDINGS = {"active": "", "paused": CAREFUL, "draining": CAREFUL, "archived": 
 _SLOT_STATES = {"open": GOOD, "exhausted": BAD, "paused": CAREFUL, "disabled": BAD}
 
 
-def project_rows(picture: Picture, _: float) -> list[Row]:
+def project_rows(picture: Picture, _: float) -> Sequence[Row]:
     """Return the projects: the share that each had beside the one it should have, and its work."""
     projects = [] if picture.projects is None else picture.projects.projects
-    return [_project(one) for one in projects[:MAX_ROWS]]
+    return Rows(projects, _project)
 
 
 def _project(project: ProjectBody) -> Row:
@@ -63,11 +64,11 @@ def _project(project: ProjectBody) -> Row:
     return Row(key=project.id, cells=cells)
 
 
-def lane_rows(picture: Picture, _: float) -> list[Row]:
+def lane_rows(picture: Picture, _: float) -> Sequence[Row]:
     """Return the lanes that have work, the longest wait first."""
     lanes = [] if picture.lanes is None else picture.lanes.lanes
     most = max((one.load or 0.0 for one in lanes), default=0.0)
-    return [_lane(one, most) for one in lanes[:MAX_ROWS]]
+    return Rows(lanes, lambda one: _lane(one, most))
 
 
 def _lane(lane: LaneBody, most: float) -> Row:
@@ -85,7 +86,7 @@ def _lane(lane: LaneBody, most: float) -> Row:
     return Row(key=f"{lane.project_id}/{lane.agent_id}", cells=cells)
 
 
-def running_rows(picture: Picture, now: float) -> list[Row]:
+def running_rows(picture: Picture, now: float) -> Sequence[Row]:
     """Return the tasks in flight, those that run longest first."""
     tasks = () if picture.running is None else picture.running.tasks
     return [_running(one, now) for one in sorted(tasks, key=_began)]
@@ -117,7 +118,7 @@ def _attempt(task: ShownTask) -> str:
     return f"{task.attempt}/{task.max_attempts}" if is_counted else str(task.attempt)
 
 
-def waiting_rows(picture: Picture, now: float) -> list[Row]:
+def waiting_rows(picture: Picture, now: float) -> Sequence[Row]:
     """Return the tasks that wait, the oldest of them first, with the reason where it was asked."""
     tasks = () if picture.waiting is None else picture.waiting.tasks
     oldest_first = sorted(tasks, key=lambda one: one.created_at)
@@ -146,20 +147,20 @@ def _reason(why: WhyBody | str | None) -> Cell:
     return text_cell(why.reasons[0].message, tail=f" +{more}" if more else "")
 
 
-def slot_rows(picture: Picture, now: float) -> list[Row]:
+def slot_rows(picture: Picture, now: float) -> Sequence[Row]:
     """Return the slots: how much of each quota is used, its next times, what holds its tasks."""
     slots = [] if picture.slots is None else picture.slots.slots
-    return [_slot(one, now) for one in slots[:MAX_ROWS]]
+    return Rows(slots, lambda one: _slot(one, now))
 
 
 def _slot(slot: SlotBody, now: float) -> Row:
-    used, wake = slot.percent_used, slot.next_wake
+    used, wake = _used_share(slot), slot.next_wake
     errors = slot.poll_errors + slot.wake_errors
     cells = (
         text_cell(slot.name),
         text_cell(slot.state, _SLOT_STATES.get(slot.state, "")),
-        limited_cell(None if used is None else Bar(used=used / 100)),
-        share_cell(None if used is None else used / 100),
+        limited_cell(None if used is None else Bar(used=used), used),
+        share_cell(used),
         until_cell(slot.resets_at, now, past=ENDED),
         until_cell(None if wake is None else wake.at, now),
         text_cell("-" if wake is None else mode_words(wake.mode)),
@@ -167,6 +168,10 @@ def _slot(slot: SlotBody, now: float) -> Row:
         text_cell(_held_because(slot), CAREFUL),
     )
     return Row(key=slot.name, cells=cells)
+
+
+def _used_share(slot: SlotBody) -> float | None:
+    return None if slot.percent_used is None else slot.percent_used / 100
 
 
 def _held_because(slot: SlotBody) -> str:

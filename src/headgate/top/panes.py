@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from headgate.core.texts.figures import count
 from headgate.top import budget_figures, figures
+from headgate.top.arranging import Arranged
 from headgate.top.cells import TIME_WIDTH
+from headgate.top.drawable import drawable
 from headgate.top.picture import Picture
 from headgate.top.rota import Topic
 from headgate.top.tables import Column, Holds, Row
 
-Rows = Callable[[Picture, float], list[Row]]
+MakeRows = Callable[[Picture, float], Sequence[Row]]
 
 
 class PaneKind(NamedTuple):
@@ -20,7 +23,7 @@ class PaneKind(NamedTuple):
     name: str
     topic: Topic
     columns: tuple[Column, ...]
-    rows: Rows
+    rows: MakeRows
     empty: str
 
 
@@ -146,22 +149,24 @@ def amount(kind: PaneKind, picture: Picture) -> str:
     return ""
 
 
-def note(kind: PaneKind, picture: Picture, *, wanted: str, has_rows: bool) -> str:
+def note(kind: PaneKind, picture: Picture, *, wanted: str, found: Arranged) -> str:
     """Return what is said instead of rows, or under them; empty where rows say enough."""
-    problem = picture.problems.get(kind.topic)
+    problem, number = picture.problems.get(kind.topic), len(found.rows)
     if problem:
-        return f"{'Not up to date' if has_rows else 'Not shown'}: {problem}."
-    if _answer(kind, picture) is None:
+        return f"{'Not up to date' if number else 'Not shown'}: {drawable(problem)}."
+    if answer_of(kind, picture) is None:
         return "Asking…"
     page = {Topic.RUNNING: picture.running, Topic.WAITING: picture.waiting}.get(kind.topic)
     if page is not None and page.next_cursor is not None:
         return f"The oldest {len(page.tasks)} are shown; / finds others."
-    if has_rows:
+    if found.total > number:
+        return f"The first {number} of {count(found.total)} are shown; / finds others."
+    if number:
         return ""
-    return f"Nothing here contains “{wanted}”." if wanted else kind.empty
+    return f"Nothing here contains “{drawable(wanted)}”." if wanted else kind.empty
 
 
-def _answer(kind: PaneKind, picture: Picture) -> object:
+def answer_of(kind: PaneKind, picture: Picture) -> object:
     """Return the last answer of a pane's topic."""
     answers: dict[Topic, object] = {
         Topic.PROJECTS: picture.projects,

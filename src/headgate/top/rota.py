@@ -16,9 +16,14 @@ import msgspec
 
 PAUSE_SECONDS = 0.5
 COST_FACTOR = 10.0
-"""A question whose answer took a while is asked at most in this many times as long."""
+"""A question whose answers take a while is asked at most in this many times as long.
+
+It goes by the quicker of the last two: one alone is late when the service or the line had paused.
+"""
 KEPT_SECONDS = 60.0
 """What is not wanted any more is remembered for so long, since people go to and fro."""
+
+_AT_ONCE = (0.0, 0.0)
 
 
 class Topic(Enum):
@@ -46,7 +51,7 @@ class Rota:
 
     def __init__(self) -> None:
         self._asked: dict[Question, float] = {}
-        self._took: dict[Question, float] = {}
+        self._took: dict[Question, tuple[float, float]] = {}
         self._new_since: dict[Question, float] = {}
 
     def next(self, wanted: Mapping[Question, float], now: float) -> Question | None:
@@ -66,7 +71,7 @@ class Rota:
         """Return 1 for what is just due, and more the longer it has been."""
         asked_at = self._asked.get(question)
         if asked_at is not None:
-            every = max(seconds, COST_FACTOR * self._took.get(question, 0.0))
+            every = max(seconds, COST_FACTOR * min(self._took.get(question, _AT_ONCE)))
             return (now - asked_at) / every
         if question.task_id:
             # Reasons are many: were they first, nothing else would come while rows change.
@@ -88,7 +93,7 @@ class Rota:
         """Note that something was asked."""
         self._asked[question] = began
         self._new_since.pop(question, None)
-        self._took[question] = ended - began
+        self._took[question] = (self._took.get(question, _AT_ONCE)[1], ended - began)
 
     def forget(self, topic: Topic) -> None:
         """Have everything of a topic asked again."""

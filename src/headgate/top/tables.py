@@ -12,8 +12,8 @@ from enum import IntEnum
 import msgspec
 from rich.cells import cell_len, set_cell_size
 
-from headgate.core.texts.printable import printable
 from headgate.top.bars import Bar, drawn
+from headgate.top.drawable import drawable
 
 GAP = "  "
 BAR_WIDTH = 24
@@ -74,7 +74,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 def text_cell(text: str, style: str = "", *, tail: str = "") -> Cell:
     """Return a cell with a text that somebody wrote, and a tail of ours that is never cut."""
-    shown = printable(text[:MAX_CELL_LENGTH]) + tail
+    shown = drawable(text[:MAX_CELL_LENGTH]) + tail
     return Cell(text=shown, tail=tail, order=shown.casefold(), style=style)
 
 
@@ -143,25 +143,3 @@ def shortened(text: str, width: int) -> str:
     if cell_len(text) <= width:
         return set_cell_size(text, width)
     return set_cell_size(text, width - 1) + ELLIPSIS if width > 0 else ""
-
-
-def arranged(
-    rows: Sequence[Row], *, wanted: str, column: int | None, is_reversed: bool
-) -> list[Row]:
-    """Return the rows that contain a text, sorted by a column, or in their own order."""
-    needle = wanted.casefold()
-    kept = [row for row in rows if _contains(row, needle)]
-    if column is not None:
-        kept.sort(key=lambda row: _order(row.cells[column]))
-    return kept[::-1] if is_reversed else kept
-
-
-def _contains(row: Row, needle: str) -> bool:
-    return not needle or any(needle in cell.text.casefold() for cell in row.cells)
-
-
-def _order(cell: Cell) -> tuple[bool, float, str]:
-    """Return what a cell is sorted by: figures before texts, so that the two can be mixed."""
-    if isinstance(cell.order, str):
-        return True, 0.0, cell.order
-    return False, cell.order, ""

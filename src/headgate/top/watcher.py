@@ -145,15 +145,20 @@ class Watcher:
         if question is None:
             return None
         began = self._clock()
+        has_answer = await self._is_answered(question)
+        # How long nobody answered says nothing about how long an answer takes.
+        self._rota.note(question, began, self._clock() if has_answer else began)
+        self._changed()
+        return question
+
+    async def _is_answered(self, question: Question) -> bool:
         try:
             await self._ask(question)
         except ServiceError as error:
             self._note_error(question, error)
-        else:
-            self._note_answer(question)
-        self._rota.note(question, began, self._clock())
-        self._changed()
-        return question
+            return not isinstance(error, ServiceUnavailableError)
+        self._note_answer(question)
+        return True
 
     def _forget_reasons(self) -> None:
         """Keep the reasons that were asked for lately: rows are left, and looked at again."""
@@ -251,14 +256,17 @@ class Watcher:
         if isinstance(error, ServiceUnavailableError) and is_away:
             self._failures += 1
             self.picture.contact, self.picture.contact_problem = Contact.LOST, told(error)
+        elif error.status == NO_GOOD_TOKEN:
+            # All that is known stays as it was, reasons as well.
+            self.picture.contact = Contact.REFUSED
+            self.picture.problems[question.topic] = str(error)
+            self._refused.add(question.topic)
         elif question.topic is Topic.WHY:
             self.picture.reasons[question.task_id] = str(error)
         else:
             self.picture.problems[question.topic] = str(error)
             if isinstance(error, RequestRefusedError):
                 self._refused.add(question.topic)
-            if error.status == NO_GOOD_TOKEN:
-                self.picture.contact = Contact.REFUSED
 
 
 def told(error: ServiceError) -> str:

@@ -41,6 +41,7 @@ _BEARER = b"bearer "
 _TOKEN = re.compile(rb"bearer +hg_[0-9a-f_]{61} *", re.IGNORECASE)
 """What may be a token; `read_token` is more exact."""
 
+_PORT = re.compile(r":[0-9]*\Z")
 _NOT_KNOWN = "the token is not known here"
 log = structlog.get_logger("headgate.web")
 
@@ -255,7 +256,7 @@ def is_loopback(host: str) -> bool:
 
 def _is_served(host: str, rules: EntranceRules) -> bool:
     """Tell whether a Host header, in lower case, names this service."""
-    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    name = _PORT.sub("", host)
     if host in rules.hosts or name in rules.hosts:
         return True
     return is_loopback(name) if rules.is_loopback else not rules.hosts

@@ -88,7 +88,7 @@ CODES: dict[str, Kind] = {
     "stale_worker": Kind(410, "the worker is not known any more; drop everything, claim anew"),
     "body_too_large": Kind(413, "the body is too large"),
     "uri_too_long": Kind(414, "the address has more than 8 KiB"),
-    "unsupported_media_type": Kind(415, "the body is not JSON, by its own headers"),
+    "unsupported_media_type": Kind(415, "the body is of a type that is not taken here"),
     "expectation_failed": Kind(417, "`Expect` asks for something else than 100-continue"),
     "wrong_host": Kind(421, "the Host header names no host of this service"),
     "invalid_settings": Kind(422, "the settings file cannot be used; nothing has changed"),

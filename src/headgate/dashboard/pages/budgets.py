@@ -84,7 +84,8 @@ async def show(view: View, _: str) -> Page:
     around = await budgets_around(view.api, view.caller, figures.status.scope)
     rows = rows_of(figures, [one for one in around if _has_limit(one)])
     find, exhausted = looked_for(view), exhausted_of(rows)
-    found = named_like(rows, find, lambda row: (scope_words(row.status.scope),))
+    listed = rows[1:] if is_one else rows
+    found = named_like(listed, find, lambda row: (scope_words(row.status.scope),))
     context = {
         "find": find,
         "scope": figures.status.scope,

@@ -6,7 +6,6 @@ it as if it were. The columns are made once for each step, however many pages as
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from headgate.core.money import MICRO_PER_USD
-from headgate.dashboard.headers import PAGE_HEADERS, takes_gzip
+from headgate.dashboard.headers import PAGE_HEADERS, gzipped, takes_gzip
 from headgate.dashboard.page import PageRoute, View, answer_route
 from headgate.runtime.looking.history import LONG_STEP_SECONDS, STEP_SECONDS, History, Step, summed
 from headgate.web.http.answers import Answer, Headers
@@ -27,7 +26,6 @@ ROW_SECONDS = 300
 MAX_ROWS = 12
 MINUTE_SECONDS = 60
 MISSED_STEPS = 3
-COMPRESSION = 5
 WAIT_DIGITS = 4
 AT_DIGITS = 1
 
@@ -35,10 +33,7 @@ Column = list[float | None]
 
 
 class FiguresBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """The figures of a range, one column each; counts and dollars are per minute, waits in seconds.
-
-    The first step has what was spent since the start, beside which all others would be flat.
-    """
+    """The figures of a range, a column each: counts and dollars per minute, waits in seconds."""
 
     step_seconds: float
     at: list[float]
@@ -85,7 +80,7 @@ def _encoded_figures(history: History, chosen: str) -> _Encoded:
     if chosen not in kept or kept[chosen].steps != known:
         body = figures(steps, STEP_SECONDS if is_hour else LONG_STEP_SECONDS)
         content = msgspec.json.encode(body)
-        kept[chosen] = _Encoded(known, content, gzip.compress(content, COMPRESSION, mtime=0))
+        kept[chosen] = _Encoded(known, content, gzipped(content))
     return kept[chosen]
 
 
@@ -101,7 +96,7 @@ def figures(steps: Sequence[Step], step_seconds: float) -> FiguresBody:
         failed=[_per_minute(step, "failed") for _, step in shown],
         wait_average=[_wait(step, "wait_average_seconds") for _, step in shown],
         wait95=[_wait(step, "wait_p95_seconds") for _, step in shown],
-        spent_usd=[None, *(_dollars(step) for _, step in shown[1:])] if shown else [],
+        spent_usd=[_dollars(step) for _, step in shown],
     )
 
 

@@ -31,15 +31,14 @@ from headgate.dashboard.shown.task_reasons import ReasonShown, WhyShown, why_sho
 from headgate.deliveries import DeliveryQuery, DeliveryState
 from headgate.errors import StoreError
 from headgate.runtime.health import OK, STORE_FAILS
-from headgate.runtime.looking.history import Present, Step
+from headgate.runtime.looking.history import Present
 from headgate.scope_status import ScopeStatus
 from headgate.settings import ProjectSettings
 from headgate.web.handlers.budgets import own_status
 from headgate.web.handlers.slots import slot_bodies
-from headgate.web.handlers.status import stats_body
+from headgate.web.handlers.status import lately, stats_body
 from headgate.web.refusals import Refusal
 
-LATELY_SECONDS = 300.0
 MAX_SHARES = 12
 MAX_BUDGETS = 8
 MAX_SLOTS = 12
@@ -110,7 +109,7 @@ async def show(view: View, _: str) -> Page:
         "may_open": partial(may_open, view),
         "notices": notices,
         "more_notices": more_notices,
-        "lately": _lately(view),
+        "lately": lately(view.api, view.caller),
         "rows": rows_of(view),
         "has_history": _has_history(view),
         "oldest": oldest,
@@ -233,11 +232,6 @@ def _shares(view: View) -> list[Share]:
 
 def _has_history(view: View) -> bool:
     return view.api.history is not None and not view.caller.is_bound
-
-
-def _lately(view: View) -> Step | None:
-    history = view.api.history
-    return history.lately(LATELY_SECONDS) if history is not None and _has_history(view) else None
 
 
 def _is_dispatching(view: View) -> bool:

@@ -44,7 +44,7 @@ from headgate.dashboard.shown.named_lists import (
     part_at,
     part_of,
 )
-from headgate.dashboard.shown.reachable import PROJECTS, project_href
+from headgate.dashboard.shown.reachable import PROJECTS, project_href, written_name
 from headgate.store import Totals
 from headgate.web.handlers.admin_views import agent_body, agents_shown, counts_by
 from headgate.web.handlers.administering import (
@@ -60,6 +60,7 @@ from headgate.web.refusals import Refusal
 AGENTS = "/ui/agents"
 AGENTS_FROM = "agents_from"
 LANES_FROM = "lanes_from"
+MAX_SHARES = 20
 
 
 async def show(view: View, _: str) -> Page:
@@ -91,10 +92,11 @@ async def show_project(view: View, name: str) -> Page:
     projects = project_bodies(view.api, totals, view.caller)
     project = _found(projects, name)
     lanes = _lanes(view, totals, project_id=name)
-    path = project_href(name)
+    path, compared = project_href(name), _compared(projects, project)
     context = {
         "project": project,
-        "projects": sorted(projects, key=lambda one: -(one.target_share or 0.0))[:20],
+        "projects": compared,
+        "more_projects": len(projects) - len(compared),
         "lanes": part_at(view, lanes.lanes, LANES_FROM, count=lanes.count, path=path),
         **_shared(view, projects),
         "strategy": lanes.strategy,
@@ -188,7 +190,7 @@ async def resume_all(view: View, _: str, form: Form) -> Done:
 
 def agent_href(name: str) -> str:
     """Return the address under which an agent is changed."""
-    return f"{AGENTS}/{quote(name, safe='')}"
+    return f"{AGENTS}/{written_name(name)}"
 
 
 def tasks_href(lane: LaneBody) -> str:
@@ -240,6 +242,13 @@ def _found(projects: Sequence[ProjectBody], name: str) -> ProjectBody:
         if one.id == name:
             return one
     raise Refusal("not_found", f"there is no project '{name[:100]}'")
+
+
+def _compared(projects: Sequence[ProjectBody], own: ProjectBody) -> list[ProjectBody]:
+    """Return the projects with the largest shares, and always the one that a page is about."""
+    ordered = sorted(projects, key=lambda one: -(one.target_share or 0.0))
+    largest = ordered[:MAX_SHARES]
+    return largest if own in largest else [*largest[:-1], own]
 
 
 def _with_query(view: View, path: str) -> str:

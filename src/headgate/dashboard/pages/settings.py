@@ -7,6 +7,7 @@ before anybody searches or draws it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -36,7 +37,14 @@ from headgate.dashboard.page import (
 from headgate.dashboard.pages.audit import ROUTES as AUDIT_ROUTES
 from headgate.dashboard.pages.tokens import ROUTES as TOKEN_ROUTES
 from headgate.dashboard.shown.field_labels import SETTINGS_FIELDS
-from headgate.dashboard.shown.named_lists import Part, address, number_in
+from headgate.dashboard.shown.named_lists import (
+    ROWS,
+    Part,
+    address,
+    first_of,
+    number_in,
+    part_at,
+)
 from headgate.settings.overrides import OverrideKind
 from headgate.web.handlers.administering import patch, reloaded
 from headgate.web.handlers.running_settings import SECTIONS, SettingsQuery, settings_body
@@ -45,7 +53,7 @@ from headgate.web.refusals import Refusal
 SETTINGS = "/ui/settings"
 PAGE_ROWS = 100
 MAX_CHANGES = 50
-MAX_OVERRIDES = 50
+OVERRIDES_FROM = "overrides_from"
 MAX_NODES = 50
 MAX_TEXT = 200
 
@@ -79,8 +87,7 @@ async def show(view: View, _: str) -> Page:
         "sections": SECTIONS,
         "labels": SETTINGS_FIELDS,
         "is_all": not query.is_changed,
-        "overrides": [_override(one) for one in body.overrides[:MAX_OVERRIDES]],
-        "more_overrides": max(0, len(body.overrides) - MAX_OVERRIDES),
+        "overrides": _overrides(view, body.overrides),
         "needs_restart": _changes(body.needs_restart),
         "changed": [] if body.last_reload is None else _changes(body.last_reload.changed),
         "most_changes": MAX_CHANGES,
@@ -128,6 +135,12 @@ def _changes(changes: list[ChangeBody]) -> list[dict[str, str]]:
         {"key": one.key, "before": _written(one.before), "after": _written(one.after)}
         for one in changes
     ]
+
+
+def _overrides(view: View, overrides: Sequence[OverrideBody]) -> Part[dict[str, Any]]:
+    first = first_of(view, OVERRIDES_FROM)
+    rows = [_override(one) for one in overrides[first : first + ROWS]]
+    return part_at(view, rows, OVERRIDES_FROM, count=len(overrides))
 
 
 def _override(one: OverrideBody) -> dict[str, Any]:

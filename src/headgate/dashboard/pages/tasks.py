@@ -24,6 +24,7 @@ from headgate.dashboard.shown.task_filters import (
     Filters,
     read_filters,
 )
+from headgate.dashboard.shown.task_times import seconds_so_far
 from headgate.errors import InvalidFieldError
 from headgate.runtime.looking.finding import look_on
 from headgate.task_ids import seconds_of
@@ -105,22 +106,12 @@ def row_of(record: TaskRecord, now: float) -> Row:
         labels=labels[:MAX_LABELS],
         more_labels=max(0, len(labels) - MAX_LABELS),
         created_at=task.created_at,
-        seconds=_seconds(record, now),
+        seconds=seconds_so_far(record, now),
         attempt=progress.attempt,
         micro_usd=progress.used_micro_usd if record.micro_usd is not None else None,
         tokens=progress.used_tokens if record.tokens is not None else None,
         error=record.error or "",
     )
-
-
-def _seconds(record: TaskRecord, now: float) -> float | None:
-    task, progress = record.task, record.progress
-    if task.status is TaskStatus.QUEUED:
-        return max(0.0, now - task.created_at)
-    if progress.started_at is None:
-        return None
-    until = now if progress.completed_at is None else progress.completed_at
-    return max(0.0, until - progress.started_at)
 
 
 def _has_any(filters: Filters, statuses: Iterable[TaskStatus]) -> bool:

@@ -43,6 +43,7 @@ def short_id(whole: str) -> str:
 FILTERS = {
     "line": line,
     "block": block,
+    "capital": capital,
     "short_id": short_id,
     "usd": figure_texts.usd,
     "column_usd": figure_texts.column_usd,

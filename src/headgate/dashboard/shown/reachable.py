@@ -1,10 +1,11 @@
 """The addresses of things that have a page, and which of them a visitor may open.
 
-Rule: no link is drawn that leads to a refusal.
+Rule: no link is drawn that leads to a refusal, and none that a browser leads elsewhere.
 """
 
 from __future__ import annotations
 
+import re
 from urllib.parse import quote, unquote, urlsplit
 
 from headgate.core.budgets.scopes import Scope
@@ -14,7 +15,20 @@ BUDGETS = "/ui/budgets"
 PROJECTS = "/ui/projects"
 SLOTS = "/ui/slots"
 
+_DOTS = re.compile(r"~*\.\.?")
+"""What a browser takes for a folder, escaped or not, and what such a name is written as instead."""
+
 _FOR_ADMINISTRATORS = ("/ui/webhooks", "/ui/settings")
+
+
+def written_name(name: str) -> str:
+    """Return a name as one part of a path, whatever is in it."""
+    return quote(f"~{name}" if _DOTS.fullmatch(name) else name, safe="")
+
+
+def read_name(part: str) -> str:
+    """Return the name that a part of a path was written for."""
+    return part.removeprefix("~") if _DOTS.fullmatch(part) else part
 
 
 def scope_href(scope: str) -> str:
@@ -24,19 +38,23 @@ def scope_href(scope: str) -> str:
 
 def project_href(name: str) -> str:
     """Return the address of the page of a project."""
-    return f"{PROJECTS}/{quote(name, safe='')}"
+    return f"{PROJECTS}/{written_name(name)}"
 
 
 def slot_href(name: str) -> str:
-    """Return the address of the page of a slot, whatever is in its name."""
-    return f"{SLOTS}/{quote(name, safe='')}"
+    """Return the address of the page of a slot."""
+    return f"{SLOTS}/{written_name(name)}"
 
 
 def may_open(view: View, href: str) -> bool:
-    """Tell whether a link to one of the pages leads somewhere."""
+    """Tell whether a link to a budget, a slot or a project leads somewhere.
+
+    Of what only administrators may open, nobody else is told in the first place.
+    """
     parts = urlsplit(href)
-    if parts.path.startswith(_FOR_ADMINISTRATORS):
-        return view.may("admin")
+    if parts.path.startswith(f"{PROJECTS}/"):
+        # Projects are not shown to whoever acts for an agent, be it within one of them.
+        return view.caller.agent_id is None
     if parts.path == BUDGETS and parts.query.startswith("scope="):
         scope = Scope(unquote(parts.query.removeprefix("scope=")))
         return not view.caller.is_bound or view.caller.bounds.may_charge(scope)

@@ -25,7 +25,6 @@ from headgate.web.refusals import Refusal, refusal_of
 
 OK = 200
 MAX_REASONS = 20
-MAX_PARENTS = 20
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,9 +48,10 @@ class ReasonShown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhyShown(msgspec.Struct, frozen=True, kw_only=True):
-    """All reasons, and the slots that the task may use; `problem` if nobody could say."""
+    """The reasons, and the slots that the task may use; `problem` if nobody could say."""
 
     reasons: list[ReasonShown] = []
+    more_reasons: int = 0
     slots: list[SlotRoomBody] = []
     problem: str = ""
 
@@ -70,7 +70,9 @@ async def why_shown(view: View, task_id: str) -> WhyShown:
         return WhyShown(problem="the node that knows did not answer")
     slots = body.slots if body.slot is None else (body.slot,)
     return WhyShown(
-        reasons=[_shown(view, one) for one in body.reasons[:MAX_REASONS]], slots=list(slots)
+        reasons=[_shown(view, one) for one in body.reasons[:MAX_REASONS]],
+        more_reasons=max(0, len(body.reasons) - MAX_REASONS),
+        slots=list(slots),
     )
 
 
@@ -95,7 +97,7 @@ def _shown(view: View, reason: ReasonBody) -> ReasonShown:
         names_time=until is not None and utc_time(until) in reason.message,
         held_by=reason.held_by,
         held_by_others=reason.held_by_others,
-        parents=tuple(str(one) for one in parents[:MAX_PARENTS]) if parents else (),
+        parents=tuple(str(one) for one in parents or ()),
         links=links_of(view, reason.hold),
     )
 

@@ -12,6 +12,7 @@ from headgate.core.tasks.past_attempts import PastAttempt
 from headgate.core.tasks.records import MAX_LOSSES, TaskRecord, slot_of, waits_since
 from headgate.core.tasks.task import TaskStatus
 from headgate.core.texts.figures import count, duration, usd
+from headgate.dashboard.shown.task_times import started_at
 from headgate.deliveries import Delivery, DeliveryState
 from headgate.redaction import hidden_address
 
@@ -60,7 +61,7 @@ def _conditions(record: TaskRecord) -> list[TimelineStep]:
     elif left:
         state, text = "queued", f"Not ended yet: {left}."
     title = "Depends on other tasks"
-    return [TimelineStep(at=None, state=state, title=title, text=text, tasks=parents[:20])]
+    return [TimelineStep(at=None, state=state, title=title, text=text, tasks=parents)]
 
 
 def _attempts(record: TaskRecord) -> list[TimelineStep]:
@@ -116,27 +117,19 @@ def _booked(attempt: PastAttempt) -> list[str]:
 
 def _latest(record: TaskRecord) -> TimelineStep:
     """Return the attempt that is under way, or that the task ended with."""
-    progress, started_at = record.progress, _started_at(record)
+    progress, began = record.progress, started_at(record)
     place = _place(record.agent_id, progress.node_id, slot_of(record), waited=_waited(record))
     text = " ".join((place, *_grounds(record)))
     title, state = f"Attempt {progress.attempt} started", "running"
-    if started_at is None:
+    if began is None:
         title, state = f"Attempt {progress.attempt} assigned, and not begun", "assigned"
-    return TimelineStep(at=started_at, state=state, title=title, text=text)
-
-
-def _started_at(record: TaskRecord) -> float | None:
-    """Return when the latest attempt began; until it does, the record has the time before."""
-    started_at, past = record.progress.started_at, record.progress.attempts
-    if record.task.status is TaskStatus.ASSIGNED or started_at is None:
-        return None
-    return None if past and started_at < past[-1].ended_at else started_at
+    return TimelineStep(at=began, state=state, title=title, text=text)
 
 
 def _waited(record: TaskRecord) -> float | None:
     """Return how long the latest attempt was kept waiting though it could have started."""
-    since, started_at = waits_since(record), _started_at(record)
-    return None if since is None or started_at is None else max(0.0, started_at - since)
+    since, began = waits_since(record), started_at(record)
+    return None if since is None or began is None else max(0.0, began - since)
 
 
 def _place(

@@ -4,6 +4,7 @@
 
 (function () {
   const FETCH_MS = { hour: 5000, day: 60000 };
+  const PATIENCE_MS = 10000;
   const HEIGHT = 150;
   const LEAST_SECONDS = 300;
   const CHARTS = {
@@ -51,7 +52,7 @@
       cursor: { drag: { x: false, y: false } },
       legend: { live: true },
       scales: {
-        x: { range: (_, first, last) => span(first, last) },
+        x: { range: (chart) => span(chart.data[0]) },
         y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] },
       },
       axes: [
@@ -66,18 +67,19 @@
           stroke: colour(tone),
           width: 2,
           dash: DASHES[nth],
-          points: { show: false },
+          // A single figure makes no line.
+          points: { show: (chart) => chart.data[0].length === 1, fill: colour(tone), size: 6 },
           value: (_, value) => written(value),
         })),
       ],
     };
   }
 
-  // A few figures of a fresh service stand at the right end, not all over the chart.
-  function span(first, last) {
-    const end = last === null || last === undefined ? Date.now() / 1000 : last;
-    const begin = first === null || first === undefined ? end : first;
-    return [Math.min(begin, end - LEAST_SECONDS), end];
+  // A few figures of a fresh service stand at the right end, not all over the chart. The ends are
+  // those of the figures: of a single one uPlot makes up another, far in the future.
+  function span(times) {
+    const end = times.length ? times.at(-1) : Date.now() / 1000;
+    return [Math.min(times.length ? times[0] : end, end - LEAST_SECONDS), end];
   }
 
   function clock(at) {
@@ -117,19 +119,28 @@
     });
   }
 
+  async function fetched(asked) {
+    const signal = AbortSignal.timeout(PATIENCE_MS);
+    try {
+      const answer = await fetch(`/ui/history?range=${asked}`, { signal });
+      return answer.ok ? await answer.json() : null;
+    } catch {
+      // The service is away; the page says so, and the next try is soon.
+      return null;
+    }
+  }
+
   async function fetchFigures() {
     clearTimeout(timer);
-    if (!document.hidden) {
-      try {
-        const answer = await fetch(`/ui/history?range=${range}`, { credentials: "same-origin" });
-        if (answer.ok) {
-          figures = await answer.json();
-          draw(false);
-        }
-      } catch {
-        // The service is away; the page says so, and the next try is soon.
-      }
+    const asked = range;
+    const found = document.hidden ? null : await fetched(asked);
+    // Who has chosen the other range meanwhile waits for that, and its own answer comes.
+    if (asked !== range) return;
+    if (found) {
+      figures = found;
+      draw(false);
     }
+    clearTimeout(timer);
     timer = setTimeout(fetchFigures, FETCH_MS[range]);
   }
 

@@ -3,10 +3,14 @@
 
 // A browser opens only a few connections to one host, so a page that nobody sees keeps none. This
 // stands between the SSE extension and the real stream, and opens and closes that as the page is
-// shown and hidden.
+// shown and hidden. One that says nothing for too long is given up for another: whoever only listens
+// is not told that a line was forgotten on the way, or that the service hangs.
 (function () {
   const RETRY_MS = 5000;
   const REFUSED_MS = 15000;
+  const OPEN_MS = 10000;
+  // With the most pages open the service says something to each every 20 seconds.
+  const SILENT_MS = 25000;
   // Why the service tells this page of no changes, in its words; empty as long as it does.
   let refusal = "";
 
@@ -14,10 +18,9 @@
     const listeners = [];
     let real = null;
     let retry = null;
+    let silence = null;
     const own = {
-      readyState: 0,
       onopen: null,
-      onerror: null,
       addEventListener(name, listener) {
         listeners.push([name, listener]);
         if (real) real.addEventListener(name, listener);
@@ -30,6 +33,8 @@
       close() {
         stop();
         document.removeEventListener("visibilitychange", look);
+        window.removeEventListener("pagehide", stop);
+        window.removeEventListener("pageshow", look);
       },
     };
 
@@ -40,8 +45,10 @@
     function start() {
       if (real) return;
       real = new EventSource(url);
+      giveUpAfter(OPEN_MS);
       listeners.forEach((one) => real.addEventListener(one[0], one[1]));
       real.addEventListener("changed", () => {
+        giveUpAfter(SILENT_MS);
         if (refusal) {
           refusal = "";
           show(true);
@@ -53,6 +60,7 @@
         again(REFUSED_MS);
       });
       real.onopen = (event) => {
+        giveUpAfter(SILENT_MS);
         show(true);
         if (own.onopen) own.onopen(event);
       };
@@ -65,6 +73,16 @@
       };
     }
 
+    // The browser may have further lines that are as dead; each try uses one up.
+    function giveUpAfter(silentMs) {
+      clearTimeout(silence);
+      silence = setTimeout(() => {
+        show(false);
+        stop();
+        look();
+      }, silentMs);
+    }
+
     // Without a stream the page is drawn anew each time that one is asked for.
     function again(afterMs) {
       stop();
@@ -74,6 +92,7 @@
 
     function stop() {
       clearTimeout(retry);
+      clearTimeout(silence);
       if (real) real.close();
       real = null;
     }
@@ -119,6 +138,7 @@
     show(false, reasonOf(event.detail.xhr.status));
   });
   document.addEventListener("htmx:sendError", () => show(false));
+  document.addEventListener("htmx:timeout", () => show(false));
   document.addEventListener("htmx:afterSwap", () => show(true));
 
   if (window.htmx) window.htmx.createEventSource = (url) => new PatientSource(url);
@@ -138,9 +158,7 @@
   }
 
   function isRefresh(event) {
-    return event.detail.requestConfig
-      ? event.detail.requestConfig.verb === "get"
-      : event.detail.xhr !== undefined;
+    return event.detail.requestConfig.verb === "get";
   }
 
   document.addEventListener("htmx:beforeRequest", (event) => {
@@ -245,12 +263,20 @@
 // time would take the words away from whoever reads them.
 (function () {
   const AGAIN_MS = 5000;
+  const PATIENCE_MS = 10000;
   const UNAVAILABLE = 503;
 
+  async function ask() {
+    const signal = AbortSignal.timeout(PATIENCE_MS);
+    try {
+      return await fetch(location.href, { method: "HEAD", cache: "no-store", signal });
+    } catch {
+      return null;
+    }
+  }
+
   async function look() {
-    const answer = document.hidden
-      ? null
-      : await fetch(location.href, { method: "HEAD", cache: "no-store" }).catch(() => null);
+    const answer = document.hidden ? null : await ask();
     if (answer && answer.status !== UNAVAILABLE) location.reload();
     else setTimeout(look, AGAIN_MS);
   }

@@ -29,6 +29,8 @@ MOST_STEP_SECONDS = 60.0
 LONG_STEP_SECONDS = 60.0
 LONG_STEPS = 1_440
 LONG_TAIL = 0.95
+LATELY_SECONDS = 300.0
+"""What is called lately wherever one figure stands for how it goes now."""
 
 _STEPS_IN_LONG = int(LONG_STEP_SECONDS / STEP_SECONDS)
 _LEAST_WAIT_SECONDS = 0.001

@@ -9,11 +9,13 @@ import msgspec
 from headgate.bodies.tasks import (
     AgentCountBody,
     AgentMetricsBody,
+    LatelyBody,
     MetricsBody,
     QueueBody,
     ReadyBody,
     StatsBody,
 )
+from headgate.runtime.looking.history import LATELY_SECONDS, Step
 from headgate.store import LaneCount, Totals
 from headgate.web.api import Api
 from headgate.web.callers import Caller
@@ -22,6 +24,7 @@ from headgate.web.http.requests import Request
 from headgate.web.refusals import Refusal
 
 OK = 200
+ROUND_DIGITS = 3
 MAX_AGENTS = 200
 OTHER_AGENTS = "other"
 """Beyond the busiest agents, all others are counted as one."""
@@ -51,6 +54,25 @@ async def stats_body(api: Api, caller: Caller) -> StatsBody:
         metrics=_metrics(totals),
         config=api.limits,
         paused=api.is_paused,
+        lately=_lately_body(lately(api, caller)),
+    )
+
+
+def lately(api: Api, caller: Caller) -> Step | None:
+    """Return what happened in the last minutes; None where nobody knows, or to whoever is bound."""
+    if api.history is None or caller.is_bound:
+        return None
+    return api.history.lately(LATELY_SECONDS)
+
+
+def _lately_body(step: Step | None) -> LatelyBody | None:
+    if step is None:
+        return None
+    wait = step.wait_average_seconds
+    return LatelyBody(
+        seconds=round(step.seconds, ROUND_DIGITS),
+        dispatch_count=step.started,
+        average_wait_seconds=None if wait is None else round(wait, ROUND_DIGITS),
     )
 
 
@@ -126,5 +148,7 @@ def _agent_metrics(counts: dict[str, int]) -> AgentMetricsBody:
         tasks_rejected=counts["rejected"],
         tasks_expired=counts["expired"],
         dispatch_count=started,
-        avg_dispatch_latency_ms=round(counts["wait_ms"] / started, 3) if started else 0.0,
+        avg_dispatch_latency_ms=round(counts["wait_ms"] / started, ROUND_DIGITS)
+        if started
+        else 0.0,
     )
