@@ -6,8 +6,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS_VENV := .venv-bench
 PEERS_INSTALLED := $(PEERS_VENV)/.installed
+TYPE_PROCESSES ?= 2
 TEST_PROCESSES ?= 3
 BROWSER_PROCESSES ?= 2
+
+# Images of containers often forbid Python to keep what it compiled. The tests start hundreds of
+# processes, and each would compile everything anew, which takes longer than most of them run.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run up demo test test-browser explore screenshots check bench torture package clean
@@ -47,7 +52,7 @@ check: $(INSTALLED)
 	@echo "==> lint"
 	@$(BIN)/ruff check .
 	@echo "==> types"
-	@$(BIN)/mypy
+	@$(BIN)/mypy --num-workers $(TYPE_PROCESSES)
 	@echo "==> layers"
 	@$(BIN)/lint-imports
 

@@ -83,9 +83,9 @@ QUICK = Sizes(
     waiting=100,
     rare=50,
     webhooks=50,
-    asks=2,
+    asks=1,
     rounds=1,
-    round_seconds=2.5,
+    round_seconds=1.0,
     pace=500,
 )
 

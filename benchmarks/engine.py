@@ -36,7 +36,7 @@ from headgate.databases.sqlite import SqliteDatabase
 from ledgers.servers import running_postgres
 
 FULL = Sizes(tasks=10_000, runs=3, warm_up=1_000, starts=200, window_seconds=5.0)
-QUICK = Sizes(tasks=1_000, runs=1, warm_up=100, starts=10, window_seconds=0.3)
+QUICK = Sizes(tasks=200, runs=1, warm_up=50, starts=10, window_seconds=0.2)
 FEW_QUEUED = 1_000
 QUICK_QUEUED = 2_000
 PARKED = 100_000

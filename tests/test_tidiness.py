@@ -6,11 +6,10 @@ import ast
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
 from hypothesis import settings
 
 from headgate.cli.main import COMMANDS
@@ -43,6 +42,7 @@ ENTRIES = {
     "headgate.databases.writer_process",
     *(f"headgate.cli.commands.{name}" for name in COMMANDS),
 }
+ENDS_IN_A_SPACE = re.compile(r"[ \t]$", re.MULTILINE)
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
 
 # Written so that this file does not contain what it looks for.
@@ -53,6 +53,9 @@ BANNED = {
     "a registry's host": re.compile(r"pypi[.]org|pythonhosted[.]org"),
 }
 
+# The fields of a tree that hold statements: those of blocks, `try` and `match`.
+HOLDS_STATEMENTS = ("body", "orelse", "finalbody", "handlers", "cases")
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -62,11 +65,21 @@ def path_of(path: Path) -> str:
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+    return ast.parse(text_of(path))
+
+
+def statements_of(tree: ast.Module) -> Iterator[ast.AST]:
+    """Walk past all expressions: most of a tree is made of them, and none of them imports."""
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        for name in HOLDS_STATEMENTS:
+            left += getattr(node, name, ())
 
 
 def functions_of(path: Path) -> list[Function]:
-    found = ast.walk(tree_of(path))
+    found = statements_of(tree_of(path))
     return [node for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
@@ -74,31 +87,47 @@ def length_of(function: Function) -> int:
     return (function.end_lineno or function.lineno) - function.lineno + 1
 
 
-every_module = pytest.mark.parametrize("path", MODULES, ids=path_of)
-every_text = pytest.mark.parametrize("path", TEXTS, ids=path_of)
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text()
+
+
+def where(paths: list[Path], find: Callable[[Path], object]) -> dict[str, object]:
+    """Return what is found, by the file that it is in.
+
+    One test looks at all files: thousands of tests would be gathered by every process.
+    """
+    return {path_of(path): found for path in paths if (found := find(path))}
 
 
 CORE_MAY_IMPORT = {
     "__future__", "bisect", "collections", "dataclasses", "datetime", "decimal", "enum",
-    "functools", "headgate", "heapq", "itertools", "math", "msgspec", "re", "typing",
+    "functools", "headgate", "heapq", "itertools", "math", "msgspec", "operator", "re", "typing",
 }  # fmt: skip
 IMPURE_CALLS = {"now", "today", "utcnow", "open", "input", "print", "exec", "eval", "__import__"}
 CORE = [path for path in MODULES if path.is_relative_to(PACKAGE / "core")]
 
 
-@pytest.mark.parametrize("path", CORE, ids=path_of)
-def test_core_imports_and_calls_nothing_impure(path: Path) -> None:
+def test_core_imports_and_calls_nothing_impure() -> None:
     """An import contract cannot see `datetime.now()`, nor a builtin that reads a file."""
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Import):
-            assert {alias.name.split(".")[0] for alias in node.names} <= CORE_MAY_IMPORT
-        if isinstance(node, ast.ImportFrom):
-            assert (node.module or "").split(".")[0] in CORE_MAY_IMPORT
+    assert where(CORE, lambda path: list(impurities_of(tree_of(path)))) == {}
+
+
+def impurities_of(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else names_of(node)
+            yield from (name for name in names if name.split(".")[0] not in CORE_MAY_IMPORT)
         if isinstance(node, ast.Call):
             called = node.func
             name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
             is_own = isinstance(called, ast.Attribute) and _is_self(called.value)
-            assert is_own or name not in IMPURE_CALLS, f"{name}() on line {node.lineno}"
+            if name in IMPURE_CALLS and not is_own:
+                yield f"{name}() on line {node.lineno}"
+
+
+def names_of(node: ast.Import) -> list[str]:
+    return [alias.name for alias in node.names]
 
 
 def _is_self(node: ast.expr) -> bool:
@@ -108,9 +137,9 @@ def _is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id == "self"
 
 
-@every_module
-def test_a_module_is_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= MOST_MODULE_LINES
+def test_a_module_is_short() -> None:
+    lines = {path_of(path): len(text_of(path).splitlines()) for path in MODULES}
+    assert {name: n for name, n in lines.items() if n > MOST_MODULE_LINES} == {}
 
 
 def test_no_folder_is_crowded() -> None:
@@ -118,10 +147,13 @@ def test_no_folder_is_crowded() -> None:
     assert {name: n for name, n in counts.items() if n > MOST_MODULES_IN_A_FOLDER} == {}
 
 
-@every_module
-def test_a_function_is_short(path: Path) -> None:
+def test_a_function_is_short() -> None:
+    assert where(MODULES, long_functions) == {}
+
+
+def long_functions(path: Path) -> dict[str, int]:
     lengths = {function.name: length_of(function) for function in functions_of(path)}
-    assert {name: lines for name, lines in lengths.items() if lines > MOST_FUNCTION_LINES} == {}
+    return {name: lines for name, lines in lengths.items() if lines > MOST_FUNCTION_LINES}
 
 
 def test_most_functions_are_under_ten_lines() -> None:
@@ -134,11 +166,14 @@ def test_nothing_stray_lies_at_the_top_of_the_package() -> None:
     assert found <= TOP_LEVEL
 
 
-@every_module
-def test_everything_public_has_a_docstring(path: Path) -> None:
-    tree = tree_of(path)
-    assert ast.get_docstring(tree), "the module has none"
-    assert [name for name, node in public_definitions(tree) if not ast.get_docstring(node)] == []
+def test_everything_public_has_a_docstring() -> None:
+    assert where(MODULES, lambda path: list(undocumented(tree_of(path)))) == {}
+
+
+def undocumented(tree: ast.Module) -> Iterator[str]:
+    if not ast.get_docstring(tree):
+        yield "the module"
+    yield from (name for name, node in public_definitions(tree) if not ast.get_docstring(node))
 
 
 def public_definitions(
@@ -154,23 +189,28 @@ def public_definitions(
             yield from public_definitions(node, f"{prefix}{node.name}.")
 
 
-@every_text
-def test_no_text_has_words_that_do_not_belong(path: Path) -> None:
-    text = path.read_text()
-    found = {name: match[0] for name, banned in BANNED.items() if (match := banned.search(text))}
-    assert found == {}
+def test_no_text_has_words_that_do_not_belong() -> None:
+    assert where(TEXTS, banned_words) == {}
 
 
-@every_text
-def test_a_file_ends_in_one_newline_and_no_line_in_a_space(path: Path) -> None:
-    text = path.read_text()
-    assert text == "" or (text.endswith("\n") and not text.endswith("\n\n"))
-    assert not re.search(r"[ \t]$", text, re.MULTILINE)
+def banned_words(path: Path) -> dict[str, str]:
+    text = text_of(path)
+    return {name: match[0] for name, banned in BANNED.items() if (match := banned.search(text))}
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=path_of)
-def test_a_module_is_named_after_its_subject(path: Path) -> None:
-    assert not NAMES_THAT_SAY_NOTHING & set(re.split(r"_", path.stem))
+def test_a_file_ends_in_one_newline_and_no_line_in_a_space() -> None:
+    assert where(TEXTS, lambda path: list(untidy_ends(text_of(path)))) == {}
+
+
+def untidy_ends(text: str) -> Iterator[str]:
+    if text and (not text.endswith("\n") or text.endswith("\n\n")):
+        yield "the end of the file"
+    if ENDS_IN_A_SPACE.search(text):
+        yield "the end of a line"
+
+
+def test_a_module_is_named_after_its_subject() -> None:
+    assert where(PYTHON, lambda path: NAMES_THAT_SAY_NOTHING & set(path.stem.split("_"))) == {}
 
 
 def module_name(path: Path) -> str:
@@ -178,29 +218,29 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@cache
-def imported_names() -> frozenset[str]:
+def imported_names() -> set[str]:
     """Return everything that is imported anywhere, as dotted names, with each name's parents."""
     found: set[str] = set()
     for path in PYTHON:
         own = module_name(path) if path.is_relative_to(PACKAGE) else ""
-        found |= {name for name in imports_of(path) if name != own}
-    return frozenset(found | {name.rpartition(".")[0] for name in found})
+        # To keep trees that no other test looks at takes longer than to make them.
+        tree = tree_of(path) if own else ast.parse(text_of(path))
+        found |= {name for name in imports_of(tree) if name != own}
+    return found | {name.rpartition(".")[0] for name in found}
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    for node in ast.walk(tree_of(path)):
+def imports_of(tree: ast.Module) -> Iterator[str]:
+    for node in statements_of(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from names_of(node)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@every_module
-def test_a_module_is_imported_by_something_or_is_an_entry(path: Path) -> None:
-    name = module_name(path)
-    assert name in imported_names() | ENTRIES or path.name == "__init__.py"
+def test_a_module_is_imported_by_something_or_is_an_entry() -> None:
+    modules = [path for path in MODULES if path.name != "__init__.py"]
+    assert {module_name(path) for path in modules} <= imported_names() | ENTRIES
 
 
 def test_no_property_fails_because_the_machine_is_busy() -> None:

@@ -96,6 +96,7 @@ def test_in_mode_wait_a_call_waits_for_the_window_without_a_place() -> None:
         await tracker.set_budget("agent:a", "1.00", window="day")
         budget = Budget(tracker, mode="wait", clock=loop.clock)
         scheduler = scheduler_of(budget, capacity=1)
+        await asyncio.sleep(23 * 3_600)
         assert await call(scheduler, "a", 1.0) == "ran"
         waiting = asyncio.create_task(call(scheduler, "a", 1.0))
         await asyncio.sleep(60)

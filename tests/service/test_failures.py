@@ -190,7 +190,8 @@ def test_a_postgresql_that_is_restarted_is_told_and_outlived(
 
 
 def test_a_postgresql_that_is_away_at_the_start_is_told_in_one_line(tmp_path: Path) -> None:
-    service = ServiceProcess(tmp_path, "--store", f"postgresql:///none?host={tmp_path}")
+    store = f"postgresql:///none?host={tmp_path}"
+    service = ServiceProcess(tmp_path, "--data", str(tmp_path / "data"), "--store", store)
     service.spawn()
     assert service.wait() == 1
     assert service.output().count("\n") == 1, service.output()
