@@ -100,6 +100,28 @@ def test_a_page_tells_of_an_outage_and_goes_on_after_it(
         expect(outage).to_be_hidden()
 
 
+def test_a_form_that_is_sent_into_an_outage_stays_as_it_was_filled_in(
+    browser: Browser, watch: Watch, tmp_path: Path
+) -> None:
+    watch.expect("net::ERR_")
+    (tmp_path / "headgate.toml").write_text("[projects.beta]\n")
+    with (
+        running_service(tmp_path, port=free_port()) as service,
+        browser.new_page() as page,
+    ):
+        watch.look_at(page)
+        page.goto(f"{service.address}/ui/projects/beta")
+        page.get_by_label("Weight").fill("7")
+        service.kill()
+        expect(page.locator("#live-state")).to_be_visible()
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_role("alert")).to_contain_text("Not sent: the service does not answer")
+        expect(page.get_by_label("Weight")).to_have_value("7")
+        service.start()
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_text("project beta was changed: Weight 7")).to_be_visible()
+
+
 def test_a_page_whose_line_fell_silent_says_so_and_takes_another(
     visitor: Visitor, live: Live, watch: Watch
 ) -> None:

@@ -123,3 +123,16 @@ async def test_a_page_whose_store_does_not_answer_says_so_while_somebody_looks(
     ):
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert "has not answered in time" in text_of(answer.body)
+
+
+async def test_the_theme_switch_of_a_refused_form_leads_to_the_page_of_the_form(
+    client: Client,
+) -> None:
+    browser = Browser(client.app)
+    await browser.get("/ui/tasks")
+    page = "/ui/tasks?state=queued"
+    answer = await browser.post(
+        "/ui/tasks/tsk_1/cancel", {"csrf": "old"}, referer=f"http://127.0.0.1:7420{page}"
+    )
+    assert answer.status == 403
+    assert f'name="next" value="{page}"' in answer.body.decode()

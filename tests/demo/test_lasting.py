@@ -17,6 +17,7 @@ from headgate.core.money import read_usd
 from headgate.demo.plan import NEARLY_USED_UP as NEARLY
 from headgate.demo.plan import PAUSED, USED_UP, PlannedTask, plan
 from headgate.demo.running import Demo
+from headgate.runtime.looking.history import STEP_SECONDS
 from headgate.settings import Settings
 from headgate.settings.origin import Origin, load
 
@@ -135,3 +136,16 @@ def test_in_no_ten_minutes_there_comes_more_work_than_there_is_room_for(
         if most is not None:
             work = most_within(of_scope(ordinary, scope), PERIOD_SECONDS, seconds)
             assert work < 0.95 * most * PERIOD_SECONDS, scope
+
+
+def test_the_beginning_spends_no_more_at_a_time_than_the_rest(
+    planned: list[PlannedTask], settings: Settings
+) -> None:
+    opening = [one for one in planned if one.at_seconds == 0]
+    limits = {scope: settings.budgets[scope].limit_usd for scope in (USED_UP, NEARLY)}
+    spent = sum(
+        min(float(limit or 0), sum(usd(one) for one in of_scope(opening, scope)))
+        for scope, limit in limits.items()
+    )
+    ordinary = [one for one in planned if one.at_seconds > 0]
+    assert spent <= most_within(ordinary, STEP_SECONDS, usd)

@@ -1,7 +1,9 @@
 """Fields of forms as the API takes them, and what is said of those that it does not take.
 
 Rule: a field that the form does not have stays as it is; one that was emptied takes the value away.
-What a person can correct is said on the page that it came from; anything else is a page of its own.
+A form that shows how things stand says in hidden fields what it was drawn with, so that a field
+that its sender left alone takes back no change of somebody else. What a person can correct is said
+on the page that it came from; anything else is a page of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from headgate.web.refusals import Refusal
 
 Patch = TypeVar("Patch", bound=PatchBody)
 Choice = TypeVar("Choice", bound=str)
+
+DRAWN_PREFIX = "drawn."
+"""Begins the name of the hidden field that says what a field was drawn with."""
 
 _LEAST_SERVER_STATUS = 500
 _WHOLE = r"(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+)"
@@ -47,6 +52,25 @@ async def changed_or_said(
             raise
         problem = told(refusal, labels)
     return Done(to=to, said=f"{problem}.", is_error=True)
+
+
+def rebased(form: Form, held: Mapping[str, str]) -> Form:
+    """Return a form as if it had been drawn now: what its sender left alone is as it is held.
+
+    `held` is what each field would be drawn with. One that the sender and somebody else both
+    changed is refused.
+    """
+    left_alone = {}
+    for name, text in held.items():
+        if not (form.has(name) and form.has(DRAWN_PREFIX + name)):
+            continue
+        given, drawn = form.get(name), form.get(DRAWN_PREFIX + name)
+        if given == drawn:
+            left_alone[name] = text
+        elif text not in (drawn, given):
+            both = f"is {text or 'none'} now, and was {drawn or 'none'} when this form was drawn"
+            raise InvalidFieldError(name, both)
+    return form.replaced(left_alone)
 
 
 def text_of(form: Form, name: str) -> str | UnsetType | None:

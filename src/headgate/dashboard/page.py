@@ -8,7 +8,7 @@ permissions and the bounds of a token hold here as they do there.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -103,6 +103,10 @@ class Form:
     def all(self, name: str) -> list[str]:
         """Return every value that was sent under a name."""
         return list(self._fields.get(name, ()))
+
+    def replaced(self, fields: Mapping[str, str]) -> Form:
+        """Return the form with some fields as they are given here."""
+        return Form({**self._fields, **{name: [value] for name, value in fields.items()}})
 
     @property
     def digest(self) -> bytes:

@@ -155,9 +155,9 @@ def _rate(at_seconds: float) -> float:
 
 def _opening() -> Iterator[tuple[TaskFields, Hook | None]]:
     for user in range(1, 9):
-        yield _charged("load-test", f"user {user}", usd="0.10", scope=USED_UP), None
+        yield _charged("load-test", f"user {user}", usd="0.01", scope=USED_UP), None
     for person in range(1, 13):
-        yield _charged("survey", f"person {person}", usd="0.155", scope=NEARLY_USED_UP), None
+        yield _charged("survey", f"person {person}", usd="0.0155", scope=NEARLY_USED_UP), None
     yield _short("report", "to an address that is gone", project_id="research"), "gone"
     for part in range(1, 6):
         yield _short("compress", f"volume {part}", project_id=PAUSED), None

@@ -12,16 +12,23 @@ from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
-from msgspec import UnsetType
+from msgspec import UNSET
 
 from headgate.bodies.admin import BudgetPatchBody, ProjectPatchBody
-from headgate.core.budgets.accounts import JournalEntry
+from headgate.core.budgets.accounts import JournalEntry, Limit
 from headgate.core.budgets.scopes import ROOT, Scope, parent, parse_scope, scope_words
-from headgate.core.budgets.windows import window_words
+from headgate.core.budgets.windows import format_window, window_words
 from headgate.core.money import plain_usd, read_usd
 from headgate.core.texts.figures import exact_usd
 from headgate.core.texts.name_search import named_like
-from headgate.dashboard.form_fields import changed_or_said, dollars_of, integer_of
+from headgate.dashboard.form_fields import (
+    changed_or_said,
+    changes_nothing,
+    dollars_of,
+    integer_of,
+    only_changed,
+    rebased,
+)
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
 from headgate.dashboard.shown.budget_rows import (
     exhausted_of,
@@ -37,7 +44,7 @@ from headgate.dashboard.shown.reachable import BUDGETS, scope_href
 from headgate.errors import CallerError, InvalidScopeError
 from headgate.scope_status import ScopeStatus
 from headgate.settings import Settings
-from headgate.settings.budgets import ROOT_NAME
+from headgate.settings.budgets import ROOT_NAME, budgets
 from headgate.tokens import NO_OWN_BUDGET
 from headgate.web.handlers.admin_views import overridden_fields
 from headgate.web.handlers.administering import administration_of, patch
@@ -114,22 +121,19 @@ async def set_limit(view: View, _: str, form: Form) -> Done:
     """Set what a scope may use; an amount that is left empty is no limit in that unit."""
 
     async def change() -> str:
-        scope = _scope(form)
-        usd, tokens = dollars_of(form, "limit_usd"), integer_of(form, "limit_tokens")
-        if not isinstance(usd, str) and not isinstance(tokens, int):
-            raise CallerError("give dollars, tokens or both")
-        if limit_key(administration_of(view.api).settings, scope) == "project":
-            if usd:
-                raise CallerError(_IN_TOKENS)
-            project = ProjectPatchBody(budget_limit=tokens)
+        scope, administration = _scope(form), administration_of(view.api)
+        name, before = scope_words(scope), _limit_of(administration.settings, scope)
+        key, wanted = limit_key(administration.settings, scope), _wanted(form, before)
+        if key == "project" and wanted.limit_usd:
+            raise CallerError(_IN_TOKENS)
+        if changes_nothing(wanted):
+            return f"the budget of {name} stays as it is: nothing else was asked for"
+        if key == "project":
+            project = ProjectPatchBody(budget_limit=wanted.limit_tokens)
             await patch(view.api, view.request, "projects", _project_of(scope), project)
-            amounts = _amounts(None, tokens)
         else:
-            window = form.get("window") or "none"
-            body = BudgetPatchBody(limit_usd=usd, limit_tokens=tokens, window=window)
-            await patch(view.api, view.request, "budgets", scope or ROOT_NAME, body)
-            amounts = f"{_amounts(usd, tokens)}, {window_words(window)}"
-        name = scope_words(scope)
+            await patch(view.api, view.request, "budgets", scope or ROOT_NAME, wanted)
+        amounts = _amounts(_limit_of(administration.settings, scope))
         return f"the budget of {name} is set to {amounts}; tasks that waited for it are asked again"
 
     return await changed_or_said(_back(form), change, BUDGET_FIELDS)
@@ -178,17 +182,49 @@ def _names() -> dict[str, Any]:
     return {"href": scope_href, "name_of": scope_words, "name_within": name_within}
 
 
-def _limit_form(view: View, status: ScopeStatus) -> dict[str, str] | None:
+def _limit_form(view: View, status: ScopeStatus) -> dict[str, Any] | None:
     """Return what a form for the limit begins with; None where it cannot be changed."""
     if not view.can("admin") or view.api.administration is None:
         return None
-    usd, tokens = status.limit_micro_usd, status.limit_tokens
     return {
         "key": limit_key(view.api.administration.settings, status.scope),
-        "limit_usd": "" if usd is None else plain_usd(usd),
-        "limit_tokens": "" if tokens is None else str(tokens),
-        "window": status.window,
+        "held": _limit_fields(status.limit_micro_usd, status.limit_tokens, status.window),
     }
+
+
+def _limit_fields(micro_usd: int | None, tokens: int | None, window: str) -> dict[str, str]:
+    """Return what a form for a limit is drawn with."""
+    return {
+        "limit_usd": "" if micro_usd is None else plain_usd(micro_usd),
+        "limit_tokens": "" if tokens is None else str(tokens),
+        "window": window,
+    }
+
+
+def _limit_of(settings: Settings, scope: Scope) -> Limit:
+    """Return the limit that the settings give a scope; the ledger may hear of it later."""
+    return budgets(settings).get(scope, Limit())
+
+
+def _wanted(form: Form, before: Limit) -> BudgetPatchBody:
+    """Return what a form asks for that is not so already."""
+    window = format_window(before.window)
+    asked = rebased(form, _limit_fields(before.limit_micro_usd, before.limit_tokens, window))
+    usd, tokens = dollars_of(asked, "limit_usd"), integer_of(asked, "limit_tokens")
+    if not isinstance(usd, str) and not isinstance(tokens, int):
+        raise CallerError("give dollars, tokens or both")
+    limit_usd = plain_usd(read_usd(usd)) if isinstance(usd, str) else usd
+    known = BudgetPatchBody(
+        limit_usd=None if before.limit_micro_usd is None else plain_usd(before.limit_micro_usd),
+        limit_tokens=before.limit_tokens,
+        window=window,
+    )
+    given = BudgetPatchBody(
+        limit_usd=limit_usd,
+        limit_tokens=tokens,
+        window=(asked.get("window") or "none") if asked.has("window") else UNSET,
+    )
+    return only_changed(given, known)
 
 
 def _overridden(view: View) -> dict[str, list[str]]:
@@ -250,10 +286,11 @@ def _has_limit(status: ScopeStatus) -> bool:
     return status.limit_micro_usd is not None or status.limit_tokens is not None
 
 
-def _amounts(usd: str | UnsetType | None, tokens: int | UnsetType | None) -> str:
-    money = exact_usd(read_usd(usd)) if isinstance(usd, str) else ""
-    count = f"{tokens:,} tokens" if isinstance(tokens, int) else ""
-    return " and ".join(one for one in (money, count) if one)
+def _amounts(limit: Limit) -> str:
+    money = "" if limit.limit_micro_usd is None else exact_usd(limit.limit_micro_usd)
+    count = "" if limit.limit_tokens is None else f"{limit.limit_tokens:,} tokens"
+    amounts = " and ".join(one for one in (money, count) if one)
+    return f"{amounts}, {window_words(format_window(limit.window))}"
 
 
 def _scope(form: Form) -> Scope:
@@ -285,7 +322,7 @@ def _typed(query: Mapping[str, str]) -> dict[str, str] | None:
     if NEW not in query:
         return None
     amounts = {name: query.get(name, "")[:MAX_TYPED] for name in BUDGET_FIELDS}
-    return {**amounts, "scope": query[NEW][:MAX_TYPED], "key": "budgets"}
+    return {**amounts, "scope": query[NEW][:MAX_TYPED]}
 
 
 ROUTES: tuple[PageRoute, ...] = (

@@ -94,6 +94,7 @@ def error_page(
         "request_id": request_id,
         "is_asked_again": is_asked_again,
         "sent_from": sent_from if is_unconfirmed and sent_from != OVERVIEW else "",
+        "looked_from": sent_from,
     }
     return Page(template="error.html", title=title, context=context, status=status)
 

@@ -33,6 +33,7 @@ from headgate.dashboard.form_fields import (
     integer_of,
     one_of,
     only_changed,
+    rebased,
 )
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
 from headgate.dashboard.shown.field_labels import AGENT_FIELDS, PROJECT_FIELDS
@@ -102,6 +103,7 @@ async def show_project(view: View, name: str) -> Page:
         "strategy": lanes.strategy,
         "url": _with_query(view, path),
         "budget_scope": f"project:{name}",
+        "held": project_fields(project),
         "labels": PROJECT_FIELDS,
     }
     return Page(template="project.html", title=f"Project {name}", context=context)
@@ -112,6 +114,7 @@ async def change_project(view: View, name: str, form: Form) -> Done:
 
     async def change() -> str:
         before = _found(await _projects(view), name)
+        asked = rebased(form, project_fields(before))
         known = ProjectPatchBody(
             credit_weight=before.credit_weight,
             max_concurrent_agents=before.max_concurrent_agents,
@@ -119,16 +122,17 @@ async def change_project(view: View, name: str, form: Form) -> Done:
             status=before.status,
         )
         given = ProjectPatchBody(
-            credit_weight=float_of(form, "credit_weight"),
-            max_concurrent_agents=integer_of(form, "max_concurrent_agents"),
-            budget_limit=integer_of(form, "budget_limit"),
-            status=one_of(form, "status", get_args(ProjectStatusText)),
+            credit_weight=float_of(asked, "credit_weight"),
+            max_concurrent_agents=integer_of(asked, "max_concurrent_agents"),
+            budget_limit=integer_of(asked, "budget_limit"),
+            status=one_of(asked, "status", get_args(ProjectStatusText)),
         )
         wanted, target = only_changed(given, known), _target(view, name)
         if changes_nothing(wanted):
-            return f"project {name} is so already; nothing was changed"
+            return f"project {name} {_STAYS}"
         await patch(view.api, view.request, "projects", name, wanted)
-        return _said_of_project(name, wanted, target, _target(view, name))
+        after = _found(await _projects(view), name)
+        return _said_of_project(after, wanted, target, _target(view, name))
 
     return await changed_or_said(_back(form, project_href(name)), change, PROJECT_FIELDS)
 
@@ -148,18 +152,18 @@ async def change_agent(view: View, name: str, form: Form) -> Done:
     """Change an agent beside the file."""
 
     async def change() -> str:
-        before = {one.id: one for one in await agent_bodies(view.api)}.get(name)
-        wanted = AgentPatchBody(
-            capacity=integer_of(form, "capacity"),
-            status=one_of(form, "status", get_args(StandingText)),
+        before = _agent(view, name)
+        asked = rebased(form, agent_fields(before))
+        known = AgentPatchBody(capacity=before.capacity, status=before.status)
+        given = AgentPatchBody(
+            capacity=integer_of(asked, "capacity"),
+            status=one_of(asked, "status", get_args(StandingText)),
         )
-        if before is not None:
-            known = AgentPatchBody(capacity=before.capacity, status=before.status)
-            wanted = only_changed(wanted, known)
+        wanted = only_changed(given, known)
         if changes_nothing(wanted):
-            return f"agent {name} is so already; nothing was changed"
+            return f"agent {name} {_STAYS}"
         await patch(view.api, view.request, "agents", name, wanted)
-        return _said_of_agent(name, wanted)
+        return _said_of_agent(_agent(view, name), wanted)
 
     return await changed_or_said(_back(form, PROJECTS), change, AGENT_FIELDS)
 
@@ -186,6 +190,21 @@ async def resume_all(view: View, _: str, form: Form) -> Done:
     """Start tasks again."""
     await administration_of(view.api).pause(actor_of(view.request), is_paused=False)
     return Done(to=_back(form, PROJECTS), said="tasks are started again.")
+
+
+def project_fields(project: ProjectBody) -> dict[str, str]:
+    """Return what the form of a project is drawn with."""
+    cap, limit = project.max_concurrent_agents, project.budget_limit
+    return {
+        "credit_weight": repr(float(project.credit_weight)).removesuffix(".0"),
+        "max_concurrent_agents": "" if cap is None else str(cap),
+        "budget_limit": "" if limit is None else str(limit),
+    }
+
+
+def agent_fields(agent: AgentBody) -> dict[str, str]:
+    """Return what the form of an agent is drawn with."""
+    return {"capacity": str(agent.capacity)}
 
 
 def agent_href(name: str) -> str:
@@ -226,6 +245,7 @@ def _shared(view: View, projects: Sequence[ProjectBody]) -> dict[str, Any]:
     return {
         "href": project_href,
         "agent_href": agent_href,
+        "agent_fields": agent_fields,
         "tasks_href": tasks_href,
         "most_share": most or 1.0,
         "has_shares": bool(known),
@@ -235,6 +255,10 @@ def _shared(view: View, projects: Sequence[ProjectBody]) -> dict[str, Any]:
 
 async def _projects(view: View) -> list[ProjectBody]:
     return project_bodies(view.api, await view.api.engine.totals())
+
+
+def _agent(view: View, name: str) -> AgentBody:
+    return agent_body(administration_of(view.api).situation, name, {})
 
 
 def _found(projects: Sequence[ProjectBody], name: str) -> ProjectBody:
@@ -270,6 +294,7 @@ def _back(form: Form, otherwise: str) -> str:
     return to if is_own else otherwise
 
 
+_STAYS = "stays as it is: nothing else was asked for"
 _STATUS_WORDS = {
     "active": "is active: its tasks are started again",
     "paused": "is paused: its tasks wait, what runs goes on",
@@ -278,25 +303,28 @@ _STATUS_WORDS = {
 }
 
 
-def _said_of_project(name: str, wanted: ProjectPatchBody, before: float, after: float) -> str:
+def _said_of_project(
+    project: ProjectBody, wanted: ProjectPatchBody, before: float, after: float
+) -> str:
     if isinstance(wanted.status, str):
-        return f"project {name} {_STATUS_WORDS[wanted.status]}"
+        return f"project {project.id} {_STATUS_WORDS[wanted.status]}"
     effect = ""
     if before != after:
         effect = f"; its target share was {percent(before)} and is {percent(after)}"
-    return f"project {name} was changed: {_values(wanted, PROJECT_FIELDS)}{effect}"
+    values = _values(project, wanted, PROJECT_FIELDS)
+    return f"project {project.id} was changed: {values}{effect}"
 
 
-def _said_of_agent(name: str, wanted: AgentPatchBody) -> str:
+def _said_of_agent(agent: AgentBody, wanted: AgentPatchBody) -> str:
     if isinstance(wanted.status, str):
-        return f"agent {name} {_STATUS_WORDS[wanted.status]}"
-    return f"agent {name} was changed: {_values(wanted, AGENT_FIELDS)}"
+        return f"agent {agent.id} {_STATUS_WORDS[wanted.status]}"
+    return f"agent {agent.id} was changed: {_values(agent, wanted, AGENT_FIELDS)}"
 
 
-def _values(wanted: PatchBody, labels: Mapping[str, str]) -> str:
-    """Return each field that was changed with its new value, so that a slip is seen."""
-    changed = ((label, getattr(wanted, name)) for name, label in labels.items())
-    return ", ".join(f"{label} {_written(value)}" for label, value in changed if value is not UNSET)
+def _values(after: ProjectBody | AgentBody, wanted: PatchBody, labels: Mapping[str, str]) -> str:
+    """Return each field that was changed with what holds now, so that a slip is seen."""
+    changed = [name for name in labels if getattr(wanted, name) is not UNSET]
+    return ", ".join(f"{labels[name]} {_written(getattr(after, name))}" for name in changed)
 
 
 def _written(value: float | str | None) -> str:
