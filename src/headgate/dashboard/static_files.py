@@ -23,7 +23,10 @@ VENDORED = (
     "uplot-1.6.32.iife.min.js",
     "uplot-1.6.32.min.css",
 )
-OWN = ("headgate.css", "pages.css", "headgate.js", "charts.js", "countdown.js", "favicon.svg")
+OWN = (
+    *("headgate.css", "pages.css", "favicon.svg"),
+    *("live_stream.js", "live_regions.js", "outage.js", "charts.js", "countdown.js", "headgate.js"),
+)
 
 PREFIX = "/ui/static/"
 OK = 200
