@@ -17,18 +17,13 @@ import pytest
 from cli.said import Command, Said
 from headgate.cli.main import run
 from headgate.data_lock import hold_directory, is_held
-from service.support import ServiceProcess, running_service
+from service.support import ECHO_TARGET, ServiceProcess, running_service
 
-SETTINGS = """
+SETTINGS = f"""{ECHO_TARGET}
 [scheduler]
 max_inflight = 5
 
 [projects.evals]
-
-[targets.echo]
-kind = "callable"
-entry_point = "headgate.executors.echo:echo"
-default = true
 """
 
 

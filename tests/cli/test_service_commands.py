@@ -19,9 +19,9 @@ from cli.said import Command, Said
 from headgate.cli.main import COMMANDS, cli, run
 from headgate.cli.output import drawn_table
 from headgate.cli.task_view import HEADER
-from service.support import ServiceProcess, running_service, wait_until
+from service.support import ECHO_TARGET, SLOW_TARGET, ServiceProcess, running_service, wait_until
 
-SETTINGS = """
+SETTINGS = f"""{ECHO_TARGET}{SLOW_TARGET}
 [scheduler]
 max_queue_size = 40
 max_per_agent = 20
@@ -29,15 +29,6 @@ retry_base_seconds = 0.1
 
 [agents.tight]
 capacity = 1
-
-[targets.echo]
-kind = "callable"
-entry_point = "headgate.executors.echo:echo"
-default = true
-
-[targets.slow]
-kind = "command"
-command = ["sleep", "600"]
 
 [targets.broken]
 kind = "command"

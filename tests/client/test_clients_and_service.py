@@ -14,18 +14,9 @@ import pytest
 from client.both_clients import Ask, EitherClient
 from headgate import Client, SyncClient
 from headgate.errors import RequestRefusedError, ServiceError, WaitTimeoutError
-from service.support import ServiceProcess, running_service
+from service.support import ECHO_TARGET, SLOW_TARGET, ServiceProcess, running_service
 
-SETTINGS = """
-[targets.echo]
-kind = "callable"
-entry_point = "headgate.executors.echo:echo"
-default = true
-
-[targets.slow]
-kind = "command"
-command = ["sleep", "600"]
-
+SETTINGS = f"""{ECHO_TARGET}{SLOW_TARGET}
 [targets.brief]
 kind = "command"
 command = ["sleep", "0.3"]

@@ -13,21 +13,13 @@ from headgate.runs.kept.record import RunScope
 from headgate.runs.orders import TargetRequest
 from headgate.runs.remote.backend import ServerBackend
 from headgate.workflow.workflow import Step, TargetWork, Workflow
+from service.support import ECHO_TARGET, SLOW_TARGET
 
 RUN = "20261115-200917-3fa2"
-SETTINGS = """
-[targets.echo]
-kind = "callable"
-entry_point = "headgate.executors.echo:echo"
-default = true
-
+SETTINGS = f"""{ECHO_TARGET}{SLOW_TARGET}
 [targets.notes]
 kind = "callable"
 entry_point = "service.work:note_and_run"
-
-[targets.slow]
-kind = "command"
-command = ["sleep", "600"]
 
 [targets.broken]
 kind = "command"

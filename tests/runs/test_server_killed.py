@@ -14,18 +14,14 @@ import msgspec
 import pytest
 
 from headgate import SyncClient
-from service.support import ServiceProcess, environment, running_service, wait_until
+from service.support import SLOW_TARGET, ServiceProcess, environment, running_service, wait_until
 
 KILLS = 4
 CASES = 30
-SETTINGS = """
+SETTINGS = f"""{SLOW_TARGET}
 [targets.notes]
 kind = "callable"
 entry_point = "runs.step_notes:note"
-
-[targets.slow]
-kind = "command"
-command = ["sleep", "600"]
 """
 WORKFLOW = """
 config:

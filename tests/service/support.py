@@ -26,6 +26,18 @@ ROOT = Path(__file__).parent.parent.parent
 START_SECONDS = 30.0
 STOP_SECONDS = 30.0
 LOOK_SECONDS = 0.02
+ECHO_TARGET = """
+[targets.echo]
+kind = "callable"
+entry_point = "headgate.executors.echo:echo"
+default = true
+"""
+SLOW_TARGET = """
+[targets.slow]
+kind = "command"
+command = ["sleep", "600"]
+"""
+"""It runs until somebody ends it."""
 TERMINAL = ("done", "failed", "cancelled", "rejected")
 
 _ADDRESS = re.compile(

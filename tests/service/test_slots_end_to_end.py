@@ -15,11 +15,13 @@ import pytest
 from cli.said import Command, Said
 from headgate.cli.main import run
 from service.fake_providers import fake_provider, requests_of
-from service.support import ServiceProcess, running_service, wait_until
+from service.support import ECHO_TARGET, ServiceProcess, running_service, wait_until
 
 KEY = "sk-no-key-of-anybody"
 USED_UP_MINUTES = 0.1
-SETTINGS = """
+SETTINGS = (
+    ECHO_TARGET
+    + """
 [[slots]]
 name = "lasting"
 provider = "zai"
@@ -32,12 +34,8 @@ name = "used-up"
 provider = "zai"
 base_url = "{used_up}"
 key_env = "SLOT_KEY"
-
-[targets.echo]
-kind = "callable"
-entry_point = "headgate.executors.echo:echo"
-default = true
 """
+)
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from service.support import ServiceProcess
+from service.support import ECHO_TARGET, SLOW_TARGET, ServiceProcess
 from top.scene import Terminal, screen
 
-SETTINGS = """
+SETTINGS = f"""{ECHO_TARGET}{SLOW_TARGET}
 [projects.search]
 credit_weight = 2.0
 
@@ -22,15 +22,6 @@ status = "paused"
 
 [agents.tight]
 capacity = 1
-
-[targets.echo]
-kind = "callable"
-entry_point = "headgate.executors.echo:echo"
-default = true
-
-[targets.slow]
-kind = "command"
-command = ["sleep", "600"]
 
 [budgets."session:eval"]
 limit_usd = "50.00"

@@ -65,11 +65,17 @@ def from_now(moment: datetime, now: datetime | None = None) -> str:
     return f"in {length_of(seconds)}" if seconds > 0 else f"{length_of(-seconds)} ago"
 
 
+def has_come(moment: datetime, now: datetime | None = None) -> bool:
+    """Tell whether a time is not ahead any more."""
+    return moment <= (now or datetime.now(UTC))
+
+
 def countdown(moment: datetime, now: datetime | None = None) -> str:
     """Return how long it is until a time, as `4 h 12 min`; `now` when it has come."""
-    seconds = (moment - (now or datetime.now(UTC))).total_seconds()
-    if seconds <= 0:
+    now = now or datetime.now(UTC)
+    if has_come(moment, now):
         return "now"
+    seconds = (moment - now).total_seconds()
     hours, minutes = divmod(round(seconds / 60), 60)
     if not hours or hours >= 48:  # noqa: PLR2004 - beyond two days nobody counts minutes
         return length_of(seconds)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from headgate.cli.times import clock_time, countdown, from_now
+from headgate.cli.times import clock_time, countdown, from_now, has_come
 from headgate.core.key_slots.wake_words import ENDED, ended_words, reason_words
 from headgate.core.texts.printable import printable
 
@@ -78,17 +78,13 @@ def _hold(slot: SlotBody) -> str:
 
 
 def _reset_soon(resets_at: datetime) -> str:
-    return ENDED if _has_come(resets_at) else countdown(resets_at)
+    return ENDED if has_come(resets_at) else countdown(resets_at)
 
 
 def _reset(resets_at: datetime | None) -> str:
-    if resets_at is None or not _has_come(resets_at):
+    if resets_at is None or not has_come(resets_at):
         return _at(resets_at)
     return ended_words(from_now(resets_at))
-
-
-def _has_come(moment: datetime) -> bool:
-    return countdown(moment) == "now"
 
 
 def _wake_soon(slot: SlotBody) -> str:
@@ -104,7 +100,7 @@ def _wake(wake: NextWakeBody | None) -> str:
     if wake is None:
         return ""
     # What is due is being checked, or waits for its turn; how late it is says nothing.
-    at = "now" if _has_come(wake.at) else _at(wake.at)
+    at = "now" if has_come(wake.at) else _at(wake.at)
     return f"{at}: {reason_words(wake.reason)}"
 
 
@@ -136,7 +132,7 @@ def _limit(limit: LimitBody) -> str:
 
 
 def _limit_reset(resets_at: datetime) -> str:
-    return f"{ENDED if _has_come(resets_at) else 'resets'} {_at(resets_at)}"
+    return f"{ENDED if has_come(resets_at) else 'resets'} {_at(resets_at)}"
 
 
 def _at(moment: datetime | None) -> str:
