@@ -18,8 +18,6 @@ SLOTS = "/ui/slots"
 _DOTS = re.compile(r"~*\.\.?")
 """What a browser takes for a folder, escaped or not, and what such a name is written as instead."""
 
-_FOR_ADMINISTRATORS = ("/ui/webhooks", "/ui/settings")
-
 
 def written_name(name: str) -> str:
     """Return a name as one part of a path, whatever is in it."""
