@@ -1,17 +1,18 @@
-"""Style that a test can keep: lengths, docstrings, names, dead modules, foreign words."""
+"""Style that a test can keep: purity, names, dead modules, foreign words, and the layout."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 from hypothesis import settings
 
+import headgate
 from headgate.cli.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
@@ -29,9 +30,6 @@ TEXTS = [
     *(ROOT / name for name in ("pyproject.toml", "constraints.txt", ".ci/run", ".gitignore")),
 ]
 
-MOST_MODULE_LINES = 400
-MOST_FUNCTION_LINES = 60
-MOST_MODULES_IN_A_FOLDER = 32
 # The layers are the list of what may lie at the top; import-linter reads the same one.
 LAYERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 TOP_LEVEL = {"__init__", "py", *LAYERS[0]["layers"]}
@@ -56,8 +54,6 @@ BANNED = {
 # The fields of a tree that hold statements: those of blocks, `try` and `match`.
 HOLDS_STATEMENTS = ("body", "orelse", "finalbody", "handlers", "cases")
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
 
 def path_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
@@ -76,15 +72,6 @@ def statements_of(tree: ast.Module) -> Iterator[ast.AST]:
         yield node
         for name in HOLDS_STATEMENTS:
             left += getattr(node, name, ())
-
-
-def functions_of(path: Path) -> list[Function]:
-    found = statements_of(tree_of(path))
-    return [node for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-
-
-def length_of(function: Function) -> int:
-    return (function.end_lineno or function.lineno) - function.lineno + 1
 
 
 @cache
@@ -137,56 +124,18 @@ def _is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id == "self"
 
 
-def test_a_module_is_short() -> None:
-    lines = {path_of(path): len(text_of(path).splitlines()) for path in MODULES}
-    assert {name: n for name, n in lines.items() if n > MOST_MODULE_LINES} == {}
-
-
-def test_no_folder_is_crowded() -> None:
-    counts = Counter(path_of(path.parent) for path in MODULES)
-    assert {name: n for name, n in counts.items() if n > MOST_MODULES_IN_A_FOLDER} == {}
-
-
-def test_a_function_is_short() -> None:
-    assert where(MODULES, long_functions) == {}
-
-
-def long_functions(path: Path) -> dict[str, int]:
-    lengths = {function.name: length_of(function) for function in functions_of(path)}
-    return {name: lines for name, lines in lengths.items() if lines > MOST_FUNCTION_LINES}
-
-
-def test_most_functions_are_under_ten_lines() -> None:
-    lengths = sorted(length_of(function) for path in MODULES for function in functions_of(path))
-    assert lengths[len(lengths) // 2] < 10
-
-
 def test_nothing_stray_lies_at_the_top_of_the_package() -> None:
     found = {path.stem for path in PACKAGE.iterdir() if path.name != "__pycache__"}
     assert found <= TOP_LEVEL
 
 
-def test_everything_public_has_a_docstring() -> None:
-    assert where(MODULES, lambda path: list(undocumented(tree_of(path)))) == {}
+def test_a_module_says_what_it_is_for() -> None:
+    assert where(MODULES, lambda path: not ast.get_docstring(tree_of(path))) == {}
 
 
-def undocumented(tree: ast.Module) -> Iterator[str]:
-    if not ast.get_docstring(tree):
-        yield "the module"
-    yield from (name for name, node in public_definitions(tree) if not ast.get_docstring(node))
-
-
-def public_definitions(
-    tree: ast.Module | ast.ClassDef, prefix: str = ""
-) -> Iterator[tuple[str, Function | ast.ClassDef]]:
-    for node in tree.body:
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
-        if node.name.startswith("_"):
-            continue
-        yield f"{prefix}{node.name}", node
-        if isinstance(node, ast.ClassDef):
-            yield from public_definitions(node, f"{prefix}{node.name}.")
+def test_what_the_package_exports_has_a_docstring() -> None:
+    exported = [getattr(headgate, name) for name in headgate.__all__]
+    assert [item for item in exported if not inspect.getdoc(item)] == []
 
 
 def test_no_text_has_words_that_do_not_belong() -> None:
