@@ -17,8 +17,8 @@ from dataclasses import replace
 from benchmarks.options import Options
 from benchmarks.report import Row, table
 from headgate import Agent, AssignAction, Project, SchedulerState, Task
-from headgate.core.decision import decide
-from headgate.core.lanes.index import LaneIndex
+from headgate.core.lane_index import LaneIndex
+from headgate.core.scheduler import decide
 from headgate.core.snapshot import LanePolicy
 
 PROJECTS = 100

@@ -31,9 +31,9 @@ from benchmarks.engine_measures import (
 from benchmarks.engine_peers import PEERS, measure
 from benchmarks.options import Options
 from benchmarks.report import Row, table
-from headgate.databases.postgres import PostgresDatabase
-from headgate.databases.sqlite import SqliteDatabase
-from ledgers.servers import running_postgres
+from budgets.servers import running_postgres
+from headgate.storage.postgres import PostgresDatabase
+from headgate.storage.sqlite import SqliteDatabase
 
 FULL = Sizes(tasks=10_000, runs=3, warm_up=1_000, starts=200, window_seconds=5.0)
 QUICK = Sizes(tasks=200, runs=1, warm_up=50, starts=10, window_seconds=0.2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from headgate.databases.transaction import Database, Insert
+from headgate.storage.transaction import Database, Insert
 
 GROUP = 200
 LONGER = 10

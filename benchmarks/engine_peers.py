@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.options import ROOT
-from ledgers.servers import running_valkey
+from budgets.servers import running_valkey
 
 NOT_INSTALLED = "not installed"
 FAILED = "failed"

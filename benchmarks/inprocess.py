@@ -24,7 +24,7 @@ from benchmarks.options import ROOT, Options
 from benchmarks.report import Row, table
 from headgate import LoadScheduler, SharedResource
 from headgate.core.load import OPTIMIZE_FOR, longest_wait_ticks
-from headgate.inprocess.figures import jain_index
+from headgate.inprocess.lanes import jain_index
 from inprocess.fleet import Fleet, in_a_loop
 
 AGENTS = (8, 100, 1_000)

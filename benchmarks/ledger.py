@@ -20,18 +20,18 @@ from torture.backends import running_books
 
 from benchmarks.options import Options
 from benchmarks.report import Row, table
-from headgate.core.budgets.books import ReserveRequest, SettleRequest
+from headgate.budgets.connect import connect_budget
+from headgate.budgets.redis import DEFAULT_NAME, KEY_NAMES
+from headgate.budgets.redis_script import Batch, Bounds, script_text
+from headgate.budgets.tracker import LedgerTracker
+from headgate.core.budgets.ledger import ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import Call
 from headgate.core.budgets.scopes import charged_scopes, parse_scope
 from headgate.core.money import MicroUsd, Tokens
-from headgate.databases.postgres import PostgresDatabase
-from headgate.databases.sqlite import SqliteDatabase
-from headgate.databases.transaction import Database
-from headgate.ledgers import sql_books
-from headgate.ledgers.connect import connect_budget
-from headgate.ledgers.redis import DEFAULT_NAME, KEY_NAMES
-from headgate.ledgers.redis_wire import Batch, Bounds, script_text
-from headgate.tracker import LedgerTracker
+from headgate.storage import ledger
+from headgate.storage.postgres import PostgresDatabase
+from headgate.storage.sqlite import SqliteDatabase
+from headgate.storage.transaction import Database
 
 SCOPE = "session:bench/workflow:w1"
 SCOPES = charged_scopes(parse_scope(SCOPE))
@@ -136,11 +136,11 @@ def sql_floor(database: Database) -> float:
     source = batches()
     started = time.perf_counter()
     transaction = database.begin()
-    sql_books.lock_books(transaction)
+    ledger.lock_books(transaction)
     for _ in range(FLOOR_BATCHES):
         reserves, commits = next(source)
-        sql_books.apply_batch(transaction, reserves, time.time())
-        sql_books.apply_batch(transaction, commits, time.time())
+        ledger.apply_batch(transaction, reserves, time.time())
+        ledger.apply_batch(transaction, commits, time.time())
     database.commit()
     seconds = time.perf_counter() - started
     database.close()

@@ -8,8 +8,8 @@ import time
 from benchmarks.ledger import lifecycles
 from benchmarks.options import Options
 from benchmarks.report import Row, table
-from headgate.ledgers.connect import connect_budget
-from ledgers.servers import ValkeyServer, running_valkey
+from budgets.servers import ValkeyServer, running_valkey
+from headgate.budgets.connect import connect_budget
 
 FIRST = 100_000
 ALL = 1_000_000

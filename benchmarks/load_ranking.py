@@ -15,8 +15,7 @@ from collections.abc import Callable
 
 from benchmarks.options import Options
 from benchmarks.report import Row, table
-from headgate.core.lanes.load_ranking import MICRO, LoadRanking, to_micro_weight
-from headgate.core.model_weights import estimate_weight
+from headgate.core.load import MICRO, LoadRanking, estimate_weight, to_micro_weight
 
 FEW, MANY = 8, 1000
 TASKS_PER_LANE = 4

@@ -21,15 +21,15 @@ import structlog
 
 from benchmarks.options import Options
 from benchmarks.report import Row, table
-from headgate.core.key_slots.quota import QuotaLimit, QuotaReport
-from headgate.core.key_slots.slot import SlotConfig
-from headgate.core.key_slots.wake import WakeConfig, WakeMode
-from headgate.databases.memory import MemoryDatabase
-from headgate.provider import Call, WakeAnswer
-from headgate.runtime.key_slots.slots import Slots, SlotSetup
-from headgate.slot_logs import SlotTrail
-from headgate.stores.memory import MemoryTaskStore
-from headgate.stores.slots import SqlSlots
+from headgate.core.slots.quota import QuotaLimit, QuotaReport, WakeAnswer
+from headgate.core.slots.slot import SlotConfig
+from headgate.core.slots.wakes import WakeConfig, WakeMode
+from headgate.engine.slots.slot import SlotSetup
+from headgate.engine.slots.slot_log import SlotTrail
+from headgate.engine.slots.slots import Slots
+from headgate.providers.provider import Call
+from headgate.storage.memory import MemoryDatabase, MemoryTaskStore
+from headgate.storage.slot_rows import SqlSlots
 from headgate.testing import SimulatedLoop, simulate
 
 SLOTS = 1_000

@@ -23,7 +23,7 @@ def sample(samples: list[int], ending: threading.Event) -> None:
 
 if __name__ == "__main__":
     # The command loads it when it is called.
-    importlib.import_module("headgate.cli.running.carrying")
+    importlib.import_module("headgate.cli.run")
     tracemalloc.start()
     samples, ending = [0], threading.Event()
     sampler = threading.Thread(target=sample, args=(samples, ending))

@@ -16,7 +16,7 @@ import structlog
 from hypothesis import settings
 from jinja2 import Environment
 
-from ledgers.servers import PostgresServer, ValkeyServer, running_postgres, running_valkey
+from budgets.servers import PostgresServer, ValkeyServer, running_postgres, running_valkey
 
 # How long an example takes says how busy the machine is, and nothing about the code. Examples are
 # the same in every run, so that a failure is that of a change; `make explore` looks for others.

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headgate.runs.kept.folder import run_folders
+from headgate.workflow.run_folder import run_folders
 from service.support import environment
 
 RUN_SECONDS = 60.0

@@ -22,8 +22,7 @@ from headgate import (
     TaskStatus,
 )
 from headgate.core.gates import GateClosure
-from headgate.core.projects import WORKING
-from headgate.core.snapshot import LanePolicy
+from headgate.core.snapshot import WORKING, LanePolicy
 
 
 def snapshot(**fields: Any) -> SchedulerState:

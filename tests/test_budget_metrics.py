@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
+from headgate.budgets.local import LocalBudgetTracker
+from headgate.budgets.status import ScopeStatus
+from headgate.budgets.tracker import LedgerTracker
 from headgate.errors import BudgetExceededError, LedgerUnavailableError
-from headgate.ledgers.local import LocalBudgetTracker
-from headgate.metrics.budgets import MAX_SCOPES, BudgetMetrics
-from headgate.scope_status import ScopeStatus
+from headgate.metrics import MAX_SCOPES, BudgetMetrics
 from headgate.testing import SimulatedLoop, simulate
-from headgate.tracker import LedgerTracker
 
 REMAINING = "headgate_budget_remaining_usd"
 RESERVED = "headgate_budget_reserved_usd"

@@ -9,13 +9,13 @@ from multiprocessing import get_context
 
 import pytest
 
-import headgate.databases.transaction
 import headgate.providers.prices
-import headgate.testing.failures
+import headgate.storage.transaction
+import headgate.testing.simulation
+from headgate.budgets.connect import connect_budget
 from headgate.errors import BudgetExceededError, HeadgateError, InvalidFieldError
-from headgate.ledgers.connect import connect_budget
 
-LOADED = (headgate.databases.transaction, headgate.providers.prices, headgate.testing.failures)
+LOADED = (headgate.storage.transaction, headgate.providers.prices, headgate.testing.simulation)
 
 
 def tree_of(kind: type[HeadgateError]) -> list[type[HeadgateError]]:

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import headgate
-from headgate.cli.exit_codes import EXIT_BAD_INPUT
-from headgate.settings.sections import DEFAULT_PORT, SchedulerSettings
+from headgate.cli.main import EXIT_BAD_INPUT
+from headgate.config.settings import DEFAULT_PORT, SchedulerSettings
 
 ROOT = Path(__file__).parent.parent
 UNIT = ROOT / "deploy/headgate.service"

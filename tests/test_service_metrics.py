@@ -12,27 +12,27 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from api.asgi_client import answer_of
 from doc_pages import ROOT, rows_under
-from headgate.core.dispatch.desk_settings import Waiting
-from headgate.core.projects import Project
-from headgate.core.tasks.records import Progress, TaskRecord, Terms
-from headgate.core.tasks.task import Task, TaskStatus
+from headgate.app import Service, build_app, build_service
+from headgate.budgets.tracker import LedgerTracker
+from headgate.config import load_settings
+from headgate.core.dispatch_plan import Waiting
+from headgate.core.snapshot import Project
+from headgate.core.task import Progress, Task, TaskRecord, TaskStatus, Terms
+from headgate.engine.events import EventFeed
 from headgate.errors import StoreUnavailableError
-from headgate.metrics.service import Beside, ServiceMetrics
-from headgate.metrics.tasks import (
+from headgate.metrics import (
     MAX_LABELS,
+    Beside,
     Durations,
     Labels,
+    ServiceMetrics,
     count_metrics,
     oldest_wait_seconds,
     share_metrics,
 )
-from headgate.runtime.telling.event_feed import EventFeed
-from headgate.settings import load_settings
-from headgate.store import LaneCount, Totals
-from headgate.tracker import LedgerTracker
-from headgate.wiring import Service, build_app, build_service
-from web.asgi_client import answer_of
+from headgate.storage.store import LaneCount, Totals
 
 PAGE = (ROOT / "docs/reference/metrics.md").read_text()
 Samples = dict[tuple[str, str], float]
@@ -104,8 +104,8 @@ class Unreachable:
 async def test_while_the_store_is_away_the_last_counts_are_shown_and_the_outage_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.metrics.service.READ_SECONDS", 0.05)
-    monkeypatch.setattr("headgate.metrics.service.FRESH_SECONDS", 0.0)
+    monkeypatch.setattr("headgate.metrics.READ_SECONDS", 0.05)
+    monkeypatch.setattr("headgate.metrics.FRESH_SECONDS", 0.0)
     async with asyncio.timeout(20), running(tmp_path) as service:
         metrics = ServiceMetrics(service.engine, Beside(deliveries=Unreachable().hang))
         before = samples((await metrics.text()).decode())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.core.key_slots.wake import WakeMode
-from headgate.metrics.slots import slot_metrics
-from headgate.runtime.key_slots.slots import SlotStatus
+from engine.slot_stage import MIDNIGHT, Stage, World, failure, play, slot
+from headgate.core.slots.wakes import WakeMode
+from headgate.engine.slots.slot import SlotStatus
+from headgate.metrics import slot_metrics
 from headgate.testing import SimulatedLoop
-from runtime.slot_stage import MIDNIGHT, Stage, World, failure, play, slot
 
 Samples = dict[tuple[str, ...], float]
 

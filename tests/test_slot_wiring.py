@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from executors.endpoint import reply_json, running_endpoint
-from headgate.core.key_slots.quota import QuotaReport
+from headgate.app import SlotParts
+from headgate.config import Settings, SlotSettings
+from headgate.core.slots.quota import QuotaReport
+from headgate.engine.slots.slot import SlotSetup
 from headgate.errors import InvalidSettingError
-from headgate.provider import Answered, Call, Sent, Unanswered
-from headgate.runtime.key_slots.status import SlotSetup
-from headgate.settings import Settings, SlotSettings
-from headgate.slot_wiring import SlotParts
+from headgate.providers.provider import Answered, Call, Sent, Unanswered
 
 KEY = "hunter2.the-key-of-the-slot"
 ENVIRON = {"ZAI_KEY": KEY, "ORGANISATION": "hunter2-org"}

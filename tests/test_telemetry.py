@@ -16,18 +16,17 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from api.asgi_client import answer_of
 from executors.endpoint import reply_json, running_endpoint
-from headgate.core.tasks.outcomes import Failed, Limited, Outcome, Succeeded, Usage
-from headgate.core.tasks.records import Submission
-from headgate.core.tasks.trace_context import read_traceparent
+from headgate.app import build_app, build_service
+from headgate.client.worker import order_of
+from headgate.config import load_settings
+from headgate.core.lifecycle import Failed, Limited, Outcome, Succeeded, Usage
+from headgate.core.task import Submission, read_traceparent
+from headgate.core.task_view import TaskSnapshot
 from headgate.errors import InvalidSettingError
-from headgate.executor import WorkOrder
-from headgate.settings import load_settings
-from headgate.task_snapshot import TaskSnapshot
+from headgate.executors.executor import WorkOrder
 from headgate.telemetry import Telemetry, build_telemetry
-from headgate.wiring import build_app, build_service
-from headgate.worker.translation import order_of
-from web.asgi_client import answer_of
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SENT = f"00-{TRACE}-b7ad6b7169203331-01"

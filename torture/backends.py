@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ledgers.servers import running_postgres, running_valkey
+from budgets.servers import running_postgres, running_valkey
 
 SHARED = ("sqlite", "redis", "postgres")
 

@@ -13,9 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from headgate.settings import load_settings
-from headgate.task_query import TaskQuery
-from headgate.wiring import build_store
+from headgate.app import build_store
+from headgate.config import load_settings
+from headgate.storage.store import TaskQuery
 from service.keyed_load import KeyedClients
 from service.support import ServiceProcess
 from torture.backends import running_books

@@ -22,12 +22,12 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.sharedctypes import RawArray, RawValue
 from typing import TYPE_CHECKING
 
+from budgets.support import drift_of, flat
+from headgate.budgets.connect import connect_budget
+from headgate.budgets.tracker import MAX_JOURNAL_ENTRIES, LedgerTracker
 from headgate.core.budgets.accounts import EMPTY, Balance, JournalEntry
 from headgate.core.budgets.reservations import Call
 from headgate.errors import LedgerUnavailableError
-from headgate.ledgers.connect import connect_budget
-from headgate.tracker import MAX_JOURNAL_ENTRIES, LedgerTracker
-from ledgers.support import drift_of, flat
 from torture.backends import SHARED, running_books
 from torture.ledger_worker import LONGEST_LEASE_SECONDS, WORKFLOWS, Count, session_of, work
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 WORKERS = 8
 PRELOADED = (
     "torture.ledger_worker",
-    "headgate.ledgers.postgres",
-    "headgate.ledgers.redis",
-    "headgate.ledgers.sqlite",
+    "headgate.budgets.postgres",
+    "headgate.budgets.redis",
+    "headgate.budgets.sqlite",
 )
 LIMIT_SESSION = 700
 LIMIT_WORKFLOW = 300

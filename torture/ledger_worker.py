@@ -12,10 +12,9 @@ from ctypes import c_long
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from headgate.budget_tracker import ReservationToken
+from headgate.budgets.connect import connect_budget
+from headgate.budgets.tracker import LedgerTracker, ReservationToken
 from headgate.errors import BudgetExceededError, IllegalSettlementError, LedgerUnavailableError
-from headgate.ledgers.connect import connect_budget
-from headgate.tracker import LedgerTracker
 
 if TYPE_CHECKING:
     from ctypes import Array

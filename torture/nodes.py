@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from executors.endpoint import free_port, running_endpoint
-from headgate.stores.wire.postgres_workplace import TRANSACTION_TIMEOUT_SECONDS
+from headgate.storage.postgres import STORE_TRANSACTION_TIMEOUT_SECONDS
 from service.support import ServiceProcess
 from torture.service import (
     Findings,
@@ -34,7 +34,7 @@ from torture.service_load import Workplace, callers, dismiss
 NODES = 2
 KILLS_PER_FALL = 10
 FEWEST_FALLS = 2
-MOST_SECONDS = {"killed": 5.0, "stopped": 5.0 + TRANSACTION_TIMEOUT_SECONDS}
+MOST_SECONDS = {"killed": 5.0, "stopped": 5.0 + STORE_TRANSACTION_TIMEOUT_SECONDS}
 STOPPED_SECONDS = 5.0
 BETWEEN_SECONDS = 1.5
 # So long that an attempt which was taken back is under way again when its first node returns.

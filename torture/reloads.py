@@ -11,8 +11,8 @@ from pathlib import Path
 
 import structlog
 
-from administration.reload_load import Findings, reload_under_load
-from ledgers.servers import running_postgres
+from budgets.servers import running_postgres
+from config.reload_load import Findings, reload_under_load
 
 BACKENDS = ("memory", "sqlite", "postgres")
 

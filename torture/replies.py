@@ -6,11 +6,11 @@ import argparse
 import asyncio
 import time
 
-from ledgers.fault_proxy import FaultProxy, running_proxy
-from ledgers.lost_replies import Outcome, lose_replies
-from ledgers.proxied import Proxied, proxied_postgres, proxied_redis
-from ledgers.servers import running_postgres, running_valkey
-from ledgers.support import Sums, drift_of, usd
+from budgets.fault_proxy import FaultProxy, running_proxy
+from budgets.lost_replies import Outcome, lose_replies
+from budgets.proxied import Proxied, proxied_postgres, proxied_redis
+from budgets.servers import running_postgres, running_valkey
+from budgets.support import Sums, drift_of, usd
 
 CALLERS = 16
 BACKENDS = ("redis", "postgres")

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from budgets.support import drift_of
 from headgate.core.budgets.accounts import Balance
-from headgate.core.tasks.task import TaskStatus
-from headgate.databases.sqlite import SqliteReader
-from headgate.ledger import Audit, Ledger
-from headgate.ledgers import sql_upkeep
-from headgate.stores.schemas.tasks import TASK_COLUMNS
-from headgate.stores.task_rows import TaskRow, to_task_row
-from ledgers.support import drift_of
+from headgate.core.budgets.ledger import Audit, Ledger
+from headgate.core.task import TaskStatus
+from headgate.storage import ledger
+from headgate.storage.rows import TaskRow, to_task_row
+from headgate.storage.schema import TASK_COLUMNS
+from headgate.storage.sqlite import SqliteReader
 
 STORE_NAME = "headgate.db"
 LEASES_SECONDS = 7_200.0
@@ -196,7 +196,7 @@ def books_in(folder: Path) -> Audit:
     """Read the books that are kept in the store in a folder."""
     reader = SqliteReader(folder / STORE_NAME)
     try:
-        return sql_upkeep.audit(reader.begin())
+        return ledger.audit(reader.begin())
     finally:
         reader.close()
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from headgate.data_lock import is_held
+from headgate.storage.data_lock import is_held
 from run_commands import EXIT_DONE, EXIT_EXHAUSTED, EXIT_FAILED, EXIT_INTERRUPTED, Ended, ended
 from service.support import family
 from torture.run_audit import marks_in

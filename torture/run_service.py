@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from executors.endpoint import free_port
-from headgate.databases.sqlite import SqliteReader
+from headgate.storage.sqlite import SqliteReader
 from service.support import START_SECONDS, ServiceProcess, wait_until
 from torture.run_audit import STORE_NAME, StepRow, rows_in
 

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from budgets.servers import running_valkey
+from headgate.budgets.redis import RedisLedger
+from headgate.budgets.sqlite import SqliteBudgetTracker
+from headgate.core.budgets.ledger import Ledger
 from headgate.core.money import format_usd
-from headgate.ledger import Ledger
-from headgate.ledgers.redis import RedisLedger
-from headgate.ledgers.sqlite import SqliteBudgetTracker
-from ledgers.servers import running_valkey
 from run_commands import EXIT_DONE, Commands, Ended
 from run_sessions import Session
 from service.support import ROOT

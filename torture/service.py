@@ -23,12 +23,12 @@ from typing import Any
 
 from benchmarks.http_load import Client
 
+from budgets.servers import running_postgres, running_valkey
 from executors.endpoint import free_port, running_endpoint
-from headgate.ledgers.redis import RedisLedger
-from headgate.settings import Settings, load_settings
-from headgate.stores.sql_store import SqlTaskStore
-from headgate.wiring import build_store
-from ledgers.servers import running_postgres, running_valkey
+from headgate.app import build_store
+from headgate.budgets.redis import RedisLedger
+from headgate.config import Settings, load_settings
+from headgate.storage.sql_store import SqlTaskStore
 from service.support import ServiceProcess
 from torture.service_audit import Books, Remains, books_outside, look
 from torture.service_load import Memory, Workplace, callers, dismiss, settings

@@ -13,21 +13,20 @@ from typing import NamedTuple
 
 import msgspec
 
+from budgets.support import drift_of
 from headgate.core.budgets.accounts import Balance, JournalEntry
+from headgate.core.budgets.ledger import Audit, Ledger
 from headgate.core.budgets.reservations import Call
 from headgate.core.budgets.scopes import ROOT
-from headgate.core.tasks.task import TaskStatus
-from headgate.databases.transaction import Transaction
-from headgate.ledger import Audit, Ledger
-from headgate.ledgers import sql_upkeep
-from headgate.ledgers.sql_rows import to_entry
-from headgate.ledgers.sql_schema import AMOUNTS
-from headgate.stores.schemas.tasks import TASK_COLUMNS
-from headgate.stores.sql_store import SqlTaskStore
-from headgate.stores.tallies import ENDED
-from headgate.stores.task_rows import TaskRow, to_task_row
-from headgate.task_snapshot import exact_moment
-from ledgers.support import drift_of
+from headgate.core.task import TaskStatus
+from headgate.core.task_view import exact_moment
+from headgate.storage import ledger
+from headgate.storage.counters import ENDED
+from headgate.storage.ledger import AMOUNTS, to_entry
+from headgate.storage.rows import TaskRow, to_task_row
+from headgate.storage.schema import TASK_COLUMNS
+from headgate.storage.sql_store import SqlTaskStore
+from headgate.storage.transaction import Transaction
 from torture.ledger import Findings as LedgerFindings
 from torture.ledger import play_back
 from torture.service_load import End, Memory
@@ -122,7 +121,7 @@ async def books_outside(ledger: Ledger) -> Books:
 
 def _books_in(transaction: Transaction) -> Books:
     journal = [to_entry(row) for row in transaction.read(_JOURNAL)]
-    return Books(journal, sql_upkeep.audit(transaction))
+    return Books(journal, ledger.audit(transaction))
 
 
 def _look(

@@ -19,7 +19,7 @@ import msgspec
 from benchmarks.http_load import Client, Connection
 
 from executors.endpoint import Seen, reply, reply_json
-from headgate.executors.headers import ATTEMPT, TASK_ID
+from headgate.executors.http import ATTEMPT, TASK_ID
 from service.support import TERMINAL
 from torture.service_tasks import Execution, result_of, work_of
 

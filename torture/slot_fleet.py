@@ -14,14 +14,20 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from headgate.audit import AuditEntry
-from headgate.core.key_slots.quota import QuotaFailure, QuotaFailureKind, QuotaLimit, QuotaReport
-from headgate.core.key_slots.slot import SlotConfig, SlotRow
-from headgate.core.key_slots.wake import WakeConfig, WakeMode
-from headgate.provider import Call, WakeAnswer
-from headgate.runtime.key_slots.slots import SlotSetup
-from headgate.slot_store import Step
-from headgate.testing.fake_window import FakeWindow
+from headgate.core.slots.quota import (
+    QuotaFailure,
+    QuotaFailureKind,
+    QuotaLimit,
+    QuotaReport,
+    WakeAnswer,
+)
+from headgate.core.slots.slot import SlotConfig, SlotRow
+from headgate.core.slots.wakes import WakeConfig, WakeMode
+from headgate.engine.slots.slot import SlotSetup
+from headgate.providers.provider import Call
+from headgate.storage.audit import AuditEntry
+from headgate.storage.slot_rows import Step
+from headgate.testing.fake_provider import FakeWindow
 
 Answer = TypeVar("Answer")
 

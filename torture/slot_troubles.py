@@ -15,12 +15,13 @@ from itertools import count
 
 import msgspec
 
-from headgate.core.key_slots.quota import QuotaFailure, QuotaFailureKind, QuotaReport
-from headgate.core.key_slots.slot import SlotConfig
-from headgate.core.key_slots.times import due_wake, window_is_over
-from headgate.provider import Call, WakeAnswer
-from headgate.runtime.key_slots.slots import Slots, SlotSetup
-from headgate.slot_logs import SlotTrail
+from headgate.core.slots.polling import due_wake, window_is_over
+from headgate.core.slots.quota import QuotaFailure, QuotaFailureKind, QuotaReport, WakeAnswer
+from headgate.core.slots.slot import SlotConfig
+from headgate.engine.slots.slot import SlotSetup
+from headgate.engine.slots.slot_log import SlotTrail
+from headgate.engine.slots.slots import Slots
+from headgate.providers.provider import Call
 from headgate.testing import Host, SimulatedLoop
 from torture.slot_fleet import FleetProvider, NotedSlots, fleet
 

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import structlog
 
-from headgate.core.key_slots.slot import SlotConfig
-from headgate.core.key_slots.wake import WakeMode
-from headgate.runtime.key_slots.slots import Slots
-from headgate.slot_logs import SlotTrail
+from headgate.core.slots.slot import SlotConfig
+from headgate.core.slots.wakes import WakeMode
+from headgate.engine.slots.slot_log import SlotTrail
+from headgate.engine.slots.slots import Slots
 from headgate.testing import SimulatedLoop, simulate
 from torture.slot_fleet import (
     MAX_LATENCY_SECONDS,

@@ -6,28 +6,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headgate.budget_tracker import BudgetTracker, ReservationToken
-    from headgate.client.async_client import Client
+    from headgate.budgets.connect import connect_budget
+    from headgate.budgets.local import LocalBudgetTracker
+    from headgate.budgets.postgres import PostgresBudgetTracker as PostgresBudgetTracker
+    from headgate.budgets.redis import RedisBudgetTracker as RedisBudgetTracker
+    from headgate.budgets.sqlite import SqliteBudgetTracker as SqliteBudgetTracker
+    from headgate.budgets.tracker import BudgetTracker, ReservationToken
+    from headgate.client.client import Client
     from headgate.client.sync_client import SyncClient
+    from headgate.core.fair_share import BudgetManager
     from headgate.core.gates import GateClosure
-    from headgate.core.projects import Agent, AgentState, Project, ProjectStatus
     from headgate.core.scheduler import Scheduler
-    from headgate.core.share_ratios import BudgetManager
-    from headgate.core.snapshot import AssignAction, LanePolicy, SchedulerState
-    from headgate.core.tasks.task import Task, TaskStatus
+    from headgate.core.snapshot import (
+        Agent,
+        AgentState,
+        AssignAction,
+        LanePolicy,
+        Project,
+        ProjectStatus,
+        SchedulerState,
+    )
+    from headgate.core.task import Task, TaskStatus
     from headgate.errors import BudgetExceededError
     from headgate.inprocess.budget import Budget, Estimate
-    from headgate.inprocess.convenience import configure, current_scheduler, governed, wrap
-    from headgate.inprocess.grants import Grant, current_grant
-    from headgate.inprocess.resource import SharedResource
-    from headgate.inprocess.scheduler import LoadScheduler
-    from headgate.inprocess.several import acquire_all
-    from headgate.ledgers.connect import connect_budget
-    from headgate.ledgers.local import LocalBudgetTracker
-    from headgate.ledgers.postgres import PostgresBudgetTracker as PostgresBudgetTracker
-    from headgate.ledgers.redis import RedisBudgetTracker as RedisBudgetTracker
-    from headgate.ledgers.sqlite import SqliteBudgetTracker as SqliteBudgetTracker
-    from headgate.rate_windows import RateLimitWindow, SlidingRateLimitWindow
+    from headgate.inprocess.calls import configure, current_scheduler, governed, wrap
+    from headgate.inprocess.permits import Grant, SharedResource, current_grant
+    from headgate.inprocess.rate_windows import RateLimitWindow, SlidingRateLimitWindow
+    from headgate.inprocess.scheduler import LoadScheduler, acquire_all
 
 __all__ = [
     "Agent",
@@ -69,41 +74,41 @@ __version__ = "0.1.0"
 # Loaded when first asked for, so that a command starts fast and a program loads what it uses. The
 # three that need a package of an extra are not in `__all__`: a star import must work without.
 _MODULES = {
-    "Agent": "headgate.core.projects",
-    "AgentState": "headgate.core.projects",
+    "Agent": "headgate.core.snapshot",
+    "AgentState": "headgate.core.snapshot",
     "AssignAction": "headgate.core.snapshot",
     "Budget": "headgate.inprocess.budget",
     "BudgetExceededError": "headgate.errors",
-    "BudgetManager": "headgate.core.share_ratios",
-    "BudgetTracker": "headgate.budget_tracker",
-    "Client": "headgate.client.async_client",
+    "BudgetManager": "headgate.core.fair_share",
+    "BudgetTracker": "headgate.budgets.tracker",
+    "Client": "headgate.client.client",
     "Estimate": "headgate.inprocess.budget",
     "GateClosure": "headgate.core.gates",
-    "Grant": "headgate.inprocess.grants",
+    "Grant": "headgate.inprocess.permits",
     "LanePolicy": "headgate.core.snapshot",
     "LoadScheduler": "headgate.inprocess.scheduler",
-    "LocalBudgetTracker": "headgate.ledgers.local",
-    "PostgresBudgetTracker": "headgate.ledgers.postgres",
-    "Project": "headgate.core.projects",
-    "ProjectStatus": "headgate.core.projects",
-    "RateLimitWindow": "headgate.rate_windows",
-    "RedisBudgetTracker": "headgate.ledgers.redis",
-    "ReservationToken": "headgate.budget_tracker",
+    "LocalBudgetTracker": "headgate.budgets.local",
+    "PostgresBudgetTracker": "headgate.budgets.postgres",
+    "Project": "headgate.core.snapshot",
+    "ProjectStatus": "headgate.core.snapshot",
+    "RateLimitWindow": "headgate.inprocess.rate_windows",
+    "RedisBudgetTracker": "headgate.budgets.redis",
+    "ReservationToken": "headgate.budgets.tracker",
     "Scheduler": "headgate.core.scheduler",
     "SchedulerState": "headgate.core.snapshot",
-    "SharedResource": "headgate.inprocess.resource",
-    "SlidingRateLimitWindow": "headgate.rate_windows",
-    "SqliteBudgetTracker": "headgate.ledgers.sqlite",
+    "SharedResource": "headgate.inprocess.permits",
+    "SlidingRateLimitWindow": "headgate.inprocess.rate_windows",
+    "SqliteBudgetTracker": "headgate.budgets.sqlite",
     "SyncClient": "headgate.client.sync_client",
-    "Task": "headgate.core.tasks.task",
-    "TaskStatus": "headgate.core.tasks.task",
-    "acquire_all": "headgate.inprocess.several",
-    "configure": "headgate.inprocess.convenience",
-    "connect_budget": "headgate.ledgers.connect",
-    "current_grant": "headgate.inprocess.grants",
-    "current_scheduler": "headgate.inprocess.convenience",
-    "governed": "headgate.inprocess.convenience",
-    "wrap": "headgate.inprocess.convenience",
+    "Task": "headgate.core.task",
+    "TaskStatus": "headgate.core.task",
+    "acquire_all": "headgate.inprocess.scheduler",
+    "configure": "headgate.inprocess.calls",
+    "connect_budget": "headgate.budgets.connect",
+    "current_grant": "headgate.inprocess.permits",
+    "current_scheduler": "headgate.inprocess.calls",
+    "governed": "headgate.inprocess.calls",
+    "wrap": "headgate.inprocess.calls",
 }
 
 _EXTRAS = {

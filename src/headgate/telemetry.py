@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headgate.core.events import shortened_error
+from headgate.core.lifecycle import Cancelled, Failed, Limited, Lost, Outcome, Succeeded
 from headgate.core.money import to_usd_float
-from headgate.core.tasks.events import shortened_error
-from headgate.core.tasks.outcomes import Cancelled, Failed, Limited, Lost, Outcome, Succeeded
 from headgate.errors import InvalidSettingError
-from headgate.executor import Executor, WorkOrder
+from headgate.executors.executor import Executor, WorkOrder
 from headgate.providers.usage import counted_tokens
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
+
 
 SERVICE_NAME = "headgate"
 EXPORTERS = ("otlp", "console", "none")

@@ -9,7 +9,7 @@ from playwright.sync_api import Page
 
 from browser.live_service import Live
 from browser.visiting import Visitor
-from headgate.core.texts.figures import duration
+from headgate.core.text import duration
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 STEP = timedelta(seconds=1)

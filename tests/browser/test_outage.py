@@ -14,13 +14,9 @@ from browser.live_service import Live
 from browser.silent_line import silent_line
 from browser.visiting import Visitor
 from browser.watching import Watch
-from headgate.dashboard.cookies import TOKEN
-from headgate.dashboard.live import (
-    MAX_STREAMS_PER_CALLER,
-    MOST_LOOK_SECONDS,
-    REFRESH_SECONDS,
-)
-from ledgers.servers import PostgresServer
+from budgets.servers import PostgresServer
+from headgate.dashboard.live import MAX_STREAMS_PER_CALLER, MOST_LOOK_SECONDS, REFRESH_SECONDS
+from headgate.dashboard.session import TOKEN
 from service.support import ServiceProcess, running_service, wait_until
 
 BACK_MS = 20_000

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headgate.runs.backend import Money, StepTask, TaskState
-from headgate.runs.report import RunReport, RunState, StepRow, StepState, StepSummary
+from headgate.workflow.backend import Money, StepTask, TaskState
+from headgate.workflow.report import RunReport, RunState, StepRow, StepState, StepSummary
 
 BEGAN_AT = 1_800_000_000.0
 SO_FAR_SECONDS = 12.0

@@ -16,7 +16,7 @@ import pytest
 
 from cli.said import Command, Said
 from headgate.cli.main import run
-from headgate.data_lock import hold_directory, is_held
+from headgate.storage.data_lock import hold_directory, is_held
 from service.support import ECHO_TARGET, ServiceProcess, running_service
 
 SETTINGS = f"""{ECHO_TARGET}

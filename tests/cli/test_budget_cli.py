@@ -18,23 +18,16 @@ import click
 import msgspec
 import pytest
 
-from headgate.cli.budget_report import (
-    NOT_KNOWN,
-    BudgetReport,
-    Parent,
-    journal_row,
-    report_lines,
-)
-from headgate.cli.commands.budget import budget
+from headgate.budgets.sqlite import SqliteBudgetTracker
+from headgate.budgets.status import ScopeStatus
+from headgate.budgets.tracker import LedgerTracker
+from headgate.cli.budget import NOT_KNOWN, BudgetReport, Parent, budget, journal_row, report_lines
 from headgate.cli.main import run
 from headgate.core.budgets.accounts import JournalEntry
 from headgate.core.budgets.burn_rate import BurnRate
 from headgate.core.budgets.reservations import Call, Charge, Delta
 from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.money import MicroUsd, Tokens
-from headgate.ledgers.sqlite import SqliteBudgetTracker
-from headgate.scope_status import ScopeStatus
-from headgate.tracker import LedgerTracker
 
 REFERENCE = Path(__file__).parent.parent.parent / "docs/reference/budget-cli.md"
 NOW = 1_775_995_200.0

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 import pytest
 
-from headgate.cli.checks.config_report import EXAMPLE
-from headgate.cli.commands.config import config
+from headgate.cli.config import config
+from headgate.cli.config_report import EXAMPLE
 from headgate.cli.main import run
-from headgate.settings import SchedulerSettings
+from headgate.config import SchedulerSettings
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 

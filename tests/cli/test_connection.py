@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from client.scripted_server import response, scripted
+from headgate.cli.connection import Connection, connect
 from headgate.cli.main import run
-from headgate.cli.places.connection import Connection, connect
-from headgate.data_lock import hold_directory
 from headgate.errors import InvalidSettingError
+from headgate.storage.data_lock import hold_directory
 
 READY = response(200, '{"status":"ready","role":"dispatcher"}')
 REFUSED = response(401, '{"code":"unauthorized","error":"a token is needed","retryable":false}')

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.cli.submitting import input_lines
-from headgate.cli.submitting.input_lines import MOST_LINES, line_batches
+from headgate.cli import submit_lines
+from headgate.cli.submit_lines import MOST_LINES, line_batches
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def test_lines_do_not_depend_on_how_the_input_was_cut(lines: list[bytes], size: 
 
 
 def test_a_line_that_is_too_long_is_told_of_once_and_the_next_one_is_read() -> None:
-    long = b"x" * (input_lines.MOST_LINE_BYTES + 200_000)
+    long = b"x" * (submit_lines.MOST_LINE_BYTES + 200_000)
     with piped([b"{}\n", long, b"\n[2]\n"]) as source:
         lines = [line for batch in line_batches(source) for line in batch]
     assert [line.number for line in lines] == [1, 2, 3]

@@ -39,7 +39,7 @@ INTERRUPTED_AT_THE_END = """
 import asyncio, signal, threading, time
 import headgate.cli.main
 from headgate.__main__ import main
-from headgate.cli.event_loop import loop_factory
+from headgate.cli.main import loop_factory
 
 async def leave_a_thread():
     asyncio.get_running_loop().run_in_executor(None, time.sleep, 0.6)

@@ -13,7 +13,7 @@ import pytest
 
 from client.scripted_server import response, scripted
 from headgate.cli.main import run
-from headgate.core.tasks.retries import Backoff
+from headgate.core.retries import Backoff
 
 NO_TIME = Backoff(base_seconds=0.001, max_seconds=0.002)
 TAKEN = response(
@@ -24,7 +24,7 @@ TAKEN = response(
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("headgate.client.steps._BACKOFF", NO_TIME)
-    monkeypatch.setattr("headgate.cli.submitting.patience.BACKOFF", NO_TIME)
+    monkeypatch.setattr("headgate.cli.submit_lines.BACKOFF", NO_TIME)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "nothing"))
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import click
 import pytest
 
-from headgate.cli.commands.run import run as run_command
 from headgate.cli.main import run as run_headgate
+from headgate.cli.run import run as run_command
 from run_commands import Commands, Ended, ended, no_process_left
 from service.support import running_service
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cli.test_run_cli import HELD, wait_until
-from headgate.cli.commands.run import MOST_AT_ONCE
 from headgate.cli.main import run as run_headgate
+from headgate.cli.run import MOST_AT_ONCE
 from headgate.workflow.config import MAX_CONCURRENCY
 from run_commands import Commands, ended, no_process_left
 
@@ -116,7 +116,7 @@ def test_a_signal_before_the_run_is_shown_says_how_to_go_on(
     def signalled(*_given: object) -> None:
         signal.raise_signal(number)
 
-    monkeypatch.setattr("headgate.cli.running.carrying.local_backend", signalled)
+    monkeypatch.setattr("headgate.cli.run_session.local_backend", signalled)
     monkeypatch.delenv("HEADGATE_BUDGET_URL", raising=False)
     file = str(commands.folder / "one.yaml")
     assert run_headgate(["run", file, "--data", str(commands.data)]) == 130

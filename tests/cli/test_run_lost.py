@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from headgate.databases.sqlite import ReadOnlyReader
-from ledgers.servers import running_valkey
+from budgets.servers import running_valkey
+from headgate.storage.sqlite import ReadOnlyReader
 from run_commands import EXIT_DONE, EXIT_FAILED, Commands, ended, no_process_left
 
 STEPS = """\

@@ -24,17 +24,18 @@ from cli.run_reports import (
     running,
     waiting,
 )
-from headgate.cli.running.pace import Pace
-from headgate.cli.running.progress import (
+from headgate.cli.run_progress import (
     Lines,
     Live,
+    Pace,
     Progress,
+    Screen,
     beginning_text,
+    drawn,
     followed,
     summary_text,
 )
-from headgate.cli.running.screen import Screen, drawn
-from headgate.runs.report import RunReport
+from headgate.workflow.report import RunReport
 
 
 def frame(

@@ -6,12 +6,11 @@ import msgspec
 import pytest
 
 from doc_pages import ROOT
-from headgate.cli.running.carrying import EXIT_CODES
-from headgate.runs.backend import Money, StepTask
-from headgate.runs.dry.dry_run import DryPart, DryRun, DryStop
-from headgate.runs.report import RunReport, RunState, StepRow, StepState, StepSummary
-from headgate.runs.viewing.outputs import StepOutput
-from headgate.runs.viewing.runs import RunSummary
+from headgate.cli.run_session import EXIT_CODES
+from headgate.workflow.backend import Money, StepTask
+from headgate.workflow.dry_run import DryPart, DryRun, DryStop
+from headgate.workflow.report import RunReport, RunState, StepRow, StepState, StepSummary
+from headgate.workflow.run_list import RunSummary, StepOutput
 
 PAGE = (ROOT / "docs/reference/run-cli.md").read_text()
 KINDS: list[type[msgspec.Struct]] = [

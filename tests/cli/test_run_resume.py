@@ -9,7 +9,7 @@ import pytest
 
 from doc_pages import ROOT
 from doc_shells import saved_files, shell_in
-from headgate.runs.kept.folder import RECORD
+from headgate.workflow.run_folder import RECORD
 from run_commands import Commands
 from service.support import running_service
 
@@ -33,7 +33,7 @@ steps:
 ECHO = """
 [targets.echo]
 kind = "callable"
-entry_point = "headgate.executors.echo:echo"
+entry_point = "headgate.executors.callable:echo"
 """
 
 

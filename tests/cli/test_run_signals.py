@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 
-from headgate.cli.running.signals import Interruptions, interruptible
+from headgate.cli.run_session import Interruptions, interruptible
 
 
 class Scene:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from cli.run_reports import BEGAN_AT, SESSION_MONEY, done, failed, report, running, task_of
-from headgate.cli.running.table import (
+from headgate.cli.run_progress import (
     FAILURES_SHOWN,
     end_lines,
     print_end,
@@ -17,8 +17,8 @@ from headgate.cli.running.table import (
     print_rows,
     resume_command,
 )
-from headgate.runs.backend import TaskState
-from headgate.runs.report import RunState, StepRow, StepState
+from headgate.workflow.backend import TaskState
+from headgate.workflow.report import RunState, StepRow, StepState
 
 FOLDER = Path("data/runs/20270115-080000-3fa2")
 RESUME = "headgate run --resume 20270115-080000-3fa2"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from client.scripted_server import response, scripted
-from headgate.cli import times
+from headgate.cli import output
 from headgate.cli.main import run
-from headgate.moments import utc_time
+from headgate.errors import utc_time
 
 NOW = datetime(2027, 1, 15, 8, 0, tzinfo=UTC)
 SOON = NOW + timedelta(hours=4, minutes=12, seconds=20)
@@ -64,7 +64,7 @@ class StoppedClock(datetime):
 
 @pytest.fixture(autouse=True)
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(times, "datetime", StoppedClock)
+    monkeypatch.setattr(output, "datetime", StoppedClock)
 
 
 @pytest.fixture(autouse=True)

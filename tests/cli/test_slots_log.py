@@ -14,9 +14,9 @@ from typing import IO, Any
 import msgspec
 import pytest
 
-from headgate.bodies.slots import LogLine
-from headgate.cli.key_slots.log import line_of
 from headgate.cli.main import run
+from headgate.cli.slots import line_of
+from headgate.core.slots.status import LogLine
 from service.support import environment
 
 PATIENCE_SECONDS = 20.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headgate.cli.main import run
-from headgate.data_lock import hold_directory
+from headgate.storage.data_lock import hold_directory
 from service.fake_providers import fake_provider, requests_of
 from service.support import environment, wait_until
 

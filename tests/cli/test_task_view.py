@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from headgate.cli.output import clock_time
 from headgate.cli.task_view import lines_of
-from headgate.cli.times import clock_time
-from headgate.core.tasks.past_attempts import PastAttempt
-from headgate.core.tasks.records import Progress, TaskRecord, Terms
-from headgate.core.tasks.task import Task, TaskStatus
-from headgate.task_snapshot import exact_moment, snapshot_of, whole_snapshot_of
+from headgate.core.task import PastAttempt, Progress, Task, TaskRecord, TaskStatus, Terms
+from headgate.core.task_view import exact_moment, snapshot_of, whole_snapshot_of
 
 
 def usage_line(*, used: tuple[int, int], assumed: tuple[int, int]) -> str:

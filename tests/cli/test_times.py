@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
-from headgate.cli.times import (
+from headgate.cli.output import (
     countdown,
     duration,
     from_now,

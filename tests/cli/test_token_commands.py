@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from api.fake_tokens import FakeTokens
 from cli.said import Command, Said
+from headgate.cli.connection import PREVIOUS, token_lines, write_token
 from headgate.cli.main import run
-from headgate.cli.places.token_file import PREVIOUS, token_lines, write_token
-from headgate.stores.sqlite import SqliteTaskStore
-from headgate.tokens import Token, read_token
+from headgate.storage.sqlite import SqliteTaskStore
+from headgate.storage.tokens import Token, read_token
 from service.support import ServiceProcess, running_service, wait_until
-from web.fake_tokens import FakeTokens
 
 SETTINGS = """
 [auth]

@@ -125,7 +125,7 @@ def test_with_a_token_that_nobody_knows_it_ends_with_one_line(service: ServicePr
 def test_without_its_package_it_says_which_extra_it_needs() -> None:
     statement = (
         "import asyncio, sys; sys.modules['textual'] = None; "
-        "from headgate.cli.commands.top import shown; "
+        "from headgate.cli.top.command import shown; "
         "asyncio.run(shown('http://127.0.0.1:1', None))"
     )
     done = subprocess.run(

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from headgate import SyncClient
-from headgate.tokens import read_token
+from headgate.storage.tokens import read_token
 from service.support import environment
 
 

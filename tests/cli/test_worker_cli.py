@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from headgate.cli.exit_codes import EXIT_BAD_INPUT
-from headgate.cli.main import run
+from headgate.cli.main import EXIT_BAD_INPUT, run
 
 
 @pytest.mark.parametrize(

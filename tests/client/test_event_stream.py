@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.client.event_stream import Message, MessageReader, event_of, is_last
-from headgate.client.following import Following
 from headgate.client.replies import no_answer
-from headgate.core.tasks.events import EventKind
+from headgate.client.steps import Following, Message, MessageReader, event_of, is_last
+from headgate.core.events import EventKind
 from headgate.errors import NotAllowedError, ServiceUnavailableError
 
 STREAM = (
@@ -51,7 +50,7 @@ def test_a_message_becomes_an_event_and_one_of_an_unknown_kind_is_passed_over() 
 
 
 def test_an_event_without_end_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.client.event_stream.MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr("headgate.client.steps.MAX_MESSAGE_BYTES", 1000)
     reader = MessageReader()
     for _ in range(20):
         reader.feed(b"data: " + b"x" * 50 + b"\n")

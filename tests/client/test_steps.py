@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headgate.bodies.tasks import SubmittedBody
+from headgate.api.schema.tasks import SubmittedBody
 from headgate.client import calls, steps
 from headgate.client.calls import IDEMPOTENCY_KEY, Call
 from headgate.client.replies import Reply, no_answer, not_reached

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from headgate.api.submission import TASK_FIELDS
 from headgate.client.task_fields import TaskFields, camel, task_body
 from headgate.errors import InvalidFieldError
-from headgate.intake.bodies import TASK_FIELDS
 
 NOW = datetime(2027, 1, 15, 8, tzinfo=UTC)
 

@@ -9,7 +9,7 @@ import pytest
 
 from headgate import Agent, AgentState, Project, ProjectStatus, Scheduler, SchedulerState, Task
 from headgate.core.gates import GateClosure
-from headgate.core.holds import (
+from headgate.core.reasons import (
     AgentFull,
     AgentUnavailable,
     BudgetShort,

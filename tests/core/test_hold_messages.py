@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.holds import (
+from headgate.core.reasons import (
     BudgetShort,
     GateClosed,
     Hold,
@@ -13,7 +13,7 @@ from headgate.core.holds import (
     RateLimited,
     WorkersFull,
 )
-from headgate.moments import FAR, utc_time
+from headgate.errors import FAR, utc_time
 
 NEW_YEAR = 1_767_225_600.0
 CLOCK = "2026-01-01 00:00:00 UTC"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.lag import forgiven_lag
+from headgate.core.fair_share import forgiven_lag
 
 HALVES = [0.5, 0.5]
 

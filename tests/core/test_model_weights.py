@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.model_weights import TIER_WEIGHTS, estimate_weight, model_weight
+from headgate.core.load import TIER_WEIGHTS, estimate_weight, model_weight
 from headgate.errors import InvalidSettingError
 
 MODELS = [

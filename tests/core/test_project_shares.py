@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.core.projects import Project
-from headgate.core.shares import shares
+from headgate.core.fair_share import shares
+from headgate.core.snapshot import Project
 
 
 def projects(weights: dict[str, float]) -> list[Project]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.share_ratios import BudgetManager
+from headgate.core.fair_share import BudgetManager
 
 WEIGHTS = st.dictionaries(
     st.sampled_from("abcdefgh"), st.floats(min_value=0.01, max_value=1000), min_size=1

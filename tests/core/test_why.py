@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from desk_model import START, desk_of, queued, taken
+from core.desk_model import START, desk_of, queued, taken
 from headgate.core.budgets.accounts import Refused, Unit
 from headgate.core.budgets.scopes import Scope
-from headgate.core.dispatch.desk import Desk
+from headgate.core.dispatch_state import Desk
 from headgate.core.gates import GateClosure
-from headgate.core.holds import (
+from headgate.core.rate_limits import RateLimit
+from headgate.core.reasons import (
     AgentFull,
     BudgetShort,
     GateClosed,
@@ -24,8 +25,7 @@ from headgate.core.holds import (
     ProjectUnknown,
     RateLimited,
 )
-from headgate.core.projects import Agent, Project, ProjectStatus
-from headgate.core.rate_limits import RateLimit
+from headgate.core.snapshot import Agent, Project, ProjectStatus
 from headgate.core.why import MAX_HOLDERS, Reason, reasons
 
 ONE_AGENT = (Agent(id="a", capacity=9),)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.windows import BUCKETS_PER_WINDOW, SlidingCount, is_expired, seconds_left
+from headgate.core.rate_limits import BUCKETS_PER_WINDOW, SlidingCount, is_expired, seconds_left
 from headgate.errors import InvalidAmountError
 
 WINDOW = 60.0

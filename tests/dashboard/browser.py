@@ -13,10 +13,10 @@ from time import process_time
 from typing import Any
 from urllib.parse import urlencode
 
-from administration.running import running
-from headgate.web.app import App
-from headgate.wiring import Service
-from web.asgi_client import Response, answer_of
+from api.asgi_client import Response, answer_of
+from config.running import running
+from headgate.api.app import App
+from headgate.app import Service
 
 HOST_PREFIX = "__Host-"
 WAIT_SECONDS = 30.0

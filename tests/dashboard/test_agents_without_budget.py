@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from api.asgi_client import answer_of
 from dashboard.browser import Browser, serving, submit, text_of
 from dashboard.test_login import LOCKED, token_of
-from headgate.tokens import Bounds
-from web.asgi_client import answer_of
+from headgate.storage.tokens import Bounds
 
 NAMES = ("Lead Reviewer", "a/b", "ü", ".hidden")
 every_name = pytest.mark.parametrize("name", NAMES)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from headgate.bodies.slots import SlotBody
-from headgate.dashboard.shown import attention
-from headgate.dashboard.shown.attention import MAX_BUDGETS, MAX_NOTICES, Notice, worst_first
-from headgate.scope_status import ScopeStatus
+from headgate.budgets.status import ScopeStatus
+from headgate.core.slots.status import SlotBody
+from headgate.dashboard import overview
+from headgate.dashboard.overview import MAX_BUDGETS, MAX_NOTICES, Notice, worst_first
 
 LATER = datetime(2026, 11, 15, 21, 0, tzinfo=UTC)
 
@@ -85,14 +85,14 @@ def test_a_budget_is_as_full_as_its_tighter_limit(
 def test_a_budget_is_told_of_from_the_share_of_alerts_on(
     left: int, tone: str | None, words: str
 ) -> None:
-    found = list(attention.of_budgets(scope(limit_tokens=100, remaining_tokens=left)))
+    found = list(overview.of_budgets(scope(limit_tokens=100, remaining_tokens=left)))
     assert [(one.tone, one.text) for one in found] == ([] if tone is None else [(tone, words)])
 
 
 def test_very_many_budgets_leave_room_for_everything_else() -> None:
     full = {"limit_micro_usd": 100, "remaining_micro_usd": 0}
     children = [scope(f"run:{number}", **full) for number in range(20)]
-    found = list(attention.of_budgets(scope("", children=children)))
+    found = list(overview.of_budgets(scope("", children=children)))
     assert len(found) == MAX_BUDGETS + 1
     assert (found[-1].title, found[-1].href) == ("12 more budgets are used up", "/ui/budgets")
     assert found[-1].tone == "bad"
@@ -100,7 +100,7 @@ def test_very_many_budgets_leave_room_for_everything_else() -> None:
 
 def test_a_budget_within_another_is_told_of_too_and_has_its_page() -> None:
     inner = scope("session:s/task:a b", limit_tokens=1, remaining_tokens=0, resets_at=5)
-    (notice,) = attention.of_budgets(scope("session:s", children=(inner,)))
+    (notice,) = overview.of_budgets(scope("session:s", children=(inner,)))
     assert notice.name == "session:s/task:a b"
     assert notice.href == "/ui/budgets?scope=session%3As%2Ftask%3Aa%20b"
     assert (notice.until_word, notice.until) == ("Next frees room", 5)
@@ -139,7 +139,7 @@ def test_a_budget_within_another_is_told_of_too_and_has_its_page() -> None:
 def test_a_slot_is_told_of_when_its_tasks_wait_or_nothing_is_known(
     fields: dict[str, Any], tone: str | None, text: str
 ) -> None:
-    found = list(attention.of_slots([slot(**fields)]))
+    found = list(overview.of_slots([slot(**fields)]))
     assert [(one.tone, one.text) for one in found] == ([] if tone is None else [(tone, text)])
 
 
@@ -153,13 +153,13 @@ def test_a_slot_is_told_of_when_its_tasks_wait_or_nothing_is_known(
     ],
 )
 def test_webhooks_that_nobody_took_are_counted(dead: int, is_more: bool, title: str | None) -> None:
-    found = list(attention.of_webhooks(dead, is_more=is_more))
+    found = list(overview.of_webhooks(dead, is_more=is_more))
     assert [one.title for one in found] == ([] if title is None else [title])
 
 
 def test_one_webhook_is_told_of_as_one() -> None:
-    (one,) = attention.of_webhooks(1, is_more=False)
-    (many,) = attention.of_webhooks(1, is_more=True)
+    (one,) = overview.of_webhooks(1, is_more=False)
+    (many,) = overview.of_webhooks(1, is_more=True)
     assert one.text.startswith("Its receiver")
     assert many.text.startswith("No receiver took them")
 

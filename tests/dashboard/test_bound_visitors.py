@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from api.asgi_client import answer_of
 from dashboard.browser import Browser, serving, submit, text_of
 from dashboard.test_login import token_of
 from dashboard.test_webhooks_page import ALLOWED, NOWHERE, end
-from headgate.dashboard.shown.reachable import scope_href
-from headgate.deliveries import message_id
-from headgate.tokens import UNBOUND, Bounds, Permission
-from headgate.web.entrance import EntranceRules
-from web.asgi_client import answer_of
+from headgate.api.auth import EntranceRules
+from headgate.dashboard.lists import scope_href
+from headgate.storage.delivery_contract import message_id
+from headgate.storage.tokens import UNBOUND, Bounds, Permission
 
 SETTINGS = """
 [projects.default]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from headgate.budgets.status import ScopeStatus
 from headgate.core.budgets.burn_rate import BurnRate
 from headgate.core.budgets.scopes import Scope
-from headgate.dashboard.shown.budget_rows import ScopeRow
-from headgate.scope_status import ScopeStatus
+from headgate.dashboard.budgets import ScopeRow
 
 OUTER, INNER = "project:p", "project:p/session:s"
 Left = tuple[int | None, int | None]

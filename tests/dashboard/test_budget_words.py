@@ -9,7 +9,7 @@ import pytest
 
 from dashboard.test_attention import scope
 from headgate.core.budgets.burn_rate import BurnRate
-from headgate.dashboard.shown.budget_words import Ending, bars_of, ending, rate_words
+from headgate.dashboard.budgets import Ending, bars_of, ending, rate_words
 
 USD = 1_000_000
 STEADY = BurnRate(micro_usd_per_hour=USD, measured_seconds=600, is_steady=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from api.asgi_client import Response, answer_of
 from dashboard.browser import Browser, quickest, serving, submit, text_of, until
 from dashboard.test_login import logged_in, token_of
-from headgate.tokens import Bounds
-from headgate.web.app import App
-from web.asgi_client import Response, answer_of
+from headgate.api.app import App
+from headgate.storage.tokens import Bounds
 
 BUDGETS = """
 [budgets.root]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dashboard.browser import Browser, serving, submit, text_of
-from headgate.dashboard.pages import bulk_tasks
-from headgate.stores.looking import looking_back
+from headgate.dashboard import tasks
+from headgate.storage import queries
 
 PAUSED = '[projects.default]\nstatus = "paused"\n'
 
@@ -18,8 +18,8 @@ PAUSED = '[projects.default]\nstatus = "paused"\n'
 async def test_where_none_was_found_in_time_a_person_counts_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_tasks, "COUNT_SECONDS", 0.0)
-    monkeypatch.setattr(looking_back, "MAX_READ_ROWS", 2)
+    monkeypatch.setattr(tasks, "COUNT_SECONDS", 0.0)
+    monkeypatch.setattr(queries, "MAX_READ_ROWS", 2)
     async with serving(tmp_path, PAUSED) as (_, app):
         await submit(app, labels={"kind": "rare"})
         for _ in range(4):
@@ -44,8 +44,8 @@ async def test_where_none_was_found_in_time_a_person_counts_further(
 async def test_a_count_that_came_to_the_end_says_that_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_tasks, "COUNT_SECONDS", 0.0)
-    monkeypatch.setattr(looking_back, "MAX_READ_ROWS", 1)
+    monkeypatch.setattr(tasks, "COUNT_SECONDS", 0.0)
+    monkeypatch.setattr(queries, "MAX_READ_ROWS", 1)
     async with serving(tmp_path, PAUSED) as (_, app):
         oldest = await submit(app)
         await submit(app)

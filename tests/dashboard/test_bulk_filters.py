@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dashboard.browser import Browser, serving, submit
-from headgate.bodies.admin import TaskFilterBody
-from headgate.dashboard.shown.task_filters import TEXTS, Filters
-from headgate.web.handlers.bulk import LIVE
+from headgate.api.schema.admin import TaskFilterBody
+from headgate.api.tasks import LIVE
+from headgate.dashboard.tasks import TEXTS, Filters
 
 PAUSED = '[projects.default]\nstatus = "paused"\n'
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

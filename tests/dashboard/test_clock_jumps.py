@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from administration.running import WORK, running
+from config.running import WORK, running
 from dashboard.browser import Browser, text_of
-from headgate.core.texts.figures import ago, coming
+from headgate.core.text import ago, coming
 
 HOUR_SECONDS = 3_600
 TOML = (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dashboard.browser import Browser, serving
-from headgate.dashboard.headers import takes_gzip
+from headgate.dashboard.page import takes_gzip
 from headgate.dashboard.static_files import PREFIX
 
 ADDRESSES = ("/ui/tasks", f"{PREFIX}headgate.css", "/ui/history")

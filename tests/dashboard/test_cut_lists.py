@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dashboard.browser import Browser, serving, submit, text_of
-from headgate.dashboard.shown.named_lists import ROWS
+from headgate.dashboard.lists import ROWS
 
 HELD = '[projects.default]\nstatus = "paused"\n'
 

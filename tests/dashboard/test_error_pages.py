@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from api.asgi_client import Client
 from dashboard.browser import Browser, text_of
+from headgate.api.errors import CODES, Refusal
 from headgate.dashboard.dashboard import Dashboard
-from headgate.dashboard.headers import CONTENT_SECURITY_POLICY
-from headgate.dashboard.pages.errors import error_page
+from headgate.dashboard.errors import error_page
+from headgate.dashboard.page import CONTENT_SECURITY_POLICY
 from headgate.errors import StoreUnavailableError
-from headgate.task_query import TaskPage, TaskQuery
-from headgate.web.refusals import CODES, Refusal
-from web.asgi_client import Client
+from headgate.storage.store import TaskPage, TaskQuery
 
 
 @pytest.fixture

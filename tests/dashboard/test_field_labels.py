@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboard.browser import Browser, serving, text_of
-from headgate.dashboard.form_fields import float_of, integer_of
-from headgate.dashboard.page import Form
-from headgate.dashboard.shown.field_labels import (
+from headgate.api.errors import Refusal, invalid_field
+from headgate.api.submission import identifier
+from headgate.dashboard.forms import (
     AGENT_FIELDS,
     BUDGET_FIELDS,
     FILTER_FIELDS,
@@ -21,11 +21,12 @@ from headgate.dashboard.shown.field_labels import (
     SETTINGS_FIELDS,
     TOKEN_FIELDS,
     WEBHOOK_FIELDS,
+    float_of,
+    integer_of,
     told,
 )
+from headgate.dashboard.page import Form
 from headgate.errors import InvalidFieldError, InvalidSettingError
-from headgate.intake.fields import identifier
-from headgate.web.refusals import Refusal, invalid_field
 
 SETTINGS = "[projects.search]\n[agents.writer]\n"
 ON_NO_FORM = {"status", "state", "permissions", "reset"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.dashboard.shown import formats
+from headgate.dashboard import formats
 
 
 def test_long_texts_are_cut_and_strange_ones_written_out() -> None:

@@ -8,18 +8,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from api.asgi_client import Client, scope_of
+from api.fake_engine import Health
 from dashboard.browser import WAIT_SECONDS, Browser, serving, submit
 from dashboard.test_login import LOCKED, token_of
 from dashboard.test_slots_page import with_slots
+from headgate.api.app import App
+from headgate.api.callers import LOCAL
+from headgate.api.http.request import Request
 from headgate.dashboard import live
 from headgate.dashboard.live import MAX_STREAMS, MAX_STREAMS_PER_CALLER, Live, Seen, changes, look
 from headgate.dashboard.page import View
 from headgate.errors import NotDispatchingError
-from headgate.web.app import App
-from headgate.web.callers import LOCAL
-from headgate.web.http.requests import Request
-from web.asgi_client import Client, scope_of
-from web.fake_engine import Health
 
 CHANGED = b"event: changed\ndata:\n\n"
 

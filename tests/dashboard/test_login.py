@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from api.asgi_client import answer_of
 from dashboard.browser import Browser, serving, submit, text_of
-from headgate.dashboard.page_entrance import local_path
-from headgate.dashboard.pages.login import MAX_TRIES, TRIES_SECONDS, Tries
-from headgate.tokens import PERMISSIONS, UNBOUND, Bounds, Permission, new_token
-from headgate.wiring import Service
-from web.asgi_client import answer_of
+from headgate.app import Service
+from headgate.dashboard.login import MAX_TRIES, TRIES_SECONDS, Tries
+from headgate.dashboard.session import local_path
+from headgate.storage.tokens import PERMISSIONS, UNBOUND, Bounds, Permission, new_token
 
 LOCKED = "[auth]\nrequired = true\n"
 

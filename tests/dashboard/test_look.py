@@ -8,13 +8,13 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from headgate.bodies.slots import SlotState
-from headgate.bodies.tasks import TokenBody
-from headgate.core.projects import ProjectStatus, Standing
-from headgate.core.tasks.task import TaskStatus
+from headgate.api.schema.tasks import TokenBody
+from headgate.core.slots.status import SlotState
+from headgate.core.snapshot import ProjectStatus, Standing
+from headgate.core.task import TaskStatus
 from headgate.dashboard.rendering import Rendering
 from headgate.dashboard.static_files import StaticFiles
-from headgate.deliveries import DeliveryState
+from headgate.storage.delivery_contract import DeliveryState
 
 PAGES = Path(__file__).parents[2] / "src/headgate/dashboard"
 TEMPLATES = PAGES / "templates"

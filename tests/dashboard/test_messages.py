@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from api.asgi_client import Response, scope_of
 from dashboard.browser import Browser, serving, submit, text_of
-from headgate.dashboard.cookies import MAX_WAITING, Cookies
-from headgate.web.http.requests import Request
-from web.asgi_client import Response, scope_of
+from headgate.api.http.request import Request
+from headgate.dashboard.session import MAX_WAITING, Cookies
 
 HELD = '[projects.default]\nstatus = "paused"\n[projects.other]\n'
 DONE = '<p class="flash good"'

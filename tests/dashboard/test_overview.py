@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from api.asgi_client import Client, answer_of
+from api.fake_engine import Health
 from dashboard.browser import Browser, serving, submit, text_of, until
 from dashboard.test_webhooks_page import ALLOWED, end, file
+from headgate.config.settings import DashboardMode
 from headgate.core.money import MICRO_PER_USD
 from headgate.dashboard.dashboard import Dashboard
-from headgate.dashboard.pages.overview import DAY_SECONDS
-from headgate.runtime.looking.history import Step
-from headgate.settings.sections import DashboardMode
-from web.asgi_client import Client, answer_of
-from web.fake_engine import Health
+from headgate.dashboard.overview import DAY_SECONDS
+from headgate.engine.history import Step
 
 PAUSED = """
 [projects.search]

@@ -8,14 +8,14 @@ from posixpath import normpath
 
 import pytest
 
+from api.asgi_client import scope_of
 from dashboard.browser import Browser, serving, submit, text_of
 from dashboard.test_login import LOCKED, token_of
 from dashboard.test_slots_page import with_slots
+from headgate.api.callers import LOCAL
+from headgate.api.http.request import Request
 from headgate.dashboard.page import View
-from headgate.tokens import Permission
-from headgate.web.callers import LOCAL
-from headgate.web.http.requests import Request
-from web.asgi_client import scope_of
+from headgate.storage.tokens import Permission
 
 HELD = '[projects.default]\nstatus = "paused"\n'
 OWN_PAGES: tuple[tuple[Permission, str], ...] = (

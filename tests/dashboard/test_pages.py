@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from api.asgi_client import answer_of
 from dashboard.browser import Browser, serving, submit, without_form_numbers
-from headgate.dashboard.headers import CONTENT_SECURITY_POLICY
-from headgate.dashboard.routes import ROUTES
+from headgate.dashboard.dashboard import ROUTES
+from headgate.dashboard.page import CONTENT_SECURITY_POLICY
 from service.support import running_service
-from web.asgi_client import answer_of
 
 PAGES = (
     "/",

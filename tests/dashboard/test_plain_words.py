@@ -8,9 +8,9 @@ from typing import get_args
 
 import pytest
 
-from headgate.bodies.slots import LimitBody, LogPhase
 from headgate.core.budgets.reservations import Call
-from headgate.dashboard.shown.plain_words import (
+from headgate.core.slots.status import LimitBody, LogPhase
+from headgate.dashboard.formats import (
     BOOKINGS,
     DELIVERIES,
     LOG_ACTIONS,
@@ -18,10 +18,10 @@ from headgate.dashboard.shown.plain_words import (
     limit_words,
     said,
 )
-from headgate.deliveries import DeliveryState
-from headgate.runtime.key_slots.wake_sending import ACTIONS
+from headgate.engine.slots.loops import ACTIONS
+from headgate.storage.delivery_contract import DeliveryState
 
-RUNTIME = Path(__file__).parents[2] / "src/headgate/runtime"
+ENGINE = Path(__file__).parents[2] / "src/headgate/engine"
 
 
 def test_every_name_of_a_closed_list_has_its_words() -> None:
@@ -31,7 +31,7 @@ def test_every_name_of_a_closed_list_has_its_words() -> None:
 
 
 def test_everything_that_is_logged_of_a_slot_has_its_words() -> None:
-    sources = "".join(path.read_text() for path in RUNTIME.rglob("*.py"))
+    sources = "".join(path.read_text() for path in ENGINE.rglob("*.py"))
     events = re.findall(r'trail\.event\(\s*"([a-z.-]+)"', sources)
     polls = re.findall(r'"([a-z]+-(?:quota-poll|precheck))"', sources)
     assert len(events) > 10

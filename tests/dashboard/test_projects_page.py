@@ -8,13 +8,13 @@ from urllib.parse import quote
 
 import pytest
 
+from api.asgi_client import answer_of
 from dashboard.browser import Browser, quickest, serving, submit, text_of, until
 from dashboard.test_login import logged_in, token_of
-from headgate.store import Totals
-from headgate.tokens import Bounds
-from headgate.web.app import App
-from headgate.web.handlers import lanes
-from web.asgi_client import answer_of
+from headgate.api import status
+from headgate.api.app import App
+from headgate.storage.store import Totals
+from headgate.storage.tokens import Bounds
 
 PROJECTS = """
 [projects.search]
@@ -330,7 +330,7 @@ async def test_500_lanes_are_bounded_and_quick(tmp_path: Path) -> None:
 async def test_lanes_are_found_however_many_others_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "MAX_LANES", 3)
+    monkeypatch.setattr(status, "MAX_LANES", 3)
     async with serving(tmp_path, f'{PROJECTS}[projects.last]\nstatus = "paused"\n') as (_, app):
         for number in range(30):
             await submit(app, projectId="evals", agentId=f"agent-{number}")

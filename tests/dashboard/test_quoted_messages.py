@@ -12,7 +12,7 @@ GUIDE = (ROOT / "docs/how-to/use-the-dashboard.md").read_text()
 ROWS = re.findall(r"^\| \*(.+?)\*.* \|", GUIDE, re.MULTILINE)
 SOURCES = [
     path.read_text()
-    for folder in ("dashboard", "web")
+    for folder in ("dashboard", "api")
     for path in (ROOT / "src/headgate" / folder).rglob("*")
     if path.suffix in (".py", ".html")
 ]

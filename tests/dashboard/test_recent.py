@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dashboard.browser import Browser, serving, until, without_form_numbers
-from headgate.dashboard import recent
-from headgate.dashboard.recent import MAX_KEPT, Recent
+from headgate.dashboard import page
+from headgate.dashboard.page import MAX_KEPT, Recent
 from headgate.errors import StoreUnavailableError
 
 
@@ -98,7 +98,7 @@ async def test_nothing_is_kept_beyond_the_second_in_which_pages_are_told_of_chan
 async def test_what_is_old_is_let_go_though_nobody_asks_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recent, "FRESH_SECONDS", 0.01)
+    monkeypatch.setattr(page, "FRESH_SECONDS", 0.01)
     kept = Recent[Maker]()
 
     async def make() -> Maker:
@@ -113,7 +113,7 @@ async def test_what_is_old_is_let_go_though_nobody_asks_again(
 
 
 async def test_what_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "MAKE_SECONDS", 0.01)
+    monkeypatch.setattr(page, "MAKE_SECONDS", 0.01)
     with pytest.raises(StoreUnavailableError, match="did not come in time"):
         await Recent[int]().get("key", Maker())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dashboard.browser import Browser, serving, text_of
 from dashboard.test_login import LOCKED, token_of
-from headgate.wiring import Service
+from headgate.app import Service
 
 PREFIX = "__Host-"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dashboard.browser import Browser, serving, submit, text_of
+from headgate.dashboard.forms import KEPT_SECONDS, MAX_KEPT, SentForms
 from headgate.dashboard.page import Done, Form, Page
-from headgate.dashboard.sent_forms import KEPT_SECONDS, MAX_KEPT, SentForms
 
 HELD = '[projects.default]\nstatus = "paused"\n'
 DONE = Done(to="/ui/tasks/new", said="this is the new task.")

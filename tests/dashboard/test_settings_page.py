@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from api.asgi_client import answer_of
 from dashboard.browser import Browser, serving, text_of
 from dashboard.test_login import LOCKED, token_of
-from headgate.audit import SIGNAL
-from headgate.dashboard.pages.audit import PAGE_ROWS
-from headgate.tokens import Bounds
-from web.asgi_client import answer_of
+from headgate.dashboard.audit import PAGE_ROWS
+from headgate.storage.audit import SIGNAL
+from headgate.storage.tokens import Bounds
 
 PAGES = ("/ui/settings", "/ui/settings?all=yes", "/ui/settings/audit", "/ui/settings/tokens")
 OTHER_PAGES = ("/", "/ui/tasks", "/ui/projects", "/ui/budgets", "/ui/slots", "/ui/webhooks")

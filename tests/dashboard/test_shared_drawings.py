@@ -12,14 +12,13 @@ import pytest
 
 from dashboard.browser import Browser, serving
 from dashboard.test_login import LOCKED, token_of
-from headgate.dashboard.dashboard import drawing_key
+from headgate.api.api import Api
+from headgate.api.callers import Caller
+from headgate.api.http.request import Request
+from headgate.dashboard.dashboard import ROUTES, drawing_key
 from headgate.dashboard.page import Page, PageRoute, View
 from headgate.dashboard.rendering import Rendering
-from headgate.dashboard.routes import ROUTES
-from headgate.tokens import Bounds
-from headgate.web.api import Api
-from headgate.web.callers import Caller
-from headgate.web.http.requests import Request
+from headgate.storage.tokens import Bounds
 
 ONE = Caller(name="anna", token_id="1", permissions=frozenset({"read"}))
 BY_PATH = {(route.method, route.path): route for route in ROUTES}

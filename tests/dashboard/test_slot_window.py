@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dashboard.test_attention import slot
-from headgate.bodies.slots import LimitBody
-from headgate.dashboard.shown.slot_window import window_of
+from headgate.core.slots.status import LimitBody
+from headgate.dashboard.slots import window_of
 
 NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
 

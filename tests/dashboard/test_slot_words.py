@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dashboard.test_attention import slot
-from headgate.bodies.slots import NextWakeBody
-from headgate.dashboard.shown.slot_words import (
+from headgate.core.slots.status import NextWakeBody
+from headgate.dashboard.formats import (
     SlotBar,
     bar_of,
     next_wake_words,

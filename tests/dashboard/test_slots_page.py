@@ -12,12 +12,12 @@ import pytest
 
 from dashboard.browser import Browser, serving, text_of, until
 from dashboard.test_login import LOCKED, token_of
-from headgate.dashboard.shown.named_lists import ROWS
-from headgate.dashboard.shown.slot_window import HOUR_SECONDS
+from headgate.api.app import App
+from headgate.app import Service
+from headgate.dashboard.lists import ROWS
+from headgate.dashboard.slots import HOUR_SECONDS
+from headgate.storage.tokens import Bounds
 from headgate.testing.fake_provider import FakeProvider
-from headgate.tokens import Bounds
-from headgate.web.app import App
-from headgate.wiring import Service
 
 KEY = "zk-canary-of-the-slot"
 NAME = "<b>a/b</b> \N{HEBREW LETTER ALEF}"

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from api.asgi_client import Client, answer_of
+from api.fake_engine import Health
+from budgets.servers import PostgresServer, ValkeyServer
 from dashboard.browser import Browser, serving, submit, text_of, until
+from headgate.api.app import App
 from headgate.dashboard.dashboard import Dashboard
-from headgate.deliveries import DeliveryPage, DeliveryQuery
 from headgate.errors import StoreUnavailableError
-from headgate.store import Totals
-from headgate.web.app import App
-from ledgers.servers import PostgresServer, ValkeyServer
-from web.asgi_client import Client, answer_of
-from web.fake_engine import Health
+from headgate.storage.delivery_contract import DeliveryPage, DeliveryQuery
+from headgate.storage.store import Totals
 
 SETTINGS = """
 [projects.search]
@@ -129,7 +129,7 @@ async def test_the_notice_does_not_wait_for_the_node_to_find_out(client: Client)
 async def test_a_store_that_neither_answers_nor_fails_does_not_hold_the_overview_up(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.dashboard.pages.overview.ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr("headgate.dashboard.overview.ANSWER_SECONDS", 0.01)
     client.engine.failure = None
     never = asyncio.Event()
 
@@ -146,7 +146,7 @@ async def test_a_store_that_neither_answers_nor_fails_does_not_hold_the_overview
 async def test_webhooks_that_come_too_late_are_told_as_unknown_and_not_as_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.dashboard.pages.overview.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("headgate.dashboard.overview.ANSWER_SECONDS", 0.2)
     unknown = "Whether webhooks were given up is not known now"
     async with serving(tmp_path) as (service, app):
         assert unknown not in await overview(app)

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from dashboard.test_task_page import record_of
-from headgate.core.tasks.records import Progress, TaskRecord, Terms
-from headgate.core.tasks.task import Task, TaskStatus
-from headgate.dashboard.shown.task_cost import CostRow, EstimateBar, cost_rows, estimate_bars
+from headgate.core.task import Progress, Task, TaskRecord, TaskStatus, Terms
+from headgate.dashboard.task import CostRow, EstimateBar, cost_rows, estimate_bars
 
 Row = tuple[str, int | None, int | None, str]
 

@@ -10,18 +10,30 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from administration.running import WORK
+from api.asgi_client import answer_of
+from config.running import WORK
 from dashboard.browser import Browser, serving, submit, text_of, until
-from headgate.core.tasks.past_attempts import PastAttempt
-from headgate.core.tasks.records import MAX_LOSSES, Progress, Submission, TaskRecord, Terms
-from headgate.core.tasks.task import Task, TaskStatus
-from headgate.dashboard.pages.task import MAX_BLOCK, block_of
-from headgate.dashboard.shown.task_curl import MAX_BODY_BYTES, curl_of
-from headgate.dashboard.shown.task_timeline import attempts_text, timeline
-from headgate.deliveries import Delivery, DeliveryState
+from headgate.api.app import App
+from headgate.core.task import (
+    MAX_LOSSES,
+    PastAttempt,
+    Progress,
+    Submission,
+    Task,
+    TaskRecord,
+    TaskStatus,
+    Terms,
+)
+from headgate.dashboard.task import (
+    MAX_BLOCK,
+    MAX_BODY_BYTES,
+    attempts_text,
+    block_of,
+    curl_of,
+    timeline,
+)
 from headgate.errors import LedgerUnavailableError
-from headgate.web.app import App
-from web.asgi_client import answer_of
+from headgate.storage.delivery_contract import Delivery, DeliveryState
 
 HELD = '[projects.default]\nstatus = "paused"\n'
 SCRIPT = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"

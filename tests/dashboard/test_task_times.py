@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.tasks.past_attempts import PastAttempt
-from headgate.core.tasks.records import Progress, TaskRecord
-from headgate.core.tasks.task import Task, TaskStatus
-from headgate.dashboard.pages.tasks import row_of
+from headgate.core.task import PastAttempt, Progress, Task, TaskRecord, TaskStatus
+from headgate.dashboard.tasks import row_of
 
 BEFORE = PastAttempt(attempt=1, started_at=110.0, ended_at=150.0)
 FIRST = Progress(attempt=1, started_at=110.0)

@@ -9,19 +9,18 @@ from urllib.parse import quote
 
 import pytest
 
+from api.asgi_client import answer_of
 from dashboard.browser import Browser, serving, submit, text_of
 from dashboard.test_login import token_of
-from headgate.core.tasks.task import TaskStatus
+from headgate.api.app import App
+from headgate.api.auth import EntranceRules
+from headgate.api.tasks import LIVE
+from headgate.core.task import TaskStatus
+from headgate.dashboard import tasks
 from headgate.dashboard.page import Form
-from headgate.dashboard.pages.bulk_tasks import CANCEL, RETRY, Work, effect_of
-from headgate.dashboard.shown import task_filters
-from headgate.dashboard.shown.task_filters import Filters, filters_of
-from headgate.stores.looking import looking_back
-from headgate.tokens import Bounds
-from headgate.web.app import App
-from headgate.web.entrance import EntranceRules
-from headgate.web.handlers.bulk import LIVE
-from web.asgi_client import answer_of
+from headgate.dashboard.tasks import CANCEL, RETRY, Filters, Work, effect_of, filters_of
+from headgate.storage import queries
+from headgate.storage.tokens import Bounds
 
 HELD = """
 [projects.default]
@@ -161,7 +160,7 @@ async def test_a_time_at_the_edge_is_looked_for_or_refused(
 async def test_pages_lead_to_older_tasks_and_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_filters, "PAGE_ROWS", 2)
+    monkeypatch.setattr(tasks, "PAGE_ROWS", 2)
     async with serving(tmp_path, HELD) as (_, app):
         made = [await submit(app) for _ in range(5)][::-1]
         browser, url, seen = Browser(app), "/ui/tasks?state=queued", []
@@ -194,14 +193,14 @@ def test_the_way_back_is_bounded() -> None:
         filters = filters_of(
             Form({name: [value.replace("%2C", ",")] for name, value in pairs.items()})
         )
-    assert len(filters.via) == task_filters.MAX_VIA
+    assert len(filters.via) == tasks.MAX_VIA
 
 
 async def test_a_search_that_finds_little_says_how_far_it_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking_back, "MAX_READ_ROWS", 2)
-    monkeypatch.setattr("headgate.dashboard.pages.tasks.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(queries, "MAX_READ_ROWS", 2)
+    monkeypatch.setattr("headgate.dashboard.tasks.LOOK_SECONDS", 0.0)
     async with serving(tmp_path, HELD) as (_, app):
         oldest = await submit(app, action="needle")
         for _ in range(3):
@@ -218,8 +217,8 @@ async def test_a_search_that_finds_little_says_how_far_it_came(
 async def test_a_search_goes_on_while_there_is_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking_back, "MAX_READ_ROWS", 2)
-    monkeypatch.setattr("headgate.dashboard.pages.tasks.LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(queries, "MAX_READ_ROWS", 2)
+    monkeypatch.setattr("headgate.dashboard.tasks.LOOK_SECONDS", 60.0)
     async with serving(tmp_path, HELD) as (_, app):
         oldest = await submit(app, action="needle")
         for _ in range(5):

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from api.asgi_client import answer_of
 from dashboard.browser import Browser, serving
-from headgate.web.app import App
-from web.asgi_client import answer_of
+from headgate.api.app import App
 
 SETTINGS = """
 [projects.beta]

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from api.fake_tokens import Door, FakeTokens
 from dashboard.browser import Browser, text_of
 from headgate.dashboard.dashboard import Dashboard
 from headgate.errors import StoreUnavailableError
-from headgate.tokens import KeptToken
-from web.fake_tokens import Door, FakeTokens
+from headgate.storage.tokens import KeptToken
 
 TOKEN = "headgate_token"
 LOG_IN = 'href="/ui/login"'

@@ -13,13 +13,13 @@ import pytest
 
 from dashboard.browser import Browser, serving, submit, text_of, until
 from dashboard.test_login import LOCKED, token_of
-from headgate.bodies.webhooks import DeliveryBody
-from headgate.dashboard.pages.webhooks import PAGE_ROWS, answer_words
-from headgate.dashboard.shown.plain_words import unheard_words
-from headgate.deliveries import Alert, DeliveryState, TryOutcome, message_id
-from headgate.web.app import App
-from headgate.web.handlers.webhooks import one_webhook
-from headgate.wiring import Service
+from headgate.api.app import App
+from headgate.api.schema.admin import DeliveryBody
+from headgate.api.webhooks import one_webhook
+from headgate.app import Service
+from headgate.dashboard.formats import unheard_words
+from headgate.dashboard.webhooks import PAGE_ROWS, answer_words
+from headgate.storage.delivery_contract import Alert, DeliveryState, TryOutcome, message_id
 
 ALLOWED = '[webhooks]\nallow = ["127.0.0.1"]\n'
 NOWHERE = "http://127.0.0.1:9/hook?key=canary-of-the-query"

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from headgate.core.tasks.outcomes import Failed, Limited, Outcome, Succeeded
-from headgate.core.tasks.records import Submission
-from headgate.executor import Executor, WorkOrder
+from headgate.core.lifecycle import Failed, Limited, Outcome, Succeeded
+from headgate.core.task import Submission
 from headgate.executors.build import build_executor
+from headgate.executors.executor import Executor, WorkOrder
 from headgate.executors.targets import Target
 from headgate.providers.prices import Price, PriceList
 from headgate.testing import VirtualClock

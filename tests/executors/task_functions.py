@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from executors.orders import CHAT
-from headgate.core.tasks.outcomes import Limited, Succeeded
-from headgate.executors.order_view import OrderView
+from headgate.core.lifecycle import Limited, Succeeded
+from headgate.executors.executor import OrderView
 
 WHO = contextvars.ContextVar("WHO", default="nobody")
 RELEASED = threading.Event()

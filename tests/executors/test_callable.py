@@ -10,7 +10,7 @@ import pytest
 
 from executors import task_functions
 from executors.orders import CHAT, failure_of, opened, order, pause_of, result_of
-from headgate.core.tasks.outcomes import UNKNOWN_USAGE, Outcome, Succeeded, Usage
+from headgate.core.lifecycle import UNKNOWN_USAGE, Outcome, Succeeded, Usage
 from headgate.errors import InvalidSettingError
 from headgate.executors.build import build_executor
 from headgate.executors.targets import ECHO, CallableTarget

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 
 from executors.orders import CHAT, failure_of, opened, order, result_of
-from headgate.core.tasks.outcomes import NOTHING_USED, UNKNOWN_USAGE, Succeeded, Usage
+from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Succeeded, Usage
 from headgate.errors import InvalidSettingError
-from headgate.executor import Executor
 from headgate.executors.build import build_executor
+from headgate.executors.executor import Executor
 from headgate.executors.targets import MAX_RESULT_BYTES, CommandTarget
 from headgate.testing import VirtualClock
 
@@ -348,8 +348,8 @@ async def test_a_child_does_not_outlive_a_service_that_is_killed(fifo: Path) -> 
 import asyncio
 from headgate.executors.build import build_executor
 from headgate.executors.targets import CommandTarget
-from headgate.executor import WorkOrder
-from headgate.core.tasks.records import Submission
+from headgate.executors.executor import WorkOrder
+from headgate.core.task import Submission
 
 async def main():
     target = CommandTarget(command=("sh", "-c", "echo $$ > {fifo}; exec sleep 1000"))

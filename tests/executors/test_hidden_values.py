@@ -12,9 +12,9 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from executors.orders import failure_of, opened, order
-from headgate.executors.capture import TAIL_BYTES
-from headgate.executors.environment import Environment
+from headgate.executors.command import TAIL_BYTES
 from headgate.executors.targets import CommandTarget
+from headgate.executors.templates import Environment
 
 PATH = {"PATH": os.environ["PATH"]}
 SECRET = 'TOPsec\\"q/ret%é 1234567890abcdefgh'

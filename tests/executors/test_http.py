@@ -15,11 +15,11 @@ import pytest
 
 from executors.endpoint import Seen, free_port, reply, reply_json, running_endpoint
 from executors.orders import CHAT, failure_of, opened, order, pause_of, result_of
-from headgate.core.tasks.outcomes import NOTHING_USED, UNKNOWN_USAGE, Limited, Usage
+from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Limited, Usage
 from headgate.errors import InvalidSettingError
 from headgate.executors.build import build_executor
 from headgate.executors.targets import HttpTarget, Resolver
-from headgate.http_headers import retry_after_seconds
+from headgate.providers.http_headers import retry_after_seconds
 from headgate.testing import VirtualClock
 
 NOW = VirtualClock()()

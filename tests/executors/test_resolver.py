@@ -8,8 +8,8 @@ import pytest
 
 from executors.endpoint import Endpoint, Seen, free_port, reply, reply_json, running_endpoint
 from executors.orders import failure_of, opened, order, result_of
-from headgate.core.tasks.outcomes import NOTHING_USED, Failed
-from headgate.core.texts.json_pointer import found_at
+from headgate.core.lifecycle import NOTHING_USED, Failed
+from headgate.core.text import found_at
 from headgate.executors.targets import HttpTarget, Resolver
 
 PREFIX = "the executor's endpoint could not be resolved: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headgate.executors.results import MAX_DEPTH, as_json, as_json_or_text
+from headgate.executors.executor import MAX_DEPTH, as_json, as_json_or_text
 
 READABLE = [
     b"null",

@@ -10,14 +10,12 @@ import pytest
 
 from executors.endpoint import reply, running_endpoint
 from executors.orders import failure_of, order, result_of
-from headgate.core.tasks.outcomes import NOTHING_USED
+from headgate.core.lifecycle import NOTHING_USED
 from headgate.errors import InvalidSettingError
-from headgate.executor import WorkOrder
 from headgate.executors.build import build_executor
-from headgate.executors.environment import MAX_KEYS, Environment
-from headgate.executors.order_view import OrderView
-from headgate.executors.slot_texts import SlotText
+from headgate.executors.executor import OrderView, WorkOrder
 from headgate.executors.targets import CommandTarget, HttpTarget, Target
+from headgate.executors.templates import MAX_KEYS, Environment, SlotText
 from headgate.testing import VirtualClock
 
 KEYS = {"work": "k-work-123", "home": "k-home-456"}

@@ -12,10 +12,8 @@ import pytest
 
 from doc_pages import ROOT, rows_under
 from headgate.executors.build import build_executor
-from headgate.executors.callable import CallableExecutor
-from headgate.executors.child import PASSED_ON
-from headgate.executors.command import CommandExecutor
-from headgate.executors.echo import echo
+from headgate.executors.callable import CallableExecutor, echo
+from headgate.executors.command import PASSED_ON, CommandExecutor
 from headgate.executors.http import HttpExecutor
 from headgate.executors.targets import (
     ECHO,

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from executors.orders import order, raw
 from headgate.errors import InvalidSettingError
-from headgate.executor import WorkOrder
-from headgate.executors.environment import Environment
-from headgate.executors.templates import UnfilledError, UrlTemplate
+from headgate.executors.executor import WorkOrder
+from headgate.executors.templates import Environment, UnfilledError, UrlTemplate
 
 texts = st.text(min_size=1, max_size=30) | st.sampled_from(
     ["..", ".", "../x", "..%2fx", "//evil", "@evil", ":80", "?a=b", "#x", "\\..\\", "%2e%2e", "a b"]

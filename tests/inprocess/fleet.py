@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from headgate.core.tasks.task import Task
-from headgate.inprocess.grants import Grant
-from headgate.inprocess.lane_order import LaneOrder
-from headgate.inprocess.lanes import Waiter
-from headgate.inprocess.places import Places
-from headgate.inprocess.resource import SharedResource
-from headgate.inprocess.trace import Trace
+from headgate.core.task import Task
+from headgate.inprocess.lanes import LaneOrder, Waiter
+from headgate.inprocess.permits import Grant, Places, SharedResource, Trace
 from headgate.testing import SimulatedLoop, simulate
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headgate.errors import InvalidFieldError
-from headgate.inprocess.arguments import named_arguments, with_model
+from headgate.inprocess.calls import named_arguments, with_model
 
 
 def ask(prompt: str, model: str = "opus", *, system: str = "") -> tuple[str, str]:

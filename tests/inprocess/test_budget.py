@@ -9,6 +9,8 @@ from typing import TypeVar
 import pytest
 
 from headgate import Budget, Estimate, LoadScheduler, SharedResource, Task
+from headgate.budgets.local import LocalBudgetTracker
+from headgate.budgets.tracker import LedgerTracker
 from headgate.errors import (
     BudgetExceededError,
     InvalidFieldError,
@@ -19,9 +21,7 @@ from headgate.errors import (
     SchedulerClosedError,
 )
 from headgate.inprocess.budget import BudgetPassed
-from headgate.ledgers.local import LocalBudgetTracker
 from headgate.testing import SimulatedLoop, simulate
-from headgate.tracker import LedgerTracker
 
 T = TypeVar("T")
 

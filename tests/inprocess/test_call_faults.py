@@ -14,8 +14,8 @@ import pytest
 
 import headgate
 from headgate import Budget, Estimate, Grant, LoadScheduler, LocalBudgetTracker
-from headgate.budget_tracker import Amount, ReservationToken
-from headgate.core.tasks.outcomes import Usage
+from headgate.budgets.tracker import Amount, ReservationToken
+from headgate.core.lifecycle import Usage
 from headgate.errors import (
     IllegalSettlementError,
     InvalidFieldError,

@@ -12,7 +12,7 @@ import pytest
 
 import headgate
 from headgate import Budget, Estimate, LoadScheduler
-from headgate.core.tasks.outcomes import Usage
+from headgate.core.lifecycle import Usage
 from headgate.errors import InvalidSettingError, PlaceTimeoutError
 from inprocess.calling import run
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from headgate import Budget, Estimate, LoadScheduler, SharedResource, Task, acquire_all
+from headgate.budgets.local import LocalBudgetTracker
 from headgate.errors import (
     InvalidFieldError,
     InvalidScopeError,
@@ -19,7 +20,6 @@ from headgate.errors import (
     TooManyWaitingError,
 )
 from headgate.inprocess.budget import BudgetPassed
-from headgate.ledgers.local import LocalBudgetTracker
 from headgate.testing import SimulatedLoop, simulate
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import pytest
 
 import headgate
 from headgate import Budget, Estimate, LoadScheduler
-from headgate.core.tasks.outcomes import Usage
+from headgate.core.lifecycle import Usage
 from inprocess.calling import granted, nothing, really, run
 
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import Agent, LoadScheduler, SharedResource, Task
-from headgate.inprocess.figures import jain_index
-from headgate.inprocess.weights import (
+from headgate.inprocess.calls import (
     LEAST_FACTOR,
     MAX_TYPES,
     MOST_FACTOR,
     WeightEstimates,
     prompt_chars_of,
 )
+from headgate.inprocess.lanes import jain_index
 from headgate.testing import SimulatedLoop, simulate
 
 

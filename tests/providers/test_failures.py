@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from executors.endpoint import free_port, reply, reply_json, running_endpoint
 from executors.test_http import own_certificate
-from headgate.core.key_slots.quota import QuotaFailure, QuotaFailureKind, QuotaReport
-from headgate.provider import Answered, Sent, Unanswered
-from headgate.providers.build import build_provider
+from headgate.core.slots.quota import QuotaFailure, QuotaFailureKind, QuotaReport
+from headgate.providers.provider import Answered, Sent, Unanswered, build_provider
 from headgate.testing import FakeProvider
-from headgate.testing.fake_script import FakeKind
+from headgate.testing.fake_provider import FakeKind
 from providers.trails import (
     CLOCK,
     KEY,

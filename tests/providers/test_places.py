@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from headgate.errors import InvalidSettingError
-from headgate.providers.build import build_provider
-from headgate.providers.slot_places import ProviderPlace, check_place, settled, wake_content
+from headgate.providers.endpoints import ProviderPlace, check_place, settled, wake_content
+from headgate.providers.provider import build_provider
 
 
 def place(**fields: object) -> ProviderPlace:
@@ -88,7 +88,7 @@ def test_a_wake_of_any_address_needs_a_request_and_a_body() -> None:
 
 def test_checking_a_place_loads_no_http_client() -> None:
     program = (
-        "import sys; from headgate.providers.slot_places import check_place, ProviderPlace;"
+        "import sys; from headgate.providers.endpoints import check_place, ProviderPlace;"
         "check_place('zai', ProviderPlace()); assert 'httpx2' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

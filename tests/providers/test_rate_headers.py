@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.key_slots.quota import QuotaLimit
-from headgate.providers import anthropic_quota, openai_quota
-from headgate.providers.reset_times import duration_seconds, epoch_ms, reset_time
+from headgate.core.slots.quota import QuotaLimit
+from headgate.providers import quota_apis
+from headgate.providers.quota_apis import duration_seconds, epoch_ms, reset_time
 from providers.trails import NOW
 
 SHANGHAI = ZoneInfo("Asia/Shanghai")
@@ -115,7 +115,7 @@ def test_the_rates_of_an_anthropic_key() -> None:
         f"{A}input-tokens-reset": "2026-01-01T00:00:30Z",
         f"{A}output-tokens-remaining": "8000",
     }  # fmt: skip
-    report = anthropic_quota.rows_of(headers, NOW)
+    report = quota_apis.anthropic_rows_of(headers, NOW)
     assert report.unreadable == ()
     assert shown(report.limits) == [
         ("RATE_LIMIT", "tokens",         75.0, 60.0),
@@ -134,14 +134,14 @@ def test_the_windows_of_an_anthropic_plan_come_first_and_the_shortest_before_all
         f"{A}unified-7d_oi-utilization": "0.02", f"{A}unified-overage-status": "rejected",
         f"{A}unified-fallback-percentage": "0.5",
     }  # fmt: skip
-    report = anthropic_quota.rows_of(headers, NOW)
+    report = quota_apis.anthropic_rows_of(headers, NOW)
     assert shown(report.limits) == [
         ("UNIFIED_LIMIT", "5h",     42.0,   7_200.0),
         ("UNIFIED_LIMIT", "7d",     30.0, 400_000.0),
         ("UNIFIED_LIMIT", "7d_oi",   2.0,      None),
         ("RATE_LIMIT",    "requests", 0.0,     None),
     ]  # fmt: skip
-    assert anthropic_quota.used_up_until(headers, NOW) is None
+    assert quota_apis.anthropic_used_up_until(headers, NOW) is None
 
 
 def test_of_several_windows_that_refuse_the_last_reset_counts() -> None:
@@ -152,8 +152,8 @@ def test_of_several_windows_that_refuse_the_last_reset_counts() -> None:
         f"{A}unified-7d-utilization": "1.0", f"{A}unified-7d-status": "rejected",
         f"{A}unified-7d-reset": "2026-01-03T00:00:00Z",
     }  # fmt: skip
-    assert anthropic_quota.used_up_until(headers, NOW) == NOW + 2 * 86_400
-    assert shown(anthropic_quota.rows_of(headers, NOW).limits)[0][2] == 100.0
+    assert quota_apis.anthropic_used_up_until(headers, NOW) == NOW + 2 * 86_400
+    assert shown(quota_apis.anthropic_rows_of(headers, NOW).limits)[0][2] == 100.0
 
 
 def test_the_rates_of_an_openai_key() -> None:
@@ -162,7 +162,7 @@ def test_the_rates_of_an_openai_key() -> None:
         f"{X}limit-tokens": "150000", f"{X}remaining-tokens": "149984",
         f"{X}reset-tokens": "6m0s",
     }  # fmt: skip
-    assert shown(openai_quota.rows_of(headers, NOW).limits) == [
+    assert shown(quota_apis.openai_rows_of(headers, NOW).limits) == [
         ("RATE_LIMIT", "tokens",   0.011, 360.0),
         ("RATE_LIMIT", "requests", 1.667,   1.0),
     ]  # fmt: skip
@@ -173,7 +173,7 @@ def test_limits_below_zero_are_none_and_plain_seconds_are_read() -> None:
         f"{X}limit-tokens": "-1", f"{X}remaining-tokens": "-1", f"{X}reset-tokens": "0",
         f"{X}limit-requests": "10", f"{X}remaining-requests": "5", f"{X}reset-requests": "30",
     }  # fmt: skip
-    report = openai_quota.rows_of(headers, NOW)
+    report = quota_apis.openai_rows_of(headers, NOW)
     assert shown(report.limits) == [("RATE_LIMIT", "requests", 50.0, 30.0)]
     assert report.unreadable == ()
 
@@ -183,7 +183,7 @@ def test_a_header_that_makes_no_sense_is_named_and_the_others_count() -> None:
         f"{X}limit-tokens": "many", f"{X}remaining-tokens": "5", f"{X}reset-tokens": "later",
         f"{X}remaining-requests": "inf",
     }  # fmt: skip
-    report = openai_quota.rows_of(headers, NOW)
+    report = quota_apis.openai_rows_of(headers, NOW)
     assert shown(report.limits) == [("RATE_LIMIT", "tokens", None, None)]
     assert report.unreadable == (
         "x-ratelimit-limit-tokens is no number",
@@ -204,7 +204,7 @@ def test_a_header_that_makes_no_sense_is_named_and_the_others_count() -> None:
 )
 @settings(deadline=None, max_examples=300)
 def test_no_headers_raise_anything(headers: dict[str, str]) -> None:
-    for module in (anthropic_quota, openai_quota):
-        report = module.rows_of(headers, NOW)
+    for dialect in (quota_apis.ANTHROPIC, quota_apis.OPENAI):
+        report = dialect.rows_of(headers, NOW)
         assert all(row.percent_used is None or row.percent_used >= 0 for row in report.limits)
-        module.used_up_until(headers, NOW)
+        dialect.used_up_until(headers, NOW)

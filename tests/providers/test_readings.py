@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from executors.endpoint import reply, reply_json, running_endpoint
-from headgate.core.key_slots.quota import (
+from headgate.core.slots.quota import (
     CREDIT_LIMIT,
     TOKENS_LIMIT,
     QuotaFailureKind,
@@ -13,8 +13,8 @@ from headgate.core.key_slots.quota import (
     QuotaReport,
     driving_limit,
 )
-from headgate.provider import Provider
-from headgate.providers.rate_headers import RATE_LIMIT
+from headgate.providers.provider import Provider
+from headgate.providers.quota_apis import RATE_LIMIT
 from headgate.testing import FakeProvider
 from providers.trails import CLOCK, KEY, NOW, call, failure_of, faked, provider_at, report_of
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import get_args
 
-import headgate.providers.reset_times
-from headgate.core.key_slots.quota import EXHAUSTION_CODES, QuotaFailureKind
-from headgate.providers.slot_places import USUAL
-from headgate.testing.fake_provider import QUOTA_PATHS, REQUEST_PATHS
-from headgate.testing.fake_script import FakeKind
+from headgate.core.slots.quota import EXHAUSTION_CODES, QuotaFailureKind
+from headgate.providers.endpoints import USUAL
+from headgate.providers.quota_apis import reset_time
+from headgate.testing.fake_provider import QUOTA_PATHS, REQUEST_PATHS, FakeKind
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/providers.md").read_text()
 
@@ -28,7 +28,7 @@ def test_every_kind_of_failure_is_there() -> None:
 
 
 def test_times_are_read_as_the_page_says() -> None:
-    table = headgate.providers.reset_times.__doc__ or ""
+    table = inspect.getdoc(reset_time) or ""
     forms = {line.split("|")[1] for line in table.splitlines() if line.startswith("| ")}
     assert {form for form in forms if f"|{form}|" not in PAGE} == set()
 

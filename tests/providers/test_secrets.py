@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executors.endpoint import reply, running_endpoint
-from headgate.providers.build import build_provider
+from headgate.providers.provider import build_provider
 from headgate.testing import FakeProvider
 from providers.trails import CLOCK, KEY, KeptTrail, call, failure_of, faked, place_at, provider_at
 

@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from headgate.core.key_slots.quota import QuotaFailure, QuotaReport
-from headgate.provider import Answered, Call, Provider, Sent, Unanswered
-from headgate.providers.build import build_provider
-from headgate.providers.slot_places import ProviderPlace
+from headgate.core.slots.quota import QuotaFailure, QuotaReport
+from headgate.providers.endpoints import ProviderPlace
+from headgate.providers.provider import Answered, Call, Provider, Sent, Unanswered, build_provider
 from headgate.testing import FakeProvider, VirtualClock
 
 KEY = "sk-test-0123456789abcdef"

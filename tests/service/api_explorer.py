@@ -21,8 +21,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from headgate.web.api import Route
-from headgate.web.routes import ROUTES
+from headgate.api.api import Route
+from headgate.api.app import ROUTES
 
 WITHOUT_END = frozenset({"/events", "/tasks/{id}/events"})
 """Streams: an answer takes as long as the client stays."""

@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.02
 ECHO_TARGET = """
 [targets.echo]
 kind = "callable"
-entry_point = "headgate.executors.echo:echo"
+entry_point = "headgate.executors.callable:echo"
 default = true
 """
 SLOW_TARGET = """

@@ -18,7 +18,7 @@ max_inflight = 5
 [projects.a]
 [targets.echo]
 kind = "callable"
-entry_point = "headgate.executors.echo:echo"
+entry_point = "headgate.executors.callable:echo"
 """
 
 

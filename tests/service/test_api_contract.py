@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from schemathesis.generation import GenerationMode
 
-from headgate.web.api import Route
-from headgate.web.routes import ROUTES
-from ledgers.servers import PostgresServer
+from budgets.servers import PostgresServer
+from headgate.api.api import Route
+from headgate.api.app import ROUTES
 from service.api_explorer import EXPLORED, MODES, WITHOUT_END, Explorer
 from service.support import running_service
 

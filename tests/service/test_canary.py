@@ -25,8 +25,8 @@ import msgspec
 import pytest
 
 from executors.endpoint import free_port
+from headgate.api.app import ROUTES
 from headgate.cli.main import COMMANDS
-from headgate.web.routes import ROUTES
 from service.support import TERMINAL, ServiceProcess, running_service, wait_until
 
 SETTINGS = """

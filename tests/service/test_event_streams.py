@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from api.event_stream import opened
 from service.support import ServiceProcess, running_service, wait_until
 from service.test_up import two_nodes
-from web.event_stream import opened
 
 CLIENTS = 100
 EVENTS_PER_TASK = 3

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from headgate.stores.sqlite import BUSY_TIMEOUT_SECONDS
-from headgate.wiring import STORE_FILE
-from ledgers.servers import PostgresServer
+from budgets.servers import PostgresServer
+from headgate.app import STORE_FILE
+from headgate.storage.sqlite import STORE_BUSY_TIMEOUT_SECONDS
 from service.support import Answer, ServiceProcess, running_service, wait_until
 
 SETTINGS = """
@@ -168,7 +168,9 @@ def test_a_store_that_another_process_has_locked_is_told_and_outlived(
             wait_until(lambda: clients.refusals, seconds=SOON_SECONDS)
         check_recovery(service, clients, running=running)
     # A request may come while another transaction is still waiting for the lock.
-    check_refusals(service, clients, LOCKED, most_seconds=2 * BUSY_TIMEOUT_SECONDS + SOON_SECONDS)
+    check_refusals(
+        service, clients, LOCKED, most_seconds=2 * STORE_BUSY_TIMEOUT_SECONDS + SOON_SECONDS
+    )
 
 
 def test_a_postgresql_that_is_restarted_is_told_and_outlived(

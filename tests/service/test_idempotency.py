@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headgate.wiring import STORE_FILE
+from headgate.app import STORE_FILE
 from service.keyed_load import WAITS, KeyedClients, send
 from service.support import running_service, wait_until
 

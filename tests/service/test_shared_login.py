@@ -6,7 +6,7 @@ import http.client
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
-from headgate.dashboard.pages.login import MAX_TRIES
+from headgate.dashboard.login import MAX_TRIES
 from service.support import ServiceProcess, running_service
 
 OFFICE, ELSEWHERE = "127.0.0.1", "127.0.0.2"

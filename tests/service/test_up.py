@@ -18,8 +18,8 @@ import msgspec
 import pytest
 
 from executors.endpoint import free_port
-from headgate.stores.sqlite import SqliteTaskStore
-from headgate.wiring import STORE_FILE
+from headgate.app import STORE_FILE
+from headgate.storage.sqlite import SqliteTaskStore
 from service.support import ServiceProcess, running_service, wait_until
 
 TARGETS = """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.data_lock import LOCK_NAME
+from headgate.storage.data_lock import LOCK_NAME
 from service.support import running_service, wait_until
 from service.test_failures import Clients, check_recovery, under_load
 

@@ -14,12 +14,11 @@ import httpx2
 import msgspec
 import pytest
 
-from headgate.cli.key_slots.fake_provider import MAX_LATENCY_MS, WINDOW_MINUTES, slot_settings
+from headgate.cli.fake_provider import MAX_LATENCY_MS, WINDOW_MINUTES, slot_settings
 from headgate.cli.main import run
 from headgate.errors import InvalidSettingError
-from headgate.testing import FakeProvider, VirtualClock, fake_provider, fake_script
-from headgate.testing.fake_provider import FakeRequest
-from headgate.testing.fake_script import MAX_STEPS
+from headgate.testing import FakeProvider, VirtualClock, fake_provider
+from headgate.testing.fake_provider import MAX_STEPS, FakeRequest
 from providers.trails import first_request
 
 QUOTA = "/api/monitor/usage/quota/limit"
@@ -160,7 +159,7 @@ async def test_a_port_that_is_taken_is_said_in_one_line() -> None:
 
 def test_the_command_and_the_class_have_the_same_limits() -> None:
     assert fake_provider.WINDOW_MINUTES == WINDOW_MINUTES
-    assert fake_script.MAX_LATENCY_MS == MAX_LATENCY_MS
+    assert fake_provider.MAX_LATENCY_MS == MAX_LATENCY_MS
 
 
 def test_the_settings_that_it_prints_are_a_slot() -> None:

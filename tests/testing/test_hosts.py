@@ -20,7 +20,7 @@ from headgate.testing import (
     UnhandledError,
     simulate,
 )
-from headgate.testing.remains import KEPT_SIMULATIONS
+from headgate.testing.simulation import KEPT_SIMULATIONS
 
 
 def test_work_on_a_host_returns_its_result() -> None:

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import InvalidFieldError
-from headgate.webhooks.allow_list import AllowList, parse_allow_list
-from headgate.webhooks.guard import ForbiddenAddressError, UrlGuard
+from headgate.webhooks.guard import AllowList, ForbiddenAddressError, UrlGuard, parse_allow_list
 from webhooks.battery import FINE, WRITTEN_OUT
 
 GUARD = UrlGuard()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate.webhooks.lookups import SystemLookup
+from headgate.webhooks.guard import SystemLookup
 
 FOUND = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.216.34", 80))]
 

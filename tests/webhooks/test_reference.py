@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from doc_pages import ROOT, rows_under
-from headgate.core.tasks.delivery_times import WAITS_SECONDS
-from headgate.deliveries import ALERT_EVENT, PING_EVENT, TASK_EVENTS, DeliveryState
-from headgate.runtime.telling.budget_alerts import AlertBody
+from headgate.core.retries import WAITS_SECONDS
+from headgate.engine.budget_alerts import AlertBody
+from headgate.storage.delivery_contract import ALERT_EVENT, PING_EVENT, TASK_EVENTS, DeliveryState
 
 PAGE = (ROOT / "docs/reference/webhooks.md").read_text()
 UNITS = {"second": 1, "minute": 60, "hour": 3_600}

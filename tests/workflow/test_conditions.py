@@ -15,7 +15,7 @@ from headgate.workflow.conditions import (
     holds,
     parsed_condition,
 )
-from headgate.workflow.texts import IndexPlace, ItemPlace, StepPlace
+from headgate.workflow.placeholders import IndexPlace, ItemPlace, StepPlace
 from workflow.views import SimpleView
 
 VIEW = SimpleView(

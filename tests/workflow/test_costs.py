@@ -9,7 +9,7 @@ import pytest
 
 from headgate.errors import WorkflowError
 from headgate.workflow.costs import check_prices, estimated
-from headgate.workflow.texts import UnfilledError, fill_template
+from headgate.workflow.placeholders import UnfilledError, fill_template
 from headgate.workflow.workflow import ModelWork, Workflow
 from workflow.views import SimpleView, read
 

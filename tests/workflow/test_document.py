@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headgate.errors import WorkflowError
 from headgate.workflow import document
 from headgate.workflow.document import MAX_FILE_BYTES, json_value, read_document
-from headgate.workflow.reading import read_workflow
+from headgate.workflow.parser import read_workflow
 from workflow.views import FILE
 
 PLAIN: list[tuple[str, object]] = [

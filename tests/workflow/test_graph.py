@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.workflow.graph import circle_in, ordered, topological_order
+from headgate.workflow.expansion import circle_in, ordered, topological_order
 from workflow.views import read
 
 graphs = (

@@ -11,9 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.errors import StoreError, WorkflowError
-from headgate.workflow.expansion import Expansion
-from headgate.workflow.items import MAX_FILE_BYTES, MAX_LINE_BYTES, LineItems, load_items
-from headgate.workflow.reading import read_workflow
+from headgate.workflow.expansion import (
+    MAX_FILE_BYTES,
+    MAX_LINE_BYTES,
+    Expansion,
+    LineItems,
+    load_items,
+)
+from headgate.workflow.parser import read_workflow
 from headgate.workflow.workflow import Workflow
 
 CASES = """

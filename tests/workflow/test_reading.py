@@ -12,14 +12,20 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.tasks.records import OnParentFailure
-from headgate.intake import fields as intake
+from headgate.api import submission as intake
+from headgate.core.task import OnParentFailure
 from headgate.providers.prices import Price
 from headgate.workflow import steps
-from headgate.workflow.endpoints import BUILT_IN
-from headgate.workflow.places import PlaceError, parsed_template, parsed_text
-from headgate.workflow.reading import read_workflow
-from headgate.workflow.texts import EnvPlace, Template, Text
+from headgate.workflow.config import BUILT_IN
+from headgate.workflow.parser import read_workflow
+from headgate.workflow.placeholders import (
+    EnvPlace,
+    PlaceError,
+    Template,
+    Text,
+    parsed_template,
+    parsed_text,
+)
 from headgate.workflow.workflow import (
     BudgetScope,
     CallWork,

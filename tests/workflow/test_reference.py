@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from doc_pages import PAGES, blocks_of, name_of, rows_under
-from headgate.workflow import conditions, config, document, endpoints, items, places, reading, steps
-from headgate.workflow.terms import ESTIMATE_KEYS
-from headgate.workflow.works import HTTP_KEYS, WORK_KEYS
+from headgate.workflow import conditions, config, document, expansion, parser, placeholders, steps
+from headgate.workflow.config import ESTIMATE_KEYS
+from headgate.workflow.steps import HTTP_KEYS, WORK_KEYS
 
 PAGE = (Path(__file__).parent.parent.parent / "docs/reference/workflow-file.md").read_text()
 
 TABLES = {
-    "A workflow": reading.ROOT_KEYS,
+    "A workflow": parser.ROOT_KEYS,
     "config": config.CONFIG_KEYS,
     "A budget scope": config.SCOPE_KEYS,
     "defaults": config.DEFAULT_KEYS,
-    "An endpoint": endpoints.ENDPOINT_KEYS,
+    "An endpoint": config.ENDPOINT_KEYS,
     "A price": config.PRICE_KEYS,
     "A step": steps.STEP_KEYS,
     "foreach": steps.FOREACH_KEYS,
@@ -28,7 +28,7 @@ TABLES = {
     "A function": WORK_KEYS["call"],
     "A model": WORK_KEYS["model"],
     "A target": WORK_KEYS["target"],
-    "Fields of steps": places.STEP_FIELDS,
+    "Fields of steps": placeholders.STEP_FIELDS,
 }
 
 
@@ -39,13 +39,13 @@ def test_every_key_is_in_the_reference_in_its_order(heading: str, keys: tuple[st
 
 def test_every_kind_of_place_is_in_the_reference() -> None:
     written = " ".join(row[0] for row in rows_under(PAGE, "Places"))
-    assert all(f"{{{root}" in written for root in places.ROOTS)
+    assert all(f"{{{root}" in written for root in placeholders.ROOTS)
 
 
 def test_which_fields_are_those_of_all_runs_is_in_the_reference() -> None:
     rows = rows_under(PAGE, "Fields of steps")
-    assert {row[0] for row in rows if row[1] != "all runs"} == set(places.ONE_RUN_FIELDS)
-    assert {row[0] for row in rows if row[1] != "one run"} == set(places.ALL_RUNS_FIELDS)
+    assert {row[0] for row in rows if row[1] != "all runs"} == set(placeholders.ONE_RUN_FIELDS)
+    assert {row[0] for row in rows if row[1] != "one run"} == set(placeholders.ALL_RUNS_FIELDS)
 
 
 def test_the_bounds_are_those_of_the_code() -> None:
@@ -55,9 +55,9 @@ def test_the_bounds_are_those_of_the_code() -> None:
             document.MAX_FILE_BYTES,
             document.MAX_VALUES,
             steps.MAX_STEPS,
-            items.MAX_RUNS,
-            items.MAX_FILE_BYTES,
-            items.MAX_LINE_BYTES,
+            expansion.MAX_RUNS,
+            expansion.MAX_FILE_BYTES,
+            expansion.MAX_LINE_BYTES,
             conditions.MAX_LENGTH,
         )
     ]
@@ -74,7 +74,7 @@ SHOWN = [
 
 @pytest.mark.parametrize(("page", "text"), SHOWN, ids=[name_of(page) for page, _ in SHOWN])
 def test_every_workflow_that_a_page_shows_is_one(page: Path, text: str) -> None:
-    assert reading.read_workflow(Path("eval.yaml"), text.encode()).steps
+    assert parser.read_workflow(Path("eval.yaml"), text.encode()).steps
 
 
 EXAMPLES = sorted((Path(__file__).parent.parent.parent / "examples").rglob("*.yaml"))
@@ -82,5 +82,5 @@ EXAMPLES = sorted((Path(__file__).parent.parent.parent / "examples").rglob("*.ya
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])
 def test_every_example_is_a_workflow_whose_items_are_there(path: Path) -> None:
-    workflow = reading.read_workflow(path, path.read_bytes())
-    assert all(source.count for source in items.load_items(workflow, copies=None).values())
+    workflow = parser.read_workflow(path, path.read_bytes())
+    assert all(source.count for source in expansion.load_items(workflow, copies=None).values())

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.workflow.places import PlaceError, parsed_place, parsed_template, parsed_text
-from headgate.workflow.texts import (
+from headgate.workflow.placeholders import (
     EnvPlace,
     IndexPlace,
     ItemPlace,
+    PlaceError,
     RunPlace,
     StepPlace,
     Text,
@@ -22,6 +22,9 @@ from headgate.workflow.texts import (
     as_string,
     fill,
     fill_template,
+    parsed_place,
+    parsed_template,
+    parsed_text,
     place_text,
     references,
     with_variables,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headgate.errors import WorkflowError
-from headgate.workflow.reading import read_workflow
+from headgate.workflow.parser import read_workflow
 from workflow.views import FILE
 
 BEGINNINGS = {

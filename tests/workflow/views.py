@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headgate.workflow.reading import read_workflow
+from headgate.workflow.parser import read_workflow
 from headgate.workflow.workflow import Workflow
 
 FILE = Path("eval.yaml")

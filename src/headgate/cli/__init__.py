@@ -1,1 +1,1 @@
-"""The command line: a folder of commands, what they are made of, and `main` as the edge."""
+"""The `headgate` command: one module for each command."""

@@ -19,8 +19,8 @@ import msgspec
 import structlog
 from structlog.typing import EventDict
 
-from headgate.runtime.telling.task_log import TaskLogger
-from headgate.settings.sections import LogFormat, LogSettings
+from headgate.config.settings import LogFormat, LogSettings
+from headgate.engine.task_log import TaskLogger
 
 _ENCODER = msgspec.json.Encoder(enc_hook=repr)
 

@@ -7,29 +7,22 @@ Exit codes: 0 success, 1 the work failed, 2 the input or the call was wrong, 3 n
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import headgate
-from headgate.cli.arguments import checked
-from headgate.cli.exit_codes import (
-    EXIT_BAD_INPUT,
-    EXIT_FAILED,
-    EXIT_INTERNAL,
-    EXIT_INTERRUPTED,
-    EXIT_NOT_ALLOWED,
-    EXIT_TIMEOUT,
-    EXIT_UNAVAILABLE,
-)
-from headgate.cli.interruption import forget
-from headgate.core.texts.printable import printable
+from headgate.core.text import printable
 from headgate.errors import (
     CallerError,
     HeadgateError,
@@ -38,6 +31,81 @@ from headgate.errors import (
     ServiceUnavailableError,
     WaitTimeoutError,
 )
+
+if TYPE_CHECKING:
+    import asyncio
+
+# Arguments that are no text: refused by name before a command begins.
+#
+# What is not UTF-8 comes as a string that cannot be written anywhere. Rule: no command sees one, so
+# none fails of it half-way.
+
+Callback = Callable[[click.Context, click.Parameter, Any], Any]
+
+
+def checked(command: click.Command) -> click.Command:
+    """Have a command, and those in it, refuse arguments that are not UTF-8."""
+    for parameter in command.params:
+        parameter.callback = _checking(parameter.callback)
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            checked(inner)
+    return command
+
+
+def _checking(then: Callback | None) -> Callback:
+    def check(context: click.Context, parameter: click.Parameter, value: Any) -> Any:  # noqa: ANN401
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, (str, Path)) and not _is_utf8(str(one)):
+                message = "is not UTF-8"
+                raise click.BadParameter(message, context, parameter)
+        return value if then is None else then(context, parameter, value)
+
+    return check
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# What Ctrl-C leaves half made is dropped without a word.
+#
+# An event loop without its parts and a coroutine that nobody awaited complain as they are
+# dropped, in many lines, and whoever pressed Ctrl-C can do nothing about them.
+
+
+def forget(interruption: BaseException) -> None:
+    """Drop what was going on when a command was interrupted, in silence."""
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            error: BaseException | None = interruption
+            while error is not None:
+                traceback.clear_frames(error.__traceback__)
+                error = error.__context__
+            gc.collect()
+    finally:
+        sys.unraisablehook = before
+
+
+# What the exit code of a command tells a script; the command line reference has the list.
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_UNAVAILABLE = 3
+EXIT_EXHAUSTED = 3
+"""Of `headgate run` alone, where a service that does not answer is a failure."""
+EXIT_NOT_ALLOWED = 4
+EXIT_TIMEOUT = 5
+EXIT_INTERNAL = 70
+EXIT_INTERRUPTED = 130
+
 
 COMMANDS = {
     "audit": "Print who changed what, newest first.",
@@ -74,6 +142,9 @@ COMMANDS = {
 }
 """Each is in the module of its name. What it does is said here too, so that a list loads none."""
 
+MODULES = {"restore": "backup", "resume": "pause", "retry": "cancel", "top": "top.command"}
+"""Commands that share a module with their counterpart, and the one with a package of its own."""
+
 
 class _ReaderGoneError(Exception):
     """What reads from the pipe that is written to has ended."""
@@ -98,7 +169,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Load a command from the module of its name."""
         if cmd_name in COMMANDS and cmd_name not in self.commands:
-            module = import_module(f"headgate.cli.commands.{cmd_name}")
+            module = import_module(f"headgate.cli.{MODULES.get(cmd_name, cmd_name)}")
             self.add_command(checked(getattr(module, cmd_name)), cmd_name)
         return super().get_command(ctx, cmd_name)
 
@@ -168,7 +239,6 @@ def _report(error: Exception) -> int:
 
 def _report_call(error: click.ClickException) -> int:
     # Most calls are right, and load none of this.
-    from headgate.cli.wrong_calls import is_help_page, line_of  # noqa: PLC0415
 
     if is_help_page(error):
         error.show()
@@ -212,3 +282,86 @@ def _report_own_fault(error: Exception) -> int:
         err=True,
     )
     return EXIT_INTERNAL
+
+
+# Calls that cannot be understood, each told in one line: what is wrong, and where help is.
+#
+# Rule: the line names the option or the argument as a person types it, and what may be meant.
+
+_HELP_PAGE: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""What newer versions of click raise for a group without a command: its message is a page."""
+
+
+def is_help_page(error: click.ClickException) -> bool:
+    """Tell whether nothing is wrong but that a group was called without one of its commands."""
+    return isinstance(error, _HELP_PAGE)
+
+
+def line_of(error: click.ClickException) -> str:
+    """Return what is wrong with a call, and which page of help tells more."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    page = "" if context is None else f" (see {context.command_path} --help)"
+    return _problem(error) + page
+
+
+def _problem(error: click.ClickException) -> str:
+    match error:
+        case click.MissingParameter(param=click.Parameter() as parameter):
+            return f"{_name(parameter)} is missing{_choices(parameter)}"
+        case click.BadParameter(param=click.Parameter() as parameter):
+            return f"{_name(parameter)}: {_plain(error.message)}"
+        case click.NoSuchOption():
+            return f"there is no option {error.option_name}{_meant(error.possibilities or ())}"
+        case click.UsageError(ctx=click.Context(command=click.Group() as group) as context):
+            name = getattr(error, "command_name", None)
+            if name is not None:
+                close = get_close_matches(name, group.list_commands(context))
+                return f"there is no command {name}{_meant(close)}"
+    return _plain(error.format_message())
+
+
+def _name(parameter: click.Parameter) -> str:
+    """Return an option with its dashes, or an argument as the usage has it, without brackets."""
+    if isinstance(parameter, click.Option):
+        return max(parameter.opts, key=len)
+    return parameter.human_readable_name.removesuffix("...").strip("[]")
+
+
+def _choices(parameter: click.Parameter) -> str:
+    if not isinstance(parameter.type, click.Choice):
+        return ""
+    return f"; give one of {', '.join(map(str, parameter.type.choices))}"
+
+
+def _meant(close: Sequence[str]) -> str:
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _plain(message: str) -> str:
+    """Return a message as part of a line: without a capital of a sentence, and a full stop."""
+    first = message[:1].lower() if message[1:2].islower() else message[:1]
+    return (first + message[1:]).removesuffix(".")
+
+
+# The event loop of commands that run an engine, and what makes their interpreter fit for it.
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes the fastest loop that is installed; None is the usual one."""
+    try:
+        import uvloop  # noqa: PLC0415
+    except ModuleNotFoundError:
+        return None
+    factory: Any = uvloop.new_event_loop
+    return factory  # type: ignore[no-any-return]
+
+
+def tune_interpreter() -> None:
+    """Have threads change more often, and what is loaded not be searched for garbage."""
+    # The writer's thread asks for its turn after every statement. With the default it waits five
+    # milliseconds for it whenever the event loop is busy.
+    sys.setswitchinterval(0.001)
+    # A backlog of many small objects makes full collections long, and none of it is garbage.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)

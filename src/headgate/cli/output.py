@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TextIO
 
 import click
 import msgspec
 
-from headgate.core.texts.printable import printable
+from headgate.core.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
+
 
 Row = Sequence[str]
 
@@ -94,3 +97,95 @@ def drawn_table(title: str, header: Row, rows: Sequence[Row], *, whole: Row = ()
     for row in _printable(rows):
         table.add_row(*(Text(cell) for cell in row))
     return table
+
+
+# Times as people write and read them: `10m` on a command line, `in 12 min` in a table.
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])")
+_LARGEST_SECONDS = 3650 * 86400
+_STEPS = ((86400 * 2, 86400, "days"), (5400, 3600, "h"), (90, 60, "min"))
+
+
+def duration(text: str) -> float:
+    """Read a length of time from an option, as seconds."""
+    seconds = _seconds(text)
+    if seconds is None:
+        message = f"{text!r} is not a time such as 30s, 10m, 2h or 1d"
+        raise click.BadParameter(message)
+    return seconds
+
+
+def moment(text: str) -> timedelta | str:
+    """Read a time from an option: a length from now on, or one of RFC 3339."""
+    seconds = _seconds(text)
+    if seconds is not None:
+        return timedelta(seconds=seconds)
+    try:
+        has_zone = datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        has_zone = False
+    if not has_zone:
+        message = f"{text!r} is neither a length of time, as 10m, nor one as 2030-01-31T18:00:00Z"
+        raise click.BadParameter(message)
+    return text
+
+
+def past_moment(text: str) -> str:
+    """Read a time from an option: a length back from now, or one of RFC 3339."""
+    read = moment(text)
+    return (datetime.now(UTC) - read).isoformat() if isinstance(read, timedelta) else read
+
+
+def _seconds(text: str) -> float | None:
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        return None
+    seconds = float(found[1]) * _UNITS[found[2]]
+    return seconds if 0 < seconds <= _LARGEST_SECONDS else None
+
+
+def length_of(seconds: float) -> str:
+    """Return a length of time in the unit in which it is best read."""
+    for least, unit, name in _STEPS:
+        if seconds >= least:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{max(0.0, seconds):.1f} s"  # noqa: PLR2004
+
+
+def from_now(moment: datetime, now: datetime | None = None) -> str:
+    """Return how far a time is away, in either direction."""
+    seconds = (moment - (now or datetime.now(UTC))).total_seconds()
+    return f"in {length_of(seconds)}" if seconds > 0 else f"{length_of(-seconds)} ago"
+
+
+def has_come(moment: datetime, now: datetime | None = None) -> bool:
+    """Tell whether a time is not ahead any more."""
+    return moment <= (now or datetime.now(UTC))
+
+
+def countdown(moment: datetime, now: datetime | None = None) -> str:
+    """Return how long it is until a time, as `4 h 12 min`; `now` when it has come."""
+    now = now or datetime.now(UTC)
+    if has_come(moment, now):
+        return "now"
+    seconds = (moment - now).total_seconds()
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if not hours or hours >= 48:  # noqa: PLR2004 - beyond two days nobody counts minutes
+        return length_of(seconds)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def clock_time(moment: datetime) -> str:
+    """Return a time of today as the clock on the wall shows it, another with its day."""
+    local = moment.astimezone()
+    is_today = local.date() == datetime.now(UTC).astimezone().date()
+    return f"{local:%H:%M:%S}" if is_today else f"{local:%Y-%m-%d %H:%M:%S}"
+
+
+def moment_of(seconds: float) -> datetime | None:
+    """Return Unix seconds as a time; None where no calendar reaches that far."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, OSError, ValueError):
+        return None

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, TextIO, cast
 import click
 import msgspec
 
-from headgate.cli.times import clock_time, from_now, length_of
+from headgate.cli.output import clock_time, from_now, length_of
 from headgate.core.money import format_usd
-from headgate.core.texts.printable import printable
+from headgate.core.text import printable
 from headgate.errors import MICRO_PER_USD
 
 if TYPE_CHECKING:
-    from headgate.core.tasks.task import TaskStatus
-    from headgate.task_snapshot import AttemptBody, TaskSnapshot, TaskUsageBody
+    from headgate.core.task import TaskStatus
+    from headgate.core.task_view import AttemptBody, TaskSnapshot, TaskUsageBody
+
 
 HEADER = ("task", "state", "agent", "project", "action", "created", "took", "error")
 MOST_ERROR_CHARACTERS = 60

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from headgate.bodies.tasks import RefusalBody
+from headgate.api.schema.tasks import RefusalBody
 from headgate.errors import (
     NotAllowedError,
     RequestRefusedError,

@@ -16,13 +16,8 @@ from typing import Any, NamedTuple
 
 from headgate.client.address import Address
 from headgate.client.calls import Call
-from headgate.client.event_stream import (
-    SILENCE_SECONDS,
-    Message,
-    MessageReader,
-    StreamOverError,
-)
 from headgate.client.replies import MAX_ANSWER_BYTES, Reply, error_of, no_answer, not_reached
+from headgate.client.steps import SILENCE_SECONDS, Message, MessageReader, StreamOverError
 from headgate.errors import ServiceError
 
 CONNECT_SECONDS = 5.0

@@ -1,1 +1,1 @@
-"""The pure core: decisions and arithmetic, as functions of a snapshot and `now`."""
+"""The decisions and their arithmetic: pure functions of a snapshot and `now`."""

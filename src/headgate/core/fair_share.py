@@ -8,10 +8,13 @@ afresh each time.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
-from headgate.core.projects import Project
-from headgate.core.snapshot import SchedulerState
+import msgspec
+
+from headgate.core.snapshot import Project, SchedulerState
 
 
 class Turn:
@@ -115,3 +118,266 @@ class ShareOrder:
 
 def _place(turn: Turn) -> tuple[int, int, int, Turn]:
     return (turn.guaranteed, turn.used + turn.forgiven, turn.order, turn)
+
+
+# The arithmetic of fair shares: target ratios, deficits, and when a budget is used up.
+#
+# A deficit here is target minus actual, so a positive one is owed work. The scheduler's own sort
+# key is actual minus target; both put the same project first.
+
+
+class BudgetManager:
+    """Share arithmetic under an optional cap on all tokens; None means no cap."""
+
+    def __init__(self, global_budget: int | None = None) -> None:
+        self.global_budget = global_budget
+
+    def calculate_target_ratios(self, weights: Mapping[str, float]) -> dict[str, float]:
+        """Return each project's fraction of the whole, or nothing if the weights sum to zero."""
+        total_weight = sum(weights.values())
+        if total_weight == 0:
+            return {}
+        return {project_id: weight / total_weight for project_id, weight in weights.items()}
+
+    def calculate_deficits(
+        self, weights: Mapping[str, float], usage: Mapping[str, int]
+    ) -> dict[str, float]:
+        """Return how far each weighted project is below its share; negative is above it.
+
+        Usage of a project without a weight counts in the total and has no deficit of its own.
+        """
+        targets = self.calculate_target_ratios(weights)
+        total_usage = sum(usage.values())
+        if total_usage == 0:
+            return targets
+        return {
+            project_id: target - usage.get(project_id, 0) / total_usage
+            for project_id, target in targets.items()
+        }
+
+    def is_global_budget_exhausted(self, total_used: int) -> bool:
+        """Tell whether the cap on all tokens is reached."""
+        return self.global_budget is not None and total_used >= self.global_budget
+
+    def is_project_budget_exhausted(self, project_used: int, budget_limit: int | None) -> bool:
+        """Tell whether a project has reached its own limit; None is no limit."""
+        return budget_limit is not None and project_used >= budget_limit
+
+
+# The share of each project: the one that its weight asks for, and the one that it had.
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """One project's parts of 1; a positive `deficit` is owed work."""
+
+    project_id: str
+    weight: float
+    target: float
+    actual: float
+    tokens: int
+
+    @property
+    def deficit(self) -> float:
+        """How far the project is below its share; negative is above it."""
+        return self.target - self.actual
+
+
+def shares(projects: Iterable[Project], tokens: Mapping[str, int]) -> tuple[Share, ...]:
+    """Return the shares of projects in their order; where nobody has a weight, all are equal.
+
+    Tokens of a project that is not among them count in the whole. Without any, nobody has had
+    anything yet.
+    """
+    weights = {project.id: project.credit_weight for project in projects}
+    whole = sum(tokens.values())
+    targets = BudgetManager().calculate_target_ratios(weights)
+    return tuple(
+        Share(
+            project_id=name,
+            weight=weight,
+            target=targets[name] if targets else 1 / len(weights),
+            actual=tokens.get(name, 0) / whole if whole else 0.0,
+            tokens=tokens.get(name, 0),
+        )
+        for name, weight in weights.items()
+    )
+
+
+# The lag clamp: what a project is owed after a pause is bounded.
+#
+# A project that used nothing for a day is owed half of everything the others used, and would take
+# thousands of grants in a row when it comes back. When it joins a round, what it is owed beyond
+# `max_lag_tokens` is forgiven, by counting the excess as if it had used it. A project that stays is
+# never clamped, however dear its tasks or those of others are: it is owed what it has earned.
+#
+# The decision is made from one snapshot, so what was forgiven must be carried to the next one, or
+# the same debt would be found again.
+
+
+def forgiven_lag(
+    usage: Sequence[int],
+    targets: Sequence[float],
+    *,
+    joins: Sequence[bool],
+    max_lag_tokens: int,
+) -> list[int]:
+    """Return the tokens to add to each project that joins so that it is owed at most the bound.
+
+    `usage` includes what was forgiven before; `targets` are the shares, in the same order.
+    """
+    level = _level_of_the_present(usage, targets, joins)
+    if level is None:
+        level = _common_level(usage, targets, max_lag_tokens)
+    debts = (math.ceil(share * level) - used for used, share in zip(usage, targets, strict=True))
+    return [
+        max(0, debt - max_lag_tokens) if joined else 0
+        for debt, joined in zip(debts, joins, strict=True)
+    ]
+
+
+def _level_of_the_present(
+    usage: Sequence[int], targets: Sequence[float], joins: Sequence[bool]
+) -> float | None:
+    """Return the total at which those who stay have had their shares; None if nobody stays."""
+    present = [
+        (used, share)
+        for used, share, joined in zip(usage, targets, joins, strict=True)
+        if not joined
+    ]
+    share = sum(share for _, share in present)
+    return sum(used for used, _ in present) / share if share else None
+
+
+def _common_level(usage: Sequence[int], targets: Sequence[float], bound: int) -> float:
+    """Return the total usage at which everyone beyond the bound stands exactly at it.
+
+    Forgiving one project raises the total, and with it what the others are owed, so those beyond
+    the bound are solved for together; each pass can only find more of them.
+    """
+    level, forgiven = float(sum(usage)), 0
+    while True:
+        pairs = zip(usage, targets, strict=True)
+        kept = [(used, share) for used, share in pairs if share * level - used <= bound]
+        if len(usage) - len(kept) <= forgiven:
+            return level
+        forgiven = len(usage) - len(kept)
+        share = sum(share for _, share in kept)
+        if not share:
+            return level
+        level = (sum(used for used, _ in kept) - bound * forgiven) / share
+
+
+# What projects used lately: the figures of fair share, over a rolling window of hours.
+#
+# Figures are kept by the hour, and an hour counts until all of it is older than the window.
+
+SECONDS_PER_HOUR = 3_600
+
+
+class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a project used in the hour that starts at `hour` (Unix seconds)."""
+
+    project_id: str
+    hour: int
+    tokens: int = 0
+    micro_usd: int = 0
+    started: int = 0
+    completed: int = 0
+    forgiven: int = 0
+
+
+class _Totals:
+    __slots__ = ("completed", "forgiven", "hours", "started", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = self.started = self.completed = self.forgiven = 0
+        self.hours: dict[int, list[int]] = {}
+
+    def add(self, hour: int, tokens: int, started: int, completed: int, forgiven: int) -> None:
+        amounts = self.hours.get(hour)
+        if amounts is None:
+            amounts = self.hours[hour] = [0, 0, 0, 0]
+        amounts[0] += tokens
+        amounts[1] += started
+        amounts[2] += completed
+        amounts[3] += forgiven
+        self._count(tokens, started, completed, forgiven)
+
+    def leave(self, hour: int) -> None:
+        tokens, started, completed, forgiven = self.hours.pop(hour)
+        self._count(-tokens, -started, -completed, -forgiven)
+
+    def _count(self, tokens: int, started: int, completed: int, forgiven: int) -> None:
+        self.tokens += tokens
+        self.started += started
+        self.completed += completed
+        self.forgiven += forgiven
+
+
+class ProjectFigures:
+    """Usage, starts, completions and forgiven lag of each project within the window."""
+
+    def __init__(self, *, window_hours: int, rows: Iterable[UsageRow] = ()) -> None:
+        self._window_seconds = window_hours * SECONDS_PER_HOUR
+        self._projects: dict[str, _Totals] = {}
+        self._hour = 0
+        for row in rows:
+            self._totals(row.project_id).add(
+                row.hour, row.tokens, row.started, row.completed, row.forgiven
+            )
+
+    def add(
+        self,
+        project_id: str,
+        now: float,
+        *,
+        tokens: int = 0,
+        started: int = 0,
+        completed: int = 0,
+        forgiven: int = 0,
+    ) -> None:
+        """Count something that happened now."""
+        hour = hour_of(now)
+        self._totals(project_id).add(hour, tokens, started, completed, forgiven)
+
+    def roll(self, now: float) -> None:
+        """Leave out what is older than the window."""
+        hour = hour_of(now)
+        if hour == self._hour:
+            return
+        self._hour = hour
+        oldest = hour - self._window_seconds
+        for totals in self._projects.values():
+            for old in [start for start in totals.hours if start < oldest]:
+                totals.leave(old)
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """The tokens used, by project."""
+        return {name: totals.tokens for name, totals in self._projects.items()}
+
+    @property
+    def started(self) -> dict[str, int]:
+        """The tasks started, by project."""
+        return {name: totals.started for name, totals in self._projects.items()}
+
+    @property
+    def completed(self) -> dict[str, int]:
+        """The tasks done, by project."""
+        return {name: totals.completed for name, totals in self._projects.items()}
+
+    @property
+    def forgiven(self) -> dict[str, int]:
+        """The tokens of lag that were forgiven, by project."""
+        return {name: totals.forgiven for name, totals in self._projects.items()}
+
+    def _totals(self, project_id: str) -> _Totals:
+        totals = self._projects.get(project_id)
+        if totals is None:
+            totals = self._projects[project_id] = _Totals()
+        return totals
+
+
+def hour_of(now: float) -> int:
+    """Return the start of the hour."""
+    return int(now // SECONDS_PER_HOUR) * SECONDS_PER_HOUR

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from headgate.core.budgets.scopes import ROOT, Scope, ancestors
-from headgate.core.tasks.task import Task
+from headgate.core.task import Task
 
 GateKind = Literal["scope", "target", "slot", "provider", "agent", "worker", "node"]
 

@@ -10,7 +10,12 @@ relative, and a term whose maximum is zero counts nothing.
 
 from __future__ import annotations
 
-from math import inf, sqrt
+import re
+from bisect import bisect_left, insort
+from collections.abc import Hashable
+from heapq import heappop, heappush
+from math import gcd, inf, isfinite, sqrt
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -134,3 +139,398 @@ def _growth(values: tuple[float, ...]) -> float:
     if older == 0:
         return 1.0 if newer > 0 else 0.0
     return newer / older - 1
+
+
+# Task weights by model: how much a call to a model counts in the depth of a queue.
+#
+# A weight is a proxy for cost, not a price. The rule it keeps: the most specific tier that a
+# model's name contains decides, whatever the order in which the vendor writes tier, version and
+# date.
+
+TIER_WEIGHTS = {
+    "opus": 5.0,
+    "sonnet": 2.0,
+    "haiku": 1.0,
+    "o3": 5.0,
+    "o1": 5.0,
+    "gpt-4o": 3.0,
+    "gpt-4o-mini": 1.0,
+    "gemini-pro": 3.0,
+    "gemini-flash": 1.0,
+}
+UNKNOWN_WEIGHT = 2.0
+
+CHARS_PER_TOKEN = 4
+TOKENS_PER_WEIGHT = 1000
+
+_TIERS = sorted(
+    ((tier.split("-"), weight) for tier, weight in TIER_WEIGHTS.items()),
+    key=lambda entry: -len(entry[0]),
+)
+
+
+def model_weight(model: str) -> float:
+    """Return the weight of a model's tier, by its name in full: `gpt-4o-mini-2024-07-18`."""
+    words = re.split(r"[^a-z0-9]+", model.lower())
+    for tier_words, weight in _TIERS:
+        if _in_order(tier_words, words):
+            return weight
+    return UNKNOWN_WEIGHT
+
+
+def estimate_weight(model: str, prompt_chars: int) -> float:
+    """Return the weight of a task: its model's, times the prompt's thousands of tokens, at least 1.
+
+    Four characters are taken for a token.
+    """
+    if prompt_chars < 0:
+        raise InvalidSettingError("prompt_chars", f"must be at least 0, not {prompt_chars}")
+    input_tokens = prompt_chars / CHARS_PER_TOKEN
+    return model_weight(model) * max(input_tokens / TOKENS_PER_WEIGHT, 1.0)
+
+
+def _in_order(wanted: list[str], words: list[str]) -> bool:
+    """Say whether the wanted words occur in this order; versions may stand between them."""
+    remaining = iter(words)
+    return all(word in remaining for word in wanted)
+
+
+# The lane with the highest load, found without looking at every lane.
+#
+# Once both maxima are known, the load of a lane is linear in its depth and in the tick of its
+# oldest task: with a = alpha * max age and b = (1 - alpha) * max depth, the best lane has the
+# lowest *cost*, `b * oldest_tick - a * depth`. All lanes age together, so their order changes only
+# with the ratio a : b, which drifts slowly. The ranking keeps the lanes sorted for an earlier
+# ratio, in bands of similar depth. The range of a band bounds how far its lanes can have moved
+# since, so that only the first few of each band need to be read. When reading has cost more than
+# sorting would, the lanes are sorted for the ratio of the moment. While there are only a few
+# different depths, the oldest lane of each is read instead, and no bands are kept: agents that
+# each ask for one permit at a time all have the same depth, and come and go with every grant.
+#
+# The rule it keeps: the answer is the one that comparing all lanes gives, in integers. Ties go to
+# the deeper lane, then to the one served longest ago, then to the lowest `order`.
+
+MICRO = 1_000_000
+
+_SLACK_VALUES = 64
+_LEADING_BITS = 2
+_BITS_BELOW_DEEPEST = 4
+
+_MOST_FLAT_DEPTHS = 8
+_FEW_DEPTHS = 4
+
+Lane = TypeVar("Lane", bound=Hashable)
+
+Tie = tuple[int, int, int, int]
+"""What decides between equal costs: depth (negated), last served, order, number of the update."""
+
+
+def to_micro_weight(weight: float) -> int:
+    """Return the weight in whole millionths, so that a depth is an exact sum."""
+    if not (isfinite(weight) and weight >= 0):
+        raise InvalidSettingError("weight", f"must be a finite number of at least 0, not {weight}")
+    return round(weight * MICRO)
+
+
+class _Point(msgspec.Struct, Generic[Lane], eq=False):
+    """A lane as it stood at its last update."""
+
+    lane: Lane
+    depth: int
+    oldest: int
+    tie: Tie
+
+
+class _Band(msgspec.Struct, Generic[Lane], eq=False):
+    """Lanes whose depths lie in one range, by their rank and tie; of each depth only the first.
+
+    A rank is a cost at the weights of the last sorting.
+    """
+
+    least_depth: int
+    most_depth: int
+    entries: list[tuple[int, Tie, _Point[Lane]]]
+
+
+class _Bag:
+    """A bag of integers that knows its smallest.
+
+    A value that has left stays in the heap until it surfaces, or until there are too many such.
+    """
+
+    __slots__ = ("counts", "heap")
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+        self.heap: list[int] = []
+
+    def add(self, value: int) -> None:
+        counts = self.counts
+        if value in counts:
+            counts[value] += 1
+        else:
+            counts[value] = 1
+            heappush(self.heap, value)
+
+    def least(self) -> int:
+        counts, heap = self.counts, self.heap
+        value = heap[0]
+        while not counts[value]:
+            del counts[heappop(heap)]
+            value = heap[0]
+        return value
+
+    def trim(self) -> None:
+        self.counts = {value: count for value, count in self.counts.items() if count}
+        self.heap = sorted(self.counts)
+
+
+class LoadRanking(Generic[Lane]):
+    """Lanes that have work, and which of them has the highest load.
+
+    `examined` counts the lanes that `best` has read or sorted so far: the measure of its cost.
+    """
+
+    def __init__(self) -> None:
+        self.examined = 0
+        self._alpha = -1.0
+        self._depth_share, self._age_share = 0, 1
+        self._points: dict[Lane, _Point[Lane]] = {}
+        self._oldest_ticks = _Bag()
+        self._negated_depths = _Bag()
+        self._latest_tick = 0
+        self._by_depth: dict[int, list[tuple[int, Tie, _Point[Lane]]]] = {}
+        self._bands: dict[int, _Band[Lane]] = {}
+        self._sorted_depth = 0
+        self._sorted_age = 1
+        self._narrowest_bits = 0
+        self._reads = 0
+        self._updates = 0
+        self._is_flat = True
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def __contains__(self, lane: Lane) -> bool:
+        return lane in self._points
+
+    def put(
+        self, lane: Lane, *, depth_micro: int, oldest_tick: int, last_served_tick: int, order: int
+    ) -> None:
+        """Enter a lane, or replace what was known of it.
+
+        `depth_micro` is the weight of its waiting tasks in millionths, `oldest_tick` the tick at
+        which the oldest of them was queued. Give each lane its own `order`: it breaks the last tie.
+        """
+        if depth_micro < 0:
+            raise InvalidSettingError("depth_micro", f"must be at least 0, not {depth_micro}")
+        if lane in self._points:
+            self.discard(lane)
+        self._updates += 1
+        tie = (-depth_micro, last_served_tick, order, self._updates)
+        point = self._points[lane] = _Point(lane, depth_micro, oldest_tick, tie)
+        self._latest_tick = max(self._latest_tick, oldest_tick)
+        if self._is_flat:
+            peers = self._by_depth.get(depth_micro)
+            if peers is None:
+                self._by_depth[depth_micro] = [(oldest_tick, tie, point)]
+            elif oldest_tick > peers[-1][0]:
+                peers.append((oldest_tick, tie, point))
+            else:
+                insort(peers, (oldest_tick, tie, point))
+            return
+        self._oldest_ticks.add(oldest_tick)
+        self._negated_depths.add(-depth_micro)
+        self._add(point)
+
+    def discard(self, lane: Lane) -> None:
+        """Take a lane out, if it is there."""
+        point = self._points.pop(lane, None)
+        if point is None:
+            return
+        if self._is_flat:
+            peers = self._by_depth[point.depth]
+            is_first = peers[0][2] is point
+            del peers[0 if is_first else bisect_left(peers, (point.oldest, point.tie, point))]
+            if not peers:
+                del self._by_depth[point.depth]
+            return
+        self._oldest_ticks.counts[point.oldest] -= 1
+        self._negated_depths.counts[-point.depth] -= 1
+        self._remove(point)
+        most_values = 2 * len(self._points) + _SLACK_VALUES
+        if len(self._oldest_ticks.heap) > most_values:
+            self._oldest_ticks.trim()
+        if len(self._negated_depths.heap) > most_values:
+            self._negated_depths.trim()
+
+    def best(self, *, tick: int, alpha: float) -> Lane | None:
+        """Return the lane with the highest load at this tick, None if there is no lane."""
+        if alpha != self._alpha:
+            self._depth_share, self._age_share = _shares(alpha)
+            self._alpha = alpha
+        if not self._points:
+            return None
+        if tick < self._latest_tick:
+            return self._compare_all(tick)
+        if self._is_flat:
+            if len(self._by_depth) <= _MOST_FLAT_DEPTHS:
+                return self._best_of_heads(tick)
+            self._draw_bands()
+        elif len(self._by_depth) <= _FEW_DEPTHS:
+            self._drop_bands()
+            return self._best_of_heads(tick)
+        most_depth = -self._negated_depths.least()
+        depth = self._depth_share * (tick - self._oldest_ticks.least())
+        # Where no lane has any depth, age alone decides.
+        age = self._age_share * most_depth or 1
+        if self._reads > len(self._by_depth):
+            self._sort(depth, age)
+        return self._find(depth, age, most_depth)
+
+    def _best_of_heads(self, tick: int) -> Lane:
+        """Compare the oldest lane of each depth: the others of it cost more, or have worse ties."""
+        by_depth = self._by_depth
+        self.examined += len(by_depth)
+        if len(by_depth) == 1:
+            (peers,) = by_depth.values()
+            return peers[0][2].lane
+        heads = [peers[0] for peers in by_depth.values()]
+        depth = self._depth_share * (tick - min(heads)[0])
+        age = self._age_share * max(by_depth) or 1
+        costs = [(age * oldest - depth * -tie[0], tie, point) for oldest, tie, point in heads]
+        return min(costs)[2].lane
+
+    def _draw_bands(self) -> None:
+        """Keep bands and bags from now on, because there are many depths."""
+        self._is_flat = False
+        for point in self._points.values():
+            self._oldest_ticks.add(point.oldest)
+            self._negated_depths.add(-point.depth)
+        for peers in self._by_depth.values():
+            insort(self._entries_of(peers[0][2].depth), self._ranked(peers[0][2]))
+        self.examined += len(self._by_depth)
+
+    def _drop_bands(self) -> None:
+        """Keep neither, because there are only a few depths left."""
+        self._is_flat = True
+        self._oldest_ticks, self._negated_depths = _Bag(), _Bag()
+        self._bands.clear()
+
+    def _find(self, depth: int, age: int, most_depth: int) -> Lane:
+        """Let the lanes of each band take the lead, as far down as one of them possibly could.
+
+        From a rank at the weights of the last sorting follows the cost now: for every lane,
+        `sorted_age * cost == age * rank - shift * depth`.
+        """
+        sorted_age = self._sorted_age
+        shift = depth * sorted_age - self._sorted_depth * age
+        leader = self._by_depth[most_depth][0][2]
+        best_tie, lowest = leader.tie, age * leader.oldest - depth * most_depth
+        reads = 0
+        for band in self._bands.values():
+            gained = shift * (min(band.most_depth, most_depth) if shift > 0 else band.least_depth)
+            within_reach = sorted_age * lowest + gained
+            for rank, tie, point in band.entries:
+                reach = age * rank
+                # Further down the ranks are higher, or equal with ties that are worse.
+                if reach > within_reach or (reach == within_reach and tie > best_tie):
+                    break
+                reads += 1
+                cost = age * point.oldest - depth * point.depth
+                if cost < lowest or (cost == lowest and tie < best_tie):
+                    leader, best_tie, lowest = point, tie, cost
+                    within_reach = sorted_age * lowest + gained
+        self._reads += reads
+        self.examined += reads + len(self._bands)
+        return leader.lane
+
+    def _add(self, point: _Point[Lane]) -> None:
+        """Enter a point among those of its depth, and in its band if it is the first of them."""
+        peers = self._by_depth.get(point.depth)
+        if peers is None:
+            self._by_depth[point.depth] = [(point.oldest, point.tie, point)]
+            insort(self._entries_of(point.depth), self._ranked(point))
+            return
+        before = peers[0][2]
+        insort(peers, (point.oldest, point.tie, point))
+        if peers[0][2] is point:
+            entries = self._entries_of(point.depth)
+            del entries[bisect_left(entries, self._ranked(before))]
+            insort(entries, self._ranked(point))
+
+    def _remove(self, point: _Point[Lane]) -> None:
+        """Undo `_add`: the next of the same depth, if any, takes the place in the band."""
+        peers = self._by_depth[point.depth]
+        if peers[0][2] is not point:
+            del peers[bisect_left(peers, (point.oldest, point.tie, point))]
+            return
+        entries = self._entries_of(point.depth)
+        del entries[bisect_left(entries, self._ranked(point))]
+        if len(peers) == 1:
+            del self._by_depth[point.depth]
+        else:
+            del peers[0]
+            insort(entries, self._ranked(peers[0][2]))
+
+    def _ranked(self, point: _Point[Lane]) -> tuple[int, Tie, _Point[Lane]]:
+        rank = self._sorted_age * point.oldest - self._sorted_depth * point.depth
+        return rank, point.tie, point
+
+    def _entries_of(self, depth: int) -> list[tuple[int, Tie, _Point[Lane]]]:
+        """Return the band of a depth: half an octave, or more where the depths are small."""
+        bits = depth.bit_length() - _LEADING_BITS
+        bits = max(bits, self._narrowest_bits)
+        least = depth >> bits << bits
+        band = self._bands.get(least)
+        if band is None:
+            band = self._bands[least] = _Band(least, least + (1 << bits) - 1, [])
+        return band.entries
+
+    def _sort(self, depth: int, age: int) -> None:
+        """Rank all lanes anew, by these weights."""
+        self._sorted_depth, self._sorted_age = depth, age
+        self._fit_bands()
+        for band in self._bands.values():
+            band.entries = [
+                (age * point.oldest - depth * point.depth, tie, point)
+                for _, tie, point in band.entries
+            ]
+            band.entries.sort()
+        self._reads = 0
+        self.examined += len(self._by_depth)
+
+    def _fit_bands(self) -> None:
+        """Drop empty bands; draw all anew if the greatest depth has left the octaves they suit."""
+        narrowest_bits = max((-self._negated_depths.least()).bit_length() - _BITS_BELOW_DEEPEST, 0)
+        if abs(narrowest_bits - self._narrowest_bits) <= 1:
+            self._bands = {least: band for least, band in self._bands.items() if band.entries}
+            return
+        self._narrowest_bits = narrowest_bits
+        self._bands.clear()
+        for depth, peers in self._by_depth.items():
+            self._entries_of(depth).append(peers[0])
+
+    def _compare_all(self, tick: int) -> Lane:
+        """Answer for a tick before some lane's oldest task, which then has age 0.
+
+        Such lanes are out of the linear order. They come from a counter that was set back, so it
+        is enough to be right about them.
+        """
+        self.examined += len(self._points)
+        ticks = [point.oldest for point in self._points.values()]
+        self._latest_tick = max(ticks)
+        depth = self._depth_share * max(tick - min(ticks), 0)
+        age = self._age_share * max(self._by_depth) or 1
+        costs = (
+            (age * min(point.oldest, tick) - depth * point.depth, point.tie, point)
+            for point in self._points.values()
+        )
+        return min(costs)[2].lane
+
+
+def _shares(alpha: float) -> tuple[int, int]:
+    """Return alpha and its complement as whole numbers, as small as their ratio allows."""
+    alpha_micro = round(check_alpha(alpha, most=MOST_UNSAFE_ALPHA) * MICRO)
+    divisor = gcd(alpha_micro, MICRO)
+    return alpha_micro // divisor, (MICRO - alpha_micro) // divisor

@@ -6,12 +6,348 @@ and its argument is left as it was.
 
 from __future__ import annotations
 
-from headgate.core.decision import decide, eligible_turns
-from headgate.core.explain import Explanation
-from headgate.core.holds import Hold
-from headgate.core.lanes.index import LaneIndex
-from headgate.core.snapshot import AssignAction, SchedulerState, check_snapshot
-from headgate.core.tasks.task import TaskStatus
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from headgate.core.fair_share import ShareOrder, Turn, forgiven_lag, set_targets, total_tokens
+from headgate.core.lane_index import LaneIndex
+from headgate.core.lanes import AgentPlaces, Lane
+from headgate.core.reasons import (
+    AgentFull,
+    AgentUnavailable,
+    GateClosed,
+    GlobalBudgetExhausted,
+    Hold,
+    InflightCapReached,
+    LaneBehind,
+    NoIdleAgent,
+    NotYetDue,
+    ProjectBudgetExhausted,
+    ProjectConcurrencyReached,
+    ProjectNotActive,
+    ProjectUnknown,
+    RateLimited,
+)
+from headgate.core.snapshot import (
+    WORKING,
+    AssignAction,
+    LanePolicy,
+    SchedulerState,
+    check_snapshot,
+    is_due,
+    tokens_charged,
+)
+from headgate.core.task import Choice, LaneRule, Task, TaskStatus
+
+# One round of decisions over the lane index.
+#
+# Without a lane policy the agents are asked in their order, and each takes from the project whose
+# turn it is: plain fair share. With one, the project comes first, then its lane by the policy, then
+# the agent of that lane. The state supplies the projects and the figures; tasks, agents, gates and
+# the history of lanes are in the index.
+
+SHARE_STEPS = 10_000
+"""Shares are noted to the hundredth of a percent."""
+
+_RULES = {
+    LanePolicy.FEWEST_IN_FLIGHT: LaneRule.FEWEST_IN_FLIGHT,
+    LanePolicy.HIGHEST_LOAD: LaneRule.HIGHEST_LOAD,
+}
+
+
+def decide(index: LaneIndex, state: SchedulerState) -> list[AssignAction]:
+    """Plan assignments until nobody who waits can be served; planned tasks leave the index."""
+    return Round(index, state).run()
+
+
+class Round:
+    """One round: the plan so far with its grounds, and the figures that it has changed."""
+
+    def __init__(self, index: LaneIndex, state: SchedulerState) -> None:
+        self.index = index
+        self.state = state
+        self.actions: list[AssignAction] = []
+        self.choices: list[Choice] = []
+        self.turns = eligible_turns(index, state)
+        self.inflight = _inflight(state)
+        self.global_used = state.global_tokens_used + sum(state.project_reserved.values())
+        self.order = ShareOrder(self.turns, total=_total(self.turns, state))
+        self._global_budget = math.inf if state.global_budget is None else state.global_budget
+        self._max_inflight = math.inf if state.max_inflight is None else state.max_inflight
+        self._usual_rule = LaneRule.AGENT_IN_TURN if index.policy is None else _RULES[index.policy]
+
+    @property
+    def is_over_global_budget(self) -> bool:
+        """Whether the global budget is used up."""
+        return self.global_used >= self._global_budget
+
+    @property
+    def is_at_inflight_cap(self) -> bool:
+        """Whether as many tasks are in flight as may be."""
+        return self.inflight >= self._max_inflight
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more can be given to anybody."""
+        return (
+            not self.index.agents.free
+            or self.index.offers.is_over
+            or self.inflight >= self._max_inflight
+            or self.global_used >= self._global_budget
+        )
+
+    def run(self) -> list[AssignAction]:
+        """Make all assignments of the round."""
+        if self.index.policy is None:
+            self._agents_in_turn()
+        else:
+            self._projects_in_turn()
+        return self.actions
+
+    def _projects_in_turn(self) -> None:
+        tick, alpha = self.state.tick, self.state.alpha
+        while not self.is_over and (turn := self.order.first()) is not None:
+            lane = None
+            if not turn.is_held:
+                lane = self.index.choose_lane(turn.project.id, tick=tick, alpha=alpha)
+            agent = None if lane is None else self.index.agent_for(lane)
+            if lane is None or agent is None:
+                # A project that is refused once is refused for the rest of the round: its usage
+                # and its agents only grow, and its lanes only empty.
+                self.order.leave(turn)
+            else:
+                self._assign(turn, lane, agent)
+
+    def _agents_in_turn(self) -> None:
+        free = (entry for entry in self.index.agents if entry.is_free)
+        waiting = deque(entry for entry in free if self.index.has_lane_for(entry.agent))
+        while waiting and not self.is_over:
+            agent = waiting.popleft()
+            if self._serve(agent) and agent.is_free:
+                waiting.append(agent)
+
+    def _serve(self, agent: AgentPlaces) -> bool:
+        """Give an agent the task of the first project in turn that has one for it."""
+        passed_over: list[Turn] = []
+        lane = None
+        while lane is None and (turn := self.order.first()) is not None:
+            if not turn.is_held:
+                lane = self.index.lane_for(turn.project.id, agent.agent)
+            if lane is not None:
+                self._assign(turn, lane, agent)
+                continue
+            self.order.leave(turn)
+            if self.index.ready(turn.project.id):
+                passed_over.append(turn)
+        for turn in passed_over:
+            self.order.put_back(turn)
+        return lane is not None
+
+    def _assign(self, turn: Turn, lane: Lane, agent: AgentPlaces) -> None:
+        self.choices.append(self._choice(turn, lane))
+        task = self.index.take(lane, agent, tick=self.state.tick)
+        self.actions.append(AssignAction(agent.agent.id, task.id, task.project_id))
+        turn.active += 1
+        self.inflight += 1
+        if self.state.project_started is not None:
+            turn.guaranteed = 1
+        tokens = 0
+        if self.state.charge_in_round:
+            tokens = tokens_charged(task, self.state.default_tokens)
+        self.global_used += tokens
+        self.order.charge(turn, tokens)
+
+    def _choice(self, turn: Turn, lane: Lane) -> Choice:
+        lanes = len(self.index.projects[lane.project_id].lanes)
+        projects, rule = len(self.turns), self._rule(lane)
+        if projects == 1:
+            return Choice(lanes=lanes, rule=rule, ready=lane.ready)
+        return Choice(
+            projects=projects,
+            target_share=_noted(turn.target),
+            actual_share=_noted(self.order.share_of(turn)),
+            is_guaranteed=not turn.guaranteed,
+            lanes=lanes,
+            rule=rule,
+            ready=lane.ready,
+        )
+
+    def _rule(self, lane: Lane) -> LaneRule:
+        most = self.state.max_wait_ticks
+        if most is None or self.index.policy is None:
+            return self._usual_rule
+        is_overdue = self.state.tick - lane.waiting_since() >= most
+        return LaneRule.LONGEST_WAIT if is_overdue else self._usual_rule
+
+
+def eligible_turns(index: LaneIndex, state: SchedulerState) -> list[Turn]:
+    """Return the active projects with work, with their targets and what they are forgiven."""
+    turns = [
+        Turn(project, order=order, state=state)
+        for order, project in enumerate(state.projects)
+        if index.ready(project.id) and project.status in WORKING
+    ]
+    set_targets(turns)
+    if state.max_lag_tokens is not None:
+        _forgive(turns, state.projects_present or (), state.max_lag_tokens)
+    return turns
+
+
+def _forgive(turns: list[Turn], present: Iterable[str], max_lag_tokens: int) -> None:
+    stayed = frozenset(present)
+    joins = [turn.project.id not in stayed for turn in turns]
+    if not any(joins):
+        return
+    forgiven = forgiven_lag(
+        [turn.used + turn.forgiven for turn in turns],
+        [turn.target for turn in turns],
+        joins=joins,
+        max_lag_tokens=max_lag_tokens,
+    )
+    for turn, tokens in zip(turns, forgiven, strict=True):
+        turn.forgiven += tokens
+
+
+def _noted(share: float) -> float:
+    # Every start is noted, and rounding to decimals takes more than twice as long as this.
+    return round(share * SHARE_STEPS) / SHARE_STEPS
+
+
+def _total(turns: list[Turn], state: SchedulerState) -> int:
+    # Tokens of projects that are not in the round would stretch every share, and let the heaviest
+    # project take grants in a row until it had caught up with them. Bounding the lag therefore
+    # means sharing only what the projects of the round have used.
+    if state.max_lag_tokens is None:
+        return total_tokens(state) + sum(turn.forgiven for turn in turns)
+    return sum(turn.used + turn.forgiven for turn in turns)
+
+
+def _inflight(state: SchedulerState) -> int:
+    counts = state.agent_inflight
+    if counts is None:
+        counts = state.project_active_agent_counts
+    return sum(counts.values())
+
+
+# The reasons of a round: for every task that waits, each rule that keeps it waiting.
+#
+# The rules are asked from the widest to the narrowest, and the first that holds is the one worth
+# telling. A task that nothing forbids waits because other work went first.
+
+
+class Explanation:
+    """What a finished round says about the tasks that it did not plan."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._index = LaneIndex.of(state)
+        # Who was free is asked before the round: an agent that the round itself filled is not
+        # a reason, the work that went first is.
+        self._free_before = {entry.agent.id for entry in self._index.agents if entry.is_free}
+        self._open_hold = _why_nobody_is_free(self._index, self._free_before)
+        self._round = Round(self._index, state)
+        self.actions = self._round.run()
+        self._planned = {action.task_id for action in self.actions}
+        self._turns = {turn.project.id: turn for turn in self._round.turns}
+        self._projects = {project.id: project for project in state.projects}
+
+    def is_waiting(self, task: Task) -> bool:
+        """Say whether the round left this READY task without an agent."""
+        return task.id not in self._planned
+
+    def holds(self, task: Task) -> tuple[Hold, ...]:
+        """Return every rule that keeps the task waiting, widest first; never empty."""
+        found = tuple(self._limits_of_all()) + tuple(self._limits_of_task(task))
+        if found:
+            return found
+        return (self._behind(task),)
+
+    def _limits_of_all(self) -> Iterator[Hold]:
+        budget, cap = self._state.global_budget, self._state.max_inflight
+        if budget is not None and self._round.is_over_global_budget:
+            yield GlobalBudgetExhausted(used=self._round.global_used, limit=budget)
+        if cap is not None and self._round.is_at_inflight_cap:
+            yield InflightCapReached(inflight=self._round.inflight, limit=cap)
+
+    def _limits_of_task(self, task: Task) -> Iterator[Hold]:
+        yield from self._project_holds(task)
+        if task.not_before is not None and not is_due(task, self._state.now):
+            yield NotYetDue(until=task.not_before)
+        yield from self._gate_holds(task)
+        yield from self._agent_holds(task)
+
+    def _project_holds(self, task: Task) -> Iterator[Hold]:
+        project = self._projects.get(task.project_id)
+        if project is None:
+            yield ProjectUnknown(project_id=task.project_id)
+            return
+        if project.status not in WORKING:
+            yield ProjectNotActive(project_id=project.id, status=project.status.value)
+        turn = self._turns.get(project.id) or Turn(project, order=0, state=self._state)
+        if project.budget_limit is not None and turn.is_over_budget:
+            yield ProjectBudgetExhausted(
+                project_id=project.id, used=turn.used, limit=project.budget_limit
+            )
+        if project.max_concurrent_agents is not None and turn.is_at_cap:
+            yield ProjectConcurrencyReached(
+                project_id=project.id, active=turn.active, limit=project.max_concurrent_agents
+            )
+
+    def _gate_holds(self, task: Task) -> Iterator[Hold]:
+        if task.id not in self._index:
+            return
+        for closure in sorted(self._index.gate_of(task).closed_by.values(), key=lambda c: c.part):
+            yield GateClosed(
+                kind=closure.kind, name=closure.name, until=closure.until, why=closure.why
+            )
+
+    def _agent_holds(self, task: Task) -> Iterator[Hold]:
+        if task.agent_id is not None:
+            yield from self._own_agent_holds(task.agent_id)
+            return
+        if self._open_hold is not None:
+            yield self._open_hold
+
+    def _own_agent_holds(self, agent_id: str) -> Iterator[Hold]:
+        entry = self._index.agents.get(agent_id)
+        if entry is None:
+            yield AgentUnavailable(agent_id=agent_id, state="unknown")
+        elif agent_id not in self._free_before:
+            yield _why_not_free(entry)
+
+    def _behind(self, task: Task) -> LaneBehind:
+        return LaneBehind(
+            project_id=task.project_id,
+            agent=task.agent_id if task.agent_id is not None else "any agent",
+            given_first=len(self.actions),
+        )
+
+
+def _why_nobody_is_free(index: LaneIndex, free: set[str]) -> Hold | None:
+    """Return what keeps open tasks from being taken by anybody, None if somebody is free."""
+    takers = [entry for entry in index.agents if entry.agent.accepts_open]
+    if any(entry.agent.id in free for entry in takers):
+        return None
+    limited = [entry for entry in takers if _has_room(entry)]
+    return _soonest(limited) if limited else NoIdleAgent()
+
+
+def _has_room(entry: AgentPlaces) -> bool:
+    return entry.limited_until is not None and entry.inflight < entry.places
+
+
+def _soonest(limited: list[AgentPlaces]) -> RateLimited:
+    first = min(limited, key=lambda entry: (entry.limited_until or 0.0, entry.order))
+    return RateLimited(agent_type=first.agent.agent_type, until=first.limited_until or 0.0)
+
+
+def _why_not_free(entry: AgentPlaces) -> Hold:
+    if _has_room(entry):
+        return _soonest([entry])
+    if entry.places:
+        return AgentFull(agent_id=entry.agent.id, inflight=entry.inflight, capacity=entry.places)
+    return AgentUnavailable(agent_id=entry.agent.id, state=entry.agent.state.value)
 
 
 class Scheduler:

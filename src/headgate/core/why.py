@@ -13,12 +13,11 @@ import msgspec
 from msgspec.structs import replace as replaced
 
 from headgate.core.budgets.scopes import Scope, is_within
-from headgate.core.dispatch.desk import Desk
-from headgate.core.dispatch.desk_settings import Waiting
-from headgate.core.dispatch.flights import InFlight
-from headgate.core.explain import Explanation
+from headgate.core.dispatch_plan import Waiting
+from headgate.core.dispatch_state import Desk
 from headgate.core.gates import GatePart
-from headgate.core.holds import (
+from headgate.core.in_flight import InFlight
+from headgate.core.reasons import (
     AgentFull,
     BudgetShort,
     EverythingPaused,
@@ -32,7 +31,8 @@ from headgate.core.holds import (
     ProjectConcurrencyReached,
     WorkersFull,
 )
-from headgate.core.tasks.records import is_worker
+from headgate.core.scheduler import Explanation
+from headgate.core.task import is_worker
 
 MAX_HOLDERS = 10
 

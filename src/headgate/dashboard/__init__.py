@@ -1,1 +1,1 @@
-"""The pages for people: what runs, what waits and why, and what it costs."""
+"""The dashboard: one module for each page."""

@@ -18,19 +18,18 @@ from posixpath import normpath
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from headgate.dashboard.cookies import CSRF, THEME, Cookies
-from headgate.dashboard.headers import PERMANENT_REDIRECT, compressed, page_answer, redirect
+from headgate.api.api import Api, Handler, Route
+from headgate.api.app import App
+from headgate.api.errors import Refusal
+from headgate.api.http.request import Request
+from headgate.api.http.response import Answer, Headers, plain_page, refusal_answer
+from headgate.config.settings import DashboardMode
+from headgate.dashboard.budgets import ROUTES as BUDGET_ROUTES
+from headgate.dashboard.errors import error_page, is_of_ledger, page_of_form
+from headgate.dashboard.forms import ONCE_FIELD, SentForms
+from headgate.dashboard.lists import read_name
 from headgate.dashboard.live import Live
-from headgate.dashboard.page import NO_ANSWER, Done, Page, PageRoute, View, answer_route
-from headgate.dashboard.page_entrance import (
-    Visitor,
-    known_visitor,
-    let_in,
-    needs_login,
-    read_form,
-)
-from headgate.dashboard.pages.errors import error_page, is_of_ledger, page_of_form
-from headgate.dashboard.pages.login import (
+from headgate.dashboard.login import (
     LOGIN,
     Tries,
     choose_theme,
@@ -39,18 +38,52 @@ from headgate.dashboard.pages.login import (
     login_path,
     show_login,
 )
-from headgate.dashboard.recent import Recent
+from headgate.dashboard.overview import ROUTES as OVERVIEW_ROUTES
+from headgate.dashboard.page import (
+    NO_ANSWER,
+    PERMANENT_REDIRECT,
+    Done,
+    Page,
+    PageRoute,
+    Recent,
+    View,
+    answer_route,
+    compressed,
+    page_answer,
+    redirect,
+)
+from headgate.dashboard.projects import ROUTES as PROJECT_ROUTES
 from headgate.dashboard.rendering import CSRF_MARK, ONCE_MARK, Rendering
-from headgate.dashboard.routes import ROUTES
-from headgate.dashboard.sent_forms import ONCE_FIELD, SentForms
-from headgate.dashboard.shown.reachable import read_name
+from headgate.dashboard.session import (
+    CSRF,
+    THEME,
+    Cookies,
+    Visitor,
+    known_visitor,
+    let_in,
+    needs_login,
+    read_form,
+)
+from headgate.dashboard.settings import ROUTES as SETTINGS_ROUTES
+from headgate.dashboard.slots import ROUTES as SLOT_ROUTES
 from headgate.dashboard.static_files import PREFIX, StaticFiles
-from headgate.settings.sections import DashboardMode
-from headgate.web.api import Api, Handler, Route
-from headgate.web.http.answers import Answer, Headers, refusal_answer
-from headgate.web.http.plain_pages import plain_page
-from headgate.web.http.requests import Request
-from headgate.web.refusals import Refusal
+from headgate.dashboard.task import ROUTES as TASK_ROUTES
+from headgate.dashboard.tasks import ROUTES as TASKS_ROUTES
+from headgate.dashboard.webhooks import ROUTES as WEBHOOK_ROUTES
+
+# Everything that the dashboard shows and does, page by page.
+
+ROUTES: tuple[PageRoute, ...] = (
+    *OVERVIEW_ROUTES,
+    *TASKS_ROUTES,
+    *TASK_ROUTES,
+    *PROJECT_ROUTES,
+    *BUDGET_ROUTES,
+    *SLOT_ROUTES,
+    *WEBHOOK_ROUTES,
+    *SETTINGS_ROUTES,
+)
+
 
 ROOT = "/"
 FOLDER = "/ui"
@@ -319,3 +352,13 @@ def _has_slash_at_end(request: Request) -> bool:
 def _url(request: Request) -> str:
     path, query = request.raw_path(), request.query_string()
     return f"{path}?{query}" if query else path
+
+
+# Putting the dashboard on the application of a service, unless it is switched off.
+
+
+def attach_dashboard(app: App, mode: DashboardMode) -> None:
+    """Serve the pages at `/` and below `/ui`; what is off is not there at all."""
+    if mode == "off":
+        return
+    app.serve_pages(Dashboard(app.api, mode))

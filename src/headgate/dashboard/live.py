@@ -20,12 +20,11 @@ from math import ceil
 
 import msgspec
 
-from headgate.dashboard.page import View
-from headgate.dashboard.recent import FRESH_SECONDS, until_full_second
+from headgate.api.errors import Refusal
+from headgate.api.forwarding import EVENT_STREAM
+from headgate.api.http.response import Answer
+from headgate.dashboard.page import FRESH_SECONDS, View, until_full_second
 from headgate.errors import NotDispatchingError, StoreError
-from headgate.web.forwarding import EVENT_STREAM
-from headgate.web.http.answers import Answer
-from headgate.web.refusals import Refusal
 
 OK = 200
 LOOK_SECONDS = FRESH_SECONDS

@@ -8,17 +8,24 @@ permissions and the bounds of a token hold here as they do there.
 
 from __future__ import annotations
 
+import asyncio
+import gzip
+import re
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
-from headgate.settings.sections import DashboardMode
-from headgate.web.api import Api
-from headgate.web.callers import Caller, Permission
-from headgate.web.http.answers import Answer
-from headgate.web.http.requests import Request
+from headgate.api.api import Api
+from headgate.api.callers import Caller
+from headgate.api.http.request import Request
+from headgate.api.http.response import Answer, Headers
+from headgate.config.settings import DashboardMode
+from headgate.errors import StoreUnavailableError
+from headgate.storage.tokens import Permission
 
 NO_ANSWER = "the store has not answered in time"
 
@@ -164,3 +171,173 @@ def action_route(
 def answer_route(path: str, handler: AnswerHandler, needs: Permission | None = "read") -> PageRoute:
     """Return a route that answers with something else than a page, such as raw JSON."""
     return PageRoute(path, needs, answer=handler)
+
+
+# The headers of every page: what it may load, who may frame it, and that nobody keeps it.
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+PAGE_HEADERS: Headers = (
+    (b"content-security-policy", CONTENT_SECURITY_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),
+    (b"x-frame-options", b"DENY"),
+    (b"cache-control", b"no-store"),
+)
+
+HTML = b"text/html; charset=utf-8"
+SEE_OTHER = 303
+PERMANENT_REDIRECT = 308
+NO_CONTENT = 204
+COMPRESSION = 5
+LEAST_COMPRESSED_BYTES = 1_000
+
+_GZIP = (b"gzip", b"x-gzip", b"*")
+"""The names of what a page is compressed with, the most exact first."""
+
+_WEIGHT = re.compile(rb"(?:q=(?:0\.[0-9]*[1-9][0-9]*|1(?:\.0*)?))?")
+"""A weight above nothing; without one it is 1."""
+
+_KEPT_IN_ADDRESS = "/?&=%:~@+,;!*'()$-._#"
+
+
+def page_answer(status: int, text: str, headers: Headers = ()) -> Answer:
+    """Return a page, or a region of one."""
+    return Answer(status, text.encode("utf-8", "replace"), (*PAGE_HEADERS, *headers), HTML)
+
+
+def compressed(answer: Answer, request: Request) -> Answer:
+    """Return a page as small as the browser takes it.
+
+    A page has the secret of its visitor in it beside texts of others, and its size tells of both.
+    No other site learns that size: its requests come without the cookies, and so get no page.
+    """
+    if len(answer.body) <= LEAST_COMPRESSED_BYTES:
+        return answer
+    headers: Headers = (*answer.headers, (b"vary", b"accept-encoding"))
+    if not takes_gzip(request.header(b"accept-encoding")):
+        return answer._replace(headers=headers)
+    return answer._replace(
+        body=gzipped(answer.body), headers=(*headers, (b"content-encoding", b"gzip"))
+    )
+
+
+def gzipped(content: bytes) -> bytes:
+    """Return a content as it is sent to whoever takes gzip; the same gives the same."""
+    return gzip.compress(content, COMPRESSION, mtime=0)
+
+
+def takes_gzip(accepted: bytes) -> bool:
+    """Tell whether an Accept-Encoding takes gzip, by the weight that it gives it."""
+    weights = {}
+    for wish in accepted.lower().split(b","):
+        coding, _, parameter = wish.partition(b";")
+        weights[coding.strip()] = _WEIGHT.fullmatch(parameter.strip()) is not None
+    return next((weights[coding] for coding in _GZIP if coding in weights), False)
+
+
+def redirect(
+    to: str, headers: Headers = (), *, is_fragment: bool = False, status: int = SEE_OTHER
+) -> Answer:
+    """Return what sends a browser to another page; a script is told in a header of its own."""
+    place = quote(to, safe=_KEPT_IN_ADDRESS).encode("ascii")
+    if is_fragment:
+        return Answer(NO_CONTENT, b"", ((b"hx-redirect", place), *PAGE_HEADERS, *headers))
+    return Answer(status, b"", ((b"location", place), *PAGE_HEADERS, *headers))
+
+
+# What was made a moment ago, so that fifty open pages cost one drawing.
+#
+# Rule: what is kept is found again only under the same key, and a key has everything in it that
+# the result may depend on. What is made soon is not kept beyond the next full second, which is
+# when pages are told what changed: what they fetch then was made after the change. What takes
+# long is kept for ten times as long, so that the largest page takes a tenth of the time at most,
+# however often it is asked for. What is old is let go, also when nobody asks any more: a page may
+# hold a whole tree.
+
+FRESH_SECONDS = 1.0
+MAKE_SECONDS = 25.0
+COST_FACTOR = 10.0
+MOST_FRESH_SECONDS = 10.0
+MAX_KEPT = 200
+
+Made = TypeVar("Made")
+
+
+def until_full_second(now: float, seconds: float = FRESH_SECONDS) -> float:
+    """Return how long it is until the next moment at which everybody looks."""
+    return seconds - now % seconds
+
+
+class Recent(Generic[Made]):
+    """The last result of each key; those who ask while it is made wait for the same one."""
+
+    def __init__(self, ticks: Callable[[], float] | None = None) -> None:
+        self._ticks = ticks
+        self._kept: OrderedDict[object, tuple[asyncio.Task[Made], float]] = OrderedDict()
+        self._sweep: asyncio.TimerHandle | None = None
+
+    async def get(self, key: object, make: Callable[[], Awaitable[Made]]) -> Made:
+        """Return what `make` returns, or returned under this key since the last full second.
+
+        It is made in a task of its own: that one visitor leaves is nothing to the others.
+        """
+        now = self._now()
+        making, fresh_until = self._kept.get(key, (None, 0.0))
+        if making is None or now >= fresh_until or _has_failed(making):
+            making = asyncio.create_task(_within_time(make))
+            making.add_done_callback(lambda made: self._made(key, made, now))
+            self._keep(key, making, now + until_full_second(now, FRESH_SECONDS))
+        return await asyncio.shield(making)
+
+    def _now(self) -> float:
+        return (self._ticks or asyncio.get_running_loop().time)()
+
+    def _made(self, key: object, made: asyncio.Task[Made], began: float) -> None:
+        _look_at(made)
+        rest = min(COST_FACTOR * (self._now() - began), MOST_FRESH_SECONDS)
+        known, fresh_until = self._kept.get(key, (None, 0.0))
+        if known is made and began + rest > fresh_until:
+            end = began + rest
+            self._kept[key] = (made, end + until_full_second(end, FRESH_SECONDS))
+
+    def _keep(self, key: object, making: asyncio.Task[Made], fresh_until: float) -> None:
+        self._kept[key] = (making, fresh_until)
+        self._kept.move_to_end(key)
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        if self._sweep is None:
+            self._sweep_soon()
+
+    def _sweep_soon(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sweep = loop.call_later(FRESH_SECONDS, self._let_go) if self._kept else None
+
+    def _let_go(self) -> None:
+        now = self._now()
+        for key, (made, fresh_until) in list(self._kept.items()):
+            if made.done() and now >= fresh_until:
+                del self._kept[key]
+        self._sweep_soon()
+
+
+async def _within_time(make: Callable[[], Awaitable[Made]]) -> Made:
+    try:
+        async with asyncio.timeout(MAKE_SECONDS):
+            return await make()
+    except TimeoutError:
+        raise StoreUnavailableError("the figures of a page did not come in time") from None
+
+
+def _has_failed(making: asyncio.Task[Made]) -> bool:
+    # Those who waited were told the same failure; whoever comes after them tries again.
+    return making.done() and (making.cancelled() or making.exception() is not None)
+
+
+def _look_at(making: asyncio.Task[Made]) -> None:
+    # Whoever asked may have left, and then nobody asks what came of it.
+    if not making.cancelled():
+        making.exception()

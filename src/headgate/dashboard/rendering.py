@@ -13,10 +13,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import headgate
-from headgate.core.texts.figures import ago, coming, relative
+from headgate.core.text import ago, coming, relative
+from headgate.dashboard import formats
+from headgate.dashboard.formats import reset_words
 from headgate.dashboard.page import Page, View
-from headgate.dashboard.shown import formats
-from headgate.dashboard.shown.slot_words import reset_words
 from headgate.dashboard.static_files import StaticFiles
 
 MACROS = "macros.html"

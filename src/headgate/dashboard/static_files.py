@@ -12,10 +12,9 @@ import hashlib
 from importlib.resources import files
 from typing import NamedTuple
 
-from headgate.dashboard.headers import takes_gzip
-from headgate.dashboard.page import View
-from headgate.web.http.answers import Answer, Headers
-from headgate.web.refusals import Refusal
+from headgate.api.errors import Refusal
+from headgate.api.http.response import Answer, Headers
+from headgate.dashboard.page import View, takes_gzip
 
 VENDORED = (
     "htmx-2.0.11.min.js",

@@ -1,1 +1,1 @@
-"""Executors: one module for each way of doing the work of a task."""
+"""Where a task's work is done: HTTP endpoint, child process, Python callable."""

@@ -9,17 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from headgate.errors import InvalidSettingError
-from headgate.executor import Executor
 from headgate.executors.callable import CallableExecutor
 from headgate.executors.command import CommandExecutor
-from headgate.executors.environment import SlotKeys, no_slot_keys
-from headgate.executors.targets import (
-    CallableTarget,
-    CommandTarget,
-    HttpTarget,
-    PullTarget,
-    Target,
-)
+from headgate.executors.executor import Executor
+from headgate.executors.targets import CallableTarget, CommandTarget, HttpTarget, PullTarget, Target
+from headgate.executors.templates import SlotKeys, no_slot_keys
 from headgate.providers.prices import PriceList
 
 

@@ -20,18 +20,17 @@ from typing import cast
 
 import msgspec
 
-from headgate.core.tasks.outcomes import (
-    NOTHING_USED,
-    Cancelled,
-    Failed,
-    Limited,
-    Outcome,
-    Succeeded,
-)
+from headgate.core.lifecycle import NOTHING_USED, Cancelled, Failed, Limited, Outcome, Succeeded
+from headgate.core.task import Submission
 from headgate.errors import InvalidSettingError
-from headgate.executor import WorkOrder
-from headgate.executors.order_view import OrderView
-from headgate.executors.results import MAX_DEPTH, as_json, shortened, too_large
+from headgate.executors.executor import (
+    MAX_DEPTH,
+    OrderView,
+    WorkOrder,
+    as_json,
+    shortened,
+    too_large,
+)
 from headgate.executors.targets import CallableTarget
 from headgate.providers.prices import PriceList
 from headgate.providers.usage import usage_of
@@ -218,3 +217,11 @@ def _plain_value(value: object) -> object:
 
 async def _not_open(*_arguments: object, **_keywords: object) -> object:
     raise RuntimeError("the executor of the function is not open")
+
+
+# The built-in target: it gives back what it was given, so that a first task can be done.
+
+
+async def echo(order: OrderView) -> dict[str, Submission]:
+    """Return the task as its client wrote it."""
+    return {"echo": order.work_order.submission}

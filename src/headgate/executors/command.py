@@ -6,18 +6,487 @@ input and as variables.
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
 import re
-from collections.abc import Mapping
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from errno import EACCES, ENOENT
+from pathlib import Path
+from typing import Any, Protocol
 
-from headgate.core.tasks.outcomes import Outcome
+import msgspec
+
+from headgate.core.lifecycle import NOTHING_USED, Failed, Outcome, Succeeded
 from headgate.errors import InvalidSettingError
-from headgate.executor import WorkOrder
-from headgate.executors.child import OWN_PREFIX, PASSED_ON, Child, Children, variables_of
-from headgate.executors.environment import Environment, SlotKeys, no_slot_keys
-from headgate.executors.order_view import order_json
-from headgate.executors.slot_texts import SlotText, uses_slot
-from headgate.executors.targets import CommandTarget, has_slot
+from headgate.executors.executor import WorkOrder, as_json, order_json, shortened
+from headgate.executors.targets import MAX_RESULT_BYTES, CommandTarget, has_slot
+from headgate.executors.templates import Environment, SlotKeys, SlotText, no_slot_keys, uses_slot
 from headgate.providers.prices import PriceList
+from headgate.providers.usage import usage_of
+
+# The output of a child process: its beginning is kept, the rest is read and dropped.
+#
+# Rule: a pipe is drained to its end, or the child would block once it is full. The last bytes are
+# kept too, because the reason of a failure stands there; more of them than are shown, because
+# what is to be hidden is only found as a whole.
+
+_CHUNK_BYTES = 64 << 10
+TAIL_BYTES = 2_048
+"""How much of the end is shown."""
+
+
+class Capture:
+    """Reads one pipe on the running loop; `write_end` is for the child."""
+
+    def __init__(self, max_bytes: int, spare_bytes: int = 0) -> None:
+        self._max_bytes = max_bytes
+        self._end_bytes = TAIL_BYTES + spare_bytes
+        self._head = bytearray()
+        self._tail = b""
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self.ended = asyncio.Event()
+        """Set when nobody holds the pipe any more, or when it was closed here."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._read_end, self._read)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there was more than is kept."""
+        return bool(self._tail)
+
+    @property
+    def head(self) -> bytes:
+        """The beginning of the output, up to the cap."""
+        return bytes(self._head)
+
+    @property
+    def text(self) -> str:
+        """The same as a text."""
+        return self._head.decode(errors="replace")
+
+    @property
+    def end(self) -> bytes:
+        """The end of the output: what is shown of it, and as many bytes before as were asked."""
+        end = bytes(self._head[-self._end_bytes :]) + self._tail
+        return end[-self._end_bytes :]
+
+    def give_away(self) -> None:
+        """Let go of the child's end, so that the pipe ends with the child."""
+        os.close(self.write_end)
+
+    def drain(self) -> None:
+        """Read what is there already, without waiting; a writer that goes on is not followed."""
+        for _ in range(self._max_bytes // _CHUNK_BYTES + 2):
+            if self.ended.is_set() or not self._read():
+                return
+
+    def close(self) -> None:
+        """Stop reading, whoever may still write."""
+        if not self.ended.is_set():
+            self._loop.remove_reader(self._read_end)
+            os.close(self._read_end)
+            self.ended.set()
+
+    def _read(self) -> bool:
+        try:
+            chunk = os.read(self._read_end, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self.close()
+            return False
+        room = self._max_bytes - len(self._head)
+        self._head += chunk[:room]
+        if len(chunk) > room:
+            self._tail = (self._tail + chunk[room:])[-self._end_bytes :]
+        return True
+
+
+# A child process and everything that it starts, as one thing that can be ended.
+#
+# The child leads a session and a group of its own. Rules: it is reaped exactly once, whatever
+# happens to those who wait for it; its group is ended before it is reaped, because until then
+# nobody else can get its number; and neither a grandchild that holds the output open nor one that
+# ignores signals can keep anybody waiting for longer than the grace.
+
+LEFTOVER_SECONDS = 0.5
+"""How long what the child left behind may go on writing once the child itself has ended."""
+
+
+class ProcessGroup:
+    """One child, from its start to its end."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        cwd: str | None,
+        stdin: bytes,
+        max_output_bytes: int,
+        spare_bytes: int = 0,
+    ) -> None:
+        self.stdout, self.stderr = _two_captures(max_output_bytes, spare_bytes)
+        try:
+            self._process = self._started(command, environ, cwd, stdin)
+        except BaseException:
+            self._close_captures()
+            raise
+        finally:
+            self.stdout.give_away()
+            self.stderr.give_away()
+        self._exited = asyncio.Event()
+        self._watch = self._watched()
+
+    async def finished(self) -> int:
+        """Wait until the child has ended by itself, and return its code (negative: a signal)."""
+        await self._exited.wait()
+        await self._outputs_end(LEFTOVER_SECONDS)
+        return self._reaped()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """End the whole group: politely, and after the grace by force."""
+        self._signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_seconds):
+                await self._exited.wait()
+                await self.stdout.ended.wait()
+                await self.stderr.ended.wait()
+        except TimeoutError:
+            self._signal(signal.SIGKILL)
+            await self._exited.wait()
+        finally:
+            # Also when the loop itself is being torn down, and everything on it cancelled.
+            self._reaped()
+
+    def _watched(self) -> _ExitWatch:
+        try:
+            return _ExitWatch(self._process, self._exited.set)
+        except RuntimeError:
+            # There is no thread left to wait on, so the child must not be left running.
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            self._close_captures()
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
+
+    async def _outputs_end(self, most_seconds: float) -> None:
+        try:
+            async with asyncio.timeout(most_seconds):
+                await self.stdout.ended.wait()
+                await self.stderr.ended.wait()
+        except TimeoutError:
+            self.stdout.drain()
+            self.stderr.drain()
+
+    def _reaped(self) -> int:
+        self._signal(signal.SIGKILL)
+        self._watch.close()
+        self._close_captures()
+        return self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # The group has its leader's number until the leader is reaped.
+        if self._process.returncode is None:
+            try:
+                os.killpg(self._process.pid, number)
+            except (ProcessLookupError, PermissionError):
+                return
+
+    def _close_captures(self) -> None:
+        self.stdout.close()
+        self.stderr.close()
+
+    def _started(
+        self, command: Sequence[str], environ: Mapping[str, str], cwd: str | None, stdin: bytes
+    ) -> subprocess.Popen[bytes]:
+        # A file, unlike a pipe, needs nobody to feed it and does not mind a child that never reads.
+        with tempfile.TemporaryFile() as file:
+            file.write(stdin)
+            file.seek(0)
+            return subprocess.Popen(  # noqa: S603  the configuration names the command
+                command,
+                stdin=file,
+                stdout=self.stdout.write_end,
+                stderr=self.stderr.write_end,
+                env=environ,
+                cwd=cwd,
+                start_new_session=True,
+            )
+
+
+def _two_captures(max_bytes: int, spare_bytes: int) -> tuple[Capture, Capture]:
+    first = Capture(max_bytes, spare_bytes)
+    try:
+        return first, Capture(max_bytes, spare_bytes)
+    except OSError:
+        first.give_away()
+        first.close()
+        raise
+
+
+class _ExitWatch:
+    """Calls back, once, when a child has ended, and leaves it to be reaped."""
+
+    def __init__(self, process: subprocess.Popen[bytes], on_exit: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_exit = on_exit
+        try:
+            self._descriptor: int | None = os.pidfd_open(process.pid)
+        except (AttributeError, OSError):
+            # Where there are no such descriptors, or none is left, a thread waits instead.
+            self._descriptor = None
+            threading.Thread(target=self._wait, args=(process,), daemon=True).start()
+            return
+        self._loop.add_reader(self._descriptor, self._ended)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._descriptor is not None:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _ended(self) -> None:
+        self.close()
+        self._on_exit()
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        # A loop that is closed says that nobody waits any more.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._on_exit)
+
+
+# Programs on this machine: where that of a command lies, and how its life is tied to ours.
+#
+# Children lead groups of their own, so nothing ends them when the service is killed outright. On
+# Linux `setpriv` asks the kernel for it and then becomes the command. Asking between fork and exec
+# was rejected: that runs Python in a copy of a process whose other threads may hold locks.
+
+_PROBE_SECONDS = 5.0
+
+
+def found_program(name: str, cwd: str | None, variables: Mapping[str, str]) -> str:
+    """Return the path of a program, or raise the error that starting it would raise."""
+    if cwd is not None and not Path(cwd).is_dir():
+        raise FileNotFoundError(ENOENT, os.strerror(ENOENT), cwd)
+    if "/" in name:
+        path = str(Path(cwd or "").joinpath(name).absolute())
+        return _checked(shutil.which(path), path)
+    search = variables.get("PATH", os.defpath)
+    return _checked(shutil.which(name, path=search), shutil.which(name, os.F_OK, search))
+
+
+async def death_signal_prefix() -> tuple[str, ...]:
+    """Return what stands before a command so that it ends with this process; maybe nothing."""
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        return ()
+    prefix = (setpriv, "--pdeathsig", "KILL", "--")
+    works = await asyncio.to_thread(_works, (*prefix, setpriv, "--version"))
+    return prefix if works else ()
+
+
+def _checked(found: str | None, path: str | None) -> str:
+    if found is not None:
+        return found
+    if path is None or not Path(path).exists():
+        raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path)
+    raise PermissionError(EACCES, os.strerror(EACCES), path)
+
+
+def _works(command: tuple[str, ...]) -> bool:
+    try:
+        done = subprocess.run(  # noqa: S603  nothing in it comes from outside
+            command, capture_output=True, timeout=_PROBE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+# One command as a child process, from its start to its outcome; targets and workflows share it.
+#
+# Rule: there is no shell in between, and the child sees a small environment, not the whole of the
+# process's own, which holds the credentials of everything else.
+
+PASSED_ON = (
+    "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER",
+)  # fmt: skip
+"""The variables that every child gets from the process's own environment."""
+OWN_PREFIX = "HEADGATE_"
+
+_OF_THE_MACHINE = frozenset((errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC))
+
+
+class Child(msgspec.Struct, frozen=True, kw_only=True):
+    """What is run, with all that it gets; the environment is complete."""
+
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    cwd: str | None
+    stdin: bytes
+    max_output_bytes: int
+    kill_grace_seconds: float
+
+    def __repr__(self) -> str:
+        return f"Child({self.command[0]!r})"
+
+
+class Cleaner(Protocol):
+    """Takes out of texts what nobody is to see."""
+
+    @property
+    def longest_bytes(self) -> int:
+        """How long that can be."""
+
+    def cleaned(self, text: str) -> str:
+        """Return a text without it."""
+
+    def cleaned_end(self, raw: bytes, length: int) -> str:
+        """Return the end of a text, about so many bytes, without it or any part of it."""
+
+
+class Children:
+    """Runs children; `hidden` takes out of an error what nobody is to see."""
+
+    def __init__(self, *, prices: PriceList, hidden: Cleaner) -> None:
+        self._prices = prices
+        self._hidden = hidden
+        self._death_signal: tuple[str, ...] = ()
+
+    async def open(self) -> None:
+        """See whether children can be made to end with this process."""
+        self._death_signal = await death_signal_prefix()
+
+    async def run(self, child: Child) -> Outcome:
+        """Run a child to its end; a cancellation ends its whole group before it goes on."""
+        try:
+            group = self._started(child)
+        except (OSError, ValueError) as error:
+            problem, is_transient = start_problem(error, child.command[0], child.cwd)
+            return self.not_started(problem, is_transient=is_transient)
+        try:
+            code = await group.finished()
+        except asyncio.CancelledError:
+            await _carried_through(group.stop(child.kill_grace_seconds))
+            raise
+        return self._succeeded(group) if code == 0 else self._failed(group, code)
+
+    def not_started(self, problem: str, *, is_transient: bool) -> Failed:
+        """Return the outcome of a child that was never there."""
+        return Failed(
+            error=shortened(self._hidden.cleaned(problem)),
+            is_transient=is_transient,
+            usage=NOTHING_USED,
+        )
+
+    def _started(self, child: Child) -> ProcessGroup:
+        program = found_program(child.command[0], child.cwd, child.environ)
+        return ProcessGroup(
+            (*self._death_signal, program, *child.command[1:]),
+            environ=child.environ,
+            cwd=child.cwd,
+            stdin=child.stdin,
+            max_output_bytes=child.max_output_bytes,
+            spare_bytes=self._hidden.longest_bytes,
+        )
+
+    def _succeeded(self, group: ProcessGroup) -> Succeeded:
+        stdout, stderr = group.stdout, group.stderr
+        length = max(len(stdout.text), len(stderr.text))
+        raw = _result(stdout, stderr, length)
+        # Written as JSON a text may be six times as long, and is cut again until it fits.
+        while len(raw) > MAX_RESULT_BYTES:
+            length //= 2
+            raw = _result(stdout, stderr, length)
+        return Succeeded(result=msgspec.Raw(raw), usage=usage_of(stdout.head, self._prices))
+
+    def _failed(self, group: ProcessGroup, code: int) -> Failed:
+        ending = f"exited with {code}" if code > 0 else f"was killed by {_signal_name(-code)}"
+        # The whole end is cleaned before a line is taken out of it: a value may have several lines.
+        lines = self._hidden.cleaned_end(group.stderr.end, TAIL_BYTES).strip().splitlines()
+        said = lines[-1].strip() if lines else ""
+        line = f"command {ending}: {said}" if said else f"command {ending}"
+        return Failed(
+            error=shortened(line),
+            is_transient=True,
+            usage=usage_of(group.stdout.head, self._prices),
+        )
+
+
+def variables_of(order: WorkOrder) -> dict[str, str]:
+    """Return the variables that tell a child which attempt it is."""
+    variables = {
+        f"{OWN_PREFIX}TASK_ID": order.task_id,
+        f"{OWN_PREFIX}ATTEMPT": str(order.attempt),
+        f"{OWN_PREFIX}PROJECT_ID": order.project_id,
+        f"{OWN_PREFIX}AGENT_ID": order.agent_id,
+    }
+    if order.slot is not None:
+        variables[f"{OWN_PREFIX}SLOT"] = order.slot
+    if order.deadline is not None:
+        variables[f"{OWN_PREFIX}DEADLINE"] = f"{order.deadline:.3f}"
+    if order.traceparent is not None:
+        variables["TRACEPARENT"] = order.traceparent
+    return variables
+
+
+def start_problem(error: OSError | ValueError, name: str, cwd: str | None) -> tuple[str, bool]:
+    """Say why a command did not start, and whether it may start another time."""
+    if not isinstance(error, OSError):
+        return f"command could not be started: {error}", False
+    if isinstance(error, FileNotFoundError) and cwd and error.filename == cwd:
+        return f"command could not be started: there is no directory {cwd}", False
+    if isinstance(error, FileNotFoundError):
+        return f"command not found: {name}", False
+    if isinstance(error, PermissionError):
+        return f"command is not executable: {name}", False
+    return f"command could not be started: {error.strerror}", error.errno in _OF_THE_MACHINE
+
+
+def _result(stdout: Capture, stderr: Capture, length: int) -> bytes:
+    """Return what a task keeps of a command that succeeded, each output up to a length."""
+    result: dict[str, object] = {
+        "stdout": stdout.text[:length],
+        "stderr": stderr.text[:length],
+        "exitCode": 0,
+    }
+    if stdout.is_cut or len(stdout.text) > length:
+        result["stdoutCut"] = True
+    if stderr.is_cut or len(stderr.text) > length:
+        result["stderrCut"] = True
+    found = None if "stdoutCut" in result else as_json(stdout.head)
+    if found is not None:
+        result["json"] = found
+    return msgspec.json.encode(result)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+async def _carried_through(stopping: Coroutine[Any, Any, None]) -> None:
+    """Wait for something that must be done, however often this task is cancelled meanwhile."""
+    task = asyncio.ensure_future(stopping)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            continue
+    task.result()
+
 
 _TEMPLATE = re.compile(
     r"\{(?:tabId|agentId|projectId|taskId|action|resolved|(?:params|env|slot)\.[^{}]*)\}"

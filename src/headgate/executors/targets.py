@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from headgate.core.projects import Standing
+from headgate.core.snapshot import Standing
 
 MAX_RESULT_BYTES = 1 << 20
 MAX_OUTPUT_BYTES = MAX_RESULT_BYTES // 4
@@ -129,5 +129,5 @@ PULL_NAME = "pull"
 PULL = PullTarget()
 """The target of this name is always there."""
 
-ECHO = CallableTarget(entry_point="headgate.executors.echo:echo", default=True)
+ECHO = CallableTarget(entry_point="headgate.executors.callable:echo", default=True)
 """The target of a configuration that names none, so that a first task runs to its end."""

@@ -16,28 +16,136 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from decimal import Decimal
 from typing import Literal, get_args
 
 import msgspec
 
-from headgate.budget_tracker import DEFAULT_LEASE_SECONDS, Amount, BudgetTracker
+from headgate.budgets.connect import connect_budget
+from headgate.budgets.tracker import (
+    DEFAULT_LEASE_SECONDS,
+    Amount,
+    BudgetTracker,
+    HeldMoney,
+    LedgerTracker,
+    hold,
+)
 from headgate.core.budgets.scopes import parse_scope
 from headgate.core.money import format_usd, to_limit_micro_usd, to_micro_usd, to_tokens
 from headgate.errors import (
     BudgetExceededError,
+    CallerError,
     HeadgateError,
     InvalidFieldError,
     InvalidScopeError,
     InvalidSettingError,
+    LedgerUnavailableError,
+    PlaceTimeoutError,
 )
-from headgate.hold import HeldMoney, hold
-from headgate.inprocess.grants import Grant
-from headgate.inprocess.parking import Parking
-from headgate.ledgers.connect import connect_budget
-from headgate.tracker import LedgerTracker
+from headgate.inprocess.lanes import Lane
+from headgate.inprocess.permits import Grant, Places, unknown_agent
+
+# Calls that wait for room in a budget, without a place.
+#
+# Room comes from three sides: a call of this process settles below its estimate, a window moves
+# on, or another process gives something back. The first is told here, the second has a time, the
+# third can only be looked for now and then.
+#
+# Rule: nobody spins. An occasion lets a bounded number try, in order and few at once, each of
+# them once; who is refused again goes to the end, so a call that is too large does not keep a
+# smaller one from being tried. Who is woken asks for a place like a newcomer: with the age of its
+# first asking, a call that nobody can pay would go before those that can be paid, again and
+# again.
+
+TRYING_AT_ONCE = 16
+MOST_TRIED = 256
+LOOK_SECONDS = 5.0
+SHORTEST_LOOK_SECONDS = 0.25
+
+
+class Parking:
+    """Who waits for money, and what wakes them; `occasions` counts how often room may have come."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.occasions = 0
+        self._clock = clock
+        self._parked: OrderedDict[asyncio.Future[bool], int] = OrderedDict()
+        self._trying = 0
+        self._left = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    async def wait(self, refusal: BudgetExceededError) -> None:
+        """Wait until asking again makes sense; who returns tells with `tried` how that ended."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+        self._parked[future] = self.occasions
+        self._look_by(loop, refusal)
+        try:
+            await future
+        except BaseException:
+            # Woken and cancelled at the same moment: the next one may try instead.
+            if future.done() and not future.cancelled():
+                self.tried()
+            raise
+        finally:
+            self._parked.pop(future, None)
+            if not self._parked and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def wake(self) -> None:
+        """Let those who wait try, a few at once, until all have been tried or enough were."""
+        self.occasions += 1
+        self._left = MOST_TRIED
+        while self._trying < TRYING_AT_ONCE and self._left and self._wake_next():
+            self._left -= 1
+
+    def tried(self) -> None:
+        """Let the next one try, because one that was woken has its answer."""
+        self._trying -= 1
+        if self._trying < TRYING_AT_ONCE and self._left and self._wake_next():
+            self._left -= 1
+
+    def wake_all(self) -> None:
+        """Let everybody go on: there is nothing to wait for any more."""
+        self.occasions += 1
+        while self._wake_next():
+            pass
+
+    def _wake_next(self) -> bool:
+        """Wake the first that has not been tried on this occasion; say whether there was one."""
+        while self._parked:
+            future, since = next(iter(self._parked.items()))
+            if since >= self.occasions:
+                return False
+            del self._parked[future]
+            if not future.done():
+                future.set_result(True)
+                self._trying += 1
+                return True
+        return False
+
+    def _look_by(self, loop: asyncio.AbstractEventLoop, refusal: BudgetExceededError) -> None:
+        pause = LOOK_SECONDS
+        if refusal.resets_at is not None:
+            pause = min(max(refusal.resets_at - self._clock(), SHORTEST_LOOK_SECONDS), pause)
+        if self._timer is None or self._timer.when() > loop.time() + pause:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(pause, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self.wake()
+        if self._parked:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+
 
 _log = logging.getLogger(__name__)
 
@@ -249,3 +357,136 @@ class Budget:
 
 def _dollars(micro_usd: int) -> Decimal:
     return Decimal(micro_usd).scaleb(-6)
+
+
+# The money for a place: held once the place is there, and in bounded time.
+#
+# Rule: who does not get the money keeps no place. A ledger that does not answer is waited for
+# until the caller's deadline, or for so long as a settlement may take; the place goes to the next
+# then, and whatever the ledger holds all the same is given back without anybody waiting for it.
+
+ANSWER_SECONDS = 10.0
+LEAST_ANSWER_SECONDS = 1.0
+"""What the ledger has also where less is left: a place that came in time is not lost to that."""
+
+
+class Patience:
+    """How long somebody waits in all, for places and money."""
+
+    __slots__ = ("_loop", "deadline", "timeout")
+
+    def __init__(self, timeout: float | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.timeout = timeout
+        self.deadline = None if timeout is None else self._loop.time() + timeout
+
+    def left(self) -> float | None:
+        """Return the seconds that are left, None without a limit."""
+        return None if self.deadline is None else max(self.deadline - self._loop.time(), 0.0)
+
+    def answer_seconds(self) -> float:
+        """Return how long a ledger may take."""
+        left = self.left()
+        return (
+            ANSWER_SECONDS if left is None else max(min(left, ANSWER_SECONDS), LEAST_ANSWER_SECONDS)
+        )
+
+    def whole(self, error: PlaceTimeoutError) -> PlaceTimeoutError:
+        """Return the error of one wait as that of all of them: it names the time in all."""
+        if self.timeout is None or error.timeout == self.timeout:
+            return error
+        return PlaceTimeoutError(
+            error.resource, error.agent_id, self.timeout, agents_most=error.agents_most
+        )
+
+
+class Funding:
+    """Money for the places of one scheduler; `on_idle` hears when nothing is under way."""
+
+    def __init__(self, places: Places, budget: Budget, on_idle: Callable[[], None]) -> None:
+        self.budget = budget
+        self._places = places
+        self._on_idle = on_idle
+        self._unfinished: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is still to be given back."""
+        return bool(self._unfinished)
+
+    async def hold(
+        self, grant: Grant, estimate: Estimate | None, patience: Patience
+    ) -> BudgetExceededError | None:
+        """Hold the money for a grant, or free its place; return a refusal that waiting may end."""
+        self.budget.join(self)
+        holding = asyncio.create_task(self.budget.hold_for(grant, estimate))
+        try:
+            await asyncio.wait({holding}, timeout=patience.answer_seconds())
+        except asyncio.CancelledError:
+            self._abandon(grant, holding)
+            raise
+        if not holding.done():
+            self._abandon(grant, holding)
+            raise self._unanswered(grant, patience)
+        return self._outcome(grant, holding)
+
+    async def wait_for_room(
+        self, lane: Lane, refusal: BudgetExceededError, patience: Patience
+    ) -> None:
+        """Wait until asking again makes sense, counted among those who wait."""
+        self._places.park(lane)
+        try:
+            async with asyncio.timeout_at(patience.deadline):
+                await self.budget.parking.wait(refusal)
+        except TimeoutError:
+            resource, timeout = self._places.resource.name, patience.timeout or 0.0
+            raise PlaceTimeoutError(resource, lane.agent_id, timeout) from refusal
+        finally:
+            self._places.unpark(lane)
+        if not lane.is_known:
+            self.budget.parking.tried()
+            raise unknown_agent(lane.agent_id)
+
+    def _outcome(self, grant: Grant, holding: asyncio.Task[None]) -> BudgetExceededError | None:
+        try:
+            holding.result()
+        except BudgetExceededError as refusal:
+            self._places.refuse(grant)
+            if self.budget.mode != "wait" or not refusal.may_clear:
+                raise
+            return refusal
+        except CallerError:
+            # A task that cannot be booked would come to everybody who asks after this one.
+            self._places.refuse(grant)
+            raise
+        except BaseException:
+            self._places.hand_back(grant)
+            raise
+        return None
+
+    def _abandon(self, grant: Grant, holding: asyncio.Task[None]) -> None:
+        holding.cancel()
+        task = asyncio.create_task(self._give_back(grant, holding))
+        self._unfinished.add(task)
+        task.add_done_callback(self._finished)
+        self._places.hand_back(grant)
+
+    async def _give_back(self, grant: Grant, holding: asyncio.Task[None]) -> None:
+        await asyncio.wait({holding})
+        if not holding.cancelled() and holding.exception() is None:
+            grant.not_charged()
+            with suppress(HeadgateError):
+                await grant.settle(None)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._unfinished.discard(task)
+        self.budget.parking.wake()
+        self._on_idle()
+
+    def _unanswered(self, grant: Grant, patience: Patience) -> HeadgateError:
+        left = patience.left()
+        if left is None or left > 0:
+            problem = f"the ledger did not answer within {ANSWER_SECONDS:g} seconds"
+            return LedgerUnavailableError(problem)
+        resource, timeout = self._places.resource.name, patience.timeout or 0.0
+        return PlaceTimeoutError(resource, grant.agent_id, timeout)

@@ -12,23 +12,171 @@ import contextvars
 import functools
 import inspect
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any, TypeVar
 
 import msgspec
 
-from headgate.core.model_weights import estimate_weight
-from headgate.core.tasks.outcomes import Usage
-from headgate.core.tasks.task import Task
+from headgate.budgets.tracker import BudgetTracker
+from headgate.core.lifecycle import Usage
+from headgate.core.load import estimate_weight
+from headgate.core.snapshot import Agent
+from headgate.core.task import Task
 from headgate.errors import InvalidFieldError, InvalidSettingError
-from headgate.inprocess.arguments import named_arguments, with_model
-from headgate.inprocess.budget import Estimate
-from headgate.inprocess.grants import Grant, current_grant, granted_to
-from headgate.inprocess.scheduler import LoadScheduler
+from headgate.inprocess.budget import Budget, Estimate
+from headgate.inprocess.permits import Grant, SharedResource, current_grant, granted_to
+from headgate.inprocess.scheduler import DEFAULT_MAX_WAITERS, LoadScheduler
 from headgate.inprocess.streams import GovernedStream, ThreadedIterator
-from headgate.inprocess.weights import WeightEstimates, prompt_chars_of
+
+# What a function is called with, by the names of its parameters.
+#
+# A model and a prompt may be given by position or by keyword, be a default, or come from a
+# partial; what a function says of itself tells which is which.
+#
+# Rule: nothing is guessed. Of a function that does not say what it takes only keywords are known,
+# and where there is no `model` to replace, that is an error: the dear one would run on the money
+# that was held for the cheap one.
+
+MODEL = "model"
+SPREAD = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def named_arguments(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name, defaults included."""
+    bound = _bound(function, args, kwargs)
+    if bound is None:
+        return kwargs
+    further = _further(bound)
+    named = {name: value for name, value in bound.arguments.items() if name != further}
+    return named if further is None else {**bound.arguments[further], **named}
+
+
+def with_model(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    model: str | None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call with another model in its place, or say that it has none."""
+    bound = _bound(function, args, kwargs)
+    if bound is None:
+        if MODEL in kwargs:
+            return args, {**kwargs, MODEL: model}
+        raise _no_model(function)
+    own = bound.signature.parameters.get(MODEL)
+    further = _further(bound)
+    if own is not None and own.kind not in SPREAD:
+        bound.arguments[MODEL] = model
+    elif further is not None and MODEL in bound.arguments[further]:
+        bound.arguments[further] = {**bound.arguments[further], MODEL: model}
+    else:
+        raise _no_model(function)
+    return bound.args, bound.kwargs
+
+
+def _bound(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> inspect.BoundArguments | None:
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        # It has no signature, or arguments that do not fit, which the call itself will tell.
+        return None
+    bound.apply_defaults()
+    return bound
+
+
+def _further(bound: inspect.BoundArguments) -> str | None:
+    """Return the name of the parameter that takes all other keywords, if there is one."""
+    for name, parameter in bound.signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            return name
+    return None
+
+
+def _no_model(function: Callable[..., Any]) -> InvalidFieldError:
+    name = getattr(function, "__qualname__", type(function).__name__)
+    problem = f"is no argument of {name}, so a cheaper one cannot take its place; let it take one"
+    return InvalidFieldError(MODEL, problem)
+
+
+# What a call weighs: by its model and the length of its prompt, corrected by what it really cost.
+#
+# The correction is the cost per weight of a type of task, as a moving average, beside that of all
+# types. A type that costs twice as much as its weight says counts twice as much from then on.
+#
+# Rule: a correction is bounded, and so is what is remembered: a weight must not be driven to
+# nothing or beyond all others by one odd call, nor memory by names that never come again.
+
+STEP = 0.2
+LEAST_FACTOR, MOST_FACTOR = 0.1, 10.0
+MAX_TYPES = 1_024
+MAX_PARTS = 10_000
+
+
+class WeightEstimates:
+    """By how much the weights of each type of call are off, from the measured cost."""
+
+    def __init__(self) -> None:
+        self._averages: OrderedDict[str, float] = OrderedDict()
+        self._overall: float | None = None
+
+    def factor(self, task_type: str) -> float:
+        """Return by how much calls of a type cost more than their weight says; 1 if unknown."""
+        average = self._averages.get(task_type)
+        if average is None or not self._overall:
+            return 1.0
+        return min(max(average / self._overall, LEAST_FACTOR), MOST_FACTOR)
+
+    def observe(self, task_type: str, *, weight: float, cost: float) -> None:
+        """Note what a call of a type cost, in any unit that is always the same.
+
+        `weight` is the one before correction, or the correction would be corrected in turn.
+        """
+        if weight <= 0 or cost < 0:
+            return
+        rate = cost / weight
+        self._averages[task_type] = _moved(self._averages.get(task_type), rate)
+        self._averages.move_to_end(task_type)
+        self._overall = _moved(self._overall, rate)
+        if len(self._averages) > MAX_TYPES:
+            self._averages.popitem(last=False)
+
+
+def prompt_chars_of(*prompts: object) -> int:
+    """Count the characters of prompts: texts, and texts anywhere in lists and mappings of them."""
+    chars, waiting = 0, list(prompts)
+    for _ in range(MAX_PARTS):
+        if not waiting:
+            break
+        part = waiting.pop()
+        if isinstance(part, str):
+            chars += len(part)
+        elif isinstance(part, Mapping):
+            waiting.extend(part.values())
+        elif isinstance(part, list | tuple):
+            waiting.extend(part)
+    return chars
+
+
+def _moved(average: float | None, value: float) -> float:
+    return value if average is None else average + STEP * (value - average)
+
 
 Result = TypeVar("Result")
 UsageOf = Callable[[Any], Usage | None]
@@ -317,3 +465,138 @@ def _estimated_weight(arguments: dict[str, Any]) -> float:
     if not isinstance(model, str):
         return 1.0
     return estimate_weight(model, prompt_chars_of(*(arguments.get(name) for name in PROMPTS)))
+
+
+# One import for programs that only want their calls governed: `configure`, `wrap`, `governed`.
+#
+# There is one scheduler for the process, made by `configure` or by the first call. Functions may be
+# async or plain, which run in a thread, and may return iterators, which hold their place until they
+# are exhausted.
+#
+# Rule: one that is in use is not replaced, unless its event loop has ended: nobody could ever free
+# the places that were left open in it.
+
+DEFAULT_CAPACITY = 3
+
+_calls: Calls | None = None
+
+
+def configure(
+    *,
+    capacity: int = DEFAULT_CAPACITY,
+    optimize_for: str | None = None,
+    alpha: float | None = None,
+    auto_tune: bool = True,
+    agents: Iterable[Agent | str] | None = None,
+    max_waiters: int = DEFAULT_MAX_WAITERS,
+    max_wait_ticks: int | None = None,
+    budget: Budget | BudgetTracker | str | None = None,
+) -> LoadScheduler:
+    """Make the scheduler that `wrap` and `governed` use, and return it.
+
+    Without `agents` anybody may ask. One that is in use cannot be replaced; `shutdown` of the one
+    before closes what it has opened.
+    """
+    global _calls  # noqa: PLW0603  one scheduler for the process is the point
+    former = _calls
+    if former is not None:
+        former.check_replaceable()
+    scheduler = LoadScheduler(
+        agents,
+        SharedResource("calls", capacity),
+        optimize_for=optimize_for,
+        alpha=alpha,
+        auto_tune=auto_tune,
+        max_waiters=max_waiters,
+        max_wait_ticks=max_wait_ticks,
+        budget=budget,
+    )
+    _calls = Calls(scheduler)
+    if former is not None:
+        former.close()
+    return current_scheduler()
+
+
+def current_scheduler() -> LoadScheduler:
+    """Return the scheduler of `wrap` and `governed`, made with the defaults if there is none."""
+    return _current_calls().scheduler
+
+
+async def wrap(
+    function: Callable[..., Any],
+    /,
+    *args: Any,  # noqa: ANN401
+    agent_id: str,
+    weight: float | None = None,
+    task_type: str | None = None,
+    timeout: float | None = None,  # noqa: ASYNC109  of the wait for a place, not of the call
+    estimate: Estimate | None = None,
+    usage_of: UsageOf | None = None,
+    **kwargs: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401  whatever the function returns
+    """Call a function, async or plain, when the agent has a place; return what it returns.
+
+    Further arguments are the function's own; those that are named as one of these are given with
+    `functools.partial`. Without `weight` it follows from the function's `model` and prompt, if it
+    has them. An iterator comes back as an async one that holds the place until it is exhausted or
+    closed. `timeout` is for the wait, in seconds; a call inside of another needs one. `usage_of`
+    reads the cost from the result, or from the items of a stream, of which the last that tells
+    counts; a function may also report to `current_grant()`.
+    """
+    how = How(
+        agent_id=agent_id,
+        weight=weight,
+        task_type=task_type,
+        timeout=timeout,
+        estimate=estimate,
+        usage_of=usage_of,
+    )
+    return await _current_calls().call(function, args, kwargs, how)
+
+
+def governed(
+    *,
+    agent_id: str,
+    weight: float | None = None,
+    task_type: str | None = None,
+    timeout: float | None = None,
+    estimate: Estimate | None = None,
+    usage_of: UsageOf | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a function so that each call of it waits for a place, as `wrap` does.
+
+    An async generator function stays one; every other function becomes async.
+    """
+    how = How(
+        agent_id=agent_id,
+        weight=weight,
+        task_type=task_type,
+        timeout=timeout,
+        estimate=estimate,
+        usage_of=usage_of,
+    )
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        async def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            return await _current_calls().call(function, args, kwargs, how)
+
+        @functools.wraps(function)
+        async def stream(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:  # noqa: ANN401
+            async with await _current_calls().call(function, args, kwargs, how) as items:
+                async for item in items:
+                    yield item
+
+        return stream if inspect.isasyncgenfunction(function) else call
+
+    return decorate
+
+
+def _current_calls() -> Calls:
+    if _calls is None:
+        configure()
+    assert _calls is not None  # noqa: S101  it was made above
+    # Outside of a loop there is nothing to go on in.
+    with suppress(RuntimeError):
+        _calls.use_in(asyncio.get_running_loop())
+    return _calls

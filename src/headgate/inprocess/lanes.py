@@ -14,12 +14,120 @@ from __future__ import annotations
 from asyncio import Future, TimerHandle
 from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Any
 
-from headgate.core.lanes.load_ranking import MICRO
-from headgate.core.tasks.task import Task
-from headgate.inprocess.figures import Tally
+import msgspec
+
+from headgate.core.load import MICRO, AdaptiveAlpha, LoadRanking
+from headgate.core.task import Task
+
+# What each agent got: grants, waits, cost, and its share of the whole.
+#
+# Waits are counted in ticks, which is what the order goes by, and in seconds, which is what people
+# feel. A share is that of the weight that was granted.
+
+
+class Tally:
+    """The running sums of one lane."""
+
+    __slots__ = (
+        "charged_micro_usd",
+        "charged_tokens",
+        "granted_micro",
+        "grants",
+        "longest_wait_seconds",
+        "longest_wait_ticks",
+        "waited_seconds",
+        "waited_ticks",
+    )
+
+    def __init__(self) -> None:
+        self.grants = 0
+        self.granted_micro = 0
+        self.waited_ticks = 0
+        self.longest_wait_ticks = 0
+        self.waited_seconds = 0.0
+        self.longest_wait_seconds = 0.0
+        self.charged_micro_usd = 0
+        self.charged_tokens = 0
+
+    def granted(self, weight_micro: int, ticks: int, seconds: float) -> None:
+        """Count a grant, and what it had waited for."""
+        self.grants += 1
+        self.granted_micro += weight_micro
+        if seconds > 0.0 or ticks:
+            self.waited_ticks += ticks
+            self.waited_seconds += seconds
+            self.longest_wait_ticks = max(self.longest_wait_ticks, ticks)
+            self.longest_wait_seconds = max(self.longest_wait_seconds, seconds)
+
+    def taken_back(self, weight_micro: int, ticks: int, seconds: float) -> None:
+        """Uncount a grant that was never used; its wait stays the longest if it was."""
+        self.grants -= 1
+        self.granted_micro -= weight_micro
+        self.waited_ticks -= ticks
+        self.waited_seconds -= seconds
+
+    def charged(self, micro_usd: int, tokens: int) -> None:
+        """Count what was booked for a grant."""
+        self.charged_micro_usd += micro_usd
+        self.charged_tokens += tokens
+
+
+class AgentFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """How an agent stands now, and what it got since it was registered.
+
+    `parked` counts its calls that wait for room in a budget.
+    """
+
+    agent_id: str
+    queued: int
+    parked: int
+    in_flight: int
+    grants: int
+    weight: float
+    share: float
+    mean_wait_ticks: float
+    longest_wait_ticks: int
+    mean_wait_seconds: float
+    longest_wait_seconds: float
+    charged_micro_usd: int
+    charged_tokens: int
+
+
+def figures_of(
+    agent_id: str, tally: Tally, *, queued: int, parked: int, in_flight: int, total_micro: int
+) -> AgentFigures:
+    """Return what a tally comes to, beside what was granted in all."""
+    grants = tally.grants or 1
+    return AgentFigures(
+        agent_id=agent_id,
+        queued=queued,
+        parked=parked,
+        in_flight=in_flight,
+        grants=tally.grants,
+        weight=tally.granted_micro / MICRO,
+        share=tally.granted_micro / total_micro if total_micro else 0.0,
+        mean_wait_ticks=tally.waited_ticks / grants,
+        longest_wait_ticks=tally.longest_wait_ticks,
+        mean_wait_seconds=tally.waited_seconds / grants,
+        longest_wait_seconds=tally.longest_wait_seconds,
+        charged_micro_usd=tally.charged_micro_usd,
+        charged_tokens=tally.charged_tokens,
+    )
+
+
+def jain_index(amounts: Sequence[float]) -> float:
+    """Return how even amounts are: 1 if all are equal, 1/n if one of n has everything."""
+    squares = sum(amount * amount for amount in amounts)
+    if not squares:
+        return 1.0
+    total = sum(amounts)
+    return total * total / (len(amounts) * squares)
+
 
 SLACK_GONE = 32
 NEVER = -1
@@ -299,3 +407,96 @@ def _tidied(queue: deque[Waiter], gone: int) -> tuple[deque[Waiter], int]:
     if gone <= SLACK_GONE + len(queue) // 2:
         return queue, gone
     return deque(one for one in queue if not one.is_gone), 0
+
+
+# Which lane goes next: the highest load, and before it a lane that has waited too long.
+#
+# Lanes are ranked when a place is to be given, never when somebody asks for one. Until then a lane
+# that changed is only noted, so that many changes between two grants cost one.
+
+
+class LaneOrder:
+    """The lanes in which somebody waits, and which of them goes next."""
+
+    def __init__(self, *, alpha: float, auto_tune: bool, max_wait_ticks: int | None) -> None:
+        self.alpha = alpha
+        self._adaptive = AdaptiveAlpha(alpha=alpha) if auto_tune else None
+        self.max_wait_ticks = max_wait_ticks
+        self._ranking: LoadRanking[Lane] = LoadRanking()
+        self._changed: dict[Lane, None] = {}
+        self._oldest: list[tuple[int, int, Lane]] = []
+
+    def touch(self, lane: Lane) -> None:
+        """Note that a lane has got or lost tasks, waiters or places."""
+        self._changed[lane] = None
+
+    def clear(self) -> None:
+        """Forget all lanes."""
+        self._ranking = LoadRanking()
+        self._changed.clear()
+        self._oldest.clear()
+
+    def best(self, tick: int) -> Lane | None:
+        """Return the lane that goes next."""
+        if self._changed:
+            self._catch_up()
+        overdue = None if self.max_wait_ticks is None else self._overdue(tick)
+        return self._ranking.best(tick=tick, alpha=self.alpha) if overdue is None else overdue
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether alpha follows what is observed."""
+        return self._adaptive is not None
+
+    def observe(self, wait_ticks: int, depth_micro: int) -> None:
+        """Let alpha follow a grant, where it is to follow."""
+        if self._adaptive is not None:
+            depth = depth_micro / MICRO
+            self._adaptive = self._adaptive.observe(wait_ticks=wait_ticks, queue_depth=depth)
+            self.alpha = self._adaptive.alpha
+
+    def _catch_up(self) -> None:
+        ranking = self._ranking
+        for lane in self._changed:
+            # What `is_competing` says, in place: this is done for each grant.
+            is_full = lane.capacity is not None and lane.in_flight >= lane.capacity
+            head = None if is_full or not lane.waiting else lane.head()
+            if head is None:
+                ranking.discard(lane)
+                continue
+            ranking.put(
+                lane,
+                depth_micro=lane.depth_micro,
+                oldest_tick=head.tick,
+                last_served_tick=lane.served_tick,
+                order=lane.order,
+            )
+            if self.max_wait_ticks is not None:
+                heappush(self._oldest, (head.sequence, lane.order, lane))
+        self._changed.clear()
+
+    def _overdue(self, tick: int) -> Lane | None:
+        """Return the lane whose oldest task is the oldest of all, if that has waited too long.
+
+        Each change of a lane leaves a line in the heap; one that is no longer true is dropped when
+        it surfaces, and all are when they are many.
+        """
+        if len(self._oldest) > 2 * len(self._ranking) + 64:
+            self._oldest = sorted({line for line in self._oldest if self._is_true(line)})
+        while self._oldest and not self._is_true(self._oldest[0]):
+            heappop(self._oldest)
+        if not self._oldest:
+            return None
+        lane = self._oldest[0][2]
+        head = lane.head()
+        limit = self.max_wait_ticks
+        if head is None or limit is None or tick - head.tick < limit:
+            return None
+        return lane
+
+    def _is_true(self, line: tuple[int, int, Lane]) -> bool:
+        sequence, _, lane = line
+        if lane not in self._ranking:
+            return False
+        head = lane.head()
+        return head is not None and head.sequence == sequence

@@ -10,23 +10,289 @@ back, once; what was held of a budget is booked.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Generator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from operator import itemgetter
+from types import TracebackType
+from typing import Any
 
-from headgate.budget_tracker import BudgetTracker
-from headgate.core.load import MOST_ALPHA, MOST_UNSAFE_ALPHA, resolve_alpha
-from headgate.core.projects import Agent
-from headgate.core.tasks.task import Task
-from headgate.errors import InvalidSettingError
-from headgate.inprocess.acquiring import Acquisition
-from headgate.inprocess.budget import Budget, Estimate
-from headgate.inprocess.explaining import Explanation, explained
-from headgate.inprocess.figures import AgentFigures, figures_of
-from headgate.inprocess.funding import Funding
-from headgate.inprocess.grants import Grant
-from headgate.inprocess.lane_order import LaneOrder
-from headgate.inprocess.places import Places
-from headgate.inprocess.resource import SharedResource, whole_number
-from headgate.inprocess.trace import DEFAULT_EVENTS, MAX_EVENTS, Trace
+import msgspec
+
+from headgate.budgets.tracker import BudgetTracker
+from headgate.core.load import MICRO, MOST_ALPHA, MOST_UNSAFE_ALPHA, load_score, resolve_alpha
+from headgate.core.snapshot import Agent
+from headgate.core.task import Task
+from headgate.errors import (
+    BudgetExceededError,
+    CallerError,
+    InvalidFieldError,
+    InvalidSettingError,
+    PlaceTimeoutError,
+)
+from headgate.inprocess.budget import Budget, Estimate, Funding, Patience
+from headgate.inprocess.lanes import AgentFigures, Lane, LaneOrder, Waiter, figures_of
+from headgate.inprocess.permits import (
+    DEFAULT_EVENTS,
+    MAX_EVENTS,
+    Grant,
+    Places,
+    SharedResource,
+    Trace,
+    whole_number,
+)
+
+# Asking for a place: `async with scheduler.acquire(...)`, or `await` it and release it yourself.
+#
+# With a budget, the place comes first and then the money, so that nothing is held for calls that
+# wait. Rule: who does not get both keeps neither. A refused call gives its place to the next before
+# anything else happens, and waits for money without one.
+
+
+class Acquisition(Waiter):
+    """A request for one place; entering or awaiting it waits for the grant. Use it once."""
+
+    __slots__ = (
+        "_agent_id",
+        "_estimate",
+        "_funding",
+        "_grant",
+        "_is_used",
+        "_places",
+        "_scheduler",
+        "_task",
+        "_timeout",
+    )
+
+    def __init__(
+        self,
+        scheduler: LoadScheduler,
+        places: Places,
+        funding: Funding | None,
+        agent_id: str,
+        *,
+        task: Task | None,
+        timeout: float | None,
+        estimate: Estimate | None,
+    ) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+        self._places = places
+        self._funding = funding
+        self._agent_id = agent_id
+        self._task = task
+        self._timeout = timeout
+        self._estimate = estimate
+        self._grant: Grant | None = None
+        self._is_used = False
+
+    def __await__(self) -> Generator[Any, None, Grant]:
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> Grant:
+        if self._is_used:
+            raise InvalidFieldError("acquire", "was entered or awaited before; call it again")
+        self._is_used = True
+        if self._funding is not None:
+            grant = await self._with_money(self._funding)
+        else:
+            granted = self._places.ask(self, self._agent_id, self._task, self._timeout)
+            if granted is None:
+                # What `_waited` does, in place: one coroutine less for each grant.
+                try:
+                    granted = await self.future
+                except BaseException:
+                    self._places.give_up(self)
+                    raise
+                if type(granted) is not Grant:
+                    raise granted
+            grant = granted
+        self._grant = grant
+        return grant
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        grant = self._grant
+        if grant is None:
+            return
+        if grant.held is None:
+            self._places.free(grant)
+        else:
+            await self._scheduler.release(grant, error=error)
+
+    async def _waited(self) -> Grant:
+        """Wait for a place; whoever gives up leaves nothing behind."""
+        try:
+            outcome = await self.future
+        except BaseException:
+            self._places.give_up(self)
+            raise
+        if isinstance(outcome, Grant):
+            return outcome
+        raise outcome
+
+    async def _with_money(self, funding: Funding) -> Grant:
+        funding.budget.check_agent(self._agent_id)
+        patience, parking = Patience(self._timeout), funding.budget.parking
+        refused: Grant | None = None
+        is_woken = False
+        try:
+            while True:
+                occasion = parking.occasions
+                try:
+                    task = self._task if refused is None else refused.task
+                    grant = await self._placed(task, patience)
+                    refusal = await funding.hold(grant, self._estimate, patience)
+                finally:
+                    if is_woken:
+                        parking.tried()
+                if refusal is None:
+                    return grant
+                refused = refused or grant
+                # Room that came while the ledger was asked is no reason to wait.
+                if is_woken := occasion == parking.occasions:
+                    await funding.wait_for_room(refused.lane, refusal, patience)
+        except (BudgetExceededError, CallerError):
+            raise
+        except BaseException:
+            # A submitted task left the queue to wait for money; the next who asks may have it.
+            if refused is not None:
+                self._places.requeue(refused)
+            raise
+
+    async def _placed(self, task: Task | None, patience: Patience) -> Grant:
+        try:
+            granted = self._places.ask(self, self._agent_id, task, patience.left())
+            return await self._waited() if granted is None else granted
+        except PlaceTimeoutError as error:
+            raise patience.whole(error) from None
+
+
+# Why who goes next: the load of every lane at this moment, term by term.
+#
+# It reads the equation plainly, lane by lane. The order itself is found without looking at all of
+# them, and a test holds the two equal.
+
+
+class LaneLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """How an agent stands; `load` is None for one that does not compete, and `reason` says why."""
+
+    agent_id: str
+    load: float | None
+    queue_depth: float
+    oldest_wait_ticks: int
+    queued: int
+    waiting: int
+    parked: int
+    in_flight: int
+    reason: str
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Every agent with something to do, in the order in which they would go now.
+
+    That is the highest load first; one whose task has waited for `max_wait_ticks` goes before it.
+    """
+
+    resource: str
+    capacity: int
+    in_use: int
+    tick: int
+    alpha: float
+    lanes: tuple[LaneLoad, ...]
+
+    def __str__(self) -> str:
+        used = f"{self.resource}: {self.in_use} of {self.capacity} places in use"
+        lines = [f"{used}, tick {self.tick}, alpha {self.alpha:g}"]
+        for lane in self.lanes:
+            load = "     " if lane.load is None else f"{lane.load:.3f}"
+            lines.append(f"  {load}  {lane.agent_id}: {lane.reason}")
+        return "\n".join(lines)
+
+
+def explained(
+    resource: SharedResource,
+    lanes: Iterable[Lane],
+    *,
+    tick: int,
+    alpha: float,
+    max_wait_ticks: int | None = None,
+) -> Explanation:
+    """Return the load of each lane that has anything to do."""
+    busy = [lane for lane in lanes if not lane.is_idle]
+    competing = [lane for lane in busy if lane.is_competing]
+    most_depth = max((lane.depth_micro for lane in competing), default=0)
+    most_wait = max((_wait(lane, tick) for lane in competing), default=0)
+    rows = []
+    for lane in busy:
+        wait = _wait(lane, tick)
+        load = load_score(
+            alpha=alpha,
+            queue_depth=lane.depth_micro,
+            max_queue_depth=most_depth,
+            oldest_wait=wait,
+            max_oldest_wait=most_wait,
+        )
+        is_overdue = lane.is_competing and max_wait_ticks is not None and wait >= max_wait_ticks
+        row = _row(lane, wait, load if lane.is_competing else None, is_overdue=is_overdue)
+        rows.append((_turn(lane, row.load, is_overdue=is_overdue), row))
+    rows.sort(key=itemgetter(0))
+    return Explanation(
+        resource=resource.name,
+        capacity=resource.capacity,
+        in_use=resource.in_use,
+        tick=tick,
+        alpha=alpha,
+        lanes=tuple(row for _, row in rows),
+    )
+
+
+def _turn(
+    lane: Lane, load: float | None, *, is_overdue: bool
+) -> tuple[bool, int, float, int, int, int]:
+    """Return what lanes are sorted by: overdue by age, then load, with the ties of the ranking."""
+    head = lane.head() if is_overdue else None
+    oldest = 0 if head is None else head.sequence
+    if load is None:
+        return (True, 0, 1.0, 0, 0, lane.order)
+    return (head is None, oldest, -load, -lane.depth_micro, lane.served_tick, lane.order)
+
+
+def _row(lane: Lane, wait: int, load: float | None, *, is_overdue: bool) -> LaneLoad:
+    return LaneLoad(
+        agent_id=lane.agent_id,
+        load=load,
+        queue_depth=lane.depth_micro / MICRO,
+        oldest_wait_ticks=wait,
+        queued=lane.queued,
+        waiting=lane.waiting,
+        parked=lane.parked,
+        in_flight=lane.in_flight,
+        reason=_reason(lane, wait, is_overdue=is_overdue),
+    )
+
+
+def _reason(lane: Lane, wait: int, *, is_overdue: bool) -> str:
+    money = f", and {lane.parked} wait for money" if lane.parked else ""
+    if is_overdue:
+        return f"goes before all others, because the oldest has waited {wait} ticks{money}"
+    if lane.is_competing:
+        return f"waits with depth {lane.depth_micro / MICRO:g}, the oldest for {wait} ticks{money}"
+    if lane.waiting:
+        return f"has {lane.in_flight} in flight, as many as the agent may have{money}"
+    if lane.queued:
+        return f"has {lane.queued} queued, and nobody has asked for a place{money}"
+    return f"has {lane.in_flight} in flight, and nothing queued{money}"
+
+
+def _wait(lane: Lane, tick: int) -> int:
+    head = lane.head()
+    return 0 if head is None else tick - head.tick
+
 
 DEFAULT_MAX_WAITERS = 10_000
 
@@ -240,3 +506,145 @@ class LoadScheduler:
     def _check_drained(self) -> None:
         if self._drained is not None and not self._drained.done() and not self._has_work():
             self._drained.set_result(None)
+
+
+# Places of several resources at once: a provider and a database and a GPU.
+#
+# Rule: everybody takes them in the same order, whatever the order in which they are named. Then
+# those who wait for each other cannot form a circle, and whoever has the last one in the order is
+# waiting for nobody. A place is not taken outside of this while another is held, or the rule is
+# broken.
+#
+# Money is held once, after the last place, and nobody waits for it with a place: who must wait
+# gives all of them back and takes them again.
+
+
+@asynccontextmanager
+async def acquire_all(
+    schedulers: Iterable[LoadScheduler],
+    agent_id: str,
+    *,
+    task: Task | None = None,
+    timeout: float | None = None,  # noqa: ASYNC109  what is held already must be given back
+    estimate: Estimate | None = None,
+) -> AsyncIterator[dict[str, Grant]]:
+    """Hold one place of each resource while the body runs; the grants come by resource name.
+
+    `timeout` is for all of them together. Who does not get all keeps none. At most one of the
+    schedulers may have a budget: `estimate` is what the whole costs, and is held there once.
+    """
+    ordered = _in_order(schedulers)
+    payer = _payer(ordered)
+    patience = Patience(timeout)
+    try:
+        grants = await _acquired(
+            ordered, payer, agent_id, task=task, estimate=estimate, patience=patience
+        )
+    except PlaceTimeoutError as error:
+        raise patience.whole(error) from None
+    async with AsyncExitStack() as stack:
+        for scheduler in ordered:
+            stack.push_async_exit(partial(_release, scheduler, grants[scheduler.resource.name]))
+        yield grants
+
+
+async def _acquired(
+    ordered: list[LoadScheduler],
+    payer: LoadScheduler | None,
+    agent_id: str,
+    *,
+    task: Task | None,
+    estimate: Estimate | None,
+    patience: Patience,
+) -> dict[str, Grant]:
+    funding = None if payer is None else payer.funding
+    if payer is None or funding is None:
+        return await _places_of(ordered, agent_id, task, patience)
+    funding.budget.check_agent(agent_id)
+    parking = funding.budget.parking
+    is_woken = False
+    while True:
+        occasion = parking.occasions
+        try:
+            grants = await _places_of(ordered, agent_id, task, patience)
+            refusal = await _paid(
+                ordered, grants, payer=payer, funding=funding, estimate=estimate, patience=patience
+            )
+        finally:
+            if is_woken:
+                parking.tried()
+        if refusal is None:
+            return grants
+        # Room that came while the ledger was asked is no reason to wait.
+        if is_woken := occasion == parking.occasions:
+            lane = grants[payer.resource.name].lane
+            await funding.wait_for_room(lane, refusal, patience)
+
+
+async def _places_of(
+    ordered: list[LoadScheduler], agent_id: str, task: Task | None, patience: Patience
+) -> dict[str, Grant]:
+    grants: dict[str, Grant] = {}
+    try:
+        for scheduler in ordered:
+            place = scheduler.acquire_place(agent_id, task=task, timeout=patience.left())
+            grants[scheduler.resource.name] = await place
+    except BaseException:
+        _hand_back(ordered, grants)
+        raise
+    return grants
+
+
+async def _paid(
+    ordered: list[LoadScheduler],
+    grants: dict[str, Grant],
+    *,
+    payer: LoadScheduler,
+    funding: Funding,
+    estimate: Estimate | None,
+    patience: Patience,
+) -> BudgetExceededError | None:
+    try:
+        refusal = await funding.hold(grants[payer.resource.name], estimate, patience)
+    except BaseException:
+        _hand_back(ordered, grants)
+        raise
+    if refusal is not None:
+        _hand_back(ordered, grants)
+    return refusal
+
+
+def _hand_back(ordered: list[LoadScheduler], grants: dict[str, Grant]) -> None:
+    for scheduler in reversed(ordered):
+        grant = grants.get(scheduler.resource.name)
+        if grant is not None:
+            scheduler.hand_back(grant)
+
+
+async def _release(
+    scheduler: LoadScheduler,
+    grant: Grant,
+    _kind: type[BaseException] | None,
+    error: BaseException | None,
+    _trace: TracebackType | None,
+) -> None:
+    await scheduler.release(grant, error=error)
+
+
+def _payer(ordered: list[LoadScheduler]) -> LoadScheduler | None:
+    """Return the scheduler that holds the money; with two of them a call would be paid twice."""
+    payers = [scheduler for scheduler in ordered if scheduler.budget is not None]
+    if len(payers) > 1:
+        names = ", ".join(scheduler.resource.name for scheduler in payers)
+        problem = f"more than one has a budget ({names}); a call is paid once, keep one of them"
+        raise InvalidFieldError("schedulers", problem)
+    return payers[0] if payers else None
+
+
+def _in_order(schedulers: Iterable[LoadScheduler]) -> list[LoadScheduler]:
+    """Sort by the names of the resources, which must differ: they are the order."""
+    ordered = sorted(schedulers, key=lambda scheduler: scheduler.resource.name)
+    names = [scheduler.resource.name for scheduler in ordered]
+    if len(set(names)) < len(names):
+        raise InvalidFieldError("schedulers", f"two resources have one name: {', '.join(names)}")
+    return ordered

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from headgate.inprocess.grants import Grant, granted_to
+from headgate.inprocess.permits import Grant, granted_to
 
 Item = TypeVar("Item")
 END = object()

@@ -1,1 +1,1 @@
-"""What providers publish and Headgate reads, such as their prices."""
+"""Model providers: prices, usage, requests, and their quota APIs."""

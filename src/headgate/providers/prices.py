@@ -21,6 +21,7 @@ from headgate.errors import CallerError, InvalidAmountError
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, Provider
 
+
 Dollars = Decimal | float | str
 
 CHARACTERS_PER_TOKEN = 4

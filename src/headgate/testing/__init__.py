@@ -8,19 +8,23 @@ trace; another seed tries another order of the tasks that are ready at the same 
 
 from __future__ import annotations
 
-from headgate.testing.clock import DEFAULT_START, VirtualClock
-from headgate.testing.failures import (
+from headgate.testing.fake_provider import FakeProvider
+from headgate.testing.simulation import (
+    DEFAULT_MAX_STEPS,
+    DEFAULT_START,
     DeadlockError,
+    Host,
     HostCrashedError,
     NotSimulatedError,
+    SimulatedLoop,
+    Simulation,
     SimulationError,
     StepLimitError,
+    TraceEvent,
     UnhandledError,
+    VirtualClock,
+    simulate,
 )
-from headgate.testing.fake_provider import FakeProvider
-from headgate.testing.hosts import Host
-from headgate.testing.loop import DEFAULT_MAX_STEPS, SimulatedLoop, TraceEvent
-from headgate.testing.simulation import Simulation, simulate
 
 __all__ = [
     "DEFAULT_MAX_STEPS",

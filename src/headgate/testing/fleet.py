@@ -13,12 +13,11 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from headgate.core.decision import decide, eligible_turns
 from headgate.core.gates import GateClosure
-from headgate.core.lanes.index import LaneIndex
-from headgate.core.projects import Agent, Project
-from headgate.core.snapshot import AssignAction, SchedulerState, tokens_charged
-from headgate.core.tasks.task import Task
+from headgate.core.lane_index import LaneIndex
+from headgate.core.scheduler import decide, eligible_turns
+from headgate.core.snapshot import Agent, AssignAction, Project, SchedulerState, tokens_charged
+from headgate.core.task import Task
 
 WorkFactory = Callable[[random.Random], Task]
 

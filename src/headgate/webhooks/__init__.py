@@ -1,1 +1,1 @@
-"""Webhooks on the wire: which addresses may be reached, how a message is signed and sent."""
+"""Sending one webhook: which addresses are allowed, how it is signed, one request."""

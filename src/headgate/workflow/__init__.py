@@ -1,1 +1,1 @@
-"""A workflow in a file: its types, how it is read, filled and counted. Nothing here runs it."""
+"""Workflows: the file, the run, and what carries out its steps."""

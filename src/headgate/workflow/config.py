@@ -3,25 +3,156 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from headgate.core.budgets.scopes import MAX_DEPTH, depth, parse_scope
+from headgate.core.money import MAX_RESERVATION_TOKENS
+from headgate.core.snapshot import MAX_PRIORITY, MAX_WEIGHT
+from headgate.core.task import MAX_ATTEMPT_SECONDS, MAX_ATTEMPTS, OnParentFailure
 from headgate.errors import InvalidScopeError
 from headgate.providers.prices import MAX_MODEL_LENGTH, Price
-from headgate.workflow.endpoints import read_endpoint_name, read_endpoints
-from headgate.workflow.terms import (
-    MAX_TOKENS,
-    TERMS,
-    Defaults,
-    read_max_tokens,
-    read_name,
-    read_terms,
-)
-from headgate.workflow.uses import only_variables
-from headgate.workflow.values import Value
-from headgate.workflow.workflow import CONCURRENCY, BudgetScope, Endpoint
+from headgate.workflow.document import Value, only_variables, read_headers, read_url
+from headgate.workflow.placeholders import EnvPlace, Text
+from headgate.workflow.workflow import CONCURRENCY, BudgetScope, Endpoint, Estimate
+
+# The terms of a step, such as priority and timeout, and the defaults, which have them, too.
+#
+# Rule: a key means and allows the same in both places, because one table reads it.
+
+ESTIMATE_KEYS = ("usd", "tokens")
+MIN_TIMEOUT_SECONDS = 0.1
+MAX_NAME_LENGTH = 128
+MAX_TOKENS = 1_024
+LARGEST_MAX_TOKENS = 10_000_000
+
+_TERM_NAME = re.compile(r"[^\s\x00-\x1f\x7f](?:[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f])?")
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What steps have that do not say it themselves; `terms` are fields of a step."""
+
+    terms: dict[str, Any] = {}
+    endpoint: str | None = None
+    model: Value | None = None
+    max_tokens: int = MAX_TOKENS
+    target: str | None = None
+
+
+def read_max_tokens(value: Value) -> int:
+    """Read how long an answer may be."""
+    return value.whole(1, LARGEST_MAX_TOKENS)
+
+
+def read_name(value: Value) -> str:
+    """Read the name of an agent, a target, a model or the like."""
+    name = value.name(_TERM_NAME, "write one without spaces at its ends", most=MAX_NAME_LENGTH)
+    if not name.isprintable():
+        value.refuse("must be printable; leave out what cannot be seen")
+    return name
+
+
+def read_estimate(value: Value) -> Estimate:
+    """Read what a step is expected to cost at most."""
+    fields = value.fields(ESTIMATE_KEYS, "an estimate")
+    if not fields:
+        value.refuse("says nothing; write usd, tokens or both")
+    usd, tokens = fields.get("usd"), fields.get("tokens")
+    return Estimate(
+        micro_usd=None if usd is None else usd.amount(),
+        tokens=None if tokens is None else tokens.whole(0, MAX_RESERVATION_TOKENS),
+    )
+
+
+def _weight(value: Value) -> float:
+    return value.number(0, MAX_WEIGHT)
+
+
+def _on_parent_failure(value: Value) -> OnParentFailure:
+    return OnParentFailure(value.choice(tuple(one.value for one in OnParentFailure)))
+
+
+TERMS: dict[str, tuple[str, Callable[[Value], Any]]] = {
+    "priority": ("priority", lambda value: value.whole(-MAX_PRIORITY, MAX_PRIORITY)),
+    "weight": ("weight", _weight),
+    "agent": ("agent", read_name),
+    "retries": ("retries", lambda value: value.whole(0, MAX_ATTEMPTS - 1)),
+    "timeout": (
+        "timeout_seconds",
+        lambda value: value.seconds(MIN_TIMEOUT_SECONDS, MAX_ATTEMPT_SECONDS),
+    ),
+    "estimate": ("estimate", read_estimate),
+    "on_parent_failure": ("on_parent_failure", _on_parent_failure),
+}
+"""By its key, the field of a step that a term is, and what reads it."""
+
+
+def read_terms(fields: Mapping[str, Value]) -> dict[str, Any]:
+    """Read those terms that are there, as fields of a step."""
+    return {field: read(fields[key]) for key, (field, read) in TERMS.items() if key in fields}
+
+
+# Endpoints: where models are asked, those of the file and those that are always there.
+#
+# `openai` and `anthropic` read the variables that the SDKs of the two providers read. Rule: the
+# kind of an endpoint decides the path and the form of a request, never the name of a model.
+
+Kind = Literal["openai", "anthropic"]
+
+ENDPOINT_KEYS = ("kind", "url", "key", "headers")
+PATHS: dict[Kind, str] = {"openai": "/chat/completions", "anthropic": "/v1/messages"}
+"""What follows the URL of an endpoint of a kind."""
+
+
+def _built_in(kind: Kind, *, prefix: str, url: str) -> Endpoint:
+    address = EnvPlace(name=f"{prefix}_BASE_URL", default=url)
+    key = Text(parts=(EnvPlace(name=f"{prefix}_API_KEY"),))
+    return Endpoint(name=kind, kind=kind, url=Text(parts=(address,), is_url=True), key=key)
+
+
+BUILT_IN = {
+    "openai": _built_in("openai", prefix="OPENAI", url="https://api.openai.com/v1"),
+    "anthropic": _built_in("anthropic", prefix="ANTHROPIC", url="https://api.anthropic.com"),
+}
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def read_endpoints(value: Value | None) -> dict[str, Endpoint]:
+    """Read the endpoints of a file, beside those that are always there."""
+    endpoints = dict(BUILT_IN)
+    for name, entry in ({} if value is None else value.entries("endpoints")).items():
+        if len(name) > MAX_NAME_LENGTH or _NAME.fullmatch(name) is None:
+            entry.refuse("is no name of an endpoint; write letters, digits and . _ -")
+        endpoints[name] = _endpoint(name, entry)
+    return endpoints
+
+
+def read_endpoint_name(value: Value, endpoints: Mapping[str, Endpoint]) -> str:
+    """Read the name of an endpoint, which must be there."""
+    return value.choice(tuple(endpoints))
+
+
+def _endpoint(name: str, value: Value) -> Endpoint:
+    fields = value.fields(ENDPOINT_KEYS, "an endpoint")
+    for key in ("kind", "url"):
+        if key not in fields and name not in BUILT_IN:
+            value.refuse(f"has no {key}; write it")
+    read = {key: _READERS[key](entry) for key, entry in fields.items()}
+    if name in BUILT_IN:
+        return msgspec.structs.replace(BUILT_IN[name], line=value.line, **read)
+    return Endpoint(name=name, line=value.line, **read)
+
+
+_READERS: dict[str, Callable[[Value], Any]] = {
+    "kind": lambda value: value.choice(tuple(PATHS)),
+    "url": lambda value: read_url(value, only_variables),
+    "key": only_variables,
+    "headers": lambda value: read_headers(value, only_variables),
+}
+
 
 CONFIG_KEYS = (
     "budget_usd",

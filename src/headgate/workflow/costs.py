@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from headgate.adapters.requests import ModelCall, read_call
 from headgate.errors import InvalidAmountError, WorkflowError
 from headgate.providers.prices import CHARACTERS_PER_TOKEN, UnknownPriceError
-from headgate.workflow.endpoints import PATHS
-from headgate.workflow.texts import Text, UnfilledError
+from headgate.providers.requests import ModelCall, read_call
+from headgate.workflow.config import PATHS
+from headgate.workflow.placeholders import Text, UnfilledError
 from headgate.workflow.workflow import Estimate, ModelWork, Step, Workflow
 
 _NOTHING = Estimate()

@@ -12,12 +12,31 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Iterable, Iterator
+from difflib import get_close_matches
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 
-from headgate.errors import WorkflowError
+from headgate.core.money import to_micro_usd, to_written_limit_micro_usd
+from headgate.errors import InvalidAmountError, WorkflowError
+from headgate.providers.http_headers import CARRIAGE, HEADER_NAME
+from headgate.workflow.conditions import (
+    Condition,
+    ConditionError,
+    condition_references,
+    parsed_condition,
+)
+from headgate.workflow.placeholders import (
+    EnvPlace,
+    Place,
+    PlaceError,
+    Template,
+    Text,
+    parsed_template,
+    parsed_text,
+    references,
+)
 
 MAX_FILE_BYTES = 16 << 20
 MAX_VALUES = 500_000
@@ -318,3 +337,329 @@ def _line(event: Any) -> int:  # noqa: ANN401
 
 def _is_empty(node: Node) -> bool:
     return isinstance(node, ScalarNode) and node.is_null
+
+
+# A value of a workflow file together with where it stands, and what it is read as.
+#
+# Rule: a value that cannot be read is a `WorkflowError` of one line with its file, line and key,
+# and with what to write instead. A text that may be a secret is not repeated.
+
+_VALUE_CHARACTERS = 40
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd]?)")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+Parsed = TypeVar("Parsed")
+
+
+class Value:
+    """One value of a file; a key path is made of keys and of numbers of list items."""
+
+    __slots__ = ("_file", "_node", "_path", "line")
+
+    def __init__(
+        self, file: str, node: Node, path: tuple[str | int, ...] = (), line: int | None = None
+    ) -> None:
+        self._file = file
+        self._node = node
+        self._path = path
+        self.line = node.line if line is None else line
+        """Where its key stands, or where it begins itself, from 1."""
+
+    @property
+    def key(self) -> str:
+        """Its key path, as `steps[3].when`."""
+        return key_path(self._path)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it is a list."""
+        return isinstance(self._node, ListNode)
+
+    @property
+    def is_object(self) -> bool:
+        """Whether it has keys."""
+        return isinstance(self._node, ObjectNode)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is a text, or a number that can be read as one; null is neither."""
+        return isinstance(self._node, ScalarNode) and not self._node.is_null
+
+    def refuse(self, problem: str) -> NoReturn:
+        """Raise the error that says what is wrong with it."""
+        raise WorkflowError(self._file, problem, line=self.line, key=self.key) from None
+
+    def fields(self, known: Collection[str], of: str) -> dict[str, Value]:
+        """Return what lies in it by its keys, all of which must be known."""
+        if not self.is_object:
+            self._wrong(f"a mapping with the keys of {of}")
+        entries = self.entries(of)
+        for key, value in entries.items():
+            if key not in known:
+                close = get_close_matches(key[:_VALUE_CHARACTERS].lower(), known, n=1)
+                listed = f"write one of {', '.join(known)}"
+                advice = f"did you mean {close[0]}?" if close else listed
+                value.refuse(f"is not a key of {of}; {advice}")
+        return entries
+
+    def entries(self, of: str) -> dict[str, Value]:
+        """Return what lies in it by keys that the file chose."""
+        node = self._node
+        if not isinstance(node, ObjectNode):
+            self._wrong(f"a mapping of {of}")
+        return {
+            key: Value(self._file, inner, (*self._path, key), node.lines[key])
+            for key, inner in node.entries.items()
+        }
+
+    def items(self, of: str) -> list[Value]:
+        """Return the items of a list."""
+        if not isinstance(self._node, ListNode):
+            self._wrong(f"a list of {of}")
+        nodes = enumerate(self._node.items)
+        return [Value(self._file, node, (*self._path, number)) for number, node in nodes]
+
+    def word(self) -> str:
+        """Return a text as it was written: `no`, `010` and `2024-01-01` too."""
+        if not isinstance(self._node, ScalarNode) or self._node.is_null:
+            self._wrong("a text")
+        if "\0" in self._node.text:
+            self.refuse("has a null character; leave it out")
+        return self._node.text
+
+    def words(self, of: str) -> tuple[str, ...]:
+        """Return a list of texts; one text alone is a list of one."""
+        if not self.is_list:
+            return (self.word(),)
+        return tuple(item.word() for item in self.items(of))
+
+    def name(self, pattern: re.Pattern[str], made_of: str, *, most: int) -> str:
+        """Return a text that is a name."""
+        name = self.word()
+        if len(name) > most:
+            self.refuse(f"has {len(name)} characters, at most {most} are kept; shorten it")
+        if pattern.fullmatch(name) is None:
+            self.refuse(f"{_shown(name)} is no name here; {made_of}")
+        return name
+
+    def choice(self, words: tuple[str, ...]) -> str:
+        """Return one of these words."""
+        word = self._node.text if isinstance(self._node, ScalarNode) else None
+        if word not in words:
+            self._wrong(f"one of {', '.join(words)}", shows_text=True)
+        return word
+
+    def flag(self) -> bool:
+        """Return true or false."""
+        value = self._scalar()
+        if not isinstance(value, bool):
+            self._wrong("true or false", shows_text=True)
+        return value
+
+    def whole(self, least: int, most: int) -> int:
+        """Return a whole number."""
+        value = self._scalar()
+        if type(value) is not int or not least <= value <= most:
+            self._wrong(f"a whole number from {least:,} to {most:,}", shows_text=True)
+        return value
+
+    def number(self, least: float, most: float) -> float:
+        """Return a number."""
+        value = self._scalar()
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        number = float(value or 0) if is_number else math.nan
+        if not least <= number <= most:
+            self._wrong(f"a number from {_figure(least)} to {_figure(most)}", shows_text=True)
+        return number
+
+    def seconds(self, least: float, most: float) -> float:
+        """Return a length of time: seconds, or a number with its unit."""
+        node = self._node
+        found = _DURATION.fullmatch(node.text) if isinstance(node, ScalarNode) else None
+        if found is None:
+            self._wrong("seconds, or a time such as 30s, 5m or 2h", shows_text=True)
+        seconds = float(found[1]) * _UNITS[found[2]]
+        if not least <= seconds <= most:
+            self.refuse(f"must be from {_figure(least)} to {_figure(most)} seconds")
+        return seconds
+
+    def amount(self) -> int:
+        """Return dollars that one reservation can hold, exactly, in micro-dollars."""
+        return self._money(to_micro_usd)
+
+    def limit(self) -> int:
+        """Return dollars that a budget can be limited to, exactly, in micro-dollars."""
+        return self._money(to_written_limit_micro_usd)
+
+    def dollars(self) -> str:
+        """Return dollars as they were written, checked as an amount."""
+        self.amount()
+        return self.word()
+
+    def text(self) -> Text:
+        """Return a text with places."""
+        return self._parsed(parsed_text, self.word())
+
+    def template(self) -> Template:
+        """Return a JSON value whose strings may have places."""
+        return self._parsed(parsed_template, self.plain())
+
+    def condition(self) -> Condition:
+        """Return a condition."""
+        return self._parsed(parsed_condition, self.word())
+
+    def plain(self) -> Any:  # noqa: ANN401
+        """Return it as a JSON value."""
+        return json_value(self._node)
+
+    def _parsed(self, parse: Callable[[Any], Parsed], value: Any) -> Parsed:  # noqa: ANN401
+        try:
+            return parse(value)
+        except (PlaceError, ConditionError) as error:
+            self.refuse(str(error))
+
+    def _money(self, to_micro: Callable[..., int]) -> int:
+        text = self._node.text if isinstance(self._node, ScalarNode) else ""
+        if not text or isinstance(self._scalar(), bool):
+            self._wrong("an amount in dollars, as 12.50")
+        if text.startswith("-"):
+            self.refuse("must not be negative; write dollars as 12.50")
+        try:
+            return to_micro(text)
+        except InvalidAmountError as error:
+            self.refuse(error.problem)
+
+    def _scalar(self) -> str | int | float | bool | None:
+        return self._node.value if isinstance(self._node, ScalarNode) else None
+
+    def _wrong(self, wanted: str, *, shows_text: bool = False) -> NoReturn:
+        self.refuse(f"must be {wanted}, not {_described(self._node, shows_text)}")
+
+
+def key_path(path: tuple[str | int, ...]) -> str:
+    """Write a key path: `steps[3].env.PATH`."""
+    written = ""
+    for part in path:
+        if isinstance(part, int):
+            written += f"[{part}]"
+        elif _PLAIN_KEY.fullmatch(part):
+            written += f".{part}" if written else part
+        else:
+            written += f"[{_shown(part)}]"
+    return written
+
+
+def _is_null(node: Node) -> bool:
+    return isinstance(node, ScalarNode) and node.is_null
+
+
+def _described(node: Node, shows_text: bool) -> str:  # noqa: FBT001
+    if isinstance(node, ListNode):
+        return "a list"
+    if isinstance(node, ObjectNode):
+        return "a mapping"
+    if not isinstance(node, ScalarNode) or _is_null(node):
+        return "null"
+    if isinstance(node.value, str):
+        return _shown(node.text) if shows_text else "a text"
+    return node.text[:_VALUE_CHARACTERS]
+
+
+def _figure(number: float) -> str:
+    return f"{number:,.0f}" if number == int(number) else f"{number:g}"
+
+
+def _shown(text: str) -> str:
+    cut = text[:_VALUE_CHARACTERS]
+    return repr(cut if cut == text else f"{cut}…")
+
+
+# Texts of a step as they are read, with every place that they use and where it was written.
+#
+# Names of steps are looked up when all steps are read, so the places wait here until then. Rule: a
+# variable of the environment stands only in what an executor fills; all else is kept in a store.
+
+_ADDRESS = re.compile(r"https?://[^/?#@\s]", re.IGNORECASE)
+_CREDENTIALS = re.compile(r"https?://[^/?#]*@", re.IGNORECASE)
+_BEGINNING = re.compile(r"https?://", re.IGNORECASE)
+
+
+class Uses:
+    """Reads the texts of one step."""
+
+    def __init__(self) -> None:
+        self.places: list[tuple[Value, Place]] = []
+
+    def text(self, value: Value) -> Text:
+        """Read a text that an executor fills, so it may have variables."""
+        text = value.text()
+        self._note(value, references(text))
+        return text
+
+    def stored_text(self, value: Value) -> Text:
+        """Read a text that is kept in the store of the run once it is filled."""
+        text = value.text()
+        _refuse_variables(value, references(text))
+        self._note(value, references(text))
+        return text
+
+    def template(self, value: Value) -> Template:
+        """Read a JSON value, which is kept in the store of the run once it is filled."""
+        template = value.template()
+        _refuse_variables(value, references(template))
+        self._note(value, references(template))
+        return template
+
+    def condition(self, value: Value) -> Condition:
+        """Read a condition."""
+        condition = value.condition()
+        self._note(value, condition_references(condition))
+        return condition
+
+    def _note(self, value: Value, places: Iterable[Place]) -> None:
+        self.places += [(value, place) for place in places if not isinstance(place, EnvPlace)]
+
+
+def only_variables(value: Value) -> Text:
+    """Read a text that is the same for every run of every step."""
+    text = value.text()
+    if not all(isinstance(place, EnvPlace) for place in references(text)):
+        value.refuse("is the same for all steps; only {env.NAME} may stand in it")
+    return text
+
+
+def read_url(value: Value, read_text: Callable[[Value], Text]) -> Text:
+    """Read the address of a request."""
+    parts = read_text(value).parts
+    beginning = parts[0] if parts else ""
+    if isinstance(beginning, str):
+        is_address = _ADDRESS.match(beginning)
+        # The host may be a place, and then only the scheme is there to be looked at.
+        is_scheme = len(parts) > 1 and _BEGINNING.fullmatch(beginning)
+        if not is_address and not is_scheme:
+            value.refuse("is not an address; write one as https://host/path")
+        if _CREDENTIALS.match(beginning):
+            value.refuse("has a user name or a password; put them into headers")
+    return Text(parts=parts, is_url=True)
+
+
+def read_headers(value: Value, read_text: Callable[[Value], Text]) -> dict[str, Text]:
+    """Read headers, each once whatever its case."""
+    headers: dict[str, Text] = {}
+    for name, entry in value.entries("headers").items():
+        if HEADER_NAME.fullmatch(name) is None:
+            entry.refuse("is not the name of a header; write it with letters and dashes")
+        if name.lower() in CARRIAGE:
+            entry.refuse("is set for every request; leave it out")
+        if name.lower() in map(str.lower, headers):
+            entry.refuse("is there twice, in another case; keep one of them")
+        headers[name] = read_text(entry)
+    return headers
+
+
+def _refuse_variables(value: Value, places: Iterable[Place]) -> None:
+    for place in places:
+        if isinstance(place, EnvPlace):
+            problem = f"{{env.{place.name}}} cannot stand here, because this is kept in the store"
+            value.refuse(f"{problem} of the run; put it into env, headers or the command")

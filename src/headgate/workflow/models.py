@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from headgate.providers.prices import MAX_MODEL_LENGTH
-from headgate.workflow.endpoints import BUILT_IN, read_endpoint_name
-from headgate.workflow.terms import Defaults, read_max_tokens
-from headgate.workflow.texts import Place, Template, Text, as_string
-from headgate.workflow.uses import Uses
-from headgate.workflow.values import Value
+from headgate.workflow.config import BUILT_IN, Defaults, read_endpoint_name, read_max_tokens
+from headgate.workflow.document import Uses, Value
+from headgate.workflow.placeholders import Place, Template, Text, as_string
 from headgate.workflow.workflow import Endpoint, ModelWork
 
 MODEL_KEYS = (

@@ -6,16 +6,17 @@ in a circle, texts and conditions are parsed. So whoever runs a workflow refuses
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from headgate.core.tasks.records import OnParentFailure
+from headgate.core.task import OnParentFailure
 from headgate.providers.prices import Price, PriceList
-from headgate.workflow.conditions import Condition
-from headgate.workflow.texts import Template, Text
+from headgate.workflow.conditions import Condition, condition_references
+from headgate.workflow.placeholders import Place, StepPlace, Template, Text, references
 
 CONCURRENCY = 8
 TIMEOUT_SECONDS = 3_600.0
@@ -184,3 +185,28 @@ class Workflow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def step(self, step_id: str) -> Step:
         """Return a step by its id."""
         return self.steps_by_id[step_id]
+
+
+# Which places the texts and the condition of a step have, whatever its work is.
+
+
+def step_places(step: Step) -> Iterator[Place]:
+    """Give the places of a step."""
+    for name in step.work.__struct_fields__:
+        for value in _texts(getattr(step.work, name)):
+            yield from references(value)
+    yield from condition_references(step.when)
+
+
+def fields_of_steps(step: Step) -> tuple[tuple[str, str], ...]:
+    """Return the fields of other steps that a step refers to, by id and name, each once."""
+    places = [place for place in step_places(step) if isinstance(place, StepPlace)]
+    return tuple(dict.fromkeys((place.step, place.field) for place in places))
+
+
+def _texts(value: object) -> Iterator[Text | Template]:
+    if isinstance(value, Text | Template):
+        yield value
+    elif isinstance(value, tuple | dict):
+        found = value.values() if isinstance(value, dict) else value
+        yield from (one for one in found if isinstance(one, Text))

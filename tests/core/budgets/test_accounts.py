@@ -26,7 +26,7 @@ from headgate.core.budgets.accounts import (
     journal_entry,
     read_account,
 )
-from headgate.core.budgets.books import Books, ReserveRequest, SettleRequest
+from headgate.core.budgets.ledger import Books, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import (
     Call,
     Reservation,

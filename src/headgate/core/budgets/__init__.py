@@ -1,1 +1,1 @@
-"""Budgets: scopes, their accounts, and money that is held before work starts."""
+"""Budget arithmetic: scopes, windows, accounts, reservations, and the rules of a ledger."""

@@ -1,0 +1,572 @@
+"""The routes of administration: projects, agents, targets, budgets, the switch, the reload.
+
+A change here is an override: it holds until the file changes that key. Rule: what is answered never
+has a secret in it; of headers and variables only their names are shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from headgate.api import tasks
+from headgate.api.api import Api, Route, actor_of
+from headgate.api.callers import LOCAL, Caller
+from headgate.api.errors import Refusal, invalid_field
+from headgate.api.http.request import Request, read_limit
+from headgate.api.http.response import Answer, json_answer
+from headgate.api.schema.admin import (
+    AgentBody,
+    AgentListBody,
+    AgentPatchBody,
+    AuditEntryBody,
+    AuditListBody,
+    BudgetBody,
+    BudgetListBody,
+    BudgetPatchBody,
+    BulkCancelBody,
+    BulkRetryBody,
+    ChangeBody,
+    PatchBody,
+    ProjectBody,
+    ProjectListBody,
+    ProjectPatchBody,
+    ReloadBody,
+    SwitchBody,
+    TargetBody,
+    TargetListBody,
+    TargetPatchBody,
+    TaskFilterBody,
+)
+from headgate.api.schema.tasks import SubmittedBody
+from headgate.api.submission import check_unknown, read_body, shown
+from headgate.config import AgentSettings, budgets
+from headgate.config.limits import ROOT_NAME
+from headgate.config.overrides import PATCHABLE, Change, OverrideKind, written_table
+from headgate.config.reload import Administration, Situation
+from headgate.config.settings import DEFAULT_PROJECT
+from headgate.core.budgets.scopes import ROOT, parse_scope
+from headgate.core.budgets.windows import format_window
+from headgate.core.fair_share import Share
+from headgate.core.money import plain_usd
+from headgate.core.task_view import exact_moment
+from headgate.errors import InvalidSettingError
+from headgate.storage.audit import AuditRow
+from headgate.storage.store import LaneCount, Totals
+
+# Projects, agents, targets and budgets as administrators see them: in force, and from where.
+
+MAX_AGENTS = 10_000
+
+
+class Count(NamedTuple):
+    """What waits and what is in flight."""
+
+    queued: int = 0
+    inflight: int = 0
+
+
+Counts = dict[str, Count]
+NOTHING = Count()
+
+
+def counts_by(lanes: Iterable[LaneCount], column: str) -> Counts:
+    """Sum up what lanes have, by their project or their agent."""
+    counts: Counts = {}
+    for lane in lanes:
+        if lane.queued or lane.inflight:
+            name = getattr(lane, column)
+            known = counts.get(name, NOTHING)
+            counts[name] = Count(known.queued + lane.queued, known.inflight + lane.inflight)
+    return counts
+
+
+def project_body(
+    situation: Situation, name: str, counts: Counts, share: Share | None = None
+) -> ProjectBody:
+    """Return a project that there is, with its share where that is known."""
+    settings = situation.settings.projects[name]
+    project = settings.to_project(name)
+    count = counts.get(name, NOTHING)
+    return ProjectBody(
+        id=name,
+        name=settings.name,
+        credit_weight=settings.credit_weight,
+        max_concurrent_agents=project.max_concurrent_agents,
+        budget_limit=settings.budget_limit,
+        status=settings.status.value,
+        queued=count.queued,
+        inflight=count.inflight,
+        configured=_is_configured(situation, "projects", name) or name == DEFAULT_PROJECT,
+        overridden=overridden_fields(situation, "projects", name),
+        target_share=None if share is None else round(share.target, 6),
+        actual_share=None if share is None else round(share.actual, 6),
+        deficit=None if share is None else round(share.deficit, 6),
+        tokens=None if share is None else share.tokens,
+    )
+
+
+def agents_shown(situation: Situation, counts: Counts) -> list[str]:
+    """Return the agents that are configured or have tasks, as many as are shown."""
+    busy = sorted(name for name in counts if name)
+    return list(dict.fromkeys((*situation.settings.agents, *busy)))[:MAX_AGENTS]
+
+
+def agent_body(situation: Situation, name: str, counts: Counts) -> AgentBody:
+    """Return an agent, also one that nobody has declared."""
+    settings = situation.settings.agents.get(name) or AgentSettings(accepts_open=False)
+    agent = settings.to_agent(name, situation.settings.scheduler)
+    count = counts.get(name, NOTHING)
+    return AgentBody(
+        id=name,
+        type=settings.type,
+        capacity=agent.capacity,
+        accepts_open=agent.accepts_open,
+        status=settings.status.value,
+        queued=count.queued,
+        inflight=count.inflight,
+        configured=_is_configured(situation, "agents", name),
+        overridden=overridden_fields(situation, "agents", name),
+    )
+
+
+def target_body(situation: Situation, name: str) -> TargetBody:
+    """Return a target that there is, without anything that may be a secret."""
+    target = situation.settings.all_targets[name]
+    return TargetBody(
+        id=name,
+        kind=str(type(target).__struct_config__.tag),
+        status=target.status.value,
+        default=name == situation.settings.default_target,
+        slot=target.slot,
+        provider=target.provider,
+        headers=sorted(getattr(target, "headers", {})),
+        env=sorted(getattr(target, "env", {})),
+        configured=("targets", name) not in situation.left,
+        overridden=overridden_fields(situation, "targets", name),
+    )
+
+
+def budget_bodies(situation: Situation) -> list[BudgetBody]:
+    """Return what every scope with a limit may use."""
+    return [
+        BudgetBody(
+            scope=scope,
+            limit_usd=_usd(limit.limit_micro_usd),
+            limit_tokens=limit.limit_tokens,
+            window=format_window(limit.window),
+            overridden=overridden_fields(
+                situation, "budgets", ROOT_NAME if scope == ROOT else scope
+            ),
+        )
+        for scope, limit in budgets(situation.settings).items()
+    ]
+
+
+def _usd(micro_usd: int | None) -> str | None:
+    return None if micro_usd is None else plain_usd(micro_usd)
+
+
+def _is_configured(situation: Situation, kind: str, name: str) -> bool:
+    return name in situation.tables.get(kind, {}) and (kind, name) not in situation.left
+
+
+def overridden_fields(situation: Situation, kind: OverrideKind, name: str) -> list[str]:
+    """Return what is not as the file says, by the names that the API has for it."""
+    fields = {key: field for field, key in PATCHABLE[kind].items()}
+    return [fields[key] for key in situation.overridden(kind, name)]
+
+
+OK = 200
+BUDGET_QUERY = ("scope",)
+
+
+async def list_projects(api: Api, request: Request, _: str) -> Answer:
+    """Answer with all projects that belong to the caller."""
+    projects = project_bodies(api, await api.engine.totals(), request.caller)
+    return json_answer(OK, ProjectListBody(projects=projects))
+
+
+def project_bodies(api: Api, totals: Totals, caller: Caller = LOCAL) -> list[ProjectBody]:
+    """Return the projects that belong to the caller, in the order of the file.
+
+    A project is more than what one agent has in it, so whoever acts for an agent alone has none.
+    What a project has of the whole is for those who are not bound.
+    """
+    situation, counts = administration_of(api).situation, counts_by(totals.lanes, "project_id")
+    sees_all = caller.may("admin") or not caller.is_bound
+    own = () if caller.agent_id is not None else (caller.project_id,)
+    names = [name for name in situation.settings.projects if sees_all or name in own]
+    shares = _shares(api) if sees_all else {}
+    return [project_body(situation, name, counts, shares.get(name)) for name in names]
+
+
+async def show_project(api: Api, request: Request, name: str) -> Answer:
+    """Answer with a project that belongs to the caller."""
+    projects = project_bodies(api, await api.engine.totals(), request.caller)
+    known = {one.id: one for one in projects}
+    _check_known(name in known, "project", name)
+    return json_answer(OK, known[name])
+
+
+async def change_project(api: Api, request: Request, name: str) -> Answer:
+    """Change a project beside the file."""
+    body = read_body(await request.json_body(), ProjectPatchBody)
+    _check_known(name in administration_of(api).settings.projects, "project", name)
+    await patch(api, request, "projects", name, body)
+    return await show_project(api, request, name)
+
+
+async def list_agents(api: Api, _: Request, __: str) -> Answer:
+    """Answer with the agents that are configured, or have tasks now."""
+    return json_answer(OK, AgentListBody(agents=await agent_bodies(api)))
+
+
+async def agent_bodies(api: Api) -> list[AgentBody]:
+    """Return the agents that are configured, or have tasks now."""
+    situation, counts = administration_of(api).situation, await _counts(api, "agent_id")
+    return [agent_body(situation, name, counts) for name in agents_shown(situation, counts)]
+
+
+async def show_agent(api: Api, _: Request, name: str) -> Answer:
+    """Answer with an agent; any name is one that a task may bring about."""
+    situation, counts = administration_of(api).situation, await _counts(api, "agent_id")
+    _check_known(name in situation.settings.agents or name in counts, "agent", name)
+    return json_answer(OK, agent_body(situation, name, counts))
+
+
+async def change_agent(api: Api, request: Request, name: str) -> Answer:
+    """Change an agent beside the file; one that is not there yet is made."""
+    body = read_body(await request.json_body(), AgentPatchBody)
+    await patch(api, request, "agents", name, body)
+    return json_answer(
+        OK, agent_body(administration_of(api).situation, name, await _counts(api, "agent_id"))
+    )
+
+
+async def list_targets(api: Api, _: Request, __: str) -> Answer:
+    """Answer with all targets."""
+    situation = administration_of(api).situation
+    bodies = [target_body(situation, name) for name in situation.settings.all_targets]
+    return json_answer(OK, TargetListBody(targets=bodies))
+
+
+async def show_target(api: Api, _: Request, name: str) -> Answer:
+    """Answer with a target."""
+    situation = administration_of(api).situation
+    _check_known(name in situation.settings.all_targets, "target", name)
+    return json_answer(OK, target_body(situation, name))
+
+
+async def change_target(api: Api, request: Request, name: str) -> Answer:
+    """Pause, resume or drain a target."""
+    body = read_body(await request.json_body(), TargetPatchBody)
+    _check_known(name in administration_of(api).settings.all_targets, "target", name)
+    await patch(api, request, "targets", name, body)
+    return await show_target(api, request, name)
+
+
+async def list_budgets(api: Api, _: Request, __: str) -> Answer:
+    """Answer with the limits of all budgets."""
+    return json_answer(OK, BudgetListBody(budgets=budget_bodies(administration_of(api).situation)))
+
+
+async def change_budget(api: Api, request: Request, _: str) -> Answer:
+    """Change the limits of a scope beside the file."""
+    given = request.query()
+    check_unknown(given, BUDGET_QUERY)
+    body = read_body(await request.json_body(), BudgetPatchBody)
+    if "scope" not in given:
+        raise Refusal("missing_field", "missing required field 'scope'", details={"field": "scope"})
+    scope = parse_scope(given["scope"], field="scope")
+    await patch(api, request, "budgets", scope or "root", body)
+    return await list_budgets(api, request, "")
+
+
+async def pause(api: Api, request: Request, _: str) -> Answer:
+    """Start nothing new, until it is resumed; tasks are still taken."""
+    await administration_of(api).pause(actor_of(request), is_paused=True)
+    return json_answer(OK, SwitchBody(paused=True))
+
+
+async def resume(api: Api, request: Request, _: str) -> Answer:
+    """Start tasks again."""
+    await administration_of(api).pause(actor_of(request), is_paused=False)
+    return json_answer(OK, SwitchBody(paused=False))
+
+
+async def reload(api: Api, request: Request, _: str) -> Answer:
+    """Read the settings file again, and answer with what changed."""
+    return json_answer(OK, await reloaded(api, request))
+
+
+async def reloaded(api: Api, request: Request) -> ReloadBody:
+    """Read the settings file again, and return what changed."""
+    try:
+        found = await administration_of(api).reload(actor_of(request))
+    except InvalidSettingError as error:
+        raise Refusal("invalid_settings", str(error), details={"field": error.field}) from None
+    return ReloadBody(
+        changed=change_bodies(found.changed), needs_restart=change_bodies(found.needs_restart)
+    )
+
+
+def administration_of(api: Api) -> Administration:
+    """Return the settings of this node, which only change through it."""
+    if api.administration is None:
+        raise Refusal("not_found", "this service is not administered over HTTP")
+    return api.administration
+
+
+def _shares(api: Api) -> dict[str, Share]:
+    found = None if api.outlook is None else api.outlook.shares()
+    return {share.project_id: share for share in found or ()}
+
+
+async def _counts(api: Api, column: str) -> Counts:
+    return counts_by((await api.engine.totals()).lanes, column)
+
+
+async def patch(api: Api, request: Request, kind: OverrideKind, name: str, body: PatchBody) -> None:
+    """Change something beside the file; a budget is named by its scope, the root as `root`."""
+    administration = administration_of(api)
+    if written_table(administration.situation.tables, kind, name) is None:
+        raise _unknown(kind.removesuffix("s"), name)
+    values = _values(kind, body)
+    resets = tuple(_key(kind, field) for field in body.reset)
+    if values or resets:
+        await administration.override(kind, name, values, actor_of(request), resets=resets)
+
+
+def _values(kind: OverrideKind, body: PatchBody) -> Mapping[str, object]:
+    names = PATCHABLE[kind].values()
+    given = {name: getattr(body, name) for name in names}
+    return {name: value for name, value in given.items() if value is not msgspec.UNSET}
+
+
+def _key(kind: OverrideKind, field: str) -> str:
+    keys = PATCHABLE[kind]
+    if field not in keys:
+        message = f"field 'reset': '{shown(field)}' is none of {', '.join(keys)}"
+        raise Refusal("invalid_field", message, details={"field": "reset"})
+    return keys[field]
+
+
+def change_bodies(changes: tuple[Change, ...]) -> list[ChangeBody]:
+    """Return changes as they are told."""
+    return [ChangeBody(key=one.key, before=one.before, after=one.after) for one in changes]
+
+
+def _check_known(is_known: bool, noun: str, name: str) -> None:  # noqa: FBT001
+    if not is_known:
+        raise _unknown(noun, name)
+
+
+def _unknown(noun: str, name: str) -> Refusal:
+    return Refusal("not_found", f"there is no {noun} '{shown(name)}'")
+
+
+# `GET /audit`: who changed what, newest first.
+
+QUERY_FIELDS = ("limit", "cursor")
+
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+
+async def list_audit(api: Api, request: Request, _: str) -> Answer:
+    """Answer with one page of changes."""
+    given = request.query()
+    check_unknown(given, QUERY_FIELDS)
+    return json_answer(OK, await audit_list(api, given))
+
+
+async def audit_list(api: Api, given: dict[str, str]) -> AuditListBody:
+    """Return one page of changes; `given` may have its `limit` and `cursor`."""
+    if api.audit is None:
+        raise Refusal("not_found", "this service keeps no audit log")
+    page = await api.audit.page(before=read_number(given, "cursor"), limit=read_limit(given))
+    entries = [_body(row) for row in page.rows]
+    cursor = None if page.next_before is None else str(page.next_before)
+    return AuditListBody(entries=entries, count=len(entries), next_cursor=cursor)
+
+
+def read_number(given: dict[str, str], field: str) -> int | None:
+    """Read where a page begins; None is the beginning."""
+    text = given.get(field, "")
+    if not text:
+        return None
+    if _NUMBER.fullmatch(text) is None:
+        raise invalid_field(field, "must be a number")
+    return int(text)
+
+
+def _body(row: AuditRow) -> AuditEntryBody:
+    fields = msgspec.structs.asdict(row) | {"at": exact_moment(row.at)}
+    return AuditEntryBody(**fields)
+
+
+# The table of the routes of administration.
+
+AGAIN_REFUSES = (
+    "conflict",
+    "draining",
+    "unknown_project",
+    "unknown_target",
+    "unknown_slot",
+    "unknown_provider",
+    "queue_full",
+)
+
+BULK_ROUTES = (
+    Route(
+        "POST",
+        "/tasks/cancel",
+        tasks.cancel_tasks,
+        "count the tasks that match, or cancel them",
+        "cancel",
+        takes=TaskFilterBody,
+        answers={200: BulkCancelBody},
+        refuses=("not_found",),
+    ),
+    Route(
+        "POST",
+        "/tasks/retry",
+        tasks.retry_tasks,
+        "count the tasks that match, or try them again",
+        "submit",
+        takes=TaskFilterBody,
+        answers={200: BulkRetryBody},
+        refuses=("not_found",),
+    ),
+    Route(
+        "POST",
+        "/tasks/{id}/retry",
+        tasks.retry_task,
+        "make a new task of one that ended",
+        "submit",
+        answers={202: SubmittedBody},
+        refuses=("missing_field", *AGAIN_REFUSES),
+    ),
+)
+
+ADMIN_ROUTES = (
+    Route(
+        "POST",
+        "/scheduler/pause",
+        pause,
+        "start nothing new until it is resumed",
+        answers={200: SwitchBody},
+        refuses=("not_found",),
+    ),
+    Route(
+        "POST",
+        "/scheduler/resume",
+        resume,
+        "start tasks again",
+        answers={200: SwitchBody},
+        refuses=("not_found",),
+    ),
+    Route(
+        "POST",
+        "/scheduler/reload",
+        reload,
+        "read the settings file again",
+        answers={200: ReloadBody},
+        refuses=("not_found", "invalid_settings"),
+    ),
+    Route(
+        "GET",
+        "/projects",
+        list_projects,
+        "list projects",
+        "read",
+        answers={200: ProjectListBody},
+        refuses=("not_found",),
+    ),
+    Route(
+        "GET",
+        "/projects/{id}",
+        show_project,
+        "show a project",
+        "read",
+        answers={200: ProjectBody},
+    ),
+    Route(
+        "PATCH",
+        "/projects/{id}",
+        change_project,
+        "change a project: its weight, cap, budget or status",
+        takes=ProjectPatchBody,
+        answers={200: ProjectBody},
+    ),
+    Route(
+        "GET",
+        "/agents",
+        list_agents,
+        "list agents",
+        answers={200: AgentListBody},
+        refuses=("not_found",),
+    ),
+    Route("GET", "/agents/{id}", show_agent, "show an agent", answers={200: AgentBody}),
+    Route(
+        "PATCH",
+        "/agents/{id}",
+        change_agent,
+        "change an agent: its places, type or status",
+        takes=AgentPatchBody,
+        answers={200: AgentBody},
+    ),
+    Route(
+        "GET",
+        "/targets",
+        list_targets,
+        "list targets",
+        answers={200: TargetListBody},
+        refuses=("not_found",),
+    ),
+    Route(
+        "GET",
+        "/targets/{id}",
+        show_target,
+        "show a target",
+        answers={200: TargetBody},
+    ),
+    Route(
+        "PATCH",
+        "/targets/{id}",
+        change_target,
+        "pause, resume or drain a target",
+        takes=TargetPatchBody,
+        answers={200: TargetBody},
+    ),
+    Route(
+        "GET",
+        "/budgets",
+        list_budgets,
+        "list the limits of budgets",
+        answers={200: BudgetListBody},
+        refuses=("not_found",),
+    ),
+    Route(
+        "PATCH",
+        "/budgets",
+        change_budget,
+        "change the limits of a scope",
+        takes=BudgetPatchBody,
+        answers={200: BudgetListBody},
+        query=BUDGET_QUERY,
+        refuses=("not_found",),
+    ),
+    Route(
+        "GET",
+        "/audit",
+        list_audit,
+        "say who changed what, newest first",
+        answers={200: AuditListBody},
+        query=QUERY_FIELDS,
+        refuses=("not_found",),
+    ),
+)

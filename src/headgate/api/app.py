@@ -1,0 +1,359 @@
+"""The ASGI application: a table of routes, and the edge where errors become answers.
+
+Rule: every request gets an answer in the one shape, and no answer tells how the service is made.
+What nobody expected is logged once, under the id that the client is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from headgate.api.admin import ADMIN_ROUTES, BULK_ROUTES
+from headgate.api.api import Api, Route, TaskService
+from headgate.api.budgets import ROUTES as BUDGET_ROUTES
+from headgate.api.budgets import STATUS_ROUTES as BUDGET_FIGURE_ROUTES
+from headgate.api.errors import Refusal, refusal_of
+from headgate.api.events import ROUTES as EVENT_ROUTES
+from headgate.api.http.request import ClientGoneError, Head, Request, request_ids
+from headgate.api.http.response import Answer, refusal_answer
+from headgate.api.openapi import show_openapi
+from headgate.api.schema.tasks import BatchBody as SubmittedBatchBody
+from headgate.api.schema.tasks import (
+    CancelledBody,
+    LimitsShown,
+    ReadyBody,
+    StatsBody,
+    SubmittedBody,
+    TaskListBody,
+    WhyBody,
+)
+from headgate.api.settings import ROUTES as SETTINGS_ROUTES
+from headgate.api.slots import ROUTES as SLOT_ROUTES
+from headgate.api.status import LANE_ROUTES, METRIC_ROUTES, show_alive, show_ready, show_stats
+from headgate.api.submission import BatchBody, Intake, TaskBody
+from headgate.api.tasks import QUERY_FIELDS as TASK_QUERY
+from headgate.api.tasks import (
+    cancel_task,
+    explain_task,
+    list_tasks,
+    show_task,
+    submit_batch,
+    submit_task,
+)
+from headgate.api.tokens import ROUTES as TOKEN_ROUTES
+from headgate.api.usage import ROUTES as USAGE_ROUTES
+from headgate.api.webhooks import ROUTES as WEBHOOK_ROUTES
+from headgate.api.workers import ROUTES as WORKER_ROUTES
+from headgate.core.task_view import TaskSnapshot
+from headgate.engine.task_runner import DeadlineWatch
+from headgate.errors import HeadgateError, StoreError
+
+# The table of routes: everything that the service answers to, subject by subject.
+
+SUBMIT_REFUSES = (
+    "unknown_project",
+    "unknown_target",
+    "unknown_slot",
+    "unknown_provider",
+    "unknown_parent",
+    "draining",
+    "idempotency_mismatch",
+    "queue_full",
+    "idempotency_full",
+)
+
+ROUTES = (
+    Route(
+        "POST",
+        "/tasks",
+        submit_task,
+        "submit a task",
+        "submit",
+        takes=TaskBody,
+        answers={202: SubmittedBody},
+        refuses=SUBMIT_REFUSES,
+        headers=("Idempotency-Key",),
+    ),
+    Route(
+        "GET",
+        "/tasks",
+        list_tasks,
+        "list tasks, newest or oldest first",
+        "read",
+        answers={200: TaskListBody},
+        query=TASK_QUERY,
+    ),
+    Route(
+        "POST",
+        "/tasks/batch",
+        submit_batch,
+        "submit 1 to 50 tasks",
+        "submit",
+        takes=BatchBody,
+        answers={202: SubmittedBatchBody},
+        refuses=(*SUBMIT_REFUSES, "batch_empty", "batch_too_large"),
+        headers=("Idempotency-Key",),
+    ),
+    Route("GET", "/tasks/{id}", show_task, "show a task", "read", answers={200: TaskSnapshot}),
+    Route(
+        "POST",
+        "/tasks/{id}/cancel",
+        cancel_task,
+        "cancel a task",
+        "cancel",
+        answers={200: CancelledBody, 202: CancelledBody},
+        refuses=("conflict",),
+    ),
+    Route(
+        "GET",
+        "/tasks/{id}/why",
+        explain_task,
+        "say why a task waits",
+        "read",
+        answers={200: WhyBody},
+        refuses=("not_dispatching",),
+    ),
+    *BULK_ROUTES,
+    *WORKER_ROUTES,
+    *EVENT_ROUTES,
+    *WEBHOOK_ROUTES,
+    *BUDGET_ROUTES,
+    *BUDGET_FIGURE_ROUTES,
+    *USAGE_ROUTES,
+    *TOKEN_ROUTES,
+    Route(
+        "GET", "/scheduler/stats", show_stats, "counts and limits", "read", answers={200: StatsBody}
+    ),
+    *LANE_ROUTES,
+    *ADMIN_ROUTES,
+    *SETTINGS_ROUTES,
+    *SLOT_ROUTES,
+    *METRIC_ROUTES,
+    Route(
+        "GET", "/livez", show_alive, "say that the process serves", None, answers={200: ReadyBody}
+    ),
+    Route(
+        "GET",
+        "/readyz",
+        show_ready,
+        "say whether this node takes and runs tasks",
+        None,
+        answers={200: ReadyBody},
+        refuses=("not_ready",),
+    ),
+    Route(
+        "GET",
+        "/openapi.json",
+        show_openapi,
+        "describe the API to programs",
+        None,
+        answers={200: "application/json"},
+    ),
+)
+
+
+ANSWER_SECONDS = 30.0
+OUTAGE_LOG_SECONDS = 10.0
+_NO_ANSWER = "the store has not answered; whether the request was carried out is not known"
+_PLACEHOLDER = "{id}"
+_NO_CONTENT = 204
+_LOG = logging.getLogger("headgate.web")
+
+
+class Pages(Protocol):
+    """What is served to people beside the API; there a refusal is a page as well."""
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """Everything that is served."""
+
+    def has(self, path: str) -> bool:
+        """Tell whether an address is for people, also one where nothing is."""
+
+    async def refusal(self, request: Request, refusal: Refusal) -> Answer:
+        """Return the page that says what was refused and what to do."""
+
+
+class App:
+    """The application of one node. `api` may be given other rules while it serves."""
+
+    def __init__(self, api: Api, routes: tuple[Route, ...] = ROUTES) -> None:
+        self.api = api
+        self._fixed: dict[str, dict[str, Route]] = {}
+        self._patterns: dict[tuple[str, ...], dict[str, Route]] = {}
+        api.routes = routes
+        self._open_paths = {route.path.encode() for route in routes if route.needs is None}
+        for route in routes:
+            self._add(route)
+        self._patience: DeadlineWatch[asyncio.Task[Any]] = DeadlineWatch(time.monotonic, self._lose)
+        self._lost: set[asyncio.Task[Any]] = set()
+        self._request_ids = request_ids()
+        self._outage = ("", 0.0)
+        self._pages: Pages | None = None
+
+    def serve_pages(self, pages: Pages) -> None:
+        """Serve pages beside the API, which does not describe them."""
+        self._pages = pages
+        for route in pages.routes:
+            self._add(route)
+
+    def _add(self, route: Route) -> None:
+        if _PLACEHOLDER not in route.path:
+            self._fixed.setdefault(route.path, {})[route.method] = route
+            return
+        shape = tuple(route.path.split("/")[1:])
+        self._patterns.setdefault(shape, {})[route.method] = route
+
+    def meet(self, head: Head) -> None:
+        """Refuse whoever is not let in, by the head of a request whose body is still to come."""
+        path = head.url.partition(b"?")[0]
+        if self._pages is not None and self._pages.has(path.decode("latin-1")):
+            # Who sends it is said by a cookie, which is looked at when the request is complete.
+            self.api.entrance.check_place(head.host, head.origin)
+        elif path not in self._open_paths:
+            self.api.entrance.meet(head)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
+        """Answer one request, as ASGI has it."""
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        request.request_id = request.sent_request_id() or next(self._request_ids)
+        try:
+            answer = await self._answer_in_time(request, scope["path"])
+        except ClientGoneError:
+            return
+        head = answer.head(request.request_id)
+        await send({"type": "http.response.start", "status": answer.status, "headers": head})
+        if answer.stream is not None and request.method != "HEAD":
+            await _stream(answer.stream, request, send)
+        else:
+            await send({"type": "http.response.body", "body": answer.body})
+
+    async def _answer_in_time(self, request: Request, path: str) -> Answer:
+        """Answer, if need be that the store has not: one that hangs must not hang its clients."""
+        task = asyncio.current_task()
+        if task is None:
+            return await self._answer(request, path)
+        self._patience.watch(task, time.monotonic() + ANSWER_SECONDS)
+        try:
+            return await self._answer(request, path)
+        except asyncio.CancelledError:
+            if task not in self._lost:
+                raise
+            self._lost.discard(task)
+            task.uncancel()
+            return await self._refused(Refusal("unavailable", _NO_ANSWER), request, path)
+        finally:
+            self._patience.leave(task)
+
+    def _lose(self, task: asyncio.Task[Any]) -> None:
+        self._lost.add(task)
+        task.cancel()
+
+    async def _answer(self, request: Request, path: str) -> Answer:
+        try:
+            routes, name = self._find(request, path)
+            route = routes.get("GET" if request.method == "HEAD" else request.method)
+            if route is None:
+                return _other_method(request.method, routes)
+            entrance = self.api.entrance
+            caller = entrance.let_in(request, route.needs)
+            if caller is None:
+                caller = await entrance.look_up(request, route.needs)
+            request.caller = caller
+            return await route.handler(self.api, request, name)
+        except Refusal as refusal:
+            return await self._refused(refusal, request, path)
+        except HeadgateError as error:
+            return await self._answer_to(error, request, path)
+        except ClientGoneError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the edge: whatever it is, the client gets an answer
+            return await self._answer_to(error, request, path)
+
+    async def _answer_to(self, error: Exception, request: Request, path: str) -> Answer:
+        refusal = refusal_of(error)
+        request_id = request.request_id.decode("ascii")
+        if refusal.body.code == "internal":
+            _LOG.error("request %s: %s %r", request_id, request.method, path, exc_info=error)
+        elif isinstance(error, StoreError) and refusal.kind.is_retryable:
+            self._log_outage(str(error), request_id)
+        return await self._refused(refusal, request, path)
+
+    async def _refused(self, refusal: Refusal, request: Request, path: str) -> Answer:
+        if self._pages is not None and self._pages.has(path):
+            return await self._pages.refusal(request, refusal)
+        return refusal_answer(refusal, request.request_id)
+
+    def _log_outage(self, problem: str, request_id: str) -> None:
+        """Log what clients are not told; while it stays the same, now and then."""
+        now = time.monotonic()
+        if problem != self._outage[0] or now - self._outage[1] >= OUTAGE_LOG_SECONDS:
+            self._outage = (problem, now)
+            _LOG.warning("request %s: the store cannot be asked: %s", request_id, problem)
+
+    def _find(self, request: Request, path: str) -> tuple[dict[str, Route], str]:
+        routes = self._fixed.get(path)
+        if routes is not None:
+            return routes, ""
+        segments = request.segments()
+        for shape, found in self._patterns.items():
+            if len(shape) == len(segments):
+                name = _name(shape, segments)
+                if name is not None:
+                    return found, name
+        raise Refusal("not_found", "there is nothing at this address")
+
+
+async def _stream(pieces: AsyncGenerator[bytes, None], request: Request, send: Any) -> None:  # noqa: ANN401
+    """Send pieces as they come, until there are no more or the client has gone.
+
+    A client that does not take them is left without an end.
+    """
+    sending = asyncio.create_task(_send_pieces(pieces, send))
+    leaving = asyncio.create_task(request.gone())
+    try:
+        await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in (sending, leaving):
+            one.cancel()
+        end, _ = await asyncio.gather(sending, leaving, return_exceptions=True)
+    if not isinstance(end, Exception):
+        await send({"type": "http.response.body", "body": b""})
+    elif not isinstance(end, TimeoutError):
+        _LOG.error("request %s: a stream broke off", request.request_id.decode(), exc_info=end)
+
+
+async def _send_pieces(pieces: AsyncGenerator[bytes, None], send: Any) -> None:  # noqa: ANN401
+    async with aclosing(pieces):
+        async for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+def build_app(engine: TaskService, *, intake: Intake, limits: LimitsShown | None = None) -> App:
+    """Return the application that serves an engine."""
+    return App(Api(engine, intake, limits or LimitsShown()))
+
+
+def _name(shape: tuple[str, ...], segments: list[str]) -> str | None:
+    name = None
+    for wanted, given in zip(shape, segments, strict=True):
+        if wanted == _PLACEHOLDER:
+            name = given
+        elif wanted != given:
+            return None
+    return name
+
+
+def _other_method(method: str, routes: dict[str, Route]) -> Answer:
+    allowed = [*routes, *(["HEAD"] if "GET" in routes else []), "OPTIONS"]
+    allow = ", ".join(sorted(allowed))
+    if method == "OPTIONS":
+        return Answer(_NO_CONTENT, b"", ((b"allow", allow.encode()),))
+    raise Refusal("method_not_allowed", f"use {allow} here", allow=allow)

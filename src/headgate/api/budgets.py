@@ -1,0 +1,476 @@
+"""The routes of budgets: hold an amount before the work, book or give it back after it.
+
+They are the tracker over HTTP, for agents in any language, on the same books as the tasks. The id
+of a reservation is the caller's own, and is one within its scope: so a caller can settle what lies
+in a scope of its own, and never what a task or somebody else holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import msgspec
+
+from headgate.api.api import Api, Route
+from headgate.api.callers import Caller
+from headgate.api.errors import Refusal, invalid_field
+from headgate.api.http.request import Request, read_limit
+from headgate.api.http.response import Answer, json_answer
+from headgate.api.schema.admin import JournalBody, JournalEntryBody
+from headgate.api.schema.tasks import (
+    BudgetStatusBody,
+    CommitBody,
+    FoundBudgetBody,
+    LimitBody,
+    ReservationBody,
+    ReservationNameBody,
+    ReserveBody,
+    SettledBody,
+)
+from headgate.api.submission import check_unknown, read_body
+from headgate.budgets.status import ScopeStatus, empty_status
+from headgate.budgets.tracker import LedgerTracker, ReservationToken
+from headgate.core.budgets.accounts import JournalEntry
+from headgate.core.budgets.burn_rate import BURN_SECONDS, BurnRate, burn_rates, exhausted_at
+from headgate.core.budgets.scopes import Scope, ancestors, depth, parse_scope
+from headgate.core.budgets.windows import format_window
+from headgate.core.money import plain_usd
+from headgate.core.task_view import exact_moment
+from headgate.errors import IllegalSettlementError, InvalidFieldError
+
+OK = 200
+MAX_ID_LENGTH = 128
+
+_SCOPE_DIGITS = 24
+_FIELDS = {
+    "amount_usd": "usd",
+    "actual_usd": "usd",
+    "reservation_id": "id",
+    "lease_seconds": "leaseSeconds",
+    "limit_usd": "limitUsd",
+    "limit_tokens": "limitTokens",
+}
+
+
+async def found(api: Api, request: Request, _: str) -> Answer:
+    """Set the limits of a scope that has none, or say which others it has."""
+    body = read_body(await request.json_body(), FoundBudgetBody)
+    scope = own_scope(body.scope, request.caller)
+    if _is_configured(scope):
+        request.caller.check("admin")
+    with _in_words_of_the_body():
+        limit = await tracker_of(api).found_budget(
+            scope, body.limit_usd, body.limit_tokens, body.window
+        )
+    answer = LimitBody(
+        scope=scope,
+        limit_usd=dollars_or_none(limit.limit_micro_usd),
+        limit_tokens=limit.limit_tokens,
+        window=format_window(limit.window),
+    )
+    return json_answer(OK, answer)
+
+
+async def reserve(api: Api, request: Request, _: str) -> Answer:
+    """Hold an amount, or say which budget has no room for it."""
+    body = read_body(await request.json_body(), ReserveBody)
+    scope = own_scope(body.scope, request.caller)
+    also = [own_scope(text, request.caller, field="also") for text in body.also]
+    with _in_words_of_the_caller(body.id, scope) as reservation_id:
+        token = await tracker_of(api).reserve(
+            scope,
+            body.usd,
+            tokens=body.tokens,
+            reservation_id=reservation_id,
+            lease_seconds=body.lease_seconds,
+            also=also,
+            dispatched=body.dispatched,
+        )
+    return json_answer(OK, _shown(token, body.id, scope))
+
+
+async def dispatched(api: Api, request: Request, _: str) -> Answer:
+    """Note that the provider is about to be called."""
+    body = read_body(await request.json_body(), ReservationNameBody)
+    scope = own_scope(body.scope, request.caller)
+    with _in_words_of_the_caller(body.id, scope) as reservation_id:
+        token = await tracker_of(api).dispatched(reservation_id)
+    return json_answer(OK, _shown(token, body.id, scope))
+
+
+async def commit(api: Api, request: Request, _: str) -> Answer:
+    """Book what the work has cost in place of what was held."""
+    body = read_body(await request.json_body(), CommitBody)
+    scope = own_scope(body.scope, request.caller)
+    with _in_words_of_the_caller(body.id, scope) as reservation_id:
+        await tracker_of(api).commit(reservation_id, body.usd, tokens=body.tokens)
+    return _settled(body.id, scope, "committed")
+
+
+async def release(api: Api, request: Request, _: str) -> Answer:
+    """Give back what was held: the provider cannot have charged."""
+    body = read_body(await request.json_body(), ReservationNameBody)
+    scope = own_scope(body.scope, request.caller)
+    with _in_words_of_the_caller(body.id, scope) as reservation_id:
+        await tracker_of(api).release(reservation_id)
+    return _settled(body.id, scope, "released")
+
+
+async def own_status(api: Api, caller: Caller, given: str = "") -> ScopeStatus:
+    """Return a scope and everything within it; without one, that of the caller.
+
+    Of a caller whose budget nobody can write down it is empty, since nothing is charged to it.
+    """
+    scope = given_or_own(given, caller)
+    if scope is None:
+        return empty_status(Scope(caller.bounds.own_name))
+    return await tracker_of(api).status(scope)
+
+
+def tracker_of(api: Api) -> LedgerTracker:
+    """Return the books of the service."""
+    if api.tracker is None:
+        raise Refusal("unavailable", "this service keeps no budgets")
+    return api.tracker
+
+
+def given_or_own(given: str, caller: Caller) -> Scope | None:
+    """Return a scope that the caller may look at; without one its own, if that can be a scope."""
+    return own_scope(given, caller) if given else caller.bounds.own_scope
+
+
+def own_scope(text: str, caller: Caller, *, field: str = "scope") -> Scope:
+    """Read a scope that the caller may look at and charge."""
+    scope = parse_scope(text, field=field)
+    caller.check_scope(scope)
+    return scope
+
+
+def dollars_or_none(micro_usd: int | None) -> str | None:
+    """Return an amount in dollars; None is none."""
+    return None if micro_usd is None else plain_usd(micro_usd)
+
+
+def _is_configured(scope: Scope) -> bool:
+    """Tell whether a scope holds what others submit: the root, and that of a whole project."""
+    return depth(scope) < 1 or (depth(scope) == 1 and scope.startswith("project:"))
+
+
+@contextmanager
+def _in_words_of_the_body() -> Iterator[None]:
+    """Name fields as the body does."""
+    try:
+        yield
+    except InvalidFieldError as error:
+        raise InvalidFieldError(_FIELDS.get(error.field, error.field), error.problem) from None
+
+
+@contextmanager
+def _in_words_of_the_caller(given_id: str, scope: Scope) -> Iterator[str]:
+    """Give the id under which the books know a reservation, and tell refusals by the caller's."""
+    reservation_id = _id_within(scope, given_id)
+    try:
+        with _in_words_of_the_body():
+            yield reservation_id
+    except IllegalSettlementError as error:
+        line = str(error).replace(reservation_id, f"'{given_id}'")
+        code = "not_found" if error.current == "unknown" else "reservation_conflict"
+        raise Refusal(code, line, details={"state": error.current}) from None
+
+
+def _id_within(scope: Scope, given_id: str) -> str:
+    if not given_id or len(given_id) > MAX_ID_LENGTH or not given_id.isprintable():
+        problem = f"has 1 to {MAX_ID_LENGTH} printable characters"
+        raise InvalidFieldError("id", problem)
+    digest = hashlib.sha256(scope.encode()).hexdigest()[:_SCOPE_DIGITS]
+    return f"http:{digest}:{given_id}"
+
+
+def _shown(token: ReservationToken, given_id: str, scope: Scope) -> ReservationBody:
+    return ReservationBody(
+        id=given_id,
+        scope=scope,
+        state=token.state.value,
+        is_live=token.is_live,
+        usd=plain_usd(token.micro_usd),
+        tokens=token.tokens,
+        lease_until=exact_moment(token.lease_until),
+    )
+
+
+def _settled(given_id: str, scope: Scope, state: Literal["committed", "released"]) -> Answer:
+    return json_answer(OK, SettledBody(id=given_id, scope=scope, state=state))
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/budgets/found",
+        found,
+        "set the limits of a scope that has none",
+        "submit",
+        takes=FoundBudgetBody,
+        answers={200: LimitBody},
+        refuses=("budget_mismatch",),
+    ),
+    Route(
+        "POST",
+        "/budgets/reserve",
+        reserve,
+        "hold an amount before the work",
+        "submit",
+        takes=ReserveBody,
+        answers={200: ReservationBody},
+        refuses=("budget_exceeded", "reservation_conflict"),
+    ),
+    Route(
+        "POST",
+        "/budgets/dispatched",
+        dispatched,
+        "note that the provider is about to be called",
+        "submit",
+        takes=ReservationNameBody,
+        answers={200: ReservationBody},
+        refuses=("not_found", "reservation_conflict"),
+    ),
+    Route(
+        "POST",
+        "/budgets/commit",
+        commit,
+        "book what the work has cost",
+        "submit",
+        takes=CommitBody,
+        answers={200: SettledBody},
+        refuses=("not_found", "reservation_conflict"),
+    ),
+    Route(
+        "POST",
+        "/budgets/release",
+        release,
+        "give back what was held",
+        "submit",
+        takes=ReservationNameBody,
+        answers={200: SettledBody},
+        refuses=("not_found", "reservation_conflict"),
+    ),
+)
+
+
+# The routes that show budgets: what is used, how fast, by when it is used up, and the journal.
+#
+# The burn rates of all scopes come from one look at the journal. Rule: a journal is read a page
+# at a time, and a bounded part of it is looked at for a rate, which says what time it covers.
+
+STATUS_QUERY = ("scope",)
+JOURNAL_QUERY = ("scope", "limit", "cursor")
+BURN_ENTRIES = 2_000
+MAX_SKIPPED = 9_000
+
+_CURSOR = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)_([0-9]{1,4})")
+_NO_RATE = BurnRate()
+
+
+class BudgetFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A scope with all within it, how fast each spends, and how many tasks wait for each."""
+
+    status: ScopeStatus
+    rates: Mapping[Scope, BurnRate]
+    waiting: Mapping[str, int]
+    now: float
+
+    def rate(self, scope: Scope) -> BurnRate:
+        """Return how fast a scope spends."""
+        return self.rates.get(scope, _NO_RATE)
+
+    def exhausted_at(self, status: ScopeStatus) -> float | None:
+        """Return when the first limit of a scope is reached at its rate; None if none is."""
+        return exhausted_at(
+            self.rate(status.scope),
+            remaining_micro_usd=status.remaining_micro_usd,
+            remaining_tokens=status.remaining_tokens,
+            now=self.now,
+            resets_at=status.resets_at,
+        )
+
+
+class JournalPage(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of the journal of a scope, newest first, and the cursor of the next."""
+
+    scope: Scope
+    entries: Sequence[JournalEntry]
+    next_cursor: str | None = None
+
+
+async def budget_figures(api: Api, caller: Caller, given: str = "") -> BudgetFigures:
+    """Return the figures of a scope and everything within it; without one, that of the caller."""
+    status = await own_status(api, caller, given)
+    tracker = tracker_of(api)
+    now = tracker.ledger.now()
+    if given_or_own(given, caller) is None:
+        return BudgetFigures(status=status, rates={}, waiting={}, now=now)
+    # What was spent before the last hour tells that a budget is older than that, and no more.
+    since = now - 2 * BURN_SECONDS
+    entries = await tracker.journal(status.scope, since=since, limit=BURN_ENTRIES)
+    return BudgetFigures(
+        status=status,
+        rates=burn_rates(entries, now=now, most=BURN_ENTRIES),
+        waiting=_waiting(api, caller),
+        now=now,
+    )
+
+
+async def budgets_around(api: Api, caller: Caller, scope: Scope) -> list[ScopeStatus]:
+    """Return the budgets that money of a scope counts against as well, the outermost first.
+
+    Whoever is bound sees those of its own alone.
+    """
+    tracker = tracker_of(api)
+    return [
+        await tracker.own_status(outer) for outer in ancestors(scope)[:-1] if _is_own(outer, caller)
+    ]
+
+
+async def journal_page(
+    api: Api, caller: Caller, given: str = "", *, cursor: str = "", limit: int
+) -> JournalPage:
+    """Return one page of the changes of a scope; without one, of that of the caller."""
+    scope = given_or_own(given, caller)
+    if scope is None:
+        return JournalPage(scope=Scope(caller.bounds.own_name), entries=())
+    until, skipped = _position(cursor)
+    # The books do not number their entries for us, so a page goes on at the time of the last one,
+    # after as many of that very time as were shown.
+    found = await tracker_of(api).journal(scope, until=until, limit=skipped + limit + 1)
+    entries = found[skipped : skipped + limit]
+    next_cursor = None
+    if entries and len(found) > skipped + limit:
+        last = entries[-1].at
+        before = skipped if last == until else 0
+        next_cursor = _cursor(last, before + sum(1 for entry in entries if entry.at == last))
+    return JournalPage(scope=scope, entries=entries, next_cursor=next_cursor)
+
+
+async def show_budgets(api: Api, request: Request, _: str) -> Answer:
+    """Answer with a scope and everything within it."""
+    query = request.query()
+    check_unknown(query, STATUS_QUERY)
+    figures = await budget_figures(api, request.caller, query.get("scope", ""))
+    return json_answer(OK, _status(figures, figures.status))
+
+
+async def show_journal(api: Api, request: Request, _: str) -> Answer:
+    """Answer with one page of the changes of a scope."""
+    query = request.query()
+    check_unknown(query, JOURNAL_QUERY)
+    page = await journal_page(
+        api,
+        request.caller,
+        query.get("scope", ""),
+        cursor=query.get("cursor", ""),
+        limit=read_limit(query),
+    )
+    entries = [_entry(entry, request.caller) for entry in page.entries]
+    body = JournalBody(
+        scope=page.scope, entries=entries, count=len(entries), next_cursor=page.next_cursor
+    )
+    return json_answer(OK, body)
+
+
+def charged(entry: JournalEntry, caller: Caller) -> list[Scope]:
+    """Return the scopes that an entry weighs on, as far as they are the caller's own."""
+    return [charge.scope for charge in entry.charges if _is_own(charge.scope, caller)]
+
+
+def _is_own(scope: Scope, caller: Caller) -> bool:
+    return not caller.is_bound or caller.bounds.may_charge(scope)
+
+
+def _waiting(api: Api, caller: Caller) -> Mapping[str, int]:
+    # Tasks of others may wait for the same budget, so whoever is bound is not told how many.
+    if api.outlook is None or caller.is_bound:
+        return {}
+    return api.outlook.waiting_for_scopes() or {}
+
+
+def _position(cursor: str) -> tuple[float | None, int]:
+    if not cursor:
+        return None, 0
+    match = _CURSOR.fullmatch(cursor)
+    if match is None or int(match[2]) > MAX_SKIPPED:
+        raise invalid_field("cursor", "must be the nextCursor of the page before")
+    return float(match[1]), int(match[2])
+
+
+def _cursor(at: float, skipped: int) -> str | None:
+    # More changes at one moment than are skipped do not happen; if they did, the list ends there.
+    return f"{at!r}_{skipped}" if skipped <= MAX_SKIPPED else None
+
+
+def _status(figures: BudgetFigures, status: ScopeStatus) -> BudgetStatusBody:
+    rate, ends = figures.rate(status.scope), figures.exhausted_at(status)
+    is_measured = rate.measured_seconds > 0
+    return BudgetStatusBody(
+        scope=status.scope,
+        window=status.window,
+        spent_usd=plain_usd(status.spent_micro_usd),
+        reserved_usd=plain_usd(status.reserved_micro_usd),
+        overrun_usd=plain_usd(status.overrun_micro_usd),
+        limit_usd=dollars_or_none(status.limit_micro_usd),
+        remaining_usd=dollars_or_none(status.remaining_micro_usd),
+        spent_tokens=status.spent_tokens,
+        reserved_tokens=status.reserved_tokens,
+        overrun_tokens=status.overrun_tokens,
+        limit_tokens=status.limit_tokens,
+        remaining_tokens=status.remaining_tokens,
+        resets_at=None if status.resets_at is None else exact_moment(status.resets_at),
+        burn_usd_per_hour=plain_usd(rate.micro_usd_per_hour) if is_measured else None,
+        burn_tokens_per_hour=rate.tokens_per_hour if is_measured else None,
+        burn_measured_seconds=rate.measured_seconds if is_measured else None,
+        exhausted_at=None if ends is None else exact_moment(ends),
+        waiting=figures.waiting.get(status.scope, 0),
+        is_truncated=status.is_truncated,
+        children=[_status(figures, child) for child in status.children],
+    )
+
+
+def _entry(entry: JournalEntry, caller: Caller) -> JournalEntryBody:
+    delta = entry.delta
+    return JournalEntryBody(
+        at=exact_moment(entry.at),
+        reservation_id=entry.reservation_id,
+        call=entry.call.value,
+        scopes=list(charged(entry, caller)),
+        spent_usd=plain_usd(delta.spent_micro_usd),
+        reserved_usd=plain_usd(delta.reserved_micro_usd),
+        overrun_usd=plain_usd(delta.overrun_micro_usd),
+        spent_tokens=delta.spent_tokens,
+        reserved_tokens=delta.reserved_tokens,
+        overrun_tokens=delta.overrun_tokens,
+    )
+
+
+STATUS_ROUTES = (
+    Route(
+        "GET",
+        "/budgets/status",
+        show_budgets,
+        "show a scope and everything within it",
+        "read",
+        answers={200: BudgetStatusBody},
+        query=STATUS_QUERY,
+        refuses=("invalid_field", "unknown_field"),
+    ),
+    Route(
+        "GET",
+        "/budgets/journal",
+        show_journal,
+        "list the changes of a scope, newest first",
+        "read",
+        answers={200: JournalBody},
+        query=JOURNAL_QUERY,
+    ),
+)

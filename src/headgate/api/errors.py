@@ -1,0 +1,260 @@
+"""Every way in which a request is refused, as one shape and one table of codes.
+
+The body of a refusal is `code`, `error`, `retryable`, `details` and `requestId`, and beside them
+the members of problem details (RFC 9457). Programs go by `code`; `error` is for people and may
+change, except where a client is known to compare it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from headgate.api.schema.tasks import Details, RefusalBody
+from headgate.core.admission import Rejected
+from headgate.core.money import plain_usd
+from headgate.core.task_view import exact_moment
+from headgate.errors import (
+    BudgetExceededError,
+    BudgetMismatchError,
+    IllegalMoveError,
+    InvalidFieldError,
+    InvalidTaskError,
+    LimitReachedError,
+    NotDispatchingError,
+    NotTakingWorkError,
+    SlotNotFoundError,
+    SlotUnavailableError,
+    StaleWorkerError,
+    StoreError,
+    UnfitValueError,
+    WindowOpenError,
+)
+
+RETRYABLE = frozenset({408, 429, 503})
+
+
+class Kind(NamedTuple):
+    """What a code stands for: a status, and a meaning that the documentation shows."""
+
+    status: int
+    meaning: str
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether the same request may be taken later."""
+        return self.status in RETRYABLE
+
+    @property
+    def title(self) -> str:
+        """The meaning as plain text."""
+        return self.meaning.replace("`", "")
+
+
+CODES: dict[str, Kind] = {
+    "bad_request": Kind(400, "the request is not HTTP/1.1, or its framing is too long"),
+    "bad_json": Kind(400, "the body is not a JSON object, or nested too deeply"),
+    "missing_field": Kind(400, "a required field is missing"),
+    "invalid_field": Kind(400, "a field or a query parameter has a value that is not taken"),
+    "unknown_field": Kind(400, "a field is almost one that exists"),
+    "unknown_project": Kind(400, "`projectId` names no project of the configuration"),
+    "unknown_target": Kind(400, "`target` names no target of the configuration"),
+    "unknown_slot": Kind(400, "`slot` names no slot of the configuration"),
+    "unknown_provider": Kind(400, "`provider` names none that a slot of the configuration has"),
+    "unknown_parent": Kind(400, "`dependsOn` names a task that is not known, or not any more"),
+    "batch_empty": Kind(400, "the batch has no tasks"),
+    "batch_too_large": Kind(400, "the batch has more than 50 tasks"),
+    "unauthorized": Kind(401, "the token is missing, or it is not, or not any more, a good one"),
+    "budget_exceeded": Kind(402, "a budget has no room for the amount; `details` has its figures"),
+    "forbidden": Kind(403, "the token does not allow this, or is for another agent or project"),
+    "forbidden_origin": Kind(403, "a page of another site sent the request"),
+    "not_found": Kind(404, "there is no such task or address, or not any more"),
+    "method_not_allowed": Kind(405, "the address takes other methods; `Allow` names them"),
+    "request_timeout": Kind(408, "the body did not arrive in time"),
+    "conflict": Kind(
+        409, "the task has ended already, or has not ended yet; nothing is left of a webhook"
+    ),
+    "draining": Kind(409, "the project, agent or target takes no new tasks"),
+    "reservation_conflict": Kind(
+        409, "the reservation cannot make this move, or its id was used with other amounts"
+    ),
+    "budget_mismatch": Kind(
+        409, "the scope has other limits already; `details` has them as `existing`"
+    ),
+    "window_open": Kind(409, "the window of the slot is open; `details` has when it resets"),
+    "slot_unavailable": Kind(409, "the slot sends nothing now; `details` has the reason"),
+    "stale_lease": Kind(409, "the attempt is not this worker's any more; drop it"),
+    "stale_worker": Kind(410, "the worker is not known any more; drop everything, claim anew"),
+    "body_too_large": Kind(413, "the body is too large"),
+    "uri_too_long": Kind(414, "the address has more than 8 KiB"),
+    "unsupported_media_type": Kind(415, "the body is of a type that is not taken here"),
+    "expectation_failed": Kind(417, "`Expect` asks for something else than 100-continue"),
+    "wrong_host": Kind(421, "the Host header names no host of this service"),
+    "invalid_settings": Kind(422, "the settings file cannot be used; nothing has changed"),
+    "idempotency_mismatch": Kind(422, "the `Idempotency-Key` was used with another request"),
+    "queue_full": Kind(429, "as many tasks wait as may; the task is stored as rejected"),
+    "limit_reached": Kind(429, "there is no room now"),
+    "idempotency_full": Kind(429, "as many answers are kept under keys as may; nothing was stored"),
+    "head_too_large": Kind(431, "the head has more than 64 KiB, or more than 100 headers"),
+    "internal": Kind(500, "a fault of the service; its log has the request id"),
+    "unavailable": Kind(503, "the store cannot be asked now; nothing was acknowledged"),
+    "not_dispatching": Kind(
+        503,
+        "only the node that dispatches knows, and it was not reached; `details` has its address",
+    ),
+    "not_ready": Kind(503, "this node cannot take or run tasks now"),
+    "version_not_supported": Kind(505, "the request is of another version than HTTP/1.0 and 1.1"),
+}
+
+STORE_FAILS = "the store cannot be asked now; try again later"
+RETRY_AFTER_SECONDS = 1
+TYPE_PREFIX = "urn:headgate:error:"
+INSTANCE_PREFIX = "urn:headgate:request:"
+
+
+class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault
+    """A request that is answered with an error; carries everything of the answer."""
+
+    def __init__(
+        self,
+        code: str,
+        error: str,
+        *,
+        details: Details | None = None,
+        task_id: str | None = None,
+        allow: str = "",
+        closes: bool = False,
+    ) -> None:
+        super().__init__(error)
+        self.kind = CODES[code]
+        self.allow = allow
+        self.closes = closes
+        self.body = RefusalBody(
+            code=code,
+            error=error,
+            retryable=self.kind.is_retryable,
+            details=details or {},
+            task_id=task_id or msgspec.UNSET,
+            type=f"{TYPE_PREFIX}{code}",
+            title=self.kind.title,
+            status=self.kind.status,
+            detail=error,
+        )
+
+    def body_of(self, request_id: str) -> RefusalBody:
+        """Return the body of the answer to one request."""
+        instance = f"{INSTANCE_PREFIX}{request_id}"
+        return msgspec.structs.replace(self.body, request_id=request_id, instance=instance)
+
+
+def invalid_field(field: str, problem: str) -> Refusal:
+    """Return the answer for a field or a query parameter that cannot be used."""
+    return Refusal("invalid_field", f"field '{field}': {problem}", details={"field": field})
+
+
+def not_found() -> Refusal:
+    """Return the answer for a task that is not there."""
+    return Refusal("not_found", "task not found")
+
+
+def queue_full(rejected: Rejected, task_id: str) -> Refusal:
+    """Return the answer for a task that was turned away; it is stored under its id."""
+    details: Details = {
+        "agentId": rejected.agent_id or "",
+        "queued": rejected.queued,
+        "maxQueue": rejected.max_queue,
+        "maxPerAgent": rejected.max_per_agent,
+    }
+    return Refusal("queue_full", rejected.message, details=details, task_id=task_id)
+
+
+def unknown_parent(parent_id: str) -> Refusal:
+    """Return the answer for a task that depends on one that is not there."""
+    message = f"unknown task '{parent_id}' in 'dependsOn'"
+    return Refusal("unknown_parent", message, details={"field": "dependsOn"})
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """Return the answer for an error; one that is not ours tells nothing of itself."""
+    match error:
+        case InvalidFieldError():
+            return _invalid(error)
+        case IllegalMoveError() | StaleWorkerError() | BudgetMismatchError():
+            return _conflict(error)
+        case SlotNotFoundError():
+            return Refusal("not_found", str(error))
+        case LimitReachedError():
+            return _no_room(error)
+        case StoreError():
+            return _outage(error)
+        case _:
+            return Refusal("internal", "internal error")
+
+
+def _conflict(error: IllegalMoveError | StaleWorkerError | BudgetMismatchError) -> Refusal:
+    if isinstance(error, BudgetMismatchError):
+        limits: Details = {
+            "scope": error.scope,
+            "existing": error.existing,
+            "wanted": error.wanted,
+        }
+        return Refusal("budget_mismatch", str(error), details=limits)
+    if isinstance(error, StaleWorkerError):
+        return Refusal("stale_worker", str(error))
+    return Refusal("conflict", f"task is already {error.current}")
+
+
+def _no_room(error: LimitReachedError) -> Refusal:
+    match error:
+        case BudgetExceededError():
+            return Refusal("budget_exceeded", str(error), details=_exceeded(error))
+        case WindowOpenError():
+            open_until: Details = {"slot": error.name, "resetsAt": _time(error.resets_at)}
+            return Refusal("window_open", str(error), details=open_until)
+        case SlotUnavailableError():
+            why: Details = {
+                "slot": error.name,
+                "reason": error.reason,
+                "until": _time(error.until),
+            }
+            return Refusal("slot_unavailable", str(error), details=why)
+        case _:
+            return Refusal("limit_reached", str(error))
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else str(msgspec.to_builtins(exact_moment(seconds)))
+
+
+def _outage(error: StoreError) -> Refusal:
+    if isinstance(error, UnfitValueError):
+        return Refusal("invalid_field", "a value has something in it that cannot be kept")
+    if isinstance(error, NotDispatchingError):
+        return Refusal("not_dispatching", str(error), details={"address": error.address})
+    # What a driver says may name hosts and paths; only what this program says of itself is told.
+    return Refusal(
+        "unavailable", str(error) if isinstance(error, NotTakingWorkError) else STORE_FAILS
+    )
+
+
+def _exceeded(error: BudgetExceededError) -> Details:
+    is_money = error.unit == "micro_usd"
+    names = ("limit", "spent", "reserved", "overrun", "requested")
+    amounts: Details = {
+        name: plain_usd(amount) if is_money else amount
+        for name in names
+        for amount in (getattr(error, name),)
+    }
+    return {
+        "scope": error.scope,
+        "unit": "usd" if is_money else "tokens",
+        **amounts,
+        "resetsAt": _time(error.resets_at),
+        "mayClear": error.may_clear,
+    }
+
+
+def _invalid(error: InvalidFieldError) -> Refusal:
+    code = error.code if isinstance(error, InvalidTaskError) else "invalid_field"
+    return Refusal(code, str(error), details={"field": error.field} if error.field else None)

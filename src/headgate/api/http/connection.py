@@ -1,0 +1,634 @@
+"""HTTP/1.1 on one connection: requests in, answers out, in their order.
+
+A request is handed to the application when all of it has arrived, which bounds it: in size, and in
+the time that it may take. Before its body is read, the application is shown its head, and may
+refuse it: whoever is not let in sends no body. The rule for everything that a client can make this
+process keep is the same: it is bounded here, and a client that does not take its answers is not
+given further ones.
+
+The parser is llhttp, as in most servers. It is fed so that no message ends inside of what it is
+given, and so every byte is known to be of the head, of the body, or of what frames the body.
+
+The rest is this short because the service needs little of HTTP: no upgrades, no bodies that are
+worked on before they end. A wish to upgrade is passed over, as a server may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+import httptools
+
+from headgate.api.errors import Refusal
+from headgate.api.http.request import (
+    MAX_BODY_BYTES,
+    Head,
+    read_head,
+    request_ids,
+    sent_request_id,
+    too_large,
+    unreadable,
+)
+from headgate.api.http.response import Answer, plain_page, refusal_answer, takes_html
+
+# One request and its answer on a connection, as an ASGI application sees them.
+
+STATUS_LINES = {
+    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
+    for status in HTTPStatus
+}
+_WITHOUT_BODY = (204, 304)
+_LAST_CHUNK = b"0\r\n\r\n"
+_ASGI = {"version": "3.0"}
+
+
+class Wire(Protocol):
+    """What an exchange needs of its connection."""
+
+    has_eof: bool
+    """Whether the client has stopped sending."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes; they are kept until the client takes them."""
+
+    async def drained(self) -> None:
+        """Wait until the client has taken enough of what it was sent; if not, `TimeoutError`."""
+
+
+class DateHeader:
+    """The Date header, made once a second."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._line = b""
+
+    def line(self) -> bytes:
+        """Return the header of now."""
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._line = b"date: %b\r\n" % formatdate(second, usegmt=True).encode()
+        return self._line
+
+
+class Exchange:
+    """The whole request has arrived; the answer goes out in one piece, or piece by piece."""
+
+    __slots__ = (
+        "_body",
+        "_date",
+        "_gone",
+        "_is_chunked",
+        "_is_head",
+        "_start",
+        "_wire",
+        "has_ended",
+        "has_started",
+        "keep_alive",
+        "scope",
+        "size",
+    )
+
+    def __init__(
+        self, wire: Wire, scope: dict[str, Any], body: bytes, date: DateHeader, *, keep_alive: bool
+    ) -> None:
+        self.scope = scope
+        self.keep_alive = keep_alive
+        self.size = len(body)
+        self.has_started = False
+        self.has_ended = False
+        self._wire = wire
+        self._body: bytes | None = body
+        self._date = date
+        self._is_head = scope["method"] == "HEAD"
+        self._is_chunked = False
+        self._start: dict[str, Any] | None = None
+        self._gone: asyncio.Event | None = None
+
+    async def receive(self) -> dict[str, Any]:
+        """Give the body, and after that wait for the client to go away."""
+        body, self._body = self._body, None
+        if body is not None:
+            return {"type": "http.request", "body": body, "more_body": False}
+        if not self.has_ended and not self._wire.has_eof:
+            self._gone = self._gone or asyncio.Event()
+            await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether the application waits for the client to go away."""
+        return self._gone is not None
+
+    def leave(self) -> None:
+        """End a stream, as if the client had gone; any other answer goes on."""
+        self._gone = self._gone or asyncio.Event()
+        self._gone.set()
+
+    def drop(self) -> None:
+        """Note that the client has gone; what is still sent goes nowhere."""
+        self.has_ended = True
+        if self._gone is not None:
+            self._gone.set()
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Take a part of the answer."""
+        if self.has_ended:
+            return
+        if self._start is None:
+            self._start = message
+            return
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body", False):
+            self._end(body)
+            return
+        self._wire.write(self._head(is_whole=False) + self._piece(body))
+        await self._wire.drained()
+
+    def _end(self, body: bytes) -> None:
+        self.has_ended = True
+        if self.has_started:
+            self._wire.write(self._piece(body) + (_LAST_CHUNK if self._is_chunked else b""))
+        else:
+            self._wire.write(self._head(is_whole=True) + (b"" if self._is_head else body))
+
+    def _head(self, *, is_whole: bool) -> bytes:
+        if self.has_started or self._start is None:
+            return b""
+        self.has_started = True
+        status = self._start["status"]
+        parts = [STATUS_LINES[status], self._date.line()]
+        has_length = status in _WITHOUT_BODY
+        for name, value in self._start["headers"]:
+            if name == b"connection":
+                self.keep_alive = False
+                continue
+            has_length = has_length or name == b"content-length"
+            parts += (name, b": ", value, b"\r\n")
+        if not has_length and not is_whole and not self._is_head:
+            # Before 1.1 there were no chunks: there the end of the connection is the end.
+            self._is_chunked = self.scope["http_version"] == "1.1"
+        if self._is_chunked:
+            parts.append(b"transfer-encoding: chunked\r\n")
+        if not self.keep_alive:
+            parts.append(b"connection: close\r\n")
+        parts.append(b"\r\n")
+        return b"".join(parts)
+
+    def _piece(self, body: bytes) -> bytes:
+        if self._is_head or not body:
+            return b""
+        return b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body
+
+
+def last_words(answer: Answer, request_id: bytes, date: DateHeader) -> bytes:
+    """Return the whole answer to what was refused before it was a request; then comes nothing."""
+    parts = [STATUS_LINES[answer.status], date.line()]
+    parts += [b"%b: %b\r\n" % one for one in answer.head(request_id) if one[0] != b"connection"]
+    return b"".join([*parts, b"connection: close\r\n\r\n", answer.body])
+
+
+def peers_of(transport: asyncio.BaseTransport) -> tuple[Any, Any]:
+    """Return the addresses of the client and of the server, where they have any."""
+    found = (transport.get_extra_info(name) for name in ("peername", "sockname"))
+    client, server = [(one[0], one[1]) if isinstance(one, tuple) else None for one in found]
+    return client, server
+
+
+def scope_of(
+    method: str,
+    url: bytes,
+    version: str,
+    headers: list[tuple[bytes, bytes]],
+    peers: tuple[Any, Any],
+) -> dict[str, Any]:
+    """Return what ASGI says of a request before its body; `peers` are its client and server."""
+    path, query = _split(url)
+    text = path.decode("latin-1")
+    client, server = peers
+    return {
+        "type": "http",
+        "asgi": _ASGI,
+        "http_version": version,
+        "method": method,
+        "scheme": "http",
+        "path": unquote(text) if "%" in text else text,
+        "raw_path": path,
+        "query_string": query,
+        "root_path": "",
+        "headers": headers,
+        "client": client,
+        "server": server,
+    }
+
+
+def _split(url: bytes) -> tuple[bytes, bytes]:
+    if url.startswith(b"/"):
+        path, _, query = url.partition(b"#")[0].partition(b"?")
+        return path, query
+    parsed = httptools.parse_url(url)
+    return parsed.path or b"/", parsed.query or b""
+
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_FRAMING_BYTES = 64 * 1024
+CHUNK_ALLOWANCE_BYTES = 32
+REQUEST_SECONDS = 30.0
+IDLE_SECONDS = 75.0
+LINGER_SECONDS = 2.0
+TAKE_SECONDS = 30.0
+MAX_CONNECTIONS = 4096
+MAX_HELD_BYTES = 256 * 1024 * 1024
+"""What bodies take in memory over all connections, until they are answered."""
+
+_EMPTY_LINE = b"\r\n\r\n"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LOG = logging.getLogger("headgate.web")
+
+
+class Connection(asyncio.Protocol):
+    """One client. At most one request is worked on at a time; further ones wait for their turn."""
+
+    def __init__(self, shared: Connections) -> None:
+        self._shared = shared
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: Any = None
+        self._peers: tuple[Any, Any] = (None, None)
+        self._current: Exchange | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._waiting: deque[Exchange] = deque()
+        self._is_refused = False
+        self._is_paused = False
+        self.has_eof = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._expires_at = self._loop.time() + REQUEST_SECONDS
+        self._drained: asyncio.Event | None = None
+        self._is_in_message = False
+        self._last_bytes = b""
+        self._held_bytes = 0
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        self._is_in_head = True
+        self._framing_bytes = 0
+        self._chunks = 0
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._parts: list[bytes] = []
+        self._body_bytes = 0
+        self._length = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a connection, unless there are too many."""
+        self._transport = transport
+        self._shared.open.add(self)
+        self._peers = peers_of(transport)
+        self._timer = self._loop.call_later(REQUEST_SECONDS, self._look_at_clock)
+        if len(self._shared.open) > MAX_CONNECTIONS:
+            self._refuse(Refusal("unavailable", "too many connections; try again later"))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Let go of everything; the task that is under way finishes for nobody."""
+        self._shared.forget(self)
+        self._let_go(self._held_bytes)
+        if self._timer is not None:
+            self._timer.cancel()
+        self.resume_writing()
+        self._waiting.clear()
+        if self._current is not None:
+            self._current.drop()
+
+    def eof_received(self) -> bool:
+        """Answer what was asked before the client stopped sending, then close.
+
+        A stream has no end to wait for: there the end of sending is the end.
+        """
+        self.has_eof = True
+        current = self._current
+        return current is not None and not current.is_watching and not self._is_refused
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, from one place where a message may end to the next."""
+        start = 0
+        while start < len(data) and not self._is_refused:
+            end = self._stop_in(data, start)
+            self._read(data[start:end])
+            start = end
+        self._last_bytes = (self._last_bytes + data[-3:])[-3:]
+
+    def _stop_in(self, data: bytes, start: int) -> int:
+        if self._length:
+            return min(start + self._length - self._body_bytes, len(data))
+        if start == 0:
+            place = (self._last_bytes + data[:3]).find(_EMPTY_LINE)
+            if place >= 0:
+                return place + len(_EMPTY_LINE) - len(self._last_bytes)
+        place = data.find(_EMPTY_LINE, start)
+        return len(data) if place < 0 else place + len(_EMPTY_LINE)
+
+    def _read(self, data: bytes) -> None:
+        self._framing_bytes += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as error:
+            _LOG.debug("a request could not be read", exc_info=error)
+            self._refuse(unreadable(self._parser.get_http_version()))
+        else:
+            self._check_framing()
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._pass_over_upgrade()
+
+    def _pass_over_upgrade(self) -> None:
+        """Read the same head again without the wish; the parser would not read its body."""
+        if self._is_refused:
+            return
+        if not self._would_upgrade():
+            self._refuse(Refusal("bad_request", "there are no tunnels here"))
+            return
+        version = self._parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, version)]
+        lines += [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
+        self._parser = httptools.HttpRequestParser(self)
+        self._start_afresh()
+        self._parser.feed_data(b"\r\n".join(lines) + _EMPTY_LINE)
+
+    def _would_upgrade(self) -> bool:
+        # A tunnel is another thing to the client, but the same to the parser.
+        return self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
+
+    def pause_writing(self) -> None:
+        """Note that the client does not take its answers."""
+        self._drained = self._drained or asyncio.Event()
+
+    def resume_writing(self) -> None:
+        """Go on with what waited for the client."""
+        if self._drained is None:
+            return
+        self._drained.set()
+        self._drained = None
+        if self._current is None and not self._transport.is_closing():
+            self._next()
+
+    def on_message_begin(self) -> None:
+        """Start to collect a request, which from now on has a limited time."""
+        self._is_in_message = True
+        if self._current is None:
+            self._expires_at = self._loop.time() + REQUEST_SECONDS
+
+    def on_url(self, url: bytes) -> None:
+        """Collect the address."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect a header; what comes after the body is passed over."""
+        if self._is_in_head:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Refuse by its head what is too large, or whoever is not let in, before the body."""
+        self._check_framing()
+        if self._would_upgrade():
+            return
+        self._is_in_head = False
+        self._framing_bytes = 0
+        try:
+            self._take_head(read_head(self._url, self._headers, self._parser.get_http_version()))
+        except Refusal as refusal:
+            self._refuse(refusal)
+
+    def _take_head(self, head: Head) -> None:
+        if head.has_body:
+            self._length = head.length
+            if head.length > MAX_BODY_BYTES:
+                raise too_large()
+            if self._shared.meet is not None:
+                self._shared.meet(head)
+        if head.expectation:
+            self._take_expectation(head.expectation)
+
+    def on_chunk_header(self) -> None:
+        """Count the chunks: each has some bytes that are not data."""
+        self._chunks += 1
+
+    def on_body(self, body: bytes) -> None:
+        """Collect the body, within bounds."""
+        self._framing_bytes -= len(body)
+        if self._is_refused:
+            return
+        self._body_bytes += len(body)
+        self._held_bytes += len(body)
+        self._shared.held_bytes += len(body)
+        self._parts.append(body)
+        if self._body_bytes > MAX_BODY_BYTES:
+            self._refuse(too_large())
+        elif self._shared.held_bytes > MAX_HELD_BYTES:
+            self._refuse(Refusal("unavailable", "too much is being sent; try again later"))
+
+    def _let_go(self, size: int) -> None:
+        """Count bytes of bodies as not held any more; those of a lost connection are not again."""
+        size = min(size, self._held_bytes)
+        self._held_bytes -= size
+        self._shared.held_bytes -= size
+
+    def on_message_complete(self) -> None:
+        """Hand the request over, or let it wait for those before it."""
+        self._check_framing()
+        if self._is_refused or self._would_upgrade():
+            return
+        self._is_in_message = False
+        exchange = self._exchange()
+        self._start_afresh()
+        if self._current is None and self._drained is None:
+            self._run(exchange)
+        else:
+            self._waiting.append(exchange)
+            self._pause()
+
+    def _exchange(self) -> Exchange:
+        version = self._parser.get_http_version()
+        method = self._parser.get_method().decode("ascii")
+        scope = scope_of(method, self._url, version, self._headers, self._peers)
+        keep_alive = version == "1.1" and self._parser.should_keep_alive()
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        return Exchange(self, scope, body, self._shared.date, keep_alive=keep_alive)
+
+    def _run(self, exchange: Exchange) -> None:
+        self._current = exchange
+        self._task = self._loop.create_task(self._work(exchange))
+
+    async def _work(self, exchange: Exchange) -> None:
+        try:
+            await self._shared.app(exchange.scope, exchange.receive, exchange.send)
+        except Exception:  # noqa: BLE001 - one request must not end the connection's task unseen
+            _LOG.exception("the application failed on %s", exchange.scope["method"])
+        self._finish(exchange)
+
+    def _finish(self, exchange: Exchange) -> None:
+        self._current = None
+        self._let_go(exchange.size)
+        must_close = not (exchange.has_ended and exchange.keep_alive) or self._shared.is_draining
+        if must_close or self._transport.is_closing():
+            self._close()
+        elif self._drained is None:
+            self._next()
+        else:
+            # The client does not read its answers, so it is not asked for more either.
+            self._pause()
+            self._expires_at = self._loop.time() + IDLE_SECONDS
+
+    def _next(self) -> None:
+        seconds = REQUEST_SECONDS if self._is_in_message else IDLE_SECONDS
+        self._expires_at = self._loop.time() + seconds
+        if self._waiting:
+            self._run(self._waiting.popleft())
+        elif self.has_eof:
+            self._transport.close()
+        elif self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def _pause(self) -> None:
+        if not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def _take_expectation(self, value: bytes) -> None:
+        if value.lower() != b"100-continue":
+            self._refuse(Refusal("expectation_failed", "expect nothing but 100-continue"))
+        elif self._current is None and not self._is_refused:
+            self._transport.write(_CONTINUE)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes; they are kept until the client takes them."""
+        self._transport.write(data)
+
+    async def drained(self) -> None:
+        """Wait until the client has taken enough of what it was sent; if not, `TimeoutError`."""
+        if self._drained is not None:
+            async with asyncio.timeout(TAKE_SECONDS):
+                await self._drained.wait()
+
+    def close_if_idle(self) -> None:
+        """Close unless a request is worked on; a stream, which would go on, is ended."""
+        if self._current is None:
+            self._transport.close()
+        else:
+            self._current.leave()
+
+    def abort(self) -> None:
+        """Close without waiting for anything; what is under way is cancelled."""
+        if self._task is not None:
+            self._task.cancel()
+        self._transport.abort()
+
+    def _check_framing(self) -> None:
+        if self._is_in_head:
+            code, what, limit = "head_too_large", "head has", MAX_HEAD_BYTES
+        else:
+            limit = MAX_FRAMING_BYTES + CHUNK_ALLOWANCE_BYTES * self._chunks
+            code, what = "bad_request", "chunks and trailers have, beside the body,"
+        if self._framing_bytes > limit:
+            self._refuse(Refusal(code, f"the {what} more than {limit} bytes"))
+
+    def _look_at_clock(self) -> None:
+        left = self._expires_at - self._loop.time()
+        if self._current is not None:
+            left = IDLE_SECONDS
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look_at_clock)
+        elif self._is_in_message:
+            message = f"the request did not arrive within {REQUEST_SECONDS:.0f} seconds"
+            self._refuse(Refusal("request_timeout", message))
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        # A client that takes nothing would keep the connection, and what it was sent, for ever.
+        (self._transport.close if self._drained is None else self._transport.abort)()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if self._is_refused:
+            return
+        self._is_refused = True
+        self._parts = []
+        self._let_go(self._body_bytes)
+        if self._current is not None:
+            # An answer to this request would overtake the one before it.
+            self._current.keep_alive = False
+            return
+        shared = self._shared
+        request_id = sent_request_id(self._headers) or next(shared.request_ids)
+        shape = plain_page if takes_html(self._headers) else refusal_answer
+        self._transport.write(last_words(shape(refusal, request_id), request_id, shared.date))
+        self._linger()
+
+    def _linger(self) -> None:
+        # To close while the client still sends would reset the connection, and with it the answer.
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._loop.call_later(LINGER_SECONDS, self._transport.close)
+
+
+# All connections of a server: what they share, and how they end together.
+
+
+class Connections:
+    """What the connections of one server share, and all that there are.
+
+    An application may have a method `meet`: it is shown every head with a body to come, and may
+    raise a `Refusal`.
+    """
+
+    def __init__(self, app: Any) -> None:  # noqa: ANN401 - an ASGI application
+        self.app = app
+        self.meet: Callable[[Head], None] | None = getattr(app, "meet", None)
+        self.held_bytes = 0
+        self.open: set[Connection] = set()
+        self.date = DateHeader()
+        self.request_ids = request_ids()
+        self.is_draining = False
+        self._all_closed = asyncio.Event()
+
+    def new(self) -> Connection:
+        """Return the protocol of a connection that is about to be made."""
+        return Connection(self)
+
+    def forget(self, connection: Connection) -> None:
+        """Let go of a connection that is lost."""
+        self.open.discard(connection)
+        if not self.open:
+            self._all_closed.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no further request, and finish those that there are within this time."""
+        self.is_draining = True
+        for connection in list(self.open):
+            connection.close_if_idle()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._all_gone()
+        except TimeoutError:
+            self._abandon()
+
+    async def _all_gone(self) -> None:
+        while self.open:
+            self._all_closed.clear()
+            await self._all_closed.wait()
+
+    def _abandon(self) -> None:
+        _LOG.warning("%d connections did not end in time", len(self.open))
+        for connection in list(self.open):
+            connection.abort()

@@ -1,0 +1,116 @@
+"""Serving the application on a socket, until the task that serves is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from headgate.api.http.connection import Connections
+from headgate.errors import InvalidSettingError
+
+DRAIN_SECONDS = 10.0
+BACKLOG = 2048
+MAX_PORT = 65_535
+
+_PROBLEMS = {
+    errno.EADDRINUSE: "is in use by another program; stop it, or choose another with --port",
+    errno.EACCES: "may not be used by this user; choose one above 1023 with --port",
+    errno.EADDRNOTAVAIL: "is no address of this machine; choose another with --host",
+}
+
+
+async def serve(
+    app: Any,  # noqa: ANN401 - an ASGI application
+    *,
+    host: str,
+    port: int,
+    on_ready: Callable[[str, int], None],
+    drain_seconds: float = DRAIN_SECONDS,
+) -> None:
+    """Serve until cancelled; then take no more requests, and finish those that there are.
+
+    `on_ready` gets the address and the port, which for port 0 is one that was free.
+    """
+    listener = listen(host, port)
+    connections = Connections(app)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(connections.new, sock=listener, backlog=BACKLOG)
+    try:
+        bound = listener.getsockname()
+        on_ready(bound[0], bound[1])
+        await loop.create_future()
+    finally:
+        server.close()
+        await connections.drain(drain_seconds)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the socket, or raise `InvalidSettingError` with one clear line."""
+    if not 0 <= port <= MAX_PORT:
+        raise InvalidSettingError("port", f"must be between 0 and {MAX_PORT}, not {port}")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise InvalidSettingError("host", f"{host} port {port} cannot be used: {error}") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        problem = _PROBLEMS.get(getattr(error, "errno", None) or 0, f"cannot be used: {error}")
+        raise InvalidSettingError("port", f"{host} port {port} {problem}") from None
+    return listener
+
+
+# The log of requests, for whoever looks for a fault: a line each, at the level debug.
+#
+# Rule: a line has neither the query nor any header, so that no token can get into it.
+
+log = structlog.get_logger("headgate.web")
+
+
+class RequestLog:
+    """An application around the application; it is only there while such lines are wanted."""
+
+    def __init__(self, app: Any) -> None:  # noqa: ANN401 - an ASGI application
+        self._app = app
+        self.meet = getattr(app, "meet", None)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
+        """Have a request answered, and say how."""
+        started = time.perf_counter()
+        head: dict[str, Any] = {}
+
+        async def noting(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                head.update(message)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            log.debug(
+                "request",
+                method=scope.get("method"),
+                path=scope.get("path"),
+                status=head.get("status"),
+                request_id=_request_id(head),
+                ms=round((time.perf_counter() - started) * 1_000, 3),
+            )
+
+
+def _request_id(head: dict[str, Any]) -> str | None:
+    for name, value in head.get("headers", ()):
+        if name == b"x-request-id":
+            return str(value.decode("latin-1"))
+    return None

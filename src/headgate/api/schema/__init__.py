@@ -1,0 +1,1 @@
+"""The JSON bodies that a service and its clients exchange."""

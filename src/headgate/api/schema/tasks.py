@@ -1,0 +1,350 @@
+"""The JSON that a service and its clients exchange, as one struct for each body.
+
+Both sides import them, so they cannot drift apart. Rule: plain data only; what a body means is
+decided above, and what a client does not know of a newer service it passes over.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from headgate.core.task import TaskStatus
+from headgate.core.task_view import TaskSnapshot
+from headgate.storage.tokens import Permission
+
+Details = dict[str, str | int | bool | None]
+
+
+class SubmittedBody(msgspec.Struct, rename="camel"):
+    """The answer to a task that was taken."""
+
+    task_id: str
+    state: TaskStatus
+    position: int
+    created_at: datetime
+
+
+class BatchEntryBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """What became of one task of a batch; without `task_id` nothing was stored."""
+
+    task_id: str | None = None
+    state: TaskStatus | None = None
+    position: int | None = None
+    code: str | None = None
+    error: str | None = None
+    retryable: bool | None = None
+
+
+class BatchBody(msgspec.Struct):
+    """The answer to a batch; `submitted` counts the tasks that were taken."""
+
+    tasks: list[BatchEntryBody]
+    submitted: int
+
+
+class TaskListBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """One page of tasks; `next_cursor` is there if there is a further page."""
+
+    tasks: list[TaskSnapshot]
+    count: int
+    next_cursor: str | None = None
+
+
+class CancelledBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """The answer to a cancel: `cancelled`, or `cancelling` while the executor still stops."""
+
+    status: str
+    task_id: str
+
+
+class ReasonBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """One rule that holds a task; `hold` has its tag as `reason`, and its fields."""
+
+    hold: dict[str, Any]
+    message: str
+    until: float | None = None
+    held_by: tuple[str, ...] = ()
+    held_by_others: int = 0
+
+
+class SlotRoomBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """How much of the quota of a slot is used, and when it resets, as far as that is known."""
+
+    name: str
+    provider: str | None = None
+    percent_used: float | None = None
+    resets_at: datetime | None = None
+
+
+class WhyBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """Every rule that keeps a task waiting; a task that does not wait has none.
+
+    `slot` is the one that the task names or was given, `slots` those that it may be given.
+    """
+
+    task_id: str
+    state: TaskStatus
+    reasons: tuple[ReasonBody, ...]
+    slot: SlotRoomBody | None = None
+    slots: tuple[SlotRoomBody, ...] = ()
+
+
+class LimitsShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The limits in force, as `/scheduler/stats` shows them; a limit of None is none."""
+
+    strategy: str = "fair-fifo"
+    max_queue_size: int | None = 1000
+    max_per_agent: int | None = 100
+    max_inflight: int | None = 20
+    max_per_agent_inflight: int | None = 10
+    result_ttl_seconds: float = msgspec.field(default=300, name="resultTTLSec")
+    worker_count: int = 20
+
+    def __post_init__(self) -> None:
+        # Clients that count seconds in whole numbers cannot read 300.0.
+        seconds = self.result_ttl_seconds
+        if seconds == int(seconds):
+            msgspec.structs.force_setattr(self, "result_ttl_seconds", int(seconds))
+
+
+class AgentCountBody(msgspec.Struct):
+    """What one agent has waiting and in flight, over all projects."""
+
+    queued: int = 0
+    inflight: int = 0
+
+
+class QueueBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """What waits and runs now; the agent "" has the tasks that any agent may take."""
+
+    total_queued: int
+    total_inflight: int
+    agents: dict[str, AgentCountBody]
+
+
+class AgentMetricsBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """What has happened to tasks, in all or of one agent."""
+
+    tasks_submitted: int
+    tasks_completed: int
+    tasks_failed: int
+    tasks_cancelled: int
+    tasks_rejected: int
+    tasks_expired: int
+    dispatch_count: int
+    avg_dispatch_latency_ms: float
+
+
+class MetricsBody(AgentMetricsBody, kw_only=True, rename="camel"):
+    """What has happened since the store was founded, with the agents that had work lately."""
+
+    agents: dict[str, AgentMetricsBody]
+
+
+class LatelyBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """The starts of the last minutes, and how long they had waited since they could have come."""
+
+    seconds: float
+    dispatch_count: int
+    average_wait_seconds: float | None = None
+
+
+class StatsBody(msgspec.Struct, kw_only=True):
+    """The answer of `/scheduler/stats`; only the node that dispatches knows what was lately."""
+
+    queue: QueueBody
+    metrics: MetricsBody
+    config: LimitsShown
+    paused: bool = False
+    lately: LatelyBody | None = None
+
+
+class ReadyBody(msgspec.Struct, kw_only=True):
+    """The answer of a node that is well; its parts are `ok`, each by itself."""
+
+    status: str
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    paused: bool | msgspec.UnsetType = msgspec.UNSET
+    store: str | msgspec.UnsetType = msgspec.UNSET
+    ledger: str | msgspec.UnsetType = msgspec.UNSET
+    dispatcher: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class RefusalBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """The JSON of a refusal: what Headgate says of it, and the same as problem details (RFC 9457).
+
+    Programs go by `code`, whose meaning `type` and `title` name; `error` and `detail` are one text.
+    """
+
+    code: str
+    error: str
+    retryable: bool
+    details: Details = {}
+    request_id: str = ""
+    task_id: str | msgspec.UnsetType = msgspec.UNSET
+    type: str = ""
+    title: str = ""
+    status: int = 0
+    detail: str = ""
+    instance: str = ""
+
+
+class NewTokenBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """A token that is wished for; without a time it does not expire."""
+
+    name: str
+    permissions: list[Permission]
+    expires_at: datetime | None = None
+    agent_id: str | None = None
+    project_id: str | None = None
+    least_priority: int | None = None
+
+
+class TokenBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """A token as everybody may see it who administers tokens."""
+
+    id: str
+    name: str
+    permissions: tuple[Permission, ...]
+    state: Literal["good", "expired", "revoked"]
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    agent_id: str | None = None
+    project_id: str | None = None
+    least_priority: int | None = None
+
+
+class CreatedTokenBody(TokenBody, kw_only=True, omit_defaults=True, rename="camel"):
+    """A token that was made; its text is shown this once.
+
+    `note` says what its owner may not expect; most tokens have none.
+    """
+
+    token: str
+    note: str = ""
+
+
+class TokenListBody(msgspec.Struct, kw_only=True):
+    """All tokens that are remembered, the newest first."""
+
+    tokens: list[TokenBody]
+
+
+class FoundBudgetBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """The limits of a scope that is to have some and has none yet."""
+
+    scope: str
+    limit_usd: str | int | float | None = None
+    limit_tokens: int | None = None
+    window: str = "none"
+
+
+class LimitBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """The limits of a scope that are in force."""
+
+    scope: str
+    limit_usd: str | None = None
+    limit_tokens: int | None = None
+    window: str
+
+
+class ReserveBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """An amount to hold in a scope, in its ancestors, and in the scopes `also` named."""
+
+    id: str
+    scope: str
+    usd: str | int | float = 0
+    tokens: int = 0
+    also: list[str] = []
+    lease_seconds: float = 60.0
+    dispatched: bool = False
+
+
+class ReservationNameBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """A reservation that is to be dispatched or released."""
+
+    id: str
+    scope: str
+
+
+class CommitBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """What the work of a reservation has cost."""
+
+    id: str
+    scope: str
+    usd: str | int | float = 0
+    tokens: int = 0
+
+
+class ReservationBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """A reservation as it stands; while it is live, the provider may be called on it."""
+
+    id: str
+    scope: str
+    state: str
+    is_live: bool
+    usd: str
+    tokens: int
+    lease_until: datetime
+
+
+class SettledBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """A reservation that is over."""
+
+    id: str
+    scope: str
+    state: Literal["committed", "released"]
+
+
+class BudgetStatusBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """A scope with what it may use, and everything within it; what has no limit names none.
+
+    The burn rate is what it spent lately, scaled to an hour; `exhausted_at` is when the first of
+    its own limits is reached at that rate, if it is one to go by. `waiting` counts the tasks that
+    it has no room for.
+    """
+
+    scope: str
+    window: str
+    spent_usd: str
+    reserved_usd: str
+    overrun_usd: str
+    limit_usd: str | None = None
+    remaining_usd: str | None = None
+    spent_tokens: int
+    reserved_tokens: int
+    overrun_tokens: int
+    limit_tokens: int | None = None
+    remaining_tokens: int | None = None
+    resets_at: datetime | None = None
+    burn_usd_per_hour: str | None = None
+    burn_tokens_per_hour: int | None = None
+    burn_measured_seconds: int | None = None
+    exhausted_at: datetime | None = None
+    waiting: int = 0
+    is_truncated: bool = False
+    children: list[BudgetStatusBody] = []
+
+
+class UsageRowBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """What the tasks of one project, agent, model or day have used, as `key` says."""
+
+    key: str
+    tasks: int
+    attempts: int
+    tokens: int
+    usd: str
+
+
+class UsageBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """What was used in a time, by project, agent, model or day, and in all."""
+
+    by: str
+    since: datetime
+    until: datetime
+    rows: list[UsageRowBody]
+    total: UsageRowBody

@@ -1,0 +1,286 @@
+"""The routes of slots: how much of each quota is used, a wake by hand, and the switch.
+
+Any node answers for all slots, also one that does not dispatch: what is known of them is shared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+
+from headgate.api.api import Api, Route, actor_of
+from headgate.api.http.request import Request, read_limit
+from headgate.api.http.response import Answer, json_answer
+from headgate.api.submission import check_unknown
+from headgate.core.slots.quota import QuotaLimit
+from headgate.core.slots.slot import SlotReading, why_off
+from headgate.core.slots.status import (
+    LimitBody,
+    LogLine,
+    LoopBody,
+    NextWakeBody,
+    SlotBody,
+    SlotListBody,
+    SlotLogBody,
+    SlotState,
+)
+from headgate.core.slots.wakes import SlotSchedule, WakeMode, is_paused
+from headgate.core.task_view import exact_moment
+from headgate.engine.slots.slot import LoopHealth, SlotStatus
+from headgate.engine.slots.slots import Slots
+from headgate.errors import SlotNotFoundError
+from headgate.storage.audit import AuditEntry
+
+# Slots as people and programs see them: what is known of each, and what comes next.
+#
+# Everything here is told from a status alone, so that any node answers for all slots.
+
+RETRY = "retry"
+
+_UNREAD = SlotReading(read_at=0.0)
+
+
+def slot_body(status: SlotStatus, now: float) -> SlotBody:
+    """Return everything about a slot."""
+    schedule, standing = status.row.schedule, status.standing
+    reading = status.row.reading or _UNREAD
+    modes = status.config.wake.wake_modes
+    off = why_off(status.config, status.row)
+    return SlotBody(
+        name=status.config.name,
+        provider=status.config.provider,
+        state=_state(status, now),
+        enabled=not off,
+        percent_used=standing.percent_used,
+        resets_at=_moment(standing.resets_at),
+        read_at=_moment(reading.read_at or None),
+        level=reading.level,
+        limits=[_limit(limit) for limit in reading.limits],
+        hold="" if standing.hold is None else standing.hold.why,
+        held_until=None if standing.hold is None else _moment(standing.hold.until),
+        wake_modes=[mode.value for mode in WakeMode if mode in modes],
+        wakes_enabled=bool(modes) and not (off or schedule.wake_auto_disabled),
+        next_wake=_next_wake(status, now),
+        wake_pending=schedule.wake_pending,
+        last_wake_at=_moment(schedule.last_wake_at),
+        last_confirmed_at=_moment(schedule.last_confirmed_at),
+        wake_errors=schedule.wake_errors,
+        poll_errors=schedule.consecutive_poll_errors,
+        last_error=schedule.last_problem,
+        last_poll_at=_moment(schedule.last_poll_at),
+        next_poll_at=_moment(status.next_poll_at),
+        disabled_reason=off or schedule.disabled_reason,
+        wake_loop=_loop(status.wake_loop),
+        quota_loop=_loop(status.quota_loop),
+    )
+
+
+def _state(status: SlotStatus, now: float) -> SlotState:
+    reading = status.row.reading
+    if why_off(status.config, status.row):
+        return "disabled"
+    if is_paused(status.row.schedule, now):
+        return "paused"
+    if reading is None:
+        return "unknown"
+    if reading.is_exhausted:
+        return "exhausted"
+    return "cold" if reading.resets_at is None or reading.resets_at <= now else "open"
+
+
+def _next_wake(status: SlotStatus, now: float) -> NextWakeBody | None:
+    schedule = status.row.schedule
+    if why_off(status.config, status.row):
+        return None
+    retry_at = _retry_at(schedule)
+    if retry_at is not None:
+        reason = "the last wake is not confirmed yet; if it is not by then, it is sent again"
+        return NextWakeBody(at=exact_moment(retry_at), mode=RETRY, reason=reason)
+    trigger = status.next_wake
+    if trigger is None:
+        return None
+    # A pause holds what is due; it is sent when the pause ends.
+    paused_until = schedule.paused_until if is_paused(schedule, now) else None
+    at = _moment(max(trigger.due_at, paused_until or trigger.due_at))
+    if at is None:
+        return None
+    return NextWakeBody(at=at, mode=trigger.mode.value, reason=trigger.reason)
+
+
+def _retry_at(schedule: SlotSchedule) -> float | None:
+    is_ahead = schedule.wake_pending and not schedule.wake_timeout_retry_fired
+    return schedule.wake_retry_window_deadline if is_ahead else None
+
+
+def _limit(limit: QuotaLimit) -> LimitBody:
+    reset_ms = limit.next_reset_epoch_ms
+    return LimitBody(
+        type=limit.type,
+        unit=limit.unit,
+        number=limit.number,
+        percent_used=limit.percent_used,
+        resets_at=_moment(None if reset_ms is None else reset_ms / 1000),
+    )
+
+
+def _loop(health: LoopHealth) -> LoopBody:
+    return LoopBody(
+        last_step_at=_moment(health.last_step_at),
+        restarts=health.restarts,
+        problem=health.problem,
+    )
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    """Return a time; None where none is known, or no calendar reaches it."""
+    try:
+        return None if seconds is None else exact_moment(seconds)
+    except (OverflowError, OSError, ValueError):
+        return None
+
+
+OK = 200
+ACCEPTED = 202
+LOG_QUERY = ("limit",)
+WARM_SECONDS = 20.0
+"""How long a wake by hand is waited for; it goes on, and its slot says what comes of it."""
+
+
+async def list_slots(api: Api, _: Request, __: str) -> Answer:
+    """Answer with all slots, in the order of the file."""
+    bodies = slot_bodies(api)
+    return json_answer(OK, SlotListBody(slots=bodies, count=len(bodies)))
+
+
+def slot_bodies(api: Api) -> list[SlotBody]:
+    """Return all slots, in the order of the file."""
+    statuses = () if api.slots is None else api.slots.statuses()
+    now = api.engine.now()
+    return [slot_body(status, now) for status in statuses]
+
+
+async def show_slot(api: Api, _: Request, name: str) -> Answer:
+    """Answer with a slot."""
+    return json_answer(OK, one_slot(api, name))
+
+
+def one_slot(api: Api, name: str) -> SlotBody:
+    """Return a slot, or raise `SlotNotFoundError`."""
+    return slot_body(_status(_in(api, name), name), api.engine.now())
+
+
+async def show_log(api: Api, request: Request, name: str) -> Answer:
+    """Answer with what this node has logged of a slot lately."""
+    given = request.query()
+    check_unknown(given, LOG_QUERY)
+    lines = await slot_lines(api, name, read_limit(given))
+    return json_answer(OK, SlotLogBody(lines=lines, count=len(lines)))
+
+
+async def slot_lines(api: Api, name: str, most: int) -> list[LogLine]:
+    """Return the latest lines that this node has logged of a slot, oldest first."""
+    return await _in(api, name).latest_lines(name, most)
+
+
+async def warm_slot(api: Api, request: Request, name: str) -> Answer:
+    """Open a slot's window, unless it is open already; a slow provider is not waited for."""
+    return json_answer(ACCEPTED, await warmed(api, request, name))
+
+
+async def warmed(api: Api, request: Request, name: str) -> SlotBody:
+    """Open a slot's window, and return the slot when that is done, or takes too long to wait for.
+
+    Raises `WindowOpenError` or `SlotUnavailableError` where nothing was sent, or was not taken.
+    """
+    slots = _in(api, name)
+    warming = asyncio.create_task(slots.warm(name, _entry(request, "slot.warm", name)))
+    # A task that nobody holds may be freed while it waits.
+    api.warming.add(warming)
+    warming.add_done_callback(api.warming.discard)
+    warming.add_done_callback(_look_at)
+    await asyncio.wait((warming,), timeout=WARM_SECONDS)
+    status = warming.result() if warming.done() else _status(slots, name)
+    return slot_body(status, api.engine.now())
+
+
+async def enable_slot(api: Api, request: Request, name: str) -> Answer:
+    """Have a slot polled and woken again, whatever had disabled it."""
+    return json_answer(OK, await switched(api, request, name, is_on=True))
+
+
+async def disable_slot(api: Api, request: Request, name: str) -> Answer:
+    """Leave a slot alone until somebody enables it; its tasks wait."""
+    return json_answer(OK, await switched(api, request, name, is_on=False))
+
+
+async def switched(api: Api, request: Request, name: str, *, is_on: bool) -> SlotBody:
+    """Enable or disable a slot, and return it."""
+    entry = _entry(request, "slot.enable" if is_on else "slot.disable", name)
+    status = await _in(api, name).switch(name, is_on=is_on, entry=entry)
+    return slot_body(status, api.engine.now())
+
+
+def _in(api: Api, name: str) -> Slots:
+    if api.slots is None:
+        raise SlotNotFoundError(name)
+    return api.slots
+
+
+def _status(slots: Slots, name: str) -> SlotStatus:
+    for status in slots.statuses():
+        if status.config.name == name:
+            return status
+    raise SlotNotFoundError(name)
+
+
+def _look_at(warming: asyncio.Task[SlotStatus]) -> None:
+    # Whoever asked may have been answered already, and then nobody asks what came of it.
+    if not warming.cancelled():
+        warming.exception()
+
+
+def _entry(request: Request, action: str, name: str) -> AuditEntry:
+    return AuditEntry(actor=actor_of(request), action=action, subject=name)
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/slots",
+        list_slots,
+        "list key slots: how much of each quota is used, and when it resets",
+        "read",
+        answers={200: SlotListBody},
+    ),
+    Route("GET", "/slots/{id}", show_slot, "show a key slot", "read", answers={200: SlotBody}),
+    Route(
+        "GET",
+        "/slots/{id}/log",
+        show_log,
+        "tell what was sent for a key slot lately, and what came back",
+        answers={200: SlotLogBody},
+        query=LOG_QUERY,
+    ),
+    Route(
+        "POST",
+        "/slots/{id}/warm",
+        warm_slot,
+        "open the window of a key slot now",
+        answers={202: SlotBody},
+        refuses=("window_open", "slot_unavailable"),
+    ),
+    Route(
+        "POST",
+        "/slots/{id}/enable",
+        enable_slot,
+        "poll and wake a key slot again, whatever had disabled it",
+        answers={200: SlotBody},
+    ),
+    Route(
+        "POST",
+        "/slots/{id}/disable",
+        disable_slot,
+        "leave a key slot alone; its tasks wait",
+        answers={200: SlotBody},
+    ),
+)

@@ -1,0 +1,275 @@
+"""The routes that tell how the service is: counts, limits, and whether it is alive and ready."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from headgate.api.api import Api, Route
+from headgate.api.callers import Caller, own
+from headgate.api.errors import Refusal, not_found
+from headgate.api.http.request import Request
+from headgate.api.http.response import Answer, json_answer
+from headgate.api.schema.admin import LaneBody, LaneListBody
+from headgate.api.schema.tasks import (
+    AgentCountBody,
+    AgentMetricsBody,
+    LatelyBody,
+    MetricsBody,
+    QueueBody,
+    ReadyBody,
+    StatsBody,
+)
+from headgate.api.submission import check_unknown
+from headgate.core.dispatch_state import LaneFigure
+from headgate.core.text import named_like
+from headgate.engine.history import LATELY_SECONDS, Step
+from headgate.metrics import CONTENT_TYPE
+from headgate.storage.store import LaneCount, Totals
+
+OK = 200
+ROUND_DIGITS = 3
+MAX_AGENTS = 200
+OTHER_AGENTS = "other"
+"""Beyond the busiest agents, all others are counted as one."""
+
+_HAPPENINGS = (
+    "submitted",
+    "completed",
+    "failed",
+    "cancelled",
+    "rejected",
+    "expired",
+    "started",
+    "wait_ms",
+)
+
+
+async def show_stats(api: Api, request: Request, _: str) -> Answer:
+    """Answer with what waits, what has happened, and the limits in force."""
+    return json_answer(OK, await stats_body(api, request.caller))
+
+
+async def stats_body(api: Api, caller: Caller) -> StatsBody:
+    """Return what waits, what has happened, and the limits in force, as far as it is one's own."""
+    totals = own_totals(await api.engine.totals(), caller)
+    return StatsBody(
+        queue=_queue(totals.lanes),
+        metrics=_metrics(totals),
+        config=api.limits,
+        paused=api.is_paused,
+        lately=_lately_body(lately(api, caller)),
+    )
+
+
+def lately(api: Api, caller: Caller) -> Step | None:
+    """Return what happened in the last minutes; None where nobody knows, or to whoever is bound."""
+    if api.history is None or caller.is_bound:
+        return None
+    return api.history.lately(LATELY_SECONDS)
+
+
+def _lately_body(step: Step | None) -> LatelyBody | None:
+    if step is None:
+        return None
+    wait = step.wait_average_seconds
+    return LatelyBody(
+        seconds=round(step.seconds, ROUND_DIGITS),
+        dispatch_count=step.started,
+        average_wait_seconds=None if wait is None else round(wait, ROUND_DIGITS),
+    )
+
+
+async def show_alive(_: Api, __: Request, ___: str) -> Answer:
+    """Answer at all."""
+    return json_answer(OK, ReadyBody(status="ok"))
+
+
+async def show_ready(api: Api, _: Request, __: str) -> Answer:
+    """Answer whether this node takes and runs tasks."""
+    health = api.engine.health()
+    if not health.is_ready:
+        problem = health.problem or "not ready yet"
+        raise Refusal("not_ready", problem, details={"role": health.role, **health.parts})
+    return json_answer(
+        OK, ReadyBody(status="ready", role=health.role, paused=api.is_paused, **health.parts)
+    )
+
+
+def own_totals(totals: Totals, caller: Caller) -> Totals:
+    """Return the counts of what belongs to the caller; of whoever is bound, those of its lanes."""
+    if not caller.is_bound:
+        return totals
+    lanes = tuple(
+        lane
+        for lane in totals.lanes
+        if caller.owns(agent_id=lane.agent_id, project_id=lane.project_id)
+    )
+    return Totals(lanes=lanes, **_sums(list(lanes)))
+
+
+def _queue(lanes: tuple[LaneCount, ...]) -> QueueBody:
+    agents: dict[str, AgentCountBody] = {}
+    for lane in lanes:
+        count = agents.setdefault(lane.agent_id, AgentCountBody())
+        count.queued += lane.queued
+        count.inflight += lane.inflight
+    return QueueBody(
+        total_queued=sum(count.queued for count in agents.values()),
+        total_inflight=sum(count.inflight for count in agents.values()),
+        agents={name: count for name, count in agents.items() if count.queued or count.inflight},
+    )
+
+
+def _metrics(totals: Totals) -> MetricsBody:
+    agents = {name: _agent_metrics(_sums(lanes)) for name, lanes in _by_agent(totals.lanes)}
+    whole = _agent_metrics({name: getattr(totals, name) for name in _HAPPENINGS})
+    return MetricsBody(**msgspec.structs.asdict(whole), agents=agents)
+
+
+def _by_agent(lanes: tuple[LaneCount, ...]) -> Iterator[tuple[str, list[LaneCount]]]:
+    by_agent: dict[str, list[LaneCount]] = {}
+    for lane in lanes:
+        by_agent.setdefault(lane.agent_id, []).append(lane)
+    busiest = sorted(by_agent.items(), key=lambda item: -sum(lane.started for lane in item[1]))
+    yield from busiest[:MAX_AGENTS]
+    rest = [lane for _, lanes in busiest[MAX_AGENTS:] for lane in lanes]
+    if rest:
+        yield OTHER_AGENTS, rest
+
+
+def _sums(lanes: list[LaneCount]) -> dict[str, int]:
+    return {name: sum(getattr(lane, name) for lane in lanes) for name in _HAPPENINGS}
+
+
+def _agent_metrics(counts: dict[str, int]) -> AgentMetricsBody:
+    started = counts["started"]
+    return AgentMetricsBody(
+        tasks_submitted=counts["submitted"],
+        tasks_completed=counts["completed"],
+        tasks_failed=counts["failed"],
+        tasks_cancelled=counts["cancelled"],
+        tasks_rejected=counts["rejected"],
+        tasks_expired=counts["expired"],
+        dispatch_count=started,
+        avg_dispatch_latency_ms=round(counts["wait_ms"] / started, ROUND_DIGITS)
+        if started
+        else 0.0,
+    )
+
+
+# `GET /scheduler/lanes`: where tasks wait, for how long, and how loaded each lane is.
+#
+# Counts are the store's; load and wait are known to the node that dispatches, and left open at any
+# other. Rule: however many lanes there are, the answer is bounded, says how many there are, and is
+# narrowed before it is cut.
+
+MAX_LANES = 1_000
+LANES_QUERY = ("projectId", "find")
+
+
+class LaneQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which lanes are listed: those of a project, those with a text in their names, from which on.
+
+    None is any project, and an empty text is in every name.
+    """
+
+    project_id: str | None = None
+    find: str = ""
+    first: int = 0
+    most: int | None = None
+
+
+async def show_lanes(api: Api, request: Request, _: str) -> Answer:
+    """Answer with the lanes that have work."""
+    given = request.query()
+    check_unknown(given, LANES_QUERY)
+    query = LaneQuery(
+        project_id=own("projectId", given.get("projectId") or None, request.caller.project_id),
+        find=given.get("find", ""),
+        most=MAX_LANES,
+    )
+    return json_answer(OK, lane_list(api, await api.engine.totals(), request.caller, query))
+
+
+def lane_list(api: Api, totals: Totals, caller: Caller, query: LaneQuery) -> LaneListBody:
+    """Return the lanes that have work and belong to the caller, the longest wait first."""
+    found = None if api.outlook is None else api.outlook.lanes(api.engine.now())
+    known = {(one.project_id, one.agent_id): one for one in found or ()}
+    lanes = [
+        (lane, known.get((lane.project_id, lane.agent_id)))
+        for lane in named_like(own_totals(totals, caller).lanes, query.find, _names)
+        if (lane.queued or lane.inflight) and query.project_id in (None, lane.project_id)
+    ]
+    lanes.sort(key=_order)
+    end = None if query.most is None else query.first + query.most
+    return LaneListBody(
+        # Only what is shown is made a body of: there may be thousands.
+        lanes=[_body(*one, is_known=found is not None) for one in lanes[query.first : end]],
+        count=len(lanes),
+        strategy=api.limits.strategy,
+    )
+
+
+def _names(lane: LaneCount) -> tuple[str, str]:
+    return lane.project_id, lane.agent_id
+
+
+def _order(known: tuple[LaneCount, LaneFigure | None]) -> tuple[float, int, int, str, str]:
+    lane, figure = known
+    wait = None if figure is None else figure.longest_wait_seconds
+    return -(wait or 0.0), -lane.queued, -lane.inflight, lane.project_id, lane.agent_id
+
+
+def _body(lane: LaneCount, figure: LaneFigure | None, *, is_known: bool) -> LaneBody:
+    # A lane that is known to have no figure has only tasks that wait for a time or a parent.
+    ready = 0 if is_known else None
+    wait = None if figure is None else figure.longest_wait_seconds
+    return LaneBody(
+        project_id=lane.project_id,
+        agent_id=lane.agent_id,
+        queued=lane.queued,
+        inflight=lane.inflight,
+        ready=ready if figure is None else figure.ready,
+        oldest_wait_seconds=None if wait is None else round(wait, 3),
+        load=None if figure is None or figure.load is None else round(figure.load, 6),
+    )
+
+
+LANE_ROUTES = (
+    Route(
+        "GET",
+        "/scheduler/lanes",
+        show_lanes,
+        "show where tasks wait",
+        "read",
+        answers={200: LaneListBody},
+        query=LANES_QUERY,
+        refuses=("unknown_field",),
+    ),
+)
+
+
+# `GET /metrics`: the figures of this node in the text format of Prometheus.
+
+
+async def show_metrics(api: Api, request: Request, _: str) -> Answer:
+    """Answer with all metrics; they name every agent, so a bound token does not read them."""
+    if request.caller.is_bound:
+        raise Refusal("forbidden", "metrics name every agent; use a token that is not bound")
+    if api.metrics is None:
+        raise not_found()
+    return Answer(OK, await api.metrics.text(), (), CONTENT_TYPE)
+
+
+METRIC_ROUTES = (
+    Route(
+        "GET",
+        "/metrics",
+        show_metrics,
+        "show the metrics of this node to Prometheus",
+        "read",
+        answers={OK: "text/plain"},
+    ),
+)

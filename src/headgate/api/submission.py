@@ -1,0 +1,750 @@
+"""From the body of a request to tasks that can be submitted.
+
+Rule: whatever bytes come in, the answer is a draft or an `InvalidTaskError`, and nothing else is
+raised. Nothing here waits, reads a clock or asks a store.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import msgspec
+
+from headgate.config.settings import DEFAULT_PROJECT
+from headgate.core.budgets.scopes import ROOT, Scope, charged_scopes, parse_scope
+from headgate.core.lifecycle import IN_THE_PAST, INVALID_FORMAT, parse_rfc3339
+from headgate.core.money import to_micro_usd, to_tokens
+from headgate.core.snapshot import MAX_PRIORITY, MAX_WEIGHT
+from headgate.core.task import (
+    MAX_ATTEMPT_SECONDS,
+    MAX_ATTEMPTS,
+    OnExhausted,
+    OnParentFailure,
+    Submission,
+    Task,
+    TaskRecord,
+    Terms,
+)
+from headgate.core.text import is_deeper
+from headgate.errors import InvalidAmountError, InvalidScopeError, InvalidTaskError
+from headgate.storage.tokens import UNBOUND, Bounds
+
+# The JSON of a submission as it comes in: its fields, and what is wrong where it does not fit.
+#
+# Fields that nobody knows are ignored, as clients of other versions may send them. One that looks
+# like a known field is refused instead: a task whose `dedline` is ignored would run for too long.
+
+MAX_FIELDS = 64
+_SIMILAR = 0.8
+_SHOWN_CHARACTERS = 60
+_MISSING_FIELD = re.compile(r"Object missing required field `(.*?)`")
+_TOKEN = re.compile(r"hg_[0-9a-f]{12}_[0-9a-f]+")
+_UNKNOWN_FIELD = "Object contains unknown field"
+
+
+class EstimateBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What a task is expected to use."""
+
+    tokens: int | None = None
+    usd: int | float | str | None = None
+
+
+class TaskBody(msgspec.Struct, rename="camel"):
+    """One task as a client writes it. Nothing is required here; what is missing is judged later.
+
+    `params` and `input` are kept unread. They are not optional types, because the decoder reads
+    nothing but null into an optional raw value; empty is absent.
+    """
+
+    agent_id: str | None = None
+    action: str | None = None
+    tab_id: str | None = None
+    selector: str | None = None
+    ref: str | None = None
+    params: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    priority: int | None = None
+    deadline: str | None = None
+    callback_url: str | None = None
+    project_id: str | None = None
+    target: str | None = None
+    slot: str | None = None
+    provider: str | None = None
+    input: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    weight: float | None = None
+    estimate: EstimateBody | None = None
+    cost_usd: int | float | str | None = None
+    scopes: list[str] | None = None
+    depends_on: list[str] | None = None
+    on_parent_failure: OnParentFailure | None = None
+    not_before: str | None = None
+    labels: dict[str, str] | None = None
+    max_attempts: int | None = None
+    timeout_seconds: float | None = None
+    on_exhausted: OnExhausted | None = None
+
+
+class BatchBody(msgspec.Struct, rename="camel"):
+    """Several tasks, with what they share."""
+
+    agent_id: str | None = None
+    callback_url: str | None = None
+    project_id: str | None = None
+    tasks: list[msgspec.Raw] | None = None
+
+
+class _StrictTaskBody(TaskBody, rename="camel", forbid_unknown_fields=True):
+    pass
+
+
+class _StrictBatchBody(BatchBody, rename="camel", forbid_unknown_fields=True):
+    pass
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+Small = TypeVar("Small", bound=msgspec.Struct)
+
+TASK_FIELDS = tuple(field.encode_name for field in msgspec.structs.fields(TaskBody))
+BATCH_FIELDS = tuple(field.encode_name for field in msgspec.structs.fields(BatchBody))
+_NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class BodyReader:
+    """Decodes bodies; the strict decoder is tried first because it costs nothing extra."""
+
+    def __init__(self) -> None:
+        self._strict_task = msgspec.json.Decoder(_StrictTaskBody)
+        self._task = msgspec.json.Decoder(TaskBody)
+        self._strict_batch = msgspec.json.Decoder(_StrictBatchBody)
+        self._batch = msgspec.json.Decoder(BatchBody)
+
+    def task(self, body: bytes | msgspec.Raw) -> TaskBody:
+        """Read one task, or raise `InvalidTaskError`."""
+        try:
+            return self._strict_task.decode(body)
+        except (ValueError, RecursionError) as error:
+            if not str(error).startswith(_UNKNOWN_FIELD):
+                raise _refusal(error) from None
+        return _lenient(self._task, body, TASK_FIELDS)
+
+    def batch(self, body: bytes) -> BatchBody:
+        """Read a batch whose tasks are still unread, or raise `InvalidTaskError`."""
+        try:
+            return self._strict_batch.decode(body)
+        except (ValueError, RecursionError) as error:
+            if not str(error).startswith(_UNKNOWN_FIELD):
+                raise _refusal(error) from None
+        return _lenient(self._batch, body, BATCH_FIELDS)
+
+
+def read_body(body: bytes, kind: type[Small]) -> Small:
+    """Read a body that is not a task, or raise `InvalidTaskError`."""
+    known = tuple(field.encode_name for field in msgspec.structs.fields(kind))
+    decoder: msgspec.json.Decoder[Small] = _decoder(kind)
+    return _lenient(decoder, body, known)
+
+
+@cache
+def _decoder(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def check_unknown(names: Iterable[str], known: tuple[str, ...]) -> None:
+    """Raise `InvalidTaskError` for a name that is almost that of a known field."""
+    unknown = [name for name in names if name not in known]
+    if len(unknown) > MAX_FIELDS:
+        problem = f"{len(unknown)} fields are unknown, at most {MAX_FIELDS} are passed over"
+        raise InvalidTaskError("unknown_field", shown(unknown[0]), problem)
+    for name in unknown:
+        meant = _almost(shown(name), known)
+        if meant is not None:
+            message = f"unknown field '{shown(name)}'; did you mean '{meant}'?"
+            raise InvalidTaskError("unknown_field", shown(name), message)
+
+
+def shown(text: str) -> str:
+    """Return as much of a client's text as fits in a message, and no token that is in it."""
+    if "hg_" in text:
+        text = _TOKEN.sub("hg_…", text)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+def _lenient(
+    decoder: msgspec.json.Decoder[Body], body: bytes | msgspec.Raw, known: tuple[str, ...]
+) -> Body:
+    try:
+        str(body, "utf-8")  # The decoder does not look at the text of fields that it passes over.
+        check_unknown(_NAMES.decode(body), known)
+        return decoder.decode(body)
+    except InvalidTaskError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise _refusal(error) from None
+
+
+@lru_cache(maxsize=1024)
+def _almost(name: str, known: tuple[str, ...]) -> str | None:
+    squeezed = name.replace("_", "").replace("-", "").lower()
+    for field in known:
+        if field.lower() == squeezed:
+            return field
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR)), None)
+
+
+def _refusal(error: Exception) -> InvalidTaskError:
+    if isinstance(error, RecursionError):
+        return InvalidTaskError("bad_json", "", "the body is nested too deeply")
+    if not isinstance(error, msgspec.ValidationError):
+        return InvalidTaskError("bad_json", "", f"the body is not JSON: {shown(str(error))}")
+    missing = _MISSING_FIELD.match(str(error))
+    if missing is not None:
+        message = f"missing required field '{missing[1]}'"
+        return InvalidTaskError("missing_field", missing[1], message)
+    problem, _, place = str(error).partition(" - at ")
+    field = place.strip("`").removeprefix("$").removeprefix(".")
+    if not field:
+        return InvalidTaskError("bad_json", "", "the body must be a JSON object")
+    return InvalidTaskError("invalid_field", field, f"field '{field}': {_plain(problem)}")
+
+
+def _plain(problem: str) -> str:
+    text = problem.replace(" | null", "").replace("`", "")
+    return shown(text[:1].lower() + text[1:])
+
+
+# The rules for single fields of a submission; each returns the value to keep, or refuses it.
+#
+# Rule: whatever passes here fits every store, every ledger and every log line: texts are bounded
+# and printable, times are within the calendar, amounts within what a reservation can hold.
+
+MAX_ID_LENGTH = 128
+MAX_SELECTOR_LENGTH = 4096
+MAX_URL_LENGTH = 2048
+MAX_LABELS = 32
+MAX_LABEL_KEY_LENGTH = 64
+MAX_LABEL_VALUE_LENGTH = 256
+MAX_PARENTS = 100
+MAX_SCOPES = 16
+MAX_DEPTH = 64
+
+LATEST = 253_086_768_000.0
+"""The latest time that is taken, in the year 9990: what is reckoned from it can be written, too."""
+
+_URL = re.compile(r"https?://[^\s/?#@]+(?:[/?#]\S*)?", re.IGNORECASE | re.ASCII)
+
+
+def refuse(field: str, problem: str) -> NoReturn:
+    """Raise the error for a field whose value cannot be used."""
+    raise InvalidTaskError("invalid_field", field, f"field '{field}': {problem}")
+
+
+def identifier(text: str, field: str, *, most: int = MAX_ID_LENGTH) -> str:
+    """Check a name that ends up in columns, headers and log lines."""
+    if len(text) > most:
+        refuse(field, f"has {len(text)} characters, at most {most} are kept")
+    if not text.isprintable() or text[0] == " " or text[-1] == " ":
+        refuse(field, "must be printable, without spaces at its ends")
+    return text
+
+
+def wanted(text: str | None, field: str) -> str | None:
+    """Check a name that is looked for; nothing is not looked for."""
+    return identifier(text, field) if text else None
+
+
+def selector(text: str) -> str:
+    """Check a selector: it may have several lines, but no character that a store cannot keep."""
+    if len(text) > MAX_SELECTOR_LENGTH:
+        refuse("selector", f"has {len(text)} characters, at most {MAX_SELECTOR_LENGTH} are kept")
+    if "\0" in text:
+        refuse("selector", "contains a null character")
+    return text
+
+
+def callback_url(text: str) -> str:
+    """Check the shape of an address that is told of the result."""
+    if len(text) > MAX_URL_LENGTH:
+        refuse("callbackUrl", f"has {len(text)} characters, at most {MAX_URL_LENGTH} are kept")
+    if not text.isprintable() or not _URL.fullmatch(text):
+        refuse("callbackUrl", "must be an http or https address, without a user name")
+    return text
+
+
+def json_value(raw: msgspec.Raw, field: str) -> msgspec.Raw | None:
+    """Check that every reader can read this JSON; None if it is absent or null."""
+    if not raw:
+        return None
+    try:
+        value = msgspec.json.decode(raw)
+    except (ValueError, RecursionError) as error:
+        refuse(field, f"cannot be read: {shown(str(error))}")
+    if value is None:
+        return None
+    if is_deeper(bytes(raw), value, levels=MAX_DEPTH):
+        refuse(field, f"is nested deeper than {MAX_DEPTH} levels")
+    return raw
+
+
+def json_object(raw: msgspec.Raw, field: str) -> msgspec.Raw | None:
+    """Check that this is an object; None if it is absent or null."""
+    value = json_value(raw, field)
+    if value is not None and not bytes(value).startswith(b"{"):
+        refuse(field, "must be an object")
+    return value
+
+
+def parse_deadline(text: str, *, now: float) -> float:
+    """Return the Unix seconds of a deadline that a client asked for."""
+    seconds = parse_rfc3339(text)
+    if seconds is None or seconds > LATEST:
+        raise InvalidTaskError("invalid_field", "deadline", INVALID_FORMAT)
+    if seconds <= now:
+        raise InvalidTaskError("invalid_field", "deadline", IN_THE_PAST)
+    return seconds
+
+
+def parse_not_before(text: str, *, now: float) -> float | None:
+    """Return the Unix seconds before which the task may not start; None if that is past."""
+    seconds = parse_rfc3339(text)
+    if seconds is None or seconds > LATEST:
+        refuse("notBefore", "must be an RFC 3339 time, as in 2030-01-31T12:00:00Z")
+    return seconds if seconds > now else None
+
+
+def priority(value: int) -> int:
+    """Check a priority; lower goes first."""
+    if abs(value) > MAX_PRIORITY:
+        refuse("priority", f"must be within {MAX_PRIORITY} of 0")
+    return value
+
+
+def weight(value: float) -> float:
+    """Check a weight."""
+    if not 0 <= value <= MAX_WEIGHT:
+        refuse("weight", f"must be between 0 and {MAX_WEIGHT:.0f}")
+    return value
+
+
+def max_attempts(value: int) -> int:
+    """Check a number of attempts."""
+    if not 1 <= value <= MAX_ATTEMPTS:
+        refuse("maxAttempts", f"must be between 1 and {MAX_ATTEMPTS}")
+    return value
+
+
+def timeout_seconds(value: float) -> float:
+    """Check how long one attempt may take."""
+    if not 0 < value <= MAX_ATTEMPT_SECONDS:
+        refuse("timeoutSeconds", f"must be more than 0 and at most {MAX_ATTEMPT_SECONDS:.0f}")
+    return value
+
+
+def estimated_tokens(body: EstimateBody) -> int | None:
+    """Return the tokens that were estimated; None is not estimated."""
+    if body.tokens is None:
+        return None
+    try:
+        return to_tokens(body.tokens, field="estimate.tokens")
+    except InvalidAmountError as error:
+        refuse(error.field, error.problem)
+
+
+def estimated_micro_usd(body: EstimateBody) -> int:
+    """Return the micro-dollars that were estimated; 0 is not estimated."""
+    if body.usd is None:
+        return 0
+    try:
+        return to_micro_usd(body.usd, field="estimate.usd")
+    except InvalidAmountError as error:
+        refuse(error.field, error.problem)
+
+
+def cost_micro_usd(amount: float | str) -> int:
+    """Return the micro-dollars that every attempt costs."""
+    try:
+        return to_micro_usd(amount, field="costUsd")
+    except InvalidAmountError as error:
+        refuse(error.field, error.problem)
+
+
+def scopes(texts: list[str], own: Scope) -> tuple[str, ...]:
+    """Return the scopes that a task is charged to: its project's own one first, each once."""
+    return _charged(tuple(texts), own)
+
+
+# Tasks that come together are charged to the same few scopes.
+@lru_cache(maxsize=4_096)
+def _charged(texts: tuple[str, ...], own: Scope) -> tuple[str, ...]:
+    if len(texts) > MAX_SCOPES:
+        refuse("scopes", f"has {len(texts)} entries, at most {MAX_SCOPES} are charged")
+    try:
+        given = [parse_scope(text, field=f"scopes[{n}]") for n, text in enumerate(texts)]
+        charged_scopes(own, given)
+    except InvalidScopeError as error:
+        refuse(error.field if error.field.startswith("scopes") else "scopes", error.problem)
+    for scope in given:
+        if scope.startswith("project:") and scope.partition("/")[0] != own:
+            refuse("scopes", f"'{scope}' is the budget of another project than the task's")
+    return tuple(dict.fromkeys([own, *(scope for scope in given if scope != ROOT)]))
+
+
+def depends_on(task_ids: list[str]) -> tuple[str, ...]:
+    """Return the ids of parents, each once."""
+    if len(task_ids) > MAX_PARENTS:
+        refuse("dependsOn", f"has {len(task_ids)} entries, at most {MAX_PARENTS} are kept")
+    if "" in task_ids:
+        refuse("dependsOn", "has an empty task id")
+    return tuple(dict.fromkeys([identifier(task_id, "dependsOn") for task_id in task_ids]))
+
+
+def labels(given: dict[str, str]) -> dict[str, str]:
+    """Check labels: few, short, printable."""
+    if len(given) > MAX_LABELS:
+        refuse("labels", f"has {len(given)} entries, at most {MAX_LABELS} are kept")
+    for key, value in given.items():
+        if not key or len(key) > MAX_LABEL_KEY_LENGTH or not key.isprintable():
+            refuse("labels", f"a key must be 1 to {MAX_LABEL_KEY_LENGTH} printable characters")
+        if len(value) > MAX_LABEL_VALUE_LENGTH or not value.isprintable():
+            problem = f"has a value that is not up to {MAX_LABEL_VALUE_LENGTH} printable characters"
+            refuse("labels", f"'{key}' {problem}")
+    return given
+
+
+# Submissions of callers who act for one agent or project alone.
+#
+# Rule: what a caller is bound to is filled in where a task does not say it, and whoever says
+# something else is refused; nothing is changed silently.
+
+
+def bind(body: TaskBody | BatchBody, bounds: Bounds) -> None:
+    """Fill in whom a task or a batch is for, or raise `InvalidTaskError`."""
+    body.agent_id = _own("agentId", body.agent_id, bounds.agent_id)
+    body.project_id = _own("projectId", body.project_id, bounds.project_id)
+    if isinstance(body, TaskBody) and bounds.least_priority is not None:
+        body.priority = _priority(body.priority, bounds.least_priority)
+
+
+def check_scopes(task: Task, bounds: Bounds) -> None:
+    """Refuse further budgets, after that of its project, that are not the caller's own."""
+    if not bounds.is_bound:
+        return
+    for scope in task.scopes[1:]:
+        if not bounds.may_charge(Scope(scope)):
+            raise _forbidden("scopes", f"the token is not for the budget '{scope}'")
+
+
+def _own(field: str, given: str | None, bound: str | None) -> str | None:
+    if bound is None or not given or given == bound:
+        return bound or given
+    raise _forbidden(field, f"the token is for '{bound}' only")
+
+
+def _priority(given: int | None, least: int) -> int:
+    if given is None:
+        return max(0, least)
+    if given < least:
+        raise _forbidden("priority", f"the token is for {least} and higher; lower goes first")
+    return given
+
+
+def _forbidden(field: str, problem: str) -> InvalidTaskError:
+    return InvalidTaskError("forbidden", field, f"field '{field}': {problem}")
+
+
+MAX_BATCH = 50
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task gets that does not say it; a timeout of None sets no deadline."""
+
+    timeout_seconds: float | None = 900.0
+    max_attempts: int = 1
+
+
+class Draining(msgspec.Struct, frozen=True, kw_only=True):
+    """Projects, agents and targets that finish what they have and take no new tasks."""
+
+    projects: frozenset[str] = frozenset()
+    agents: frozenset[str] = frozenset()
+    targets: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.projects or self.agents or self.targets)
+
+
+NOTHING_DRAINS = Draining()
+
+
+class Draft(NamedTuple):
+    """A task that can be submitted; it has no id yet."""
+
+    task: Task
+    terms: Terms
+    submission: Submission
+
+
+class Batch(NamedTuple):
+    """The tasks of one request in their order; those that cannot be taken are their errors."""
+
+    entries: list[Draft | InvalidTaskError]
+
+
+class Intake:
+    """Judges submissions by the projects and targets that exist.
+
+    `targets` maps the name of each target to its slot, or to None where it has none,
+    `target_providers` those that name a provider instead to that, and `agent_targets` agents to the
+    target of those of their tasks that name none. `slots` maps the name of each slot that is
+    configured to its provider. `check_url` says what is wrong with an address that is to be told
+    of the end of a task.
+    """
+
+    def __init__(
+        self,
+        *,
+        projects: Iterable[str] = (),
+        targets: Mapping[str, str | None],
+        default_target: str | None,
+        agent_targets: Mapping[str, str] | None = None,
+        target_providers: Mapping[str, str] | None = None,
+        slots: Mapping[str, str] | None = None,
+        defaults: Defaults | None = None,
+        draining: Draining = NOTHING_DRAINS,
+        check_url: Callable[[str], str | None] | None = None,
+    ) -> None:
+        self._scopes = {name: parse_scope(f"project:{name}") for name in projects}
+        self._scopes.setdefault(DEFAULT_PROJECT, parse_scope(f"project:{DEFAULT_PROJECT}"))
+        self._targets = dict(targets)
+        self._default_target = default_target
+        self._agent_targets = dict(agent_targets or {})
+        self._target_providers = dict(target_providers or {})
+        self._slots = dict(slots or {})
+        self._defaults = defaults or Defaults()
+        self._default_terms = Terms(max_attempts=self._defaults.max_attempts)
+        self._check_url = check_url
+        self._draining = draining
+        self._bodies = BodyReader()
+
+    def knows_project(self, project_id: str) -> bool:
+        """Tell whether there is such a project."""
+        return project_id in self._scopes
+
+    def read_task(self, body: bytes, *, now: float, bounds: Bounds = UNBOUND) -> Draft:
+        """Return the task of a request, or raise `InvalidTaskError`.
+
+        `bounds` are those of whoever sends it.
+        """
+        return self._draft(self._bodies.task(body), now, bounds)
+
+    def read_batch(self, body: bytes, *, now: float, bounds: Bounds = UNBOUND) -> Batch:
+        """Return the tasks of a request; raise `InvalidTaskError` if it is wrong as a whole."""
+        batch = self._bodies.batch(body)
+        bind(batch, bounds)
+        _require_agent(batch.agent_id, batch.project_id)
+        tasks = batch.tasks or ()
+        if not tasks:
+            raise InvalidTaskError("batch_empty", "tasks", "a batch needs at least one task")
+        if len(tasks) > MAX_BATCH:
+            message = f"a batch has at most {MAX_BATCH} tasks, not {len(tasks)}"
+            raise InvalidTaskError("batch_too_large", "tasks", message)
+        return Batch([self._entry(raw, batch, now, bounds) for raw in tasks])
+
+    def _entry(
+        self, raw: msgspec.Raw, batch: BatchBody, now: float, bounds: Bounds
+    ) -> Draft | InvalidTaskError:
+        try:
+            body = self._bodies.task(raw)
+            body.agent_id = body.agent_id or batch.agent_id
+            body.project_id = body.project_id or batch.project_id
+            body.callback_url = body.callback_url or batch.callback_url
+            return self._draft(body, now, bounds)
+        except InvalidTaskError as error:
+            return error
+
+    def _draft(self, body: TaskBody, now: float, bounds: Bounds) -> Draft:
+        if bounds is not UNBOUND:
+            bind(body, bounds)
+        _require_agent(body.agent_id, body.project_id)
+        submission = _submission(body)
+        task = self._task(body, now)
+        if bounds is not UNBOUND:
+            check_scopes(task, bounds)
+        return Draft(task, self._terms(body), submission)
+
+    def _task(self, body: TaskBody, now: float) -> Task:
+        project_id = body.project_id or DEFAULT_PROJECT
+        own = self._own_scope(project_id)
+        target = self._target(body.target, body.agent_id)
+        if self._draining:
+            self._check_taken(project_id, body.agent_id, target)
+        slot, provider = self._slot(body.slot, body.provider, target)
+        not_before = parse_not_before(body.not_before, now=now) if body.not_before else None
+        return Task(
+            project_id=project_id,
+            agent_id=identifier(body.agent_id, "agentId") if body.agent_id else None,
+            priority=priority(body.priority) if body.priority else 0,
+            weight=1.0 if body.weight is None else weight(body.weight),
+            created_at=now,
+            estimate_tokens=estimated_tokens(body.estimate) if body.estimate else None,
+            deadline=self._deadline(body.deadline, now, not_before),
+            not_before=not_before,
+            scopes=scopes(body.scopes, own) if body.scopes else (own,),
+            target=target,
+            slot=slot,
+            provider=provider,
+        )
+
+    def _own_scope(self, project_id: str) -> Scope:
+        try:
+            return self._scopes[project_id]
+        except KeyError:
+            message = f"unknown project '{shown(project_id)}'"
+            raise InvalidTaskError("unknown_project", "projectId", message) from None
+
+    def _target(self, name: str | None, agent_id: str | None) -> str:
+        wanted = name or self._agent_targets.get(agent_id or "") or self._default_target
+        if wanted is None:
+            message = "missing required field 'target': there is no default target"
+            raise InvalidTaskError("missing_field", "target", message)
+        if wanted not in self._targets:
+            raise InvalidTaskError("unknown_target", "target", f"unknown target '{shown(wanted)}'")
+        return wanted
+
+    def _slot(
+        self, slot: str | None, provider: str | None, target: str
+    ) -> tuple[str | None, str | None]:
+        """Return the slot or the provider of a task: what it says itself, or what its target says.
+
+        The slot of a target need not be configured; then only limits are counted on it.
+        """
+        if slot and provider:
+            refuse("provider", "cannot be named beside a slot; leave one of them out")
+        if slot:
+            if slot not in self._slots:
+                raise InvalidTaskError("unknown_slot", "slot", f"unknown slot '{shown(slot)}'")
+            return slot, None
+        if provider:
+            if provider not in self._slots.values():
+                message = f"unknown provider '{shown(provider)}': no slot has it"
+                raise InvalidTaskError("unknown_provider", "provider", message)
+            return None, provider
+        return self._targets[target], self._target_providers.get(target)
+
+    def _check_taken(self, project_id: str, agent_id: str | None, target: str) -> None:
+        draining = self._draining
+        for field, noun, name, names in (
+            ("projectId", "project", project_id, draining.projects),
+            ("agentId", "agent", agent_id, draining.agents),
+            ("target", "target", target, draining.targets),
+        ):
+            if name in names:
+                message = f"{noun} '{shown(name or '')}' is draining and takes no new tasks"
+                raise InvalidTaskError("draining", field, message)
+
+    def again(self, record: TaskRecord, *, now: float) -> Draft:
+        """Return a task that ended as a new one, with its whole time before it.
+
+        It is judged as if it were sent today. What it depended on has ended with it.
+        """
+        task = record.task
+        own, target = self._own_scope(task.project_id), self._target(task.target, task.agent_id)
+        if self._draining:
+            self._check_taken(task.project_id, task.agent_id, target)
+        own_word = (task.slot, task.provider) if record.terms.names_slot else (None, None)
+        slot, provider = self._slot(*own_word, target)
+        new = Task(
+            project_id=task.project_id,
+            agent_id=task.agent_id,
+            priority=task.priority,
+            weight=task.weight,
+            created_at=now,
+            estimate_tokens=task.estimate_tokens,
+            deadline=self._deadline(None, now, None),
+            scopes=task.scopes or (own,),
+            target=target,
+            slot=slot,
+            provider=provider,
+        )
+        terms = msgspec.structs.replace(record.terms, depends_on=())
+        return Draft(new, terms, msgspec.structs.replace(record.submission, retry_of=task.id))
+
+    def _deadline(self, text: str | None, now: float, not_before: float | None) -> float | None:
+        if text:
+            deadline = parse_deadline(text, now=now)
+            if not_before is not None and not_before >= deadline:
+                refuse("notBefore", "is not before the deadline")
+            return deadline
+        if self._defaults.timeout_seconds is None:
+            return None
+        # A task that asks to start later has its whole time from then on.
+        return (not_before or now) + self._defaults.timeout_seconds
+
+    def _terms(self, body: TaskBody) -> Terms:
+        if not (
+            body.depends_on
+            or body.max_attempts is not None
+            or body.timeout_seconds is not None
+            or body.estimate is not None
+            or body.cost_usd is not None
+            or body.on_exhausted is not None
+            or body.on_parent_failure is not None
+            or body.callback_url
+            or body.slot
+            or body.provider
+        ):
+            return self._default_terms
+        default = self._default_terms
+        attempts, seconds = body.max_attempts, body.timeout_seconds
+        return Terms(
+            estimate_micro_usd=estimated_micro_usd(body.estimate) if body.estimate else 0,
+            max_attempts=default.max_attempts if attempts is None else max_attempts(attempts),
+            on_exhausted=body.on_exhausted or default.on_exhausted,
+            on_parent_failure=body.on_parent_failure or default.on_parent_failure,
+            depends_on=depends_on(body.depends_on) if body.depends_on else (),
+            callback_url=self._callback_url(body.callback_url) if body.callback_url else None,
+            names_slot=bool(body.slot or body.provider),
+            attempt_seconds=None if seconds is None else timeout_seconds(seconds),
+            cost_micro_usd=_cost(body),
+        )
+
+    def _callback_url(self, text: str) -> str:
+        url = callback_url(text)
+        problem = self._check_url(url) if self._check_url is not None else None
+        if problem is not None:
+            refuse("callbackUrl", problem)
+        return url
+
+
+def _submission(body: TaskBody) -> Submission:
+    given = json_value(body.input, "input") if body.input else None
+    if not body.action and given is None:
+        raise _missing("action")
+    return Submission(
+        action=identifier(body.action, "action") if body.action else "",
+        tab_id=identifier(body.tab_id, "tabId") if body.tab_id else None,
+        selector=selector(body.selector) if body.selector else None,
+        ref=identifier(body.ref, "ref") if body.ref else None,
+        params=json_object(body.params, "params") if body.params else None,
+        input=given,
+        labels=labels(body.labels) if body.labels else {},
+    )
+
+
+def _cost(body: TaskBody) -> int | None:
+    if body.cost_usd is None:
+        return None
+    if body.estimate is not None and body.estimate.usd is not None:
+        refuse("costUsd", "cannot be named beside estimate.usd; leave one of them out")
+    return cost_micro_usd(body.cost_usd)
+
+
+def _require_agent(agent_id: str | None, project_id: str | None) -> None:
+    if not agent_id and not project_id:
+        raise _missing("agentId")
+
+
+def _missing(field: str) -> InvalidTaskError:
+    return InvalidTaskError("missing_field", field, f"missing required field '{field}'")

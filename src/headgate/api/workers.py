@@ -1,0 +1,230 @@
+"""The routes of workers: claim, heartbeat, complete and fail.
+
+Rule: a worker acts for one agent. A token that is bound to the agent may do so with `submit`; one
+that is bound to nobody needs `admin`, because it could take the work of anybody.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from headgate.api import submission
+from headgate.api.api import Api, Route
+from headgate.api.callers import Caller
+from headgate.api.errors import Refusal
+from headgate.api.http.request import Request
+from headgate.api.http.response import Answer, json_answer
+from headgate.api.schema.workers import (
+    BeatBody,
+    ClaimBody,
+    ClaimedBody,
+    CompleteBody,
+    FailBody,
+    HeartbeatBody,
+    RunningBody,
+    SettledTaskBody,
+    UsedBody,
+)
+from headgate.api.submission import read_body
+from headgate.api.tasks import known_form
+from headgate.core.lifecycle import (
+    MAX_PAUSE_SECONDS,
+    UNKNOWN_USAGE,
+    Failed,
+    Limited,
+    Outcome,
+    Succeeded,
+    Usage,
+)
+from headgate.core.money import to_micro_usd, to_tokens
+from headgate.core.task_view import snapshot_of
+from headgate.engine.workers import MAX_WAIT_SECONDS, Claim, PullWorkers, Report
+from headgate.errors import InvalidAmountError, InvalidFieldError, StaleWorkerError
+from headgate.executors.executor import shortened
+from headgate.providers.prices import PriceList
+from headgate.providers.usage import usage_of
+from headgate.storage.store import StaleLease
+
+OK = 200
+MAX_PLACES = 1_000
+
+_WORKER_ID = re.compile(r"worker-[0-9a-f]{32}")
+_PRICES = PriceList()
+
+
+async def claim(api: Api, request: Request, agent_id: str) -> Answer:
+    """Answer with what a worker is to run, at once or when there is something."""
+    body = read_body(await request.json_body(), ClaimBody)
+    submission.identifier(agent_id, "agentId")
+    _check_caller(request.caller, agent_id)
+    _check_range("places", body.places, MAX_PLACES)
+    _check_range("waitSeconds", body.wait_seconds, MAX_WAIT_SECONDS)
+    workers = _workers(api)
+    worker_id, orders = await workers.claim(
+        Claim(
+            agent_id=agent_id,
+            worker_id=None if body.worker_id is None else _worker_id(body.worker_id),
+            places=body.places,
+            running=_running(body.running),
+            wait_seconds=body.wait_seconds,
+        )
+    )
+    claimed = ClaimedBody(
+        worker_id=worker_id,
+        lease_seconds=workers.lease_seconds,
+        tasks=tuple([snapshot_of(record) for record in orders.tasks]),
+        cancelled=orders.cancelled,
+        lost=orders.lost,
+    )
+    return json_answer(OK, claimed)
+
+
+async def heartbeat(api: Api, request: Request, agent_id: str) -> Answer:
+    """Renew the lease of a worker, and say what it is to stop."""
+    body = read_body(await request.json_body(), HeartbeatBody)
+    _check_caller(request.caller, agent_id)
+    workers = _workers(api)
+    worker_id, running = _worker_id(body.worker_id), _running(body.running)
+    orders = await workers.beat(worker_id, agent_id, running)
+    beat = BeatBody(
+        lease_seconds=workers.lease_seconds, cancelled=orders.cancelled, lost=orders.lost
+    )
+    return json_answer(OK, beat)
+
+
+async def complete(api: Api, request: Request, task_id: str) -> Answer:
+    """Take the result of an attempt."""
+    body = read_body(await request.json_body(), CompleteBody)
+    result = submission.json_value(body.result, "result") if body.result else None
+    usage = usage_of(result, _PRICES) if result and body.usage is None else _usage(body.usage)
+    outcome = Succeeded(result=result, usage=usage)
+    return await _settle(api, request, task_id, body, outcome)
+
+
+async def fail(api: Api, request: Request, task_id: str) -> Answer:
+    """Take the failure of an attempt."""
+    body = read_body(await request.json_body(), FailBody)
+    error = shortened(body.error) or "the worker failed and did not say why"
+    outcome: Outcome = Failed(error=error, is_transient=body.retryable, usage=_usage(body.usage))
+    pause = body.retry_after_seconds
+    if pause is not None:
+        _check_range("retryAfterSeconds", pause, MAX_PAUSE_SECONDS)
+        outcome = Limited(retry_after_seconds=pause, error=error)
+    return await _settle(api, request, task_id, body, outcome)
+
+
+async def _settle(
+    api: Api, request: Request, task_id: str, body: CompleteBody | FailBody, outcome: Outcome
+) -> Answer:
+    record = request.caller.check_task(await api.engine.get(known_form(task_id)))
+    _check_caller(request.caller, record.agent_id or record.task.agent_id or "")
+    report = Report(
+        task_id=task_id,
+        worker_id=_worker_id(body.worker_id),
+        attempt=body.attempt,
+        outcome=outcome,
+    )
+    answer = await _workers(api).settle(report)
+    if isinstance(answer, StaleLease):
+        line = f"attempt {body.attempt} at the task is not this worker's any more; drop it"
+        raise Refusal("stale_lease", line, task_id=task_id)
+    return json_answer(OK, SettledTaskBody(task_id=task_id, state=answer.task.status))
+
+
+def _workers(api: Api) -> PullWorkers:
+    if api.workers is None:
+        raise Refusal("unavailable", "this service has no workers")
+    return api.workers
+
+
+def _check_caller(caller: Caller, agent_id: str) -> None:
+    caller.check_agent(agent_id)
+    if caller.project_id is not None:
+        line = "a worker takes tasks of all projects; use a token that is bound to no project"
+        raise Refusal("forbidden", line)
+    if caller.agent_id is None and not caller.may("admin"):
+        line = "a worker needs a token that is bound to its agent, or one with admin"
+        raise Refusal("forbidden", line, details={"needs": "admin"})
+
+
+def _worker_id(text: str) -> str:
+    if _WORKER_ID.fullmatch(text) is None:
+        raise StaleWorkerError(text)
+    return text
+
+
+def _running(given: Sequence[RunningBody]) -> dict[str, int]:
+    if len(given) > MAX_PLACES:
+        raise InvalidFieldError("running", f"has more than {MAX_PLACES} entries")
+    return {known_form(one.task_id): one.attempt for one in given}
+
+
+def _check_range(field: str, value: float, most: float) -> None:
+    if not (math.isfinite(value) and 0 <= value <= most):
+        raise InvalidFieldError(field, f"must be from 0 to {most:g}")
+
+
+def _usage(used: UsedBody | None) -> Usage:
+    """Return what was used; tokens of a known model are priced where no amount is given."""
+    if used is None:
+        return UNKNOWN_USAGE
+    found = UNKNOWN_USAGE
+    if used.input_tokens is not None or used.output_tokens is not None:
+        counts = {"input_tokens": used.input_tokens or 0, "output_tokens": used.output_tokens or 0}
+        said = msgspec.json.encode({"model": used.model, "usage": counts})
+        found = usage_of(said, _PRICES)
+    try:
+        tokens = found.tokens if used.tokens is None else to_tokens(used.tokens)
+        micro_usd = found.micro_usd if used.usd is None else to_micro_usd(used.usd)
+    except InvalidAmountError as error:
+        field = "usage.usd" if error.field == "amount_usd" else "usage.tokens"
+        raise InvalidFieldError(field, error.problem) from None
+    return Usage(tokens=tokens, micro_usd=micro_usd, model=used.model)
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/agents/{id}/claim",
+        claim,
+        "offer places for tasks, and get those that are assigned to them",
+        "submit",
+        takes=ClaimBody,
+        answers={200: ClaimedBody},
+        refuses=("stale_worker", "limit_reached"),
+    ),
+    Route(
+        "POST",
+        "/agents/{id}/heartbeat",
+        heartbeat,
+        "renew the lease of a worker",
+        "submit",
+        takes=HeartbeatBody,
+        answers={200: BeatBody},
+        refuses=("stale_worker",),
+    ),
+    Route(
+        "POST",
+        "/tasks/{id}/complete",
+        complete,
+        "hand in the result of a task",
+        "submit",
+        takes=CompleteBody,
+        answers={200: SettledTaskBody},
+        refuses=("stale_worker", "stale_lease"),
+    ),
+    Route(
+        "POST",
+        "/tasks/{id}/fail",
+        fail,
+        "say that a task failed",
+        "submit",
+        takes=FailBody,
+        answers={200: SettledTaskBody},
+        refuses=("stale_worker", "stale_lease"),
+    ),
+)

@@ -1,0 +1,672 @@
+"""Wiring: from settings to a service whose parts are connected. The one place that names classes.
+
+Nothing is opened here: building a service touches neither disk nor network, so that a wrong
+setting is found before anything has happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from headgate.api.app import App
+from headgate.api.app import build_app as build_web_app
+from headgate.api.auth import Entrance, EntranceRules, is_loopback
+from headgate.api.bulk import BulkWork
+from headgate.api.schema.tasks import LimitsShown
+from headgate.api.submission import Defaults, Draining, Intake
+from headgate.budgets.connect import connect_budget
+from headgate.budgets.tracker import LedgerTracker
+from headgate.config import (
+    AgentSettings,
+    ProjectSettings,
+    Settings,
+    SlotSettings,
+    budgets,
+    rate_limits,
+)
+from headgate.config.loading import Loaded, loaded_from
+from headgate.config.messages import key_path
+from headgate.config.reload import Administration, SettingsWatch, Upkeep
+from headgate.config.slot_keys import place_of, read_key, slot_config
+from headgate.core.budgets.ledger import Ledger
+from headgate.core.dispatch_plan import DeskSettings
+from headgate.core.slots.slot import SlotConfig
+from headgate.core.snapshot import ProjectStatus, Standing
+from headgate.dashboard.dashboard import attach_dashboard
+from headgate.engine.budget_alerts import (
+    LEDGER_LOOK_SECONDS,
+    LOOK_SECONDS,
+    BudgetAlerts,
+    LedgerAccounts,
+)
+from headgate.engine.engine import Engine, EngineSettings
+from headgate.engine.slots.slot import SlotSetup
+from headgate.engine.slots.slot_log import LOG_FOLDER, SlotLog
+from headgate.engine.slots.slots import Slots
+from headgate.engine.webhooks import Webhooks
+from headgate.errors import InvalidSettingError
+from headgate.executors.build import build_executor
+from headgate.executors.executor import Executor
+from headgate.executors.targets import PullTarget, Target
+from headgate.executors.templates import VARIABLE, Environment, no_slot_keys
+from headgate.metrics import Beside, ServiceMetrics
+from headgate.providers.endpoints import ProviderPlace
+from headgate.providers.http_headers import check_header_value
+from headgate.providers.provider import Provider, build_provider
+from headgate.storage.audit import AuditLog, StoredAudit
+from headgate.storage.deliveries import DeliveryCounts, SqlDeliveries
+from headgate.storage.maintenance import SqlAccounts
+from headgate.storage.slot_rows import SqlSlots
+from headgate.storage.sql_store import SqlTaskStore, StoreLedger
+from headgate.storage.tokens import SqlTokens, Tokens
+from headgate.storage.usage import SqlUsage, UsageReports
+from headgate.storage.writer_process import ChildStarter
+from headgate.telemetry import Telemetry, build_telemetry
+from headgate.webhooks.guard import UrlGuard, parse_allow_list
+from headgate.webhooks.sender import WebhookSender
+
+# From the settings of slots to what runs them: providers, keys, what the rules go by.
+#
+# Rule: a slot whose key or headers cannot be had is no reason not to start. It is set up all the
+# same, and says at its first use what is missing.
+
+
+class SlotParts:
+    """Sets slots up; a slot whose place is as it was keeps its provider and its connections."""
+
+    def __init__(
+        self, environ: Mapping[str, str], *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._environ = environ
+        self._clock = clock
+        self._providers: dict[str, tuple[str, ProviderPlace, Provider]] = {}
+
+    def setups(self, settings: Settings) -> tuple[SlotSetup, ...]:
+        """Return all slots of the settings with what they need, in the order of the file.
+
+        A provider that is in none of the setups any more is left to whoever got it to close.
+        """
+        setups = tuple(self._setup(settings, slot) for slot in settings.slots.values())
+        self._providers = {name: self._providers[name] for name in settings.slots}
+        return setups
+
+    def _setup(self, settings: Settings, slot: SlotSettings) -> SlotSetup:
+        place, problem = self._place(slot)
+        reader = _reader(slot, self._environ, problem)
+        config_for = _configurer(settings, slot)
+        return SlotSetup(
+            config=config_for(_key_or_none(reader)),
+            provider=self._provider(slot, place),
+            read_key=reader,
+            is_logging=slot.logging,
+            key_mark=partial(file_mark, slot.key_file),
+            config_for=config_for,
+        )
+
+    def _place(self, slot: SlotSettings) -> tuple[ProviderPlace, InvalidSettingError | None]:
+        place = place_of(slot)
+        try:
+            headers, hidden = _filled_headers(slot, self._environ)
+        except InvalidSettingError as error:
+            return msgspec.structs.replace(place, headers={}), error
+        return msgspec.structs.replace(place, headers=headers, secrets=hidden), None
+
+    def _provider(self, slot: SlotSettings, place: ProviderPlace) -> Provider:
+        known = self._providers.get(slot.name)
+        if known is not None and known[:2] == (slot.provider, place):
+            return known[2]
+        setting = key_path("slots", slot.name)
+        provider = build_provider(slot.provider, place, setting=setting, clock=self._clock)
+        self._providers[slot.name] = (slot.provider, place, provider)
+        return provider
+
+
+class SlotKeys:
+    """Reads the keys that targets write into requests, of the slots that are configured now."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._slots = settings.slots
+
+    def __call__(self, name: str) -> str:
+        """Read a key anew, or raise `InvalidSettingError`."""
+        slot = self._slots.get(name)
+        return no_slot_keys(name) if slot is None else read_key(slot, self._environ)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Go by other settings, for what starts from now on."""
+        self._slots = settings.slots
+
+
+class SlotWork:
+    """The slots of a service, or of a command that runs nothing else, with their log."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: SqlTaskStore,
+        environ: Mapping[str, str],
+        *,
+        data: Path,
+        is_shared: bool,
+    ) -> None:
+        self._parts = SlotParts(environ)
+        self.log = SlotLog(data / LOG_FOLDER, max_log_days=settings.quota.max_log_days)
+        self.slots = Slots(
+            SqlSlots(store),
+            self._parts.setups(settings),
+            trail_of=self.log.trail,
+            make_id=partial(secrets.token_hex, 8),
+            latest_lines=self.log.latest,
+            is_shared=is_shared,
+        )
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Go by other settings."""
+        self.log.max_log_days = settings.quota.max_log_days
+        self.slots.reconfigure(self._parts.setups(settings))
+
+    async def run(self) -> None:
+        """Run the slots until cancelled; what is to be logged is on disk then."""
+        try:
+            await self.slots.run()
+        finally:
+            await asyncio.to_thread(self.log.close)
+
+
+def build_slots(
+    settings: Settings,
+    store: SqlTaskStore,
+    environ: Mapping[str, str],
+    *,
+    data: Path,
+    is_shared: bool,
+) -> SlotWork:
+    """Return the slots of the settings: open the store, then `slots.prepare` and `run` them."""
+    return SlotWork(settings, store, environ, data=data, is_shared=is_shared)
+
+
+def attach_slots(
+    engine: Engine,
+    store: SqlTaskStore,
+    settings: Settings,
+    environ: Mapping[str, str],
+    *,
+    data: Path,
+    is_shared: bool,
+) -> SlotWork:
+    """Have an engine run slots, and decide by how much room they have."""
+    work = build_slots(settings, store, environ, data=data, is_shared=is_shared)
+    engine.before_start(work.slots.prepare)
+    engine.also_run("slots", work.run)
+    engine.slot_paused = work.slots.look
+    work.slots.listen(engine.dispatcher.set_slots)
+    return work
+
+
+def file_mark(name: str | None) -> object:
+    """Return what changes whenever a file does, without reading it; None if it is not there."""
+    if name is None:
+        return None
+    try:
+        found = Path(name).expanduser().stat()
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _reader(
+    slot: SlotSettings, environ: Mapping[str, str], problem: InvalidSettingError | None
+) -> Callable[[], str]:
+    # A function with its names inside shows nothing of the environment, as a partial would.
+    def read() -> str:
+        if problem is not None:
+            raise InvalidSettingError(problem.field, problem.problem)
+        return read_key(slot, environ)
+
+    return read
+
+
+def _configurer(settings: Settings, slot: SlotSettings) -> Callable[[str | None], SlotConfig]:
+    def config_for(key: str | None) -> SlotConfig:
+        return slot_config(settings, slot, key)
+
+    return config_for
+
+
+def _key_or_none(reader: Callable[[], str]) -> str | None:
+    try:
+        return reader()
+    except InvalidSettingError:
+        return None
+
+
+def _filled_headers(
+    slot: SlotSettings, environ: Mapping[str, str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the headers as they are sent, and what the environment gave, to be told nobody."""
+    environment = Environment(environ)
+    filled: dict[str, str] = {}
+    given: list[str] = []
+    for name, text in slot.headers.items():
+        setting = key_path("slots", slot.name, "headers", name)
+        parts = VARIABLE.split(text)
+        parts[1::2] = [environment.value(one, setting=setting) for one in parts[1::2]]
+        given += parts[1::2]
+        filled[name] = "".join(parts)
+        check_header_value(filled[name], setting)
+    return filled, tuple(given)
+
+
+# Wiring of webhooks: what judges addresses, what delivers, and what notices used-up budgets.
+
+SWITCHED_OFF = "webhooks are switched off; set webhooks.enabled = true"
+
+
+def attach_webhooks(
+    engine: Engine,
+    store: SqlTaskStore,
+    settings: Settings,
+    *,
+    ledger: Ledger | None,
+    is_alone: bool,
+) -> Webhooks | None:
+    """Have an engine deliver webhooks and notice budgets, as far as the settings say so."""
+    given = settings.webhooks
+    if not given.enabled:
+        return None
+    guard = UrlGuard(parse_allow_list(given.allow))
+    webhooks = Webhooks(
+        SqlDeliveries(store),
+        WebhookSender(
+            guard, timeout_seconds=given.timeout_seconds, max_connections=given.concurrency
+        ),
+        concurrency=given.concurrency,
+        timeout_seconds=given.timeout_seconds,
+        is_alone=is_alone,
+    )
+    engine.told = webhooks.see
+    engine.also_run("webhooks", webhooks.run)
+    if given.alerts_url is not None:
+        _check_alerts_url(guard, given.alerts_url)
+        accounts = SqlAccounts(store) if ledger is None else LedgerAccounts(ledger)
+        alerts = BudgetAlerts(
+            webhooks.deliveries,
+            accounts.after,
+            url=given.alerts_url,
+            leads=lambda: engine.dispatcher.is_leading,
+            filed=webhooks.wake,
+            look_seconds=LOOK_SECONDS if ledger is None else LEDGER_LOOK_SECONDS,
+        )
+        engine.also_run("budget alerts", alerts.run)
+    return webhooks
+
+
+def callback_check(settings: Settings) -> Callable[[str], str | None]:
+    """Return what says why a task cannot have an address told of its end."""
+    if not settings.webhooks.enabled:
+        return _switched_off
+    return UrlGuard(parse_allow_list(settings.webhooks.allow)).problem_with
+
+
+def _switched_off(_url: str) -> str:
+    return SWITCHED_OFF
+
+
+def _check_alerts_url(guard: UrlGuard, url: str) -> None:
+    problem = guard.problem_with(url)
+    if problem is not None:
+        raise InvalidSettingError("webhooks.alerts_url", problem)
+
+
+STORE_FILE = "headgate.db"
+POSTGRES_SCHEMES = ("postgresql", "postgres")
+
+
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """A built service: the engine, and what reads the tasks that clients send.
+
+    `settings` are those that it was started with; `administration` has those in force.
+    """
+
+    engine: Engine
+    intake: Intake
+    settings: Settings
+    administration: Administration
+    bulk: BulkWork
+    audit: AuditLog
+    tokens: Tokens
+    tracker: LedgerTracker
+    usage: UsageReports
+    slots: Slots
+    webhooks: Webhooks | None = None
+    telemetry: Telemetry | None = None
+
+
+class Parts:
+    """How settings become parts, with the variables and the keys that targets refer to."""
+
+    def __init__(
+        self, environ: Mapping[str, str], telemetry: Telemetry | None, slot_keys: SlotKeys
+    ) -> None:
+        self._environ = environ
+        self._telemetry = telemetry
+        self._slot_keys = slot_keys
+
+    def engine_settings(self, settings: Settings, *, is_paused: bool) -> EngineSettings:
+        """Return the part of the settings that the engine goes by."""
+        return engine_settings(settings, is_paused=is_paused)
+
+    def executors(self, targets: Mapping[str, Target]) -> dict[str, Executor]:
+        """Return an executor for each target; none of them is open."""
+        executors = build_executors(targets, self._environ, self._slot_keys)
+        if self._telemetry is None:
+            return executors
+        return {name: self._telemetry.traced(name, one) for name, one in executors.items()}
+
+
+def build_service(
+    settings: Settings,
+    *,
+    data: Path,
+    environ: Mapping[str, str],
+    loaded: Loaded | None = None,
+    starter: ChildStarter | None = None,
+) -> Service:
+    """Build everything that settings describe; `data` is where an SQLite store lies.
+
+    `loaded` says how these settings were read, so that they can be read again. With a `starter` a
+    process of its own writes to the store.
+    """
+    ledger = _ledger(settings)
+    store = build_store(settings, data=data, keeps_books=ledger is None, starter=starter)
+    telemetry = build_telemetry(environ) if settings.telemetry.otel else None
+    slot_keys = SlotKeys(settings, environ)
+    parts = Parts(environ, telemetry, slot_keys)
+    executors = parts.executors(settings.targets)
+    engine = Engine(
+        store,
+        executors,
+        engine_settings(settings),
+        ledger=ledger,
+    )
+    if telemetry is not None:
+        engine.workers.watch(telemetry.pulled)
+    webhooks = attach_webhooks(
+        engine, store, settings, ledger=ledger, is_alone=not is_shared(settings)
+    )
+    administration = _administration(
+        engine,
+        store,
+        loaded or loaded_from(settings),
+        parts,
+        executors=executors,
+        ledger=ledger,
+    )
+    administration.listen(lambda settings, _is_paused: slot_keys.reconfigure(settings))
+    slot_work = attach_slots(
+        engine, store, settings, environ, data=data, is_shared=is_shared(settings)
+    )
+    administration.listen(lambda settings, _is_paused: slot_work.reconfigure(settings))
+    return Service(
+        engine=engine,
+        intake=build_intake(settings),
+        settings=settings,
+        administration=administration,
+        bulk=BulkWork(engine, store),
+        audit=StoredAudit(store),
+        webhooks=webhooks,
+        tokens=SqlTokens(store),
+        tracker=LedgerTracker(StoreLedger(store) if engine.ledger is None else engine.ledger),
+        usage=SqlUsage(store),
+        slots=slot_work.slots,
+        telemetry=telemetry,
+    )
+
+
+def _administration(
+    engine: Engine,
+    store: SqlTaskStore,
+    loaded: Loaded,
+    parts: Parts,
+    *,
+    executors: dict[str, Executor],
+    ledger: Ledger | None,
+) -> Administration:
+    administration = Administration(
+        engine, store, parts, loaded, executors=executors, ledger=ledger
+    )
+    engine.before_start(administration.prepare)
+    upkeep = Upkeep(administration, is_shared=is_shared(loaded.settings))
+    engine.also_run("administration", upkeep.run)
+    origin = loaded.origin
+    if origin is not None and origin.path is not None:
+        engine.also_run("settings", SettingsWatch(administration, origin.path).run)
+    return administration
+
+
+def limits_shown(settings: Settings) -> LimitsShown:
+    """Return the limits that clients may see."""
+    scheduler = settings.scheduler
+    return LimitsShown(
+        strategy=scheduler.strategy.value,
+        max_queue_size=scheduler.max_queue_size,
+        max_per_agent=scheduler.max_per_agent,
+        max_inflight=scheduler.max_inflight,
+        max_per_agent_inflight=scheduler.max_per_agent_inflight,
+        result_ttl_seconds=scheduler.result_ttl_seconds,
+        worker_count=scheduler.worker_count,
+    )
+
+
+def build_app(service: Service) -> App:
+    """Return the HTTP application of a service."""
+    limits = limits_shown(service.settings)
+    app = build_web_app(service.engine, intake=service.intake, limits=limits)
+
+    def come_into_force(settings: Settings, is_paused: bool) -> None:  # noqa: FBT001
+        app.api.intake, app.api.limits = build_intake(settings), limits_shown(settings)
+        app.api.is_paused = is_paused
+
+    service.administration.listen(come_into_force)
+    app.api.administration = service.administration
+    app.api.bulk = service.bulk
+    app.api.audit = service.audit
+    app.api.webhooks = service.webhooks
+    app.api.entrance = Entrance(service.tokens, entrance_rules(service.settings))
+    app.api.tokens = service.tokens
+    app.api.tracker = service.tracker
+    app.api.usage = service.usage
+    app.api.workers = service.engine.workers
+    app.api.slots = service.slots
+    app.api.metrics = _metrics(service, app)
+    app.api.telemetry = service.telemetry
+    app.api.outlook, app.api.history = service.engine.outlook, service.engine.history
+    attach_dashboard(app, service.settings.dashboard.mode)
+    return app
+
+
+def _metrics(service: Service, app: App) -> ServiceMetrics:
+    store = service.engine.store
+    beside = Beside(
+        tracker=service.tracker,
+        streams=lambda: app.api.streams,
+        slots=service.slots.statuses,
+    )
+    if isinstance(store, SqlTaskStore):
+        writer = store.writer
+        beside = beside._replace(
+            writer_queue=lambda: writer.queue_length, deliveries=DeliveryCounts(store).read
+        )
+    return ServiceMetrics(service.engine, beside)
+
+
+def entrance_rules(settings: Settings) -> EntranceRules:
+    """Return whom the service lets in; whatever is not surely loopback needs tokens."""
+    server, auth = settings.server, settings.auth
+    on_loopback = is_loopback(server.host)
+    hosts = {host.lower() for host in auth.allowed_hosts}
+    # Other nodes ask this one under the name that it gives them.
+    if server.advertise is not None and (hosts or on_loopback):
+        hosts.add(urlsplit(server.advertise).netloc.lower())
+    if hosts:
+        hosts.add(server.host.lower())
+    return EntranceRules(
+        is_loopback=on_loopback,
+        needs_token=auth.required or not on_loopback,
+        hosts=frozenset(hosts),
+        origins=frozenset(origin.lower() for origin in auth.allowed_origins),
+    )
+
+
+def engine_settings(settings: Settings, *, is_paused: bool = False) -> EngineSettings:
+    """Return the part of the settings that the engine goes by."""
+    scheduler = settings.scheduler
+    return EngineSettings(
+        desk=desk_settings(settings, is_paused=is_paused),
+        is_enabled=scheduler.enabled,
+        limits=scheduler.queue_limits,
+        budgets=budgets(settings),
+        policy=scheduler.retry_policy,
+        places=scheduler.worker_count,
+        lease_seconds=scheduler.lease_seconds,
+        worker_lease_seconds=scheduler.worker_lease_seconds,
+        tick_seconds=scheduler.tick_seconds,
+        result_ttl_seconds=scheduler.result_ttl_seconds,
+        max_result_bytes=scheduler.max_result_bytes,
+    )
+
+
+def desk_settings(settings: Settings, *, is_paused: bool = False) -> DeskSettings:
+    """Return the part of the settings that decisions go by.
+
+    A project's budget is a scope of the ledger, and its closed gate is what holds tasks. Asking
+    for it a second time in the decision would only be a second opinion.
+    """
+    scheduler = settings.scheduler
+    projects = settings.core_projects()
+    return DeskSettings(
+        projects=tuple(msgspec.structs.replace(one, budget_limit=None) for one in projects),
+        agents=settings.core_agents(),
+        rate_limits=rate_limits(settings),
+        lane_policy=scheduler.strategy,
+        alpha=scheduler.resolved_alpha,
+        auto_tune=scheduler.auto_tune,
+        max_wait_ticks=scheduler.max_wait_ticks,
+        priority_ageing_seconds=scheduler.priority_ageing_seconds,
+        default_tokens=scheduler.default_tokens,
+        default_micro_usd=scheduler.default_cost_micro_usd,
+        max_inflight=scheduler.max_inflight,
+        max_per_agent_inflight=scheduler.max_per_agent_inflight,
+        max_lag_tokens=scheduler.max_lag_tokens,
+        usage_window_hours=scheduler.usage_window_hours,
+        paused_targets=tuple(
+            name for name, target in settings.targets.items() if target.status is Standing.PAUSED
+        ),
+        is_paused=is_paused,
+        pull_targets=settings.pull_targets,
+    )
+
+
+def build_intake(settings: Settings) -> Intake:
+    """Return what turns requests into tasks."""
+    scheduler = settings.scheduler
+    return Intake(
+        projects=settings.projects,
+        targets={name: target.slot for name, target in settings.all_targets.items()},
+        default_target=settings.default_target,
+        agent_targets=settings.agent_targets,
+        target_providers={
+            name: target.provider
+            for name, target in settings.all_targets.items()
+            if target.provider is not None
+        },
+        slots={name: slot.provider for name, slot in settings.slots.items()},
+        defaults=Defaults(
+            timeout_seconds=scheduler.default_timeout_seconds,
+            max_attempts=scheduler.max_attempts,
+        ),
+        draining=Draining(
+            projects=_having(settings.projects, ProjectStatus.DRAINING),
+            agents=_having(settings.agents, Standing.DRAINING),
+            targets=_having(settings.targets, Standing.DRAINING),
+        ),
+        check_url=callback_check(settings),
+    )
+
+
+def build_executors(
+    targets: Mapping[str, Target], environ: Mapping[str, str], slot_keys: SlotKeys
+) -> dict[str, Executor]:
+    """Return the executor of every target; what workers pull has none."""
+    return {
+        name: build_executor(name, target, environ=environ, clock=time.time, slot_keys=slot_keys)
+        for name, target in targets.items()
+        if not isinstance(target, PullTarget)
+    }
+
+
+def build_store(
+    settings: Settings, *, data: Path, keeps_books: bool, starter: ChildStarter | None = None
+) -> SqlTaskStore:
+    """Return the store that the URL names; the modules of the others are not loaded."""
+    url = settings.store.url
+    scheme = "" if url is None else urlsplit(url).scheme
+    if url is not None and scheme in POSTGRES_SCHEMES:
+        from headgate.storage.postgres import PostgresTaskStore  # noqa: PLC0415
+
+        return PostgresTaskStore(url, keeps_books=keeps_books, starter=starter)
+    if scheme == "memory":
+        from headgate.storage.memory import MemoryTaskStore  # noqa: PLC0415
+
+        return MemoryTaskStore(keeps_books=keeps_books)
+    from headgate.storage.sqlite import SqliteTaskStore  # noqa: PLC0415
+
+    path = sqlite_file(settings, data)
+    return SqliteTaskStore(path, keeps_books=keeps_books, starter=starter)
+
+
+def sqlite_file(settings: Settings, data: Path) -> Path:
+    """Return the file of an SQLite store."""
+    url = settings.store.url
+    if url is None:
+        return data / STORE_FILE
+    from headgate.budgets.connect import sqlite_path  # noqa: PLC0415
+
+    if urlsplit(url).scheme != "sqlite":
+        problem = f"has the scheme {urlsplit(url).scheme!r}; use sqlite, postgresql or memory"
+        raise InvalidSettingError("store.url", problem)
+    return sqlite_path(url)
+
+
+def is_shared(settings: Settings) -> bool:
+    """Tell whether several processes may use the store at a time."""
+    url = settings.store.url
+    return url is not None and urlsplit(url).scheme in POSTGRES_SCHEMES
+
+
+def held_folder(settings: Settings, data: Path) -> Path | None:
+    """Return the folder that one process at a time may use; None if the store lies in none."""
+    url = settings.store.url
+    is_file = url is None or urlsplit(url).scheme == "sqlite"
+    return sqlite_file(settings, data).parent if is_file else None
+
+
+def _ledger(settings: Settings) -> Ledger | None:
+    url = settings.ledger.url
+    return None if url is None or url == settings.store.url else connect_budget(url).ledger
+
+
+def _having(
+    tables: Mapping[str, ProjectSettings | AgentSettings | Target], status: Enum
+) -> frozenset[str]:
+    return frozenset(name for name, one in tables.items() if one.status is status)

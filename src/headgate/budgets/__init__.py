@@ -1,0 +1,1 @@
+"""The budget tracker for programs, and the ledgers it can use."""

@@ -1,0 +1,244 @@
+"""The ledger in memory: for one process, and the plainest reading of the contract.
+
+Each method is one step under one lock, and awaits nothing within it: it is atomic, for callers of
+one event loop and for threads that have a loop each. Nothing survives the process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from heapq import heappop, heappush
+from math import inf
+from threading import Lock
+
+from headgate.budgets.tracker import LedgerTracker
+from headgate.core.budgets.accounts import (
+    EMPTY,
+    Account,
+    Balance,
+    JournalEntry,
+    Limit,
+    Refused,
+    balances_from,
+)
+from headgate.core.budgets.ledger import (
+    FINISHED_KEPT_SECONDS,
+    MAX_ACCOUNTS,
+    Audit,
+    Books,
+    Clock,
+    ReserveRequest,
+    SettleRequest,
+)
+from headgate.core.budgets.reservations import LIVE, Call, Reservation
+from headgate.core.budgets.scopes import Scope, depth, is_within
+from headgate.core.budgets.windows import live_from
+from headgate.errors import LedgerUnavailableError
+from headgate.storage.zones import zone
+
+MAX_ENTRIES = 20_000
+MAX_FINISHED = 100_000
+# Upkeep is done in small steps by every call. A call books few entries, so these keep ahead.
+FOLDED_PER_CALL = 16
+PURGED_PER_CALL = 8
+
+
+class LocalLedger:
+    """Books in memory; a journal that is old or long is folded into a checkpoint.
+
+    Buckets that left their window long ago are dropped, from both sides of the audit at once.
+    """
+
+    def __init__(self, *, clock: Clock = time.time) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._books = Books(zone)
+        self._leases: list[tuple[float, str]] = []
+        self._finished: dict[str, float] = {}
+        self._journal: deque[JournalEntry] = deque()
+        self._checkpoint: dict[tuple[Scope, int], Balance] = {}
+        self._folded_buckets: deque[tuple[Scope, int]] = deque()
+        self._is_closed = False
+
+    def now(self) -> float:
+        """Return the time by which this ledger judges leases and windows."""
+        return self._clock()
+
+    async def open(self) -> None:
+        """Start with the books as they are."""
+        self._is_closed = False
+
+    async def close(self) -> None:
+        """Refuse further calls; the books stay in memory."""
+        self._is_closed = True
+
+    async def set_limit(self, scope: Scope, limit: Limit) -> None:
+        """Replace the limit of a scope; one without any amount removes it."""
+        zone(limit.window.zone)
+        with self._lock:
+            self._begin()
+            if limit.has_amount:
+                self._books.limits[scope] = limit
+            else:
+                self._books.limits.pop(scope, None)
+
+    async def found_limit(self, scope: Scope, limit: Limit) -> Limit:
+        """Set the limit of a scope that has none, and return the one that is in force then."""
+        zone(limit.window.zone)
+        with self._lock:
+            self._begin()
+            if not limit.has_amount:
+                return self._books.limits.get(scope, limit)
+            return self._books.limits.setdefault(scope, limit)
+
+    async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
+        """Hold the money in all scopes or in none; a known id gets its answer again."""
+        with self._lock:
+            now = self._begin()
+            answer = self._books.reserve(request, now)
+            self._end(now)
+        return answer
+
+    async def settle(self, request: SettleRequest) -> Reservation:
+        """Apply a further call, or raise `IllegalSettlementError`."""
+        with self._lock:
+            now = self._begin()
+            reservation = self._books.settle(request, now)
+            self._end(now)
+        return reservation
+
+    async def accounts(self, scope: Scope, *, most: int = MAX_ACCOUNTS) -> list[Account]:
+        """Return the scope and everything within it that has a limit or a balance."""
+        with self._lock:
+            now = self._begin()
+            known = set(self._books.limits) | set(self._books.balances)
+            within = sorted(
+                (name for name in known if is_within(name, scope) and name != scope),
+                key=lambda name: (depth(name), name),
+            )
+            return [self._books.account(name, now) for name in [scope, *within[: most - 1]]]
+
+    async def journal(
+        self, scope: Scope, *, since: float, until: float = inf, limit: int
+    ) -> list[JournalEntry]:
+        """Return the latest entries of a time that charge the scope, newest first."""
+        found: list[JournalEntry] = []
+        with self._lock:
+            self._begin()
+            for entry in reversed(self._journal):
+                if len(found) >= limit or entry.at < since:
+                    break
+                if entry.at <= until and any(one.scope == scope for one in entry.charges):
+                    found.append(entry)
+        return found
+
+    async def sweep(self) -> int:
+        """Expire all leases that are due, and return how many there were."""
+        with self._lock:
+            return self._expire(self._open_books())
+
+    async def audit(self) -> Audit:
+        """Return both sides of the promise that balances equal the journal."""
+        with self._lock:
+            self._begin()
+            kept = {
+                (scope, start): balance
+                for scope, buckets in self._books.balances.items()
+                for start, balance in buckets.items()
+            }
+            journalled = balances_from(self._journal, checkpoint=self._checkpoint)
+        return Audit(kept=kept, journalled=journalled)
+
+    def _open_books(self) -> float:
+        if self._is_closed:
+            raise LedgerUnavailableError("the ledger is closed; open it again")
+        return self._clock()
+
+    def _begin(self) -> float:
+        now = self._open_books()
+        self._expire(now)
+        return now
+
+    def _expire(self, now: float) -> int:
+        expired = 0
+        while self._leases and self._leases[0][0] <= now:
+            _, reservation_id = heappop(self._leases)
+            reservation = self._books.reservations.get(reservation_id)
+            # A renewed lease stands in the heap again, further back.
+            if reservation is not None and _is_due(reservation, now):
+                request = SettleRequest(reservation_id=reservation_id, call=Call.EXPIRE)
+                self._books.settle(request, now)
+                expired += 1
+        self._end(now)
+        return expired
+
+    def _end(self, now: float) -> None:
+        for reservation in self._books.changed_reservations.values():
+            if reservation.state in LIVE:
+                heappush(self._leases, (reservation.lease_until, reservation.id))
+            else:
+                self._finished.pop(reservation.id, None)
+                self._finished[reservation.id] = now
+        self._journal.extend(self._books.entries)
+        self._books.forget_changes()
+        self._forget(now)
+        self._fold(now)
+        self._purge(now)
+
+    def _forget(self, now: float) -> None:
+        while self._finished:
+            reservation_id, finished_at = next(iter(self._finished.items()))
+            is_old = finished_at < now - FINISHED_KEPT_SECONDS
+            if not is_old and len(self._finished) <= MAX_FINISHED:
+                return
+            del self._finished[reservation_id]
+            self._books.drop([reservation_id])
+
+    def _fold(self, now: float) -> None:
+        for _ in range(FOLDED_PER_CALL):
+            is_long = len(self._journal) > MAX_ENTRIES
+            if not is_long and not self._starts_before(now - FINISHED_KEPT_SECONDS):
+                return
+            entry = self._journal.popleft()
+            for charge in entry.charges:
+                key = (charge.scope, charge.bucket_start)
+                if charge.bucket_start and key not in self._checkpoint:
+                    self._folded_buckets.append(key)
+                self._checkpoint[key] = self._checkpoint.get(key, EMPTY).add(entry.delta)
+
+    def _starts_before(self, moment: float) -> bool:
+        return bool(self._journal) and self._journal[0].at < moment
+
+    def _purge(self, now: float) -> None:
+        for _ in range(min(PURGED_PER_CALL, len(self._folded_buckets))):
+            scope, start = self._folded_buckets.popleft()
+            if not self._is_over(scope, start, now):
+                # The next call looks at the next one, so a long window does not block others.
+                self._folded_buckets.append((scope, start))
+                return
+            del self._checkpoint[scope, start]
+            del self._books.balances[scope][start]
+            if not self._books.balances[scope]:
+                del self._books.balances[scope]
+
+    def _is_over(self, scope: Scope, start: int, now: float) -> bool:
+        """Whether a bucket left its window long ago, and the checkpoint has all of it."""
+        limit = self._books.limits.get(scope)
+        balance = self._books.balances[scope][start]
+        if limit is None or balance.reserved_micro_usd or balance.reserved_tokens:
+            return False
+        first_live = live_from(limit.window, now, zone(limit.window.zone))
+        is_old = start < first_live - FINISHED_KEPT_SECONDS
+        return is_old and self._checkpoint[scope, start] == balance
+
+
+def _is_due(reservation: Reservation, now: float) -> bool:
+    return reservation.state in LIVE and reservation.lease_until <= now
+
+
+class LocalBudgetTracker(LedgerTracker):
+    """Budgets of one process: the default, with nothing to install and nothing to start."""
+
+    def __init__(self, *, clock: Clock = time.time) -> None:
+        super().__init__(LocalLedger(clock=clock))

@@ -1,0 +1,388 @@
+"""What goes to the script of the Redis ledger and what comes back, as types.
+
+Both ways are MessagePack. A batch names each scope once, with the window that this process believes
+it to have and the buckets that follow from it: zones cannot be computed inside Redis. The script
+compares the windows with the limits it keeps; where they differ it applies nothing and says which.
+
+The rules of reservations are rendered from `headgate.core.budgets.reservations` and put before the
+script, so that there is one table of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib.resources import files
+
+import msgspec
+
+from headgate.core.budgets.accounts import (
+    Account,
+    Balance,
+    JournalEntry,
+    Limit,
+    Refused,
+    first_refusal,
+)
+from headgate.core.budgets.ledger import Books, ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import (
+    RULES,
+    Call,
+    Charge,
+    Delta,
+    Reservation,
+    ReservationState,
+)
+from headgate.core.budgets.scopes import Scope
+from headgate.core.budgets.windows import (
+    NO_WINDOW,
+    Window,
+    bucket_start,
+    format_window,
+    live_from,
+    parse_window,
+)
+from headgate.core.money import MicroUsd, Tokens
+from headgate.errors import LedgerUnavailableError
+from headgate.storage.zones import zone
+
+Request = ReserveRequest | SettleRequest
+Columns = tuple[int, int, int, int, int, int]
+
+NO_LIMIT = -1
+# A bucket, the columns of its balance, and when it last changed, which only the script reads.
+ROW_WIDTH = 8
+COLUMNS = 6
+
+
+class Made(msgspec.Struct, frozen=True, array_like=True, tag="made"):
+    """The reservation was made, as it was asked for."""
+
+
+class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
+    """A reservation as it is kept, after the call."""
+
+    state: ReservationState
+    micro_usd: int
+    tokens: int
+    lease_until: float
+    dispatched_at_once: bool
+    finished_at: float
+    charges: str
+    actual_micro_usd: int | None = None
+    actual_tokens: int | None = None
+
+
+class Illegal(Known, frozen=True, array_like=True, tag="illegal"):
+    """A reservation as it is kept, and untouched: the call is not one that its state has."""
+
+
+class Unknown(msgspec.Struct, frozen=True, array_like=True, tag="unknown"):
+    """The ledger has no reservation of this id."""
+
+
+class NoRoom(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """The first scope that cannot hold the request."""
+
+    scope: str
+    window: str
+    limit_micro_usd: int
+    limit_tokens: int
+    balance: Columns
+    oldest_bucket: int | None = None
+
+
+class Again(msgspec.Struct, frozen=True, array_like=True, tag="again"):
+    """There is no room yet, but leases that may hold some are still to be expired."""
+
+
+Reply = Made | Known | Illegal | Unknown | NoRoom | Again
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+    """The step was taken: how many leases were expired first, and an answer for each request."""
+
+    expired: int
+    has_more_due: bool
+    replies: list[Reply]
+
+
+class Stale(msgspec.Struct, frozen=True, array_like=True, tag="stale"):
+    """Nothing was applied: these scopes have other windows by now."""
+
+    windows: list[tuple[Scope, str]]
+
+
+class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
+    """Nothing was applied: the ledger is not the one that was opened."""
+
+
+class KeptLimit(msgspec.Struct, frozen=True, array_like=True):
+    """A limit as it is kept; -1 is no limit in that unit."""
+
+    window: str
+    limit_micro_usd: int
+    limit_tokens: int
+
+
+class InForce(msgspec.Struct, frozen=True, array_like=True, tag="limit"):
+    """The limit of a scope after one was to be founded; None where there is none."""
+
+    limit: KeptLimit | None
+
+
+class Accounts(msgspec.Struct, frozen=True, array_like=True, tag="accounts"):
+    """Scopes with their limits, and their balances in one row each, of `ROW_WIDTH` a bucket."""
+
+    rows: list[tuple[Scope, KeptLimit | None, list[int]]]
+
+
+class KeptEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A journal entry as it is kept."""
+
+    at: float
+    reservation_id: str
+    call: Call
+    charges: str
+    spent_micro_usd: int
+    reserved_micro_usd: int
+    overrun_micro_usd: int
+    spent_tokens: int
+    reserved_tokens: int
+    overrun_tokens: int
+
+
+encode = msgspec.msgpack.Encoder().encode
+StepReply = Done | Stale | Lost | Accounts | InForce
+_reply_decoder: msgspec.msgpack.Decoder[StepReply] = msgspec.msgpack.Decoder(StepReply)
+_entry_decoder = msgspec.msgpack.Decoder(KeptEntry)
+_row_decoder = msgspec.msgpack.Decoder(list[int])
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ledger keeps at most, and how many leases one step expires."""
+
+    journal_entries: int = 20_000
+    finished: int = 100_000
+    finished_seconds: float = 86_400.0
+    expired_at_once: int = 500
+
+    def as_row(self) -> tuple[int, int, float, int]:
+        """Give the bounds in the order in which the script reads them."""
+        return self.journal_entries, self.finished, self.finished_seconds, self.expired_at_once
+
+
+class Batch:
+    """Requests for one step at `now`; each scope, and each set of scopes, stands in it once."""
+
+    def __init__(self, now: float, windows: Mapping[Scope, Window]) -> None:
+        self.now = now
+        self._windows = windows
+        self._charges: dict[Scope, Charge] = {}
+        self._sets: dict[tuple[Scope, ...], tuple[int, tuple[Charge, ...]]] = {}
+        self._scope_rows: list[tuple[Scope, str, int]] = []
+        self._texts: list[str] = []
+        self._requests: list[object] = []
+
+    def add(self, request: Request) -> None:
+        """Append a request; a window whose zone this machine does not know raises, alone."""
+        if isinstance(request, SettleRequest):
+            call, dispatched, place = request.call, False, 0
+        else:
+            known = self._sets.get(request.scopes)
+            place = self._add_set(request.scopes) if known is None else known[0]
+            call, dispatched = Call.RESERVE, request.dispatched
+        self._requests += (
+            call.value,
+            request.reservation_id,
+            request.micro_usd,
+            request.tokens,
+            self.now + request.lease_seconds,
+            dispatched,
+            place,
+        )
+
+    def parameters(self, identity: str, bounds: Bounds) -> bytes:
+        """Give the batch as the script reads it."""
+        row = (identity, self.now, bounds.as_row(), self._scope_rows, self._texts, self._requests)
+        return encode(row)
+
+    def made(self, request: ReserveRequest) -> Reservation:
+        """Give the reservation that the script made for a request of this batch."""
+        return Reservation(
+            id=request.reservation_id,
+            charges=self._sets[request.scopes][1],
+            micro_usd=request.micro_usd,
+            tokens=request.tokens,
+            lease_until=self.now + request.lease_seconds,
+            state=ReservationState.DISPATCHED if request.dispatched else ReservationState.HELD,
+            dispatched_at_once=request.dispatched,
+        )
+
+    def _add_set(self, scopes: tuple[Scope, ...]) -> int:
+        charges = tuple([self._charge(scope) for scope in scopes])
+        self._texts.append("\n".join([f"{each.scope} {each.bucket_start}" for each in charges]))
+        # Lua counts from one.
+        place = len(self._texts)
+        self._sets[scopes] = (place, charges)
+        return place
+
+    def _charge(self, scope: Scope) -> Charge:
+        charge = self._charges.get(scope)
+        if charge is None:
+            window = self._windows.get(scope, NO_WINDOW)
+            tz = zone(window.zone)
+            charge = Charge(scope=scope, bucket_start=bucket_start(window, self.now, tz))
+            earliest = live_from(window, self.now, tz)
+            self._scope_rows.append((scope, format_window(window), earliest))
+            self._charges[scope] = charge
+        return charge
+
+
+def decode_reply(packed: bytes) -> StepReply:
+    """Read what a step of the script replied."""
+    return _reply_decoder.decode(packed)
+
+
+def reservation_from(reservation_id: str, known: Known) -> Reservation:
+    """Give a kept reservation as the core knows it."""
+    usd, tokens = known.actual_micro_usd, known.actual_tokens
+    return Reservation(
+        id=reservation_id,
+        charges=_charges_from(known.charges),
+        micro_usd=MicroUsd(known.micro_usd),
+        tokens=Tokens(known.tokens),
+        lease_until=known.lease_until,
+        state=known.state,
+        dispatched_at_once=known.dispatched_at_once,
+        actual_micro_usd=None if usd is None else MicroUsd(usd),
+        actual_tokens=None if tokens is None else Tokens(tokens),
+    )
+
+
+def illegal(request: Request, reply: Illegal, now: float) -> Exception:
+    """Give the core's own error for a call that the script refused."""
+    books = Books(zone)
+    reservation_id = request.reservation_id
+    books.reservations[reservation_id] = reservation_from(reservation_id, reply)
+    try:
+        if isinstance(request, SettleRequest):
+            books.settle(request, now)
+        else:
+            books.reserve(request, now)
+    except ValueError as error:
+        return error
+    return LedgerUnavailableError("the script and this version disagree about a call; upgrade both")
+
+
+def refused(request: ReserveRequest, reply: NoRoom, now: float) -> Refused:
+    """Give the core's own refusal, from the balances that the script saw."""
+    limit = limit_from(KeptLimit(reply.window, reply.limit_micro_usd, reply.limit_tokens))
+    account = Account(
+        scope=Scope(reply.scope),
+        limit=limit,
+        balance=balance_from(reply.balance),
+        oldest_bucket=reply.oldest_bucket,
+        tz=zone(limit.window.zone),
+    )
+    answer = first_refusal([account], micro_usd=request.micro_usd, tokens=request.tokens, now=now)
+    if answer is None:
+        problem = "the script and this version disagree about a limit; upgrade both"
+        raise LedgerUnavailableError(problem)
+    return answer
+
+
+def kept_limit(limit: Limit) -> tuple[str, int, int] | None:
+    """Give a limit as the script keeps it; None removes it."""
+    usd, tokens = limit.limit_micro_usd, limit.limit_tokens
+    if not limit.has_amount:
+        return None
+    window = format_window(limit.window)
+    return window, NO_LIMIT if usd is None else usd, NO_LIMIT if tokens is None else tokens
+
+
+def limit_from(kept: KeptLimit) -> Limit:
+    """Give a kept limit as the core knows it."""
+    usd, tokens = kept.limit_micro_usd, kept.limit_tokens
+    return Limit(
+        limit_micro_usd=None if usd == NO_LIMIT else MicroUsd(usd),
+        limit_tokens=None if tokens == NO_LIMIT else Tokens(tokens),
+        window=parse_window(kept.window),
+    )
+
+
+def balance_from(columns: Sequence[int]) -> Balance:
+    """Give a kept balance as the core knows it."""
+    return Balance(
+        spent_micro_usd=MicroUsd(columns[0]),
+        reserved_micro_usd=MicroUsd(columns[1]),
+        overrun_micro_usd=MicroUsd(columns[2]),
+        spent_tokens=Tokens(columns[3]),
+        reserved_tokens=Tokens(columns[4]),
+        overrun_tokens=Tokens(columns[5]),
+    )
+
+
+def buckets_from(row: Sequence[int]) -> dict[int, Balance]:
+    """Give the balances of a scope by bucket."""
+    return {
+        row[first]: balance_from(row[first + 1 : first + 1 + COLUMNS])
+        for first in range(0, len(row), ROW_WIDTH)
+    }
+
+
+def rows_from(kept: Mapping[bytes, bytes]) -> dict[tuple[Scope, int], Balance]:
+    """Give all balances of a hash by scope and bucket."""
+    return {
+        (Scope(scope.decode()), start): balance
+        for scope, packed in kept.items()
+        for start, balance in buckets_from(_row_decoder.decode(packed)).items()
+    }
+
+
+def entry_from(packed: bytes) -> JournalEntry:
+    """Give a kept journal entry as the core knows it."""
+    # The script keeps the values in a row; this byte makes an array of ten of them.
+    kept = _entry_decoder.decode(b"\x9a" + packed)
+    return JournalEntry(
+        at=kept.at,
+        reservation_id=kept.reservation_id,
+        call=kept.call,
+        charges=_charges_from(kept.charges),
+        delta=Delta(
+            spent_micro_usd=MicroUsd(kept.spent_micro_usd),
+            reserved_micro_usd=MicroUsd(kept.reserved_micro_usd),
+            overrun_micro_usd=MicroUsd(kept.overrun_micro_usd),
+            spent_tokens=Tokens(kept.spent_tokens),
+            reserved_tokens=Tokens(kept.reserved_tokens),
+            overrun_tokens=Tokens(kept.overrun_tokens),
+        ),
+    )
+
+
+@lru_cache(maxsize=4_096)
+def _charges_from(text: str) -> tuple[Charge, ...]:
+    pairs = [line.split(" ") for line in text.split("\n")]
+    return tuple([Charge(scope=Scope(scope), bucket_start=int(start)) for scope, start in pairs])
+
+
+def script_text() -> str:
+    """Give the whole script: the rules of the core, then what applies them."""
+    body = files(__package__).joinpath("budget.lua").read_text(encoding="utf-8")
+    return f"{_rules_in_lua()}\n{body}"
+
+
+def _rules_in_lua() -> str:
+    rules = [
+        (f"{state.value} {call.value}", RULES[state][call]) for state in RULES for call in Call
+    ]
+    tables = {
+        "RULES": {key: rule.answer.name for key, rule in rules},
+        "MOVES": {key: rule.to.value for key, rule in rules if rule.to is not None},
+        "BOOKINGS": {key: rule.booking.name for key, rule in rules if rule.booking is not None},
+    }
+    return "\n".join(f"local {name} = {{{_fields(table)}}}" for name, table in tables.items())
+
+
+def _fields(table: Mapping[str, str]) -> str:
+    return ", ".join(f"['{key}'] = '{value}'" for key, value in table.items())

@@ -1,0 +1,561 @@
+"""The budget tracker over any ledger.
+
+It checks what comes in, makes ids where the caller made none, and turns refusals into errors.
+Amounts enter as dollars and are whole micro-dollars from here on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from decimal import Decimal
+from math import inf
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from headgate.budgets.status import ScopeStatus, status_tree
+from headgate.core.budgets.accounts import JournalEntry, Limit, Refused, check_founded, exceeded
+from headgate.core.budgets.ledger import MAX_ACCOUNTS, Ledger, ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import LIVE, Call, Reservation, ReservationState
+from headgate.core.budgets.scopes import Scope, charged_scopes, parse_scope
+from headgate.core.budgets.windows import Window, parse_window
+from headgate.core.money import (
+    MicroUsd,
+    Tokens,
+    to_limit_micro_usd,
+    to_limit_tokens,
+    to_micro_usd,
+    to_tokens,
+    to_usd_float,
+)
+from headgate.errors import (
+    HeadgateError,
+    IllegalSettlementError,
+    InvalidFieldError,
+    InvalidSettingError,
+    LedgerUnavailableError,
+)
+
+# The contract of a budget tracker: reserve before the work, commit or release after it.
+
+Amount = Decimal | int | str | float
+
+DEFAULT_LEASE_SECONDS = 60.0
+MAX_ID_LENGTH = 200
+
+
+class ReservationToken(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller keeps between reserve and commit: the id, and how the reservation stands.
+
+    A reserve that was repeated late may find its reservation over; `is_live` says whether the
+    provider may still be called on it.
+    """
+
+    id: str
+    scope: Scope
+    micro_usd: MicroUsd
+    tokens: Tokens
+    state: ReservationState
+    lease_until: float
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the money is still held."""
+        return self.state in LIVE
+
+
+class BudgetTracker(Protocol):
+    """Tracks cumulative cost against budgets, across everybody who shares the same books."""
+
+    async def reserve(
+        self,
+        scope: str,
+        amount_usd: Amount = 0,
+        *,
+        tokens: int = 0,
+        reservation_id: str | None = None,
+        lease_seconds: float = DEFAULT_LEASE_SECONDS,
+        also: Iterable[str] = (),
+        dispatched: bool = False,
+    ) -> ReservationToken:
+        """Hold an estimate in the scope, its ancestors and `also`, or raise BudgetExceededError."""
+
+    async def dispatched(self, token: ReservationToken | str) -> ReservationToken:
+        """Note that the provider is about to be called."""
+
+    async def extend(
+        self, token: ReservationToken | str, lease_seconds: float = DEFAULT_LEASE_SECONDS
+    ) -> ReservationToken:
+        """Renew the lease of a call that takes longer."""
+
+    async def commit(
+        self, token: ReservationToken | str, actual_usd: Amount = 0, *, tokens: int = 0
+    ) -> None:
+        """Book the actual cost in place of the estimate."""
+
+    async def release(self, token: ReservationToken | str) -> None:
+        """Give the money back: the provider cannot have charged."""
+
+    async def get_spent(self, scope: str) -> float:
+        """Return what a scope has spent in its window, overrun included, in dollars."""
+
+    async def get_budget(self, scope: str) -> float | None:
+        """Return the limit of a scope in dollars, None without one."""
+
+    async def set_budget(
+        self,
+        scope: str,
+        limit_usd: Amount | None = None,
+        limit_tokens: int | None = None,
+        window: str | None = None,
+    ) -> None:
+        """Set or replace the limits of a scope and the window they hold for."""
+
+    async def status(self, scope: str = "") -> ScopeStatus:
+        """Return a scope with everything within it, exactly."""
+
+    async def journal(
+        self,
+        scope: str = "",
+        *,
+        since: float = 0.0,
+        until: float | None = None,
+        limit: int = 100,
+    ) -> Sequence[JournalEntry]:
+        """Return the latest changes of a scope in a time, newest first."""
+
+
+def check_id(reservation_id: object) -> str:
+    """Return a reservation id that every backend can keep, or say what is wrong with it."""
+    if not isinstance(reservation_id, str) or not reservation_id:
+        raise InvalidFieldError("reservation_id", "must be a text that is not empty")
+    if len(reservation_id) > MAX_ID_LENGTH or not reservation_id.isprintable():
+        problem = f"must be printable and at most {MAX_ID_LENGTH} characters long"
+        raise InvalidFieldError("reservation_id", problem)
+    return reservation_id
+
+
+def new_reservation_id() -> str:
+    """Return an id that nobody else makes; later ones sort later, which databases keep cheaply."""
+    return f"{time.time_ns() // 1_000:014x}{secrets.token_hex(9)}"
+
+
+# Holding money around one call to a provider: reserve, renew, and settle however the call ends.
+#
+# Rule: what the provider may have charged is booked. A body that reports its cost has it committed;
+# one that says nothing is taken to have used all that was reserved. Money goes back only when the
+# provider cannot have charged, which the body knows, or the kind of its error says.
+#
+# The settlement outlives a cancellation, within bounds. If the ledger cannot be asked then, the end
+# of the lease decides, and that books the reservation in full.
+
+SETTLE_SECONDS = 10.0
+"""How long a settlement may take before the lease is left to decide."""
+
+RENEWALS_PER_LEASE = 3
+MAX_RENEWALS = 10_000
+
+
+class HeldMoney:
+    """Money held while a body runs; the body reports here what became of it.
+
+    `renewal_error` is set when the lease could not be renewed: the money may be booked in full
+    before the body ends, and its commit then corrects that.
+    """
+
+    def __init__(self, token: ReservationToken) -> None:
+        self.reservation_id = token.id
+        self.micro_usd = token.micro_usd
+        self.tokens = token.tokens
+        self.renewal_error: HeadgateError | None = None
+        self._charged: tuple[MicroUsd, Tokens] | None = None
+        self._is_free = False
+
+    def charge(self, actual_usd: Amount, *, tokens: int | None = None) -> None:
+        """Report what the call cost in all; a later report replaces it.
+
+        Tokens that are not reported are taken to be those that were reserved.
+        """
+        cost = to_micro_usd(actual_usd, field="actual_usd")
+        self._charged = (cost, self.tokens if tokens is None else to_tokens(tokens))
+
+    def not_charged(self) -> None:
+        """Report that the provider cannot have charged; a reported charge outweighs this."""
+        self._is_free = True
+
+    @property
+    def is_given_back(self) -> bool:
+        """Whether the reservation is to be released."""
+        return self._is_free and self._charged is None
+
+    @property
+    def cost(self) -> tuple[MicroUsd, Tokens]:
+        """What is to be committed: the reported charge, otherwise all that was reserved."""
+        return (self.micro_usd, self.tokens) if self._charged is None else self._charged
+
+
+@asynccontextmanager
+async def hold(
+    tracker: BudgetTracker,
+    scope: str,
+    amount_usd: Amount = 0,
+    *,
+    tokens: int = 0,
+    also: Iterable[str] = (),
+    lease_seconds: float = DEFAULT_LEASE_SECONDS,
+    reservation_id: str | None = None,
+    not_charged_on: tuple[type[BaseException], ...] = (),
+) -> AsyncIterator[HeldMoney]:
+    """Hold an estimate while the body runs, and settle it when the body ends.
+
+    An error of a kind in `not_charged_on` says that the provider cannot have charged.
+
+    One `reservation_id` is one call. While it is live it must not be held a second time: both
+    bodies would run on the same money, and the ledger keeps only the cost that is booked first.
+    """
+    own_id = new_reservation_id()
+    reserving = asyncio.ensure_future(
+        tracker.reserve(
+            scope,
+            amount_usd,
+            tokens=tokens,
+            reservation_id=own_id if reservation_id is None else reservation_id,
+            lease_seconds=lease_seconds,
+            also=also,
+            dispatched=True,
+        )
+    )
+    try:
+        token = await asyncio.shield(reserving)
+    except (asyncio.CancelledError, LedgerUnavailableError):
+        # It may be held all the same. Nobody else knows this id and the provider was not called,
+        # so it can be given back; under an id of the caller's another call may be under way.
+        await _finish(_give_up(tracker, reserving, own_id if reservation_id is None else None))
+        raise
+    _check_live(token)
+    held = HeldMoney(token)
+    renewing = asyncio.create_task(_renew(tracker, held, lease_seconds))
+    try:
+        yield held
+    except BaseException as error:
+        if isinstance(error, not_charged_on):
+            held.not_charged()
+        await _finish(_settle_after(tracker, held, renewing, error))
+        raise
+    await _finish(_settle(tracker, held, renewing))
+
+
+def _check_live(token: ReservationToken) -> None:
+    if not token.is_live:
+        raise IllegalSettlementError(
+            subject=f"reservation {token.id}",
+            current=token.state.value,
+            wanted="held again",
+            allowed=(),
+            advice="the call under this id is over, use a new id for a further one",
+        )
+
+
+async def _renew(tracker: BudgetTracker, held: HeldMoney, lease_seconds: float) -> None:
+    pause = lease_seconds / RENEWALS_PER_LEASE
+    for _ in range(MAX_RENEWALS):
+        await asyncio.sleep(pause)
+        try:
+            async with asyncio.timeout(pause):
+                await tracker.extend(held.reservation_id, lease_seconds)
+            held.renewal_error = None
+        except TimeoutError:
+            problem = f"the ledger did not renew a lease within {pause:g} seconds"
+            held.renewal_error = LedgerUnavailableError(problem)
+        except LedgerUnavailableError as error:
+            held.renewal_error = error
+        except HeadgateError as error:
+            held.renewal_error = error
+            return
+
+
+async def _settle(tracker: BudgetTracker, held: HeldMoney, renewing: asyncio.Task[None]) -> None:
+    renewing.cancel()
+    try:
+        async with asyncio.timeout(SETTLE_SECONDS):
+            await asyncio.wait({renewing})
+            if held.is_given_back:
+                await tracker.release(held.reservation_id)
+            else:
+                cost, tokens = held.cost
+                usd = Decimal(cost).scaleb(-6)
+                await tracker.commit(held.reservation_id, usd, tokens=tokens)
+    except TimeoutError:
+        problem = f"reservation {held.reservation_id} was not settled in time: its lease decides"
+        raise LedgerUnavailableError(problem) from None
+
+
+async def _settle_after(
+    tracker: BudgetTracker, held: HeldMoney, renewing: asyncio.Task[None], error: BaseException
+) -> None:
+    """Settle a body that failed; its own error is the one to raise."""
+    try:
+        await _settle(tracker, held, renewing)
+    except HeadgateError as problem:
+        error.add_note(f"and its reservation was not settled: {problem}")
+
+
+async def _give_up(
+    tracker: BudgetTracker, reserving: asyncio.Future[ReservationToken], own_id: str | None
+) -> None:
+    """Let a reserve that nobody waits for any more come to its end, then give its money back.
+
+    The release must not overtake the reserve: it would find nothing, and leave the money held.
+    """
+    with suppress(HeadgateError, TimeoutError):
+        async with asyncio.timeout(SETTLE_SECONDS):
+            await asyncio.wait({reserving})
+            if own_id is not None:
+                await tracker.release(own_id)
+    reserving.cancel()
+    with suppress(HeadgateError, asyncio.CancelledError):
+        await reserving
+
+
+async def _finish(settlement: Coroutine[Any, Any, None]) -> None:
+    """Await a settlement to its end, also through cancellations; these are raised afterwards."""
+    task = asyncio.create_task(settlement)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        task.result()
+        return
+    if not task.cancelled():
+        task.exception()
+    raise cancelled
+
+
+MAX_LEASE_SECONDS = 7 * 86_400.0
+MAX_JOURNAL_ENTRIES = 10_000
+NO_MONEY = MicroUsd(0)
+NO_TOKENS = Tokens(0)
+
+
+class LedgerTracker:
+    """The budget tracker over any ledger; use it as an async context manager."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    async def __aenter__(self) -> Self:
+        await self.ledger.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.ledger.close()
+
+    async def set_budget(
+        self,
+        scope: str,
+        limit_usd: Amount | None = None,
+        limit_tokens: int | None = None,
+        window: str | None = None,
+    ) -> None:
+        """Set or replace the limits of a scope and the window they hold for."""
+        limit = _limit(limit_usd, limit_tokens, window)
+        await self.ledger.set_limit(parse_scope(scope), limit)
+
+    async def found_budget(
+        self,
+        scope: str,
+        limit_usd: Amount | None = None,
+        limit_tokens: int | None = None,
+        window: str | None = None,
+        *,
+        source: str = "the request",
+    ) -> Limit:
+        """Set the limits of a scope that has none; one that has others: BudgetMismatchError.
+
+        `source` says in that error who wants these. Returns what is in force, so what was given.
+        """
+        wanted = _limit(limit_usd, limit_tokens, window)
+        if not wanted.has_amount:
+            raise InvalidSettingError("limit_usd", "give an amount, in dollars or in tokens")
+        name = parse_scope(scope)
+        in_force = await self.ledger.found_limit(name, wanted)
+        check_founded(name, in_force=in_force, wanted=wanted, source=source)
+        return in_force
+
+    async def reserve(
+        self,
+        scope: str,
+        amount_usd: Amount = 0,
+        *,
+        tokens: int = 0,
+        reservation_id: str | None = None,
+        lease_seconds: float = DEFAULT_LEASE_SECONDS,
+        also: Iterable[str] = (),
+        dispatched: bool = False,
+    ) -> ReservationToken:
+        """Hold an estimate in the scope, its ancestors and `also`, or raise BudgetExceededError."""
+        charged = parse_scope(scope)
+        further = tuple(parse_scope(name, field="also") for name in also)
+        request = ReserveRequest(
+            # A retried call must carry the same id, or a lost reply would be booked twice; so the
+            # id is made here, once, and never below.
+            reservation_id=new_reservation_id()
+            if reservation_id is None
+            else check_id(reservation_id),
+            scopes=charged_scopes(charged, further),
+            micro_usd=to_micro_usd(amount_usd),
+            tokens=to_tokens(tokens),
+            lease_seconds=_lease(lease_seconds),
+            dispatched=bool(dispatched),
+        )
+        answer = await self.ledger.reserve(request)
+        if isinstance(answer, Refused):
+            raise exceeded(answer)
+        return _token(answer, charged)
+
+    def hold(
+        self,
+        scope: str,
+        amount_usd: Amount = 0,
+        *,
+        tokens: int = 0,
+        also: Iterable[str] = (),
+        lease_seconds: float = DEFAULT_LEASE_SECONDS,
+        reservation_id: str | None = None,
+        not_charged_on: tuple[type[BaseException], ...] = (),
+    ) -> AbstractAsyncContextManager[HeldMoney]:
+        """Hold an estimate while the body runs, and settle it when the body ends."""
+        return hold(
+            self,
+            scope,
+            amount_usd,
+            tokens=tokens,
+            also=also,
+            lease_seconds=lease_seconds,
+            reservation_id=reservation_id,
+            not_charged_on=not_charged_on,
+        )
+
+    async def dispatched(self, token: ReservationToken | str) -> ReservationToken:
+        """Note that the provider is about to be called: from here on the end of the lease costs."""
+        return await self._settle(token, Call.DISPATCHED)
+
+    async def extend(
+        self, token: ReservationToken | str, lease_seconds: float = DEFAULT_LEASE_SECONDS
+    ) -> ReservationToken:
+        """Renew the lease of a call that takes longer."""
+        return await self._settle(token, Call.EXTEND, lease_seconds=_lease(lease_seconds))
+
+    async def commit(
+        self, token: ReservationToken | str, actual_usd: Amount = 0, *, tokens: int = 0
+    ) -> None:
+        """Book the actual cost in place of the estimate; more than was held is an overrun."""
+        cost = to_micro_usd(actual_usd, field="actual_usd")
+        await self._settle(token, Call.COMMIT, micro_usd=cost, tokens=to_tokens(tokens))
+
+    async def release(self, token: ReservationToken | str) -> None:
+        """Give the money back: the provider cannot have charged."""
+        await self._settle(token, Call.RELEASE)
+
+    async def get_spent(self, scope: str) -> float:
+        """Return what a scope has spent in its window, overrun included, in dollars."""
+        balance = (await self.ledger.accounts(parse_scope(scope), most=1))[0].balance
+        return to_usd_float(balance.spent_micro_usd + balance.overrun_micro_usd)
+
+    async def get_budget(self, scope: str) -> float | None:
+        """Return the limit of a scope in dollars, None without one."""
+        limit = (await self.ledger.accounts(parse_scope(scope), most=1))[0].limit
+        if limit is None or limit.limit_micro_usd is None:
+            return None
+        return to_usd_float(limit.limit_micro_usd)
+
+    async def status(self, scope: str = "") -> ScopeStatus:
+        """Return a scope with everything within it, exactly."""
+        # One more than is shown tells whether there are more.
+        accounts = await self.ledger.accounts(parse_scope(scope), most=MAX_ACCOUNTS + 1)
+        return status_tree(accounts, now=self.ledger.now(), most=MAX_ACCOUNTS)
+
+    async def own_status(self, scope: str = "") -> ScopeStatus:
+        """Return a scope alone, without what lies within it."""
+        accounts = await self.ledger.accounts(parse_scope(scope), most=1)
+        return status_tree(accounts, now=self.ledger.now(), most=1)
+
+    async def journal(
+        self,
+        scope: str = "",
+        *,
+        since: float = 0.0,
+        until: float | None = None,
+        limit: int = 100,
+    ) -> Sequence[JournalEntry]:
+        """Return the latest changes of a scope in a time, newest first."""
+        most = max(0, min(limit, MAX_JOURNAL_ENTRIES))
+        return await self.ledger.journal(
+            parse_scope(scope), since=since, until=inf if until is None else until, limit=most
+        )
+
+    async def _settle(
+        self,
+        token: ReservationToken | str,
+        call: Call,
+        *,
+        micro_usd: MicroUsd = NO_MONEY,
+        tokens: Tokens = NO_TOKENS,
+        lease_seconds: float = 0.0,
+    ) -> ReservationToken:
+        request = SettleRequest(
+            reservation_id=token.id if isinstance(token, ReservationToken) else check_id(token),
+            call=call,
+            micro_usd=micro_usd,
+            tokens=tokens,
+            lease_seconds=lease_seconds,
+        )
+        reservation = await self.ledger.settle(request)
+        scope = token.scope if isinstance(token, ReservationToken) else reservation.scopes[-1]
+        return _token(reservation, scope)
+
+
+def _limit(limit_usd: Amount | None, limit_tokens: int | None, window: str | None) -> Limit:
+    return Limit(
+        limit_micro_usd=None if limit_usd is None else to_limit_micro_usd(limit_usd),
+        limit_tokens=None if limit_tokens is None else to_limit_tokens(limit_tokens),
+        window=_window(window),
+    )
+
+
+def _window(text: object) -> Window:
+    if text is not None and not isinstance(text, str):
+        raise InvalidSettingError("window", "must be a text, as in day or rolling:24h")
+    return parse_window(text)
+
+
+def _lease(seconds: object) -> float:
+    is_switch = isinstance(seconds, bool)
+    if isinstance(seconds, int | float) and not is_switch and 0 < seconds <= MAX_LEASE_SECONDS:
+        return float(seconds)
+    problem = f"must be a number, more than 0 and at most {MAX_LEASE_SECONDS:.0f}"
+    raise InvalidFieldError("lease_seconds", problem)
+
+
+def _token(reservation: Reservation, scope: Scope) -> ReservationToken:
+    return ReservationToken(
+        id=reservation.id,
+        scope=scope,
+        micro_usd=reservation.micro_usd,
+        tokens=reservation.tokens,
+        state=reservation.state,
+        lease_until=reservation.lease_until,
+    )

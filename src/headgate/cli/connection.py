@@ -1,0 +1,355 @@
+"""How commands reach a service: its address, a token, and the errors that come of it.
+
+The token is that of `--token`, of HEADGATE_TOKEN, or of the file `token` in the data directory.
+Rule: the file is the key to the service of this machine. It is sent to no other one unless `--data`
+names it, and it is not used when others can read it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+from headgate.errors import InvalidSettingError, LedgerUnavailableError, NotAllowedError
+from headgate.storage.tokens import FIRST_NAME, PERMISSIONS, Tokens, new_token, read_token
+
+if TYPE_CHECKING:
+    from headgate.client.address import Address
+    from headgate.client.sync_client import SyncClient
+    from headgate.config import Settings
+
+
+# Where Headgate keeps what it keeps for one user: the data directory of the XDG convention.
+
+_OWNER_FOLDER = 0o700
+
+
+def data_directory() -> Path:
+    """Return the directory, made if it was missing; nobody else may look into it.
+
+    The convention has a path that is not absolute ignored.
+    """
+    try:
+        directory = _directory()
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=_OWNER_FOLDER, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        problem = f"the data directory cannot be made: {reason}; set XDG_DATA_HOME or give --url"
+        raise LedgerUnavailableError(problem) from None
+    return directory
+
+
+def default_directory() -> Path | None:
+    """Return where the directory is or would be; None where a user has no home."""
+    try:
+        return _directory()
+    except RuntimeError:
+        return None
+
+
+def _directory() -> Path:
+    given = Path(os.environ.get("XDG_DATA_HOME", ""))
+    base = given if given.is_absolute() else Path.home() / ".local" / "share"
+    return base / "headgate"
+
+
+TOKEN_FILE = "token"  # noqa: S105 - the name of a file
+MAX_TOKEN_BYTES = 1_000
+
+_NO_TOKEN = "no token was found: give --token, set HEADGATE_TOKEN, or name the service's --data"  # noqa: S105
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Connection(NamedTuple):
+    """What the options say about the service; what they do not say is found elsewhere."""
+
+    url: str | None = None
+    token: str | None = None
+    data: Path | None = None
+
+
+def connection_options(command: Command) -> Command:
+    """Add --url, --token and --data to a command, which gets them as `connection`."""
+
+    @functools.wraps(command)
+    def collected(
+        *args: object, url: str | None, token: str | None, data: Path | None, **rest: object
+    ) -> object:
+        return command(*args, connection=Connection(url, token, data), **rest)
+
+    for option in reversed(_OPTIONS):
+        option(collected)
+    return collected  # type: ignore[return-value]
+
+
+_OPTIONS = (
+    click.option(
+        "--url",
+        metavar="URL",
+        help="Where the service is.  [default: HEADGATE_URL, or http://127.0.0.1:7420]",
+    ),
+    click.option(
+        "--token",
+        metavar="TOKEN",
+        help="Who asks.  [default: HEADGATE_TOKEN, or the file in the data directory]",
+    ),
+    click.option(
+        "--data",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help="The service's data directory, where its token and its address are found.",
+    ),
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+
+
+@contextmanager
+def connect(
+    connection: Connection, *, retries: int = 3, timeout_seconds: float = 30.0
+) -> Iterator[SyncClient]:
+    """Give a client of the service that the options name."""
+    # A list of commands loads none of this.
+    from headgate.client.sync_client import SyncClient  # noqa: PLC0415
+
+    url, token = found_service(connection)
+    client = SyncClient(url, token=token, retries=retries, timeout_seconds=timeout_seconds)
+    try:
+        with client:
+            yield client
+    except NotAllowedError as error:
+        if not token:
+            error.args = (f"{error}; {_NO_TOKEN}",)
+        raise
+
+
+def found_service(connection: Connection) -> tuple[str, str | None]:
+    """Return the address of the service that the options name, and the token for it."""
+    from headgate.client.address import address_of, token_of  # noqa: PLC0415
+
+    address = address_of(connection.url or _address_in(connection.data))
+    return address.url, token_of(connection.token) or _token_in_file(connection.data, address)
+
+
+def _address_in(data: Path | None) -> str | None:
+    """Return the address of the service whose data directory this is, as far as it is known."""
+    from headgate.storage.data_lock import holder_of  # noqa: PLC0415
+
+    if data is None:
+        return None
+    address = holder_of(data).address
+    if not address or address.endswith(":0"):
+        return None
+    # A service on all addresses is on the loopback one, which is what it takes for its own.
+    return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
+def _token_in_file(data: Path | None, address: Address) -> str | None:
+    from headgate.client.address import token_of  # noqa: PLC0415
+
+    if data is None and not address.is_loopback:
+        return None
+    directory = data or default_directory()
+    if directory is None:
+        return None
+    content = read_private_file(directory / TOKEN_FILE)
+    return None if content is None else token_of(content.decode("ascii", "replace"))
+
+
+def read_private_file(path: Path) -> bytes | None:
+    """Return a file that only its owner can read; None if there is none."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if mode & _OTHERS:
+                problem = f"others may read {path}; make a new token, and run chmod 600 {path}"
+                raise InvalidSettingError("token", problem)
+            return file.read(MAX_TOKEN_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        problem = f"cannot read {path}: {error.strerror}"
+        raise InvalidSettingError("token", problem) from None
+
+
+# The token of this machine: a file in the data directory that only its owner can read.
+#
+# The first start on a store makes a token with all permissions, prints it once and writes it
+# here, where commands on the same machine find it. Rule: nobody else can read the file at any
+# moment, and a start never makes a second token: one that can be had by starting again would be
+# no secret.
+
+PREVIOUS = f"{TOKEN_FILE}.previous"
+_ONLY_THE_OWNER = 0o600
+_ONLY_THE_OWNER_ENTERS = 0o700
+_MAKE_ONE = "headgate token create makes one; without any, headgate token create --offline does"
+
+
+async def token_lines(tokens: Tokens, directory: Path, *, is_needed: bool) -> list[str]:
+    """Make the first token of a store, or look whether the file has a good one; say so in lines."""
+    path = directory / TOKEN_FILE
+    first = [] if await tokens.list() else await _first_lines(tokens, directory)
+    if first:
+        return first
+    why = await _problem_with(path, tokens)
+    if why is None or (why == "" and not is_needed):
+        return []
+    return [f"{path} {why or 'does not exist'}; {_MAKE_ONE}"]
+
+
+async def _first_lines(tokens: Tokens, directory: Path) -> list[str]:
+    """Make the first token; nothing if another node has done so meanwhile."""
+    new = new_token(name=FIRST_NAME, permissions=PERMISSIONS, now=tokens.now())
+    path = directory / TOKEN_FILE
+    had_one = path.exists()
+    # The file comes first: a crash in between must not leave a token that nobody has.
+    problem = write_token(directory, new.text)
+    if not await tokens.found(new.kept):
+        _put_back(directory, had_one=had_one)
+        return []
+    place = f"it is in {path}" if problem is None else f"{path} could not be written: {problem}"
+    return [f"token {new.text}", f"this is shown once; {place}"]
+
+
+def _put_back(directory: Path, *, had_one: bool) -> None:
+    path = directory / TOKEN_FILE
+    with suppress(OSError):
+        if had_one:
+            (directory / PREVIOUS).replace(path)
+        else:
+            path.unlink()
+
+
+def token_header(directory: Path) -> str:
+    """Return what a line with curl says to send the token of this machine."""
+    return f' -H "Authorization: Bearer $(cat {shlex.quote(str(directory / TOKEN_FILE))})"'
+
+
+def write_token(directory: Path, text: str) -> str | None:
+    """Write the file in one step, and return what went wrong, if anything did.
+
+    One that was there, of another store perhaps, is kept beside it. At no moment is there none, and
+    what was written outlives a power cut.
+    """
+    path, fresh = directory / TOKEN_FILE, directory / f"{TOKEN_FILE}.{os.getpid()}"
+    try:
+        directory.mkdir(mode=_ONLY_THE_OWNER_ENTERS, parents=True, exist_ok=True)
+        _write_private(fresh, text)
+        _keep_previous(path, directory / PREVIOUS)
+        fresh.replace(path)
+        _sync(directory)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _keep_previous(path: Path, previous: Path) -> None:
+    link = previous.with_name(f"{previous.name}.{os.getpid()}")
+    link.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        os.link(path, link)
+        link.replace(previous)
+    # To rename one name of a file to another of the same file changes nothing.
+    link.unlink(missing_ok=True)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _ONLY_THE_OWNER)
+    try:
+        os.write(descriptor, f"{text}\n".encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+async def _problem_with(path: Path, tokens: Tokens) -> str | None:
+    """Return what is wrong with a file; nothing if it is not there, None if its token is good."""
+    try:
+        content = read_private_file(path)
+    except InvalidSettingError as error:
+        return f"is not used: {error.problem}"
+    if content is None:
+        return ""
+    read = read_token(content.decode("ascii", "replace").strip())
+    kept = None if read is None else await tokens.get(read[0])
+    if read is None or kept is None or not kept.is_opened_by(read[1]):
+        return "has no token of this store"
+    return None if kept.token.is_good(tokens.now()) else "has a token that is over"
+
+
+# Which SQLite file a command is about, by the same settings as the service goes by.
+
+STORE_SIDES = ("", "-wal", "-shm", "-journal")
+"""What SQLite writes beside the file of a store, in any of its ways to work."""
+
+config_option = click.option(
+    "--config", "path", metavar="FILE", type=click.Path(path_type=Path), help="The settings."
+)
+data_option = click.option(
+    "--data",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="The data directory of the service.  [default: the XDG data directory]",
+)
+store_option = click.option("--store", "store_url", metavar="URL", help="As of headgate up.")
+
+
+def settings_of(path: Path | None, store_url: str | None) -> Settings:
+    """Return the settings that the service would start with."""
+    from headgate.config import load_settings, settings_file  # noqa: PLC0415
+
+    given = {} if store_url is None else {"store.url": store_url}
+    return load_settings(settings_file(path), os.environ, given)
+
+
+def sqlite_store(settings: Settings, data: Path | None, *, does: str) -> Path:
+    """Return the file of the store; another kind of store is refused with what to do instead."""
+    from headgate.app import is_shared, sqlite_file  # noqa: PLC0415
+
+    if is_shared(settings):
+        problem = f"the tasks are in PostgreSQL, which headgate does not {does}; use {_TOOLS[does]}"
+        raise InvalidSettingError("store.url", problem)
+    if settings.store.url == "memory:":
+        raise InvalidSettingError("store.url", f"a store in memory has nothing to {does}")
+    return sqlite_file(settings, (data or data_directory()).absolute())
+
+
+def own_files(store: Path, data: Path | None) -> list[Path]:
+    """List what a service lives from: the store with its side files, locks and tokens."""
+    from headgate.storage.data_lock import LOCK_NAME  # noqa: PLC0415
+
+    folders = {store.parent, (data or data_directory()).absolute()}
+    names = (LOCK_NAME, TOKEN_FILE, PREVIOUS)
+    sides = [store.with_name(f"{store.name}{side}") for side in STORE_SIDES]
+    return sides + [folder / name for folder in sorted(folders) for name in names]
+
+
+def is_same_file(path: Path, other: Path) -> bool:
+    """Tell whether two names are of one file, or would be if there were one."""
+    try:
+        return path.samefile(other)
+    except OSError:
+        return path.resolve() == other.resolve()
+
+
+_TOOLS = {"back up": "pg_dump", "restore": "pg_restore"}

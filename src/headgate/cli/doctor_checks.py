@@ -1,0 +1,353 @@
+"""The checks of `headgate doctor`, each a function that looks and changes nothing.
+
+Rule: a check never raises. What it cannot find out it says, with what a person can do about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from headgate.app import held_folder, is_shared, sqlite_file
+from headgate.budgets.connect import connect_budget
+from headgate.cli.connection import TOKEN_FILE, data_directory, settings_of
+from headgate.cli.doctor import Finding, fail, ok, warn
+from headgate.config import Settings, SlotSettings, settings_file, warnings_of
+from headgate.config.loading import variables_of, variables_of_slot
+from headgate.config.slot_keys import read_key
+from headgate.errors import HeadgateError, InvalidSettingError
+from headgate.executors.build import build_executor
+from headgate.executors.targets import CallableTarget, CommandTarget, HttpTarget, Target
+from headgate.storage.data_lock import Holder, holder_of, is_held
+from headgate.storage.migrations import schema_version
+from headgate.storage.sql_store import PARTS
+from headgate.storage.transaction import Database, Transaction
+
+# Whether slots could be used: their keys can be read, by the service alone; nothing is sent.
+
+
+def slot_findings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Look at the key of every slot; no finding tells one."""
+    for name, slot in settings.slots.items():
+        yield _examined(f"slot {name}", slot, environ)
+
+
+def _examined(check: str, slot: SlotSettings, environ: Mapping[str, str]) -> Finding:
+    if not slot.enabled:
+        return ok(check, "is disabled in the file")
+    missing = sorted(variables_of_slot(slot) - set(environ))
+    if missing:
+        advice = "set it where the service starts; it may be set there and not here"
+        return fail(check, f"{', '.join(missing)} is not set", advice)
+    try:
+        read_key(slot, environ)
+        mode = 0 if slot.key_file is None else Path(slot.key_file).expanduser().stat().st_mode
+    except InvalidSettingError as error:
+        return fail(check, error.problem, "correct it; the slot sends nothing without its key")
+    except OSError as error:
+        return fail(check, f"{slot.key_file}: {error.strerror}", "see whether it is still there")
+    if mode & _OTHERS:
+        return warn(check, f"others may read {slot.key_file}", f"run chmod 600 {slot.key_file}")
+    return ok(check, f"its key is in {slot.key_env or slot.key_file}")
+
+
+# Whether the store and the books can be reached, at which version they are, and their clock.
+
+FEW_SECONDS = 1.0
+MANY_SECONDS = 10.0
+
+_DAMAGED = ("CorruptError", "NotADBError")
+_SERVER_TIME = "SELECT EXTRACT(EPOCH FROM clock_timestamp())::double precision"
+
+
+def store_findings(settings: Settings, directory: Path) -> Iterator[Finding]:
+    """Look at the store, without changing or founding it."""
+    try:
+        if settings.store.url == "memory:":
+            yield warn("store", "in memory", "tasks are lost at the end; this is for trying out")
+        elif is_shared(settings):
+            yield from _postgres(settings.store.url or "")
+        else:
+            yield from _sqlite(sqlite_file(settings, directory))
+    except (HeadgateError, ModuleNotFoundError) as error:
+        yield fail("store", str(error), _advice(error))
+
+
+def _advice(error: Exception) -> str:
+    # The driver is an extra, and told by its name where it is not there.
+    if type(error.__cause__).__name__ in _DAMAGED:
+        return "it is damaged; stop the service, and put a backup in its place: headgate restore"
+    return "nothing is taken before it can be reached"
+
+
+def books_findings(settings: Settings) -> Iterator[Finding]:
+    """Look at books that are outside the store."""
+    url = settings.ledger.url
+    if url is None or url == settings.store.url:
+        yield ok("books", "in the store")
+        return
+    try:
+        asyncio.run(_reach(url))
+        yield ok("books", f"{url.partition(':')[0]} answers")
+    except (HeadgateError, ModuleNotFoundError) as error:
+        yield fail("books", str(error), "nothing starts before they can be reached")
+
+
+async def _reach(url: str) -> None:
+    async with connect_budget(url):
+        pass
+
+
+def _sqlite(path: Path) -> Iterator[Finding]:
+    from headgate.storage.sqlite import SqliteReader  # noqa: PLC0415
+
+    if not path.exists():
+        yield ok("store", f"{path} is founded at the first start")
+        return
+    yield from _versions(SqliteReader(path), str(path))
+    yield ok("clock", "the store is on this machine")
+
+
+def _postgres(url: str) -> Iterator[Finding]:
+    from headgate.storage.postgres import PostgresReader  # noqa: PLC0415
+
+    database = PostgresReader(url)
+    yield from _versions(database, "postgresql")
+    try:
+        before = time.time()
+        at = float(database.begin().read(_SERVER_TIME)[0][0])
+        apart_seconds = at - (before + time.time()) / 2
+    finally:
+        database.rollback()
+        database.close()
+    found = f"the server is {apart_seconds:+.2f} s from this machine"
+    advice = "set both clocks by NTP; deadlines and leases are judged by the server's"
+    if abs(apart_seconds) > MANY_SECONDS:
+        yield fail("clock", found, advice)
+    elif abs(apart_seconds) > FEW_SECONDS:
+        yield warn("clock", found, advice)
+    else:
+        yield ok("clock", found)
+
+
+def _versions(database: Database, name: str) -> Iterator[Finding]:
+    try:
+        transaction = database.begin()
+        yield _judged(transaction, name)
+    finally:
+        database.rollback()
+        database.close()
+
+
+def _judged(transaction: Transaction, name: str) -> Finding:
+    older: list[str] = []
+    for part, migrations in PARTS:
+        version, known = schema_version(transaction, part), migrations[-1].number
+        if version > known:
+            found = f"{name}: the {part} tables are at version {version}, known are {known}"
+            return fail("store", found, "install a newer headgate")
+        if version < known:
+            older.append(part)
+    if older:
+        advice = "the next start brings it up to date; back it up before"
+        return warn("store", f"{name}: {', '.join(older)} tables are of an older version", advice)
+    return ok("store", f"{name}: all tables are up to date")
+
+
+# Whether targets could be used: reachable, there to be run, importable; nothing is sent or run.
+
+CONNECT_SECONDS = 3.0
+_PORTS = {"http": 80, "https": 443}
+
+
+def target_findings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Look at every target."""
+    for name, target in settings.targets.items():
+        yield _examined_target(f"target {name}", name, target, environ)
+
+
+def _examined_target(check: str, name: str, target: Target, environ: Mapping[str, str]) -> Finding:
+    missing = sorted(variables_of(target) - set(environ))
+    if missing:
+        advice = "set it where the service starts; it may be set there and not here"
+        return fail(check, f"{', '.join(missing)} is not set", advice)
+    try:
+        match target:
+            case HttpTarget():
+                build_executor(name, target, environ=environ, clock=time.time)
+                return _reached(check, target)
+            case CommandTarget():
+                build_executor(name, target, environ=environ, clock=time.time)
+                return _found(check, target)
+            case CallableTarget():
+                executor = build_executor(name, target, environ=environ, clock=time.time)
+                asyncio.run(executor.open())
+                return ok(check, f"{target.entry_point} can be imported")
+            case _:
+                return ok(check, "its tasks are pulled by workers")
+    except (HeadgateError, ModuleNotFoundError) as error:
+        return fail(check, str(error), "correct the target in the settings")
+
+
+def _reached(check: str, target: HttpTarget) -> Finding:
+    url = target.url if target.resolver is None else target.resolver.url
+    try:
+        place = urlsplit(url)
+        host, port = place.hostname or "", place.port or _PORTS.get(place.scheme, 80)
+    except ValueError:
+        host, port = "", 0
+    if not host or "{" in host:
+        return ok(check, "its address is known when a task runs")
+    if target.proxy is not None:
+        return ok(check, "goes through a proxy")
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        advice = "start it, or correct the address; tasks fail until it answers"
+        return warn(check, f"{host} port {port} does not answer: {error}", advice)
+    return ok(check, f"{host} port {port} answers")
+
+
+def _found(check: str, target: CommandTarget) -> Finding:
+    program = target.command[0]
+    if target.cwd is not None and not Path(target.cwd).is_dir():
+        return fail(check, f"{target.cwd} is not a folder", "make it, or correct cwd")
+    if "{" in program:
+        return ok(check, "its program is known when a task runs")
+    path = target.env.get("PATH", os.environ.get("PATH"))
+    if shutil.which(program, path=path) is None:
+        return fail(check, f"{program} cannot be run", "install it, or write its whole path")
+    return ok(check, f"{program} can be run")
+
+
+LEAST_FREE_BYTES = 100 * 2**20
+FEW_FREE_BYTES = 2**30
+ANSWER_SECONDS = 3.0
+MOST_BYTES = 1_000
+LIVE = b'{"status":"ok"'
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def examine(path: Path | None, data: Path | None, store_url: str | None) -> list[Finding]:
+    """Make all checks; without settings that can be used, only those that need none."""
+    try:
+        settings = settings_of(path, store_url)
+        directory = (data or data_directory()).absolute()
+    except HeadgateError as error:
+        advice = "correct it; headgate config check says the same"
+        return [fail("settings", str(error), advice)]
+    folder = held_folder(settings, directory)
+    holder = holder_of(folder) if folder is not None and is_held(folder) else None
+    return [
+        *_settings(settings, path),
+        *_directory(folder, holder),
+        *store_findings(settings, directory),
+        *books_findings(settings),
+        *target_findings(settings, os.environ),
+        *slot_findings(settings, os.environ),
+        *_token(directory),
+        _port(settings) if holder is None else _answers(holder.address),
+    ]
+
+
+def _settings(settings: Settings, given: Path | None) -> Iterator[Finding]:
+    found = settings_file(given)
+    yield ok("settings", "all defaults; no headgate.toml here" if found is None else str(found))
+    for line in warnings_of(settings):
+        key, _, problem = line.partition(": ")
+        yield warn("settings", key, problem)
+
+
+def _directory(folder: Path | None, holder: Holder | None) -> Iterator[Finding]:
+    if folder is None:
+        yield ok("directory", "the store is not in a directory of this machine")
+        return
+    if not folder.is_dir():
+        yield ok("directory", f"{folder} is made at the first start")
+        return
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        advice = f"run as its owner, or chown it to {os.geteuid()}"
+        yield fail("directory", f"{folder} cannot be written by this user", advice)
+        return
+    if folder.stat().st_mode & _OTHERS:
+        advice = f"run chmod 700 {folder}"
+        yield warn("directory", f"others may look into {folder}", advice)
+    else:
+        yield ok("directory", str(folder))
+    yield ok("process", f"process {holder.pid} uses it" if holder else "no service uses it now")
+    yield _disk(folder)
+
+
+def _disk(folder: Path) -> Finding:
+    free_bytes = shutil.disk_usage(folder).free
+    found = f"{free_bytes / 2**30:.1f} GiB free"
+    if free_bytes < LEAST_FREE_BYTES:
+        return fail("disk", found, "free some space; nothing is taken while the disk is full")
+    if free_bytes < FEW_FREE_BYTES:
+        return warn("disk", found, "free some space soon")
+    return ok("disk", found)
+
+
+def _token(directory: Path) -> Iterator[Finding]:
+    path = directory / TOKEN_FILE
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        yield ok("token", f"{path} is written at the first start")
+        return
+    except OSError as error:
+        yield fail("token", f"{path}: {error.strerror}", "run as the user of the service")
+        return
+    if mode & _OTHERS:
+        advice = f"make a new token with headgate token create, and run chmod 600 {path}"
+        yield fail("token", f"others may read {path}", advice)
+    else:
+        yield ok("token", str(path))
+
+
+def _port(settings: Settings) -> Finding:
+    from headgate.api.http.server import listen  # noqa: PLC0415
+
+    host, port = settings.server.host, settings.server.port
+    if port == 0:
+        return ok("port", "any that is free")
+    try:
+        listen(host, port).close()
+    except InvalidSettingError as error:
+        shown = f"[{host}]" if ":" in host else host
+        answer = _answers(f"http://{shown}:{port}")
+        if answer.verdict == "ok":
+            return warn("port", answer.found, "it is another service's; choose one with --port")
+        return fail("port", error.problem, "stop what uses it, or choose another with --port")
+    return ok("port", f"{host} port {port} is free")
+
+
+def _answers(address: str) -> Finding:
+    """Ask whoever serves at an address whether it is a service, and for its clock."""
+    place = urlsplit(address)
+    if not place.port:
+        return ok("port", "the service has chosen a free one")
+    host = "127.0.0.1" if place.hostname in (None, "0.0.0.0") else place.hostname  # noqa: S104
+    connection = http.client.HTTPConnection(host, place.port, timeout=ANSWER_SECONDS)
+    try:
+        connection.request("GET", "/livez", headers={"Host": place.netloc})
+        response = connection.getresponse()
+        at = parsedate_to_datetime(response.headers["date"]).timestamp()
+        body = response.read(MOST_BYTES)
+    except (OSError, http.client.HTTPException, TypeError, ValueError) as error:
+        return fail("port", f"{address} does not answer: {error}", "see the log of the service")
+    finally:
+        connection.close()
+    if not body.startswith(LIVE):
+        return fail("port", f"{address} is another program's", "choose another with --port")
+    return ok("port", f"a service answers at {address}, its clock {at - time.time():+.0f} s apart")

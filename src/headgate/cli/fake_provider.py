@@ -1,0 +1,157 @@
+"""`headgate slots fake-provider`: a provider to watch a slot warm up at, without a key."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from headgate.cli.connection import json_option
+from headgate.errors import InvalidSettingError
+
+if TYPE_CHECKING:
+    from headgate.testing import FakeProvider
+
+
+DEFAULT_PORT = 7430
+KEY_VARIABLE = "FAKE_KEY"
+WINDOW_MINUTES = 300.0
+MAX_WINDOW_MINUTES = 30 * 1440
+MAX_LATENCY_MS = 3_600_000
+
+
+class FakeStarted(msgspec.Struct, kw_only=True, rename="camel"):
+    """A fake provider that serves, and the settings of a slot that asks it."""
+
+    address: str
+    settings: str
+
+
+@click.command(
+    "fake-provider",
+    epilog="""\b
+Examples:
+  headgate slots fake-provider
+  headgate slots fake-provider --window-minutes 2 --percent 40 --warm
+  headgate slots fake-provider --port 0 --json
+""",
+)
+@click.option(
+    "--port", metavar="N", type=int, default=DEFAULT_PORT, show_default=True, help="0 is any free."
+)
+@click.option(
+    "--window-minutes",
+    metavar="N",
+    type=click.FloatRange(0, MAX_WINDOW_MINUTES, min_open=True),
+    default=WINDOW_MINUTES,
+    show_default=True,
+    help="How long a window is open.",
+)
+@click.option(
+    "--percent",
+    metavar="P",
+    type=click.FloatRange(0, 100),
+    default=0.0,
+    show_default=True,
+    help="How much of a window is used when it opens.",
+)
+@click.option(
+    "--latency-ms",
+    metavar="N",
+    type=click.IntRange(0, MAX_LATENCY_MS),
+    default=0,
+    show_default=True,
+    help="How long an answer takes.",
+)
+@click.option("--cold/--warm", "is_cold", default=True, help="No window is open, or one is.")
+@click.option("--credits", "has_credits", is_flag=True, help="Tell CREDIT_LIMIT rows.")
+@click.option("--key", metavar="TEXT", help="Take this key only; otherwise any is taken.")
+@json_option
+def fake_provider(
+    *,
+    port: int,
+    window_minutes: float,
+    percent: float,
+    latency_ms: int,
+    is_cold: bool,
+    has_credits: bool,
+    key: str | None,
+    as_json: bool,
+) -> None:
+    """Serve a provider of keys that is none, until Ctrl-C.
+
+    It is cold until a wake opens a window, as a real one is. It serves on this machine only.
+    """
+    for name, number in (("--window-minutes", window_minutes), ("--percent", percent)):
+        if math.isnan(number):
+            raise InvalidSettingError(name, "must be a number")
+    # The other commands of slots load none of this.
+    import asyncio  # noqa: PLC0415
+
+    from headgate.extras import naming_extras  # noqa: PLC0415
+    from headgate.testing import FakeProvider  # noqa: PLC0415
+
+    provider = FakeProvider(
+        port=port,
+        window_minutes=window_minutes,
+        percent=percent,
+        latency_ms=latency_ms,
+        is_warm=not is_cold,
+        has_credits=has_credits,
+        key=key,
+    )
+    with naming_extras("headgate slots fake-provider"):
+        asyncio.run(_serve(provider, has_own_key=key is not None, as_json=as_json))
+
+
+async def _serve(provider: FakeProvider, *, has_own_key: bool, as_json: bool) -> None:
+    import asyncio  # noqa: PLC0415
+    import signal  # noqa: PLC0415
+
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    async with provider:
+        settings = slot_settings(provider.address)
+        if as_json:
+            started = FakeStarted(address=provider.address, settings=settings)
+            click.echo(msgspec.json.encode(started).decode())
+        else:
+            click.echo(_welcome(provider.address, settings, has_own_key=has_own_key))
+        await stopping.wait()
+
+
+def slot_settings(address: str) -> str:
+    """Return the settings of a slot that asks a fake provider."""
+    return f"""\
+[[slots]]
+name = "fake"
+provider = "zai"
+base_url = "{address}"
+key_env = "{KEY_VARIABLE}"
+wake_modes = ["after_reset"]
+poll_interval_minutes = 1
+"""
+
+
+def _welcome(address: str, settings: str, *, has_own_key: bool) -> str:
+    key = "what-you-gave-with-key" if has_own_key else "any-text"
+    return f"""\
+a fake provider serves {address}; Ctrl-C ends it
+
+Put this into headgate.toml:
+
+{settings}
+Then, in another terminal:
+
+  export {KEY_VARIABLE}={key}
+  headgate slots run --config headgate.toml
+
+Make it fail:
+
+  curl -s {address}/fake/next -d '{{"kind": "429", "retryAfter": 120, "times": 2}}'
+  curl -s {address}/fake/window -d '{{"percent": 100}}'
+  curl -s {address}/fake/state"""

@@ -1,1 +1,0 @@
-"""What `headgate slots` shows and does."""

@@ -1,0 +1,124 @@
+"""`headgate pause`: stop starting tasks, all or those of one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+import click
+
+from headgate.cli.connection import Connection, connect, connection_options, json_option
+from headgate.cli.output import print_json
+from headgate.core.text import printable
+from headgate.errors import InvalidFieldError
+
+if TYPE_CHECKING:
+    import msgspec
+
+
+# What `headgate pause` and `headgate resume` share: which thing is meant, and the request.
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def thing_options(command: Command) -> Command:
+    """Add --project, --agent and --target to a command."""
+    for noun in ("target", "agent", "project"):
+        article = "an" if noun == "agent" else "a"
+        command = click.option(f"--{noun}", metavar="NAME", help=f"Only {article} {noun}.")(command)
+    return command
+
+
+def set_paused(
+    connection: Connection,
+    things: dict[str, str | None],
+    *,
+    is_paused: bool,
+    as_json: bool,
+) -> None:
+    """Pause or resume everything, or the one thing that was named."""
+    named = [(noun, name) for noun, name in things.items() if name is not None]
+    if len(named) > 1:
+        option = f"--{named[1][0]}"
+        raise InvalidFieldError(option, "name one thing at a time")
+    with connect(connection) as client:
+        if not named:
+            answer: msgspec.Struct = client.pause() if is_paused else client.resume()
+            line = "paused: nothing new starts" if is_paused else "resumed"
+        else:
+            noun, name = named[0]
+            answer = _change(client, noun, name, "paused" if is_paused else "active")
+            line = f"{noun} {name} is {'paused' if is_paused else 'active'}"
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(printable(line))
+
+
+def _change(client: Any, noun: str, name: str, status: str) -> msgspec.Struct:  # noqa: ANN401
+    from headgate.api.schema.admin import AgentBody, ProjectBody, TargetBody  # noqa: PLC0415
+
+    kinds = {"project": ProjectBody, "agent": AgentBody, "target": TargetBody}
+    path = f"/{noun}s/{quote(name, safe='')}"
+    changed: msgspec.Struct = client.request(
+        "PATCH", path, body={"status": status}, answer=kinds[noun]
+    )
+    return changed
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  headgate pause
+  headgate pause --project evals
+"""
+)
+@thing_options
+@connection_options
+@json_option
+def pause(
+    *,
+    project: str | None,
+    agent: str | None,
+    target: str | None,
+    connection: Connection,
+    as_json: bool,
+) -> None:
+    """Start nothing new, until it is resumed; tasks are still taken.
+
+    Without a name this is for everything; with one, for that project, agent or target. What runs
+    goes on.
+    """
+    things = {"project": project, "agent": agent, "target": target}
+    set_paused(connection, things, is_paused=True, as_json=as_json)
+
+
+# `headgate resume`: start tasks again that a pause held.
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  headgate resume
+  headgate resume --target browser
+"""
+)
+@thing_options
+@connection_options
+@json_option
+def resume(
+    *,
+    project: str | None,
+    agent: str | None,
+    target: str | None,
+    connection: Connection,
+    as_json: bool,
+) -> None:
+    """Start tasks again that a pause held.
+
+    Without a name this turns the switch for everything back; what was paused by name stays paused
+    until it is resumed by name.
+    """
+    things = {"project": project, "agent": agent, "target": target}
+    set_paused(connection, things, is_paused=False, as_json=as_json)

@@ -1,1 +1,0 @@
-"""Where commands find things: a service, a token, a ledger, a store."""

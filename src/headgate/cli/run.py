@@ -1,0 +1,161 @@
+"""`headgate run`: a workflow from a file, carried out here or on a service, inside its budgets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headgate.cli.connection import json_option
+from headgate.cli.runs import offered_runs
+from headgate.errors import InvalidSettingError
+
+if TYPE_CHECKING:
+    from headgate.workflow.run_record import RunOptions
+
+
+TRACKERS = ("local", "sqlite", "redis", "postgres")
+MOST_AT_ONCE = 10_000
+
+_path = click.Path(path_type=Path)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  headgate run eval.yaml
+  headgate run eval.yaml --dry-run
+  headgate run eval.yaml --concurrency 20 --budget-usd 2.50
+  headgate run eval.yaml --budget-tracker redis \\
+      --budget-redis-url redis://127.0.0.1:6379/0 \\
+      --budget-session-id eval-2026-04-12 --budget-session-limit 50
+  headgate run eval.yaml --server http://127.0.0.1:7420 --json
+  headgate run --resume last
+
+\b
+Exit codes: 0 all done; 1 steps failed, or the run cannot go on; 2 a wrong file or option,
+and nothing was run; 3 a budget is used up; 4 the token does not allow it; 130 Ctrl-C.
+"""
+)
+@click.argument("file", metavar="[FILE]", required=False, type=_path)
+@click.option("--budget-tracker", type=click.Choice(TRACKERS), help="What keeps the books.")
+@click.option("--budget-redis-url", metavar="URL", help="Books in Redis or Valkey.")
+@click.option("--budget-postgres-url", metavar="URL", help="Books in PostgreSQL.")
+@click.option("--budget-session-id", metavar="NAME", help="The session that it is part of.")
+@click.option("--budget-session-limit", metavar="USD", help="The most that the session may spend.")
+@click.option("--budget-usd", metavar="USD", help="The most that the workflow may spend.")
+@click.option(
+    "--concurrency",
+    metavar="N",
+    type=click.IntRange(1, MOST_AT_ONCE),
+    help="How many steps run at once.  [default: the file's, or 8]",
+)
+@click.option(
+    "--data",
+    metavar="DIR",
+    type=_path,
+    help="Where runs are kept.  [default: the XDG data directory]",
+)
+@click.option("--config", metavar="FILE", type=_path, help="Settings, for steps with a target.")
+@click.option("--server", metavar="URL", help="Have a service carry out the steps.")
+@click.option(
+    "--token", metavar="TOKEN", help="Who asks it.  [default: HEADGATE_TOKEN, or its file]"
+)
+@click.option("--project", metavar="NAME", help="Whose share it counts against there.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Say what it would do and cost.")
+@click.option(
+    "--resume",
+    metavar="RUN",
+    shell_complete=offered_runs,
+    help="Go on with a run: its id, a beginning, or last.",
+)
+@json_option
+@click.pass_context
+def run(
+    context: click.Context,
+    /,
+    *,
+    file: Path | None,
+    is_dry: bool,
+    resume: str | None,
+    as_json: bool,
+    **given: Any,  # noqa: ANN401 - further options, checked as they are read
+) -> None:
+    """Run a workflow from a file, with nothing spent beyond its budgets.
+
+    FILE lists steps: commands, HTTP requests, Python functions, calls to models, tasks for
+    targets. What was interrupted goes on with --resume, with the finished steps kept. Progress is
+    told on standard error, the end on standard output.
+    """
+    _check(file, resume, is_dry=is_dry, given=given)
+    # A list of commands loads none of this.
+    from headgate.extras import naming_extras  # noqa: PLC0415
+
+    with naming_extras("headgate run"):
+        options = _options(given)
+        if is_dry and file is not None:
+            from headgate.cli.run_session import print_dry_run  # noqa: PLC0415
+
+            context.exit(print_dry_run(file, options, as_json=as_json))
+        from headgate.cli.run_session import carry_out  # noqa: PLC0415
+
+        code = carry_out(file, options, resume=resume, as_json=as_json)
+    context.exit(code)
+
+
+def _check(file: Path | None, resume: str | None, *, is_dry: bool, given: dict[str, Any]) -> None:
+    if file is None and resume is None:
+        message = "FILE is missing; name a workflow, or a run to go on with by --resume"
+        raise click.UsageError(message)
+    if file is not None and resume is not None:
+        problem = "goes on with the file that the run was begun with; leave out FILE"
+        raise InvalidSettingError("--resume", problem)
+    if resume is not None and is_dry:
+        raise InvalidSettingError("--dry-run", "is for a file; leave out --resume")
+    if given["server"] is not None:
+        _check_service(given)
+    elif resume is None:
+        for name in ("token", "project"):
+            if given[name] is not None:
+                raise InvalidSettingError(_option(name), "is for a service; name one with --server")
+
+
+def _check_service(given: dict[str, Any]) -> None:
+    for name in ("budget_tracker", "budget_redis_url", "budget_postgres_url"):
+        if given[name] is not None:
+            raise InvalidSettingError(_option(name), "the service keeps the books; leave it out")
+    if given["config"] is not None:
+        raise InvalidSettingError("--config", "the service has its own settings; leave it out")
+
+
+def _options(given: dict[str, Any]) -> RunOptions:
+    from headgate.cli.connection import data_directory  # noqa: PLC0415
+    from headgate.workflow.run_record import RunOptions  # noqa: PLC0415
+
+    data: Path | None = given["data"]
+    return RunOptions(
+        data=(data or data_directory()).absolute(),
+        config=given["config"],
+        tracker=given["budget_tracker"],
+        redis_url=given["budget_redis_url"],
+        postgres_url=given["budget_postgres_url"],
+        session_id=given["budget_session_id"],
+        session_micro_usd=_amount(given, "budget_session_limit"),
+        micro_usd=_amount(given, "budget_usd"),
+        concurrency=given["concurrency"],
+        server=given["server"],
+        token=given["token"],
+        project=given["project"],
+    )
+
+
+def _amount(given: dict[str, Any], name: str) -> int | None:
+    from headgate.core.money import to_written_limit_micro_usd  # noqa: PLC0415
+
+    text: str | None = given[name]
+    return None if text is None else to_written_limit_micro_usd(text, field=_option(name))
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,643 @@
+"""A run from the command line, from its file to its end: begun or resumed, shown, interrupted.
+
+The first Ctrl-C (or SIGTERM) starts nothing new and lets running steps finish, the second stops
+them, the third ends the process at once. Rule: whatever happens, the last thing said is how the run
+stands and how to go on with it; a run that could not even begin leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, TextIO, cast
+
+import click
+import msgspec
+
+from headgate.cli.connection import TOKEN_FILE, Connection, found_service
+from headgate.cli.logs import configure_logs
+from headgate.cli.main import (
+    EXIT_EXHAUSTED,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    forget,
+    loop_factory,
+    tune_interpreter,
+)
+from headgate.cli.output import print_json, print_table
+from headgate.cli.run_progress import (
+    LogStream,
+    Progress,
+    count_of,
+    ending_text,
+    followed,
+    money_text,
+    print_end,
+    print_json_end,
+    progress_here,
+    resume_command,
+    show_command,
+    told_money,
+)
+from headgate.config.settings import LogSettings
+from headgate.core.budgets.accounts import Account, Unit
+from headgate.core.money import format_usd
+from headgate.core.text import printable
+from headgate.errors import CallerError, HeadgateError, InvalidSettingError, LedgerUnavailableError
+from headgate.workflow.backend import Backend, Money
+from headgate.workflow.budgets import (
+    check_resume,
+    choose_books,
+    raise_command,
+    run_scopes,
+    said_by,
+    scopes_again,
+    way_on,
+)
+from headgate.workflow.checks import in_file
+from headgate.workflow.conductor import Conductor
+from headgate.workflow.costs import check_prices
+from headgate.workflow.document import MAX_FILE_BYTES
+from headgate.workflow.dry_run import DryPart, DryRun, DryStop, budgets_before, check_here, rehearse
+from headgate.workflow.expansion import load_items
+from headgate.workflow.local_backend import LocalBackend, local_backend
+from headgate.workflow.parser import read_workflow
+from headgate.workflow.remote_backend import ServerBackend
+from headgate.workflow.remote_tasks import check_for_service
+from headgate.workflow.report import RunReport, RunState, StepState
+from headgate.workflow.run_folder import JOURNAL, LAST, Run, create_run, damage, open_run
+from headgate.workflow.run_record import RunOptions, RunScope, resumed_options
+from headgate.workflow.run_tasks import recorded_tasks
+from headgate.workflow.workflow import Workflow
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+# The file of a workflow as bytes: read once, so that what was checked is what is kept and run.
+
+
+def read_source(path: Path) -> bytes:
+    """Return what a file holds, or of one that is too long enough to say so."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        problem = f"cannot read {path}: {reason}; name a readable file"
+        raise InvalidSettingError("FILE", problem) from None
+
+
+# Ctrl-C during a run: the first lets steps finish, the second stops them, the third is final.
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MOST_PATIENT = 2
+
+
+class Interruptions:
+    """Counts how often somebody wanted the run to end, and does what each time means.
+
+    `interrupt` is told each of the first two, `running` says how many steps run, and `note` is
+    told what happens now.
+    """
+
+    def __init__(
+        self,
+        *,
+        interrupt: Callable[[], None],
+        running: Callable[[], int],
+        note: Callable[[str], None],
+        leave: Callable[[int], None] = os._exit,
+    ) -> None:
+        self._interrupt = interrupt
+        self._running = running
+        self._note = note
+        self._leave = leave
+        self.count = 0
+
+    def __call__(self) -> None:
+        """Take one more."""
+        self.count += 1
+        if self.count > MOST_PATIENT:
+            # What runs is killed with the process, and its money counted as assumed by a resume.
+            if sys.stderr is not None:
+                sys.stderr.flush()
+            self._leave(EXIT_INTERRUPTED)
+            return
+        self._interrupt()
+        self._note(self._words())
+
+    def _words(self) -> str:
+        count = self._running()
+        steps, them = ("1 step", "it") if count == 1 else (f"{count:,} steps", "them")
+        if self.count == 1:
+            return f"finishing {steps}; Ctrl-C again stops {them}"
+        return f"stopping {steps}; Ctrl-C again ends at once"
+
+
+@contextmanager
+def terminations_raise() -> Iterator[None]:
+    """Have SIGTERM raise `KeyboardInterrupt`, as SIGINT does, until a run takes signals itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def interruptible(interruptions: Interruptions) -> Iterator[None]:
+    """Have signals interrupt the run while the body runs, in place of ending the process."""
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, interruptions)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+# Standard output during a run: the end of the run alone is written there.
+#
+# Functions that steps call run in this process, and print. Rule: whatever they print, by any means,
+# is told like progress, and never gets between the lines of the end or into its JSON.
+
+STANDARD_OUTPUT = 1
+STANDARD_ERROR = 2
+LONGEST_LINE_BYTES = 64 * 1024
+
+
+class ToldStream(io.RawIOBase):
+    """Tells what is written to it, line by line; threads may write at the same time."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self._tell = tell
+        self._begun = b""
+        self._lock = Lock()
+
+    def writable(self) -> bool:
+        """Say that it can be written to."""
+        return True
+
+    def fileno(self) -> int:
+        """Return where a child process writes to that is given this stream."""
+        return STANDARD_OUTPUT
+
+    def write(self, content: ReadableBuffer, /) -> int:
+        """Tell the lines that are whole; the rest of the last one is waited for."""
+        data = bytes(content)
+        with self._lock:
+            *lines, self._begun = (self._begun + data).split(b"\n")
+            if len(self._begun) > LONGEST_LINE_BYTES:
+                lines, self._begun = [*lines, self._begun], b""
+        for line in lines:
+            self._tell(line.decode(errors="replace"))
+        return len(data)
+
+    def tell_rest(self) -> None:
+        """Tell a last line that nobody has ended."""
+        if self._begun:
+            self.write(b"\n")
+
+
+@contextmanager
+def own_output(tell: Callable[[str], None]) -> Iterator[TextIO | None]:
+    """Give the body what standard output was, and have `tell` hear all that goes there meanwhile.
+
+    None stands for an output that is closed.
+    """
+    before = sys.stdout
+    if before is None:
+        yield None
+        return
+    told = ToldStream(tell)
+    sys.stdout = io.TextIOWrapper(told, encoding="utf-8", errors="replace", write_through=True)
+    try:
+        with _descriptor_kept(before) as output:
+            yield output
+    finally:
+        told.tell_rest()
+        sys.stdout = before
+
+
+@contextmanager
+def _descriptor_kept(stream: TextIO) -> Iterator[TextIO]:
+    """Have writes to the descriptor go to standard error, and give another stream to its file."""
+    if not _is_standard(stream):
+        yield stream
+        return
+    stream.flush()
+    kept = os.dup(STANDARD_OUTPUT)
+    elsewhere = os.open(os.devnull, os.O_WRONLY)
+    # Without a standard error its number may belong to any file, such as a store.
+    os.dup2(elsewhere if sys.stderr is None else STANDARD_ERROR, STANDARD_OUTPUT)
+    os.close(elsewhere)
+    output = open(kept, "w", encoding=stream.encoding, errors=stream.errors)  # noqa: PTH123, SIM115
+    try:
+        yield output
+    finally:
+        os.dup2(kept, STANDARD_OUTPUT)
+        with suppress(OSError):
+            output.close()
+
+
+def _is_standard(stream: TextIO) -> bool:
+    try:
+        return stream.fileno() == STANDARD_OUTPUT
+    except (OSError, ValueError):
+        return False
+
+
+def discard(output: TextIO | None) -> None:
+    """Have a stream that cannot be written to forget what it holds, so that it can be closed."""
+    if output is not None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, output.fileno())
+        os.close(nowhere)
+
+
+EXIT_CODES = {
+    RunState.DONE: 0,
+    RunState.FAILED: EXIT_FAILED,
+    RunState.EXHAUSTED: EXIT_EXHAUSTED,
+    RunState.INTERRUPTED: EXIT_INTERRUPTED,
+    RunState.RUNNING: EXIT_FAILED,
+    RunState.UNBOOKED: EXIT_FAILED,
+}
+
+
+def carry_out(file: Path | None, options: RunOptions, *, resume: str | None, as_json: bool) -> int:
+    """Begin a run of a file, or go on with one, and return the exit code of its end."""
+    sets_own_limit = file is None and options.micro_usd is not None
+    run = _begun(file, options) if file is not None else open_run(options.data, resume or LAST)
+    if file is None:
+        check_resume(run.record, options)
+        options = resumed_options(run.record, options)
+    ending = Ending(run, options, as_json=as_json)
+    with run.held(), terminations_raise():
+        try:
+            if options.concurrency != run.record.concurrency:
+                run.change(concurrency=options.concurrency)
+            backend = _backend(run, options, sets_own_limit=sets_own_limit)
+            return _carried_out(run, backend, ending)
+        except KeyboardInterrupt as interruption:
+            forget(interruption)
+            ending.say_way_on()
+            return EXIT_INTERRUPTED
+        except HeadgateError as error:
+            is_gone = file is not None and _has_no_tasks(run)
+            if is_gone:
+                shutil.rmtree(run.path, ignore_errors=True)
+            if isinstance(error, InvalidSettingError):
+                raise in_file(error, run.workflow) from error
+            if isinstance(error, CallerError):
+                raise
+            has_gone = is_gone or bool(damage(run.path, run.record))
+            return ending.break_off(error, is_gone=has_gone)
+
+
+class Ending:
+    """Writes how a run has ended to standard output."""
+
+    def __init__(self, run: Run, options: RunOptions, *, as_json: bool) -> None:
+        self._run = run
+        self._as_json = as_json
+        self._resume = resume_command(run.id, options.data)
+        self._show = show_command(run.id, options.data)
+
+    def write(self, report: RunReport, output: TextIO | None) -> int:
+        """Write the end, and return its exit code; a reader that has gone does not change it."""
+        code = EXIT_CODES[report.state]
+        path, record, resume = self._run.path, self._run.record, self._resume
+        try:
+            if self._as_json:
+                raising = raise_command(record, report, resume=resume)
+                print_json_end(
+                    report, path, exit_code=code, resume=resume, raising=raising, file=output
+                )
+            else:
+                way = way_on(record, report, resume=resume)
+                print_end(report, path, resume=way, file=output)
+            if output is not None:
+                output.flush()
+        except BrokenPipeError:
+            discard(output)
+        except OSError as error:
+            discard(output)
+            self._say_unwritten(report, error)
+            # What reads the output must not take a part of it for the whole.
+            return code or EXIT_FAILED
+        return code
+
+    def _say_unwritten(self, report: RunReport, error: OSError) -> None:
+        problem = f"standard output: {error.strerror or error}; {self._show} prints it again"
+        for line in (f"headgate: {problem}", ending_text(report), f"kept in {self._run.path}"):
+            click.echo(printable(line), err=True)
+
+    def say_way_on(self) -> None:
+        """Say on standard error how to go on with the run."""
+        # Whoever ends a run may have gone, and its terminal with it.
+        with suppress(OSError):
+            click.echo(f"headgate: to go on: {self._resume}", err=True)
+
+    def break_off(self, error: HeadgateError, *, is_gone: bool) -> int:
+        """Say why a run cannot go on now, and how to if it is there; return the exit code."""
+        click.echo(f"headgate: {printable(str(error))}", err=True)
+        if not is_gone:
+            self.say_way_on()
+        # Not 3, as for other commands: here it says that a budget is used up.
+        return EXIT_FAILED
+
+
+def _begun(file: Path, options: RunOptions) -> Run:
+    """Read a file and make the folder of a new run of it."""
+    text = read_source(file)
+    workflow = read_workflow(file, text)
+    check_prices(workflow)
+    return create_run(
+        options,
+        source=file,
+        text=text,
+        workflow=workflow,
+        now=time.time(),
+        scopes=run_scopes(workflow, options, os.environ),
+    )
+
+
+def _backend(run: Run, options: RunOptions, *, sets_own_limit: bool) -> Backend:
+    if options.server is not None:
+        # Most runs are none of a service, and need none of this.
+
+        return service_backend(run, options, sets_own_limit=sets_own_limit)
+    return local_backend(run, run.workflow, options, os.environ)
+
+
+def _carried_out(run: Run, backend: Backend, ending: Ending) -> int:
+    progress = progress_here()
+    try:
+        configure_logs(LogSettings(level="warning", format="text"), stream=LogStream(progress))
+        with (
+            own_output(progress.tell) as output,
+            _warnings_told(progress),
+            asyncio.Runner(loop_factory=loop_factory()) as runner,
+        ):
+            tune_interpreter()
+            write = partial(ending.write, output=output)
+            return runner.run(_conducted(run, backend, progress, ending, write))
+    finally:
+        progress.close()
+
+
+async def _conducted(
+    run: Run,
+    backend: Backend,
+    progress: Progress,
+    ending: Ending,
+    write: Callable[[RunReport], int],
+) -> int:
+    conductor = Conductor(
+        run,
+        backend,
+        clock=time.time,
+        ended=progress.ended,
+        begun=lambda: progress.begin(conductor.report(), run.path),
+    )
+
+    def leave(code: int) -> None:
+        progress.close()
+        ending.say_way_on()
+        os._exit(code)
+
+    interruptions = Interruptions(
+        interrupt=conductor.interrupt,
+        running=lambda: count_of(conductor.report(), StepState.RUNNING),
+        note=progress.note,
+        leave=leave,
+    )
+    service = None if isinstance(backend, LocalBackend) else cast("ServerBackend", backend)
+    with interruptible(interruptions):
+        async with followed(progress, conductor.report, trouble=lambda: backend.trouble):
+            report = await conductor.carry_out()
+        code = write(report)
+        if isinstance(backend, LocalBackend) and backend.has_left_behind:
+            # The event loop would wait for it at its end, however long it takes.
+            click.echo("headgate: work that would not stop ends with the process", err=True)
+            os._exit(code)
+    if service is not None and service.remains:
+        click.echo(f"headgate: {service.remains}", err=True)
+    return code
+
+
+def _has_no_tasks(run: Run) -> bool:
+    """Tell whether nothing of a run was ever submitted, so that it might as well not be there."""
+    if run.record.has_begun:
+        return False
+    try:
+        with recorded_tasks(run.path, run.id) as recorded:
+            return next(recorded.tasks(), None) is None
+    except HeadgateError:
+        # What cannot be read may hold something.
+        return False
+
+
+@contextmanager
+def _warnings_told(progress: Progress) -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_rest, **_more: progress.tell(
+            f"headgate: warning: {message}"
+        )
+        yield
+
+
+# `headgate run --dry-run`: in which order steps would run, what they would cost, where it ends.
+
+PARTS_SHOWN = 50
+ANSWER_SECONDS = 30.0
+HEADER = ("step", "runs", "", "each", "together", "cumulated", "why")
+
+
+def print_dry_run(file: Path, options: RunOptions, *, as_json: bool) -> int:
+    """Write what a run of a file would do, and return the exit code of a run that a budget ends."""
+    workflow = read_workflow(file, read_source(file))
+    check_prices(workflow)
+    if options.server is None:
+        # A module may print while it is imported; standard output is for what comes below.
+        with own_output(lambda line: click.echo(line, err=True)):
+            asyncio.run(check_here(workflow, options, os.environ))
+    found = rehearse(
+        workflow,
+        load_items(workflow, copies=None),
+        asyncio.run(_budgets(workflow, options)),
+        concurrency=options.concurrency or workflow.concurrency,
+        now=time.time(),
+    )
+    if as_json:
+        print_json(as_keys(found))
+    else:
+        print_order(found)
+        for line in dry_lines(found):
+            click.echo(printable(line))
+    return 0 if found.stop is None else EXIT_EXHAUSTED
+
+
+def as_keys(found: DryRun) -> dict[str, object]:
+    """Give the keys of a dry run; budgets as a status of them has them."""
+    return {**msgspec.structs.asdict(found), "accounts": _budgets_of(found)}
+
+
+def print_order(found: DryRun) -> None:
+    """Write the table of what would run, as far as it is not too long."""
+    at_once = f"{found.concurrency:,} at once"
+    title = f"Dry run of {found.workflow}: {_counted(found.total, 'run')} of steps, {at_once}"
+    shown = found.parts[:PARTS_SHOWN]
+    print_table(title, HEADER, [_row(part) for part in shown], whole=("step",))
+    more = len(found.parts) + found.parts_left_out - len(shown)
+    if more:
+        click.echo(f"  and {more:,} more; --json lists them")
+
+
+def dry_lines(found: DryRun) -> Iterator[str]:
+    """Give the lines below the table: the budgets as they stand, and what comes of it."""
+    for money in told_money(_budgets_of(found)):
+        yield money_text(money)
+    if found.stop is not None:
+        yield _stop_text(found.stop, not_run=found.counts["not run"])
+    least = "at least " if found.is_least else ""
+    tokens = f", {found.tokens:,} tokens" if found.tokens else ""
+    line = f"estimated: {least}{format_usd(found.micro_usd)}{tokens}"
+    if found.stop is not None:
+        line += f"; all of it would need {least}{format_usd(found.needed_micro_usd)}"
+    yield f"{line}; nothing was run"
+
+
+def part_name(part: DryPart) -> str:
+    """Return runs of a step as people read them: `case[0…99]`."""
+    if part.first is None:
+        return part.step
+    if part.first == part.last:
+        return f"{part.step}[{part.first}]"
+    return f"{part.step}[{part.first}…{part.last}]"
+
+
+def _row(part: DryPart) -> tuple[str, ...]:
+    if part.fate != "runs":
+        return (part_name(part), f"{part.runs:,}", part.fate, "", "", "", part.why)
+    least = "at least " if part.is_least else ""
+    each = format_usd(part.least_micro_usd)
+    if part.most_micro_usd != part.least_micro_usd:
+        each = f"{each} to {format_usd(part.most_micro_usd)}"
+    return (
+        part_name(part),
+        f"{part.runs:,}",
+        "may be skipped" if part.may_skip else "",
+        f"{least}{each}",
+        f"{least}{format_usd(part.micro_usd)}",
+        f"{'~' if part.is_least else ''}{format_usd(part.cumulated_micro_usd)}",
+        part.why,
+    )
+
+
+def _stop_text(stop: DryStop, *, not_run: int) -> str:
+    refused = stop.refused
+    scope = refused.scope or "(root)"
+    after = "before anything has run" if stop.after is None else f"after {stop.after}"
+    needs = _dry_amount(refused.requested, refused.unit)
+    left = _dry_amount(
+        refused.limit - refused.spent - refused.overrun - refused.reserved, refused.unit
+    )
+    lost = f"{_counted(not_run, 'run')} of steps would not run"
+    return f"{scope} would stop it at {stop.at}, {after}: {needs} needed, {left} left; {lost}"
+
+
+def _dry_amount(amount: int, unit: Unit) -> str:
+    return format_usd(amount) if unit is Unit.MICRO_USD else f"{amount:,} tokens"
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
+def _budgets_of(found: DryRun) -> list[Money]:
+    """Return the budgets around a run; the root is one if it is limited."""
+    return [_money(one) for one in found.accounts if one.scope or one.limit is not None]
+
+
+def _money(account: Account) -> Money:
+    balance, limit = account.balance, account.limit
+    return Money(
+        scope=account.scope or "(root)",
+        spent_micro_usd=balance.spent_micro_usd + balance.overrun_micro_usd,
+        reserved_micro_usd=balance.reserved_micro_usd,
+        limit_micro_usd=None if limit is None else limit.limit_micro_usd,
+    )
+
+
+async def _budgets(workflow: Workflow, options: RunOptions) -> list[Account]:
+    scopes = run_scopes(workflow, options, os.environ)
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            if options.server is not None:
+                return await _of_service(workflow, options, scopes)
+            books = choose_books(scopes, options, os.environ)
+            return await budgets_before(books, scopes, options)
+    except TimeoutError:
+        problem = f"the books did not answer within {ANSWER_SECONDS:g} seconds"
+        raise LedgerUnavailableError(problem) from None
+
+
+async def _of_service(
+    workflow: Workflow, options: RunOptions, scopes: Sequence[RunScope]
+) -> list[Account]:
+    # Most runs are none of a service, and need none of this.
+    from headgate.workflow.dry_run import service_budgets  # noqa: PLC0415
+    from headgate.workflow.remote_tasks import check_for_service  # noqa: PLC0415
+
+    check_for_service(workflow, workflow.file)
+    url, token = found_address(options)
+    return await service_budgets(url, token, scopes, options, workflow=workflow)
+
+
+# Runs on a service: its address and the token for it, from where all commands have them.
+
+
+def found_address(options: RunOptions) -> tuple[str, str | None]:
+    """Return the whole address of the service that options name, and the token for it."""
+    # The directory may be one for runs alone, which has no token in it.
+    data = options.data if (options.data / TOKEN_FILE).exists() else None
+    return found_service(Connection(options.server, options.token, data))
+
+
+def service_backend(run: Run, options: RunOptions, *, sets_own_limit: bool) -> ServerBackend:
+    """Return what has a service carry out a run; what no service runs is refused at once."""
+    check_for_service(run.workflow, run.workflow.file)
+    url, token = found_address(options)
+    scopes = scopes_again(run.record, options)
+    return ServerBackend(
+        url,
+        run_id=run.id,
+        workflow=run.workflow,
+        scopes=scopes,
+        journal=run.path / JOURNAL,
+        token=token,
+        project_id=options.project,
+        sets_own_limit=sets_own_limit,
+        said_by=said_by(scopes, options),
+    )

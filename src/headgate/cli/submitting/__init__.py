@@ -1,1 +1,0 @@
-"""What `headgate submit` is made of: fields, lines, and waiting for room."""

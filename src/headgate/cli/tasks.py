@@ -1,0 +1,130 @@
+"""`headgate tasks`: a list of tasks, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Unpack
+
+import click
+
+from headgate.cli.connection import Connection, connect, connection_options
+from headgate.cli.output import past_moment, print_table
+
+if TYPE_CHECKING:
+    from headgate.client.sync_client import SyncClient
+    from headgate.client.task_fields import ListFilter
+    from headgate.core.task_view import TaskSnapshot
+
+
+STATES = ("queued", "assigned", "running", "done", "failed", "cancelled", "rejected")
+DEFAULT_LIMIT = 20
+TABLE_ROWS = 500
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  headgate tasks
+  headgate tasks --state queued --state running --agent coder-1
+  headgate tasks --state queued --oldest
+  headgate tasks --text timeout --label run=7 --since 2h
+  headgate tasks --project evals --state failed --all --json | jq -r .taskId
+"""
+)
+@click.option("--agent", "agent_id", metavar="NAME", help="Only tasks of this agent.")
+@click.option("--project", "project_id", metavar="NAME", help="Only tasks of this project.")
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice(STATES), help="Only these states."
+)
+@click.option("--target", metavar="NAME", help="Only tasks for this target.")
+@click.option("--slot", metavar="NAME", help="Only tasks of this slot.")
+@click.option("--provider", metavar="NAME", help="Only tasks for any slot of this provider.")
+@click.option("--scope", metavar="SCOPE", help="Only tasks charged to this budget or within it.")
+@click.option("--label", metavar="KEY[=TEXT]", help="Only tasks with this label.")
+@click.option("--text", metavar="TEXT", help="Only tasks with this in a name, label or error.")
+@click.option(
+    "--since",
+    "created_after",
+    metavar="TIME",
+    type=past_moment,
+    help="Only those submitted since then: as long ago as 2h, or 2030-01-31T18:00:00Z.",
+)
+@click.option(
+    "--until",
+    "created_before",
+    metavar="TIME",
+    type=past_moment,
+    help="Only those submitted before then.",
+)
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(1, 1000),
+    default=DEFAULT_LIMIT,
+    show_default=True,
+    help="How many, at most.",
+)
+@click.option("--oldest", "is_oldest_first", is_flag=True, help="The oldest first.")
+@click.option("--all", "is_all", is_flag=True, help="All of them, page by page.")
+@connection_options
+@click.option("--json", "as_json", is_flag=True, help="Write each task as one line of JSON.")
+def tasks(
+    *,
+    states: tuple[str, ...],
+    limit: int,
+    is_oldest_first: bool,
+    is_all: bool,
+    connection: Connection,
+    as_json: bool,
+    **which: Unpack[ListFilter],
+) -> None:
+    """List tasks, newest first."""
+    which["state"] = ",".join(states) or None
+    which["order"] = "oldest" if is_oldest_first else None
+    which["omit"] = None if as_json else _without_columns()
+    with connect(connection) as client:
+        found = client.iterate_tasks(**which) if is_all else _page(client, limit, which)
+        if as_json:
+            _print_lines(found)
+        else:
+            _print_tables(found)
+
+
+def _without_columns() -> str:
+    """Return what a table of tasks has no column for, and may be large."""
+    from headgate.core.task_view import CONTENTS  # noqa: PLC0415
+
+    return ",".join(CONTENTS)
+
+
+def _page(client: SyncClient, limit: int, which: ListFilter) -> Iterator[TaskSnapshot]:
+    """Give as many tasks as are wanted; a page may be shorter than it could be, even empty."""
+    cursor = None
+    while limit:
+        page = client.list_tasks(limit=limit, cursor=cursor, **which)
+        yield from page.tasks
+        cursor = page.next_cursor
+        limit = max(0, limit - page.count) if cursor else 0
+
+
+def _print_lines(found: Iterable[TaskSnapshot]) -> None:
+    import msgspec  # noqa: PLC0415
+
+    for task in found:
+        click.echo(msgspec.json.encode(task))
+
+
+def _print_tables(found: Iterable[TaskSnapshot]) -> None:
+    """Write a table for every few hundred rows: a long list is neither kept nor waited for."""
+    from headgate.cli.task_view import HEADER, row_of  # noqa: PLC0415
+
+    rows: list[tuple[str, ...]] = []
+    count = 0
+    for task in found:
+        rows.append(row_of(task))
+        count += 1
+        if len(rows) == TABLE_ROWS:
+            print_table("Tasks", HEADER, rows, whole=("task",))
+            rows = []
+    if rows or not count:
+        print_table("Tasks" if count else "No tasks", HEADER, rows, whole=("task",))

@@ -1,0 +1,308 @@
+"""`headgate token`: make tokens, list them, revoke them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from headgate.cli.connection import (
+    Connection,
+    connect,
+    connection_options,
+    data_directory,
+    json_option,
+    write_token,
+)
+from headgate.cli.output import from_now, moment, print_json, print_json_lines, print_table
+from headgate.errors import InvalidFieldError, InvalidSettingError
+from headgate.storage.audit import Actor, AuditEntry, Detail
+from headgate.storage.tokens import PERMISSIONS
+
+if TYPE_CHECKING:
+    from headgate.api.schema.tasks import CreatedTokenBody, NewTokenBody, TokenBody
+    from headgate.config import Settings
+
+
+TOKEN_PERMISSIONS = ("submit", "read", "cancel", "admin")
+USUAL = ("submit", "read", "cancel")
+HEADER = ("id", "name", "permissions", "for", "state", "made", "expires")
+
+
+@click.group()
+def token() -> None:
+    """Make tokens, list them and revoke them."""
+
+
+@token.command(
+    epilog="""\b
+Examples:
+  headgate token create ci --expires 90d
+  headgate token create coder-1 --agent coder-1 --permission submit --permission read
+  export HEADGATE_TOKEN=$(headgate token create nightly --project eval --json | jq -r .token)
+  headgate token create operator --offline --data /var/lib/headgate
+"""
+)
+@click.argument("name")
+@click.option(
+    "--permission",
+    "permissions",
+    type=click.Choice(TOKEN_PERMISSIONS),
+    multiple=True,
+    help="What it may do; several are allowed.  [default: submit, read, cancel]",
+)
+@click.option("--agent", metavar="NAME", help="The one agent that it is for.")
+@click.option("--project", metavar="NAME", help="The one project that it is for.")
+@click.option("--least-priority", metavar="N", type=int, help="The most urgent of its tasks.")
+@click.option("--expires", metavar="TIME", type=moment, help="When it ends: 90d, or a time.")
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="Write to the store itself; with all permissions unless some are named.",
+)
+@click.option(
+    "--config",
+    "path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="With --offline: the settings of the service.",
+)
+@click.option("--store", "store_url", metavar="URL", help="With --offline: the service's store.")
+@connection_options
+@json_option
+def create(
+    *,
+    name: str,
+    permissions: tuple[str, ...],
+    agent: str | None,
+    project: str | None,
+    least_priority: int | None,
+    expires: timedelta | str | None,
+    offline: bool,
+    path: Path | None,
+    store_url: str | None,
+    connection: Connection,
+    as_json: bool,
+) -> None:
+    """Make a token and print it; it is shown this once.
+
+    It can have no more than the token that asks for it. Whoever has lost all tokens makes one with
+    --offline, on the machine of the service: on SQLite while the service is stopped. One that
+    may do everything is written into the data directory, too, where commands find it.
+    """
+    wish = _wish(
+        name=name,
+        permissions=permissions,
+        agent=agent,
+        project=project,
+        least_priority=least_priority,
+        expires=expires,
+    )
+    if offline:
+        made = _offline(wish, path, store_url, connection, is_chosen=bool(permissions))
+    else:
+        _check_online(path, store_url)
+        made = _online(wish, connection)
+    if as_json:
+        print_json(made)
+    else:
+        click.echo(made.token)
+        if made.note:
+            click.echo(f"headgate: {made.note}", err=True)
+
+
+@token.command(
+    "list",
+    epilog="""\b
+Examples:
+  headgate token list
+  headgate token list --json | jq -r 'select(.state == "good") | .name'
+""",
+)
+@connection_options
+@json_option
+def list_(*, connection: Connection, as_json: bool) -> None:
+    """List the tokens that are remembered, the newest first; none of their texts."""
+    with connect(connection) as client:
+        answer = client.list_tokens()
+    if as_json:
+        print_json_lines(answer.tokens)
+        return
+    print_table("Tokens", HEADER, [_row(one) for one in answer.tokens])
+
+
+@token.command(
+    epilog="""\b
+Examples:
+  headgate token revoke 640b5c4e398a
+"""
+)
+@click.argument("token_ids", metavar="ID...", nargs=-1, required=True)
+@connection_options
+@json_option
+def revoke(*, token_ids: tuple[str, ...], connection: Connection, as_json: bool) -> None:
+    """End tokens for good, by their ids: at this node at once, elsewhere within five seconds."""
+    with connect(connection) as client:
+        for token_id in token_ids:
+            answer = client.revoke_token(token_id)
+            if as_json:
+                print_json_lines([answer])
+            else:
+                click.echo(f"{answer.id} {answer.name} is revoked")
+
+
+def _wish(
+    *,
+    name: str,
+    permissions: tuple[str, ...],
+    agent: str | None,
+    project: str | None,
+    least_priority: int | None,
+    expires: timedelta | str | None,
+) -> dict[str, Any]:
+    ends_at = datetime.now(UTC) + expires if isinstance(expires, timedelta) else expires
+    wish = {
+        "name": name,
+        "permissions": permissions or USUAL,
+        "agentId": agent,
+        "projectId": project,
+        "leastPriority": least_priority,
+        "expiresAt": ends_at,
+    }
+    return {key: value for key, value in wish.items() if value is not None}
+
+
+def _online(wish: dict[str, Any], connection: Connection) -> CreatedTokenBody:
+    from headgate.api.schema.tasks import CreatedTokenBody  # noqa: PLC0415
+
+    # A request that is sent twice would make two.
+    with connect(connection, retries=0) as client:
+        return client.request("POST", "/tokens", answer=CreatedTokenBody, body=wish)
+
+
+def _check_online(path: Path | None, store_url: str | None) -> None:
+    for option, value in (("--config", path), ("--store", store_url)):
+        if value is not None:
+            raise InvalidFieldError(
+                option, "goes with --offline; otherwise name the service's --url"
+            )
+
+
+def _offline(
+    wish: dict[str, Any],
+    path: Path | None,
+    store_url: str | None,
+    connection: Connection,
+    *,
+    is_chosen: bool,
+) -> CreatedTokenBody:
+
+    if connection.url is not None or connection.token is not None:
+        raise InvalidFieldError("--offline", "asks no service; leave out --url and --token")
+    is_bound = "agentId" in wish or "projectId" in wish
+    if not is_chosen and not is_bound:
+        wish = wish | {"permissions": TOKEN_PERMISSIONS}
+    return create_offline(wish, path=path, data=connection.data, store_url=store_url)
+
+
+def _row(one: TokenBody) -> tuple[str, ...]:
+    bounds = (
+        ("agent", one.agent_id),
+        ("project", one.project_id),
+        ("priority from", one.least_priority),
+    )
+    return (
+        one.id,
+        one.name,
+        ", ".join(one.permissions),
+        ", ".join(f"{kind} {value}" for kind, value in bounds if value is not None) or "all",
+        one.state,
+        from_now(one.created_at),
+        "never" if one.expires_at is None else from_now(one.expires_at),
+    )
+
+
+# A token for whoever has lost all of them: written to the store itself, without a service.
+#
+# Whoever can open the store could change everything in it anyway, so nobody is asked who they
+# are. On SQLite the lock on the data directory keeps this apart from a service that runs.
+
+OFFLINE = Actor(name="(offline)")
+
+
+def create_offline(
+    wish: dict[str, Any], *, path: Path | None, data: Path | None, store_url: str | None
+) -> CreatedTokenBody:
+    """Make a token in the store of these settings; one that may do everything goes into the file.
+
+    What may be wished for is what a service would grant to whoever may do everything.
+    """
+    from headgate.app import held_folder  # noqa: PLC0415
+    from headgate.config import load_settings, settings_file  # noqa: PLC0415
+    from headgate.extras import naming_extras  # noqa: PLC0415
+    from headgate.storage.data_lock import hold_directory  # noqa: PLC0415
+
+    with naming_extras("headgate token create"):
+        settings = load_settings(settings_file(path), os.environ, {"store.url": store_url})
+        directory = (data or data_directory()).absolute()
+        _check_founded(settings, directory)
+        folder = held_folder(settings, directory)
+        with nullcontext() if folder is None else hold_directory(folder):
+            import asyncio  # noqa: PLC0415  slow to load
+
+            made = asyncio.run(_create(_offline_wish(wish), settings, directory))
+    # A lesser one would take the operator's key away from the commands of this machine.
+    is_whole = set(made.permissions) == set(PERMISSIONS) and made.least_priority is None
+    problem = write_token(directory, made.token) if is_whole else None
+    if problem is not None:
+        click.echo(f"headgate: {directory / 'token'} could not be written: {problem}", err=True)
+    return made
+
+
+def _check_founded(settings: Settings, directory: Path) -> None:
+    """Refuse to found a store: a token in one that no service uses is for nothing."""
+    from headgate.app import is_shared, sqlite_file  # noqa: PLC0415
+
+    if is_shared(settings):
+        return
+    if settings.store.url == "memory:":
+        raise InvalidSettingError("store.url", "a store in memory keeps no tokens")
+    store = sqlite_file(settings, directory)
+    if not store.is_file():
+        problem = f"there is no store at {store}; name the service's --data, --config or --store"
+        raise InvalidSettingError("--offline", problem)
+
+
+def _offline_wish(wish: dict[str, Any]) -> NewTokenBody:
+    from headgate.api.schema.tasks import NewTokenBody  # noqa: PLC0415
+
+    try:
+        return msgspec.convert(wish, NewTokenBody)
+    except msgspec.ValidationError as error:
+        raise InvalidFieldError("token", str(error)) from None
+
+
+async def _create(wish: NewTokenBody, settings: Settings, directory: Path) -> CreatedTokenBody:
+    from headgate.api.tokens import created_body, wished_token  # noqa: PLC0415
+    from headgate.app import build_store  # noqa: PLC0415
+    from headgate.storage.tokens import SqlTokens  # noqa: PLC0415
+
+    store = build_store(settings, data=directory, keeps_books=True)
+    await store.open()
+    try:
+        tokens = SqlTokens(store)
+        new = wished_token(wish, knows_project=settings.projects.__contains__, now=tokens.now())
+        token = new.kept.token
+        detail: Detail = {"name": token.name, "permissions": list(token.permissions)}
+        await tokens.add(
+            new.kept,
+            AuditEntry(actor=OFFLINE, action="token.create", subject=token.id, detail=detail),
+        )
+        return created_body(new, tokens.now())
+    finally:
+        await store.close()

@@ -1,0 +1,1 @@
+"""`headgate top`: the live screen."""

@@ -1,0 +1,411 @@
+"""`headgate up`: the service in one process, from the first line to a clean end.
+
+The first Ctrl-C (or SIGTERM) stops taking work and lets running tasks finish; the second ends the
+process at once. What was running then is recovered at the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from headgate.cli.connection import (
+    TOKEN_FILE,
+    data_directory,
+    json_option,
+    read_private_file,
+    token_header,
+    token_lines,
+)
+from headgate.cli.main import loop_factory, tune_interpreter
+from headgate.errors import HeadgateError, InvalidSettingError
+from headgate.extras import naming_extras
+
+if TYPE_CHECKING:
+    from headgate.api.app import App
+    from headgate.api.http.server import RequestLog
+    from headgate.app import Service
+    from headgate.cli.up_demo import Demo
+    from headgate.config import Settings
+    from headgate.config.loading import Loaded
+    from headgate.storage.writer_process import ChildStarter
+
+
+EXIT_AT_ONCE = 130
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  headgate up
+  headgate up --demo
+  headgate up --port 8080 --data ./data
+  headgate up --config fleet.toml --store postgresql://headgate@db/headgate
+  headgate up --port 0 --json | jq -r .address
+"""
+)
+@click.option(
+    "--config", "path", metavar="FILE", type=click.Path(path_type=Path), help="The settings."
+)
+@click.option(
+    "--data",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Where the SQLite file lies.  [default: the XDG data directory]",
+)
+@click.option("--host", metavar="ADDRESS", help="The address to serve on.  [default: 127.0.0.1]")
+@click.option("--port", metavar="N", type=int, help="The port to serve on.  [default: 7420]")
+@click.option("--store", "store_url", metavar="URL", help="postgresql://…, sqlite:///… or memory:")
+@click.option("--ledger", "ledger_url", metavar="URL", help="Books outside the store: redis://…")
+@click.option(
+    "--dashboard",
+    metavar="MODE",
+    type=click.Choice(["on", "read-only", "off"]),
+    help="The pages for people: on, read-only or off.  [default: on]",
+)
+@click.option(
+    "--demo",
+    "is_demo",
+    is_flag=True,
+    help="Simulated agents, a fake provider, and data that is thrown away.",
+)
+@json_option
+def up(
+    *,
+    path: Path | None,
+    data: Path | None,
+    host: str | None,
+    port: int | None,
+    store_url: str | None,
+    ledger_url: str | None,
+    dashboard: str | None,
+    is_demo: bool,
+    as_json: bool,
+) -> None:
+    """Start the service: API and dispatcher in one process.
+
+    Without a configuration it keeps tasks in SQLite, and runs them on a built-in target that
+    answers with what it was given.
+    """
+    flags = {
+        "server.host": host,
+        "server.port": port,
+        "store.url": store_url,
+        "ledger.url": ledger_url,
+        "dashboard.mode": dashboard,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+    own = {"--config": path, "--data": data, "--store": store_url, "--ledger": ledger_url}
+    with naming_extras("headgate up"), _demonstration(own, is_wanted=is_demo) as demo:
+        loaded = _loaded(path, given) if demo is None else _demo_loaded(demo, given)
+        settings = loaded.settings
+        directory = demo.folder if demo is not None else (data or data_directory()).absolute()
+        with _held(settings, directory) as lock:
+            _run(loaded, directory, _starter(settings, lock), demo, as_json=as_json)
+
+
+def _demonstration(
+    own: dict[str, Path | str | None], *, is_wanted: bool
+) -> AbstractContextManager[Demo | None]:
+    """Return what runs beside the service; it has settings and data of its own, and takes none."""
+    if not is_wanted:
+        return nullcontext()
+    for option, value in own.items():
+        if value is not None:
+            problem = "has settings and data of its own, which are thrown away; leave out"
+            raise InvalidSettingError("--demo", f"{problem} {option}")
+    from headgate.cli.up_demo import Demo  # noqa: PLC0415
+
+    return Demo()
+
+
+def _loaded(path: Path | None, given: dict[str, str | int]) -> Loaded:
+    # A list of commands loads none of this.
+    from headgate.config import settings_file  # noqa: PLC0415
+
+    return _loaded_from(settings_file(path), os.environ, given)
+
+
+def _demo_loaded(demo: Demo, given: dict[str, str | int]) -> Loaded:
+    from headgate.cli.up_demo import FAILING_SLOTS  # noqa: PLC0415
+
+    return _loaded_from(demo.settings_file, demo.environ, given, FAILING_SLOTS)
+
+
+def _loaded_from(
+    path: Path | None,
+    environ: Mapping[str, str],
+    given: dict[str, str | int],
+    failing_slots: Collection[str] = (),
+) -> Loaded:
+    from headgate.cli.logs import configure_logs  # noqa: PLC0415
+    from headgate.config.loading import Origin, load  # noqa: PLC0415
+
+    loaded = load(Origin(path=path, environ=environ, options=given))
+    configure_logs(loaded.settings.log, failing_slots=failing_slots)
+    return loaded
+
+
+def _held(settings: Settings, directory: Path) -> AbstractContextManager[int | None]:
+    from headgate.app import held_folder  # noqa: PLC0415
+    from headgate.storage.data_lock import hold_directory  # noqa: PLC0415
+
+    folder = held_folder(settings, directory)
+    if folder is None:
+        return nullcontext()
+    return hold_directory(folder, address=_address(settings.server.host, settings.server.port))
+
+
+def _starter(settings: Settings, lock: int | None) -> ChildStarter | None:
+    """Start the process that writes, if one shall; the rest is loaded while it starts."""
+    if not settings.store.writes_in_process:
+        return None
+    from headgate.storage.writer_process import ChildStarter  # noqa: PLC0415
+
+    kind = "sqlite" if lock is not None else "postgres"
+    modules = (f"headgate.stores.wire.{kind}_workplace",)
+    starter = ChildStarter(inherited=() if lock is None else (lock,), modules=modules)
+    starter.start_ahead()
+    return starter
+
+
+def _run(
+    loaded: Loaded,
+    directory: Path,
+    starter: ChildStarter | None,
+    demo: Demo | None,
+    *,
+    as_json: bool,
+) -> None:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve(loaded, directory, starter, demo, as_json=as_json))
+
+
+async def _serve(
+    loaded: Loaded,
+    directory: Path,
+    starter: ChildStarter | None,
+    demo: Demo | None,
+    *,
+    as_json: bool,
+) -> None:
+    from headgate.api.http.server import serve  # noqa: PLC0415
+    from headgate.app import build_app, build_service  # noqa: PLC0415
+
+    stopping = asyncio.Event()
+    _handle_signals(stopping, demo)
+    settings = loaded.settings
+    environ = os.environ if demo is None else demo.environ
+    service = build_service(
+        settings, data=directory, environ=environ, loaded=loaded, starter=starter
+    )
+    _handle_reload(service)
+    serves: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(
+        serve(
+            _logging(service, build_app(service)),
+            host=settings.server.host,
+            port=settings.server.port,
+            on_ready=lambda host, port: serves.set_result(_address(host, port)),
+        )
+    )
+    await asyncio.wait((serving, serves), return_when=asyncio.FIRST_COMPLETED)
+    try:
+        if serving.done():
+            serving.result()
+        await _work(service, serves.result(), directory, demo, stopping, as_json=as_json)
+    finally:
+        serving.cancel()
+        await asyncio.wait((serving,))
+
+
+def _logging(service: Service, app: App) -> App | RequestLog:
+    """Have tasks and requests logged, if their lines are wanted; otherwise they cost nothing."""
+    from headgate.api.http.server import RequestLog  # noqa: PLC0415
+    from headgate.cli.logs import is_told, task_logger  # noqa: PLC0415
+    from headgate.engine.task_log import TaskLog  # noqa: PLC0415
+
+    if is_told(logging.INFO):
+        service.engine.feed.witnesses.append(TaskLog(task_logger()))
+    return RequestLog(app) if is_told(logging.DEBUG) else app
+
+
+async def _work(
+    service: Service,
+    address: str,
+    directory: Path,
+    demo: Demo | None,
+    stopping: asyncio.Event,
+    *,
+    as_json: bool,
+) -> None:
+
+    engine = service.engine
+    engine.node.address = service.settings.server.advertise or address
+    try:
+        await engine.start()
+        tune_interpreter()
+        if demo is None or as_json:
+            click.echo(await welcome(service, address, directory, as_json=as_json))
+        else:
+            click.echo(await demo_welcome(service, address, directory))
+        if demo is not None:
+            _begin(demo, address)
+        await stopping.wait()
+        if demo is None:
+            click.echo("headgate: finishing what runs; Ctrl-C again ends at once", err=True)
+    finally:
+        await engine.stop(drain_seconds=service.administration.settings.scheduler.drain_seconds)
+        if service.telemetry is not None:
+            await asyncio.to_thread(service.telemetry.close)
+        if engine.runner.has_left_behind:
+            _leave_behind(demo)
+
+
+def _begin(demo: Demo, address: str) -> None:
+    """Let the agents of a demonstration begin."""
+    from headgate.cli.connection import TOKEN_FILE, read_private_file  # noqa: PLC0415
+
+    token = read_private_file(demo.folder / TOKEN_FILE)
+    demo.begin(address, None if token is None else token.decode("ascii").strip())
+
+
+def _leave_behind(demo: Demo | None) -> None:
+    # The event loop would wait for it at its end, however long it takes. Its tasks are queued
+    # again, or are taken back at the next start.
+    click.echo("headgate: work that would not stop ends with the process", err=True)
+    sys.stdout.flush()
+    _exit(0, demo)
+
+
+def _exit(code: int, demo: Demo | None) -> None:
+    """End the process at once; of a demonstration nothing may be left even so."""
+    if demo is not None:
+        demo.remove_folder()
+    os._exit(code)
+
+
+def _address(host: str, port: int) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
+
+
+def _handle_signals(stopping: asyncio.Event, demo: Demo | None) -> None:
+    def stop() -> None:
+        if stopping.is_set():
+            sys.stderr.flush()
+            _exit(EXIT_AT_ONCE, demo)
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+
+
+def _handle_reload(service: Service) -> None:
+    """Read the settings again at SIGHUP; what comes of it is in the log."""
+    under_way: set[asyncio.Task[None]] = set()
+
+    def reload() -> None:
+        task = asyncio.get_running_loop().create_task(_reload(service))
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+
+
+async def _reload(service: Service) -> None:
+    import structlog  # noqa: PLC0415
+
+    from headgate.storage.audit import SIGNAL  # noqa: PLC0415
+
+    log = structlog.get_logger("headgate.settings")
+    try:
+        found = await service.administration.reload(SIGNAL)
+        waiting = [change.key for change in found.needs_restart]
+        log.info("settings reloaded", changed=len(found.changed), needs_restart=waiting)
+    except HeadgateError as error:
+        log.warning("settings were not reloaded; nothing has changed", problem=str(error))
+    except Exception:
+        # Nobody awaits this, so a fault that nobody foresaw would go unseen.
+        log.exception("settings were not reloaded")
+
+
+# What `headgate up` prints when it takes tasks: lines to paste, or one line for a program.
+
+EXAMPLE_TASK = '{"agentId": "demo", "action": "hello", "params": {"name": "world"}}'
+
+
+class Started(msgspec.Struct, kw_only=True, rename="camel"):
+    """A service that takes tasks; `token_file` is where a token for it is, if there is one."""
+
+    address: str
+    role: str
+    token_file: str | None
+
+
+async def welcome(service: Service, address: str, directory: Path, *, as_json: bool) -> str:
+    """Return what is to be printed; the first token of a store is made for it."""
+    if as_json:
+        return await _for_programs(service, address, directory)
+    from headgate.app import entrance_rules  # noqa: PLC0415
+
+    is_needed = entrance_rules(service.settings).needs_token
+    header = token_header(directory) if is_needed else ""
+    lines = [f"headgate serves {address}"]
+    # Before the lines that need it, and in the same piece: whoever reads one has read the other.
+    token = await token_lines(service.tokens, directory, is_needed=is_needed)
+    lines += [f"  {line}" for line in token]
+    lines.append(f"  curl -s{header} {address}/tasks -d '{EXAMPLE_TASK}'")
+    lines.append(f"  curl -s{header} {address}/tasks")
+    return "\n".join(lines)
+
+
+async def demo_welcome(service: Service, address: str, folder: Path) -> str:
+    """Return what is printed of a demonstration: where to look at it, before anything else."""
+    from headgate.app import entrance_rules  # noqa: PLC0415
+
+    is_needed = entrance_rules(service.settings).needs_token
+    await token_lines(service.tokens, folder, is_needed=is_needed)
+    token = read_private_file(folder / TOKEN_FILE) if is_needed else None
+    if service.settings.dashboard.mode == "off":
+        place, use = f"headgate serves {address} without pages", "its token is"
+    else:
+        place, use = f"open {address} in a browser", "log in with"
+    lines = [
+        f"{place}; Ctrl-C ends it",
+        *([] if token is None else [f"  {use} {token.decode('ascii').strip()}"]),
+        "  a demonstration: agents and provider are simulated on this machine, and nothing is kept",
+        # With the folder, so that the token of another service of this user is not sent.
+        f"  in another terminal: headgate top --url {address} --data {shlex.quote(str(folder))}",
+    ]
+    return "\n".join(lines)
+
+
+async def _for_programs(service: Service, address: str, directory: Path) -> str:
+    """Return one line of JSON; a token that was made now is in its file alone."""
+    from headgate.app import entrance_rules  # noqa: PLC0415
+
+    is_needed = entrance_rules(service.settings).needs_token
+    await token_lines(service.tokens, directory, is_needed=is_needed)
+    # Now there is one. What is said of it has no secret, only what is wrong with the file.
+    for line in await token_lines(service.tokens, directory, is_needed=is_needed):
+        click.echo(f"headgate: {line}", err=True)
+    path = directory / TOKEN_FILE
+    started = Started(
+        address=address,
+        role=service.engine.health().role,
+        token_file=str(path) if path.exists() else None,
+    )
+    return msgspec.json.encode(started).decode()

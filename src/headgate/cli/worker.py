@@ -1,0 +1,145 @@
+"""`headgate worker`: runs tasks of one agent on this machine, for a service elsewhere.
+
+The first Ctrl-C (or SIGTERM) takes no more tasks and lets what runs finish; the second stops it,
+and the service gives it to others; the third ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from headgate.cli.connection import Connection, connection_options, found_service
+from headgate.errors import InvalidSettingError
+
+if TYPE_CHECKING:
+    from headgate.client.worker import Worker
+    from headgate.executors.executor import Executor
+
+
+EXIT_AT_ONCE = 130
+MAX_PLACES = 1_000
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  headgate worker --agent coder-1 --run my_tasks:work
+  headgate worker --agent coder-1 --command 'review-agent --json' --places 4
+  headgate worker --agent coder-1 --run my_tasks:work --url https://headgate.example
+"""
+)
+@click.option("--agent", "agent_id", metavar="NAME", required=True, help="Whose tasks to take.")
+@click.option("--run", "entry_point", metavar="MODULE:FUNCTION", help="Call this for each task.")
+@click.option("--command", metavar="COMMAND", help="Run this for each task, with it on its input.")
+@click.option(
+    "--places",
+    metavar="N",
+    type=click.IntRange(1, MAX_PLACES),
+    default=1,
+    show_default=True,
+    help="How many tasks to run at once.",
+)
+@connection_options
+def worker(
+    *,
+    agent_id: str,
+    entry_point: str | None,
+    command: str | None,
+    places: int,
+    connection: Connection,
+) -> None:
+    """Take tasks of an agent from a service, and run them here.
+
+    Only tasks of a pull target are given to workers. Everything that is decided elsewhere is
+    decided for them, too: shares, budgets and limits.
+    """
+    executor = _executor(entry_point, command, places)
+    _tell_what_is_logged(logging.getLogger("headgate.worker"))
+    asyncio.run(_work(connection, executor, agent_id, places))
+
+
+def _executor(entry_point: str | None, command: str | None, places: int) -> Executor:
+    from headgate.executors.build import build_executor  # noqa: PLC0415
+    from headgate.executors.targets import CallableTarget, CommandTarget, Target  # noqa: PLC0415
+
+    if (entry_point is None) == (command is None):
+        raise InvalidSettingError("headgate worker", "give --run or --command, one of the two")
+    target: Target
+    if entry_point is not None:
+        # A console script does not look where it is called.
+        sys.path.insert(0, str(Path.cwd()))
+        target = CallableTarget(entry_point=entry_point, threads=places)
+    else:
+        target = CommandTarget(command=_words(command or ""))
+    return build_executor("worker", target, environ=os.environ, clock=lambda: 0.0)
+
+
+def _words(command: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise InvalidSettingError("--command", f"cannot be read: {error}") from None
+    if not words:
+        raise InvalidSettingError("--command", "must begin with the name of a program")
+    return words
+
+
+async def _work(connection: Connection, executor: Executor, agent_id: str, places: int) -> None:
+    from headgate.client.client import Client  # noqa: PLC0415
+    from headgate.client.worker import ServiceLine, Worker  # noqa: PLC0415
+
+    url, token = found_service(connection)
+    async with Client(url, token=token, retries=0) as client:
+        line = ServiceLine(client, agent_id, told=_tell)
+        work = Worker(line, executor, agent_id=agent_id, places=places)
+        _handle_signals(work)
+        takes = f"takes tasks of {agent_id} from {url}, {places} at once"
+        await work.run(opened=lambda: _tell(takes))
+        _tell(f"has finished {work.finished} tasks")
+
+
+class _Told(logging.Handler):
+    """Tells a person what the worker logs; a fault is told with where it lies."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line, and a traceback where there is one."""
+        _tell(self.format(record))
+
+
+def _tell_what_is_logged(logger: logging.Logger) -> None:
+    logger.handlers = [_Told()]
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+
+
+def _tell(line: str) -> None:
+    click.echo(f"headgate worker: {line}", err=True)
+
+
+def _handle_signals(work: Worker) -> None:
+    asked = 0
+
+    def stop() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            _tell("finishes what runs; Ctrl-C again gives it back")
+            work.drain()
+        elif asked == 2:  # noqa: PLR2004
+            work.give_up()
+        else:
+            sys.stderr.flush()
+            os._exit(EXIT_AT_ONCE)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)

@@ -1,0 +1,769 @@
+"""Changing the settings of a running service: one change at a time, wholly or not at all.
+
+Whoever asks for a change, a file, a signal or a person, it goes the same way: the settings that
+would be in force are computed and checked, what they need is opened, the store is told in one
+transaction with the entry of the audit log, and then everything that runs goes by them, from the
+next round of the dispatcher on. Up to the transaction nothing has happened; after it nothing can
+fail.
+
+Rule: what dispatches decides by its own settings. Overrides are in the store, and every node looks
+for them; a file is each node's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+)
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import structlog
+
+from headgate.config import Settings
+from headgate.config.loading import ECHO_NAME, Loaded, Origin, Origins, decode
+from headgate.config.overrides import (
+    MAX_OVERRIDES,
+    PAUSED,
+    Adoption,
+    Change,
+    Difference,
+    Override,
+    OverrideKind,
+    Place,
+    Tables,
+    adopt,
+    busy_names,
+    busy_projects,
+    difference,
+    is_in_force,
+    is_paused,
+    read_overrides,
+    said_of,
+    settled,
+    settled_origins,
+    unknown_targets,
+    with_overrides,
+    written_table,
+)
+from headgate.config.settings import DEFAULT_PROJECT
+from headgate.config.sources import Merged, Table
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.ledger import Ledger
+from headgate.core.budgets.scopes import Scope
+from headgate.core.snapshot import Standing
+from headgate.engine.engine import Engine, EngineSettings, in_force, reconfigure
+from headgate.errors import InvalidSettingError, StoreError
+from headgate.executors.executor import Executor
+from headgate.executors.targets import PULL_NAME, Target, has_slot
+from headgate.storage.audit import FILE, Actor, AuditEntry, Detail
+from headgate.storage.transaction import Access
+
+# A file that is read again while the service runs: what it may leave out, and what that means.
+#
+# Rules: in `[scheduler]` a key that is absent keeps what was. A project, agent or target that is no
+# longer there is drained: what it has still runs, nothing new is taken, and then it is gone.
+
+DRAINED = ("projects", "agents", "targets")
+DRAINING = "draining"
+_EITHER = ("alpha", "optimize_for")
+_ALWAYS_THERE = (("projects", DEFAULT_PROJECT), ("targets", PULL_NAME))
+
+Left = frozenset[tuple[str, str]]
+"""Section and name of what the file has no more, and what drains because of that."""
+
+
+def completed(before: Tables, after: Tables) -> dict[str, Table]:
+    """Return the tables of a file with what it leaves out and means to keep."""
+    tables = {section: dict(table) for section, table in after.items()}
+    tables["scheduler"] = before.get("scheduler", {}) | tables.get("scheduler", {})
+    given = after.get("scheduler", {})
+    for key, other in (_EITHER, _EITHER[::-1]):
+        if key in given and other not in given:
+            tables["scheduler"].pop(other, None)
+    return tables
+
+
+def reloaded(before: Tables, after: Tables) -> dict[str, Table]:
+    """Return the tables that come into force when a file is read again, after those before."""
+    tables = completed(before, after)
+    gone = left(before, after)
+    if any(section == "targets" for section, _ in gone):
+        tables["targets"] = _with_default(tables["targets"])
+    for section, name in gone:
+        table = written_table(before, section, name) or {}
+        drained = {key: value for key, value in table.items() if key != "default"}
+        tables[section][name] = drained | {"status": DRAINING}
+    return tables
+
+
+def left(before: Tables, after: Tables) -> list[tuple[str, str]]:
+    """List what was there and is there no more, in the order in which it was."""
+    return [
+        (section, name)
+        for section in DRAINED
+        for name in _names(before, section)
+        if name not in _names(after, section) and (section, name) not in _ALWAYS_THERE
+    ]
+
+
+def without(tables: Tables, gone: Iterable[tuple[str, str]]) -> dict[str, Table]:
+    """Return tables without what has drained."""
+    dropped = set(gone)
+    return {
+        section: {name: value for name, value in table.items() if (section, name) not in dropped}
+        for section, table in tables.items()
+    }
+
+
+def _with_default(targets: Table) -> Table:
+    """Return targets with the one that is the default where no others are, written as such.
+
+    Without that, one that drains beside it would be the only one, and take nothing new.
+    """
+    if set(targets) - {PULL_NAME}:
+        return targets
+    name = next(iter(targets), ECHO_NAME)
+    written = written_table({"targets": targets}, "targets", name) or {}
+    return {name: written | {"default": True}}
+
+
+def _names(tables: Tables, section: str) -> list[str]:
+    names = list(tables.get(section, {}))
+    return [ECHO_NAME] if section == "targets" and not names else names
+
+
+# What the settings of a service are made of at a moment, and how the next moment's follow.
+#
+# All of it is pure: the tables of the file as they were last read, the overrides beside them, and
+# what has left the file and drains. The settings in force follow from these three and nothing else.
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """The tables in force, the overrides, what drains, and the settings that these make.
+
+    `written` is what was read; `settings` has of it what can come into force without a restart.
+    `origins` says which file, variable or option each value was read from.
+    """
+
+    tables: dict[str, Table]
+    settings: Settings
+    written: Settings
+    overrides: tuple[Override, ...] = ()
+    left: Left = frozenset()
+    origins: Origins = {}
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing new is to be started at all."""
+        return is_paused(self.overrides)
+
+    def overridden(self, kind: str, name: str) -> tuple[str, ...]:
+        """Return the keys of a name that are not as the file says."""
+        found = (one for one in self.overrides if (one.kind, one.name) == (kind, name))
+        return tuple(one.key for one in found if is_in_force(self.tables, one))
+
+    def ended(self) -> tuple[Override, ...]:
+        """Return the overrides that the file no longer lets hold."""
+        return tuple(one for one in self.overrides if not is_in_force(self.tables, one))
+
+    def with_overrides(self, overrides: Iterable[Override]) -> Situation:
+        """Return the situation with other overrides, or raise `InvalidSettingError`."""
+        return _resolved(self, tables=self.tables, overrides=tuple(overrides), left=self.left)
+
+    def with_file(self, tables: dict[str, Table], origins: Origins | None = None) -> Situation:
+        """Return the situation after the file was read again, or raise `InvalidSettingError`.
+
+        What drains is beside the file for a while only, so the file must be right without it.
+        """
+        decode(Merged(completed(self.tables, tables), {}))
+        following = reloaded(self.tables, tables)
+        gone = frozenset(left(self.tables, tables))
+        after = _resolved(self, tables=following, overrides=self.overrides, left=gone)
+        return msgspec.structs.replace(after, origins=settled_origins(self.origins, origins or {}))
+
+    def with_strays(self, projects: Iterable[str]) -> Situation:
+        """Return the situation with projects that have tasks and are not configured: they drain."""
+        named = dict(self.tables["projects"]) | {name: {"status": DRAINING} for name in projects}
+        tables = self.tables | {"projects": named}
+        gone = self.left | {("projects", name) for name in projects}
+        return _resolved(self, tables=tables, overrides=self.overrides, left=gone)
+
+    def after_draining(self, gone: Iterable[tuple[str, str]]) -> Situation:
+        """Return the situation without what has drained."""
+        done = frozenset(gone)
+        tables = without(self.tables, done)
+        return _resolved(self, tables=tables, overrides=self.overrides, left=self.left - done)
+
+    def with_those_that_fit(self, overrides: Iterable[Override]) -> Situation:
+        """Return the situation with as many overrides as go with the file.
+
+        A start must not fail because a file contradicts what somebody changed by hand before.
+        """
+        chosen: list[Override] = []
+        situation = self
+        for one in overrides:
+            try:
+                situation = self.with_overrides([*chosen, one])
+            except InvalidSettingError:
+                continue
+            chosen.append(one)
+        return situation
+
+
+def first_situation(
+    settings: Settings, tables: dict[str, Table], origins: Origins | None = None
+) -> Situation:
+    """Return what a service starts from."""
+    return Situation(tables=tables, settings=settings, written=settings, origins=origins or {})
+
+
+def _resolved(
+    before: Situation, *, tables: dict[str, Table], overrides: tuple[Override, ...], left: Left
+) -> Situation:
+    decoded = decode(Merged(with_overrides(tables, overrides), {}))
+    return Situation(
+        tables=tables,
+        settings=settled(before.settings, decoded),
+        written=decoded,
+        overrides=overrides,
+        left=left,
+        origins=before.origins,
+    )
+
+
+# Reading the settings again beside everything else that goes on.
+#
+# A file may lie where nothing answers any more. Rule: whoever wants another change does not wait
+# for it, one thread at most does, and a reload that takes too long is told of.
+
+READ_SECONDS = 10.0
+
+
+class SettingsReader:
+    """Reads one at a time, so that what was read later comes into force later."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._under_way: asyncio.Task[Merged] | None = None
+
+    @asynccontextmanager
+    async def read(self, origin: Origin) -> AsyncIterator[Merged]:
+        """Give what the sources say now; nobody reads them again while the body runs."""
+        async with self._turn:
+            if self._under_way is not None and not self._under_way.done():
+                problem = "has not been read since it was last asked for; see where it lies"
+                raise InvalidSettingError(_name(origin), problem)
+            yield await self._read(origin)
+
+    async def _read(self, origin: Origin) -> Merged:
+        # A large file takes a while to be read, and the loop has other things to do.
+        self._under_way = asyncio.create_task(asyncio.to_thread(origin.read))
+        self._under_way.add_done_callback(_note)
+        done, _ = await asyncio.wait({self._under_way}, timeout=READ_SECONDS)
+        if not done:
+            problem = f"was not read within {READ_SECONDS:g} s, and nothing has changed"
+            raise InvalidSettingError(_name(origin), f"{problem}; reload when it can be read")
+        return self._under_way.result()
+
+
+def _name(origin: Origin) -> str:
+    return "settings" if origin.path is None else str(origin.path)
+
+
+def _note(task: asyncio.Task[Merged]) -> None:
+    # Marks an error as seen: nobody waits for what took too long.
+    if not task.cancelled():
+        task.exception()
+
+
+# What the last reload of this node came to, for whoever asks later.
+#
+# A file is read again by itself when it has changed, and then nobody waits for an answer. Where a
+# person had it read before, that finds nothing new, and what the person's reload changed is still
+# the news. Rule: what is noted has no secret in it, since it is made of what a reload answers
+# with.
+
+
+class ReloadNote(msgspec.Struct, frozen=True, kw_only=True):
+    """When the settings were read again, for whom, and what that changed; or the `problem`."""
+
+    at: float
+    by: str
+    changed: tuple[Change, ...] = ()
+    problem: str = ""
+
+
+class ReloadNotes:
+    """Notes the last reload; `last` is None until there is one."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.last: ReloadNote | None = None
+
+    async def note(
+        self, actor: Actor, reload: Callable[[Actor], Awaitable[Difference]]
+    ) -> Difference:
+        """Reload, and note what came of it."""
+        try:
+            found = await reload(actor)
+        except InvalidSettingError as error:
+            self.last = ReloadNote(at=self._now(), by=actor.name, problem=str(error))
+            raise
+        if actor is not FILE or found.changed or self.last is None or self.last.problem:
+            self.last = ReloadNote(at=self._now(), by=actor.name, changed=found.changed)
+        return found
+
+
+log = structlog.get_logger("headgate.settings")
+
+NO_FILE = "the service was started by a program, without settings that could be read again"
+
+
+Result = TypeVar("Result")
+
+
+class Assembly(Protocol):
+    """How settings become parts; the one place that names concrete classes knows."""
+
+    def engine_settings(self, settings: Settings, *, is_paused: bool) -> EngineSettings:
+        """Return the part of the settings that the engine goes by."""
+
+    def executors(self, targets: Mapping[str, Target]) -> dict[str, Executor]:
+        """Return an executor for each target; none of them is open."""
+
+
+Listener = Callable[[Settings, bool], None]
+"""Told of settings that have come into force, and whether everything is paused."""
+
+
+class Administration:
+    """The settings of one node, and the only way in which they change."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        access: Access,
+        assembly: Assembly,
+        loaded: Loaded,
+        *,
+        executors: dict[str, Executor],
+        ledger: Ledger | None = None,
+    ) -> None:
+        self._engine = engine
+        self._access = access
+        self._assembly = assembly
+        self._executors = executors
+        self._ledger = ledger
+        self._lock = asyncio.Lock()
+        self._reader = SettingsReader()
+        self._is_prepared = asyncio.Event()
+        self._listeners: list[Listener] = []
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._unsent: Situation | None = None
+        self._missing_targets: frozenset[str] = frozenset()
+        self.origin = loaded.origin
+        self.reloads = ReloadNotes(access.now)
+        self.situation = first_situation(loaded.settings, loaded.tables, loaded.origins)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self.situation.settings
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing new is started at all."""
+        return self.situation.is_paused
+
+    def listen(self, listener: Listener) -> None:
+        """Tell somebody of settings now, and whenever others come into force."""
+        self._listeners.append(listener)
+        listener(self.settings, self.is_paused)
+
+    async def prepare(self) -> None:
+        """Go on from what was changed before this process started; the store is open by then."""
+        async with self._lock:
+            situation = self._first(await self._access.ask(read_overrides))
+            busy = await self._access.ask(busy_projects)
+            strays = sorted(busy - situation.settings.projects.keys())
+            if strays:
+                log.warning("projects without settings have tasks; they drain", projects=strays)
+                situation = situation.with_strays(strays)
+            await self._find_missing_targets(situation.settings)
+            adoption = Adoption(ended=tuple(one.place for one in situation.ended()))
+            await self._adopt(_without_ended(situation), adoption)
+        self._is_prepared.set()
+
+    def _first(self, overrides: tuple[Override, ...]) -> Situation:
+        try:
+            return self.situation.with_overrides(overrides)
+        except InvalidSettingError as error:
+            log.warning("the file contradicts what was changed beside it", problem=str(error))
+            return self.situation.with_those_that_fit(overrides)
+
+    async def _find_missing_targets(self, settings: Settings) -> None:
+        # Where nodes share a store, another may know the target: each has a file of its own.
+        if self._engine.store.is_shared:
+            return
+        known = tuple(sorted(settings.all_targets))
+        missing = await self._access.ask(partial(unknown_targets, known=known))
+        self._missing_targets = frozenset(missing)
+        if missing:
+            log.warning("targets without settings have tasks; these wait", targets=missing)
+
+    async def reload(self, actor: Actor) -> Difference:
+        """Read the file again, and go by it; `InvalidSettingError` if it cannot be used."""
+        return await self._to_its_end(self.reloads.note(actor, self._reload))
+
+    async def _reload(self, actor: Actor) -> Difference:
+        if self.origin is None:
+            raise InvalidSettingError("settings", NO_FILE)
+        async with self._reader.read(self.origin) as merged, self._lock:
+            before, after = self.situation, self.situation.with_file(merged.tables, merged.origins)
+            found = difference(before.settings, after.written)
+            found = msgspec.structs.replace(
+                found, changed=difference(before.settings, after.settings).changed
+            )
+            if not found.is_empty or after.ended():
+                await self._change(after, actor, "settings.reload", "", found.changed)
+            return found
+
+    async def override(
+        self,
+        kind: OverrideKind,
+        name: str,
+        values: Mapping[str, object],
+        actor: Actor,
+        *,
+        resets: tuple[str, ...] = (),
+    ) -> tuple[Change, ...]:
+        """Change keys beside the file, and let the file say those that are reset.
+
+        `InvalidSettingError` if the settings would not be right.
+        """
+        ended = {(kind, name, key) for key in resets if key not in values}
+        return await self._to_its_end(self._override(kind, name, values, actor, ended))
+
+    async def _override(
+        self,
+        kind: OverrideKind,
+        name: str,
+        values: Mapping[str, object],
+        actor: Actor,
+        ended: Collection[Place],
+    ) -> tuple[Change, ...]:
+        async with self._lock:
+            before = self.situation
+            begun = tuple(
+                Override(
+                    kind=kind,
+                    name=name,
+                    key=key,
+                    value=value,
+                    file_value=said_of(before.tables, kind, name, key),
+                    at=self._access.now(),
+                    by=actor.name,
+                )
+                for key, value in values.items()
+            )
+            kept = tuple(one for one in before.overrides if one.place not in ended)
+            after = before.with_overrides(_replaced(kept, begun))
+            if len(after.overrides) > MAX_OVERRIDES:
+                problem = f"{MAX_OVERRIDES:,} keys are overridden already; write some into the file"
+                raise InvalidSettingError(kind, problem)
+            changed = difference(before.settings, after.settings).changed
+            action = f"{kind.removesuffix('s')}.patch"
+            await self._change(after, actor, action, name, changed, begun=begun, reset=ended)
+            return changed
+
+    async def pause(self, actor: Actor, *, is_paused: bool) -> None:
+        """Turn the switch that pauses everything."""
+        await self._to_its_end(self._pause(actor, is_paused=is_paused))
+
+    async def _pause(self, actor: Actor, *, is_paused: bool) -> None:
+        async with self._lock:
+            before = self.situation
+            switch = Override(
+                kind="scheduler",
+                name="",
+                key=PAUSED,
+                value=is_paused,
+                at=self._access.now(),
+                by=actor.name,
+            )
+            after = before.with_overrides(_replaced(before.overrides, (switch,)))
+            change = Change(key="scheduler.paused", before=before.is_paused, after=is_paused)
+            action = "scheduler.pause" if is_paused else "scheduler.resume"
+            await self._change(after, actor, action, "", (change,), begun=(switch,))
+
+    async def look(self) -> None:
+        """Go by what was changed at other nodes."""
+        # Read inside the lock: what was read before a change must not come into force after it.
+        async with self._lock:
+            overrides = await self._access.ask(read_overrides)
+            if overrides == self.situation.overrides:
+                return
+            try:
+                after = self.situation.with_overrides(overrides)
+            except InvalidSettingError as error:
+                log.warning("the file contradicts a change at another node", problem=str(error))
+                after = self.situation.with_those_that_fit(overrides)
+                after = msgspec.structs.replace(after, overrides=overrides)
+            await self._adopt(after, Adoption())
+
+    async def finish_draining(self) -> None:
+        """Let go of what has left the file and has no tasks any more."""
+        if not self.situation.left:
+            return
+        async with self._lock:
+            asked = tuple(sorted(self.situation.left))
+            busy = await self._access.ask(partial(busy_names, asked=asked))
+            done = set(asked) - busy
+            if done:
+                await self._adopt(self.situation.after_draining(done), Adoption())
+                log.info("has drained", names=[".".join(one) for one in sorted(done)])
+
+    async def send_limits(self) -> None:
+        """Tell a ledger outside the store of budgets that it could not be told of before."""
+        if self._unsent is not None:
+            await self._tell_ledger(self._unsent, self.situation)
+
+    async def _to_its_end(self, change: Coroutine[Any, Any, Result]) -> Result:
+        """Carry a change out, also if whoever asked for it goes away meanwhile.
+
+        One that comes while the service starts waits for the store to be open.
+        """
+        task = asyncio.get_running_loop().create_task(self._when_prepared(change))
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        result = await asyncio.shield(task)
+        await in_force(self._engine)
+        return result
+
+    async def _when_prepared(self, change: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            await self._is_prepared.wait()
+        except BaseException:
+            change.close()
+            raise
+        return await change
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        # Marks an error as seen: whoever asked may have gone meanwhile.
+        if not task.cancelled():
+            task.exception()
+
+    async def _change(
+        self,
+        after: Situation,
+        actor: Actor,
+        action: str,
+        subject: str,
+        changed: tuple[Change, ...],
+        *,
+        begun: tuple[Override, ...] = (),
+        reset: Collection[Place] = (),
+    ) -> None:
+        """Put a situation in force that somebody asked for, and write down who did."""
+        ended = (*reset, *(one.place for one in after.ended()))
+        entry = AuditEntry(actor=actor, action=action, subject=subject, detail=_detail(changed))
+        adoption = Adoption(
+            begun=tuple(one for one in begun if one.place not in ended),
+            ended=ended,
+            budgets=self._budgets(after),
+            entry=entry,
+        )
+        await self._adopt(_without_ended(after), adoption)
+        keys = [change.key for change in changed]
+        log.info("settings changed", action=action, by=actor.name, subject=subject, keys=keys)
+
+    async def _adopt(self, after: Situation, adoption: Adoption) -> None:
+        before = self.situation
+        executors, opened = await self._opened(before, after)
+        try:
+            if not adoption.is_empty:
+                keeps_books = self._ledger is None
+                await self._access.run(partial(adopt, adoption=adoption, keeps_books=keeps_books))
+            await reconfigure(self._engine, self._engine_settings(after), executors)
+        except BaseException:
+            for executor in opened:
+                await executor.close()
+            raise
+        self.situation, self._executors = after, executors
+        for listener in self._listeners:
+            listener(after.settings, after.is_paused)
+        if adoption.budgets is not None:
+            await self._tell_ledger(before, after)
+
+    def _engine_settings(self, after: Situation) -> EngineSettings:
+        settings = self._assembly.engine_settings(after.settings, is_paused=after.is_paused)
+        missing = tuple(sorted(self._missing_targets - after.settings.all_targets.keys()))
+        desk = msgspec.structs.replace(settings.desk, missing_targets=missing)
+        return msgspec.structs.replace(settings, desk=desk)
+
+    async def _opened(
+        self, before: Situation, after: Situation
+    ) -> tuple[dict[str, Executor], list[Executor]]:
+        """Return the executors of all targets, and those of them that were opened for this."""
+        old = {name: _work_of(target) for name, target in before.settings.targets.items()}
+        wanted = after.settings.targets
+        changed = {
+            name: target
+            for name, target in wanted.items()
+            if name not in self._executors or old.get(name) != _work_of(target)
+        }
+        new = self._assembly.executors(changed)
+        opened: list[Executor] = []
+        try:
+            for executor in new.values():
+                await executor.open()
+                opened.append(executor)
+        except BaseException:
+            for executor in opened:
+                await executor.close()
+            raise
+        known = self._executors | new
+        return {name: known[name] for name in wanted if name in known}, opened
+
+    def _budgets(self, after: Situation) -> dict[Scope, Limit] | None:
+        wanted = self._assembly.engine_settings(after.settings, is_paused=False).budgets
+        return wanted if wanted != self._engine.settings.budgets else None
+
+    async def _tell_ledger(self, before: Situation, after: Situation) -> None:
+        if self._ledger is None:
+            return
+        old = self._assembly.engine_settings(before.settings, is_paused=False).budgets
+        new = self._assembly.engine_settings(after.settings, is_paused=False).budgets
+        self._unsent = self._unsent or before
+        try:
+            for scope in old.keys() - new.keys():
+                await self._ledger.set_limit(scope, Limit())
+            for scope, limit in new.items():
+                await self._ledger.set_limit(scope, limit)
+            self._unsent = None
+        except StoreError as error:
+            log.warning("the ledger was not told of new budgets; tried again", problem=str(error))
+
+
+def _replaced(overrides: tuple[Override, ...], begun: tuple[Override, ...]) -> tuple[Override, ...]:
+    new = {one.place: one for one in (*overrides, *begun)}
+    return tuple(new[place] for place in sorted(new))
+
+
+def _without_ended(situation: Situation) -> Situation:
+    ended = {one.place for one in situation.ended()}
+    kept = tuple(one for one in situation.overrides if one.place not in ended)
+    return msgspec.structs.replace(situation, overrides=kept)
+
+
+def _work_of(target: Target) -> Target:
+    """Return what of a target its executor is made of."""
+    # Which slot it is makes no difference to it, but whether there is one.
+    slot = "" if has_slot(target) else None
+    return msgspec.structs.replace(
+        target, status=Standing.ACTIVE, slot=slot, provider=None, default=False
+    )
+
+
+def _detail(changed: tuple[Change, ...]) -> Detail:
+    return {change.key: {"from": change.before, "to": change.after} for change in changed}
+
+
+# Two loops: one that sees when the file changes, one that looks after what takes time.
+#
+# Editors write a file in several steps, or put another in its place. So a change is acted upon when
+# the file has been the same for two looks in a row, whatever it is made of by then.
+
+WATCH_SECONDS = 1.0
+UPKEEP_SECONDS = 2.0
+
+Signature = tuple[int, int, int, int] | None
+
+
+class Reloads(Protocol):
+    """Reads the settings again when it is told to."""
+
+    async def reload(self, actor: Actor, /) -> object:
+        """Read them, or raise `InvalidSettingError` and change nothing."""
+
+
+class SettingsWatch:
+    """Reloads when the file has changed."""
+
+    def __init__(self, administration: Reloads, path: Path) -> None:
+        self._administration = administration
+        self._path = path
+        self._known = signature_of(path)
+        self._last = self._known
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            await self.run_once()
+
+    async def run_once(self) -> bool:
+        """Look at the file once; return whether it was read again."""
+        found = await asyncio.to_thread(signature_of, self._path)
+        is_settled = found == self._last
+        self._last = found
+        if found is None or found == self._known or not is_settled:
+            return False
+        try:
+            await self._administration.reload(FILE)
+        except InvalidSettingError as error:
+            log.warning("the file was not taken; nothing has changed", problem=str(error))
+        except StoreError as error:
+            log.warning("the file could not be taken now; tried again", problem=str(error))
+            return False
+        self._known = found
+        return True
+
+
+def signature_of(path: Path) -> Signature:
+    """Return what tells one state of a file from another; None if it is not there."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class Upkeep:
+    """Looks for changes at other nodes, and lets go of what has drained."""
+
+    def __init__(self, administration: Administration, *, is_shared: bool) -> None:
+        self._administration = administration
+        self._is_shared = is_shared
+        self._problem = ""
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await asyncio.sleep(UPKEEP_SECONDS)
+            await self.run_once()
+
+    async def run_once(self) -> None:
+        """Look once; what cannot be done now is tried again at the next look."""
+        try:
+            if self._is_shared:
+                await self._administration.look()
+            await self._administration.finish_draining()
+            await self._administration.send_limits()
+            self._problem = ""
+        except (StoreError, InvalidSettingError) as error:
+            if self._problem != str(error):
+                log.warning("changes of settings were not looked for", problem=str(error))
+            self._problem = str(error)

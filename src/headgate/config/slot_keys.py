@@ -1,0 +1,131 @@
+"""From the settings of a slot to its key, its place, and what the rules know of it.
+
+Rule: a key is read when it is used, and goes nowhere else. No message, repr or difference has it;
+what is kept of it is a digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from headgate.config.messages import key_path
+from headgate.config.settings import SLOTS, QuotaSettings, Settings, SlotSettings
+from headgate.config.sources import regular_content
+from headgate.core.slots.slot import SlotConfig
+from headgate.core.slots.wakes import WakeConfig
+from headgate.errors import InvalidSettingError
+from headgate.providers.endpoints import ProviderPlace, settled
+from headgate.storage.zones import zone
+
+MAX_KEY_BYTES = 16_384
+DIGEST_CHARACTERS = 32
+
+_KEY = re.compile(r"[!-~]+")
+
+
+def read_key(slot: SlotSettings, environ: Mapping[str, str]) -> str:
+    """Read the key anew, or raise `InvalidSettingError`, which says what to do and not the key."""
+    if slot.key_env is not None:
+        text = environ.get(slot.key_env)
+        if text is None:
+            problem = f"the variable {slot.key_env} is not set; set it where the service starts"
+            raise _unreadable(slot, "key_env", problem)
+        return _checked(slot, "key_env", f"the variable {slot.key_env}", text)
+    return _key_in_file(slot, slot.key_file or "")
+
+
+def place_of(slot: SlotSettings) -> ProviderPlace:
+    """Return where the provider of a slot is asked; headers are as the file writes them."""
+    return ProviderPlace(
+        base_url=slot.base_url,
+        quota_url=slot.quota_url,
+        request_url=slot.request_url,
+        model=slot.wake_model,
+        wake_body=slot.wake_body,
+        headers=slot.headers,
+        percent_pointer=slot.percent_pointer,
+        used_pointer=slot.used_pointer,
+        limit_pointer=slot.limit_pointer,
+        reset_pointer=slot.reset_pointer,
+    )
+
+
+def wake_config(quota: QuotaSettings, slot: SlotSettings) -> WakeConfig:
+    """Return when a slot is woken and polled; `InvalidSettingError` if nobody knows its zone."""
+    return WakeConfig(
+        wake_modes=frozenset(slot.wake_modes),
+        wake_interval_minutes=slot.wake_interval_minutes,
+        wake_times=slot.wake_times,
+        wake_after_reset_minutes=slot.wake_after_reset_minutes,
+        poll_interval_minutes=slot.poll_interval_minutes,
+        zone=zone(slot.zone, field="zone"),
+        wake_catch_up_minutes=quota.wake_catch_up_minutes,
+        wake_quota_retry_window_minutes=quota.wake_quota_retry_window_minutes,
+        max_consecutive_errors=quota.max_consecutive_errors,
+        quota_poll_backoff_cap_minutes=quota.quota_poll_backoff_cap_minutes,
+    )
+
+
+def slot_config(settings: Settings, slot: SlotSettings, key: str | None) -> SlotConfig:
+    """Return a slot as the rules see it; None is a key that cannot be read."""
+    quota = settings.quota
+    return SlotConfig(
+        name=slot.name,
+        provider=slot.provider,
+        wake=wake_config(quota, slot),
+        is_enabled=slot.enabled,
+        adaptive_polling=quota.adaptive_polling,
+        limit_type=slot.limit_type,
+        limit_unit=slot.limit_unit,
+        key_digest=_key_digest(slot, key),
+        settings_digest=_settings_digest(quota, slot, key),
+    )
+
+
+def _key_in_file(slot: SlotSettings, name: str) -> str:
+    try:
+        content = regular_content(Path(name).expanduser(), MAX_KEY_BYTES + 1)
+    except (OSError, ValueError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise _unreadable(slot, "key_file", f"{name} cannot be read: {why}") from None
+    if len(content) > MAX_KEY_BYTES:
+        problem = f"{name} has more than {MAX_KEY_BYTES:,} bytes; it holds no key"
+        raise _unreadable(slot, "key_file", problem)
+    return _checked(slot, "key_file", name, content.decode("ascii", "replace"))
+
+
+def _checked(slot: SlotSettings, field: str, place: str, text: str) -> str:
+    key = text.strip()
+    if not key:
+        raise _unreadable(slot, field, f"{place} is empty; put the key there")
+    if not _KEY.fullmatch(key):
+        problem = f"{place} does not hold just a key, one line of printable ASCII without spaces"
+        raise _unreadable(slot, field, problem)
+    return key
+
+
+def _unreadable(slot: SlotSettings, field: str, problem: str) -> InvalidSettingError:
+    return InvalidSettingError(key_path(SLOTS, slot.name, field), problem)
+
+
+def _key_digest(slot: SlotSettings, key: str | None) -> str:
+    place = settled(slot.provider, place_of(slot))
+    # A key that nobody can read is not taken for anybody else's.
+    owner = slot.name if key is None else None
+    return _digest(slot.provider, place.quota_url, place.request_url, key, owner)
+
+
+def _settings_digest(quota: QuotaSettings, slot: SlotSettings, key: str | None) -> str:
+    # How many slots there may be, and how long logs are kept, is none of one slot's matters.
+    shared = msgspec.structs.replace(quota, max_slots=1, max_log_days=1)
+    return _digest(slot, shared, key)
+
+
+def _digest(*parts: object) -> str:
+    content = msgspec.json.encode(parts, order="deterministic")
+    return hashlib.sha256(content).hexdigest()[:DIGEST_CHARACTERS]

@@ -1,0 +1,299 @@
+"""What a type cannot say: keys that contradict each other, and texts with a grammar of their own.
+
+Rule: whatever would fail at the start of the service, and can be known before it, fails here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import msgspec
+
+from headgate.config.messages import key_path
+from headgate.config.settings import (
+    SLOTS,
+    AuthSettings,
+    SchedulerSettings,
+    Settings,
+    SlotSettings,
+    WebhookSettings,
+)
+from headgate.config.slot_keys import place_of, wake_config
+from headgate.core.budgets.scopes import parse_scope
+from headgate.core.slots.wakes import check_wake_config
+from headgate.core.snapshot import MIN_CREDIT_WEIGHT, Standing
+from headgate.errors import InvalidFieldError, InvalidScopeError, InvalidSettingError
+from headgate.executors.targets import PULL_NAME, PullTarget
+from headgate.executors.templates import KEY
+from headgate.providers.endpoints import HTTP_JSON, check_place
+from headgate.providers.http_headers import HEADER_NAME
+from headgate.redaction import redacted
+from headgate.webhooks.guard import parse_allow_list
+
+# What the types of slots cannot say: keys that exclude or need each other, addresses, times.
+#
+# Rule: a key of a provider goes only where nobody on the way can read it. Plain http is for this
+# machine, and an address carries no password.
+
+LEAST_KEY_LENGTH = 20
+ADDRESSES = ("base_url", "quota_url", "request_url")
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_PLACEHOLDER = re.compile(r"\{[A-Za-z_][\w.]*\}")
+_KNOWN = re.compile(r"\{key\}|\{env\.\w+\}")
+_LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|::1")
+
+
+def check_slots(settings: Settings) -> None:
+    """Raise `InvalidSettingError`, naming the key, unless every slot could be run."""
+    count, most = len(settings.slots), settings.quota.max_slots
+    if count > most:
+        problem = f"has {count} slots, and quota.max_slots is {most}; raise it, or leave some out"
+        raise InvalidSettingError(SLOTS, problem)
+    for slot in settings.slots.values():
+        _check_slot(settings, slot)
+    _check_providers(settings)
+    _check_key_places(settings)
+
+
+def slot_label_warnings(settings: Settings) -> list[str]:
+    """List targets whose slot is not configured, though others are.
+
+    Without any slot in the file the name is a label: a rate limit, and what a 429 pauses.
+    """
+    if not settings.slots:
+        return []
+    return [
+        f"{key_path('targets', name, 'slot')}: no [[slots]] has the name {target.slot!r}; "
+        "its quota is not read"
+        for name, target in settings.targets.items()
+        if target.slot is not None and target.slot not in settings.slots
+    ]
+
+
+def _check_slot(settings: Settings, slot: SlotSettings) -> None:
+    where = (SLOTS, slot.name)
+    _check_key(slot, where)
+    _check_headers(slot, where)
+    wakes = bool(slot.wake_modes)
+    check_place(slot.provider, place_of(slot), setting=key_path(*where), wakes=wakes)
+    _check_addresses(slot, where)
+    if slot.limit_unit is not None and slot.limit_type is None:
+        problem = "needs limit_type, the type of the row that it is the unit of"
+        raise InvalidSettingError(key_path(*where, "limit_unit"), problem)
+    try:
+        check_wake_config(wake_config(settings.quota, slot))
+    except InvalidSettingError as error:
+        raise InvalidSettingError(key_path(*where, error.field), error.problem) from None
+
+
+def _check_key(slot: SlotSettings, where: tuple[str, str]) -> None:
+    field = key_path(*where, "key_env")
+    if slot.key_env is None and slot.key_file is None:
+        raise InvalidSettingError(field, "is missing; write it, or key_file")
+    if slot.key_env is None:
+        return
+    if slot.key_file is not None:
+        raise InvalidSettingError(field, "give either key_env or key_file, not both")
+    if not _VARIABLE.fullmatch(slot.key_env) or _looks_like_a_key(slot.key_env):
+        # Whoever writes the key itself here must not find it in a message.
+        problem = "is the name of a variable, as ZAI_KEY; the key itself is not written here"
+        raise InvalidSettingError(field, problem)
+
+
+def _looks_like_a_key(name: str) -> bool:
+    is_random = len(name) >= LEAST_KEY_LENGTH and "_" not in name and re.search("[0-9]", name)
+    return bool(is_random) or redacted(name) != name
+
+
+def _check_headers(slot: SlotSettings, where: tuple[str, str]) -> None:
+    for name, value in slot.headers.items():
+        field = key_path(*where, "headers", name)
+        if not HEADER_NAME.fullmatch(name):
+            raise InvalidSettingError(field, "is not the name of a header")
+        wrong = [one for one in _PLACEHOLDER.findall(value) if not _KNOWN.fullmatch(one)]
+        if wrong:
+            raise InvalidSettingError(
+                field, f"{wrong[0]} is unknown; it may be {{key}} or {{env.NAME}}"
+            )
+
+
+def _check_addresses(slot: SlotSettings, where: tuple[str, str]) -> None:
+    for name in ADDRESSES:
+        place = urlsplit(getattr(slot, name) or "")
+        field = key_path(*where, name)
+        if "@" in place.netloc:
+            raise InvalidSettingError(field, "has a user or a password in it; take it out")
+        if place.scheme == "http" and not _LOOPBACK.fullmatch(place.hostname or ""):
+            problem = (
+                "would send the key unencrypted; write https, as http is for this machine only"
+            )
+            raise InvalidSettingError(field, problem)
+    if slot.provider == HTTP_JSON and slot.base_url is not None:
+        problem = "has no meaning for http-json; write quota_url and request_url"
+        raise InvalidSettingError(key_path(*where, "base_url"), problem)
+
+
+def _check_providers(settings: Settings) -> None:
+    known = {slot.provider for slot in settings.slots.values()}
+    for name, target in settings.targets.items():
+        # What drains may have left the file together with its slots.
+        if target.provider is None or target.status is Standing.DRAINING:
+            continue
+        field = key_path("targets", name, "provider")
+        if target.slot is not None:
+            raise InvalidSettingError(field, "give either slot or provider, not both")
+        if target.provider not in known:
+            problem = f"no [[slots]] has the provider {target.provider!r}; add one, or correct it"
+            raise InvalidSettingError(field, problem)
+
+
+def _check_key_places(settings: Settings) -> None:
+    """Refuse a target that writes the key of a slot which has none to be read."""
+    for name, target in settings.targets.items():
+        is_label = target.slot is not None and target.slot not in settings.slots
+        if not is_label or target.status is Standing.DRAINING:
+            continue
+        if f"{{{KEY}}}" in msgspec.json.encode(target).decode():
+            problem = f"no [[slots]] has the name {target.slot!r}, and {{{KEY}}} needs its key"
+            raise InvalidSettingError(
+                key_path("targets", name, "slot"), f"{problem}; add it, or correct the name"
+            )
+
+
+MAX_NAMES = 10_000
+MAX_NAME_LENGTH = 128
+STORE_URLS = ("sqlite:///headgate.db", "postgresql://host/database", "memory:")
+_HOST = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
+_ADDRESS = re.compile(rf"https?://{_HOST.pattern}", re.ASCII)
+LEDGER_URLS = (
+    *STORE_URLS,
+    "redis://127.0.0.1:6379/0",
+    "rediss://host:6379/0",
+    "unix:///redis.sock",
+)
+
+
+@contextmanager
+def at_key(*parts: str) -> Iterator[None]:
+    """Say of this key what is wrong with the value that a rule of the core refuses."""
+    try:
+        yield
+    except InvalidFieldError as error:
+        raise InvalidSettingError(key_path(*parts), error.problem) from None
+
+
+def check_names(section: str, names: Iterable[str]) -> None:
+    """Refuse names that could not be shown, and more of them than can be meant."""
+    for count, name in enumerate(names, 1):
+        if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+            problem = f"a name has 1 to {MAX_NAME_LENGTH} characters, all of them printable"
+            raise InvalidSettingError(key_path(section, name), problem)
+        if count > MAX_NAMES:
+            raise InvalidSettingError(section, f"has more than {MAX_NAMES:,} names; leave some out")
+
+
+def check(settings: Settings) -> None:
+    """Raise `InvalidSettingError`, naming the key, unless the settings go together."""
+    _check_scheduler(settings.scheduler)
+    _check_projects(settings)
+    _check_targets(settings)
+    _check_pulling(settings)
+    check_slots(settings)
+    _check_advertised(settings.server.advertise)
+    _check_auth(settings.auth)
+    _check_webhooks(settings.webhooks)
+    _check_url("store", settings.store.url, STORE_URLS)
+    _check_url("ledger", settings.ledger.url, LEDGER_URLS)
+
+
+def _check_scheduler(scheduler: SchedulerSettings) -> None:
+    with at_key("scheduler", "alpha"):
+        _ = scheduler.resolved_alpha
+    with at_key("scheduler", "default_cost_usd"):
+        _ = scheduler.default_cost_micro_usd
+    base, longest = scheduler.retry_base_seconds, scheduler.retry_max_seconds
+    if longest < base:
+        problem = f"must be at least retry_base_seconds ({base:g}), not {longest:g}"
+        raise InvalidSettingError("scheduler.retry_max_seconds", problem)
+
+
+def _check_projects(settings: Settings) -> None:
+    for name, project in settings.projects.items():
+        _check_project_name(name)
+        if 0 < project.credit_weight < MIN_CREDIT_WEIGHT:
+            problem = f"must be 0, or {MIN_CREDIT_WEIGHT} or more, not {project.credit_weight}"
+            raise InvalidSettingError(key_path("projects", name, "credit_weight"), problem)
+
+
+def _check_project_name(name: str) -> None:
+    # A project's name is part of the scope of its budget.
+    try:
+        parse_scope(f"project:{name}")
+    except InvalidScopeError:
+        problem = "a project's name is made of letters, digits and . _ @ + -, and not too long"
+        raise InvalidSettingError(key_path("projects", name), problem) from None
+
+
+def _check_pulling(settings: Settings) -> None:
+    if not isinstance(settings.all_targets[PULL_NAME], PullTarget):
+        problem = f"the target {PULL_NAME} is what workers pull; give this one another name"
+        raise InvalidSettingError(key_path("targets", PULL_NAME), problem)
+    for name, agent in settings.agents.items():
+        if agent.target is not None and agent.target not in settings.all_targets:
+            problem = f"there is no target {agent.target!r}; name one of the section targets"
+            raise InvalidSettingError(key_path("agents", name, "target"), problem)
+
+
+def _check_targets(settings: Settings) -> None:
+    marked = [name for name, target in settings.targets.items() if target.default]
+    for name in marked[1:]:
+        problem = f"{marked[0]} is the default already; mark one target"
+        raise InvalidSettingError(key_path("targets", name, "default"), problem)
+
+
+def _check_advertised(address: str | None) -> None:
+    if address is None or _ADDRESS.fullmatch(address) is not None:
+        return
+    problem = "is the scheme, the host and the port, as in http://10.0.0.5:7420"
+    raise InvalidSettingError("server.advertise", problem)
+
+
+def _check_auth(auth: AuthSettings) -> None:
+    for place, host in enumerate(auth.allowed_hosts):
+        if _HOST.fullmatch(host) is None:
+            problem = "is a host, with a port or without, as in headgate.example:8443"
+            raise InvalidSettingError(key_path("auth", "allowed_hosts", f"[{place}]"), problem)
+    for place, origin in enumerate(auth.allowed_origins):
+        if _ADDRESS.fullmatch(origin) is None:
+            problem = "is a scheme, a host and perhaps a port, as in https://headgate.example"
+            raise InvalidSettingError(key_path("auth", "allowed_origins", f"[{place}]"), problem)
+
+
+def _check_webhooks(webhooks: WebhookSettings) -> None:
+    with at_key("webhooks", "allow"):
+        parse_allow_list(webhooks.allow)
+    url = webhooks.alerts_url
+    if url is not None and not url.lower().startswith(("http://", "https://")):
+        problem = "is an http or https address, as in https://hooks.example/budgets"
+        raise InvalidSettingError("webhooks.alerts_url", problem)
+
+
+def _check_url(section: str, url: str | None, known: tuple[str, ...]) -> None:
+    # A URL may carry a password, so no more of it than its scheme is repeated.
+    if url is None:
+        return
+    scheme, colon, rest = url.partition(":")
+    schemes = {example.partition(":")[0]: example for example in known} | {"postgres": ""}
+    field = f"{section}.url"
+    if not colon or scheme.lower() not in schemes:
+        problem = "has no scheme" if not colon else f"{scheme[:20]!r} is not a scheme for it"
+        raise InvalidSettingError(field, f"{problem}; write one as {', '.join(known)}")
+    if (scheme.lower() == "memory") != (not rest):
+        raise InvalidSettingError(field, f"write one as {', '.join(known)}")
+    if scheme.lower() == "sqlite" and (not rest.startswith("///") or rest == "///"):
+        problem = "a path follows sqlite:///, as in sqlite:///headgate.db"
+        raise InvalidSettingError(field, f"{problem} or sqlite:////var/lib/headgate/headgate.db")

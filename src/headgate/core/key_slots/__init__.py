@@ -1,1 +1,0 @@
-"""Key slots: quotas of provider keys, and the wakes that open their windows."""

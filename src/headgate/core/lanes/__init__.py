@@ -1,1 +1,0 @@
-"""Lanes: where tasks wait, in which order, and whose turn it is among them."""

@@ -1,0 +1,340 @@
+"""What an execution came to, and what the task does next.
+
+An executor reports an outcome; it does not know of attempts. `next_step` is where it is decided
+whether the task is finished or tried again, and `cost_of` what is booked for the attempt.
+
+Rule: what the provider may have charged is booked. An outcome without figures costs what was
+reserved, unless the executor knows that the provider cannot have charged.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime
+
+import msgspec
+
+from headgate.core.money import MAX_RESERVATION_MICRO_USD, MAX_RESERVATION_TOKENS
+from headgate.core.retries import Backoff, RateLimitPolicy, doubled_seconds, rate_limit_wait_seconds
+from headgate.core.task import MAX_LOSSES, Progress, Task, TaskStatus, Terms
+from headgate.errors import InvalidSettingError
+
+DEADLINE_EXCEEDED = "deadline exceeded while running"
+CANCELLED = "cancelled"
+SHORTEST_PAUSE_SECONDS = 1.0
+MAX_MODEL_LENGTH = 128
+MAX_PAUSE_SECONDS = 86_400.0
+"""The longest pause that a provider can ask for: a wrong header must not stop work for a year."""
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What an execution used, as far as anybody knows; None is unknown, 0 is nothing.
+
+    `model` is what the provider calls the one that answered.
+    """
+
+    tokens: int | None = None
+    micro_usd: int | None = None
+    model: str | None = None
+
+
+UNKNOWN_USAGE = Usage()
+NOTHING_USED = Usage(tokens=0, micro_usd=0)
+
+
+class Succeeded(msgspec.Struct, frozen=True, kw_only=True):
+    """The work was done; `result` is JSON."""
+
+    result: msgspec.Raw | None = None
+    usage: Usage = UNKNOWN_USAGE
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """The work was not done. A transient failure may be tried again."""
+
+    error: str
+    is_transient: bool = False
+    usage: Usage = UNKNOWN_USAGE
+
+
+class Limited(msgspec.Struct, frozen=True, kw_only=True):
+    """The provider asked for a pause; it has done nothing, and charged nothing."""
+
+    retry_after_seconds: float | None = None
+    error: str = "rate limited"
+
+
+class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
+    """The executor was stopped because somebody cancelled the task."""
+
+    usage: Usage = UNKNOWN_USAGE
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """The node went away, or could not begin; `has_started` tells whether work may have begun.
+
+    One that cannot begin here may elsewhere, after `retry_seconds`.
+    """
+
+    has_started: bool
+    retry_seconds: float | None = None
+    error: str | None = None
+
+
+Outcome = Succeeded | Failed | Limited | Cancelled | Lost
+
+
+def timed_out(attempt_seconds: float) -> Failed:
+    """Return the outcome of an attempt that took longer than its terms allow."""
+    return Failed(error=f"timed out after {attempt_seconds:g} s", is_transient=True)
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True):
+    """The task is over."""
+
+    status: TaskStatus
+    error: str | None = None
+
+
+class TryAgain(msgspec.Struct, frozen=True, kw_only=True):
+    """The task is queued again, and may start at `not_before`; None is at once."""
+
+    not_before: float | None
+    failures: int = 0
+    losses: int = 0
+    rate_limit_hits: int = 0
+    error: str | None = None
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How long tasks wait before another try."""
+
+    backoff: Backoff = Backoff()
+    rate_limit: RateLimitPolicy = RateLimitPolicy()
+
+
+DEFAULT_POLICY = RetryPolicy()
+
+
+def next_step(
+    outcome: Outcome,
+    progress: Progress,
+    terms: Terms,
+    *,
+    now: float,
+    draw: float,
+    policy: RetryPolicy = DEFAULT_POLICY,
+) -> Finish | TryAgain:
+    """Decide what a task does after an outcome; the counts of `TryAgain` are the new ones."""
+    match outcome:
+        case Succeeded():
+            return Finish(status=TaskStatus.DONE)
+        case Cancelled():
+            return Finish(status=TaskStatus.CANCELLED, error=CANCELLED)
+        case Failed():
+            return _after_failure(outcome, progress, terms, now=now, draw=draw, policy=policy)
+        case Limited():
+            hits = progress.rate_limit_hits + 1
+            return _again(
+                progress,
+                rate_limit_hits=hits,
+                not_before=now + pause_seconds(outcome, hits, policy),
+                error=outcome.error,
+            )
+        case Lost():
+            return _after_loss(outcome, progress, now)
+
+
+def pause_seconds(outcome: Limited, hits: int, policy: RetryPolicy = DEFAULT_POLICY) -> float:
+    """Return how long a provider is left alone: as long as it said, else longer each time.
+
+    One that names no time worth the name, and goes on refusing, is asked ever more seldom.
+    """
+    asked = outcome.retry_after_seconds
+    if asked is None or math.isnan(asked):
+        return rate_limit_wait_seconds(hits, policy.rate_limit)
+    if asked < SHORTEST_PAUSE_SECONDS:
+        longest = policy.rate_limit.max_seconds
+        return doubled_seconds(hits, base=SHORTEST_PAUSE_SECONDS, maximum=longest)
+    return min(asked, MAX_PAUSE_SECONDS)
+
+
+def known_usage(outcome: Outcome) -> Usage:
+    """Return what the attempt has used, as far as anybody gave figures that can be booked."""
+    match outcome:
+        case Limited():
+            return NOTHING_USED
+        case Lost():
+            return UNKNOWN_USAGE if outcome.has_started else NOTHING_USED
+        case _:
+            usage = outcome.usage
+    return Usage(
+        tokens=_known(usage.tokens, most=MAX_RESERVATION_TOKENS),
+        micro_usd=_known(usage.micro_usd, most=MAX_RESERVATION_MICRO_USD),
+        model=_model(usage.model),
+    )
+
+
+def at_fixed_cost(outcome: Outcome, terms: Terms) -> Outcome:
+    """Return what an executor reports with the cost that the terms of its task fix, if they do.
+
+    Work that surely was not begun has cost nothing, whatever the terms say.
+    """
+    if terms.cost_micro_usd is None or isinstance(outcome, Limited | Lost):
+        return outcome
+    usage = outcome.usage
+    has_begun = isinstance(outcome, Succeeded) or (usage.tokens, usage.micro_usd) != (0, 0)
+    if not has_begun:
+        return outcome
+    fixed = msgspec.structs.replace(usage, micro_usd=terms.cost_micro_usd)
+    return msgspec.structs.replace(outcome, usage=fixed)
+
+
+def cost_of(outcome: Outcome, *, reserved_tokens: int, reserved_micro_usd: int) -> Usage:
+    """Return what the attempt is booked at; every figure is known in it."""
+    usage = known_usage(outcome)
+    return Usage(
+        tokens=reserved_tokens if usage.tokens is None else usage.tokens,
+        micro_usd=reserved_micro_usd if usage.micro_usd is None else usage.micro_usd,
+        model=usage.model,
+    )
+
+
+def _known(used: int | None, *, most: int) -> int | None:
+    """Return a figure; one that the books would refuse counts as unknown."""
+    return None if used is None or not 0 <= used <= most else used
+
+
+def _model(name: object) -> str | None:
+    """Return the name of a model; one that could not be kept or shown counts as unknown."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_MODEL_LENGTH:
+        return None
+    return name if name.isprintable() else None
+
+
+def _after_failure(
+    outcome: Failed,
+    progress: Progress,
+    terms: Terms,
+    *,
+    now: float,
+    draw: float,
+    policy: RetryPolicy,
+) -> Finish | TryAgain:
+    failures = progress.failures + 1
+    if not outcome.is_transient or failures >= terms.max_attempts:
+        return Finish(status=TaskStatus.FAILED, error=outcome.error)
+    wait_seconds = policy.backoff.seconds(failures, draw=draw)
+    return _again(progress, failures=failures, not_before=now + wait_seconds, error=outcome.error)
+
+
+def _after_loss(outcome: Lost, progress: Progress, now: float) -> Finish | TryAgain:
+    if not outcome.has_started:
+        wait_seconds = outcome.retry_seconds
+        not_before = None if wait_seconds is None else now + wait_seconds
+        return _again(progress, not_before=not_before, error=outcome.error)
+    losses = progress.losses + 1
+    if losses >= MAX_LOSSES:
+        error = f"its node was lost {losses} times while it ran; it is not started again"
+        return Finish(status=TaskStatus.FAILED, error=error)
+    return _again(progress, losses=losses, not_before=None, error="its node was lost")
+
+
+def _again(
+    progress: Progress,
+    *,
+    not_before: float | None,
+    failures: int | None = None,
+    losses: int | None = None,
+    rate_limit_hits: int | None = None,
+    error: str | None = None,
+) -> TryAgain:
+    hits = progress.rate_limit_hits if rate_limit_hits is None else rate_limit_hits
+    return TryAgain(
+        not_before=not_before,
+        failures=progress.failures if failures is None else failures,
+        losses=progress.losses if losses is None else losses,
+        rate_limit_hits=hits,
+        error=error,
+    )
+
+
+# Deadlines: which are accepted, and when a waiting task has missed its own.
+#
+# One boundary everywhere: at its deadline a task has no time left. So a deadline is accepted
+# exactly if a task with it would not be expired at once.
+
+INVALID_FORMAT = "invalid deadline format"
+IN_THE_PAST = "deadline is in the past"
+EXPIRED_WHILE_QUEUED = "deadline exceeded while queued"
+
+# ISO 8601 has many more forms (week dates, no offset, no colons) that RFC 3339 leaves out.
+_RFC_3339 = re.compile(
+    r"(?P<date>[0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ](?P<minute>[0-9]{2}:[0-9]{2}):(?P<second>[0-9]{2})"
+    r"(?P<fraction>\.[0-9]+)?(?P<offset>[Zz]|[+-][0-9]{2}:[0-9]{2})"
+)
+_LEAP_SECOND = "60"
+_SECONDS_PER_DAY = 86400
+
+
+class DeadlineRefused(msgspec.Struct, frozen=True, kw_only=True):
+    """A submitted deadline that cannot be kept, and why."""
+
+    message: str
+
+
+def parse_rfc3339(text: str) -> float | None:
+    """Return the Unix seconds of an RFC 3339 timestamp, or None if it is not one."""
+    match = _RFC_3339.fullmatch(text)
+    if match is None:
+        return None
+    is_leap = match["second"] == _LEAP_SECOND
+    clock = f"{match['minute']}:{'59' if is_leap else match['second']}{match['fraction'] or ''}"
+    try:
+        moment = datetime.fromisoformat(f"{match['date']}T{clock}{match['offset'].upper()}")
+    except ValueError:
+        return None
+    return _leap_second_after(moment) if is_leap else moment.timestamp()
+
+
+def _leap_second_after(moment: datetime) -> float | None:
+    # A leap second has no Unix time of its own, and comes only at the end of a day in UTC.
+    following = moment.timestamp() + 1
+    return following if following % _SECONDS_PER_DAY < 1 else None
+
+
+def accept_deadline(
+    text: str | None, *, now: float, default_timeout_seconds: float | None = None
+) -> float | DeadlineRefused | None:
+    """Return the deadline of a task submitted now, None for no deadline, or the refusal.
+
+    Without a submitted one the deadline is the default timeout from now, if there is a default.
+    """
+    if text is None:
+        return _default_deadline(now, default_timeout_seconds)
+    deadline = parse_rfc3339(text)
+    if deadline is None:
+        return DeadlineRefused(message=INVALID_FORMAT)
+    return deadline if deadline > now else DeadlineRefused(message=IN_THE_PAST)
+
+
+def expired(task: Task, now: float) -> bool:
+    """Tell whether a queued task has missed its deadline, so that it fails without having run.
+
+    Other states are not judged here: the executor keeps the deadline of a task that it has.
+    """
+    return task.status is TaskStatus.QUEUED and task.deadline is not None and now >= task.deadline
+
+
+def remaining_seconds(task: Task, now: float) -> float | None:
+    """Return the time that a task has left, never less than zero; None is without end."""
+    return None if task.deadline is None else max(0.0, task.deadline - now)
+
+
+def _default_deadline(now: float, timeout_seconds: float | None) -> float | None:
+    if timeout_seconds is None:
+        return None
+    if not timeout_seconds > 0:
+        raise InvalidSettingError("default_timeout_seconds", f"must be above 0: {timeout_seconds}")
+    return now + timeout_seconds

@@ -1,0 +1,248 @@
+"""Why a task waits, as typed values.
+
+A task that got no agent gets a reason instead of silence. Each reason is a small record: a
+`reason` tag and fields for programs, a `message` for people.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+import msgspec
+
+from headgate.core.money import amount_of
+from headgate.errors import utc_time
+
+
+class Lasting(IntEnum):
+    """What ends a hold, those that last longest first."""
+
+    SOMEBODY_ACTS = 0
+    A_TIME_COMES = 1
+    PARENTS_END = 2
+    OTHERS_MAKE_ROOM = 3
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True, tag_field="reason"):
+    """The base of all reasons; `line` is the message with the fields left open."""
+
+    line: ClassVar[str] = ""
+    lasts: ClassVar[Lasting] = Lasting.SOMEBODY_ACTS
+
+    @property
+    def message(self) -> str:
+        """One line for a person."""
+        return self.line.format_map(msgspec.structs.asdict(self))
+
+
+class GlobalBudgetExhausted(Hold, frozen=True, kw_only=True, tag="global_budget"):
+    """All projects together have used the global token budget."""
+
+    lasts = Lasting.A_TIME_COMES
+    line = "the global budget is used up ({used} of {limit} tokens)"
+    used: int
+    limit: int
+
+
+class EverythingPaused(Hold, frozen=True, kw_only=True, tag="paused"):
+    """An administrator has paused the whole service; nothing new starts."""
+
+    line = "the scheduler is paused; resume it with headgate resume, or POST /scheduler/resume"
+
+
+class ProjectUnknown(Hold, frozen=True, kw_only=True, tag="project_unknown"):
+    """The task names a project that the snapshot does not have."""
+
+    line = "project {project_id} does not exist"
+    project_id: str
+
+
+class ProjectNotActive(Hold, frozen=True, kw_only=True, tag="project_paused"):
+    """The project is paused or archived."""
+
+    line = "project {project_id} is {status}"
+    project_id: str
+    status: str
+
+
+class NotYetDue(Hold, frozen=True, kw_only=True, tag="not_before"):
+    """The task asked not to start before a time."""
+
+    lasts = Lasting.A_TIME_COMES
+    until: float
+
+    @property
+    def message(self) -> str:
+        """One line for a person."""
+        return f"it may not start before {utc_time(self.until)}"
+
+
+class GateClosed(Hold, frozen=True, kw_only=True, tag="gate_closed"):
+    """A scope, target, slot or provider that the task passes through is closed.
+
+    Of a slot it has how much of the quota is used, and when that resets, where this is known.
+    """
+
+    lasts = Lasting.A_TIME_COMES
+    kind: str
+    name: str
+    until: float | None = None
+    why: str = ""
+    percent_used: float | None = None
+    resets_at: float | None = None
+
+    @property
+    def message(self) -> str:
+        """One line for a person; what is unknown is left out."""
+        because = f": {self.why}" if self.why else ""
+        until = f", until {utc_time(self.until)}" if self.until is not None else ""
+        return f"{self.kind} {self.name or '(root)'} is closed{because}{self._quota}{until}"
+
+    @property
+    def _quota(self) -> str:
+        """What the reason itself does not say of the quota."""
+        said = ""
+        if self.percent_used is not None and f"{self.percent_used:g}%" not in self.why:
+            said = f", {self.percent_used:g}% used"
+        if self.resets_at is not None and self.resets_at != self.until:
+            said += f", resets at {utc_time(self.resets_at)}"
+        return said
+
+
+class ProjectBudgetExhausted(Hold, frozen=True, kw_only=True, tag="project_budget"):
+    """The project has used its token budget for the window."""
+
+    lasts = Lasting.A_TIME_COMES
+    line = "project {project_id} has used {used} of {limit} tokens"
+    project_id: str
+    used: int
+    limit: int
+
+
+class ProjectConcurrencyReached(Hold, frozen=True, kw_only=True, tag="project_concurrency"):
+    """The project runs as many agents as it may."""
+
+    lasts = Lasting.OTHERS_MAKE_ROOM
+    line = "project {project_id} runs {active} of {limit} agents"
+    project_id: str
+    active: int
+    limit: int
+
+
+class InflightCapReached(Hold, frozen=True, kw_only=True, tag="inflight_cap"):
+    """As many tasks are in flight, over all agents, as may be."""
+
+    lasts = Lasting.OTHERS_MAKE_ROOM
+    line = "{inflight} of {limit} tasks are in flight"
+    inflight: int
+    limit: int
+
+
+class RateLimited(Hold, frozen=True, kw_only=True, tag="rate_limit"):
+    """The agents that could run the task are of a type that is rate limited."""
+
+    lasts = Lasting.A_TIME_COMES
+    agent_type: str
+    until: float
+
+    @property
+    def message(self) -> str:
+        """One line for a person."""
+        return f"agents of type {self.agent_type} are rate limited until {utc_time(self.until)}"
+
+
+class AgentFull(Hold, frozen=True, kw_only=True, tag="agent_full"):
+    """The agent that the task names has no free place."""
+
+    lasts = Lasting.OTHERS_MAKE_ROOM
+    line = "agent {agent_id} has {inflight} of {capacity} places in use"
+    agent_id: str
+    inflight: int
+    capacity: int
+
+
+class AgentUnavailable(Hold, frozen=True, kw_only=True, tag="agent_unavailable"):
+    """The agent that the task names takes no work, or does not exist."""
+
+    line = "agent {agent_id} is {state}"
+    agent_id: str
+    state: str
+
+
+class NoIdleAgent(Hold, frozen=True, kw_only=True, tag="no_idle_agent"):
+    """No agent that takes open tasks is idle."""
+
+    lasts = Lasting.OTHERS_MAKE_ROOM
+    line = "no agent that takes open tasks is idle"
+
+
+class LaneBehind(Hold, frozen=True, kw_only=True, tag="lane_behind"):
+    """Nothing forbids the task; other work went first."""
+
+    lasts = Lasting.OTHERS_MAKE_ROOM
+    line = "the lane of {agent} in {project_id} is behind others ({given_first} went first)"
+    project_id: str
+    agent: str
+    given_first: int
+
+
+class ParentsPending(Hold, frozen=True, kw_only=True, tag="parents_pending"):
+    """Tasks that this one depends on have not ended."""
+
+    lasts = Lasting.PARENTS_END
+    line = "{count} of the tasks that it depends on have not ended"
+    count: int
+    parents: tuple[str, ...] = ()
+
+
+class BudgetShort(Hold, frozen=True, kw_only=True, tag="budget_short"):
+    """A scope has some room left, but less than this task needs."""
+
+    lasts = Lasting.A_TIME_COMES
+    scope: str
+    unit: str
+    room: int
+    requested: int
+    until: float | None = None
+
+    @property
+    def message(self) -> str:
+        """One line for a person."""
+        room, needed = amount_of(self.room, self.unit), amount_of(self.requested, self.unit)
+        return f"scope {self.scope or '(root)'} has {room} left, and it needs {needed}"
+
+
+class NoWorker(Hold, frozen=True, kw_only=True, tag="no_worker"):
+    """Only a worker of the agent can run the task, and none is connected."""
+
+    agent_id: str
+    since: float | None = None
+
+    @property
+    def message(self) -> str:
+        """One line for a person; a worker that was never there has not left."""
+        return f"no worker of {_agent(self.agent_id)} is connected{_since(self.since)}"
+
+
+class WorkersFull(Hold, frozen=True, kw_only=True, tag="workers_full"):
+    """Only a worker of the agent can run the task, and all of them have enough to do."""
+
+    lasts = Lasting.OTHERS_MAKE_ROOM
+    agent_id: str
+    places: int
+    since: float | None = None
+
+    @property
+    def message(self) -> str:
+        """One line for a person."""
+        taken = f"all {self.places} places of {_agent(self.agent_id)}'s workers are taken"
+        return taken + _since(self.since)
+
+
+def _agent(agent_id: str) -> str:
+    return f"agent {agent_id}" if agent_id else "any agent that is free for open tasks"
+
+
+def _since(seconds: float | None) -> str:
+    return "" if seconds is None else f", since {utc_time(seconds)}"

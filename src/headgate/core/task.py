@@ -1,0 +1,407 @@
+"""The task, and the one table of moves that a task can make.
+
+Two documents describe a task's life; here it is one. What the fair-share scheduler calls READY is
+what the task service calls `queued`. Every change of state goes through `move`, so a state that
+the table does not allow cannot come about.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+import msgspec
+
+from headgate.core.enums import LenientEnum
+from headgate.errors import IllegalTransitionError
+
+
+class TaskStatus(LenientEnum):
+    """Where a task is on its way. `QUEUED` is another name for `READY`."""
+
+    READY = "queued"
+    QUEUED = "queued"
+    ASSIGNED = "assigned"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One unit of work, as much of it as a decision needs.
+
+    `agent_id` None leaves the task open to any agent of the project. A lower `priority` goes
+    first. `weight` is a proxy for cost, used where no tokens are known. A `provider` leaves open
+    which of its slots the task uses, unless it names a `slot`. Times are Unix seconds; a tick is
+    one unit of work completed.
+    """
+
+    id: str = ""
+    project_id: str = "default"
+    agent_id: str | None = None
+    priority: int = 0
+    weight: float = 1.0
+    status: TaskStatus = TaskStatus.READY
+    created_at: float = 0.0
+    enqueued_tick: int = 0
+    estimate_tokens: int | None = None
+    deadline: float | None = None
+    not_before: float | None = None
+    scopes: tuple[str, ...] = ()
+    target: str | None = None
+    slot: str | None = None
+    provider: str | None = None
+
+
+TRANSITIONS: dict[TaskStatus, dict[TaskStatus, str]] = {
+    TaskStatus.QUEUED: {
+        TaskStatus.ASSIGNED: "the dispatcher gave it an agent",
+        TaskStatus.FAILED: "its deadline passed while queued",
+        TaskStatus.CANCELLED: "cancelled before it started",
+        TaskStatus.REJECTED: "refused at admission",
+    },
+    TaskStatus.ASSIGNED: {
+        TaskStatus.RUNNING: "a node took it",
+        TaskStatus.QUEUED: "its node was lost before it started",
+        TaskStatus.FAILED: "it could not be started",
+        TaskStatus.CANCELLED: "cancelled before it ran",
+    },
+    TaskStatus.RUNNING: {
+        TaskStatus.DONE: "it succeeded",
+        TaskStatus.FAILED: "it failed, or its deadline passed",
+        TaskStatus.CANCELLED: "cancelled while running",
+        TaskStatus.QUEUED: "its node was lost, or it is tried again",
+    },
+    TaskStatus.DONE: {},
+    TaskStatus.FAILED: {},
+    TaskStatus.CANCELLED: {},
+    TaskStatus.REJECTED: {},
+}
+
+TERMINAL = frozenset(status for status, moves in TRANSITIONS.items() if not moves)
+
+
+def check_move(task_id: str, current: TaskStatus, wanted: TaskStatus) -> None:
+    """Raise `IllegalTransitionError` unless the table has this move."""
+    moves = TRANSITIONS[current]
+    if wanted not in moves:
+        raise IllegalTransitionError(
+            subject=f"task {task_id or '(no id)'}",
+            current=current.value,
+            wanted=wanted.value,
+            allowed=tuple(status.value for status in moves),
+        )
+
+
+def move(task: Task, wanted: TaskStatus) -> Task:
+    """Return the task in its new state, or refuse the move."""
+    check_move(task.id, task.status, wanted)
+    return msgspec.structs.replace(task, status=wanted)
+
+
+def transition_diagram() -> str:
+    """Draw the table as a Mermaid state diagram; the documentation shows this text."""
+    lines = ["stateDiagram-v2", f"    [*] --> {TaskStatus.QUEUED.value}"]
+    for current, moves in TRANSITIONS.items():
+        lines += [f"    {current.value} --> {to.value}: {why}" for to, why in moves.items()]
+    lines += [f"    {status.value} --> [*]" for status in TRANSITIONS if status in TERMINAL]
+    return "\n".join(lines)
+
+
+# What is kept of an attempt after which its task was tried again.
+#
+# The record has the latest attempt; of those before it these notes remain, so that any node can
+# tell the whole way of a task, also after a restart. They are for people: no later decision reads
+# them. Rule: their number and their texts are bounded, because they lie in a row that every step
+# writes. A task that ends with its first attempt has none.
+
+MAX_PAST_ATTEMPTS = 10
+"""How many are kept of a task, the latest; earlier ones are only counted."""
+
+MAX_ERROR_CHARACTERS = 300
+_CUT = "…"
+
+
+class PastAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One attempt that has ended; one that its node never began has no `started_at`.
+
+    `tokens` and `micro_usd` are what it was booked at, and `assumed_…` the part of it for which
+    nobody gave a figure.
+    """
+
+    attempt: int
+    started_at: float | None = None
+    ended_at: float
+    error: str | None = None
+    agent_id: str | None = None
+    slot: str | None = None
+    node_id: str | None = None
+    tokens: int = 0
+    micro_usd: int = 0
+    assumed_tokens: int = 0
+    assumed_micro_usd: int = 0
+
+
+def with_latest(attempts: tuple[PastAttempt, ...], ended: PastAttempt) -> tuple[PastAttempt, ...]:
+    """Return the notes of a task with one more; the earliest makes room for it."""
+    return (*attempts, ended)[-MAX_PAST_ATTEMPTS:]
+
+
+def beginning_of(error: str | None) -> str | None:
+    """Return as much of an error as a note holds."""
+    if error is None or len(error) <= MAX_ERROR_CHARACTERS:
+        return error
+    return error[: MAX_ERROR_CHARACTERS - 1] + _CUT
+
+
+# Why an attempt was started when it was: how its project and its lane stood at that moment.
+#
+# The figures are those that the round compared, so that they say later what nobody could work out
+# any more. Rule: nothing is decided by them.
+
+
+class LaneRule(Enum):
+    """Why a lane went before the others of its project."""
+
+    FEWEST_IN_FLIGHT = "fewest_inflight"
+    HIGHEST_LOAD = "highest_load"
+    LONGEST_WAIT = "longest_wait"
+    AGENT_IN_TURN = "agent_in_turn"
+
+
+_LANE_WORDS = {
+    LaneRule.FEWEST_IN_FLIGHT: "the agent with the fewest tasks in flight came first",
+    LaneRule.HIGHEST_LOAD: "the one with the highest load came first",
+    LaneRule.LONGEST_WAIT: "it had waited as long as a lane may",
+    LaneRule.AGENT_IN_TURN: "it was its agent's turn",
+}
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """The grounds of one start.
+
+    `projects` had work that could start, and `lanes` of the project had tasks, `ready` of them in
+    the lane that was chosen. The shares are those of the round: what was held counted as used.
+    `is_guaranteed` is a project that had started nothing in the window, and so went before shares.
+    Of a project without rivals neither is set.
+    """
+
+    projects: int = 1
+    target_share: float | None = None
+    actual_share: float | None = None
+    is_guaranteed: bool = False
+    lanes: int = 1
+    rule: LaneRule = LaneRule.FEWEST_IN_FLIGHT
+    ready: int = 1
+
+    def sentences(self, project_id: str) -> list[str]:
+        """Return the grounds for people, the widest first."""
+        said = [self._project(project_id), self._lane(), self._place()]
+        return [one for one in said if one] or ["Nothing else could start then."]
+
+    def _project(self, project_id: str) -> str:
+        if self.target_share is None or self.actual_share is None:
+            return ""
+        if self.is_guaranteed:
+            return (
+                f"Project {project_id} had started nothing in the window yet, "
+                f"so of {self.projects} projects with work it went first."
+            )
+        return (
+            f"Of {self.projects} projects with work, {project_id} stood lowest against its share "
+            f"of those that could start something: it had {_percent(self.actual_share)} of their "
+            f"tokens, and its target among them is {_percent(self.target_share)}."
+        )
+
+    def _lane(self) -> str:
+        if self.lanes == 1:
+            return ""
+        return f"Of the {self.lanes} lanes of the project, {_LANE_WORDS[self.rule]}."
+
+    def _place(self) -> str:
+        if self.ready == 1:
+            return ""
+        return f"In its lane it was the first of {self.ready} tasks that could start."
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+# The stored task: the task of the decision, and everything around it that the decision ignores.
+#
+# `Task` is what is decided about. `Terms` say how failure, exhaustion and parents are treated, and
+# `Submission` is the work itself, which only the executor reads. A `TaskRecord` is all of it, with
+# what has become of the task so far.
+
+MAX_ATTEMPTS = 100
+MAX_ATTEMPT_SECONDS = 7 * 86_400.0
+WORKER_PREFIX = "worker-"
+"""How the names of workers begin, and of no node: so a task in flight tells where it is."""
+
+MAX_LOSSES = 5
+"""How often a task may lose its node while it runs; then it is taken to be what kills them."""
+
+
+def is_worker(node_id: str | None) -> bool:
+    """Tell whether a node is the worker of an agent, and not a process of the service."""
+    return node_id is not None and node_id.startswith(WORKER_PREFIX)
+
+
+class OnExhausted(LenientEnum):
+    """What a task does when a budget cannot hold it now but will be able to later."""
+
+    WAIT = "wait"
+    REJECT = "reject"
+
+
+class OnParentFailure(LenientEnum):
+    """What a task does when one that it depends on did not succeed."""
+
+    FAIL = "fail"
+    RUN = "run"
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The conditions of a task; the estimate in dollars is held beside that in tokens.
+
+    `max_attempts` counts executions that failed by themselves: neither a lost node nor a
+    provider's rate limit costs one. `callback_url` is told of the end of the task. With
+    `names_slot` its slot or provider is its own word, and not that of its target. An attempt that
+    takes longer than `attempt_seconds` is stopped and counts as failed; None is no such limit.
+    Every attempt at a task with `cost_micro_usd` costs that, whatever the work reports.
+    """
+
+    estimate_micro_usd: int = 0
+    max_attempts: int = 1
+    on_exhausted: OnExhausted = OnExhausted.WAIT
+    on_parent_failure: OnParentFailure = OnParentFailure.FAIL
+    depends_on: tuple[str, ...] = ()
+    callback_url: str | None = None
+    names_slot: bool = False
+    attempt_seconds: float | None = None
+    cost_micro_usd: int | None = None
+
+
+DEFAULT_TERMS = Terms()
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """What is to be done, as the client said it. `params` and `input` are JSON, kept unread."""
+
+    action: str = ""
+    tab_id: str | None = None
+    selector: str | None = None
+    ref: str | None = None
+    params: msgspec.Raw | None = None
+    input: msgspec.Raw | None = None
+    labels: dict[str, str] = {}
+    retry_of: str | None = None
+    traceparent: str | None = None
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may write to a task in flight: one life of one node, for one attempt.
+
+    The attempt is the fence. Every assignment has a number of its own, so what an earlier holder
+    writes fits no row.
+    """
+
+    node_id: str
+    attempt: int
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far a task has come: the counts behind retries, and its latest attempt.
+
+    `waiting_for` counts parents that have not ended, `dependants` the tasks that wait for this
+    one. `used_…` is what all attempts were booked at, and `assumed_…` the part of it for which
+    nobody gave a figure, so that what was held was booked. `node_id` is set while the task is in
+    flight, and only then. `slot` is the one that was chosen for the latest attempt, of a task that
+    names a provider, and `choice` why it was started. `attempts` has the latest of those after
+    which it was tried again.
+    """
+
+    attempt: int = 0
+    failures: int = 0
+    losses: int = 0
+    rate_limit_hits: int = 0
+    not_before: float | None = None
+    waiting_for: int = 0
+    dependants: int = 0
+    node_id: str | None = None
+    reservation_id: str | None = None
+    reserved_tokens: int = 0
+    reserved_micro_usd: int = 0
+    used_tokens: int = 0
+    used_micro_usd: int = 0
+    started_at: float | None = None
+    completed_at: float | None = None
+    cancel_requested: bool = False
+    slot: str | None = None
+    assumed_tokens: int = 0
+    assumed_micro_usd: int = 0
+    choice: Choice | None = None
+    attempts: tuple[PastAttempt, ...] = ()
+
+
+NO_PROGRESS = Progress()
+
+
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A task as the store keeps it; `result` is JSON, kept as it came.
+
+    `position` is how many tasks waited when it was submitted, itself included.
+    """
+
+    task: Task
+    terms: Terms = DEFAULT_TERMS
+    submission: Submission = Submission()
+    progress: Progress = NO_PROGRESS
+    agent_id: str | None = None
+    position: int = 0
+    result: msgspec.Raw | None = None
+    error: str | None = None
+    tokens: int | None = None
+    micro_usd: int | None = None
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether nothing can happen to the task any more."""
+        return self.task.status in TERMINAL
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease of a task in flight."""
+        node_id = self.progress.node_id
+        if node_id is None:
+            return None
+        return Lease(node_id=node_id, attempt=self.progress.attempt)
+
+
+def slot_of(record: TaskRecord) -> str | None:
+    """Return the slot of the latest attempt: the one that was chosen, or that the task names."""
+    return record.progress.slot or record.task.slot
+
+
+def waits_since(record: TaskRecord) -> float | None:
+    """Return since when the latest attempt could have started; None if nobody knows."""
+    task = record.task
+    if record.progress.attempt == 1:
+        return max(task.created_at, task.not_before or 0.0)
+    return task.not_before
+
+
+# The W3C trace context: the one header by which a trace goes from process to process.
+
+_TRACEPARENT = re.compile(r"00-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-[0-9a-f]{2}")
+
+
+def read_traceparent(text: str) -> str | None:
+    """Return a header that can be passed on; None for anything else, as the standard has it."""
+    found = _TRACEPARENT.fullmatch(text)
+    if found is None or not int(found["trace"], 16) or not int(found["span"], 16):
+        return None
+    return text

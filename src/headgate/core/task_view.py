@@ -1,0 +1,216 @@
+"""A task as clients see it: everything that is known of it, and nothing that is not set."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from headgate.core.money import to_usd_float
+from headgate.core.task import (
+    Choice,
+    OnExhausted,
+    OnParentFailure,
+    PastAttempt,
+    TaskRecord,
+    TaskStatus,
+    slot_of,
+)
+
+CONTENTS = ("params", "input", "result")
+"""What a client sent and got, which may be large; a list can do without."""
+
+
+class AmountBody(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Tokens and dollars, as far as they are known."""
+
+    tokens: int | None = None
+    usd: float | None = None
+
+
+class TaskUsageBody(AmountBody, kw_only=True, omit_defaults=True, rename="camel"):
+    """What all attempts were booked at, and the part for which nobody gave a figure, if any."""
+
+    assumed_tokens: int | None = None
+    assumed_usd: float | None = None
+
+
+class AttemptBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """One attempt after which a task was tried again; one that never began has no `started_at`."""
+
+    attempt: int
+    started_at: datetime | None = None
+    ended_at: datetime
+    error: str | None = None
+    agent_id: str | None = None
+    slot: str | None = None
+    node_id: str | None = None
+    usage: TaskUsageBody
+
+
+class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """The JSON of a task. Times are RFC 3339 in UTC; `latency_ms` is from start to end.
+
+    A service gives `params`, `input` and `result` as the bytes that it stored, a client reads them
+    as values; the encoder takes both. `attempts` are in the answer to a question for one task, and
+    neither in lists nor in what is sent to workers and receivers.
+    """
+
+    task_id: str
+    agent_id: str | None = None
+    action: str = ""
+    tab_id: str | None = None
+    selector: str | None = None
+    ref: str | None = None
+    params: Any = None
+    priority: int
+    state: TaskStatus
+    deadline: datetime | None = None
+    created_at: datetime
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    latency_ms: int | None = None
+    result: Any = None
+    error: str | None = None
+    callback_url: str | None = None
+    position: int | None = None
+    project_id: str
+    target: str | None = None
+    slot: str | None = None
+    provider: str | None = None
+    input: Any = None
+    weight: float
+    estimate: AmountBody | None = None
+    cost_usd: float | None = None
+    scopes: tuple[str, ...] = ()
+    depends_on: tuple[str, ...] = ()
+    on_parent_failure: OnParentFailure
+    not_before: datetime | None = None
+    labels: dict[str, str] = {}
+    retry_of: str | None = None
+    traceparent: str | None = None
+    max_attempts: int
+    timeout_seconds: float | None = None
+    on_exhausted: OnExhausted
+    attempt: int
+    usage: TaskUsageBody | None = None
+    choice: Choice | None = None
+    attempts: tuple[AttemptBody, ...] = ()
+
+
+def whole_snapshot_of(record: TaskRecord) -> TaskSnapshot:
+    """Return what clients see of a task that they ask for by its id."""
+    snapshot = snapshot_of(record)
+    snapshot.attempts = tuple([_attempt(past) for past in record.progress.attempts])
+    return snapshot
+
+
+def snapshot_of(record: TaskRecord) -> TaskSnapshot:
+    """Return what clients see of a task among others."""
+    task, terms, given, progress = record.task, record.terms, record.submission, record.progress
+    return TaskSnapshot(
+        task_id=task.id,
+        agent_id=record.agent_id or task.agent_id,
+        action=given.action,
+        tab_id=given.tab_id,
+        selector=given.selector,
+        ref=given.ref,
+        params=given.params or None,
+        priority=task.priority,
+        state=task.status,
+        deadline=moment(task.deadline),
+        created_at=exact_moment(task.created_at),
+        started_at=moment(progress.started_at),
+        completed_at=moment(progress.completed_at),
+        latency_ms=_latency_ms(progress.started_at, progress.completed_at),
+        result=record.result or None,
+        error=record.error or None,
+        callback_url=terms.callback_url,
+        position=_position(record),
+        project_id=task.project_id,
+        target=task.target,
+        slot=_slot(record),
+        provider=task.provider,
+        input=given.input or None,
+        weight=task.weight,
+        estimate=_amount(task.estimate_tokens, terms.estimate_micro_usd or None),
+        cost_usd=None if terms.cost_micro_usd is None else to_usd_float(terms.cost_micro_usd),
+        scopes=task.scopes,
+        depends_on=terms.depends_on,
+        on_parent_failure=terms.on_parent_failure,
+        not_before=moment(task.not_before),
+        labels=given.labels,
+        retry_of=given.retry_of,
+        traceparent=given.traceparent,
+        max_attempts=terms.max_attempts,
+        timeout_seconds=terms.attempt_seconds,
+        on_exhausted=terms.on_exhausted,
+        attempt=progress.attempt,
+        usage=_used(record),
+        choice=progress.choice,
+    )
+
+
+def moment(seconds: float | None) -> datetime | None:
+    """Return Unix seconds as a time in UTC."""
+    return None if seconds is None else exact_moment(seconds)
+
+
+def exact_moment(seconds: float) -> datetime:
+    """Return Unix seconds as a time in UTC."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _used(record: TaskRecord) -> TaskUsageBody | None:
+    """Return what all attempts were booked at; None before the first has ended."""
+    if record.tokens is None and record.micro_usd is None:
+        return None
+    progress = record.progress
+    assumed = (progress.assumed_tokens, progress.assumed_micro_usd)
+    return _booked(progress.used_tokens, progress.used_micro_usd, assumed=assumed)
+
+
+def _booked(tokens: int, micro_usd: int, *, assumed: tuple[int, int]) -> TaskUsageBody:
+    assumed_tokens, assumed_micro_usd = assumed
+    return TaskUsageBody(
+        tokens=tokens,
+        usd=to_usd_float(micro_usd),
+        assumed_tokens=assumed_tokens or None,
+        assumed_usd=to_usd_float(assumed_micro_usd) or None,
+    )
+
+
+def _attempt(past: PastAttempt) -> AttemptBody:
+    assumed = (past.assumed_tokens, past.assumed_micro_usd)
+    return AttemptBody(
+        attempt=past.attempt,
+        started_at=moment(past.started_at),
+        ended_at=exact_moment(past.ended_at),
+        error=past.error,
+        agent_id=past.agent_id,
+        slot=past.slot,
+        node_id=past.node_id,
+        usage=_booked(past.tokens, past.micro_usd, assumed=assumed),
+    )
+
+
+def _slot(record: TaskRecord) -> str | None:
+    """Return the slot of a task; one that leaves it open has none while it waits."""
+    return record.task.slot if record.task.status is TaskStatus.QUEUED else slot_of(record)
+
+
+def _position(record: TaskRecord) -> int | None:
+    return record.position or None if record.task.status is TaskStatus.QUEUED else None
+
+
+def _latency_ms(started_at: float | None, completed_at: float | None) -> int | None:
+    if started_at is None or completed_at is None:
+        return None
+    return max(0, round((completed_at - started_at) * 1000))
+
+
+def _amount(tokens: int | None, micro_usd: int | None) -> AmountBody | None:
+    if tokens is None and micro_usd is None:
+        return None
+    return AmountBody(tokens=tokens, usd=None if micro_usd is None else to_usd_float(micro_usd))

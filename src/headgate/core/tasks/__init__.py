@@ -1,1 +1,0 @@
-"""Tasks: their states, what is kept of them, and how they end."""

@@ -1,0 +1,223 @@
+"""Figures as people read them, on pages and in terminals: short, with the unit that they have.
+
+Rule: one figure reads the same wherever it is shown. What is rounded is for the eye only; nothing
+is computed with these texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from itertools import chain
+from typing import TypeVar
+
+from headgate.core.money import MICRO_PER_USD, format_usd, read_usd
+from headgate.errors import InvalidSettingError, utc_time
+
+MINUTE, HOUR, DAY = 60, 3_600, 86_400
+
+_UNITS = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"))
+_STEPS = ((10**9, 10**9, "G"), (10**6, 10**6, "M"), (10**4, 10**3, "k"))
+_EXACT_BELOW = 10
+_CENT = 10_000
+_FOUR_DECIMALS_SHOW = 100
+_SKEW_SECONDS = 60
+"""How far the clocks of two machines may be apart without a word about it."""
+
+_SET_BACK = "before the clock was set back"
+
+
+def usd(micro_usd: int) -> str:
+    """Return an amount in dollars, as exact as it needs to be for a person."""
+    return _rounded(micro_usd, four_decimals_below=_CENT)
+
+
+def column_usd(micro_usd: int) -> str:
+    """Return an amount for a column of small ones: below a dollar all have four decimals."""
+    return _rounded(micro_usd, four_decimals_below=MICRO_PER_USD)
+
+
+def _rounded(micro_usd: int, *, four_decimals_below: int) -> str:
+    size = abs(micro_usd)
+    if size < _FOUR_DECIMALS_SHOW:
+        return exact_usd(micro_usd)
+    digits = 4 if size < four_decimals_below else 2
+    return f"{'-' if micro_usd < 0 else ''}${Decimal(size) / MICRO_PER_USD:,.{digits}f}"
+
+
+def exact_usd(micro_usd: int) -> str:
+    """Return an amount in dollars to the micro-dollar."""
+    whole, _, decimals = format_usd(abs(micro_usd))[1:].partition(".")
+    return f"{'-' if micro_usd < 0 else ''}${int(whole):,}.{decimals}"
+
+
+def dollars(text: str | None) -> str:
+    """Return an amount that a body of the API has as a text; without one there is none."""
+    return "none" if text is None else usd(read_usd(text))
+
+
+def count(number: float) -> str:
+    """Return a number short enough for a table: 12,345 is 12.3k."""
+    for least, size, unit in _STEPS:
+        if abs(number) >= least:
+            return f"{number / size:,.{0 if abs(number) >= 100 * size else 1}f}{unit}"
+    is_whole = number == int(number) or abs(round(number, 1)) >= _EXACT_BELOW
+    return f"{number:,.0f}" if is_whole else f"{number:,.1f}"
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in its two largest units."""
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds < 1:
+        return f"{seconds * 1_000:.0f} ms"
+    if seconds < MINUTE:
+        return f"{seconds:.1f} s" if seconds < _EXACT_BELOW else f"{seconds:.0f} s"
+    left = int(seconds)
+    parts = []
+    for size, unit in _UNITS:
+        if left >= size:
+            parts.append(f"{left // size} {unit}")
+            left %= size
+    if len(parts) == 1 and left and parts[0].endswith("min"):
+        parts.append(f"{left} s")
+    return " ".join(parts[:2])
+
+
+def percent(share: float) -> str:
+    """Return a share of 1 as a percentage."""
+    value = share * 100
+    return f"{value:.0f} %" if value >= _EXACT_BELOW or value == 0 else f"{value:.1f} %"
+
+
+def seconds_of(moment: datetime | float) -> float:
+    """Return a time as Unix seconds."""
+    return moment.timestamp() if isinstance(moment, datetime) else float(moment)
+
+
+def iso(moment: datetime | float) -> str:
+    """Return a time as programs read it."""
+    at = datetime.fromtimestamp(seconds_of(moment), UTC)
+    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def clock(moment: datetime | float) -> str:
+    """Return a time as people read it, in UTC."""
+    return utc_time(seconds_of(moment))
+
+
+def relative(moment: datetime | float, now: float) -> str:
+    """Return how long ago a time was, or how long it is until then."""
+    away = seconds_of(moment) - now
+    if abs(away) < 1:
+        return "now"
+    return f"in {duration(away)}" if away > 0 else f"{duration(-away)} ago"
+
+
+def ago(moment: datetime | float, now: float) -> str:
+    """Return how long ago something happened; it is never still to come, whatever clocks say."""
+    seconds = now - seconds_of(moment)
+    if seconds < -_SKEW_SECONDS:
+        return _SET_BACK
+    return "now" if seconds < 1 else f"{duration(seconds)} ago"
+
+
+def coming(moment: datetime | float, now: float) -> str:
+    """Return how long it is until something that will happen; it is due when its time has come."""
+    seconds = seconds_of(moment) - now
+    return "due now" if seconds < 1 else f"in {duration(seconds)}"
+
+
+# JSON pointers (RFC 6901): where in a document something is found.
+
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
+_BAD_ESCAPE = re.compile(r"~(?![01])")
+
+
+def parsed_pointer(pointer: str, *, setting: str) -> tuple[str, ...]:
+    """Return the parts of a pointer, or raise `InvalidSettingError` with its setting."""
+    if not pointer:
+        return ()
+    if not pointer.startswith("/") or _BAD_ESCAPE.search(pointer):
+        problem = "is not a JSON pointer (RFC 6901); write one as /data/endpoint"
+        raise InvalidSettingError(setting, problem)
+    parts = pointer[1:].split("/")
+    return tuple(part.replace("~1", "/").replace("~0", "~") for part in parts)
+
+
+def found_at(document: object, path: tuple[str, ...]) -> object:
+    """Follow the parts of a JSON pointer, or raise `LookupError`."""
+    for part in path:
+        if isinstance(document, dict):
+            document = document[part]
+        elif isinstance(document, list) and _INDEX.fullmatch(part):
+            document = document[int(part)]
+        else:
+            raise LookupError(part)
+    return document
+
+
+# Finding things by a part of their names, whatever its case; no text finds everything.
+
+Thing = TypeVar("Thing")
+
+
+def named_like(
+    things: Iterable[Thing], text: str, names: Callable[[Thing], Sequence[str]]
+) -> list[Thing]:
+    """Return the things that have a name with this text in it."""
+    wanted = text.casefold()
+    if not wanted:
+        return list(things)
+    return [one for one in things if any(wanted in name.casefold() for name in names(one))]
+
+
+# How deep JSON is nested: beyond some depth readers give up, each at a depth of its own.
+#
+# Rule: a value is judged without recursion, so that judging it cannot fail where reading it would.
+
+_OPENING = (b"[", b"{")
+_NESTED = (dict, list)
+
+
+def is_deeper(text: bytes, value: object, *, levels: int) -> bool:
+    """Tell whether a value, which was read from this text, is nested deeper than so many levels."""
+    # Most texts have fewer brackets than that, which is soon counted.
+    return sum(map(text.count, _OPENING)) > levels and _goes_below(value, levels)
+
+
+def _goes_below(value: object, levels: int) -> bool:
+    # Level by level, and in C as far as it goes: a body may have hundreds of thousands of values.
+    level: list[object] = [value]
+    for _ in range(levels):
+        arrays = chain.from_iterable([one for one in level if isinstance(one, list)])
+        objects = chain.from_iterable([one.values() for one in level if isinstance(one, dict)])
+        level = [one for one in chain(arrays, objects) if isinstance(one, _NESTED)]
+        if not level:
+            return False
+    return True
+
+
+# Texts that nobody but their reader acts upon: what moves a cursor or turns a line is written
+# out.
+#
+# A name or an error may come from anybody. Shown as it is, a control character could move the
+# cursor of a terminal, and a mark of direction could make a line read as another.
+
+_KEPT_IN_LINES = ("\n", "\t")
+
+
+def printable(text: str) -> str:
+    """Return a text as one line, with everything written out that its reader would not see."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return a text with its lines and tabs, and all else written out as on one line."""
+    return "".join(
+        one if one.isprintable() or one in _KEPT_IN_LINES else ascii(one)[1:-1] for one in text
+    )

@@ -1,0 +1,107 @@
+"""Refusals as pages: what happened, what to do, and the id under which the log has it.
+
+Rule: a page names the part that is away. Of budgets that may be a ledger outside the store. What
+is tried again by itself is a look; an action that failed is left to whoever asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from headgate.api.errors import Refusal
+from headgate.api.http.request import Request
+from headgate.api.http.response import ORIGIN_ADVICE
+from headgate.dashboard.formats import capital
+from headgate.dashboard.lists import BUDGETS
+from headgate.dashboard.page import Page
+from headgate.dashboard.session import local_path
+from headgate.engine.supervisor import OK
+
+OVERVIEW = "/"
+SERVER_FAULT = 500
+UNAVAILABLE = 503
+
+_ADVICE = {
+    400: "Check the address or what you entered, then try again.",
+    403: "Log in with a token that may do this, or ask whoever runs the service for one.",
+    404: "It may have been deleted since, or the address is mistyped. The lists show what is here.",
+    405: "This address is for a form. Go back to the page that has it.",
+    409: "Load the page again to see how things stand now.",
+    429: "Wait a moment, then try again.",
+    500: "This is a fault of the service. Its log has the details under the id below; please report"
+    " it.",
+    503: "The service tries again by itself, and this page comes back when it can be shown;"
+    " headgate doctor says more.",
+}
+_ACTION_ADVICE = {503: "The command headgate doctor says what is in the way."}
+_NOT_CONFIRMED = (
+    "It was not confirmed that anything was done. Look at how things stand, then send the form"
+    " again."
+)
+_LATER = "; try again later"
+_DEFAULT_ADVICE = "Go back and try again."
+_CSRF_ADVICE = "Load the page that has the form again, allow cookies for this host, and send it."
+_LEDGER_AWAY = "The budget ledger cannot be asked now"
+_LEDGER_ADVICE = (
+    "Until it answers, no money is granted. The service asks it again by itself; see that the"
+    " server under ledger.url in the settings runs, and that this node reaches it. The log has what"
+    " is in the way, and headgate doctor says more."
+)
+
+
+def is_of_ledger(refusal: Refusal, path: str, parts: Mapping[str, str]) -> bool:
+    """Tell whether a page failed because of a ledger outside the store, by how the parts are."""
+    is_away = refusal.body.code == "unavailable" and parts.get("ledger", OK) != OK
+    return is_away and path.startswith(BUDGETS)
+
+
+def page_of_form(request: Request) -> str | None:
+    """Return the page that a form was sent from, the overview where nobody knows; None without."""
+    if request.method != "POST":
+        return None
+    try:
+        page = urlsplit(request.header(b"referer").decode("latin-1"))
+    except ValueError:
+        return OVERVIEW
+    return local_path(page._replace(scheme="", netloc="", fragment="").geturl())
+
+
+def error_page(
+    refusal: Refusal,
+    request_id: str,
+    *,
+    names_ledger: bool = False,
+    sent_from: str | None = None,
+) -> Page:
+    """Return the page of a refusal; `sent_from` is the page whose form was refused, if any."""
+    body, status = refusal.body, refusal.kind.status
+    title, problem = capital(body.title), capital(body.error)
+    advice = _advice(refusal)
+    if names_ledger:
+        title, problem, advice = _LEDGER_AWAY, _LEDGER_AWAY, _LEDGER_ADVICE
+    is_unconfirmed = sent_from is not None and status >= SERVER_FAULT
+    if is_unconfirmed:
+        further = advice if names_ledger else _ACTION_ADVICE.get(status, advice)
+        advice = f"{_NOT_CONFIRMED} {further}"
+    is_asked_again = sent_from is None and status == UNAVAILABLE
+    if is_asked_again:
+        problem = problem.removesuffix(_LATER)
+    context = {
+        "problem": f"{problem}.",
+        "advice": advice,
+        "code": body.code,
+        "request_id": request_id,
+        "is_asked_again": is_asked_again,
+        "sent_from": sent_from if is_unconfirmed and sent_from != OVERVIEW else "",
+        "looked_from": sent_from,
+    }
+    return Page(template="error.html", title=title, context=context, status=status)
+
+
+def _advice(refusal: Refusal) -> str:
+    if refusal.body.details.get("field") == "csrf":
+        return _CSRF_ADVICE
+    if refusal.body.code == "forbidden_origin":
+        return ORIGIN_ADVICE
+    return _ADVICE.get(refusal.kind.status, _DEFAULT_ADVICE)

@@ -1,1 +1,0 @@
-"""What pages show, as values: words, rows, bars and ways to other pages."""

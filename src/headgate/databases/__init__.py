@@ -1,1 +1,0 @@
-"""Databases: connections, transactions, migrations and the group-commit writer."""

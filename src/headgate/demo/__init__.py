@@ -1,1 +1,0 @@
-"""A demonstration of a service: simulated agents, a fake provider, and settings for both."""

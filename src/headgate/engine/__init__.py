@@ -1,0 +1,1 @@
+"""The loops of a node: dispatch, run, settle, deliver webhooks, keep slots warm."""

@@ -1,0 +1,804 @@
+"""The engine: the way of a task in one place, for the API, the command line and Python.
+
+It ties the store, the dispatcher, the runner and the node together, and starts and stops their
+loops. What a client may ask of a running service is a method here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from itertools import chain, islice
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from headgate.core.admission import QueueLimits
+from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.ledger import Ledger
+from headgate.core.budgets.scopes import Scope
+from headgate.core.dispatch_plan import DeskSettings, Waiting
+from headgate.core.dispatch_state import Desk, LaneFigure, lane_figures, waiting_for_scopes
+from headgate.core.fair_share import Share, shares
+from headgate.core.gates import GateClosure
+from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitKey
+from headgate.core.in_flight import InFlight
+from headgate.core.lifecycle import DEFAULT_POLICY, RetryPolicy
+from headgate.core.slots.slot import SlotStanding
+from headgate.core.task import (
+    TERMINAL,
+    Submission,
+    Task,
+    TaskRecord,
+    TaskStatus,
+    Terms,
+    check_move,
+    slot_of,
+)
+from headgate.core.task_view import moment
+from headgate.core.why import Reason, reasons
+from headgate.engine.dispatcher import Dispatcher
+from headgate.engine.events import EventFeed
+from headgate.engine.external_ledger import SettlementOutbox, WatchedLedger
+from headgate.engine.history import History, Present
+from headgate.engine.node import NodeLife
+from headgate.engine.reaper import Reaper
+from headgate.engine.supervisor import Health, Loop, Supervisor, judge
+from headgate.engine.task_runner import RetiredExecutors, TaskRunner
+from headgate.engine.workers import PullWorkers
+from headgate.errors import (
+    NotDispatchingError,
+    NotTakingWorkError,
+    StoreError,
+    StoreUnavailableError,
+)
+from headgate.executors.executor import Executor
+from headgate.storage.store import (
+    KeyedAnswer,
+    KeyedSubmit,
+    NewTask,
+    Queued,
+    TaskFilter,
+    TaskPage,
+    TaskQuery,
+    TaskStore,
+    Totals,
+    TurnedAway,
+    UnknownParent,
+)
+from headgate.storage.task_ids import TaskIds
+from headgate.storage.tokens import UNBOUND, Bounds
+
+# Submits: new tasks on their way to the store, and who is told what came of them.
+#
+# The dispatcher may be shown a task before the store has answered. Rule: only while no other is
+# on its way. One that was sent before waits already, though the desk does not know of it yet, and
+# would be overtaken; and of those that come together none is planned before all of them are
+# there.
+
+Submitted = Queued | TurnedAway | UnknownParent
+
+
+class Submits:
+    """Sends new tasks; the dispatcher sees what is stored, also when nobody awaits the answer."""
+
+    def __init__(
+        self, store: TaskStore, dispatcher: Dispatcher, *, show: Callable[[Submitted], None]
+    ) -> None:
+        self._store = store
+        self._dispatcher = dispatcher
+        self._show = show
+        self._unanswered = 0
+        self._expected: str | None = None
+
+    def send(self, new: NewTask) -> asyncio.Future[Submitted]:
+        """Send a task; where there is nothing else to do, it is planned at once."""
+        task_id = new.task.id
+        if self._unanswered:
+            self._unexpect()
+        # Before it is sent: a plan that is made at once shares its transaction.
+        elif self._dispatcher.expect(new):
+            self._expected = task_id
+        try:
+            future = self._store.submit(new)
+        except BaseException:
+            self._unexpect()
+            raise
+        self._unanswered += 1
+        # Not by whoever awaits the answer: a client that hangs up must not hide its task.
+        future.add_done_callback(partial(self._answered, task_id))
+        return future
+
+    def send_keyed(self, keyed: KeyedSubmit) -> asyncio.Future[KeyedAnswer | KeyRefusal]:
+        """Send the tasks of a request that has a key."""
+        future = self._store.submit_keyed(keyed)
+        self._unanswered += 1
+        self._unexpect()
+        ids = [one.task.id for one in keyed.tasks if isinstance(one, NewTask)]
+        future.add_done_callback(partial(self._answered_keyed, ids))
+        return future
+
+    def _unexpect(self) -> None:
+        """Take back what was expected, unless it is planned; its answer shows it as it is."""
+        if self._expected is not None:
+            self._dispatcher.unexpect(self._expected)
+            self._expected = None
+
+    def _answered(self, task_id: str, future: asyncio.Future[Submitted]) -> None:
+        self._unanswered -= 1
+        was_expected = task_id == self._expected
+        if was_expected:
+            self._expected = None
+        if future.cancelled() or future.exception() is not None:
+            # It may be on disk all the same.
+            self._dispatcher.doubt(task_id)
+            return
+        if was_expected:
+            # If it still waits, then as what it is, and not as what it was thought to be.
+            self._dispatcher.unexpect(task_id)
+        self._show(future.result())
+
+    def _answered_keyed(
+        self, task_ids: list[str], future: asyncio.Future[KeyedAnswer | KeyRefusal]
+    ) -> None:
+        self._unanswered -= 1
+        if future.cancelled() or future.exception() is not None:
+            for task_id in task_ids:
+                self._dispatcher.doubt(task_id)
+            return
+        answer = future.result()
+        if isinstance(answer, KeyedAnswer):
+            for outcome in answer.fresh:
+                self._show(outcome)
+
+
+# Where a list of tasks that have not ended begins, if it begins with the oldest.
+#
+# There is no index by state, so a list from the oldest on would look at everything that ended long
+# ago first. The node that dispatches knows the oldest task that has not ended, and begins there.
+
+
+def from_the_oldest_live(query: TaskQuery, desk: Desk | None) -> TaskQuery:
+    """Return a query that passes over what ended before the oldest that has not."""
+    if desk is None or not query.is_oldest_first or not query.states:
+        return query
+    if not TERMINAL.isdisjoint(query.states):
+        return query
+    oldest = min(chain(desk.waiting, (one.task.id for one in desk.flights)), default="")
+    # Everything behind a beginning of an id comes after it, the id itself too.
+    return msgspec.structs.replace(query, before=max(query.before or "", oldest[:-1]) or None)
+
+
+# Lists of tasks, where more is known of them than the store has an index for.
+#
+# There is none by state, and what is in flight is older than what waits. The node that dispatches
+# knows what is in flight, and looks at nothing else. Any other looks further and further back.
+# Rule: a list of what is in flight has it, however many tasks wait; if that takes too long, it
+# says so.
+
+IN_FLIGHT = frozenset({TaskStatus.ASSIGNED, TaskStatus.RUNNING})
+MAX_AMONG = 20_000
+LOOK_ON_SECONDS = 1.0
+"""How long a node that does not dispatch looks for what is in flight."""
+
+Filter = TypeVar("Filter", bound=TaskFilter)
+
+
+async def find(store: TaskStore, query: TaskQuery, desk: Desk | None) -> TaskPage:
+    """List tasks, by what the desk knows of them where there is one."""
+    if desk is None and _is_of_flights(query):
+        return await _find_in_flight(store, query)
+    return await store.find(from_the_oldest_live(only_in_flight(query, desk), desk))
+
+
+def only_in_flight(wanted: Filter, desk: Desk | None) -> Filter:
+    """Return a filter of what is in flight that looks at nothing else.
+
+    The desk counts a flight from before the store does to after it, so none is missing.
+    """
+    if desk is None or not _is_of_flights(wanted) or len(desk.flights) > MAX_AMONG:
+        return wanted
+    return msgspec.structs.replace(wanted, among=tuple(one.task.id for one in desk.flights))
+
+
+async def look_on(
+    find_page: Callable[[TaskQuery], Awaitable[TaskPage]], query: TaskQuery, *, seconds: float
+) -> TaskPage:
+    """Return a page of tasks; while it is not full and time is left, look further."""
+    clock = asyncio.get_running_loop().time
+    asked_at, ends_at = clock(), clock() + seconds
+    page = await find_page(query)
+    records = list(page.records)
+    # The next look takes about as long as the last one.
+    while _has_stopped(page) and len(records) < query.limit and 2 * clock() - asked_at < ends_at:
+        asked_at = clock()
+        left = query.limit - len(records)
+        further = msgspec.structs.replace(query, before=page.next_before, limit=left)
+        page = await find_page(further)
+        records += page.records
+    return TaskPage(records=tuple(records), next_before=page.next_before)
+
+
+async def _find_in_flight(store: TaskStore, query: TaskQuery) -> TaskPage:
+    """Look for what is in flight until as much is found as the store has counted."""
+    lanes = (await store.totals()).lanes
+    most = sum(lane.inflight for lane in lanes if query.project_id in (None, lane.project_id))
+    if not most:
+        return TaskPage(records=())
+    limit = query.limit if query.before else min(query.limit, most)
+    narrow = msgspec.structs.replace(query, limit=limit)
+    page = await look_on(store.find, narrow, seconds=LOOK_ON_SECONDS)
+    if not query.before and len(page.records) >= most:
+        return TaskPage(records=page.records)
+    return page
+
+
+def _is_of_flights(wanted: TaskFilter) -> bool:
+    return bool(wanted.states) and IN_FLIGHT.issuperset(wanted.states)
+
+
+def _has_stopped(page: TaskPage) -> bool:
+    """Tell whether a page ended because enough was looked at, and not because it was full."""
+    if page.next_before is None:
+        return False
+    return not page.records or page.next_before != page.records[-1].task.id
+
+
+# Waiting for a task to end, within bounds.
+
+WAITED_SECONDS = 5.0
+LOOK_SECONDS = 0.02
+
+
+async def wait_for_end(store: TaskStore, record: TaskRecord) -> TaskRecord:
+    """Return a task once it has ended, or as it is when time is over."""
+    latest = record
+    for _ in range(int(WAITED_SECONDS / LOOK_SECONDS)):
+        found = await store.get(record.task.id)
+        if found is None:
+            return latest
+        latest = found
+        if latest.is_terminal:
+            return latest
+        await asyncio.sleep(LOOK_SECONDS)
+    return latest
+
+
+# Why a task waits, as whoever asks is told: the rules that hold it, and the room of its slots.
+
+MAX_SLOTS_SHOWN = 100
+
+
+class SlotRoom(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """How much of the quota of a slot is used, and when it resets; what is unknown is left out."""
+
+    name: str
+    provider: str | None = None
+    percent_used: float | None = None
+    resets_at: datetime | None = None
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """Where a task stands, and each rule that keeps it waiting.
+
+    `slot` is the one that it names or was given, `slots` those that it may be given.
+    """
+
+    task_id: str
+    state: TaskStatus
+    reasons: tuple[Reason, ...]
+    slot: SlotRoom | None = None
+    slots: tuple[SlotRoom, ...] = ()
+
+
+def why_of(
+    record: TaskRecord, standings: Iterable[SlotStanding], reasons: tuple[Reason, ...] = ()
+) -> Why:
+    """Return the answer about a task."""
+    task = record.task
+    is_open = task.provider is not None and task.status is TaskStatus.QUEUED
+    slot = None if is_open and task.slot is None else slot_of(record)
+    return Why(
+        task_id=task.id,
+        state=task.status,
+        reasons=reasons,
+        slot=None if slot is None else _named(slot, standings),
+        slots=_of_provider(task.provider, standings) if slot is None and task.provider else (),
+    )
+
+
+def _named(name: str, standings: Iterable[SlotStanding]) -> SlotRoom:
+    """Return what is known of a slot; a name that no configured slot has is only a name."""
+    found = (_room(one) for one in standings if one.name == name)
+    return next(found, SlotRoom(name=name))
+
+
+def _of_provider(provider: str, standings: Iterable[SlotStanding]) -> tuple[SlotRoom, ...]:
+    rooms = [_room(one) for one in standings if one.provider == provider]
+    return tuple(rooms[:MAX_SLOTS_SHOWN])
+
+
+def _room(standing: SlotStanding) -> SlotRoom:
+    return SlotRoom(
+        name=standing.name,
+        provider=standing.provider,
+        percent_used=standing.percent_used,
+        resets_at=moment(standing.resets_at),
+    )
+
+
+# What only the node that dispatches knows without asking the store: shares, lanes, who waits.
+#
+# Rule: on any other node the answer is None, never an empty one.
+
+MAX_LOOKED_AT = 20_000
+"""How many waiting tasks are looked at for the oldest; they stand about in their order."""
+
+
+class LongestWait(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that could start as far as it is concerned, and since when."""
+
+    task_id: str
+    agent_id: str | None
+    project_id: str
+    since: float
+
+
+class Outlook:
+    """The desk of a dispatcher, as far as people look at it."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    @property
+    def desk(self) -> Desk | None:
+        """What waits and runs; None where this node does not dispatch."""
+        return self._dispatcher.desk
+
+    def present(self) -> Present | None:
+        """Return how many tasks wait and are in flight."""
+        desk = self.desk
+        if desk is None:
+            return None
+        return Present(queued=len(desk.waiting), inflight=len(desk.flights))
+
+    def shares(self) -> tuple[Share, ...] | None:
+        """Return the share of each project that it should have, and that it had."""
+        desk = self.desk
+        if desk is None:
+            return None
+        return shares(desk.settings.projects, desk.figures.tokens)
+
+    def lanes(self, now: float) -> tuple[LaneFigure, ...] | None:
+        """Return the lanes in which tasks wait, with their load and longest wait."""
+        desk = self.desk
+        if desk is None:
+            return None
+        return lane_figures(desk, now)
+
+    def waiting_for_scopes(self) -> dict[str, int] | None:
+        """Return how many tasks wait for each budget that has no room for them."""
+        desk = self.desk
+        return None if desk is None else waiting_for_scopes(desk)
+
+    def longest_wait(self, now: float, bounds: Bounds = UNBOUND) -> LongestWait | None:
+        """Return who waits longest within bounds; None if nobody does, or nobody knows."""
+        desk = self.desk
+        if desk is None:
+            return None
+        return longest_wait(desk.waiting, now, bounds)
+
+
+def longest_wait(
+    waiting: Mapping[str, Waiting], now: float, bounds: Bounds = UNBOUND
+) -> LongestWait | None:
+    """Return the task that has waited longest, not counting the time until its own or a parent's.
+
+    A task that waits for its time or for a parent could not start, so nobody keeps it waiting.
+    """
+    longest, since = None, now
+    for one in islice(waiting.values(), MAX_LOOKED_AT):
+        task = one.task
+        began = max(task.created_at, task.not_before or 0.0)
+        if began < since and not one.waiting_for and _is_task_within(bounds, task):
+            longest, since = task, began
+    if longest is None:
+        return None
+    return LongestWait(
+        task_id=longest.id, agent_id=longest.agent_id, project_id=longest.project_id, since=since
+    )
+
+
+def _is_task_within(bounds: Bounds, task: Task) -> bool:
+    return bounds.has(agent_id=task.agent_id, project_id=task.project_id)
+
+
+log = structlog.get_logger("headgate.engine")
+
+SWITCHED_OFF = "the scheduler is switched off; set scheduler.enabled = true"
+
+Preparation = Callable[[], Awaitable[None]]
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How this node takes part: what may wait, how it decides, how much it runs."""
+
+    desk: DeskSettings
+    is_enabled: bool = True
+    limits: QueueLimits = QueueLimits()
+    budgets: dict[Scope, Limit] = {}
+    policy: RetryPolicy = DEFAULT_POLICY
+    places: int = 20
+    lease_seconds: float = 10.0
+    worker_lease_seconds: float = 30.0
+    tick_seconds: float = 5.0
+    result_ttl_seconds: float = 300.0
+    max_result_bytes: int = 1_048_576
+
+
+class Engine:
+    """A node of the service."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        executors: Mapping[str, Executor],
+        settings: EngineSettings,
+        *,
+        ledger: Ledger | None = None,
+        draws: random.Random | None = None,
+        further_loops: Mapping[str, Loop] | None = None,
+    ) -> None:
+        self.told: Callable[[Iterable[TaskRecord]], None] = lambda _records: None
+        self.slot_paused: Callable[[str], None] = lambda _slot: None
+        self._further_loops = further_loops or {}
+        self.store, self.settings, self.executors = store, settings, executors
+        self.ledger = ledger = None if ledger is None else WatchedLedger(ledger)
+        self._outbox = None if ledger is None else SettlementOutbox(store, ledger)
+        self._ids = TaskIds()
+        self.feed = EventFeed(store.now)
+        self.runner = TaskRunner(
+            store,
+            executors,
+            changed=self._changed,
+            policy=settings.policy,
+            draws=draws,
+            max_result_bytes=settings.max_result_bytes,
+            ledger=ledger,
+        )
+        self.dispatcher = Dispatcher(
+            store,
+            settings.desk,
+            start=self.runner.start,
+            runs=self.runner.__contains__,
+            tick_seconds=settings.tick_seconds,
+            ledger=ledger,
+            feed=self.feed,
+        )
+        self.outlook, self.history = _overseen(self.dispatcher, self.feed)
+        self._submits = Submits(store, self.dispatcher, show=self._show)
+        self.workers = PullWorkers(
+            store,
+            self.runner.settlements,
+            lease_seconds=settings.worker_lease_seconds,
+            node_id=lambda: self.node.node_id,
+            changed=self._changed,
+            hear=self.dispatcher.hear,
+            doubt=self.dispatcher.doubt,
+            ledger=ledger,
+        )
+        self.dispatcher.call_worker = self.workers.call
+        self.node = NodeLife(
+            store,
+            self.runner,
+            self.dispatcher,
+            places=settings.places if settings.is_enabled else 0,
+            lease_seconds=settings.lease_seconds,
+        )
+        self.reaper = Reaper(store, result_ttl_seconds=settings.result_ttl_seconds)
+        self._supervisor, self.retired = Supervisor(), RetiredExecutors()
+        self._preparations: list[Preparation] = []
+        self._phase = "starting"
+
+    def now(self) -> float:
+        """Return the time by which tasks are judged."""
+        return self.store.now()
+
+    async def start(self) -> None:
+        """Open everything, join, and start the loops."""
+        for executor in self.executors.values():
+            await executor.open()
+        await self.store.open()
+        if self.ledger is not None:
+            await self.ledger.open()
+        for prepare in self._preparations:
+            await prepare()
+        await self._set_budgets()
+        await self.node.begin()
+        for name, loop in self._loops().items():
+            self._supervisor.start(name, loop)
+        await self.dispatcher.loaded()
+        self._phase = ""
+
+    def also_run(self, name: str, loop: Loop) -> None:
+        """Run one more loop while the engine does."""
+        self._further_loops = {**self._further_loops, name: loop}
+
+    def before_start(self, prepare: Preparation) -> None:
+        """Have something done when the store is open, before anything is decided."""
+        self._preparations.append(prepare)
+
+    async def stop(self, *, drain_seconds: float) -> None:
+        """Take no more work, let what runs finish, and leave; after that everything is closed."""
+        await self.drain(drain_seconds=drain_seconds)
+        await self.close()
+
+    async def drain(self, *, drain_seconds: float, settle_seconds: float = 0.0) -> None:
+        """Take no more work, let what runs finish, and have a ledger outside told of it.
+
+        Where that is away it is waited for so long; `hurry` ends the wait.
+        """
+        self._phase = "draining"
+        self.workers.close()
+        await self._quietly(self.node.end())
+        await self.runner.drain(drain_seconds)
+        await self._supervisor.stop()
+        if self._outbox is not None:
+            await self._outbox.finish(patience_seconds=settle_seconds)
+
+    async def close(self) -> None:
+        """Leave, and close everything; `drain` comes first."""
+        await self._quietly(self.node.leave())
+        await self.retired.close()
+        for executor in self.executors.values():
+            await executor.close()
+        if self.ledger is not None:
+            await self.ledger.close()
+        await self.store.close()
+
+    def submit(self, task: Task, terms: Terms, submission: Submission) -> asyncio.Future[Submitted]:
+        """Queue a task under a new id; the answer means that it is on disk."""
+        return self._submits.send(self._new_task(task, terms, submission))
+
+    def submit_if_room(
+        self, task: Task, terms: Terms, submission: Submission
+    ) -> asyncio.Future[Submitted]:
+        """Queue a task, or leave no trace of it where there is no room."""
+        new = self._new_task(task, terms, submission)
+        return self._submits.send(msgspec.structs.replace(new, keeps_refusal=False))
+
+    def submit_keyed(
+        self, key: SubmitKey, drafts: Sequence[tuple[Task, Terms, Submission] | InvalidEntry]
+    ) -> asyncio.Future[KeyedAnswer | KeyRefusal]:
+        """Queue the tasks of a request once, or return what became of them the first time."""
+        tasks = [one if isinstance(one, InvalidEntry) else self._new_task(*one) for one in drafts]
+        return self._submits.send_keyed(KeyedSubmit(key=key, tasks=tuple(tasks)))
+
+    def _new_task(self, task: Task, terms: Terms, submission: Submission) -> NewTask:
+        if not self.settings.is_enabled:
+            raise NotTakingWorkError(SWITCHED_OFF)
+        return NewTask(
+            task=task if task.id else msgspec.structs.replace(task, id=self.new_id()),
+            terms=terms,
+            submission=submission,
+            limits=self.settings.limits,
+            node_id=self.node.node_id,
+        )
+
+    def new_id(self) -> str:
+        """Return an id for a task that is to be submitted under it, once or more than once."""
+        return self._ids.new(self.store.now())
+
+    async def cancel(self, task_id: str) -> TaskRecord | None:
+        """Cancel a task; None if there is none, an error if it had ended.
+
+        A task that runs ends when its executor has stopped; that is waited for, within bounds.
+        """
+        record = await self.cancel_soon(task_id)
+        if record is None or record.is_terminal:
+            return record
+        return await wait_for_end(self.store, record)
+
+    async def cancel_soon(self, task_id: str) -> TaskRecord | None:
+        """Cancel a task without waiting for one that runs to stop; None if there is none."""
+        try:
+            answer = await self.store.cancel(task_id, node_id=self.node.node_id)
+        except (StoreUnavailableError, asyncio.CancelledError):
+            self.dispatcher.doubt(task_id)
+            raise
+        if answer is None:
+            return None
+        record = answer.records[0]
+        if answer.had_ended:
+            check_move(task_id, record.task.status, TaskStatus.CANCELLED)
+        self.dispatcher.see(answer.records)
+        self.told(answer.records)
+        if record.is_terminal:
+            return record
+        if record.progress.node_id == self.node.node_id:
+            self.runner.cancel(task_id, attempt=record.progress.attempt)
+        self.workers.call(record.progress.node_id or "")
+        return record
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        """Return a task with all that is known of it."""
+        return await self.store.get(task_id)
+
+    async def within(self, task_ids: Sequence[str], bounds: Bounds) -> frozenset[str]:
+        """Return which of these tasks are there and within the bounds."""
+        owner = TaskQuery(agent_id=bounds.agent_id, project_id=bounds.project_id)
+        return await self.store.among(task_ids, owner)
+
+    async def find(self, query: TaskQuery) -> TaskPage:
+        """List tasks in the order of the query, as many as fit on one page."""
+        return await find(self.store, query, self.dispatcher.desk)
+
+    async def totals(self) -> Totals:
+        """Count what waits, what runs and what has happened."""
+        return await self.store.totals()
+
+    async def carry_settlements(self) -> None:
+        """Tell a ledger outside the store at once what has been settled, for an exact answer."""
+        if self._outbox is not None:
+            await self._outbox.run_once()
+
+    async def unbooked_micro_usd(self) -> int:
+        """Return how much of what was settled a ledger outside the store has not been told."""
+        return 0 if self._outbox is None else await self._outbox.left_micro_usd()
+
+    def hurry(self) -> None:
+        """Wait no longer for a ledger that is away."""
+        if self._outbox is not None:
+            self._outbox.hurry()
+
+    async def why(self, task_id: str, bounds: Bounds = UNBOUND) -> Why | None:
+        """Say why a task waits; None if there is no such task. Only what is within is named."""
+        record = await self.store.get(task_id)
+        if record is None:
+            return None
+        if record.task.status is not TaskStatus.QUEUED:
+            return why_of(record, self.dispatcher.standings)
+        desk = self.dispatcher.desk
+        if desk is None and self.dispatcher.is_leading:
+            problem = self.dispatcher.problem or "the tasks are still being read; try again"
+            raise StoreUnavailableError(problem)
+        if desk is None:
+            raise NotDispatchingError(self.node.leader_address)
+        found = reasons(desk, task_id, self.store.now(), partial(_is_within, bounds))
+        return why_of(record, self.dispatcher.standings, found)
+
+    def events(self) -> EventFeed:
+        """Return what happens to tasks; `NotDispatchingError` where this node does not see it."""
+        if not self.feed.is_open:
+            raise NotDispatchingError(self.node.leader_address)
+        return self.feed
+
+    def health(self) -> Health:
+        """Say whether the engine does its work."""
+        off = "" if self.settings.is_enabled else SWITCHED_OFF
+        return judge(
+            phase=self._phase or off,
+            is_leading=self.dispatcher.is_leading,
+            is_loaded=self.dispatcher.desk is not None,
+            knows_leader=self.node.leader_id not in ("", self.node.node_id),
+            has_fault=self.dispatcher.has_fault,
+            store_problem=self.node.problem,
+            dispatcher_problem=self.dispatcher.problem,
+            ledger_problem="" if self.ledger is None else self.ledger.problem,
+        )
+
+    def _loops(self) -> dict[str, Loop]:
+        loops: dict[str, Loop] = {
+            "node": self.node.run,
+            "dispatcher": self.dispatcher.run,
+            "reaper": self.reaper.run,
+            "history": self.history.run,
+        }
+        if self.ledger is not None:
+            loops["ledger"] = self.ledger.run
+        if self._outbox is not None:
+            self._outbox.has_told = self._ask_budgets
+            loops["outbox"] = self._outbox.run
+        return loops | dict(self._further_loops)
+
+    async def _set_budgets(self) -> None:
+        budgets = self.settings.budgets
+        left_out = await self.store.set_limits(budgets)
+        if self.ledger is None:
+            return
+        for scope in left_out:
+            await self.ledger.set_limit(scope, Limit())
+        for scope, limit in budgets.items():
+            await self.ledger.set_limit(scope, limit)
+
+    def _show(self, answer: Submitted) -> None:
+        if isinstance(answer, Queued):
+            self.dispatcher.see((answer.record,))
+            self.told((answer.record,))
+        elif isinstance(answer, TurnedAway) and answer.record.is_terminal:
+            # It changes no plan; only those who listen want to know, if there is a task at all.
+            self.feed.see((answer.record,))
+            self.told((answer.record,))
+
+    def _changed(self, records: Iterable[TaskRecord], closure: GateClosure | None) -> None:
+        self.dispatcher.see(records, closure)
+        self.told(records)
+        if closure is not None and closure.kind == "slot":
+            self.slot_paused(closure.name)
+
+    def _ask_budgets(self) -> None:
+        """Ask again for what waits for budgets: books outside the store have changed."""
+        desk = self.dispatcher.desk
+        if desk is not None and desk.parking.refusals:
+            desk.ask_again(list(desk.parking.refusals), has_freed=True)
+            self.dispatcher.see(())
+
+    async def _quietly(self, step: Coroutine[Any, Any, None]) -> None:
+        """Take a step of leaving; a store that cannot be asked then finds out by the lease."""
+        try:
+            await step
+        except StoreError as error:
+            log.warning("left without telling the store", problem=str(error))
+
+
+def _overseen(dispatcher: Dispatcher, feed: EventFeed) -> tuple[Outlook, History]:
+    """Return what people look at: the desk as it is, and how it was."""
+    outlook = Outlook(dispatcher)
+    history = History(feed.now, outlook.present)
+    feed.witnesses.append(history)
+    return outlook, history
+
+
+def _is_within(bounds: Bounds, flight: InFlight) -> bool:
+    return bounds.has(agent_id=flight.agent_id, project_id=flight.task.project_id)
+
+
+# Other settings for an engine that runs: from the next round on, and for what starts by then.
+#
+# Rule: what runs goes on as it began. A limit that is lowered below what runs stops new starts
+# only.
+
+IN_FORCE_SECONDS = 5.0
+
+
+async def reconfigure(
+    engine: Engine, settings: EngineSettings, executors: Mapping[str, Executor]
+) -> None:
+    """Go by other settings; this cannot fail.
+
+    The executors are open. Those that are there no more are closed when nobody uses them.
+    """
+    places = settings.places if settings.is_enabled else 0
+    await engine.node.offer(places, lease_seconds=settings.lease_seconds)
+    before, engine.settings = engine.settings, settings
+    engine.workers.lease_seconds = settings.worker_lease_seconds
+    engine.reaper.result_ttl_seconds = settings.result_ttl_seconds
+    engine.dispatcher.reconfigure(
+        settings.desk,
+        tick_seconds=settings.tick_seconds,
+        asks_budgets=settings.budgets != before.budgets,
+    )
+    _replace_executors(engine, executors)
+
+
+async def in_force(engine: Engine) -> None:
+    """Wait until the dispatcher goes by the latest settings, within bounds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(IN_FORCE_SECONDS):
+            await engine.dispatcher.pending.in_force()
+
+
+def _replace_executors(engine: Engine, executors: Mapping[str, Executor]) -> None:
+    settings, before = engine.settings, engine.executors
+    old = {name: one for name, one in before.items() if executors.get(name) is not one}
+    attempts = engine.runner.under_way_at(old)
+    engine.executors = executors
+    engine.runner.reconfigure(
+        executors, policy=settings.policy, max_result_bytes=settings.max_result_bytes
+    )
+    engine.retired.retire(list(old.values()), attempts)

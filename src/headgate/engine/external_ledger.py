@@ -1,0 +1,222 @@
+"""The outbox: settlements for a ledger outside the store, told until it has answered.
+
+The row was written together with the outcome, so none is lost; and a ledger recognises a repeat,
+so none is booked twice. One that the ledger refuses for good is logged and let go. That the ledger
+cannot be told is logged once, and so is that it can be again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from math import inf
+from typing import TypeVar
+
+import structlog
+
+from headgate.core.budgets.accounts import Account, JournalEntry, Limit, Refused
+from headgate.core.budgets.ledger import MAX_ACCOUNTS, Audit, Ledger, ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import Reservation
+from headgate.core.budgets.scopes import ROOT, Scope
+from headgate.errors import CallerError, LedgerUnavailableError, StoreError, StoreUnavailableError
+from headgate.storage.store import TaskStore
+
+log = structlog.get_logger("headgate.outbox")
+
+MAX_SENT = 256
+PAUSE_SECONDS = 0.05
+RETRY_SECONDS = 1.0
+LAST_SECONDS = 10.0
+MOST_SUMMED = 1_000_000
+
+
+class SettlementOutbox:
+    """Carries settlements from the store to the ledger."""
+
+    def __init__(self, store: TaskStore, ledger: Ledger) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._problem = ""
+        self._is_waiting = False
+        self._hurry = asyncio.Event()
+        self.has_told: Callable[[], None] = lambda: None
+        """Is called when the ledger has booked something: it may have room now, or never will."""
+
+    async def run(self) -> None:
+        """Carry until cancelled."""
+        while True:
+            try:
+                sent = await self.run_once()
+            except StoreUnavailableError as error:
+                self._note_wait(error)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            if sent and self._is_waiting:
+                self._is_waiting = False
+                log.warning("the ledger is told of settlements again")
+            await asyncio.sleep(0 if sent else PAUSE_SECONDS)
+
+    async def finish(self, *, patience_seconds: float = 0.0) -> None:
+        """Carry all that is left, before the end: nobody may come after this process.
+
+        A ledger that is away is tried again for so long, until somebody is in a hurry. What cannot
+        be carried now stays in the store, for whoever starts over it next.
+        """
+        problem = "the ledger is too slow"
+        try:
+            async with asyncio.timeout(patience_seconds or LAST_SECONDS):
+                while True:
+                    try:
+                        if not await self.run_once():
+                            return
+                    except StoreUnavailableError as error:
+                        problem = str(error)
+                        if not patience_seconds or self._hurry.is_set():
+                            break
+                        await self._pause()
+        except TimeoutError:
+            pass
+        log.warning("settlements are left in the outbox", problem=problem)
+
+    def hurry(self) -> None:
+        """Have `finish` try once more at most."""
+        self._hurry.set()
+
+    async def left_micro_usd(self) -> int:
+        """Return how much money the ledger has yet to be told of."""
+        requests = await self._store.outbox(limit=MOST_SUMMED)
+        return sum(request.micro_usd for request in requests)
+
+    def _note_wait(self, error: StoreUnavailableError) -> None:
+        if not self._is_waiting:
+            log.warning("settlements wait for the ledger", problem=str(error))
+        self._is_waiting = True
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_SECONDS):
+                await self._hurry.wait()
+
+    async def run_once(self) -> int:
+        """Carry what waits, and return how many settlements the ledger has answered."""
+        requests = await self._store.outbox(limit=MAX_SENT)
+        if not requests:
+            return 0
+        answered = await asyncio.gather(*(self._tell(request) for request in requests))
+        pairs = zip(requests, answered, strict=True)
+        told = [request.reservation_id for request, is_told in pairs if is_told]
+        if told:
+            await self._store.sent(told)
+            self.has_told()
+        if len(told) < len(requests):
+            raise LedgerUnavailableError(self._problem)
+        return len(told)
+
+    async def _tell(self, request: SettleRequest) -> bool:
+        try:
+            await self._ledger.settle(request)
+        except CallerError as error:
+            # The lease ended first and the books have decided; saying it again changes nothing.
+            log.warning("the ledger refused a settlement", problem=str(error))
+        except StoreError as error:
+            # The others are told all the same: one that cannot be must not stand before them.
+            self._problem = str(error)
+            return False
+        return True
+
+
+# Whether the ledger answers, as those who use it see it.
+#
+# Whatever is asked of the ledger tells, and the last answer counts. Where nobody asks for a
+# while, a loop does, so that a ledger which is back is known to be back before there is work for
+# it.
+
+
+LOOK_SECONDS = 5.0
+ANSWER_SECONDS = 3.0
+
+Result = TypeVar("Result")
+
+
+class WatchedLedger:
+    """A ledger that passes everything on, and remembers what was in the way of the last call."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.problem = ""
+
+    async def run(self) -> None:
+        """Look now and then, until cancelled."""
+        while True:
+            await self.run_once()
+            await asyncio.sleep(RETRY_SECONDS if self.problem else LOOK_SECONDS)
+
+    async def run_once(self) -> None:
+        """Ask for one account; what comes of it is noted, and a new problem logged."""
+        before = self.problem
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self.accounts(ROOT, most=1)
+        except TimeoutError:
+            self.problem = f"the ledger has not answered within {ANSWER_SECONDS:.0f} seconds"
+        except StoreError as error:
+            self.problem = str(error) or self.problem
+        if self.problem and not before:
+            log.warning("the ledger cannot be asked", problem=self.problem)
+
+    async def open(self) -> None:
+        """Connect, and bring the schema up to date."""
+        await self._noted(self._ledger.open())
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        await self._ledger.close()
+
+    async def set_limit(self, scope: Scope, limit: Limit) -> None:
+        """Replace the limit of a scope; one without any amount removes it."""
+        await self._noted(self._ledger.set_limit(scope, limit))
+
+    async def found_limit(self, scope: Scope, limit: Limit) -> Limit:
+        """Set the limit of a scope that has none, and return the one that is in force then."""
+        return await self._noted(self._ledger.found_limit(scope, limit))
+
+    async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
+        """Hold the money in all scopes or in none; a known id gets its answer again."""
+        return await self._noted(self._ledger.reserve(request))
+
+    async def settle(self, request: SettleRequest) -> Reservation:
+        """Apply a further call, or raise `IllegalSettlementError`."""
+        return await self._noted(self._ledger.settle(request))
+
+    async def accounts(self, scope: Scope, *, most: int = MAX_ACCOUNTS) -> list[Account]:
+        """Return the scope and everything within it that has a limit or a balance, root first."""
+        return await self._noted(self._ledger.accounts(scope, most=most))
+
+    async def journal(
+        self, scope: Scope, *, since: float, until: float = inf, limit: int
+    ) -> list[JournalEntry]:
+        """Return the latest entries of a time that charge the scope, newest first."""
+        found = self._ledger.journal(scope, since=since, until=until, limit=limit)
+        return await self._noted(found)
+
+    async def sweep(self) -> int:
+        """Expire all leases that are due, and return how many there were."""
+        return await self._noted(self._ledger.sweep())
+
+    async def audit(self) -> Audit:
+        """Return both sides of the promise that balances equal the journal."""
+        return await self._noted(self._ledger.audit())
+
+    def now(self) -> float:
+        """Return the time by which this ledger judges leases and windows."""
+        return self._ledger.now()
+
+    async def _noted(self, call: Awaitable[Result]) -> Result:
+        try:
+            result = await call
+        except LedgerUnavailableError as error:
+            self.problem = str(error) or "the ledger cannot be asked"
+            raise
+        self.problem = ""
+        return result

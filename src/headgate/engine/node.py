@@ -1,0 +1,174 @@
+"""The node: this process among those that share a store.
+
+It shows signs of life, stands for election, and fetches what it is told to run. A node has one
+life. If its lease ends, whatever the reason, others may have taken its tasks: it
+drops them, and comes back under a new name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+
+from headgate.engine.dispatcher import Dispatcher
+from headgate.engine.task_runner import TaskRunner
+from headgate.errors import StoreError, StoreUnavailableError
+from headgate.storage.store import DISPATCHER, Node, TaskStore
+
+log = structlog.get_logger("headgate.node")
+
+DISPATCHER_LEASE_SECONDS = 3.0
+BEATS_PER_LEASE = 4
+SOLE_BEAT_SECONDS = 2.0
+"""Nobody waits for the signs of a sole process; they only show whether the store answers."""
+
+RETRY_SECONDS = 0.5
+SILENT_SECONDS = 2.0
+"""When a store that neither answers nor fails is told of as a problem."""
+
+MakeId = Callable[[], str]
+
+
+class NodeLife:
+    """Keeps this process alive in the store, and leading if it can."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        runner: TaskRunner,
+        dispatcher: Dispatcher,
+        *,
+        places: int,
+        lease_seconds: float,
+        make_id: MakeId = lambda: uuid.uuid4().hex,
+    ) -> None:
+        self._store = store
+        self._runner = runner
+        self._dispatcher = dispatcher
+        self._places = places
+        self._lease_seconds = lease_seconds
+        self._has_ended = False
+        self.address = ""
+        self._make_id = make_id
+        self._has_orders = asyncio.Event()
+        self.node_id = ""
+        self.leader_id = ""
+        self.leader_address = ""
+        self._failure = ""
+        self._asked_at: float | None = None
+
+    @property
+    def problem(self) -> str:
+        """What keeps this node from its work: the store fails, or has not answered for long."""
+        if self._failure or self._asked_at is None:
+            return self._failure
+        silent_seconds = asyncio.get_running_loop().time() - self._asked_at
+        if silent_seconds < SILENT_SECONDS:
+            return ""
+        return f"the store has not answered for {silent_seconds:.0f} seconds"
+
+    async def begin(self) -> None:
+        """Join under a new name, and stand for election."""
+        self.node_id = self._make_id()
+        node = Node(id=self.node_id, places=self._places, address=self.address)
+        await self._store.join(node, lease_seconds=self._lease_seconds)
+        self._store.watch(self.node_id, self._has_orders.set)
+        self._store.watch(DISPATCHER, self._dispatcher.hear)
+        if self._places:
+            await self._elect()
+
+    async def run(self) -> None:
+        """Beat, elect and collect until cancelled."""
+        pause = SOLE_BEAT_SECONDS
+        if self._store.is_shared:
+            pause = min(self._lease_seconds, DISPATCHER_LEASE_SECONDS) / BEATS_PER_LEASE
+        while True:
+            await self._run_safely()
+            try:
+                async with asyncio.timeout(pause):
+                    await self._has_orders.wait()
+            except TimeoutError:
+                pass
+
+    async def offer(self, places: int, *, lease_seconds: float) -> None:
+        """Offer other places from now on; a node that is leaving offers none."""
+        if self._has_ended:
+            return
+        before = self._places, self._lease_seconds
+        self._places, self._lease_seconds = places, lease_seconds
+        if not self.node_id or before == (places, lease_seconds):
+            return
+        # A store that cannot be asked now is told with the next sign of life.
+        with suppress(StoreError):
+            await self._store.beat(self.node_id, places=places, lease_seconds=lease_seconds)
+        self._dispatcher.hear()
+
+    async def run_once(self) -> None:
+        """Show one sign of life, and do what this node is told."""
+        self._has_orders.clear()
+        if not self.node_id:
+            await self.begin()
+        beat = await self._store.beat(
+            self.node_id, places=self._places, lease_seconds=self._lease_seconds
+        )
+        if not beat.is_alive:
+            await self._come_back()
+        if self._places:
+            await self._elect()
+        await self._collect()
+
+    async def end(self) -> None:
+        """Take no more tasks and dispatch no more; what runs is drained by the runner."""
+        self._places = 0
+        self._has_ended = True
+        self._dispatcher.follow()
+        if self.node_id:
+            await self._store.beat(self.node_id, places=0, lease_seconds=self._lease_seconds)
+            await self._store.resign(self.node_id)
+
+    async def leave(self) -> None:
+        """Go, with nothing left behind, so that nobody has to wait for a lease to end."""
+        self._dispatcher.follow()
+        self._store.unwatch()
+        if self.node_id:
+            await self._store.resign(self.node_id)
+            await self._store.leave(self.node_id)
+
+    async def _run_safely(self) -> None:
+        self._asked_at = asyncio.get_running_loop().time()
+        try:
+            await self.run_once()
+            self._failure = ""
+        except StoreUnavailableError as error:
+            if self._failure != str(error):
+                log.warning("the store cannot be asked", problem=str(error))
+            self._failure = str(error)
+            await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            self._asked_at = None
+
+    async def _come_back(self) -> None:
+        log.warning("the lease of this node has ended; it drops its tasks", node_id=self.node_id)
+        self._dispatcher.follow()
+        self._runner.abandon()
+        await self.begin()
+
+    async def _elect(self) -> None:
+        election = await self._store.elect(self.node_id, lease_seconds=DISPATCHER_LEASE_SECONDS)
+        self.leader_id, self.leader_address = election.node_id, election.address
+        # One that stops may have asked before it did.
+        if election.node_id == self.node_id and not self._has_ended:
+            self._dispatcher.lead(self.node_id, election.epoch)
+        else:
+            self._dispatcher.follow()
+
+    async def _collect(self) -> None:
+        collected = await self._store.collect(self.node_id)
+        for record in collected.started:
+            self._runner.start(record)
+        for task_id in collected.cancelled:
+            self._runner.cancel(task_id)

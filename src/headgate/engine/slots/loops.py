@@ -1,0 +1,339 @@
+"""The wake loop of a slot: looks once a minute whether a wake is due, and sends it.
+
+It steps when a minute of the wall clock begins. The next minute is worked out, never slept for
+after the work, so that nothing drifts; and a minute that it comes late to is not lost, because
+markers tell what is due, see `headgate.core.key_slots.wake`. Nothing that a step finds is done
+before the store has confirmed it, so that each trigger is served once, whichever node or life of it
+looks.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from headgate.core.slots.polling import WakeCause, due_wake, window_is_over
+from headgate.core.slots.slot import SlotConfig, SlotRow
+from headgate.core.slots.steps import (
+    WakeClaim,
+    WakeDone,
+    claim_wake,
+    close_window,
+    miss_wake,
+    skip_wake,
+    wake_done,
+)
+from headgate.core.slots.wakes import (
+    SECONDS_PER_MINUTE,
+    WakeTrigger,
+    is_paused,
+    minute_of,
+    missed_time,
+    next_wake_at,
+)
+from headgate.engine.slots import slot_log as slot_lines
+from headgate.engine.slots.slot import RETRY_SECONDS, KeySlot
+from headgate.engine.supervisor import Pulse
+from headgate.errors import StoreError
+from headgate.storage.audit import AuditEntry
+
+# How a wake is sent: claimed in the store, sent, and its answer kept.
+#
+# Between any two of these the process may die. Before the claim nothing has happened; after it the
+# wake is pending, and its retry window sends it if no reading confirms it.
+
+ACTIONS: dict[WakeCause, str] = {
+    "scheduled": "scheduled-wake",
+    "initial": "initial-wake",
+    "manual": "manual-wake",
+    "retry": "forced-wake-retry",
+}
+"""What each kind of wake is called in the log of slots."""
+
+
+async def claim_and_send(
+    slot: KeySlot, cause: WakeCause, *, pulse: Pulse, entry: AuditEntry | None = None
+) -> tuple[WakeClaim | None, WakeDone | None]:
+    """Send a wake unless there is no need any more; without a claim nothing was sent."""
+    asked_at = time.monotonic()
+    configs = slot.shared.sharers(slot.config)
+    step = partial(
+        claim_wake,
+        configs=configs,
+        name=slot.name,
+        cause=cause,
+        claim_id=slot.shared.make_id(),
+    )
+    claim = await slot.shared.mirror.step(tuple(one.name for one in configs), step, entry)
+    if claim is None:
+        return None, None
+    return claim, await send_claimed(slot, claim, asked_at=asked_at, pulse=pulse)
+
+
+async def send_claimed(
+    slot: KeySlot, claim: WakeClaim, *, asked_at: float, pulse: Pulse
+) -> WakeDone | None:
+    """Send what was claimed, and have the store know; None if another slot's wake serves it.
+
+    `asked_at` is when the claim was asked for, by `time.monotonic`: the clock of a running loop may
+    stand still within one of its rounds. A claim that has grown old, because the process or its
+    machine stood still, is not sent: its retry sees to it.
+    """
+    if claim.is_shared:
+        slot.wakes["shared"] += 1
+        slot_lines.shared_wake(slot.trail, slot.name, claim)
+        return None
+    is_timely = partial(_is_timely, slot, claim, asked_at)
+    answer = await slot.send_wake(ACTIONS[claim.cause], claim.id, pulse=pulse, is_timely=is_timely)
+    if answer is None:
+        return _unsent(slot, claim)
+    configs = slot.shared.sharers(slot.config)
+    done = await slot.shared.mirror.step(
+        tuple(one.name for one in configs),
+        partial(wake_done, configs=configs, name=slot.name, claim_id=claim.id, answer=answer),
+    )
+    slot.wakes[done.outcome] += 1
+    slot_lines.woken(slot.trail, slot.name, claim, done)
+    slot.shared.poll_soon((slot.name, *claim.also))
+    return done
+
+
+def _is_timely(slot: KeySlot, claim: WakeClaim, asked_at: float) -> bool:
+    """Tell by both clocks: one of them stands still while a machine sleeps, one can be set back."""
+    took = time.monotonic() - asked_at
+    return took < claim.send_within_seconds and slot.now() < claim.send_before
+
+
+def _unsent(slot: KeySlot, claim: WakeClaim) -> WakeDone:
+    slot.wakes["too_late"] += 1
+    slot_lines.unsent(slot.trail, slot.name, claim)
+    problem = "not sent, because too much time had passed; its retry window sees to it"
+    return WakeDone(row=slot.row, outcome="too_late", is_stale=True, problem=problem)
+
+
+QUIET_SECONDS = 900.0
+"""How long a look is believed that found nothing to do, while nothing changes."""
+
+
+class WakeLoop:
+    """Wakes one slot."""
+
+    def __init__(self, slot: KeySlot) -> None:
+        self._slot = slot
+        self._seen = slot.config
+        self._told = ("", "")
+        self._quiet_of: tuple[SlotRow, SlotConfig] | None = None
+        self._quiet_from = self._quiet_until = 0.0
+
+    async def run(self) -> None:
+        """Look at the beginning of every minute, until cancelled."""
+        slot, pulse = self._slot, self._slot.wake_pulse
+        slot_lines.started(slot.trail, slot.name, "wake scheduler")
+        while True:
+            pulse.begin()
+            try:
+                next_at = await self.run_once()
+                slot_lines.went_on(slot.name, "wake scheduler", pulse)
+            except StoreError as error:
+                slot_lines.store_away(slot.name, "wake scheduler", pulse, str(error))
+                next_at = slot.now() + RETRY_SECONDS
+                # What the look was for is still to be done.
+                self._quiet_of = None
+            now = slot.now()
+            pulse.end(now)
+            await slot.wake_alarm.sleep(min(next_at - now, SECONDS_PER_MINUTE))
+
+    async def run_once(self) -> float:
+        """Do what is due, and return when to look again."""
+        slot = self._slot
+        slot.look_at_key()
+        now = slot.now()
+        if self._is_quiet(now):
+            return next_minute(now)
+        self._tell_change()
+        await slot.begin()
+        if not slot.is_on:
+            return next_minute(now)
+        if slot.row.schedule.wake_pending:
+            await self._close_window(now)
+        elif not await self._fire(now):
+            return slot.now() + RETRY_SECONDS
+        return next_minute(now)
+
+    def _is_quiet(self, now: float) -> bool:
+        """Tell whether an earlier look has shown that nothing is due, which costs next to nothing.
+
+        It holds for the row and the configuration that it was made with, for some minutes, and not
+        under a clock that was set back.
+        """
+        slot = self._slot
+        row, config = slot.row, slot.config
+        known = self._quiet_of
+        if known is None or known[0] is not row or known[1] is not config or now < self._quiet_from:
+            self._quiet_of, self._quiet_from = (row, config), now
+            self._quiet_until = min(_next_due(config, row, now), now + QUIET_SECONDS)
+            # The first look at anything new is a real one.
+            return False
+        if now >= self._quiet_until:
+            self._quiet_of = None
+            return False
+        return True
+
+    def _tell_change(self) -> None:
+        slot = self._slot
+        if slot.config != self._seen:
+            slot_lines.config_changed(slot.trail, slot.name, "wake scheduler")
+        self._seen = slot.config
+
+    async def _fire(self, now: float) -> bool:
+        """Send a wake that is due and needed; False if that cannot be told yet."""
+        slot = self._slot
+        await self._give_up(now)
+        due = due_wake(slot.config, slot.row, now)
+        if due is None or due.trigger is None:
+            return True
+        config = slot.config
+        self._tell_trigger(due.trigger)
+        pre_check = await slot.poll("wake-precheck", pulse=slot.wake_pulse, is_forced=True)
+        if pre_check is None or pre_check.is_stale:
+            # Somebody else reads, or died at it. Rather than miss the time, go without.
+            if self._is_last_look():
+                await claim_and_send(slot, "scheduled", pulse=slot.wake_pulse)
+            return False
+        if pre_check.needs_wake:
+            await claim_and_send(slot, "scheduled", pulse=slot.wake_pulse)
+        elif not pre_check.is_disabled:
+            await self._skip(config, due.trigger)
+        return True
+
+    def _is_last_look(self) -> bool:
+        slot = self._slot
+        return due_wake(slot.config, slot.row, slot.now() + 2 * RETRY_SECONDS) is None
+
+    async def _give_up(self, now: float) -> None:
+        """Tell of a time of day that was held for longer than it is caught up."""
+        slot, config = self._slot, self._slot.config
+        trigger = missed_time(config.wake, slot.row.schedule, now)
+        if trigger is not None:
+            step = partial(miss_wake, config=config, marker=trigger.marker)
+            if await slot.shared.mirror.step((slot.name,), step):
+                slot_lines.missed(slot.trail, config, trigger)
+
+    def _tell_trigger(self, trigger: WakeTrigger) -> None:
+        told = (trigger.mode.value, trigger.marker)
+        if told != self._told:
+            slot_lines.condition_met(self._slot.trail, self._slot.name, trigger)
+        self._told = told
+
+    async def _skip(self, config: SlotConfig, trigger: WakeTrigger) -> None:
+        slot = self._slot
+        step = partial(skip_wake, config=config, marker=trigger.marker)
+        await slot.shared.mirror.step((slot.name,), step)
+        slot.wakes["skipped"] += 1
+        slot_lines.skipped(slot.trail, slot.name, trigger, slot.row)
+
+    async def _close_window(self, now: float) -> None:
+        slot = self._slot
+        if not window_is_over(slot.config, slot.row, now):
+            return
+        asked_at = time.monotonic()
+        configs = slot.shared.sharers(slot.config)
+        step = partial(
+            close_window, configs=configs, name=slot.name, claim_id=slot.shared.make_id()
+        )
+        done = await slot.shared.mirror.step(tuple(one.name for one in configs), step)
+        slot_lines.window_closed(slot.trail, slot.config, done)
+        if done.claim is not None:
+            await send_claimed(slot, done.claim, asked_at=asked_at, pulse=slot.wake_pulse)
+
+
+def next_minute(now: float) -> float:
+    """Return when the next minute of the wall clock begins."""
+    return minute_of(now) + SECONDS_PER_MINUTE
+
+
+def _next_due(config: SlotConfig, row: SlotRow, now: float) -> float:
+    """Return the earliest moment at which there may be something to do."""
+    schedule = row.schedule
+    if schedule.wake_pending:
+        due_at = schedule.wake_retry_window_deadline or now
+    else:
+        trigger = next_wake_at(config.wake, schedule, now)
+        due_at = float("inf") if trigger is None else trigger.due_at
+    return max(due_at, schedule.paused_until or due_at) if is_paused(schedule, now) else due_at
+
+
+# The quota loop of a slot: reads the quota when it is due, and begins the slot with a reading.
+#
+# It sleeps until the next poll, which a wake, a new configuration or somebody who was told "too
+# many requests" may bring forward. The first reading after a start decides whether to wake at
+# once.
+
+LONGEST_SLEEP_SECONDS = 3_600.0
+
+
+class QuotaLoop:
+    """Reads the quota of one slot."""
+
+    def __init__(self, slot: KeySlot) -> None:
+        self._slot = slot
+        self._seen = slot.config
+
+    async def run(self) -> None:
+        """Read whenever it is due, until cancelled."""
+        slot, pulse = self._slot, self._slot.quota_pulse
+        slot_lines.started(slot.trail, slot.name, "quota poller")
+        slot_lines.still_disabled(slot.name, slot.row)
+        while True:
+            pulse.begin()
+            slot.quota_sleeps_until = float("-inf")
+            try:
+                next_at = await self.run_once()
+                slot_lines.went_on(slot.name, "quota poller", pulse)
+            except StoreError as error:
+                slot_lines.store_away(slot.name, "quota poller", pulse, str(error))
+                next_at = slot.now() + RETRY_SECONDS
+            now = slot.now()
+            pulse.end(now)
+            slot.quota_sleeps_until = next_at
+            await slot.quota_alarm.sleep(min(next_at - now, LONGEST_SLEEP_SECONDS))
+
+    async def run_once(self) -> float:
+        """Read the quota if it is due, and return when to look again."""
+        slot = self._slot
+        slot.look_at_key()
+        self._tell_change()
+        await slot.begin()
+        slot.restate()
+        is_looking = slot.takes_look()
+        due_at = slot.next_poll_at(slot.row)
+        # Read after it: what is due is due at the moment at which that was asked.
+        now = slot.now()
+        if due_at is None:
+            return float("inf")
+        if due_at <= now or (is_looking and not is_paused(slot.row.schedule, now)):
+            action = "initial-quota-poll" if slot.row.start else "background-quota-poll"
+            if await slot.poll(action, pulse=slot.quota_pulse, is_forced=is_looking) is None:
+                return slot.now() + RETRY_SECONDS
+        if slot.row.start == "wake":
+            await claim_and_send(slot, "initial", pulse=slot.quota_pulse)
+        return self._next_look()
+
+    def _next_look(self) -> float:
+        """Return when the next poll is due, or the slot means something else for its tasks."""
+        slot, now = self._slot, self._slot.now()
+        row = slot.row
+        due_at = slot.next_poll_at(row)
+        moments = (
+            due_at,
+            row.schedule.paused_until,
+            None if row.reading is None else row.reading.resets_at,
+        )
+        ahead = [moment for moment in moments if moment is not None and moment > now]
+        return now if due_at is not None and due_at <= now else min(ahead, default=float("inf"))
+
+    def _tell_change(self) -> None:
+        slot = self._slot
+        if slot.config != self._seen:
+            slot_lines.config_changed(slot.trail, slot.name, "quota poller")
+        self._seen = slot.config

@@ -1,0 +1,420 @@
+"""One slot at work: what it is configured with, what is known of it, and how its key is used.
+
+Rule: every use of the key is claimed in the store first, so that a store that cannot be asked means
+that nothing is sent. Setup and row may change between any two awaits; each step goes by those that
+it began with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from headgate.core.slots.polling import CLAIM_SECONDS, next_wake_of, poll_due_at
+from headgate.core.slots.quota import QuotaFailure, QuotaFailureKind, QuotaReport, WakeAnswer
+from headgate.core.slots.slot import SlotConfig, SlotRow, SlotStanding, standing_of, why_off
+from headgate.core.slots.steps import MAX_PROBLEM_CHARS, PollDone, begin, claim_poll, poll_done
+from headgate.core.slots.wakes import WakeTrigger
+from headgate.engine.slots import slot_log as slot_lines
+from headgate.engine.slots.row_cache import SlotMirror
+from headgate.engine.slots.slot_log import SlotTrail
+from headgate.engine.supervisor import Pulse
+from headgate.errors import InvalidSettingError, StoreError, StoreUnavailableError
+from headgate.providers.provider import Call, Provider
+from headgate.redaction import redacted
+
+# A sleep that can be ended: cheap, because every slot has two of them.
+
+
+class Alarm:
+    """Wakes one sleeper after some time, or when it rings."""
+
+    __slots__ = ("_has_rung", "_sleeper")
+
+    def __init__(self) -> None:
+        self._has_rung = False
+        self._sleeper: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        """End the sleep, or the next one if nobody sleeps."""
+        self._has_rung = True
+        _wake(self._sleeper)
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep so long, or until it rings."""
+        if not self._has_rung:
+            loop = asyncio.get_running_loop()
+            self._sleeper = loop.create_future()
+            timer = loop.call_later(max(0.0, seconds), _wake, self._sleeper)
+            try:
+                await self._sleeper
+            finally:
+                timer.cancel()
+                self._sleeper = None
+        self._has_rung = False
+
+
+def _wake(sleeper: asyncio.Future[None] | None) -> None:
+    if sleeper is not None and not sleeper.done():
+        sleeper.set_result(None)
+
+
+# What is configured for a slot at runtime, and what can be told of it.
+
+
+def _no_mark() -> object:
+    """Mark a key that stays for as long as the process does."""
+    return None
+
+
+class SlotSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """One slot with all that it needs to run.
+
+    `read_key` raises `InvalidSettingError` where the key cannot be read. It is asked for each
+    request, so that a key file may be replaced, and no key is kept. `key_mark` is cheap, and
+    returns something else once the key may be another. `config_for` returns the configuration
+    with a key.
+    """
+
+    config: SlotConfig
+    provider: Provider
+    read_key: Callable[[], str]
+    is_logging: bool = True
+    key_mark: Callable[[], object] = _no_mark
+    config_for: Callable[[str], SlotConfig] | None = None
+
+
+class LoopHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """How a loop is doing on this node; times are Unix seconds.
+
+    `problem` is empty while it does its work.
+    """
+
+    last_step_at: float | None = None
+    restarts: int = 0
+    problem: str = ""
+
+
+class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about a slot; `next_wake` is due already if it is only being held.
+
+    `polls` and `wakes` count by their outcome what this node has done since it started.
+    """
+
+    config: SlotConfig
+    row: SlotRow
+    standing: SlotStanding
+    next_wake: WakeTrigger | None
+    next_poll_at: float | None
+    wake_loop: LoopHealth = LoopHealth()
+    quota_loop: LoopHealth = LoopHealth()
+    polls: dict[str, int] = {}
+    wakes: dict[str, int] = {}
+
+
+log = structlog.get_logger("headgate.slots")
+
+RETRY_SECONDS = 2.0
+"""When a loop looks again where another reads the quota, or the store could not be asked."""
+
+ANSWER_SECONDS = 30.0
+"""For so long a wake is waited for whose sender may have died."""
+
+LOOK_SECONDS = 60.0
+
+
+class Shared(NamedTuple):
+    """What the slots of a node have in common.
+
+    `sharers` returns the configurations of all slots with the same key, the given one first.
+    """
+
+    mirror: SlotMirror
+    trail_of: Callable[[str], SlotTrail]
+    make_id: Callable[[], str]
+    turns: asyncio.Semaphore
+    sharers: Callable[[SlotConfig], tuple[SlotConfig, ...]]
+    poll_soon: Callable[[Iterable[str]], None]
+    changed: Callable[[], None]
+
+
+class KeySlot:
+    """A slot of this node, with what its two loops share."""
+
+    def __init__(self, setup: SlotSetup, shared: Shared) -> None:
+        self.setup = setup
+        self.shared = shared
+        self.name = setup.config.name
+        self.wake_alarm, self.quota_alarm = Alarm(), Alarm()
+        self.wake_pulse, self.quota_pulse = Pulse(), Pulse()
+        self.polls: Counter[str] = Counter()
+        self.wakes: Counter[str] = Counter()
+        self.quota_sleeps_until = float("inf")
+        self._trail = shared.trail_of(self.name)
+        self._reading: asyncio.Future[PollDone | None] | None = None
+        self._begun: SlotConfig | None = None
+        self._looked_at = float("-inf")
+        self._is_looking = False
+        self._standing: SlotStanding | None = None
+        # Equal to no mark, so that the first look is a real one.
+        self._key_mark: object = object()
+
+    @property
+    def config(self) -> SlotConfig:
+        """What the slot is configured with now."""
+        return self.setup.config
+
+    @property
+    def row(self) -> SlotRow:
+        """What is known of the slot."""
+        return self.shared.mirror.row(self.name)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything may be sent."""
+        return not why_off(self.config, self.row)
+
+    @property
+    def trail(self) -> SlotTrail:
+        """Where what happens is written, unless the slot is not to be logged."""
+        return self._trail if self.setup.is_logging else SlotTrail(self.name)
+
+    def now(self) -> float:
+        """Return the time that all nodes go by."""
+        return self.shared.mirror.now()
+
+    def reconfigure(self, setup: SlotSetup) -> None:
+        """Go by another setup from the next step on, which comes at once."""
+        self.setup = setup
+        self.wake_alarm.ring()
+        self.quota_alarm.ring()
+
+    def look_at_key(self) -> None:
+        """See whether the key was replaced, which costs next to nothing while it was not.
+
+        One that cannot be read is no other key: it may be back, and the same, a moment later.
+        """
+        mark = self.setup.key_mark()
+        if mark == self._key_mark:
+            return
+        self._key_mark = mark
+        with suppress(InvalidSettingError):
+            self._use_key(self.setup.read_key())
+
+    async def begin(self) -> None:
+        """Have the store know the configuration, if it does not yet."""
+        config = self.config
+        if config == self._begun:
+            return
+        step = partial(begin, config=config, starts=self._starts_with(config))
+        try:
+            await self.shared.mirror.step((self.name,), step)
+        except StoreUnavailableError:
+            raise
+        except StoreError as error:
+            if not await self.shared.mirror.drop_unreadable(self.name):
+                raise
+            slot_lines.from_nothing(self.trail, self.name, str(error))
+            await self.shared.mirror.step((self.name,), step)
+        self._begun = config
+        self.restate()
+
+    def seen(self, row: SlotRow) -> None:
+        """Take note of a row that has changed."""
+        self.restate()
+        due_at = self.next_poll_at(row)
+        if due_at is not None and due_at < self.quota_sleeps_until:
+            self.quota_alarm.ring()
+
+    def restate(self) -> None:
+        """Work out anew what the slot means for tasks, and tell if that is something else."""
+        standing = standing_of(self.config, self.row, self.now())
+        if standing != self._standing:
+            self._standing = standing
+            self.shared.changed()
+
+    def standing(self) -> SlotStanding:
+        """Return what the slot means for tasks."""
+        return self._standing or standing_of(self.config, self.row, self.now())
+
+    def look_soon(self) -> None:
+        """Have the quota read soon, unless that was asked for within a minute."""
+        now = self.now()
+        if abs(now - self._looked_at) >= LOOK_SECONDS:
+            self._looked_at = now
+            self._is_looking = True
+            self.quota_alarm.ring()
+
+    def takes_look(self) -> bool:
+        """Tell once whether somebody wants the quota to be read."""
+        is_looking, self._is_looking = self._is_looking, False
+        return is_looking
+
+    def next_poll_at(self, row: SlotRow) -> float | None:
+        """Return when the quota is read next; None if nobody will.
+
+        While a wake is on its way a reading could not tell of it, so the poll waits for its answer.
+        """
+        now = self.now()
+        due_at, sent_at = poll_due_at(self.config, row, now), row.schedule.last_wake_at
+        if due_at is None or row.wake_claim is None or sent_at is None or sent_at > now:
+            # One that lies ahead was sent before the clock went back.
+            return due_at
+        return max(due_at, sent_at + ANSWER_SECONDS)
+
+    async def poll(self, action: str, *, pulse: Pulse, is_forced: bool = False) -> PollDone | None:
+        """Read the quota, and have the store know; None if another node does so just now.
+
+        Whoever asks while this node reads for somebody else shares what comes of it.
+        """
+        if self._reading is not None:
+            return await asyncio.shield(self._reading)
+        self._reading = reading = asyncio.get_running_loop().create_future()
+        try:
+            done = await self._poll(action, pulse, is_forced=is_forced)
+        except StoreError as error:
+            reading.set_exception(error)
+            # Nobody may share it, and then nobody looks.
+            reading.exception()
+            raise
+        else:
+            reading.set_result(done)
+            return done
+        finally:
+            self._reading = None
+            if not reading.done():
+                reading.set_result(None)
+
+    async def _poll(self, action: str, pulse: Pulse, *, is_forced: bool) -> PollDone | None:
+        async with Turn(self.shared.turns, pulse):
+            config, mirror = self.config, self.shared.mirror
+            claiming = partial(
+                claim_poll,
+                config=config,
+                claim_id=self.shared.make_id(),
+                seconds=CLAIM_SECONDS,
+                force=is_forced,
+            )
+            claim = await mirror.step((self.name,), claiming)
+            if claim is None:
+                return None
+            answer = await self._read_quota(action, claim.id)
+            settling = partial(poll_done, config=config, claim_id=claim.id, answer=answer)
+            done = await mirror.step((self.name,), settling)
+        self.polls["stale" if done.is_stale else done.outcome] += 1
+        slot_lines.polled(self.trail, config, done, flow_id=claim.id)
+        return done
+
+    async def send_wake(
+        self, action: str, flow_id: str, *, pulse: Pulse, is_timely: Callable[[], bool]
+    ) -> WakeAnswer | None:
+        """Send a wake that has been claimed; None if it is too late when its turn comes."""
+        async with Turn(self.shared.turns, pulse):
+            setup = self.setup
+            call = self._call(setup, action, flow_id)
+            if isinstance(call, QuotaFailure):
+                return WakeAnswer(failure=call)
+            # Last of all, so that next to nothing can come between the look and the request.
+            if not is_timely():
+                return None
+            try:
+                answer = await setup.provider.wake(call)
+            except Exception as error:
+                log.exception("a provider failed", slot=self.name)
+                answer = WakeAnswer(failure=_crashed(error))
+        if answer.failure is None:
+            return answer
+        return msgspec.structs.replace(answer, failure=_told(answer.failure, call.key))
+
+    def status(self) -> SlotStatus:
+        """Return everything about the slot."""
+        config, row, now = self.config, self.row, self.now()
+        return SlotStatus(
+            config=config,
+            row=row,
+            standing=standing_of(config, row, now),
+            next_wake=next_wake_of(config, row, now),
+            next_poll_at=self.next_poll_at(row),
+            wake_loop=_health(self.wake_pulse),
+            quota_loop=_health(self.quota_pulse),
+            polls=dict(self.polls),
+            wakes=dict(self.wakes),
+        )
+
+    def _starts_with(self, config: SlotConfig) -> bool:
+        """Tell whether the slot begins with this configuration.
+
+        One with a new mode does: on a cold key nothing might ever come due for it.
+        """
+        before = self._begun
+        return before is None or bool(config.wake.wake_modes - before.wake.wake_modes)
+
+    def _use_key(self, key: str) -> None:
+        """Go by another configuration if this is another key: it has a window of its own."""
+        setup = self.setup
+        config = setup.config if setup.config_for is None else setup.config_for(key)
+        if config.key_digest != setup.config.key_digest:
+            self.trail.event("key-replaced")
+            self.reconfigure(msgspec.structs.replace(setup, config=config))
+
+    async def _read_quota(self, action: str, flow_id: str) -> QuotaReport | QuotaFailure:
+        setup = self.setup
+        call = self._call(setup, action, flow_id)
+        if isinstance(call, QuotaFailure):
+            return call
+        try:
+            answer = await setup.provider.read_quota(call)
+        except Exception as error:
+            log.exception("a provider failed", slot=self.name)
+            answer = _crashed(error)
+        return _told(answer, call.key) if isinstance(answer, QuotaFailure) else answer
+
+    def _call(self, setup: SlotSetup, action: str, flow_id: str) -> Call | QuotaFailure:
+        try:
+            key = setup.read_key()
+        except InvalidSettingError as error:
+            self.trail.event("key-unreadable", flow_id, problem=str(error))
+            return QuotaFailure(kind=QuotaFailureKind.NO_KEY, message=str(error))
+        self._use_key(key)
+        return Call(key=key, action=action, flow_id=flow_id, trail=self.trail.hiding(key))
+
+
+class Turn:
+    """One of the requests that may be under way at a time; waiting for it is no standing still."""
+
+    def __init__(self, turns: asyncio.Semaphore, pulse: Pulse) -> None:
+        self._turns = turns
+        self._pulse = pulse
+
+    async def __aenter__(self) -> None:
+        self._pulse.wait()
+        await self._turns.acquire()
+        self._pulse.begin()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._turns.release()
+
+
+def _crashed(error: Exception) -> QuotaFailure:
+    """Return the failure of a provider that raised: it counts as any other, and can be told."""
+    message = f"the provider's part of this service failed: {type(error).__name__}"
+    return QuotaFailure(kind=QuotaFailureKind.GARBAGE, message=message)
+
+
+def _told(failure: QuotaFailure, key: str) -> QuotaFailure:
+    """Return a failure that may be kept and told: without the key, and on one short line."""
+    line = " ".join(redacted(failure.message, (key,)).split())[:MAX_PROBLEM_CHARS]
+    return msgspec.structs.replace(failure, message=line)
+
+
+def _health(pulse: Pulse) -> LoopHealth:
+    return LoopHealth(
+        last_step_at=pulse.last_step_at, restarts=pulse.restarts, problem=pulse.problem
+    )

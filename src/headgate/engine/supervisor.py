@@ -1,0 +1,201 @@
+"""The supervisor: keeps loops running, and ends them together.
+
+A loop that fails has a fault that nobody foresaw. It is logged once and started again after a
+pause that grows, because a service that stops deciding is worse than one that tries again. A loop
+with a `Pulse` is also started again when it has ended, or stands in one step for too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import structlog
+
+from headgate.core.retries import Backoff
+
+log = structlog.get_logger("headgate.supervisor")
+
+RESTART_BACKOFF = Backoff(base_seconds=0.5, max_seconds=30.0)
+HEALTHY_SECONDS = 60.0
+
+Loop = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Pulse:
+    """The signs of life of a loop, kept by the loop and by whoever starts it again.
+
+    `step_began` is in the time of the event loop, and None between steps; `last_step_at` is in
+    Unix seconds. `problem` is empty while the loop does its work.
+    """
+
+    __slots__ = ("last_step_at", "problem", "restarts", "step_began")
+
+    def __init__(self) -> None:
+        self.step_began: float | None = None
+        self.last_step_at: float | None = None
+        self.restarts = 0
+        self.problem = ""
+
+    def begin(self) -> None:
+        """Begin a step, or go on with one."""
+        self.step_began = asyncio.get_running_loop().time()
+
+    def wait(self) -> None:
+        """Let a step rest for something that has an end of its own."""
+        self.step_began = None
+
+    def end(self, now: float) -> None:
+        """End a step."""
+        self.step_began = None
+        self.last_step_at = now
+
+    def step_seconds(self) -> float:
+        """Return how long the step has taken that is under way; 0 between steps."""
+        if self.step_began is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self.step_began
+
+    def started_again(self, problem: str) -> None:
+        """Take note that the loop was started again, and why."""
+        self.restarts += 1
+        self.step_began = None
+        self.problem = problem
+
+
+class Supervisor:
+    """Runs loops until it is stopped."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._watched: dict[str, tuple[Loop, Pulse]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def start(self, name: str, loop: Loop, pulse: Pulse | None = None) -> None:
+        """Run a loop from now on."""
+        keeping = _keep_running(name, loop, pulse)
+        self._tasks[name] = asyncio.get_running_loop().create_task(keeping, name=name)
+        if pulse is not None:
+            self._watched[name] = (loop, pulse)
+
+    def task(self, name: str) -> asyncio.Task[None] | None:
+        """Return what runs a loop."""
+        return self._tasks.get(name)
+
+    def drop(self, name: str) -> None:
+        """End a loop, without waiting for it."""
+        self._watched.pop(name, None)
+        task = self._tasks.pop(name, None)
+        if task is not None and not task.done():
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+            task.cancel()
+
+    def restart_stuck(self, longest_seconds: float) -> list[str]:
+        """Start again what has ended or stands still, and return the names."""
+        restarted = []
+        for name, (loop, pulse) in list(self._watched.items()):
+            problem = self._problem(name, pulse, longest_seconds)
+            if problem:
+                log.warning("a loop is started again", loop=name, problem=problem)
+                pulse.started_again(problem)
+                # The old one may not even hear that it is cancelled, so nobody waits for it.
+                self.drop(name)
+                self.start(name, loop, pulse)
+                restarted.append(name)
+        return restarted
+
+    async def stop(self, *, longest_seconds: float | None = None) -> None:
+        """End all loops, and wait until they have ended, or for so long."""
+        for name in list(self._tasks):
+            self.drop(name)
+        if not self._leaving:
+            return
+        _, deaf = await asyncio.wait(self._leaving, timeout=longest_seconds)
+        for task in deaf:
+            log.warning("a loop does not end, and is left behind", loop=task.get_name())
+
+    def _problem(self, name: str, pulse: Pulse, longest_seconds: float) -> str:
+        if self._tasks[name].done():
+            return "it had ended"
+        seconds = pulse.step_seconds()
+        return f"it stood still for {seconds:.0f} seconds" if seconds > longest_seconds else ""
+
+
+async def _keep_running(name: str, loop: Loop, pulse: Pulse | None) -> None:
+    clock = asyncio.get_running_loop().time
+    failures = 0
+    while True:
+        started = clock()
+        try:
+            await loop()
+        except Exception as error:
+            failures = 1 if clock() - started > HEALTHY_SECONDS else failures + 1
+            log.exception("a loop failed and is started again", loop=name, failures=failures)
+            if pulse is not None:
+                pulse.started_again(f"it failed: {type(error).__name__}")
+        else:
+            return
+        draw = random.random()  # noqa: S311
+        await asyncio.sleep(RESTART_BACKOFF.seconds(failures, draw=draw))
+
+
+# Whether a node does its work, and which of its parts does not.
+#
+# Rule: what a driver says may name hosts and paths, so it goes to the log; whoever asks is told
+# which part fails, in words of our own.
+
+OK = "ok"
+STORE_FAILS = "the store cannot be asked; the log of this node says why"
+LEDGER_FAILS = "the ledger cannot be asked; the log of this node says why"
+IS_LOADING = "the tasks are still being read"
+DISPATCHER_FAILS = "it failed and is started again; the log of this node says why"
+NO_DISPATCHER = "this node knows of none; one is elected within seconds"
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the engine does its work, and what is in the way.
+
+    `parts` has the store, the ledger and the dispatcher, each with its problem or `ok`.
+    """
+
+    is_ready: bool
+    role: str
+    problem: str = ""
+    parts: dict[str, str] = {}
+
+
+def judge(
+    *,
+    phase: str,
+    is_leading: bool,
+    is_loaded: bool,
+    knows_leader: bool,
+    has_fault: bool,
+    store_problem: str,
+    dispatcher_problem: str,
+    ledger_problem: str,
+) -> Health:
+    """Return the health of a node; `phase` is why it does not work even if all parts do.
+
+    `has_fault` says that the last round of the dispatcher failed in a way that nobody foresaw.
+    """
+    # The dispatcher uses both. Of the store alone the node tells too, within seconds.
+    fails = bool(store_problem or (dispatcher_problem and not ledger_problem))
+    parts = {
+        "store": STORE_FAILS if fails else OK,
+        "ledger": LEDGER_FAILS if ledger_problem else OK,
+        "dispatcher": OK,
+    }
+    if has_fault:
+        parts["dispatcher"] = DISPATCHER_FAILS
+    elif is_leading and not is_loaded:
+        parts["dispatcher"] = IS_LOADING
+    elif not is_leading and not knows_leader:
+        parts["dispatcher"] = NO_DISPATCHER
+    problem = phase or next((words for words in parts.values() if words != OK), "")
+    role = "dispatcher" if is_leading else "node"
+    return Health(is_ready=not problem, role=role, problem=problem, parts=parts)

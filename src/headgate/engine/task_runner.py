@@ -1,0 +1,488 @@
+"""The task runner: every attempt on this node, each with its own deadline and cancel handle.
+
+An attempt ends in a settlement, whatever ends it: the executor, the deadline, a cancel, a stop of
+the node. Rule: a settlement is offered until the store has answered it. Only a lost lease ends
+that, because then the attempt is no longer this node's to settle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Generic, TypeVar
+
+import msgspec
+import structlog
+
+from headgate.core.budgets.ledger import Ledger
+from headgate.core.gates import GateClosure
+from headgate.core.in_flight import Timers
+from headgate.core.lifecycle import (
+    DEADLINE_EXCEEDED,
+    DEFAULT_POLICY,
+    NOTHING_USED,
+    UNKNOWN_USAGE,
+    Cancelled,
+    Failed,
+    Finish,
+    Limited,
+    Lost,
+    Outcome,
+    RetryPolicy,
+    Succeeded,
+    TryAgain,
+    at_fixed_cost,
+    known_usage,
+    next_step,
+    pause_seconds,
+    timed_out,
+)
+from headgate.core.retries import Backoff
+from headgate.core.task import TaskRecord, is_worker, slot_of
+from headgate.engine.dispatcher import mark_dispatched
+from headgate.errors import StoreUnavailableError
+from headgate.executors.executor import Executor, work_order_of
+from headgate.storage.store import Settled, Settlement, TaskStore
+
+# From the outcome of an attempt to its settlement, whoever ran it: a node, or a worker.
+#
+# Rule: what a task does next, what it costs and whom a provider's pause holds is decided here, and
+# nowhere else.
+
+
+class Settlements:
+    """Makes settlements by the rules in force; a reload puts others in their place."""
+
+    def __init__(self, *, policy: RetryPolicy, max_result_bytes: int, draws: random.Random) -> None:
+        self.policy = policy
+        self.max_result_bytes = max_result_bytes
+        self._draws = draws
+
+    def reported(self, record: TaskRecord, outcome: Outcome) -> Outcome:
+        """Return what an executor or a worker reports, at its cost and with what may be kept."""
+        return self._bounded(at_fixed_cost(outcome, record.terms))
+
+    def _bounded(self, outcome: Outcome) -> Outcome:
+        if not isinstance(outcome, Succeeded) or outcome.result is None:
+            return outcome
+        if len(memoryview(outcome.result)) <= self.max_result_bytes:
+            return outcome
+        error = f"result is larger than {self.max_result_bytes} bytes"
+        return Failed(error=error, usage=outcome.usage)
+
+    def make(
+        self, record: TaskRecord, outcome: Outcome, now: float, *, node_id: str = ""
+    ) -> Settlement:
+        """Return the settlement of an attempt; `node_id` is who writes it for another."""
+        progress, lease = record.progress, record.lease
+        if lease is None:
+            problem = f"task {record.task.id} has no lease to settle"
+            raise ValueError(problem)
+        draw = self._draws.random()
+        step = next_step(outcome, progress, record.terms, now=now, draw=draw, policy=self.policy)
+        if progress.slot is not None and isinstance(outcome, Limited):
+            step = _on_another_slot(step)
+        return Settlement(
+            task_id=record.task.id,
+            lease=lease,
+            step=step,
+            cost=known_usage(outcome),
+            result=outcome.result if isinstance(outcome, Succeeded) else None,
+            closure=self._closure(record, outcome, now),
+            node_id=node_id,
+        )
+
+    def _closure(self, record: TaskRecord, outcome: Outcome, now: float) -> GateClosure | None:
+        if not isinstance(outcome, Limited):
+            return None
+        seconds = pause_seconds(outcome, record.progress.rate_limit_hits + 1, self.policy)
+        until = now + seconds
+        slot = slot_of(record)
+        if slot is not None:
+            return GateClosure(kind="slot", name=slot, until=until, why=outcome.error)
+        if is_worker(record.progress.node_id):
+            # Agents share the target that they pull from, and not the account that they work on.
+            name = record.agent_id or ""
+            return GateClosure(kind="agent", name=name, until=until, why=outcome.error)
+        name = record.task.target or ""
+        return GateClosure(kind="target", name=name, until=until, why=outcome.error)
+
+
+def _on_another_slot(step: Finish | TryAgain) -> Finish | TryAgain:
+    """Let a task whose slot was chosen go on at once: only that slot is left alone meanwhile."""
+    return step if isinstance(step, Finish) else msgspec.structs.replace(step, not_before=None)
+
+
+# The deadlines of everything that runs, on one timer of the event loop.
+#
+# A timer for each attempt would cost more than most attempts that come to their end in time.
+
+Key = TypeVar("Key", bound=Hashable)
+
+MAX_LATE = 1_000
+
+
+class DeadlineWatch(Generic[Key]):
+    """Calls `late` with whatever has not left by its deadline, which is judged by `clock`."""
+
+    def __init__(self, clock: Callable[[], float], late: Callable[[Key], None]) -> None:
+        self._clock = clock
+        self._late = late
+        self._timers: Timers[Key] = Timers()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._rings_at = 0.0
+
+    def watch(self, key: Key, deadline: float | None) -> None:
+        """Call if this has not left by the deadline; None is without end."""
+        if deadline is None:
+            return
+        self._timers.set(key, deadline)
+        if self._alarm is None or deadline < self._rings_at:
+            self._set_alarm(deadline)
+
+    def leave(self, key: Key) -> None:
+        """Call no more for this."""
+        self._timers.drop(key)
+
+    def _set_alarm(self, at: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._rings_at = at
+        seconds = max(0.0, at - self._clock())
+        self._alarm = asyncio.get_running_loop().call_later(seconds, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        for key in self._timers.pop_due(self._clock(), most=MAX_LATE):
+            self._late(key)
+        following = self._timers.next_at()
+        if following is not None:
+            self._set_alarm(following)
+
+
+log = structlog.get_logger("headgate.runner")
+
+SETTLE_SECONDS = 10.0
+"""How long a node that stops tries to settle what it has stopped."""
+
+MAX_CANCELLED_EARLY = 1_000
+ELSEWHERE_SECONDS = 5.0
+UNPAID_SECONDS = 1.0
+SETTLE_BACKOFF = Backoff(base_seconds=0.05, max_seconds=2.0)
+
+Changed = Callable[[Iterable[TaskRecord], GateClosure | None], None]
+"""Is shown the records that a settlement changed, and the pause that a provider asked for."""
+
+
+class _Attempt:
+    """One attempt under way, and why it was stopped, if it was."""
+
+    __slots__ = ("has_begun", "is_abandoned", "record", "stopped_by", "task")
+
+    def __init__(self, record: TaskRecord) -> None:
+        self.record = record
+        self.has_begun = False
+        self.stopped_by: Outcome | None = None
+        self.is_abandoned = False
+        self.task: asyncio.Task[None] | None = None
+
+
+class TaskRunner:
+    """Runs attempts through the executors of their targets."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        executors: Mapping[str, Executor],
+        *,
+        changed: Changed,
+        policy: RetryPolicy = DEFAULT_POLICY,
+        draws: random.Random | None = None,
+        max_result_bytes: int = 1_048_576,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._executors = executors
+        self._changed = changed
+        self._draws = draws or random.Random()  # noqa: S311
+        self.settlements = Settlements(
+            policy=policy, max_result_bytes=max_result_bytes, draws=self._draws
+        )
+        self._attempts: dict[str, _Attempt] = {}
+        self._deadlines: DeadlineWatch[_Attempt] = DeadlineWatch(store.now, self._be_late)
+        self._cancelled_early: dict[str, int] = {}
+        self._left_behind: set[asyncio.Task[None]] = set()
+        self.problem = ""
+        """Why outcomes cannot be written now; empty while they can."""
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    def __contains__(self, task_id: str) -> bool:
+        return task_id in self._attempts
+
+    def reconfigure(
+        self, executors: Mapping[str, Executor], *, policy: RetryPolicy, max_result_bytes: int
+    ) -> None:
+        """Run what starts from now on with these; what runs goes on as it began."""
+        self._executors = executors
+        self.settlements.policy = policy
+        self.settlements.max_result_bytes = max_result_bytes
+
+    def under_way_at(self, targets: Collection[str]) -> list[asyncio.Task[None]]:
+        """Return the attempts that are under way at some targets."""
+        found = [one for one in self._attempts.values() if one.record.task.target in targets]
+        return [attempt.task for attempt in found if attempt.task is not None]
+
+    def known(self) -> list[str]:
+        """Return the tasks that are under way."""
+        return list(self._attempts)
+
+    def start(self, record: TaskRecord) -> None:
+        """Begin an attempt; one that is under way already goes on."""
+        task_id = record.task.id
+        known = self._attempts.get(task_id)
+        if known is not None and known.record.progress.attempt == record.progress.attempt:
+            return
+        attempt = self._attempts[task_id] = _Attempt(record)
+        if self._cancelled_early.pop(task_id, None) == record.progress.attempt:
+            attempt.stopped_by = Cancelled(usage=NOTHING_USED)
+        attempt.task = asyncio.get_running_loop().create_task(self._run(attempt))
+        if record.progress.cancel_requested:
+            # Asked for while nobody knew that the attempt was here.
+            self.cancel(task_id)
+
+    def cancel(self, task_id: str, *, attempt: int | None = None) -> bool:
+        """Stop an attempt because its task was cancelled; False if it is not here.
+
+        One that the store has started, and that this node is yet to hear of, is stopped then.
+        """
+        known = self._attempts.get(task_id)
+        if known is None:
+            self._expect(task_id, attempt)
+            return False
+        usage = UNKNOWN_USAGE if known.has_begun else NOTHING_USED
+        self._stop(known, Cancelled(usage=usage))
+        return True
+
+    def _expect(self, task_id: str, attempt: int | None) -> None:
+        if attempt is None:
+            return
+        self._cancelled_early[task_id] = attempt
+        if len(self._cancelled_early) > MAX_CANCELLED_EARLY:
+            del self._cancelled_early[next(iter(self._cancelled_early))]
+
+    def abandon(self) -> None:
+        """Stop everything without settling: the leases are lost, and others settle these tasks."""
+        for attempt in list(self._attempts.values()):
+            attempt.is_abandoned = True
+            self._stop(attempt, Lost(has_started=attempt.has_begun))
+            if attempt.task is not None:
+                self._left_behind.add(attempt.task)
+                attempt.task.add_done_callback(self._left_behind.discard)
+        self._attempts.clear()
+
+    @property
+    def has_left_behind(self) -> bool:
+        """Whether work that was told to stop goes on all the same."""
+        return bool(self._left_behind)
+
+    async def drain(self, seconds: float) -> None:
+        """Let what runs come to its end, and stop what takes longer; it is queued again.
+
+        What cannot be settled even then is left to others, who take it back.
+        """
+        await self._wait(seconds)
+        ends_at = asyncio.get_running_loop().time() + SETTLE_SECONDS
+        while self._attempts and (left := ends_at - asyncio.get_running_loop().time()) > 0:
+            for attempt in list(self._attempts.values()):
+                self._stop(attempt, Lost(has_started=attempt.has_begun))
+            await self._wait(left)
+        self.abandon()
+
+    async def leave(self, seconds: float) -> None:
+        """Stop everything, and settle nothing: there is no store any more that could be told."""
+        self.abandon()
+        if self._left_behind:
+            await asyncio.wait(list(self._left_behind), timeout=seconds)
+
+    async def _wait(self, seconds: float | None) -> None:
+        tasks = [attempt.task for attempt in self._attempts.values() if attempt.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+
+    def _stop(self, attempt: _Attempt, outcome: Outcome) -> None:
+        if attempt.stopped_by is not None or attempt.task is None:
+            return
+        attempt.stopped_by = outcome
+        # Cancelled before its first step, a task would end without settling anything.
+        if attempt.has_begun:
+            attempt.task.cancel()
+
+    def _watch(self, attempt: _Attempt) -> None:
+        """Have an attempt stopped at its deadline, or when it has had its own time."""
+        deadline, seconds = attempt.record.task.deadline, attempt.record.terms.attempt_seconds
+        if seconds is not None:
+            over_at = self._store.now() + seconds
+            deadline = over_at if deadline is None else min(deadline, over_at)
+        self._deadlines.watch(attempt, deadline)
+
+    def _be_late(self, attempt: _Attempt) -> None:
+        deadline, seconds = attempt.record.task.deadline, attempt.record.terms.attempt_seconds
+        is_over = deadline is not None and deadline <= self._store.now()
+        if is_over or seconds is None:
+            self._stop(attempt, Failed(error=DEADLINE_EXCEEDED))
+        else:
+            self._stop(attempt, timed_out(seconds))
+
+    async def _run(self, attempt: _Attempt) -> None:
+        attempt.has_begun = True
+        try:
+            outcome = await self._outcome(attempt)
+            if not attempt.is_abandoned:
+                await self._settle(attempt, outcome)
+        finally:
+            task_id = attempt.record.task.id
+            if self._attempts.get(task_id) is attempt:
+                del self._attempts[task_id]
+
+    async def _outcome(self, attempt: _Attempt) -> Outcome:
+        if attempt.stopped_by is not None:
+            return attempt.stopped_by
+        self._watch(attempt)
+        try:
+            if not await self._may_spend(attempt.record):
+                return Lost(has_started=False, retry_seconds=UNPAID_SECONDS)
+            return self.settlements.reported(attempt.record, await self._execute(attempt.record))
+        except asyncio.CancelledError:
+            if attempt.stopped_by is None:
+                raise
+            return attempt.stopped_by
+        finally:
+            self._deadlines.leave(attempt)
+
+    async def _may_spend(self, record: TaskRecord) -> bool:
+        """Tell whether the money is held; where the store keeps the books it was when it began."""
+        reservation_id = record.progress.reservation_id
+        if self._ledger is None or reservation_id is None:
+            return True
+        return await mark_dispatched(self._ledger, reservation_id)
+
+    async def _execute(self, record: TaskRecord) -> Outcome:
+        task = record.task
+        executor = self._executors.get(task.target or "")
+        if executor is None:
+            line = f"target {task.target!r} is not configured on this node"
+            if not self._store.is_shared:
+                return Failed(error=line, usage=NOTHING_USED)
+            # Another node may know it: while a fleet is given a new configuration, some do.
+            return Lost(has_started=False, retry_seconds=ELSEWHERE_SECONDS, error=line)
+        order = work_order_of(record)
+        # The executor has a fault of its own. The task must settle all the same.
+        try:
+            return await executor.execute(order)
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
+            log.exception("executor raised", task_id=task.id, target=task.target)
+            return Failed(error=f"the executor failed: {type(error).__name__}: {error}")
+
+    async def _settle(self, attempt: _Attempt, outcome: Outcome) -> None:
+        record = attempt.record
+        try:
+            await self._offer(attempt, self._settlement(record, outcome))
+        # It holds something that the store cannot write. The task must settle all the same.
+        except Exception as error:
+            log.exception("an outcome cannot be stored", task_id=record.task.id)
+            failed = Failed(error=f"its outcome cannot be stored: {type(error).__name__}")
+            await self._insist(attempt, self._settlement(record, failed))
+
+    async def _insist(self, attempt: _Attempt, settlement: Settlement) -> None:
+        """Offer a settlement until it is taken: its place is not free before."""
+        for tries in count(1):
+            try:
+                await self._offer(attempt, settlement)
+            except Exception as error:  # noqa: BLE001
+                await self._pause(settlement.task_id, tries, error)
+            else:
+                return
+
+    async def _offer(self, attempt: _Attempt, settlement: Settlement) -> None:
+        tries = 0
+        while not attempt.is_abandoned:
+            try:
+                answer = await self._store.settle(settlement)
+            except asyncio.CancelledError:
+                # Stopped while the outcome is being written: it stays the outcome.
+                if attempt.stopped_by is None:
+                    raise
+                continue
+            except StoreUnavailableError as error:
+                tries += 1
+                await self._pause(settlement.task_id, tries, error)
+                continue
+            self.problem = ""
+            if isinstance(answer, Settled):
+                self._changed(answer.records, settlement.closure)
+            return
+
+    async def _pause(self, task_id: str, tries: int, error: Exception) -> None:
+        if not self.problem:
+            log.warning("settlements wait for the store", task_id=task_id, problem=str(error))
+        self.problem = str(error) or type(error).__name__
+        draw = self._draws.random()
+        try:
+            await asyncio.sleep(SETTLE_BACKOFF.seconds(tries, draw=draw))
+        except asyncio.CancelledError:
+            attempt = self._attempts.get(task_id)
+            if attempt is None or attempt.stopped_by is None:
+                raise
+
+    def _settlement(self, record: TaskRecord, outcome: Outcome) -> Settlement:
+        return self.settlements.make(record, outcome, self._store.now())
+
+
+# Executors that the configuration has replaced or dropped, until their last attempt has ended.
+
+
+class RetiredExecutors:
+    """Closes each executor once, when nobody uses it any more or when the service ends."""
+
+    def __init__(self) -> None:
+        self._closing: dict[asyncio.Task[None], Sequence[Executor]] = {}
+
+    def retire(self, executors: Sequence[Executor], attempts: Iterable[asyncio.Task[None]]) -> None:
+        """Close executors when these attempts have ended."""
+        if not executors:
+            return
+        closing = asyncio.get_running_loop().create_task(_close_after(executors, tuple(attempts)))
+        self._closing[closing] = executors
+        closing.add_done_callback(lambda task: self._closing.pop(task, None))
+
+    async def close(self) -> None:
+        """Close what is left now, whoever may still use it."""
+        left, self._closing = self._closing, {}
+        for task in left:
+            task.cancel()
+        for executors in left.values():
+            await _close(executors)
+
+
+async def _close_after(
+    executors: Sequence[Executor], attempts: Sequence[asyncio.Task[None]]
+) -> None:
+    if attempts:
+        await asyncio.wait(attempts)
+    await _close(executors)
+
+
+async def _close(executors: Sequence[Executor]) -> None:
+    for executor in executors:
+        try:
+            await executor.close()
+        except Exception:
+            # It may be anybody's, and the next one is to be closed all the same.
+            log.exception("an executor could not be closed")

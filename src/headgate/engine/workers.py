@@ -1,0 +1,254 @@
+"""What workers ask of this node: tasks to run, signs of life, and the settling of attempts.
+
+A worker may speak to any node at any time, so nothing here is remembered between two requests but
+who waits for an answer right now. A claim that finds nothing waits until the dispatcher calls.
+
+Rule: waiting is bounded: in number, by the lease, and by the end of this node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import msgspec
+
+from headgate.core.budgets.ledger import Ledger
+from headgate.core.gates import GateClosure
+from headgate.core.lifecycle import NOTHING_USED, Cancelled, Failed, Finish, Limited, Lost, Outcome
+from headgate.core.task import WORKER_PREFIX, Lease, TaskRecord, TaskStatus
+from headgate.engine.dispatcher import mark_dispatched
+from headgate.engine.task_runner import Settlements
+from headgate.errors import StaleWorkerError, StoreUnavailableError
+from headgate.executors.executor import WorkOrder, work_order_of
+from headgate.storage.store import Orders, Settled, Settlement, StaleLease, TaskStore, Visit
+
+MAX_WAITING = 1_000
+MAX_WAIT_SECONDS = 25.0
+WAITED_OF_LEASE = 2 / 3
+"""A claim is answered while the lease that it has renewed still lasts for a while."""
+
+LOOKS_PER_LEASE = 3
+UNPAID_SECONDS = 1.0
+
+Changed = Callable[[Iterable[TaskRecord], GateClosure | None], None]
+Watch = Callable[[str, WorkOrder, Outcome, float], None]
+"""Told of an attempt that has settled: its target, its order, what came of it, and when."""
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker offers places: all that it has, with what it runs in them by task and attempt."""
+
+    agent_id: str
+    worker_id: str | None
+    places: int
+    running: dict[str, int]
+    wait_seconds: float = 0.0
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker says what came of an attempt."""
+
+    task_id: str
+    worker_id: str
+    attempt: int
+    outcome: Outcome
+
+
+class _Waiter:
+    """A claim that waits; another of the same worker takes its place."""
+
+    __slots__ = ("is_called", "is_over")
+
+    def __init__(self) -> None:
+        self.is_called = asyncio.Event()
+        self.is_over = False
+
+    def end(self) -> None:
+        self.is_over = True
+        self.is_called.set()
+
+
+class PullWorkers:
+    """Serves the workers that speak to this node."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        settlements: Settlements,
+        *,
+        lease_seconds: float,
+        node_id: Callable[[], str],
+        changed: Changed,
+        hear: Callable[[], None],
+        doubt: Callable[[str], None],
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.lease_seconds = lease_seconds
+        self._store = store
+        self._settlements = settlements
+        self._node_id = node_id
+        self._changed = changed
+        self._hear = hear
+        self._doubt = doubt
+        self._ledger = ledger
+        self._waiters: dict[str, _Waiter] = {}
+        self._is_closed = False
+        self._watch: Watch | None = None
+
+    def watch(self, watch: Watch) -> None:
+        """Have somebody told of every attempt that settles here."""
+        self._watch = watch
+
+    def call(self, worker_id: str) -> None:
+        """Have a claim look again that waits here; where none does, the next one looks."""
+        waiter = self._waiters.get(worker_id)
+        if waiter is not None:
+            waiter.is_called.set()
+
+    def close(self) -> None:
+        """Answer all claims that wait, and let none wait any more."""
+        self._is_closed = True
+        for waiter in self._waiters.values():
+            waiter.end()
+
+    async def claim(self, claim: Claim) -> tuple[str, Orders]:
+        """Return a worker's name and what it is to do, once there is something or time is over."""
+        visit = Visit(
+            worker_id=claim.worker_id or f"{WORKER_PREFIX}{uuid.uuid4().hex}",
+            agent_id=claim.agent_id,
+            places=claim.places,
+            running=claim.running,
+            lease_seconds=self.lease_seconds,
+            joins=claim.worker_id is None,
+            node_id=self._node_id(),
+        )
+        self._supersede(visit.worker_id)
+        waits = claim.places and claim.wait_seconds and len(self._waiters) < MAX_WAITING
+        if not waits or self._is_closed:
+            return visit.worker_id, await self._visit(visit)
+        waiter = self._enter(visit.worker_id)
+        try:
+            return visit.worker_id, await self._wait(visit, waiter, claim.wait_seconds)
+        finally:
+            self._leave(visit.worker_id, waiter)
+
+    async def beat(self, worker_id: str, agent_id: str, running: dict[str, int]) -> Orders:
+        """Renew the lease of a worker, and say what it is to stop; nothing is handed out."""
+        return await self._visit(
+            Visit(
+                worker_id=worker_id,
+                agent_id=agent_id,
+                places=None,
+                running=running,
+                lease_seconds=self.lease_seconds,
+                takes=False,
+                node_id=self._node_id(),
+            )
+        )
+
+    async def settle(self, report: Report) -> TaskRecord | StaleLease:
+        """Write what came of an attempt; one that is not the worker's any more changes nothing."""
+        stale = StaleLease(task_id=report.task_id)
+        record = await self._store.get(report.task_id)
+        if record is None or record.progress.attempt != report.attempt:
+            return stale
+        settlement = self._settlement(record, report)
+        try:
+            answer = await self._store.settle(settlement)
+        except (StoreUnavailableError, asyncio.CancelledError):
+            self._doubt(report.task_id)
+            raise
+        if not isinstance(answer, Settled):
+            return stale
+        self._changed(answer.records, settlement.closure)
+        # Only its first word ends an attempt; what comes again is answered and not told of.
+        if self._watch is not None and record.progress.node_id == report.worker_id:
+            target, outcome = record.task.target or "", _judged(record, report.outcome)
+            self._watch(target, work_order_of(record), outcome, self._store.now())
+        return answer.records[0]
+
+    def _settlement(self, record: TaskRecord, report: Report) -> Settlement:
+        if record.progress.node_id != report.worker_id:
+            # It is over, or another's. Only the store knows whether this is a repeat of what
+            # ended it, and nothing else is answered by this: an attempt is not begun twice.
+            lease = Lease(node_id=report.worker_id, attempt=report.attempt)
+            end = Finish(status=TaskStatus.DONE)
+            return Settlement(task_id=report.task_id, lease=lease, step=end, cost=NOTHING_USED)
+        return self._settlements.make(
+            record,
+            self._settlements.reported(record, _judged(record, report.outcome)),
+            self._store.now(),
+            node_id=self._node_id(),
+        )
+
+    async def _wait(self, visit: Visit, waiter: _Waiter, wait_seconds: float) -> Orders:
+        clock = asyncio.get_running_loop().time
+        longest = min(MAX_WAIT_SECONDS, self.lease_seconds * WAITED_OF_LEASE)
+        ends_at = clock() + min(wait_seconds, longest)
+        orders = await self._visit(visit)
+        # Only a request says what a worker offers, and not one that has been waiting since.
+        visit = msgspec.structs.replace(visit, joins=False, places=None)
+        while not orders.tasks and not orders.cancelled and not waiter.is_over:
+            left = ends_at - clock()
+            if left <= 0:
+                break
+            try:
+                async with asyncio.timeout(min(left, self.lease_seconds / LOOKS_PER_LEASE)):
+                    await waiter.is_called.wait()
+            except TimeoutError:
+                pass
+            if waiter.is_over:
+                break
+            waiter.is_called.clear()
+            orders = await self._visit(visit)
+        return orders
+
+    async def _visit(self, visit: Visit) -> Orders:
+        orders = await self._store.visit(visit)
+        if not orders.is_alive:
+            raise StaleWorkerError(visit.worker_id)
+        if orders.has_news:
+            self._hear()
+        if self._ledger is None or not orders.tasks:
+            return orders
+        paid = [record for record in orders.tasks if await self._may_spend(record, self._ledger)]
+        return msgspec.structs.replace(orders, tasks=tuple(paid))
+
+    async def _may_spend(self, record: TaskRecord, ledger: Ledger) -> bool:
+        """Tell books outside the store that the work begins; if they refuse it does not."""
+        name = record.progress.reservation_id
+        if name is None or await mark_dispatched(ledger, name):
+            return True
+        outcome = Lost(has_started=False, retry_seconds=UNPAID_SECONDS)
+        settlement = self._settlements.make(
+            record, outcome, self._store.now(), node_id=self._node_id()
+        )
+        answer = await self._store.settle(settlement)
+        if isinstance(answer, Settled):
+            self._changed(answer.records, None)
+        return False
+
+    def _supersede(self, worker_id: str) -> None:
+        before = self._waiters.get(worker_id)
+        if before is not None:
+            before.end()
+
+    def _enter(self, worker_id: str) -> _Waiter:
+        waiter = self._waiters[worker_id] = _Waiter()
+        self._store.watch(worker_id, partial(self.call, worker_id))
+        return waiter
+
+    def _leave(self, worker_id: str, waiter: _Waiter) -> None:
+        if self._waiters.get(worker_id) is waiter:
+            del self._waiters[worker_id]
+            self._store.unwatch(worker_id)
+
+
+def _judged(record: TaskRecord, outcome: Outcome) -> Outcome:
+    """Return what came of an attempt: one that was to stop, and was not done, has been stopped."""
+    if not record.progress.cancel_requested or not isinstance(outcome, Failed | Limited):
+        return outcome
+    return Cancelled(usage=outcome.usage if isinstance(outcome, Failed) else NOTHING_USED)

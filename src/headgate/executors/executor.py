@@ -1,0 +1,191 @@
+"""The contract of an executor: it does the work of one attempt, and says what came of it.
+
+The runner cancels the coroutine when the task is cancelled, when its deadline passes and when the
+node stops. An executor then ends whatever it started (a request, a group of processes) before it
+lets the cancellation through; it never swallows one. Everything else is an outcome, not an
+exception: an executor raises nothing for work that went wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from headgate.core.lifecycle import Outcome
+from headgate.core.task import Submission, TaskRecord, slot_of, waits_since
+from headgate.core.text import is_deeper
+
+
+class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at one task; times are in Unix seconds.
+
+    `waits_since` is when the attempt could have started, if anybody knows; `traceparent` is the
+    trace that it belongs to. `slot` is the provider's key that it is to use. Whoever runs the order
+    stops it at its deadline and after `attempt_seconds`.
+    """
+
+    task_id: str
+    attempt: int
+    project_id: str
+    agent_id: str
+    submission: Submission
+    deadline: float | None = None
+    waits_since: float | None = None
+    started_at: float | None = None
+    traceparent: str | None = None
+    slot: str | None = None
+    attempt_seconds: float | None = None
+
+
+def work_order_of(record: TaskRecord) -> WorkOrder:
+    """Return the latest attempt at a task as an order."""
+    task = record.task
+    return WorkOrder(
+        task_id=task.id,
+        attempt=record.progress.attempt,
+        project_id=task.project_id,
+        agent_id=record.agent_id or task.agent_id or "",
+        submission=record.submission,
+        deadline=task.deadline,
+        waits_since=waits_since(record),
+        started_at=record.progress.started_at,
+        traceparent=record.submission.traceparent,
+        slot=slot_of(record),
+        attempt_seconds=record.terms.attempt_seconds,
+    )
+
+
+class Executor(Protocol):
+    """Runs work orders for one target."""
+
+    async def open(self) -> None:
+        """Make ready what all orders share, such as connections."""
+
+    async def close(self) -> None:
+        """Let go of it; nothing is under way any more."""
+
+    async def execute(self, order: WorkOrder) -> Outcome:
+        """Do the work, and say what came of it."""
+
+
+# Results and errors in the form in which a task keeps them: JSON, and lines of bounded length.
+#
+# Rule: what is kept as JSON can be read again by whoever asks for it; what cannot is a text.
+
+MAX_DEPTH = 200
+"""How deep a result may be nested: far from where a reader, deep in its own calls, gives up."""
+
+MAX_ERROR_CHARACTERS = 500
+_CUT = "…"
+
+
+def as_json(body: bytes) -> msgspec.Raw | None:
+    """Return a body as JSON if it is exactly one JSON value, unchanged; otherwise None."""
+    try:
+        # Numbers, too: `1e400` is well formed, and no reader has a value for it.
+        value = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return None
+    return None if is_deeper(body, value, levels=MAX_DEPTH) else msgspec.Raw(body.strip())
+
+
+def as_json_or_text(body: bytes) -> msgspec.Raw | None:
+    """Return a body as the result of a task; what is no JSON is wrapped as `{"text": …}`."""
+    if not body:
+        return None
+    found = as_json(body)
+    if found is not None:
+        return found
+    return msgspec.Raw(msgspec.json.encode({"text": body.decode(errors="replace")}))
+
+
+def shortened(text: str) -> str:
+    """Return a text on one line that is short enough for an error."""
+    # Only the beginning can be shown, and a body may be large.
+    line = " ".join(text[: 4 * MAX_ERROR_CHARACTERS].split())
+    if len(line) <= MAX_ERROR_CHARACTERS:
+        return line
+    return line[: MAX_ERROR_CHARACTERS - 1] + _CUT
+
+
+def too_large(max_bytes: int) -> str:
+    """Say that a result passes its cap."""
+    return f"result is larger than {max_bytes} bytes"
+
+
+# A work order as programs outside see it: a mapping with the names of the HTTP API.
+#
+# Rule: JSON is decoded when somebody asks for it, and once. Most functions read one field or none,
+# and tens of thousands of orders may pass in a second.
+
+_READERS: dict[str, Callable[[WorkOrder], object]] = {
+    "taskId": lambda order: order.task_id,
+    "attempt": lambda order: order.attempt,
+    "projectId": lambda order: order.project_id,
+    "agentId": lambda order: order.agent_id,
+    "action": lambda order: order.submission.action,
+    "tabId": lambda order: order.submission.tab_id,
+    "ref": lambda order: order.submission.ref,
+    "selector": lambda order: order.submission.selector,
+    "params": lambda order: _decoded(order.submission.params),
+    "input": lambda order: _decoded(order.submission.input),
+    "labels": lambda order: dict(order.submission.labels),
+    "deadline": lambda order: order.deadline,
+    "traceparent": lambda order: order.traceparent,
+    "slot": lambda order: order.slot,
+}
+
+
+class OrderView(Mapping[str, Any]):
+    """One attempt at one task; `deadline` is in Unix seconds, and what was not given is None."""
+
+    __slots__ = ("_read", "work_order")
+
+    def __init__(self, work_order: WorkOrder) -> None:
+        self.work_order = work_order
+        self._read: dict[str, object] | None = None
+
+    def __getitem__(self, key: str) -> Any:  # noqa: ANN401  each name has a type of its own
+        if self._read is None:
+            self._read = {}
+        if key not in self._read:
+            self._read[key] = _READERS[key](self.work_order)
+        return self._read[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_READERS)
+
+    def __len__(self) -> int:
+        return len(_READERS)
+
+    def __repr__(self) -> str:
+        return f"OrderView({self.work_order.task_id!r}, attempt={self.work_order.attempt})"
+
+
+def order_json(order: WorkOrder) -> bytes:
+    """Write the same names as JSON, with what the client wrote as it was written."""
+    submission = order.submission
+    return msgspec.json.encode(
+        {
+            "taskId": order.task_id,
+            "attempt": order.attempt,
+            "projectId": order.project_id,
+            "agentId": order.agent_id,
+            "action": submission.action,
+            "tabId": submission.tab_id,
+            "ref": submission.ref,
+            "selector": submission.selector,
+            "params": submission.params,
+            "input": submission.input,
+            "labels": submission.labels,
+            "deadline": order.deadline,
+            "traceparent": order.traceparent,
+            "slot": order.slot,
+        }
+    )
+
+
+def _decoded(json: msgspec.Raw | None) -> object:
+    return None if json is None else msgspec.json.decode(json)

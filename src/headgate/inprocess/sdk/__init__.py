@@ -1,0 +1,35 @@
+"""Governing what is built on an HTTP client: the SDKs of OpenAI and Anthropic take one of these.
+
+A governed client holds the estimate of a call, waits for its place, sends it, and books what the
+answer says was used. It changes nothing that is sent or answered unless it is asked to.
+"""
+
+from __future__ import annotations
+
+try:
+    import httpx2 as _httpx2  # noqa: F401  asked for first, to say which extra brings it
+except ModuleNotFoundError as error:
+    if error.name != "httpx2":
+        raise
+    message = "headgate.inprocess.sdk needs the package httpx2; install headgate[adapters]"
+    raise ImportError(message) from None
+
+from headgate.inprocess.sdk.clients import async_client, sync_client
+from headgate.inprocess.sdk.governor import Governor, UngovernedRequestError
+from headgate.inprocess.sdk.transports import (
+    GovernedAsyncTransport,
+    GovernedTransport,
+    LoopThread,
+    UnusableLoopError,
+)
+
+__all__ = [
+    "GovernedAsyncTransport",
+    "GovernedTransport",
+    "Governor",
+    "LoopThread",
+    "UngovernedRequestError",
+    "UnusableLoopError",
+    "async_client",
+    "sync_client",
+]

@@ -1,1 +1,0 @@
-"""Ledgers: one module for each thing that can keep the books."""

@@ -1,0 +1,581 @@
+"""All metrics of a node, for Prometheus to fetch.
+
+What is asked of the store or the ledger is asked when somebody fetches, within bounds, and kept for
+a moment. Rule: an outage never makes a fetch fail: it answers with what was last known, and says of
+the part that is away that it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple, TypeVar
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+import headgate
+from headgate.budgets.status import ScopeStatus
+from headgate.budgets.tracker import BudgetTracker, LedgerTracker
+from headgate.core.budgets.accounts import Refused
+from headgate.core.budgets.ledger import Ledger, ReserveRequest
+from headgate.core.budgets.reservations import Reservation
+from headgate.core.budgets.scopes import ROOT, Scope, ancestors, depth, leaf_kind, leaf_name
+from headgate.core.dispatch_plan import Waiting
+from headgate.core.events import EventKind
+from headgate.core.fair_share import shares
+from headgate.core.money import to_usd_float
+from headgate.core.slots.slot import why_off
+from headgate.core.snapshot import Project
+from headgate.core.task import TaskRecord, waits_since
+from headgate.engine.engine import Engine, longest_wait
+from headgate.engine.events import Happening
+from headgate.engine.slots.slot import LoopHealth, SlotStatus
+from headgate.errors import LedgerUnavailableError, StoreError
+from headgate.storage.store import LaneCount, Totals
+
+# What happens to tasks as Prometheus metrics: counts by agent, waits, runs, shares.
+#
+# The counts come from the store, so that they go on after a restart. The histograms are of this
+# process: how long tasks waited and ran that this node has dispatched. Rule: at most `MAX_LABELS`
+# agents and projects have a label of their own, the rest share `other`, because every label is a
+# time series that somebody has to keep.
+
+MAX_LABELS = 200
+OTHER = "other"
+OPEN_LANE = "(open)"
+WAIT_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0)
+RUN_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0)
+MS_PER_SECOND = 1_000
+
+COUNTS = {
+    "submitted": "Tasks that were taken.",
+    "completed": "Tasks that succeeded.",
+    "failed": "Tasks that failed, the expired ones included.",
+    "cancelled": "Tasks that were cancelled.",
+    "rejected": "Tasks that were turned away, or that no budget will hold.",
+    "expired": "Tasks whose deadline passed while they waited.",
+}
+"""The counts of the store that are metrics, with what each says."""
+
+
+class Histogram:
+    """Counts of times by bucket; much cheaper to add to than one of prometheus-client."""
+
+    def __init__(self, name: str, text: str, buckets: Sequence[float]) -> None:
+        self._name, self._text, self._bounds = name, text, tuple(buckets)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a time."""
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._sum += seconds
+
+    def metric(self) -> HistogramMetricFamily:
+        """Return what was counted, as prometheus-client has it."""
+        names = [*(str(bound) for bound in self._bounds), "+Inf"]
+        buckets = list(zip(names, accumulate(self._counts), strict=True))
+        return HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+
+
+class Durations:
+    """How long tasks waited and ran, as the feed tells; add it to the witnesses of one."""
+
+    def __init__(self) -> None:
+        self.wait = Histogram(
+            "headgate_task_wait_seconds",
+            "How long attempts were kept waiting that this node has dispatched.",
+            WAIT_BUCKETS,
+        )
+        self.run = Histogram(
+            "headgate_task_run_seconds",
+            "How long attempts ran that this node has dispatched, however they ended.",
+            RUN_BUCKETS,
+        )
+
+    def __call__(self, happening: Happening, record: TaskRecord) -> None:
+        """Count the wait of an attempt that starts, and the run of one that ends."""
+        kind = happening.kind
+        if kind is EventKind.RUNNING:
+            since = waits_since(record)
+            if since is not None:
+                self.wait.add(max(0.0, happening.at - since))
+        elif kind is not EventKind.QUEUED:
+            started_at = record.progress.started_at
+            if started_at is not None and happening.attempt:
+                self.run.add(max(0.0, happening.at - started_at))
+
+
+class Labels:
+    """Which names have a label of their own: the first ones, for as long as they are there."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def shared_out(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the label of each of these names."""
+        given = list(names)
+        self._names &= set(given)
+        for name in given:
+            if len(self._names) >= MAX_LABELS:
+                break
+            self._names.add(name)
+        return {name: name if name in self._names else OTHER for name in given}
+
+
+def count_metrics(totals: Totals, labels: Labels) -> Iterator[Metric]:
+    """Yield what has happened, in all and by agent."""
+    by_agent = _by_agent(totals.lanes, labels)
+    for name, text in COUNTS.items():
+        whole = f"headgate_tasks_{name}"
+        yield CounterMetricFamily(whole, text, value=getattr(totals, name))
+        each = CounterMetricFamily(f"headgate_agent_tasks_{name}", text, labels=("agent",))
+        for agent, lanes in by_agent.items():
+            each.add_metric((agent,), sum(getattr(lane, name) for lane in lanes))
+        yield each
+    yield from _dispatch_metrics(totals, by_agent)
+    yield from _present_metrics(totals, by_agent)
+
+
+def share_metrics(
+    projects: Iterable[Project], tokens: Mapping[str, int], labels: Labels
+) -> Iterator[Metric]:
+    """Yield the share that each project should have, and the one that it has."""
+    found = shares(projects, tokens)
+    targets = {share.project_id: share.target for share in found}
+    actual = {share.project_id: share.actual for share in found}
+    own = labels.shared_out(targets)
+    yield _shares("target", "The share that a project should have.", targets, own)
+    yield _shares("actual", "The share of the usage window that a project has.", actual, own)
+
+
+def oldest_wait_seconds(waiting: Mapping[str, Waiting], now: float) -> float:
+    """Return how long the oldest task has waited that is not waiting for its time or a parent."""
+    found = longest_wait(waiting, now)
+    return 0.0 if found is None else now - found.since
+
+
+def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    """Return a gauge without labels."""
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _by_agent(lanes: Iterable[LaneCount], labels: Labels) -> dict[str, list[LaneCount]]:
+    ranked = sorted(lanes, key=lambda lane: -lane.started)
+    own = labels.shared_out(lane.agent_id for lane in ranked)
+    by_agent: dict[str, list[LaneCount]] = {}
+    for lane in ranked:
+        by_agent.setdefault(own[lane.agent_id] or OPEN_LANE, []).append(lane)
+    return by_agent
+
+
+def _dispatch_metrics(totals: Totals, by_agent: dict[str, list[LaneCount]]) -> Iterator[Metric]:
+    text = "Attempts that were started."
+    yield CounterMetricFamily("headgate_dispatches", text, value=totals.started)
+    each = CounterMetricFamily("headgate_agent_dispatches", text, labels=("agent",))
+    for agent, lanes in by_agent.items():
+        each.add_metric((agent,), sum(lane.started for lane in lanes))
+    yield each
+    text = "Seconds that attempts were kept waiting before they started, summed up."
+    seconds = totals.wait_ms / MS_PER_SECOND
+    yield CounterMetricFamily("headgate_dispatch_latency_seconds", text, value=seconds)
+    each = CounterMetricFamily("headgate_agent_dispatch_latency_seconds", text, labels=("agent",))
+    for agent, lanes in by_agent.items():
+        each.add_metric((agent,), sum(lane.wait_ms for lane in lanes) / MS_PER_SECOND)
+    yield each
+
+
+def _present_metrics(totals: Totals, by_agent: dict[str, list[LaneCount]]) -> Iterator[Metric]:
+    texts = {"queued": "Tasks that wait.", "inflight": "Tasks that are assigned or run."}
+    for name, text in texts.items():
+        whole = sum(getattr(lane, name) for lane in totals.lanes)
+        yield gauge(f"headgate_tasks_{name}", text, whole)
+        each = GaugeMetricFamily(f"headgate_agent_tasks_{name}", text, labels=("agent",))
+        for agent, lanes in by_agent.items():
+            each.add_metric((agent,), sum(getattr(lane, name) for lane in lanes))
+        yield each
+
+
+def _shares(name: str, text: str, shares: dict[str, float], own: dict[str, str]) -> Metric:
+    metric = GaugeMetricFamily(f"headgate_project_share_{name}", text, labels=("project",))
+    summed: dict[str, float] = {}
+    for project, share in shares.items():
+        summed[own[project]] = summed.get(own[project], 0.0) + share
+    for project, share in summed.items():
+        metric.add_metric((project,), share)
+    return metric
+
+
+# What slots show to Prometheus: room, resets, wakes, polls, errors, and how their loops do.
+#
+# Readings are those of the service, the same on every node; counts and loops are those of the
+# node that is asked. Rule: labels are the slots that are configured now. One that is gone leaves
+# nothing.
+
+Value = Callable[[SlotStatus], "float | None"]
+
+GAUGES: dict[str, tuple[str, Value]] = {
+    "percent_used": (
+        "How much of the quota window is used, from 0 to 100.",
+        lambda status: status.standing.percent_used,
+    ),
+    "reset_timestamp_seconds": (
+        "When the window that is open resets.",
+        lambda status: status.standing.resets_at,
+    ),
+    "held": (
+        "Whether the tasks of the slot wait for it.",
+        lambda status: status.standing.hold is not None,
+    ),
+    "disabled": (
+        "Whether nothing is sent for the slot until somebody changes that.",
+        lambda status: bool(why_off(status.config, status.row)),
+    ),
+    "wakes_disabled": (
+        "Whether wakes of the slot were disabled because none was confirmed.",
+        lambda status: status.row.schedule.wake_auto_disabled,
+    ),
+    "poll_errors": (
+        "Polls that failed in a row.",
+        lambda status: status.row.schedule.consecutive_poll_errors,
+    ),
+    "wake_errors": (
+        "Readings in a row that did not confirm a wake.",
+        lambda status: status.row.schedule.wake_errors,
+    ),
+}
+
+
+def slot_metrics(statuses: Sequence[SlotStatus], now: float) -> Iterator[Metric]:
+    """Yield the metrics of these slots."""
+    for name, (text, value_of) in GAUGES.items():
+        yield _gauge(name, text, statuses, value_of)
+    yield _counts("polls", "Readings of the quota by this node, by outcome.", statuses)
+    yield _counts("wakes", "Wakes by this node, by outcome.", statuses)
+    yield from _loops(statuses, now)
+
+
+def _gauge(name: str, text: str, statuses: Sequence[SlotStatus], value_of: Value) -> Metric:
+    metric = GaugeMetricFamily(f"headgate_slot_{name}", text, labels=("slot",))
+    for status in statuses:
+        value = value_of(status)
+        if value is not None:
+            metric.add_metric((status.config.name,), value)
+    return metric
+
+
+def _counts(name: str, text: str, statuses: Sequence[SlotStatus]) -> Metric:
+    metric = CounterMetricFamily(f"headgate_slot_{name}", text, labels=("slot", "outcome"))
+    for status in statuses:
+        for outcome, count in getattr(status, name).items():
+            metric.add_metric((status.config.name, outcome), count)
+    return metric
+
+
+def _loops(statuses: Sequence[SlotStatus], now: float) -> Iterator[Metric]:
+    labels = ("slot", "loop")
+    text = "How often a loop of the slot was started again on this node."
+    restarts = CounterMetricFamily("headgate_slot_loop_restarts", text, labels=labels)
+    text = "How long ago a loop of the slot ended a step on this node."
+    ages = GaugeMetricFamily("headgate_slot_loop_step_age_seconds", text, labels=labels)
+    for status in statuses:
+        loops = {"wake": status.wake_loop, "quota": status.quota_loop}
+        for loop, health in loops.items():
+            restarts.add_metric((status.config.name, loop), health.restarts)
+            _add_age(ages, (status.config.name, loop), health, now)
+    yield restarts
+    yield ages
+
+
+def _add_age(
+    ages: GaugeMetricFamily, labels: tuple[str, str], health: LoopHealth, now: float
+) -> None:
+    if health.last_step_at is not None:
+        ages.add_metric(labels, max(0.0, now - health.last_step_at))
+
+
+# Budgets as Prometheus metrics: what remains, what is reserved, what was refused.
+#
+# Refusals are counted when they happen; the gauges show the books as `refresh` last read them.
+# Rule: at most `MAX_SCOPES` scopes have a label of their own, the rest share `other`, because
+# every label is a time series that somebody has to keep.
+
+MAX_SCOPES = 200
+REFRESH_SECONDS = 10.0
+ROOT_LABEL = "(root)"
+
+
+class BudgetMetrics(Collector):
+    """The three metrics of budgets, in a registry of prometheus-client."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        chosen = REGISTRY if registry is None else registry
+        self._statuses: tuple[ScopeStatus, ...] = ()
+        self._refusing: set[str] = set()
+        self._rejections = Counter(
+            "headgate_budget_rejections",
+            "Reservations that were refused, by the scope that refused and the reason.",
+            ("scope", "reason"),
+            registry=chosen,
+        )
+        chosen.register(self)
+
+    def observe(self, tracker: LedgerTracker) -> LedgerTracker:
+        """Return a tracker over the same ledger whose refusals are counted; use it instead."""
+        return LedgerTracker(_CountingLedger(tracker.ledger, self))
+
+    async def refresh(self, tracker: BudgetTracker) -> None:
+        """Read the books for the gauges; call this every few seconds."""
+        try:
+            async with asyncio.timeout(REFRESH_SECONDS):
+                self._statuses = tuple(_flat(await tracker.status()))
+        except TimeoutError:
+            waited = f"the ledger did not answer within {REFRESH_SECONDS:g} seconds"
+            problem = f"{waited}; the gauges stay as they were"
+            raise LedgerUnavailableError(problem) from None
+
+    def count_rejection(self, scope: Scope, reason: str) -> None:
+        """Count a refusal: `micro_usd` or `tokens` was short, or the ledger was `unavailable`."""
+        label = scope or ROOT_LABEL
+        if label not in self._refusing and len(self._refusing) >= MAX_SCOPES:
+            label = OTHER
+        else:
+            self._refusing.add(label)
+        self._rejections.labels(scope=label, reason=reason).inc()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the gauges, as prometheus-client asks for them."""
+        own, rest = _shared_out(self._statuses)
+        yield _remaining(own, rest)
+        yield _reserved(own, rest)
+
+
+def _flat(status: ScopeStatus) -> Iterator[ScopeStatus]:
+    yield status
+    for child in status.children:
+        yield from _flat(child)
+
+
+def _shared_out(
+    statuses: Iterable[ScopeStatus],
+) -> tuple[list[ScopeStatus], list[ScopeStatus]]:
+    """Part the scopes that get a label from the rest: the root, then limited and outer ones."""
+
+    def rank(one: ScopeStatus) -> tuple[bool, bool, int, str]:
+        return one.scope != ROOT, one.limit_micro_usd is None, depth(one.scope), one.scope
+
+    ranked = sorted(statuses, key=rank)
+    return ranked[:MAX_SCOPES], ranked[MAX_SCOPES:]
+
+
+def _remaining(own: list[ScopeStatus], rest: list[ScopeStatus]) -> GaugeMetricFamily:
+    text = "Dollars that a budget can still hold; of the other ones the least."
+    gauge = GaugeMetricFamily("headgate_budget_remaining_usd", text, labels=("workflow", "scope"))
+    for status in own:
+        if status.remaining_micro_usd is not None:
+            workflow = leaf_name(status.scope) if leaf_kind(status.scope) == "workflow" else ""
+            labels = (workflow, status.scope or ROOT_LABEL)
+            gauge.add_metric(labels, to_usd_float(status.remaining_micro_usd))
+    left = [one.remaining_micro_usd for one in rest if one.remaining_micro_usd is not None]
+    if left:
+        gauge.add_metric(("", OTHER), to_usd_float(min(left)))
+    return gauge
+
+
+def _reserved(own: list[ScopeStatus], rest: list[ScopeStatus]) -> GaugeMetricFamily:
+    text = "Dollars that reservations hold; the other scopes together."
+    gauge = GaugeMetricFamily("headgate_budget_reserved_usd", text, labels=("scope",))
+    for status in own:
+        gauge.add_metric((status.scope or ROOT_LABEL,), to_usd_float(status.reserved_micro_usd))
+    if rest:
+        total = sum(one.reserved_micro_usd for one in _counted(own, rest))
+        gauge.add_metric((OTHER,), to_usd_float(total))
+    return gauge
+
+
+def _counted(own: list[ScopeStatus], rest: list[ScopeStatus]) -> list[ScopeStatus]:
+    """Choose the scopes whose sum counts no money twice.
+
+    Money held in a scope is held in its ancestors too. It is counted in the outermost one that does
+    not also hold what a label of its own shows.
+    """
+    shown = {outer for one in own for outer in ancestors(one.scope)}
+    scopes = {one.scope for one in rest} - shown
+    return [
+        one for one in rest if one.scope in scopes and not scopes & set(ancestors(one.scope)[:-1])
+    ]
+
+
+class _CountingLedger:
+    """A ledger that passes everything on and counts what is refused."""
+
+    def __init__(self, ledger: Ledger, metrics: BudgetMetrics) -> None:
+        self._ledger = ledger
+        self._metrics = metrics
+        self.open = ledger.open
+        self.close = ledger.close
+        self.set_limit = ledger.set_limit
+        self.found_limit = ledger.found_limit
+        self.settle = ledger.settle
+        self.accounts = ledger.accounts
+        self.journal = ledger.journal
+        self.sweep = ledger.sweep
+        self.audit = ledger.audit
+        self.now = ledger.now
+
+    async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
+        try:
+            answer = await self._ledger.reserve(request)
+        except LedgerUnavailableError:
+            self._metrics.count_rejection(request.scopes[-1], "unavailable")
+            raise
+        if isinstance(answer, Refused):
+            self._metrics.count_rejection(answer.scope, answer.unit.value)
+        return answer
+
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
+FRESH_SECONDS = 1.0
+BUDGETS_FRESH_SECONDS = 10.0
+READ_SECONDS = 2.0
+
+Result = TypeVar("Result")
+CountDeliveries = Callable[[], Awaitable[Mapping[str, int]]]
+"""Counts webhooks by their state."""
+
+
+class Beside(NamedTuple):
+    """What the metrics show of parts that the engine does not know."""
+
+    tracker: BudgetTracker | None = None
+    streams: Callable[[], int] = lambda: 0
+    writer_queue: Callable[[], int] = lambda: 0
+    deliveries: CountDeliveries | None = None
+    slots: Callable[[], Sequence[SlotStatus]] = tuple
+
+
+class ServiceMetrics(Collector):
+    """The metrics of one node, in a registry of their own."""
+
+    def __init__(self, engine: Engine, beside: Beside) -> None:
+        self._engine = engine
+        self._beside = beside
+        self._registry = CollectorRegistry()
+        self._durations = Durations()
+        self._agents, self._projects = Labels(), Labels()
+        self._totals: Totals | None = None
+        self._deliveries: Mapping[str, int] = {}
+        self._store_is_up = self._ledger_is_up = False
+        self._read_at = self._budgets_read_at = float("-inf")
+        self._reading = asyncio.Lock()
+        self._shown: list[Metric] = []
+        self._budgets = BudgetMetrics(self._registry)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        engine.feed.witnesses.append(self._durations)
+        engine.feed.count_refusal = self._refused
+
+    async def text(self) -> bytes:
+        """Return everything in the text format, as fresh as a fetch needs it."""
+        async with self._reading:
+            now = time.monotonic()
+            if now - self._read_at >= FRESH_SECONDS:
+                await self._read(now)
+            # The engine's own are taken here, in its loop; the text is made beside it.
+            self._shown = list(self._present())
+            return await asyncio.to_thread(generate_latest, self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what was last put together, as prometheus-client asks for it."""
+        yield from self._shown
+
+    async def _read(self, now: float) -> None:
+        totals, deliveries, _ = await asyncio.gather(
+            _within(self._engine.totals()), self._counted(), self._read_budgets(now)
+        )
+        self._read_at = time.monotonic()
+        self._store_is_up = totals is not None
+        self._totals = totals or self._totals
+        self._deliveries = deliveries or self._deliveries
+
+    async def _counted(self) -> Mapping[str, int] | None:
+        count = self._beside.deliveries
+        return None if count is None else await _within(count())
+
+    async def _read_budgets(self, now: float) -> None:
+        if now - self._budgets_read_at < BUDGETS_FRESH_SECONDS and self._ledger_is_up:
+            return
+        self._budgets_read_at = now
+        self._ledger_is_up = await _within(self._refreshed()) is not None
+
+    async def _refreshed(self) -> bool:
+        if self._beside.tracker is not None:
+            await self._budgets.refresh(self._beside.tracker)
+        return True
+
+    def _refused(self, refused: Refused) -> None:
+        self._budgets.count_rejection(refused.scope, refused.unit.value)
+
+    def _present(self) -> Iterator[Metric]:
+        yield InfoMetricFamily("headgate_build", "The version.", {"version": headgate.__version__})
+        if self._totals is not None:
+            yield from count_metrics(self._totals, self._agents)
+        yield self._durations.wait.metric()
+        yield self._durations.run.metric()
+        yield from self._states()
+        yield from self._of_dispatcher()
+        yield self._webhooks()
+        yield from slot_metrics(self._beside.slots(), self._engine.now())
+
+    def _states(self) -> Iterator[Metric]:
+        engine, beside = self._engine, self._beside
+        text = "Whether this node takes and runs tasks, as /readyz says."
+        yield gauge("headgate_ready", text, engine.health().is_ready)
+        yield gauge("headgate_store_up", "Whether the store answered.", self._store_is_up)
+        yield gauge("headgate_ledger_up", "Whether the ledger answered.", self._ledger_is_up)
+        leads = engine.dispatcher.is_leading
+        yield gauge("headgate_dispatcher", "Whether this node dispatches.", leads)
+        text = "Attempts that run on this node."
+        yield gauge("headgate_node_attempts", text, len(engine.runner))
+        yield gauge("headgate_event_streams", "Streams of events.", beside.streams())
+        text = "Calls that wait for the next transaction."
+        yield gauge("headgate_writer_queue", text, beside.writer_queue())
+
+    def _of_dispatcher(self) -> Iterator[Metric]:
+        """Yield what only the node knows that dispatches."""
+        desk, epoch = self._engine.dispatcher.desk, self._engine.feed.epoch
+        if desk is None or epoch is None:
+            return
+        yield gauge("headgate_dispatcher_epoch", "The epoch of this dispatcher.", epoch)
+        age = oldest_wait_seconds(desk.waiting, self._engine.now())
+        text = "How long the oldest task has waited that could start."
+        yield gauge("headgate_oldest_queued_seconds", text, age)
+        yield from share_metrics(desk.settings.projects, desk.figures.tokens, self._projects)
+
+    def _webhooks(self) -> Metric:
+        text = "Webhooks that are kept, by state; dead ones are not tried again."
+        metric = GaugeMetricFamily("headgate_webhooks", text, labels=("state",))
+        for state, count in self._deliveries.items():
+            metric.add_metric((state,), count)
+        return metric
+
+
+async def _within(asked: Awaitable[Result]) -> Result | None:
+    """Return an answer that comes soon enough; None if there is none."""
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            return await asked
+    except (TimeoutError, StoreError):
+        return None

@@ -1,1 +1,0 @@
-"""What a node shows to Prometheus, subject by subject."""

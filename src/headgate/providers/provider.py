@@ -1,0 +1,131 @@
+"""The contract of a provider of keys: it tells the quota of one key, and sends the wake for it.
+
+An answer is a value, also where it is a failure: a provider raises nothing for a refusal, a lost
+connection, a time that ran out or an answer that makes no sense. Each request is shown to the
+`Trail` of its call before it leaves, and so is what came of it, with the key taken out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from headgate.core.slots.quota import QuotaFailure, QuotaReport, WakeAnswer
+from headgate.errors import InvalidSettingError
+from headgate.providers.endpoints import (
+    ANTHROPIC,
+    HTTP_JSON,
+    ZAI,
+    ProviderPlace,
+    check_place,
+    settled,
+)
+
+__all__ = ["Answered", "Call", "Exchange", "Provider", "Sent", "Trail", "Unanswered", "WakeAnswer"]
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """Which request is told of; what is told of the same one has the same `flow_id`."""
+
+    flow_id: str
+    action: str
+    method: str
+    url: str
+
+
+class Sent(Exchange, frozen=True, kw_only=True):
+    """A request that is about to leave."""
+
+    body: str | None = None
+
+
+class Answered(Exchange, frozen=True, kw_only=True):
+    """The answer to a request, as much of it as is worth keeping."""
+
+    status: int
+    duration_ms: float
+    body: str | None = None
+
+
+class Unanswered(Exchange, frozen=True, kw_only=True):
+    """A request that got no answer that could be read, and why."""
+
+    error: str
+    duration_ms: float
+    status: int | None = None
+
+
+class Trail(Protocol):
+    """Is shown every request and what came of it; nothing that it is shown tells a key."""
+
+    def sent(self, request: Sent) -> None:
+        """Take note of a request before it leaves."""
+
+    def answered(self, answer: Answered) -> None:
+        """Take note of an answer."""
+
+    def failed(self, failure: Unanswered) -> None:
+        """Take note of a request without an answer."""
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One use of a key: `flow_id` links what is told of it, `action` says what it is for."""
+
+    key: str
+    action: str
+    flow_id: str
+    trail: Trail
+
+
+class Provider(Protocol):
+    """Speaks to the provider of one slot."""
+
+    async def read_quota(self, call: Call) -> QuotaReport | QuotaFailure:
+        """Ask how much of the quota is used, and when it resets."""
+
+    async def wake(self, call: Call) -> WakeAnswer:
+        """Send the tiny request that opens a window."""
+
+    async def close(self) -> None:
+        """Let go of connections."""
+
+
+# From a place to the provider that asks there.
+
+
+def build_provider(
+    provider_name: str,
+    place: ProviderPlace,
+    *,
+    setting: str = "slots",
+    clock: Callable[[], float] = time.time,
+) -> Provider:
+    """Return the provider of a slot; it opens no connection before it is asked.
+
+    What is wrong with the place is an `InvalidSettingError` under the name `setting`.
+    """
+    check_place(provider_name, place, setting=setting)
+    try:
+        return _built(provider_name, settled(provider_name, place), clock)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "httpx2":
+            raise
+        field = f"{setting}.provider"
+        problem = "needs the package httpx2, which is not installed"
+        advice = "run pip install 'headgate[server]'"
+        raise InvalidSettingError(field, f"{problem}; {advice}") from None
+
+
+def _built(provider_name: str, place: ProviderPlace, clock: Callable[[], float]) -> Provider:
+    # What sends is an extra, and is loaded when there is something to send.
+    from headgate.providers import quota_apis  # noqa: PLC0415
+
+    if provider_name == ZAI:
+        return quota_apis.ZaiProvider(place, clock=clock)
+    if provider_name == HTTP_JSON:
+        return quota_apis.HttpJsonProvider(place, clock=clock)
+    dialect = quota_apis.ANTHROPIC if provider_name == ANTHROPIC else quota_apis.OPENAI
+    return quota_apis.HeaderQuotaProvider(dialect, place, clock=clock)

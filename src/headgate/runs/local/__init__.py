@@ -1,1 +1,0 @@
-"""Runs in this process: an engine of their own, without a service."""

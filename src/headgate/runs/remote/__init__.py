@@ -1,1 +1,0 @@
-"""Runs on a service, over HTTP."""

@@ -1,1 +1,0 @@
-"""Runs for those who look at them, while they go on or afterwards."""

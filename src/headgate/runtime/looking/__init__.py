@@ -1,1 +1,0 @@
-"""What can be seen of a service that runs: lists, reasons, figures over time."""

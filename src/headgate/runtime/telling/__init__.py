@@ -1,1 +1,0 @@
-"""What is told of tasks: webhooks, alerts, events and logs."""

@@ -1,0 +1,1 @@
+"""What is kept on disk: the contract of a task store, and its implementations."""

@@ -1,0 +1,235 @@
+"""Assigning: a line of a plan takes the task, a place and the money, or nothing at all.
+
+The plan was made from a picture that may be old. What counts is the row: the task must still be
+queued, with the attempt that the plan saw, and with nothing left to wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from headgate.core.budgets.accounts import Refused
+from headgate.core.budgets.reservations import LIVE
+from headgate.core.lifecycle import NOTHING_USED, TryAgain
+from headgate.core.task import Progress, TaskStatus, is_worker
+from headgate.errors import CallerError
+from headgate.storage import nodes
+from headgate.storage.counters import STARTED, WAIT_MS, Tallies
+from headgate.storage.finish import conclude, leave_queue
+from headgate.storage.nodes import Kind, Message
+from headgate.storage.rows import TaskRow
+from headgate.storage.store import Assigned, Assignment, Collected, NotAssigned
+from headgate.storage.transaction import Transaction
+from headgate.storage.unit_of_work import Worksheet
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a dispatcher wants assigned, under the epoch in which it was elected."""
+
+    epoch: int
+    assignments: Sequence[Assignment]
+
+
+def prepare_plans(sheet: Worksheet, plans: Iterable[Plan]) -> set[str]:
+    """Read what tasks that start were given to do, and return which nodes are not alive."""
+    lines = [line for plan in plans for line in plan.assignments]
+    if not lines:
+        return set()
+    sheet.load_submissions([line.task_id for line in lines if line.starts])
+    return nodes.lease_ended(sheet.transaction, {line.node_id for line in lines}, sheet.now)
+
+
+def assign(sheet: Worksheet, line: Assignment, *, dead: set[str]) -> Assigned | NotAssigned:
+    """Apply one line of a plan; nobody is assigned to a node that is not alive."""
+    row = sheet.row(line.task_id)
+    if row is None:
+        return NotAssigned(task_id=line.task_id, record=None)
+    if _is_assigned(row, line):
+        return _assigned(sheet, row, line)
+    if line.node_id in dead or not _is_as_planned(row, line):
+        return NotAssigned(task_id=line.task_id, record=row.record())
+    is_held, refused = _reserve(sheet, line)
+    if not is_held:
+        return NotAssigned(task_id=line.task_id, record=row.record(), refused=refused)
+    _take(sheet, row, line)
+    if not line.starts:
+        sheet.tell(line.node_id, Kind.ASSIGNED, row.id)
+        if is_worker(line.node_id):
+            sheet.give_to_worker(line.node_id, row.id)
+    return _assigned(sheet, row, line)
+
+
+def count_start(sheet: Worksheet, row: TaskRow) -> None:
+    """Count an attempt that begins to run now."""
+    lane = (row.agent_id, row.project_id)
+    sheet.tallies.happen(STARTED, *lane)
+    sheet.tallies.happen(WAIT_MS, *lane, _waited_ms(row, sheet.now))
+    sheet.tallies.start(row.project_id)
+
+
+def _is_assigned(row: TaskRow, line: Assignment) -> bool:
+    progress = row.progress
+    return (
+        row.is_in_flight
+        and progress.attempt == line.attempt
+        and progress.node_id == line.node_id
+        and progress.reservation_id == (line.reservation_id or None)
+    )
+
+
+def _is_as_planned(row: TaskRow, line: Assignment) -> bool:
+    progress = row.progress
+    return (
+        row.status is TaskStatus.QUEUED
+        and progress.attempt == line.attempt - 1
+        and not progress.waiting_for
+    )
+
+
+def _reserve(sheet: Worksheet, line: Assignment) -> tuple[bool, Refused | None]:
+    """Hold the money of a line; return whether it is held, and if a budget refused, its reasons."""
+    request = line.reserve
+    if request is None or not sheet.keeps_books:
+        return True, None
+    if request.dispatched is not line.starts:
+        request = msgspec.structs.replace(request, dispatched=line.starts)
+    try:
+        answer = sheet.books.reserve(request, sheet.now)
+    except CallerError:
+        # An id that is taken, or a window whose zone this machine does not know: the line is not
+        # applied, and the others in the same plan are not to suffer from it.
+        return False, None
+    if isinstance(answer, Refused):
+        return False, answer
+    # A known id gets its answer again, also when what it held was given back long ago.
+    return answer.state in LIVE, None
+
+
+def _take(sheet: Worksheet, row: TaskRow, line: Assignment) -> None:
+    leave_queue(sheet, row)
+    # A start is counted with the agent that takes the task, here as when another node collects it.
+    row.agent_id = line.agent_id
+    if line.starts:
+        count_start(sheet, row)
+    old, tallies = row.progress, sheet.tallies
+    row.status = TaskStatus.RUNNING if line.starts else TaskStatus.ASSIGNED
+    row.settled_by = None
+    row.progress = msgspec.structs.replace(
+        old,
+        attempt=line.attempt,
+        node_id=line.node_id,
+        reservation_id=line.reservation_id or None,
+        reserved_tokens=line.tokens,
+        reserved_micro_usd=line.micro_usd,
+        started_at=sheet.now if line.starts else old.started_at,
+        slot=line.slot,
+        choice=line.choice,
+    )
+    tallies.fly(line.agent_id, row.project_id, 1)
+    tallies.serve(row.spec.task.agent_id, row.project_id, line.tick)
+    tallies.charge(line.rate_charges)
+    sheet.change(row)
+
+
+def _assigned(sheet: Worksheet, row: TaskRow, line: Assignment) -> Assigned:
+    if not line.starts:
+        return Assigned(record=row.record())
+    return Assigned(record=row.record(sheet.submission(row.id)))
+
+
+def _waited_ms(row: TaskRow, now: float) -> int:
+    """Return how long a task has been kept waiting though it could have started."""
+    task, progress = row.spec.task, row.progress
+    since = progress.not_before if progress.not_before is not None else task.not_before
+    if progress.started_at is None:
+        since = task.created_at if since is None else max(since, task.created_at)
+    return 0 if since is None else max(0, round((now - since) * 1_000))
+
+
+# Collecting: a node learns what it was assigned and what to cancel, and starts the former.
+#
+# A message only says where to look. A task that is assigned to the node is written as running; one
+# that runs there already was started by a call whose answer got lost, and is returned once more.
+
+
+def collect(sheet: Worksheet, node_id: str, received: Sequence[Message]) -> Collected:
+    """Start what is assigned to a node, and say what it has to stop."""
+    rows = [
+        row
+        for row in sheet.rows(message.task_id for message in received)
+        if row.progress.node_id == node_id
+    ]
+    sheet.load_books((), [row for row in rows if row.status is TaskStatus.ASSIGNED])
+    assigned = {message.task_id for message in received if message.kind is Kind.ASSIGNED}
+    started = [row for row in rows if row.id in assigned and is_running(sheet, row)]
+    sheet.load_submissions(row.id for row in started)
+    return Collected(
+        started=tuple([row.record(sheet.submission(row.id)) for row in started]),
+        cancelled=tuple([row.id for row in rows if row.progress.cancel_requested]),
+    )
+
+
+def is_running(sheet: Worksheet, row: TaskRow) -> bool:
+    """Start a task that is assigned, and tell whether it runs now."""
+    if row.status is TaskStatus.ASSIGNED:
+        _start(sheet, row)
+    return row.status is TaskStatus.RUNNING
+
+
+def _start(sheet: Worksheet, row: TaskRow) -> None:
+    old = row.progress
+    if not sheet.mark_dispatched(old.reservation_id):
+        # The money went back before the node came: the task has to be decided again.
+        give_back(sheet, row, old)
+        return
+    count_start(sheet, row)
+    row.status = TaskStatus.RUNNING
+    row.progress = msgspec.structs.replace(old, started_at=sheet.now)
+    sheet.change(row)
+
+
+def give_back(sheet: Worksheet, row: TaskRow, progress: Progress) -> None:
+    """Have a task decided again that its node has not begun."""
+    again = TryAgain(
+        not_before=None,
+        failures=progress.failures,
+        losses=progress.losses,
+        rate_limit_hits=progress.rate_limit_hits,
+    )
+    conclude(sheet, row, again, NOTHING_USED)
+    sheet.tell_dispatcher((row,), by="")
+
+
+# Forgiving: lag that a project is not owed any more is remembered as if it had been used.
+#
+# An amount that is added twice would be forgiven twice, and a dispatcher has no id to give it. So
+# each call of a dispatcher has a number, higher than the last one, and what comes again is left
+# out.
+
+LAST_PARDON = "last_pardon"
+_CALLS_PER_EPOCH = 2**32
+
+
+class Pardon(msgspec.Struct, frozen=True):
+    """One call of a dispatcher: its epoch, its number, and the tokens of each project."""
+
+    epoch: int
+    number: int
+    tokens: dict[str, int]
+
+
+def forgive(transaction: Transaction, pardon: Pardon, now: float) -> None:
+    """Add forgiven tokens to the usage of projects, unless this very call has done so before."""
+    mark = pardon.epoch * _CALLS_PER_EPOCH + pardon.number
+    sql = "SELECT amount FROM counters WHERE name = ?"
+    rows = transaction.read(sql, (LAST_PARDON,))
+    last = rows[0][0] if rows else 0
+    if mark <= last:
+        return
+    tallies = Tallies(now)
+    tallies.count(LAST_PARDON, mark - last)
+    for project_id, tokens in pardon.tokens.items():
+        tallies.forgive(project_id, tokens)
+    tallies.write(transaction)

@@ -1,0 +1,515 @@
+"""Deliveries in the database of the tasks: what is due, who has claimed it, what came of it.
+
+Rule: an arrival counts whoever reports it. A failure counts only from the sender that still holds
+the claim; another may have tried meanwhile, and its outcome is the later one.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from headgate.core.task_view import snapshot_of
+from headgate.storage import audit, queries
+from headgate.storage.audit import AuditEntry
+from headgate.storage.delivery_contract import (
+    ALERT_EVENT,
+    ANYWHERE,
+    MAX_KEPT_TRIES,
+    MAX_PURGED,
+    Alert,
+    Candidate,
+    Choice,
+    Claim,
+    Delivery,
+    DeliveryPage,
+    DeliveryQuery,
+    DeliveryState,
+    DeliveryTry,
+    Message,
+    NothingLeft,
+    Secret,
+    TryOutcome,
+    message_id,
+)
+from headgate.storage.schema import ALERTS, BODIES, DELIVERIES_DELIVERIES, TRIES
+from headgate.storage.transaction import Access, Row, Transaction, Value, about
+from headgate.storage.unit_of_work import new_row
+
+# How much is kept of deliveries: what is forgotten, and what is given up before its time.
+#
+# Rule: everything has a bound. What has ended goes by age, number and size. What is pending
+# beyond its bounds is given up, those first that are due last: they are for receivers that have
+# failed most often, while a first try is due at once.
+
+DELIVERED_KEPT_SECONDS = 86_400.0
+DEAD_KEPT_SECONDS = 30 * 86_400.0
+MAX_DELIVERED = 20_000
+MAX_DEAD = 10_000
+MAX_DEAD_BYTES = 256 * 2**20
+MAX_PENDING = 100_000
+MAX_PENDING_BYTES = 2**30
+TOO_MANY = "given up: too many webhooks wait to be delivered"
+
+_TOO_OLD = (
+    "SELECT id FROM deliveries WHERE state = ? AND ended_at IS NOT NULL AND ended_at < ? LIMIT ?"
+)
+_TOO_MANY = (
+    "SELECT id FROM deliveries WHERE state = ? AND ended_at IS NOT NULL"
+    " ORDER BY ended_at DESC LIMIT ? OFFSET ?"
+)
+_TOO_LARGE = (
+    "SELECT id FROM (SELECT deliveries.id AS id, SUM(octet_length(body))"
+    " OVER (ORDER BY ended_at DESC, deliveries.id) AS total FROM deliveries"
+    " JOIN delivery_bodies ON delivery_bodies.id = deliveries.id"
+    " WHERE state = 'dead' AND ended_at IS NOT NULL) AS summed WHERE total > ? LIMIT ?"
+)
+_COUNT = "SELECT COUNT(*) FROM deliveries WHERE due_at IS NOT NULL"
+_DUE_LAST = (
+    "SELECT id FROM deliveries WHERE due_at IS NOT NULL AND claimed_by IS NULL"
+    " ORDER BY due_at DESC, id DESC LIMIT ?"
+)
+_BODY_TOO_MUCH = (
+    "SELECT id FROM (SELECT deliveries.id AS id, claimed_by, SUM(octet_length(body))"
+    " OVER (ORDER BY due_at, deliveries.id) AS total FROM deliveries"
+    " JOIN delivery_bodies ON delivery_bodies.id = deliveries.id"
+    " WHERE due_at IS NOT NULL) AS summed WHERE total > ? AND claimed_by IS NULL LIMIT ?"
+)
+_GIVE_UP = "UPDATE deliveries SET state = 'dead', due_at = NULL, ended_at = ?, error = ?"
+
+
+def purge(transaction: Transaction, now: float) -> int:
+    """Give up and forget what is beyond the bounds, and return how many deliveries that is."""
+    return _give_up(transaction, now) + _forget(transaction, now)
+
+
+def _forget(transaction: Transaction, now: float) -> int:
+    state, gone = DeliveryState, dict[str, None]()
+    for sql, values in (
+        (_TOO_OLD, (state.DELIVERED.value, now - DELIVERED_KEPT_SECONDS, MAX_PURGED)),
+        (_TOO_OLD, (state.DEAD.value, now - DEAD_KEPT_SECONDS, MAX_PURGED)),
+        (_TOO_MANY, (state.DELIVERED.value, MAX_PURGED, MAX_DELIVERED)),
+        (_TOO_MANY, (state.DEAD.value, MAX_PURGED, MAX_DEAD)),
+        (_TOO_LARGE, (MAX_DEAD_BYTES, MAX_PURGED)),
+    ):
+        gone.update((row[0], None) for row in transaction.read(sql, values))
+    if gone:
+        for table in ("deliveries", "delivery_bodies", "delivery_tries"):
+            forget = f"DELETE FROM {table}"  # noqa: S608
+            transaction.run(*about(transaction.dialect, forget, "id", gone))
+    return len(gone)
+
+
+def _give_up(transaction: Transaction, now: float) -> int:
+    ((pending,),) = transaction.read(_COUNT)
+    excess = min(MAX_PURGED, max(0, pending - MAX_PENDING))
+    rows = transaction.read(_DUE_LAST, (excess,)) if excess else []
+    rows += transaction.read(_BODY_TOO_MUCH, (MAX_PENDING_BYTES, MAX_PURGED))
+    gone = dict.fromkeys(row[0] for row in rows)
+    for delivery_id in gone:
+        transaction.run(f"{_GIVE_UP} WHERE id = ?", (now, TOO_MANY, delivery_id))
+    return len(gone)
+
+
+# The secrets that sign webhooks: the newest, and for a day those that it has replaced.
+#
+# A secret is kept as it is, because a signature cannot be made from a hash of it. Whoever can read
+# the database can sign.
+
+PREFIX = "whsec_"
+SECRET_BYTES = 32
+OVERLAP_SECONDS = 86_400.0
+MAX_SECRETS = 8
+
+_LIVE = (
+    "SELECT secret, created_at, ends_at FROM webhook_secrets WHERE ends_at IS NULL OR ends_at > ?"
+    " ORDER BY CASE WHEN ends_at IS NULL THEN 0 ELSE 1 END, ends_at DESC, created_at DESC"
+)
+_ADD = "INSERT INTO webhook_secrets (secret, created_at, ends_at) VALUES (?, ?, NULL)"
+_RETIRE = "UPDATE webhook_secrets SET ends_at = ? WHERE ends_at IS NULL"
+_FORGET = "DELETE FROM webhook_secrets WHERE ends_at <= ?"
+
+
+def new_secret() -> str:
+    """Make a secret that nobody can guess."""
+    return PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
+
+
+def current(
+    transaction: Transaction, now: float, *, candidate: str, entry: AuditEntry | None = None
+) -> tuple[Secret, ...]:
+    """Return the secrets that sign now, the newest first; `candidate` is the first of all."""
+    if entry is not None:
+        audit.write(transaction, entry, now)
+    found = _live(transaction, now)
+    if found and found[0].ends_at is None:
+        return found
+    transaction.run(_ADD, (candidate, now))
+    return _live(transaction, now)
+
+
+def rotate(
+    transaction: Transaction, now: float, *, candidate: str, entry: AuditEntry | None = None
+) -> tuple[Secret, ...]:
+    """Make the candidate the newest secret; those before it sign too for another day."""
+    found = _live(transaction, now)
+    if candidate in {secret.secret for secret in found}:
+        # The reply to the first run got lost.
+        return found
+    if entry is not None:
+        audit.write(transaction, entry, now)
+    transaction.run(_RETIRE, (now + OVERLAP_SECONDS,))
+    transaction.run(_ADD, (candidate, now))
+    transaction.run(_FORGET, (now,))
+    found = _live(transaction, now)
+    for secret in found[MAX_SECRETS:]:
+        transaction.run("DELETE FROM webhook_secrets WHERE secret = ?", (secret.secret,))
+    return found[:MAX_SECRETS]
+
+
+def _live(transaction: Transaction, now: float) -> tuple[Secret, ...]:
+    rows = transaction.read(_LIVE, (now,))
+    return tuple(Secret(secret=row[0], created_at=row[1], ends_at=row[2]) for row in rows)
+
+
+# The latest tries of a delivery: one JSON text beside its row, written with what came of a try.
+#
+# Rule: the number is bounded here, and the texts by whoever sends.
+
+_READ = (
+    "SELECT created_at, delivery_tries.tries FROM deliveries LEFT JOIN delivery_tries"
+    " ON delivery_tries.id = deliveries.id AND filed_at = created_at WHERE deliveries.id = ?"
+)
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(tuple[DeliveryTry, ...])
+
+
+def note(transaction: Transaction, outcome: TryOutcome, now: float) -> None:
+    """Add a try to those of its delivery; the oldest makes room for it."""
+    tried = DeliveryTry(
+        at=now,
+        duration_ms=outcome.duration_ms,
+        status=outcome.status,
+        # Where something came back, its status and its answer say all that an error could.
+        error=outcome.error if outcome.status is None else None,
+        answer=outcome.answer,
+    )
+    for filed_at, text in transaction.read(_READ, (outcome.id,)):
+        kept = (*_tries(text), tried)[-MAX_KEPT_TRIES:]
+        transaction.insert(TRIES, [(outcome.id, filed_at, _encoder.encode(kept).decode())])
+
+
+def latest(transaction: Transaction, delivery_id: str) -> tuple[DeliveryTry, ...]:
+    """Return the tries of a delivery that are kept, the oldest first."""
+    rows = transaction.read(_READ, (delivery_id,))
+    return _tries(rows[0][1]) if rows else ()
+
+
+def _tries(text: str | None) -> tuple[DeliveryTry, ...]:
+    return () if text is None else _decoder.decode(text)
+
+
+_COLUMNS = "id, event, url, state, task_id, tries, created_at, due_at, ended_at, status, error"
+_GET = f"SELECT {_COLUMNS} FROM deliveries WHERE id = ?"  # noqa: S608
+_DUE = "SELECT id, host FROM deliveries WHERE due_at IS NOT NULL AND due_at <= ?"
+_WANTED = "SELECT id, event, url, task_id, tries, due_at FROM deliveries"
+_BODY = "SELECT body FROM delivery_bodies WHERE id = ?"
+_ARRIVED = (
+    "UPDATE deliveries SET state = 'delivered', due_at = NULL, claimed_by = NULL, ended_at = ?,"
+    " tries = tries + 1, status = ?, error = NULL WHERE id = ? AND state <> 'delivered'"
+)
+_FAILED = (
+    "UPDATE deliveries SET state = ?, due_at = ?, claimed_by = NULL, ended_at = ?,"
+    " tries = tries + 1, status = ?, error = ?"
+    " WHERE id = ? AND claimed_by = ? AND state = 'pending'"
+)
+_RESTART = (
+    "UPDATE deliveries SET state = 'pending', due_at = ?, claimed_by = NULL, ended_at = NULL,"
+    " tries = 0, status = NULL, error = NULL WHERE id = ? AND claimed_by IS NULL"
+)
+_RELEASE = "UPDATE deliveries SET due_at = ?, claimed_by = NULL WHERE due_at IS NOT NULL"
+_TOLD = (
+    "SELECT limit_amount, told_until FROM budget_alerts"
+    " WHERE scope = ? AND unit = ? AND percent = ?"
+)
+
+
+class SqlDeliveries:
+    """Deliveries beside the tasks of a store."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def now(self) -> float:
+        """Return the time by which deliveries are due."""
+        return self._access.now()
+
+    async def due(self, choice: Choice = ANYWHERE, *, limit: int) -> list[Candidate]:
+        """Return what is due of a choice, the oldest first."""
+        return await self._access.ask(partial(due, now=self.now(), choice=choice, limit=limit))
+
+    async def claim(self, ids: Sequence[str], *, claimed_by: str, seconds: float) -> Claim:
+        """Claim what is still due of these."""
+        operation = partial(
+            claim,
+            ids=tuple(ids),
+            claimed_by=claimed_by,
+            seconds=seconds,
+            candidate=new_secret(),
+        )
+        return await self._access.run(operation)
+
+    async def body(self, message: Message) -> str | None:
+        """Return what is told, as JSON; None if neither it nor the task is kept any more."""
+        return await self._access.ask(partial(body, message=message))
+
+    async def settle(self, outcome: TryOutcome) -> None:
+        """Write what came of a try."""
+        await self._access.run(partial(settle, outcome=outcome))
+
+    async def release(self, claimed_by: str | None) -> None:
+        """Let what a sender has claimed, or everything, be claimed again at once."""
+        await self._access.run(partial(release, claimed_by=claimed_by))
+
+    async def alert(self, alerts: Sequence[Alert], url: str) -> int:
+        """File those alerts that were not told yet, and return how many there were."""
+        return await self._access.run(partial(alert, alerts=tuple(alerts), url=url))
+
+    async def find(self, query: DeliveryQuery) -> DeliveryPage:
+        """List deliveries, newest first."""
+        return await self._access.ask(partial(find, query=query))
+
+    async def get(self, delivery_id: str) -> Delivery | None:
+        """Return a delivery; None if there is none."""
+        return await self._access.ask(partial(get, delivery_id=delivery_id))
+
+    async def redeliver(
+        self, delivery_id: str, entry: AuditEntry | None = None
+    ) -> Delivery | NothingLeft | None:
+        """Start over with a delivery, and note who did; None if there is none."""
+        return await self._access.run(partial(redeliver, delivery_id=delivery_id, entry=entry))
+
+    async def secrets(self, entry: AuditEntry | None = None) -> tuple[Secret, ...]:
+        """Return the secrets that sign now, the newest first; the first is made at need."""
+        candidate = new_secret()
+        operation = partial(current, candidate=candidate, entry=entry)
+        return await self._access.run(operation)
+
+    async def rotate(self, entry: AuditEntry | None = None) -> tuple[Secret, ...]:
+        """Make a new secret, and note who did; those before it sign too for another day."""
+        candidate = new_secret()
+        operation = partial(rotate, candidate=candidate, entry=entry)
+        return await self._access.run(operation)
+
+    async def purge(self) -> int:
+        """Forget what ended long ago and give up what is too much; return how many, bounded."""
+        return await self._access.run(purge)
+
+
+def due(transaction: Transaction, *, now: float, choice: Choice, limit: int) -> list[Candidate]:
+    """Return what is due of a choice, the oldest first."""
+    if choice.only_hosts == ():
+        return []
+    conditions, values = _chosen(choice)
+    sql = f"{_DUE}{conditions} ORDER BY due_at LIMIT ?"
+    return [Candidate(*row) for row in transaction.read(sql, (now, *values, limit))]
+
+
+def claim(
+    transaction: Transaction,
+    now: float,
+    *,
+    ids: tuple[str, ...],
+    claimed_by: str,
+    seconds: float,
+    candidate: str,
+) -> Claim:
+    """Claim what is still due of these; `candidate` is the first secret, if there is none.
+
+    A claim whose answer got lost is tried by the next sender when its time is over.
+    """
+    rows = transaction.read(*about(transaction.dialect, _WANTED, "id", ids))
+    messages = tuple(
+        Message(id=row[0], event=row[1], url=row[2], task_id=row[3], tries=row[4])
+        for row in rows
+        if row[5] is not None and row[5] <= now
+    )
+    for message in messages:
+        transaction.run(
+            "UPDATE deliveries SET due_at = ?, claimed_by = ? WHERE id = ?",
+            (now + seconds, claimed_by, message.id),
+        )
+    secrets = current(transaction, now, candidate=candidate)
+    return Claim(messages=messages, secrets=tuple(secret.secret for secret in secrets))
+
+
+def body(transaction: Transaction, *, message: Message) -> str | None:
+    """Return what is told: as it was sent before, or else the task as it ended."""
+    kept = transaction.read(_BODY, (message.id,))
+    if kept:
+        text: str = kept[0][0]
+        return text
+    record = queries.get(transaction, message.task_id) if message.task_id else None
+    if record is None or not record.is_terminal:
+        return None
+    return msgspec.json.encode(snapshot_of(record)).decode()
+
+
+def settle(transaction: Transaction, now: float, *, outcome: TryOutcome) -> None:
+    """Write what came of a try."""
+    if outcome.has_arrived:
+        if transaction.write(_ARRIVED, (now, outcome.status, outcome.id)):
+            note(transaction, outcome, now)
+            transaction.run("DELETE FROM delivery_bodies WHERE id = ?", (outcome.id,))
+        return
+    is_dead = outcome.due_at is None
+    state = DeliveryState.DEAD if is_dead else DeliveryState.PENDING
+    ended_at = now if is_dead else None
+    changed = transaction.write(
+        _FAILED,
+        (
+            state.value,
+            outcome.due_at,
+            ended_at,
+            outcome.status,
+            outcome.error,
+            outcome.id,
+            outcome.claimed_by,
+        ),
+    )
+    if not changed:
+        return
+    note(transaction, outcome, now)
+    if outcome.body is not None:
+        transaction.insert(BODIES, [(outcome.id, outcome.body)])
+
+
+def release(transaction: Transaction, now: float, *, claimed_by: str | None) -> None:
+    """Make what was claimed due now."""
+    if claimed_by is None:
+        transaction.run(f"{_RELEASE} AND claimed_by IS NOT NULL", (now,))
+    else:
+        transaction.run(f"{_RELEASE} AND claimed_by = ?", (now, claimed_by))
+
+
+def alert(transaction: Transaction, now: float, *, alerts: tuple[Alert, ...], url: str) -> int:
+    """File the alerts that were not told yet: the mark and the delivery are one commit."""
+    new = [one for one in alerts if not _is_told(transaction, one, now)]
+    transaction.insert(
+        ALERTS, [(one.scope, one.unit, one.percent, one.limit, one.until) for one in new]
+    )
+    for one in new:
+        delivery = Delivery(
+            id=one.message_id, event=ALERT_EVENT, url=url, created_at=now, due_at=now
+        )
+        transaction.insert(DELIVERIES_DELIVERIES, [new_row(delivery)])
+        transaction.insert(BODIES, [(one.message_id, one.body)])
+    return len(new)
+
+
+def find(transaction: Transaction, *, query: DeliveryQuery) -> DeliveryPage:
+    """List deliveries, newest first."""
+    conditions, values = _conditions(query)
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    sql = f"SELECT {_COLUMNS} FROM deliveries{where} ORDER BY id DESC LIMIT ?"  # noqa: S608
+    found = [_delivery(row) for row in transaction.read(sql, (*values, query.limit + 1))]
+    has_more = len(found) > query.limit
+    page = tuple(found[: query.limit])
+    return DeliveryPage(deliveries=page, next_before=page[-1].id if has_more else None)
+
+
+def get(transaction: Transaction, *, delivery_id: str) -> Delivery | None:
+    """Return a delivery; None if there is none."""
+    rows = transaction.read(_GET, (delivery_id,))
+    if not rows:
+        return None
+    tries = latest(transaction, delivery_id)
+    return msgspec.structs.replace(_delivery(rows[0]), latest_tries=tries)
+
+
+def redeliver(
+    transaction: Transaction, now: float, *, delivery_id: str, entry: AuditEntry | None = None
+) -> Delivery | NothingLeft | None:
+    """Start over with a delivery, if what it tells is still known; one under way goes on."""
+    known = get(transaction, delivery_id=delivery_id)
+    if known is None:
+        return None
+    message = Message(id=known.id, event=known.event, url=known.url, task_id=known.task_id)
+    if body(transaction, message=message) is None:
+        return NothingLeft()
+    transaction.run(_RESTART, (now, delivery_id))
+    if entry is not None:
+        audit.write(transaction, entry, now)
+    return get(transaction, delivery_id=delivery_id)
+
+
+def _is_told(transaction: Transaction, one: Alert, now: float) -> bool:
+    rows = transaction.read(_TOLD, (one.scope, one.unit, one.percent))
+    if not rows or rows[0][0] != one.limit:
+        return False
+    return rows[0][1] is None or rows[0][1] > now
+
+
+def _chosen(choice: Choice) -> tuple[str, list[Value]]:
+    parts, values = list[str](), list[Value]()
+    for word, hosts in (("NOT IN", choice.busy_hosts), ("IN", choice.only_hosts or ())):
+        if hosts:
+            parts.append(f" AND host {word} ({', '.join('?' * len(hosts))})")
+            values.extend(hosts)
+    for site in choice.busy_sites:
+        parts.append(" AND host <> ? AND host NOT LIKE ?")
+        values.extend((site, f"%.{site}"))
+    return "".join(parts), values
+
+
+def _conditions(query: DeliveryQuery) -> tuple[list[str], list[Value]]:
+    given: tuple[tuple[str, Value], ...] = (
+        ("id < ?", query.before),
+        ("state = ?", None if query.state is None else query.state.value),
+        ("id = ?", None if query.task_id is None else message_id(query.task_id)),
+    )
+    kept = [(condition, value) for condition, value in given if value is not None]
+    return [condition for condition, _ in kept], [value for _, value in kept]
+
+
+def _delivery(row: Row) -> Delivery:
+    return Delivery(
+        id=row[0],
+        event=row[1],
+        url=row[2],
+        state=DeliveryState(row[3]),
+        task_id=row[4],
+        tries=row[5],
+        created_at=row[6],
+        due_at=row[7],
+        ended_at=row[8],
+        status=row[9],
+        error=row[10],
+    )
+
+
+# How many webhooks are still to be delivered, and how many nobody will deliver any more.
+
+# Both are counted in an index, however many were delivered.
+_PENDING = "SELECT COUNT(*) FROM deliveries WHERE due_at IS NOT NULL"
+_DEAD = "SELECT COUNT(*) FROM deliveries WHERE state = 'dead' AND ended_at IS NOT NULL"
+
+
+class DeliveryCounts:
+    """Counts the webhooks of a store by their state."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def read(self) -> dict[str, int]:
+        """Return the counts of those that were not delivered."""
+        return await self._access.ask(_counts)
+
+
+def _counts(transaction: Transaction) -> dict[str, int]:
+    pending, dead = (transaction.read(sql, ())[0][0] for sql in (_PENDING, _DEAD))
+    return {"pending": int(pending), "dead": int(dead)}

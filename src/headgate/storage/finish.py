@@ -1,0 +1,397 @@
+"""Settling: the end of an attempt, written by whoever holds its lease.
+
+Rule: a lease is one life of one node for one attempt. Whatever shows another one changes nothing.
+The settlement that ended an attempt may come again, and gets its answer again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from headgate.core.lifecycle import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    EXPIRED_WHILE_QUEUED,
+    NOTHING_USED,
+    UNKNOWN_USAGE,
+    Finish,
+    Lost,
+    TryAgain,
+    Usage,
+    next_step,
+    timed_out,
+)
+from headgate.core.task import (
+    OnParentFailure,
+    PastAttempt,
+    TaskStatus,
+    beginning_of,
+    check_move,
+    is_worker,
+    with_latest,
+)
+from headgate.storage import nodes
+from headgate.storage.counters import ENDED, EXPIRED, TICK
+from headgate.storage.nodes import Kind
+from headgate.storage.rows import TaskRow
+from headgate.storage.store import CancelAnswer, Drop, Overdue, Settled, Settlement, StaleLease
+from headgate.storage.unit_of_work import Worksheet
+
+# How a task leaves the queue or its place, how it ends, and what its end does to others.
+#
+# Rule: every count is changed where the row is. A queued task leaves its lane once, an attempt
+# frees its place once, and a task ends once, whichever step it was that came first.
+#
+# The end of a task is handed on to those that depend on it: one that succeeded is waited for no
+# more; one that did not fails them too, unless they asked to run all the same. This goes on,
+# level by level, within the same transaction.
+
+
+def parent_error(parent: TaskRow) -> str:
+    """Say why a task failed that depended on another."""
+    return f"parent {parent.id} is {parent.status.value}"
+
+
+def leave_queue(sheet: Worksheet, row: TaskRow) -> None:
+    """Count a task out of its lane."""
+    sheet.tallies.queue(row.spec.task.agent_id, row.project_id, -1)
+
+
+def enter_queue(sheet: Worksheet, row: TaskRow) -> None:
+    """Count a task into its lane."""
+    sheet.tallies.queue(row.spec.task.agent_id, row.project_id, 1)
+
+
+def free_place(sheet: Worksheet, row: TaskRow, cost: Usage) -> tuple[int, int]:
+    """Take an attempt out of flight, book what it cost, and return the tokens and micro-dollars.
+
+    What nobody knows of the cost is booked as it was held, and the task shows it as assumed.
+    """
+    old = row.progress
+    assumed_tokens = old.reserved_tokens if cost.tokens is None else 0
+    assumed_micro_usd = old.reserved_micro_usd if cost.micro_usd is None else 0
+    tokens, micro_usd = cost.tokens or assumed_tokens, cost.micro_usd or assumed_micro_usd
+    sheet.tallies.fly(row.agent_id, row.project_id, -1)
+    sheet.tallies.count(TICK)
+    if tokens or micro_usd:
+        sheet.tallies.spend(row.project_id, tokens=tokens, micro_usd=micro_usd)
+    sheet.settle_money(row.progress.reservation_id, tokens=tokens, micro_usd=micro_usd)
+    node_id = row.progress.node_id
+    if node_id is not None and is_worker(node_id):
+        sheet.take_from_worker(node_id, row.id)
+    row.tokens, row.micro_usd = tokens, micro_usd
+    if tokens or micro_usd:
+        row.progress = msgspec.structs.replace(
+            old,
+            used_tokens=old.used_tokens + tokens,
+            used_micro_usd=old.used_micro_usd + micro_usd,
+            assumed_tokens=old.assumed_tokens + assumed_tokens,
+            assumed_micro_usd=old.assumed_micro_usd + assumed_micro_usd,
+        )
+    return tokens, micro_usd
+
+
+def requeue(sheet: Worksheet, row: TaskRow, step: TryAgain, cost: Usage) -> None:
+    """Let a task that has left its place wait for another attempt, and note the one that ended."""
+    error = _storable(step.error)
+    note = _note(row, cost, error=error, now=sheet.now)
+    _move(sheet, row, TaskStatus.QUEUED)
+    row.progress = msgspec.structs.replace(
+        row.progress,
+        failures=step.failures,
+        losses=step.losses,
+        rate_limit_hits=step.rate_limit_hits,
+        not_before=step.not_before,
+        node_id=None,
+        attempts=with_latest(row.progress.attempts, note),
+    )
+    row.agent_id = row.spec.task.agent_id
+    row.error = error
+    enter_queue(sheet, row)
+
+
+def finish(sheet: Worksheet, row: TaskRow, end: Finish) -> list[TaskRow]:
+    """End a task that has left queue and place, and return the others that this changed."""
+    _end(sheet, row, end)
+    touched: dict[str, TaskRow] = {}
+    ended = [row]
+    while ended := [parent for parent in ended if parent.progress.dependants]:
+        pairs = sheet.children(ended)
+        touched.update((child.id, child) for _, child in pairs)
+        ended = [child for parent, child in pairs if _hand_on(sheet, parent, child)]
+    return list(touched.values())
+
+
+def descendants(sheet: Worksheet, row: TaskRow) -> list[TaskRow]:
+    """Return what the end of a task may have changed, for an answer that is given again."""
+    found: dict[str, TaskRow] = {}
+    ended = [row] if row.is_terminal else []
+    while ended:
+        children = [child for _, child in sheet.children(ended) if child.id not in found]
+        found.update((child.id, child) for child in children)
+        ended = [child for child in children if child.is_terminal]
+    return list(found.values())
+
+
+def release_parents(sheet: Worksheet, row: TaskRow) -> None:
+    """Let go of the results that an ended task depended on."""
+    for parent in sheet.rows(row.spec.terms.depends_on):
+        old = parent.progress
+        parent.progress = msgspec.structs.replace(old, dependants=max(0, old.dependants - 1))
+        sheet.change(parent)
+
+
+def _hand_on(sheet: Worksheet, parent: TaskRow, child: TaskRow) -> bool:
+    """Tell a task that one of its parents has ended; return whether that ends it."""
+    if child.status is not TaskStatus.QUEUED or not child.progress.waiting_for:
+        return False
+    is_fatal = child.spec.terms.on_parent_failure is OnParentFailure.FAIL
+    if parent.status is not TaskStatus.DONE and is_fatal:
+        leave_queue(sheet, child)
+        _end(sheet, child, Finish(status=TaskStatus.FAILED, error=parent_error(parent)))
+        return True
+    left = child.progress.waiting_for - 1
+    child.progress = msgspec.structs.replace(child.progress, waiting_for=left)
+    sheet.change(child)
+    return False
+
+
+def _end(sheet: Worksheet, row: TaskRow, end: Finish) -> None:
+    _move(sheet, row, end.status)
+    row.progress = msgspec.structs.replace(
+        row.progress, not_before=None, node_id=None, completed_at=sheet.now
+    )
+    row.error = _storable(end.error)
+    sheet.tallies.happen(ENDED[end.status], row.agent_id, row.project_id)
+    if end.error == EXPIRED_WHILE_QUEUED:
+        sheet.tallies.happen(EXPIRED, row.agent_id, row.project_id)
+    if row.spec.terms.depends_on:
+        release_parents(sheet, row)
+    if row.spec.terms.callback_url is not None:
+        sheet.tell_receiver(row, row.spec.terms.callback_url)
+
+
+def _note(row: TaskRow, cost: Usage, *, error: str | None, now: float) -> PastAttempt:
+    """Return what is kept of an attempt that is out of flight and not requeued yet."""
+    progress = row.progress
+    tokens, micro_usd = row.tokens or 0, row.micro_usd or 0
+    # A task that is assigned still shows when the attempt before began.
+    has_begun = row.status is TaskStatus.RUNNING
+    return PastAttempt(
+        attempt=progress.attempt,
+        started_at=progress.started_at if has_begun else None,
+        ended_at=now,
+        error=beginning_of(error),
+        agent_id=row.agent_id,
+        slot=progress.slot or row.spec.task.slot,
+        node_id=progress.node_id,
+        tokens=tokens,
+        micro_usd=micro_usd,
+        assumed_tokens=tokens if cost.tokens is None else 0,
+        assumed_micro_usd=micro_usd if cost.micro_usd is None else 0,
+    )
+
+
+def _storable(error: str | None) -> str | None:
+    """Leave out what no database takes; an error may quote whatever a process has printed."""
+    if error is None or error.isprintable():
+        return error
+    return error.replace("\0", "").encode(errors="replace").decode()
+
+
+def _move(sheet: Worksheet, row: TaskRow, status: TaskStatus) -> None:
+    check_move(row.id, row.status, status)
+    row.status = status
+    sheet.change(row)
+
+
+CANCELLED_ON_REQUEST = Finish(status=TaskStatus.CANCELLED, error=CANCELLED)
+
+
+def settle(sheet: Worksheet, settlement: Settlement) -> Settled | StaleLease:
+    """Write the end of an attempt: the outcome, the money, the freed place."""
+    row = sheet.row(settlement.task_id)
+    if row is None or row.progress.attempt != settlement.lease.attempt:
+        return StaleLease(task_id=settlement.task_id)
+    node_id = settlement.lease.node_id
+    if row.is_in_flight and row.progress.node_id == node_id:
+        return _settled(_apply(sheet, row, settlement))
+    if not row.is_in_flight and row.settled_by == node_id:
+        return _settled([row, *descendants(sheet, row)])
+    return StaleLease(task_id=settlement.task_id)
+
+
+def conclude(sheet: Worksheet, row: TaskRow, step: Finish | TryAgain, cost: Usage) -> list[TaskRow]:
+    """End an attempt, and with it the task unless it is tried again; return the other tasks.
+
+    A task that somebody wants cancelled is not tried again.
+    """
+    tokens, micro_usd = free_place(sheet, row, cost)
+    sheet.tallies.use(
+        (row.project_id, row.agent_id or "", cost.model or ""),
+        is_over=row.progress.cancel_requested or isinstance(step, Finish),
+        tokens=tokens,
+        micro_usd=micro_usd,
+    )
+    if isinstance(step, TryAgain):
+        if not row.progress.cancel_requested:
+            requeue(sheet, row, step, cost)
+            return []
+        step = CANCELLED_ON_REQUEST
+    if step.status is TaskStatus.DONE:
+        sheet.tallies.complete(row.project_id)
+    return finish(sheet, row, step)
+
+
+def _apply(sheet: Worksheet, row: TaskRow, settlement: Settlement) -> list[TaskRow]:
+    others = conclude(sheet, row, settlement.step, settlement.cost)
+    row.settled_by = settlement.lease.node_id
+    if settlement.result is not None and row.is_terminal:
+        row.result = bytes(settlement.result).decode()
+    if settlement.closure is not None:
+        sheet.close_gate(settlement.closure)
+    changed = [row, *others]
+    sheet.tell_dispatcher(changed, by=settlement.node_id or settlement.lease.node_id)
+    return changed
+
+
+def _settled(rows: list[TaskRow]) -> Settled:
+    return Settled(records=tuple([row.record() for row in rows]))
+
+
+# Cancelling: what waits ends at once, and the node of what runs is asked to stop it.
+
+
+class Cancellation(msgspec.Struct, frozen=True):
+    """Somebody wants a task cancelled, and asked this node."""
+
+    task_id: str
+    node_id: str
+
+
+def cancel(sheet: Worksheet, request: Cancellation) -> CancelAnswer | None:
+    """Cancel a task; the first record is the task, the others ended with it."""
+    row = sheet.row(request.task_id)
+    if row is None:
+        return None
+    if row.status is TaskStatus.RUNNING:
+        _ask_to_stop(sheet, row, request.node_id)
+        return CancelAnswer(records=(row.record(),))
+    had_ended = row.is_terminal
+    if not had_ended:
+        others = _cancel(sheet, row, request)
+    else:
+        is_repeat = row.status is TaskStatus.CANCELLED
+        others = descendants(sheet, row) if is_repeat else []
+    records = (row.record(), *[other.record() for other in others])
+    return CancelAnswer(records=records, had_ended=had_ended)
+
+
+def _ask_to_stop(sheet: Worksheet, row: TaskRow, asked_at: str) -> None:
+    if row.progress.cancel_requested:
+        return
+    row.progress = msgspec.structs.replace(row.progress, cancel_requested=True)
+    sheet.change(row)
+    if row.progress.node_id not in (None, asked_at):
+        sheet.tell(row.progress.node_id, Kind.CANCELLED, row.id)
+    if is_worker(row.progress.node_id):
+        # Whoever dispatches sees to it that a worker which does not stop is not waited for.
+        sheet.tell_dispatcher((row,), by=asked_at)
+
+
+def _cancel(sheet: Worksheet, row: TaskRow, request: Cancellation) -> list[TaskRow]:
+    if row.status is TaskStatus.ASSIGNED:
+        # Its node has not begun, so nothing was charged.
+        others = conclude(sheet, row, CANCELLED_ON_REQUEST, NOTHING_USED)
+    else:
+        leave_queue(sheet, row)
+        others = finish(sheet, row, CANCELLED_ON_REQUEST)
+    sheet.tell_dispatcher([row, *others], by=request.node_id)
+    return others
+
+
+# What the dispatcher ends or takes back by itself: tasks that cannot run, and lost attempts.
+
+
+def drop(sheet: Worksheet, drops: Sequence[Drop]) -> list[TaskRow]:
+    """End queued tasks; what is not queued any more is returned as it is."""
+    sheet.load(wanted.task_id for wanted in drops)
+    changed: dict[str, TaskRow] = {}
+    for wanted in drops:
+        row = sheet.row(wanted.task_id)
+        if row is not None:
+            others = _drop(sheet, row, wanted)
+            changed.update((each.id, each) for each in (row, *others))
+    return list(changed.values())
+
+
+def recover(sheet: Worksheet, task_ids: Sequence[str]) -> list[TaskRow]:
+    """Take attempts from nodes that are not alive; what is not in flight is returned as it is."""
+    rows = sheet.rows(task_ids)
+    sheet.load_books((), rows)
+    owners = {row.progress.node_id for row in rows if row.progress.node_id is not None}
+    dead = nodes.lease_ended(sheet.transaction, owners, sheet.now) if owners else set()
+    changed: dict[str, TaskRow] = {}
+    for row in rows:
+        if row.progress.node_id is None or row.progress.node_id in dead:
+            others = _recover(sheet, row) if row.is_in_flight else descendants(sheet, row)
+            changed.update((each.id, each) for each in (row, *others))
+    return list(changed.values())
+
+
+def give_up(sheet: Worksheet, overdue: Sequence[Overdue]) -> list[TaskRow]:
+    """End attempts at workers that have had their time; all that was held for them is booked."""
+    rows = sheet.rows(wanted.task_id for wanted in overdue)
+    sheet.load_books((), rows)
+    attempts = {wanted.task_id: wanted.attempt for wanted in overdue}
+    changed: dict[str, TaskRow] = {}
+    for row in rows:
+        is_meant = row.is_in_flight and row.progress.attempt == attempts[row.id]
+        end = _end_of_overdue(row, sheet.now) if is_meant else None
+        others = descendants(sheet, row) if end is None else _conclude(sheet, row, end)
+        changed.update((each.id, each) for each in (row, *others))
+    return list(changed.values())
+
+
+def take_from_worker(sheet: Worksheet, row: TaskRow) -> list[TaskRow]:
+    """End an attempt that its worker does not know of: it was lost, or is not wanted any more."""
+    return _recover(sheet, row)
+
+
+def _end_of_overdue(row: TaskRow, now: float) -> Finish | TryAgain | None:
+    deadline = row.spec.task.deadline
+    if deadline is not None and deadline <= now:
+        has_started = row.status is TaskStatus.RUNNING
+        error = DEADLINE_EXCEEDED if has_started else EXPIRED_WHILE_QUEUED
+        return Finish(status=TaskStatus.FAILED, error=error)
+    if row.progress.cancel_requested:
+        return CANCELLED_ON_REQUEST
+    seconds, began_at = row.spec.terms.attempt_seconds, row.progress.started_at
+    if seconds is None or began_at is None or row.status is not TaskStatus.RUNNING:
+        return None
+    if now < began_at + seconds:
+        return None
+    return next_step(timed_out(seconds), row.progress, row.spec.terms, now=now, draw=0.0)
+
+
+def _drop(sheet: Worksheet, row: TaskRow, wanted: Drop) -> list[TaskRow]:
+    if row.status is not TaskStatus.QUEUED:
+        return descendants(sheet, row)
+    leave_queue(sheet, row)
+    return finish(sheet, row, Finish(status=wanted.status, error=wanted.error))
+
+
+def _recover(sheet: Worksheet, row: TaskRow) -> list[TaskRow]:
+    """End a lost attempt; one that had begun is booked at all that was held for it."""
+    has_started = row.status is TaskStatus.RUNNING
+    step = next_step(
+        Lost(has_started=has_started), row.progress, row.spec.terms, now=sheet.now, draw=0.0
+    )
+    return _conclude(sheet, row, step)
+
+
+def _conclude(sheet: Worksheet, row: TaskRow, step: Finish | TryAgain) -> list[TaskRow]:
+    has_started = row.status is TaskStatus.RUNNING
+    return conclude(sheet, row, step, UNKNOWN_USAGE if has_started else NOTHING_USED)

@@ -1,0 +1,713 @@
+"""The books in SQL: functions on a transaction that somebody else opens and commits.
+
+A batch of requests becomes a `Books` with the rows that it touches, the requests are applied
+there, and what changed is written back: one row a balance, however many requests changed it.
+
+Rule: whoever calls these functions calls `lock_books` first, and before any other lock that the
+same transaction takes. Then no two transactions read the same balances and write them one after
+the other, and none waits for the books while another waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache
+from math import inf
+
+import msgspec
+
+from headgate.core.budgets.accounts import Account, Balance, JournalEntry, Limit, Refused
+from headgate.core.budgets.ledger import (
+    FINISHED_KEPT_SECONDS,
+    MAX_ACCOUNTS,
+    Audit,
+    Books,
+    ReserveRequest,
+    SettleRequest,
+)
+from headgate.core.budgets.reservations import (
+    LIVE,
+    Call,
+    Charge,
+    Delta,
+    Reservation,
+    ReservationState,
+)
+from headgate.core.budgets.scopes import ROOT, Scope
+from headgate.core.budgets.windows import format_window, live_from, parse_window
+from headgate.core.money import Columns, MicroUsd, Tokens
+from headgate.errors import CallerError, InvalidSettingError
+from headgate.storage.migrations import Migration
+from headgate.storage.schema import CONFIGURED
+from headgate.storage.transaction import (
+    Dialect,
+    Insert,
+    Row,
+    Statement,
+    Transaction,
+    about,
+    json_rows,
+)
+from headgate.storage.zones import zone
+
+# Rows of the ledger's tables, and the values that they stand for.
+
+_STATES = {state.value: state for state in ReservationState}
+_CALLS = {call.value: call for call in Call}
+_STATE_TEXTS = {state: state.value for state in ReservationState}
+_CALL_TEXTS = {call: call.value for call in Call}
+_CHARGES = msgspec.json.Decoder(tuple[Charge, ...])
+
+
+@lru_cache(maxsize=4_096)
+def to_limit(limit_micro_usd: int | None, limit_tokens: int | None, window: str) -> Limit:
+    """Read the columns of a limit."""
+    return Limit(
+        limit_micro_usd=None if limit_micro_usd is None else MicroUsd(limit_micro_usd),
+        limit_tokens=None if limit_tokens is None else Tokens(limit_tokens),
+        window=parse_window(window),
+    )
+
+
+def to_balance(amounts: Row) -> Balance:
+    """Read the six amounts of a balance."""
+    return Balance(
+        spent_micro_usd=amounts[0],
+        reserved_micro_usd=amounts[1],
+        overrun_micro_usd=amounts[2],
+        spent_tokens=amounts[3],
+        reserved_tokens=amounts[4],
+        overrun_tokens=amounts[5],
+    )
+
+
+def to_reservation(row: Row) -> Reservation:
+    """Read the columns of a reservation, in the order of the schema."""
+    return Reservation(
+        id=row[0],
+        state=_STATES[row[1]],
+        lease_until=row[2],
+        charges=_charges(row[3]),
+        micro_usd=row[4],
+        tokens=row[5],
+        dispatched_at_once=bool(row[6]),
+        actual_micro_usd=row[7],
+        actual_tokens=row[8],
+    )
+
+
+def to_entry(row: Row) -> JournalEntry:
+    """Read the columns of a journal entry after its number."""
+    amounts = to_balance(row[4:])
+    return JournalEntry(
+        at=row[0],
+        reservation_id=row[1],
+        call=_CALLS[row[2]],
+        charges=_charges(row[3]),
+        delta=Delta(**msgspec.structs.asdict(amounts)),
+    )
+
+
+def amounts_of(columns: Columns) -> tuple[int, int, int, int, int, int]:
+    """Write the six amounts."""
+    return (
+        columns.spent_micro_usd,
+        columns.reserved_micro_usd,
+        columns.overrun_micro_usd,
+        columns.spent_tokens,
+        columns.reserved_tokens,
+        columns.overrun_tokens,
+    )
+
+
+def reservation_row(reservation: Reservation, now: float) -> Row:
+    """Write a reservation that changed now."""
+    return (
+        reservation.id,
+        _STATE_TEXTS[reservation.state],
+        reservation.lease_until,
+        charges_text(reservation.charges),
+        reservation.micro_usd,
+        reservation.tokens,
+        int(reservation.dispatched_at_once),
+        reservation.actual_micro_usd,
+        reservation.actual_tokens,
+        None if reservation.state in LIVE else now,
+    )
+
+
+def entry_row(entry: JournalEntry) -> Row:
+    """Write a journal entry."""
+    return (
+        entry.at,
+        entry.reservation_id,
+        _CALL_TEXTS[entry.call],
+        charges_text(entry.charges),
+        *amounts_of(entry.delta),
+    )
+
+
+# Callers that run side by side charge the same few scopes, so both directions are remembered.
+@lru_cache(maxsize=4_096)
+def charges_text(charges: tuple[Charge, ...]) -> str:
+    """Write charges as compact JSON: `[["",0],["session:eval",0]]`."""
+    return msgspec.json.encode(charges).decode()
+
+
+@lru_cache(maxsize=4_096)
+def _charges(text: str) -> tuple[Charge, ...]:
+    return _CHARGES.decode(text)
+
+
+# The tables of a ledger in SQL.
+#
+# Each index costs more than the commit itself, so there is one beside the keys: the leases that are
+# still running. Reservations that ended are found through the journal, which is in order of time.
+
+PART = "ledger"
+
+AMOUNTS = (
+    "spent_micro_usd",
+    "reserved_micro_usd",
+    "overrun_micro_usd",
+    "spent_tokens",
+    "reserved_tokens",
+    "overrun_tokens",
+)
+RESERVATION = (
+    "id",
+    "state",
+    "lease_until",
+    "charges",
+    "micro_usd",
+    "tokens",
+    "dispatched_at_once",
+    "actual_micro_usd",
+    "actual_tokens",
+)
+
+_TABLES = """
+CREATE TABLE ledger_limits (
+    scope {text} PRIMARY KEY,
+    limit_micro_usd BIGINT,
+    limit_tokens BIGINT,
+    time_window {text} NOT NULL
+) {by_key};
+CREATE TABLE ledger_balances (
+    scope {text},
+    bucket_start BIGINT,
+    {amounts},
+    PRIMARY KEY (scope, bucket_start)
+) {by_key};
+CREATE TABLE ledger_reservations (
+    id {text} PRIMARY KEY,
+    state {text} NOT NULL,
+    lease_until DOUBLE PRECISION NOT NULL,
+    charges {text} NOT NULL,
+    micro_usd BIGINT NOT NULL,
+    tokens BIGINT NOT NULL,
+    dispatched_at_once INTEGER NOT NULL,
+    actual_micro_usd BIGINT,
+    actual_tokens BIGINT,
+    finished_at DOUBLE PRECISION
+) {by_key};
+CREATE INDEX ledger_leases ON ledger_reservations (lease_until) WHERE finished_at IS NULL;
+CREATE TABLE ledger_journal (
+    seq {sequence},
+    at DOUBLE PRECISION NOT NULL,
+    reservation_id {text} NOT NULL,
+    call {text} NOT NULL,
+    charges {text} NOT NULL,
+    {amounts}
+);
+CREATE TABLE ledger_checkpoint (
+    scope {text},
+    bucket_start BIGINT,
+    {amounts},
+    PRIMARY KEY (scope, bucket_start)
+) {by_key};
+INSERT INTO ledger_balances VALUES ('', 0, 0, 0, 0, 0, 0, 0)
+"""
+_AMOUNT_COLUMNS = ", ".join(f"{name} BIGINT NOT NULL" for name in AMOUNTS)
+
+
+def _statements(*, text: str, sequence: str, by_key: str) -> tuple[str, ...]:
+    script = _TABLES.format(text=text, sequence=sequence, by_key=by_key, amounts=_AMOUNT_COLUMNS)
+    return tuple(statement.strip() for statement in script.split(";"))
+
+
+MIGRATIONS = (
+    Migration(
+        number=1,
+        sqlite=_statements(text="TEXT", sequence="INTEGER PRIMARY KEY", by_key="WITHOUT ROWID"),
+        postgres=_statements(
+            text='TEXT COLLATE "C"',
+            sequence="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+            by_key="",
+        ),
+    ),
+)
+
+_AMOUNT_TYPES = tuple((name, "BIGINT") for name in AMOUNTS)
+
+BALANCES = Insert(
+    table="ledger_balances",
+    columns=(("scope", "TEXT"), ("bucket_start", "BIGINT"), *_AMOUNT_TYPES),
+    key=("scope", "bucket_start"),
+    updated=AMOUNTS,
+)
+RESERVATIONS = Insert(
+    table="ledger_reservations",
+    columns=(
+        ("id", "TEXT"),
+        ("state", "TEXT"),
+        ("lease_until", "DOUBLE PRECISION"),
+        ("charges", "TEXT"),
+        ("micro_usd", "BIGINT"),
+        ("tokens", "BIGINT"),
+        ("dispatched_at_once", "INTEGER"),
+        ("actual_micro_usd", "BIGINT"),
+        ("actual_tokens", "BIGINT"),
+        ("finished_at", "DOUBLE PRECISION"),
+    ),
+    key=("id",),
+    updated=("state", "lease_until", "actual_micro_usd", "actual_tokens", "finished_at"),
+)
+JOURNAL = Insert(
+    table="ledger_journal",
+    columns=(
+        ("at", "DOUBLE PRECISION"),
+        ("reservation_id", "TEXT"),
+        ("call", "TEXT"),
+        ("charges", "TEXT"),
+        *_AMOUNT_TYPES,
+    ),
+)
+
+
+Request = ReserveRequest | SettleRequest
+Answer = Reservation | Refused
+
+EXPIRED_PER_ROUND = 1_000
+MAX_EXPIRED = 20 * EXPIRED_PER_ROUND
+JOURNAL_PAGE = 20_000
+MAX_SCANNED_ENTRIES = 200_000
+"""How far back the journal of a scope is looked for; older entries exist, but are not searched."""
+
+_AMOUNTS = ", ".join(AMOUNTS)
+_RESERVATION = ", ".join(RESERVATION)
+_RESERVATIONS = f"SELECT {_RESERVATION} FROM ledger_reservations"  # noqa: S608
+_LIMITS = "SELECT scope, limit_micro_usd, limit_tokens, time_window FROM ledger_limits"
+_DEPTH = "LENGTH(scope) - LENGTH(REPLACE(scope, '/', ''))"
+
+_LOCK = "SELECT 1 FROM ledger_balances WHERE scope = '' AND bucket_start = 0 FOR UPDATE"
+_DUE = (
+    f"SELECT {_RESERVATION} FROM ledger_reservations"  # noqa: S608
+    " WHERE finished_at IS NULL AND lease_until <= ? ORDER BY lease_until LIMIT ?"
+)
+_IS_ANY_DUE = (
+    "SELECT 1 FROM ledger_reservations WHERE finished_at IS NULL AND lease_until <= ? LIMIT 1"
+)
+_SET_LIMIT = (
+    "INSERT INTO ledger_limits (scope, limit_micro_usd, limit_tokens, time_window)"
+    " VALUES (?, ?, ?, ?) ON CONFLICT (scope) DO UPDATE SET"
+    " limit_micro_usd = excluded.limit_micro_usd, limit_tokens = excluded.limit_tokens,"
+    " time_window = excluded.time_window"
+)
+_LATEST = "SELECT seq, at FROM ledger_journal WHERE seq < ? ORDER BY seq DESC LIMIT 1"
+_JOURNAL = (
+    f"SELECT at, reservation_id, call, charges, {_AMOUNTS} FROM ledger_journal"  # noqa: S608
+    " WHERE seq > ? AND seq < ? AND at >= ? AND at <= ? AND {position}(charges, ?) > 0"
+    " ORDER BY seq DESC LIMIT ?"
+)
+_POSITION = {Dialect.SQLITE: "instr", Dialect.POSTGRES: "strpos"}
+
+
+def lock_books(transaction: Transaction) -> None:
+    """Keep all others away from the books until the transaction ends.
+
+    SQLite has one writer at a time by itself. In PostgreSQL everybody takes the row of the root
+    first, since every request charges the root: so whoever has it has everything below, and with
+    one lock there is no order in which two could wait for each other.
+    """
+    if transaction.dialect is Dialect.POSTGRES:
+        transaction.run(_LOCK)
+
+
+def set_limit(transaction: Transaction, scope: Scope, limit: Limit) -> None:
+    """Replace the limit of a scope; one without any amount removes it."""
+    if not limit.has_amount:
+        transaction.write("DELETE FROM ledger_limits WHERE scope = ?", (scope,))
+        return
+    window = format_window(limit.window)
+    row = (scope, limit.limit_micro_usd, limit.limit_tokens, window)
+    transaction.write(_SET_LIMIT, row)
+
+
+def found_limit(transaction: Transaction, scope: Scope, limit: Limit) -> Limit:
+    """Set the limit of a scope that has none, and return the one that is in force then."""
+    found = transaction.read(f"{_LIMITS} WHERE scope = ?", (scope,))
+    if found:
+        return to_limit(*found[0][1:])
+    set_limit(transaction, scope, limit)
+    return limit
+
+
+def apply_batch(
+    transaction: Transaction, requests: Sequence[Request], now: float
+) -> list[Answer | CallerError]:
+    """Expire what is due, then apply requests in their order; each has an answer of its own."""
+    books = load(transaction, requests, now)
+    answers = [_apply(books, request, now) for request in requests]
+    write(transaction, books, now)
+    return answers
+
+
+def expire_due(transaction: Transaction, now: float) -> int:
+    """End the leases that are due, and return how many there were.
+
+    All of them, before anything is refused for want of what they hold; only after a very long
+    standstill the rest waits for the next call.
+    """
+    expired = 0
+    if not transaction.read(_IS_ANY_DUE, (now,)):
+        return expired
+    while expired < MAX_EXPIRED:
+        due = [to_reservation(row) for row in transaction.read(_DUE, (now, EXPIRED_PER_ROUND))]
+        if due:
+            _expire(transaction, due, now)
+            expired += len(due)
+        if len(due) < EXPIRED_PER_ROUND:
+            break
+    return expired
+
+
+def load(transaction: Transaction, requests: Sequence[Request], now: float) -> Books:
+    """Read everything that the requests touch, after what is due has been expired."""
+    reserves = [request for request in requests if isinstance(request, ReserveRequest)]
+    scopes = list({scope for request in reserves for scope in request.scopes})
+    ids = list({request.reservation_id for request in requests})
+    touched = [_reservations(transaction.dialect, ids), _limits(transaction.dialect, scopes)]
+    known, limits, any_due = transaction.read_all([*touched, (_IS_ANY_DUE, (now,))])
+    if any_due:
+        expire_due(transaction, now)
+        known, limits = transaction.read_all(touched)
+    books = Books(zone, at=now)
+    books.reservations = {row[0]: to_reservation(row) for row in known}
+    books.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in limits}
+    _load_balances(transaction, books, scopes, now)
+    return books
+
+
+def write(transaction: Transaction, books: Books, now: float) -> None:
+    """Write what a batch has changed."""
+    balances = [
+        (scope, start, *amounts_of(books.balances[scope][start]))
+        for scope, start in sorted(books.changed_balances)
+    ]
+    transaction.insert(BALANCES, balances)
+    reservations = books.changed_reservations.values()
+    transaction.insert(RESERVATIONS, [reservation_row(item, now) for item in reservations])
+    transaction.insert(JOURNAL, [entry_row(entry) for entry in books.entries])
+    books.forget_changes()
+
+
+def accounts(
+    transaction: Transaction, scope: Scope, now: float, *, most: int = MAX_ACCOUNTS
+) -> list[Account]:
+    """Return the scope and everything within it that has a limit or a balance, root first."""
+    within = _scopes_within(transaction, scope, most - 1) if most > 1 else []
+    scopes = [scope, *within]
+    books = Books(zone)
+    limits = transaction.read(*_limits(transaction.dialect, scopes))
+    books.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in limits}
+    _load_balances(transaction, books, scopes, now)
+    return [books.account(name, now) for name in scopes]
+
+
+def limited_accounts(
+    transaction: Transaction, *, now: float, after: str | None, most: int
+) -> list[Account]:
+    """Return scopes that have a limit, in their order, from behind one on."""
+    where, values = ("", ()) if after is None else (" WHERE scope > ?", (after,))
+    rows = transaction.read(f"{_LIMITS}{where} ORDER BY scope LIMIT ?", (*values, most))
+    books = Books(zone)
+    books.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in rows}
+    _load_balances(transaction, books, list(books.limits), now)
+    return [books.account(scope, now) for scope in books.limits]
+
+
+def journal(
+    transaction: Transaction, scope: Scope, *, since: float, until: float = inf, limit: int
+) -> list[JournalEntry]:
+    """Return the latest entries of a time that charge the scope, newest first.
+
+    They are looked for among the latest `MAX_SCANNED_ENTRIES` of all scopes: an index for each
+    scope would cost every request, and this is asked seldom.
+    """
+    found: list[JournalEntry] = []
+    before, scanned = 2**62, 0
+    mark = f'["{scope}",'
+    sql = _JOURNAL.format(position=_POSITION[transaction.dialect])
+    while len(found) < limit and scanned < MAX_SCANNED_ENTRIES:
+        latest = transaction.read(_LATEST, (before,))
+        if not latest or latest[0][1] < since:
+            break
+        behind = latest[0][0] - JOURNAL_PAGE
+        asked = (behind, before, since, until, mark, limit - len(found))
+        found += [to_entry(row) for row in transaction.read(sql, asked)]
+        before, scanned = behind + 1, scanned + JOURNAL_PAGE
+    return found
+
+
+def _apply(books: Books, request: Request, now: float) -> Answer | CallerError:
+    try:
+        if isinstance(request, ReserveRequest):
+            return books.reserve(request, now)
+        return books.settle(request, now)
+    except CallerError as error:
+        return error
+
+
+def _expire(transaction: Transaction, due: Sequence[Reservation], now: float) -> None:
+    books = Books(zone)
+    books.reservations = {reservation.id: reservation for reservation in due}
+    _load_balances(transaction, books, (), now)
+    for reservation in due:
+        books.settle(SettleRequest(reservation_id=reservation.id, call=Call.EXPIRE), now)
+    write(transaction, books, now)
+
+
+def _load_balances(
+    transaction: Transaction, books: Books, scopes: Sequence[Scope], now: float
+) -> None:
+    """Read the buckets of these scopes that count now, and all that reservations may change."""
+    earliest = _charged_buckets(books.reservations.values())
+    for scope in scopes:
+        counted = _counted_from(books.limits.get(scope), now)
+        earliest[scope] = min(counted, earliest.get(scope, counted))
+    if earliest:
+        wanted = json_rows(list(earliest.items()))
+        for row in transaction.read(_balances_sql(transaction.dialect), (wanted,)):
+            books.balances.setdefault(row[0], {})[row[1]] = to_balance(row[2:])
+
+
+def _charged_buckets(reservations: Iterable[Reservation]) -> dict[Scope, int]:
+    earliest: dict[Scope, int] = {}
+    for reservation in reservations:
+        for charge in reservation.charges:
+            known = earliest.get(charge.scope)
+            if known is None or charge.bucket_start < known:
+                earliest[charge.scope] = charge.bucket_start
+    return earliest
+
+
+def _counted_from(limit: Limit | None, now: float) -> int:
+    if limit is None:
+        return 0
+    try:
+        return live_from(limit.window, now, zone(limit.window.zone))
+    except InvalidSettingError:
+        # The zone came from a machine that knows it. Who asks about this scope is told so; the
+        # others in the same batch are not to suffer from it.
+        return 0
+
+
+def _scopes_within(transaction: Transaction, scope: Scope, most: int) -> list[Scope]:
+    # A range and not a pattern: an underscore in a name is a wildcard of LIKE. The character after
+    # the slash in byte order is the zero.
+    bounds = (f"{scope}/", f"{scope}0") if scope else ("!", "~")
+    within = "scope >= ? AND scope < ?"
+    sql = (
+        f"SELECT scope FROM (SELECT scope FROM ledger_limits WHERE {within}"  # noqa: S608
+        f" UNION SELECT scope FROM ledger_balances WHERE {within}) AS known"
+        f" ORDER BY {_DEPTH}, scope LIMIT ?"
+    )
+    rows = transaction.read(sql, (*bounds, *bounds, most))
+    return [Scope(row[0]) for row in rows]
+
+
+def _reservations(dialect: Dialect, ids: Iterable[str]) -> Statement:
+    return about(dialect, _RESERVATIONS, "id", ids)
+
+
+def _limits(dialect: Dialect, scopes: Iterable[Scope]) -> Statement:
+    return about(dialect, _LIMITS, "scope", scopes)
+
+
+@cache
+def _balances_sql(dialect: Dialect) -> str:
+    given = dialect.given({"scope": "TEXT", "earliest": "BIGINT"})
+    amounts = ", ".join(f"kept.{name}" for name in AMOUNTS)
+    return (
+        f"SELECT kept.scope, kept.bucket_start, {amounts} FROM {given}"  # noqa: S608
+        " JOIN ledger_balances AS kept ON kept.scope = given.scope"
+        " AND kept.bucket_start >= given.earliest"
+    )
+
+
+# What keeps the tables of a ledger from growing, and proves that they are right.
+#
+# The journal is kept for as long as finished reservations are remembered. What is older is summed
+# into the checkpoint, and the reservations that it tells the end of are forgotten with it. So the
+# order of the journal finds them, and no index is needed.
+
+FOLDED_PER_STEP = 2_000
+WINDOWS_PER_STEP = 500
+
+_SUMS = ", ".join(f"CAST(SUM(amounts.{name}) AS BIGINT)" for name in AMOUNTS)
+# The first entry that must stay ends what may go, even if a later one carries an earlier time:
+# clocks of several machines are only nearly alike.
+_LAST_OLD_ENTRY = """
+    SELECT COALESCE(MIN(CASE WHEN at >= ? THEN seq END) - 1, MAX(seq)), COUNT(*)
+    FROM (SELECT seq, at FROM ledger_journal ORDER BY seq LIMIT ?) AS oldest
+"""
+_FORGET = """
+    DELETE FROM ledger_reservations WHERE finished_at < ? AND id IN
+    (SELECT reservation_id FROM ledger_journal WHERE seq <= ?)
+"""
+
+
+def last_old_entry(transaction: Transaction, before: float, most: int) -> int:
+    """Return the number of the last journal entry that is old enough to be folded; 0 if none."""
+    rows = transaction.read(_LAST_OLD_ENTRY, (before, most))
+    return int(rows[0][0] or 0)
+
+
+def forget_finished(transaction: Transaction, before: float, last_entry: int) -> int:
+    """Forget reservations that ended before, as the journal up to an entry tells."""
+    return transaction.write(_FORGET, (before, last_entry))
+
+
+def fold_journal(transaction: Transaction, last_entry: int) -> int:
+    """Sum the journal up to an entry into the checkpoint; return how many entries that were."""
+    transaction.write(_fold_sql(transaction.dialect), (last_entry,))
+    return transaction.write("DELETE FROM ledger_journal WHERE seq <= ?", (last_entry,))
+
+
+def tidy(transaction: Transaction, now: float, *, most: int = FOLDED_PER_STEP) -> bool:
+    """Fold and forget one step of what is old; return whether there is more."""
+    before = now - FINISHED_KEPT_SECONDS
+    last_entry = last_old_entry(transaction, before, most)
+    if not last_entry:
+        return False
+    forget_finished(transaction, before, last_entry)
+    return fold_journal(transaction, last_entry) >= most
+
+
+def purge_buckets(transaction: Transaction, now: float, *, after: Scope = ROOT) -> Scope:
+    """Drop balances that left their window long ago, for some scopes after the given one.
+
+    Both sides lose the same: a bucket goes only if the checkpoint has all of it and nothing in it
+    is held. Returns the scope to go on after, the root at the end.
+    """
+    rows = transaction.read(
+        "SELECT scope, time_window FROM ledger_limits WHERE scope >= ? AND time_window <> 'none'"
+        " ORDER BY scope LIMIT ?",
+        (after, WINDOWS_PER_STEP),
+    )
+    wanted = json_rows([(row[0], _left_before(row[1], now)) for row in rows])
+    purged = json_rows(transaction.read(_purgeable_sql(transaction.dialect), (wanted,)))
+    for table in ("ledger_balances", "ledger_checkpoint"):
+        transaction.write(_purge_sql(transaction.dialect, table), (purged,))
+    return Scope(rows[-1][0]) if len(rows) == WINDOWS_PER_STEP else ROOT
+
+
+def audit(transaction: Transaction) -> Audit:
+    """Return both sides of the promise that balances equal the journal."""
+    kept = f"SELECT scope, bucket_start, {_AMOUNTS} FROM ledger_balances"  # noqa: S608
+    return Audit(
+        kept=_by_bucket(transaction.read(kept)),
+        journalled=_by_bucket(transaction.read(_sums_sql(transaction.dialect))),
+    )
+
+
+def _by_bucket(rows: list[Row]) -> dict[tuple[Scope, int], Balance]:
+    return {(Scope(row[0]), row[1]): to_balance(row[2:]) for row in rows if any(row[2:])}
+
+
+def _left_before(window: str, now: float) -> int:
+    parsed = parse_window(window)
+    try:
+        return int(live_from(parsed, now, zone(parsed.zone)) - FINISHED_KEPT_SECONDS)
+    except InvalidSettingError:
+        return 0
+
+
+@cache
+def _fold_sql(dialect: Dialect) -> str:
+    changes = ", ".join(f"{name} = ledger_checkpoint.{name} + excluded.{name}" for name in AMOUNTS)
+    return f"""
+        INSERT INTO ledger_checkpoint (scope, bucket_start, {_AMOUNTS})
+        SELECT scope, bucket_start, {_SUMS} FROM
+            ({_charged_sql(dialect)} WHERE entry.seq <= ?) AS amounts
+        WHERE scope IS NOT NULL GROUP BY scope, bucket_start
+        ON CONFLICT (scope, bucket_start) DO UPDATE SET {changes}
+    """  # noqa: S608
+
+
+@cache
+def _sums_sql(dialect: Dialect) -> str:
+    return f"""
+        SELECT scope, bucket_start, {_SUMS} FROM (
+            SELECT scope, bucket_start, {_AMOUNTS} FROM ledger_checkpoint
+            UNION ALL {_charged_sql(dialect)}
+        ) AS amounts GROUP BY scope, bucket_start
+    """  # noqa: S608
+
+
+def _charged_sql(dialect: Dialect) -> str:
+    amounts = ", ".join(f"entry.{name}" for name in AMOUNTS)
+    elements = dialect.elements("entry.charges")
+    return f"""
+        SELECT CAST(charge.value->>0 AS TEXT) AS scope,
+            CAST(charge.value->>1 AS BIGINT) AS bucket_start, {amounts}
+        FROM ledger_journal AS entry CROSS JOIN {elements} AS charge
+    """  # noqa: S608
+
+
+@cache
+def _purgeable_sql(dialect: Dialect) -> str:
+    same = " AND ".join(f"summed.{name} = kept.{name}" for name in AMOUNTS)
+    return f"""
+        SELECT kept.scope, kept.bucket_start
+        FROM {dialect.given({"scope": "TEXT", "left_before": "BIGINT"})}
+        JOIN ledger_balances AS kept ON kept.scope = given.scope
+            AND kept.bucket_start > 0 AND kept.bucket_start < given.left_before
+            AND kept.reserved_micro_usd = 0 AND kept.reserved_tokens = 0
+        JOIN ledger_checkpoint AS summed ON summed.scope = kept.scope
+            AND summed.bucket_start = kept.bucket_start AND {same}
+    """  # noqa: S608
+
+
+@cache
+def _purge_sql(dialect: Dialect, table: str) -> str:
+    given = dialect.given({"scope": "TEXT", "bucket_start": "BIGINT"})
+    return f"""
+        DELETE FROM {table} WHERE (scope, bucket_start) IN
+        (SELECT given.scope, given.bucket_start FROM {given})
+    """  # noqa: S608
+
+
+# Budgets that the configuration names: what it no longer names is no longer in force.
+#
+# Rule: only what came from the configuration is taken back. A budget that somebody set by hand, in
+# a scope that no configuration ever named, stays as it is.
+
+NO_LIMIT = Limit()
+
+
+def set_limits(
+    transaction: Transaction, limits: dict[Scope, Limit], *, keeps_books: bool
+) -> tuple[Scope, ...]:
+    """Put the budgets of the configuration in force; return the scopes that it has left out."""
+    rows = transaction.read("SELECT scope FROM configured_budgets ORDER BY scope")
+    left_out = tuple(Scope(row[0]) for row in rows if row[0] not in limits)
+    if keeps_books:
+        for scope in left_out:
+            set_limit(transaction, scope, NO_LIMIT)
+        for scope, limit in limits.items():
+            set_limit(transaction, scope, limit)
+    transaction.run("DELETE FROM configured_budgets")
+    transaction.insert(CONFIGURED, [(scope,) for scope in limits])
+    return left_out

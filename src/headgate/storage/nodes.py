@@ -1,0 +1,356 @@
+"""Which nodes are alive: one row a life, with a lease that the node renews while it lives.
+
+The lease of a node covers all that it runs; tasks have none of their own.
+
+Rule: a life ends once. When somebody has acted on the end of a lease, or the node itself has asked
+too late, the row is gone, and a node without a row is not alive. So a clock that is set back
+revives nobody, and a process that comes back joins under a new id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from functools import cache
+from typing import NamedTuple
+
+from headgate.core.task import is_worker
+from headgate.errors import LimitReachedError, StaleEpochError
+from headgate.storage.store import Beat, Election, Node
+from headgate.storage.transaction import Dialect, Insert, Transaction, json_rows
+
+FORGOTTEN_AFTER_SECONDS = 86_400.0
+"""When nodes that died with nothing to run are forgotten, counted from the end of their lease."""
+
+FORGOTTEN_AFTER_LEASES = 3
+"""The same for workers, in leases: a client that never says its name joins with every claim."""
+
+MAX_WORKERS_PER_AGENT = 1_000
+"""How many workers of an agent may be alive."""
+
+# A repeat of a join whose answer got lost finds the row, and changes nothing.
+_JOIN = (
+    "INSERT INTO nodes (id, places, address, lease_until) VALUES (?, ?, ?, ?)"
+    " ON CONFLICT (id) DO NOTHING"
+)
+_RENEW = "UPDATE nodes SET places = ?, lease_until = ? WHERE id = ? AND lease_until > ?"
+_LIVE = (
+    "SELECT id, places, address, lease_until, COALESCE(workers.agent_id, '') FROM nodes"
+    " LEFT JOIN workers ON workers.node_id = nodes.id WHERE lease_until > ? ORDER BY id"
+)
+_IS_WORKER = "id IN (SELECT workers.node_id FROM workers)"
+_ALIVE_NODES = f"SELECT 1 FROM nodes WHERE NOT {_IS_WORKER} AND lease_until > ? LIMIT 1"  # noqa: S608
+_SERVE = (
+    "INSERT INTO workers (node_id, agent_id, lease_seconds, offered_until) VALUES (?, ?, ?, ?)"
+    " ON CONFLICT (node_id) DO NOTHING"
+)
+_OFFER = (
+    "SELECT places, offered_until FROM nodes JOIN workers ON workers.node_id = nodes.id"
+    " WHERE id = ? AND agent_id = ? AND lease_until > ?"
+)
+_OTHERS = (
+    "SELECT COUNT(*) FROM workers JOIN nodes ON nodes.id = workers.node_id"
+    " WHERE agent_id = ? AND node_id <> ? AND lease_until > ?"
+)
+_LONG_DEAD_NODES = f"SELECT id FROM nodes WHERE lease_until <= ? AND NOT {_IS_WORKER}"  # noqa: S608
+_LONG_DEAD_WORKERS = (
+    "SELECT id FROM nodes JOIN workers ON workers.node_id = nodes.id"
+    " WHERE lease_until + ? * lease_seconds <= ?"
+)
+_GRACE = (
+    "UPDATE nodes SET lease_until = ? + (SELECT workers.lease_seconds FROM workers"  # noqa: S608
+    f" WHERE workers.node_id = nodes.id) WHERE {_IS_WORKER}"
+    " AND lease_until < ? + (SELECT workers.lease_seconds FROM workers"
+    " WHERE workers.node_id = nodes.id)"
+)
+
+
+def join(transaction: Transaction, node: Node, lease_until: float) -> None:
+    """Take up a node under an id that no life had before."""
+    transaction.run(_JOIN, (node.id, node.places, node.address, lease_until))
+    rows = transaction.read(_LONG_DEAD_NODES, (lease_until - FORGOTTEN_AFTER_SECONDS,))
+    _forget(transaction, [row[0] for row in rows])
+
+
+def join_worker(
+    transaction: Transaction, worker: Node, *, now: float, lease_seconds: float
+) -> None:
+    """Take up a worker of an agent; `LimitReachedError` if that has as many as may be."""
+    ((others,),) = transaction.read(_OTHERS, (worker.agent_id, worker.id, now))
+    if others >= MAX_WORKERS_PER_AGENT:
+        problem = f"agent {worker.agent_id!r} has {others} workers"
+        problem += "; a worker that claims again says its workerId"
+        raise LimitReachedError(problem)
+    lease_until = now + lease_seconds
+    transaction.run(_SERVE, (worker.id, worker.agent_id, lease_seconds, lease_until))
+    transaction.run(_JOIN, (worker.id, worker.places, worker.address, lease_until))
+    # A worker that joins sees to the workers: their leases end also where those of nodes do not.
+    rows = transaction.read(_LONG_DEAD_WORKERS, (float(FORGOTTEN_AFTER_LEASES), now))
+    _forget(transaction, [row[0] for row in rows])
+
+
+class Offer(NamedTuple):
+    """How many places a worker has offered, and until when that counts."""
+
+    places: int
+    until: float
+
+
+def offer_of(transaction: Transaction, worker_id: str, agent_id: str, now: float) -> Offer | None:
+    """Return what a worker of this agent that is alive has offered; None if there is none."""
+    rows = transaction.read(_OFFER, (worker_id, agent_id, now))
+    return Offer(*rows[0]) if rows else None
+
+
+def renew_worker(
+    transaction: Transaction, worker_id: str, *, places: int, lease_until: float, offers: bool
+) -> None:
+    """Renew the lease of a worker, and its offer if it makes one."""
+    transaction.run(
+        "UPDATE nodes SET places = ?, lease_until = ? WHERE id = ?",
+        (places, lease_until, worker_id),
+    )
+    if offers:
+        transaction.run(
+            "UPDATE workers SET offered_until = ? WHERE node_id = ?", (lease_until, worker_id)
+        )
+
+
+def give_grace(transaction: Transaction, now: float) -> None:
+    """Renew the leases of all workers, if no process of the service was there to renew them.
+
+    Whoever comes first after an outage does this: workers that went on working have lost nothing.
+    """
+    if not transaction.read(_ALIVE_NODES, (now,)):
+        transaction.run(_GRACE, (now, now))
+
+
+def forget_others(transaction: Transaction, node_id: str) -> None:
+    """Take out every other node, where only one process can be alive at a time; workers stay."""
+    others = f"SELECT id FROM nodes WHERE id <> ? AND NOT {_IS_WORKER}"  # noqa: S608
+    rows = transaction.read(others, (node_id,))
+    _forget(transaction, [row[0] for row in rows])
+
+
+def beat(
+    transaction: Transaction, node_id: str, *, places: int, now: float, lease_seconds: float
+) -> Beat:
+    """Renew a lease that has not ended; otherwise the node is not alive, now or later."""
+    lease_until = now + lease_seconds
+    if transaction.write(_RENEW, (places, lease_until, node_id, now)):
+        return Beat(is_alive=True, lease_until=lease_until)
+    _forget(transaction, [node_id])
+    return Beat(is_alive=False, lease_until=0.0)
+
+
+def leave(transaction: Transaction, node_id: str) -> None:
+    """Take a node out, with what it was told and has not read."""
+    _forget(transaction, [node_id])
+
+
+def live(transaction: Transaction, now: float) -> tuple[Node, ...]:
+    """Return the nodes whose lease has not ended, by id."""
+    rows = transaction.read(_LIVE, (now,))
+    return tuple(
+        Node(
+            id=node_id,
+            places=places,
+            address=address,
+            lease_until=lease_until,
+            agent_id=agent_id,
+        )
+        for node_id, places, address, lease_until, agent_id in rows
+    )
+
+
+def lease_ended(transaction: Transaction, node_ids: Iterable[str], now: float) -> set[str]:
+    """Return which of these nodes are not alive, and see to it that they stay so."""
+    asked = set(node_ids)
+    rows = transaction.read(_alive_sql(transaction.dialect), (_texts(asked), now))
+    ended = asked - {row[0] for row in rows}
+    _forget(transaction, sorted(ended))
+    return ended
+
+
+def _forget(transaction: Transaction, node_ids: Sequence[str]) -> None:
+    if node_ids:
+        texts = _texts(node_ids)
+        transaction.run(_delete_sql(transaction.dialect, "nodes", "id"), (texts,))
+        transaction.run(_delete_sql(transaction.dialect, "messages", "recipient"), (texts,))
+        workers = [(node_id,) for node_id in node_ids if is_worker(node_id)]
+        if workers:
+            transaction.run(
+                _delete_sql(transaction.dialect, "workers", "node_id"), (json_rows(workers),)
+            )
+
+
+def _texts(values: Iterable[str]) -> str:
+    return json_rows([(value,) for value in values])
+
+
+@cache
+def _alive_sql(dialect: Dialect) -> str:
+    given = dialect.given({"id": "TEXT"})
+    return (
+        f"SELECT id FROM nodes WHERE id IN (SELECT given.id FROM {given})"  # noqa: S608
+        " AND lease_until > ?"
+    )
+
+
+@cache
+def _delete_sql(dialect: Dialect, table: str, column: str) -> str:
+    given = dialect.given({"id": "TEXT"})
+    return f"DELETE FROM {table} WHERE {column} IN (SELECT given.id FROM {given})"  # noqa: S608
+
+
+# Who dispatches: one row with a node, an epoch and a lease.
+#
+# Rule: an epoch belongs to one node, for one unbroken lease, and never comes again. Whoever is
+# elected anew, be it the same node after its lease has ended, gets the next number. So a step that
+# shows the epoch of the row, before the lease in it ends, comes from the one dispatcher that has
+# seen everything since it read the backlog.
+
+NOBODY = ""
+
+_READ_LEADER = "SELECT node_id, epoch, lease_until, address FROM dispatcher WHERE only_row = 1"
+_WRITE = (
+    "INSERT INTO dispatcher (only_row, node_id, epoch, lease_until, address)"
+    " VALUES (1, ?, ?, ?, ?) ON CONFLICT (only_row) DO UPDATE SET node_id = excluded.node_id,"
+    " epoch = excluded.epoch, lease_until = excluded.lease_until, address = excluded.address"
+)
+# The epoch stays, so that the next one is a new one.
+_RESIGN = "UPDATE dispatcher SET node_id = '', lease_until = 0, address = '' WHERE node_id = ?"
+_DEPOSE = "UPDATE dispatcher SET node_id = '', lease_until = 0, address = '' WHERE node_id <> ?"
+
+
+def elect(transaction: Transaction, node_id: str, *, now: float, lease_seconds: float) -> Election:
+    """Become the dispatcher if nobody is, stay it if the node is; return who it is."""
+    last = _last(transaction)
+    has_holder = last.lease_until > now
+    if has_holder and last.node_id != node_id:
+        return last
+    elected = Election(
+        node_id=node_id,
+        epoch=last.epoch if has_holder else last.epoch + 1,
+        lease_until=now + lease_seconds,
+        address=_address(transaction, node_id),
+    )
+    row = (elected.node_id, elected.epoch, elected.lease_until, elected.address)
+    transaction.run(_WRITE, row)
+    return elected
+
+
+def resign(transaction: Transaction, node_id: str) -> None:
+    """Stop being the dispatcher; a node that is not changes nothing."""
+    transaction.run(_RESIGN, (node_id,))
+
+
+def depose_others(transaction: Transaction, node_id: str) -> None:
+    """Let nobody else dispatch, where only one process can be alive at a time."""
+    transaction.run(_DEPOSE, (node_id,))
+
+
+def check_epoch(transaction: Transaction, epoch: int, now: float) -> str:
+    """Return the node that dispatches under this epoch, or raise `StaleEpochError`."""
+    last = _last(transaction)
+    if last.epoch == epoch and last.lease_until > now:
+        return last.node_id
+    problem = f"epoch {epoch} is over, {_holder(last, now)}; stand for election again"
+    raise StaleEpochError(problem)
+
+
+def dispatcher_node(transaction: Transaction) -> str:
+    """Return the node that was elected last, or `NOBODY` if it has resigned.
+
+    Its lease may have ended. Then nobody needs to be told anything: whoever is elected next reads
+    everything anew.
+    """
+    return _last(transaction).node_id
+
+
+def _last(transaction: Transaction) -> Election:
+    rows = transaction.read(_READ_LEADER)
+    if not rows:
+        return Election(node_id=NOBODY, epoch=0, lease_until=0.0)
+    node_id, epoch, lease_until, address = rows[0]
+    return Election(node_id=node_id, epoch=epoch, lease_until=lease_until, address=address)
+
+
+def _address(transaction: Transaction, node_id: str) -> str:
+    rows = transaction.read("SELECT address FROM nodes WHERE id = ?", (node_id,))
+    return rows[0][0] if rows else ""
+
+
+def _holder(last: Election, now: float) -> str:
+    if last.lease_until <= now:
+        return "nobody dispatches now"
+    return f"node {last.node_id} dispatches under epoch {last.epoch} now"
+
+
+# Messages between nodes: which tasks the dispatcher or another node is to look at.
+#
+# A message carries no facts, only the id of a task whose row has them; so it does no harm when one
+# comes twice, and the reader takes the row for what it is by then.
+#
+# Rule: a message is forgotten only when its reader shows that it has the answer it came with. A
+# reply can get lost after the commit, and what was deleted with it would be missed for good. So a
+# reader hands in the last number that it has seen, and what is beyond that is read again.
+
+CHANNEL = "headgate"
+"""Where PostgreSQL tells all nodes at once; what it says is the recipient."""
+
+MAX_TAKEN = 1_000
+
+_POST = Insert(
+    table="messages", columns=(("recipient", "TEXT"), ("kind", "TEXT"), ("task_id", "TEXT"))
+)
+_NOTIFY = f"SELECT pg_notify('{CHANNEL}', ?)"
+_FORGET = "DELETE FROM messages WHERE recipient = ? AND seq <= ?"
+_READ_MESSAGES = (
+    "SELECT seq, kind, task_id FROM messages WHERE recipient = ? AND seq > ? ORDER BY seq LIMIT ?"
+)
+
+
+class Kind(Enum):
+    """What there is to see at the task that a message names."""
+
+    CHANGED = "changed"
+    ASSIGNED = "assigned"
+    CANCELLED = "cancelled"
+
+
+class Message(NamedTuple):
+    """One hint; its number grows from each message to the next, whoever they are for."""
+
+    seq: int
+    kind: Kind
+    task_id: str
+
+
+def post(transaction: Transaction, rows: Iterable[tuple[str, Kind, str]]) -> None:
+    """Leave messages, each for a recipient; PostgreSQL tells them when the transaction commits."""
+    # A task that changed more than once in a transaction is still looked at once.
+    distinct = dict.fromkeys(rows)
+    transaction.insert(_POST, [(recipient, kind.value, task) for recipient, kind, task in distinct])
+    call(transaction, {row[0] for row in distinct})
+
+
+def call(transaction: Transaction, recipients: Iterable[str]) -> None:
+    """Have recipients look for themselves; only PostgreSQL has anybody to tell."""
+    if transaction.dialect is Dialect.POSTGRES:
+        for recipient in sorted(recipients):
+            transaction.run(_NOTIFY, (recipient,))
+
+
+def take(
+    transaction: Transaction, recipient: str, *, seen: int, limit: int = MAX_TAKEN
+) -> list[Message]:
+    """Forget messages up to the number `seen`, and return the next ones in their order."""
+    transaction.run(_FORGET, (recipient, seen))
+    rows = transaction.read(_READ_MESSAGES, (recipient, seen, limit))
+    return [Message(seq, Kind(kind), task_id) for seq, kind, task_id in rows]
+
+
+def discard(transaction: Transaction, recipient: str) -> None:
+    """Forget all messages for a recipient that reads everything anew, or that is gone."""
+    transaction.run("DELETE FROM messages WHERE recipient = ?", (recipient,))

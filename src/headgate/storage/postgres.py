@@ -1,0 +1,591 @@
+"""PostgreSQL: one connection, made again when it is lost.
+
+Several processes share the books, so every wait has a bound: to connect, for a lock, for a
+statement, for an acknowledgement on the wire. A server that is away, starting, read-only or full
+makes the books unavailable, and the next transaction tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache, partial
+from typing import Any, cast
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from headgate.core.budgets.ledger import Clock
+from headgate.errors import (
+    InvalidSettingError,
+    LedgerUnavailableError,
+    StoreError,
+    StoreUnavailableError,
+    UnfitValueError,
+)
+from headgate.storage.nodes import CHANNEL
+from headgate.storage.readers import ReaderPool
+from headgate.storage.sql_store import SqlTaskStore, TaskTables, be_here
+from headgate.storage.store import Beat
+from headgate.storage.transaction import (
+    Dialect,
+    Insert,
+    LostTransactionError,
+    Row,
+    Statement,
+    Transaction,
+    Value,
+    first_line,
+    json_rows,
+    percent_placeholders,
+)
+from headgate.storage.wire import StepWire
+from headgate.storage.writer import GroupCommitWriter, Writer
+from headgate.storage.writer_process import ChildStarter, ProcessWriter, Workplace
+
+LOCK_TIMEOUT_SECONDS = 10.0
+STATEMENT_TIMEOUT_SECONDS = 30.0
+TRANSACTION_TIMEOUT_SECONDS = 60.0
+# Waits before each try to connect; a server that restarts is often back within the last. After that
+# a server that is still away is asked once each time, so that callers are refused at once.
+CONNECT_WAITS_SECONDS = (0.0, 0.1, 0.4)
+PREPARE_AFTER_USES = 2
+
+# Settings of libpq that the URL may replace.
+_CONNECTION_DEFAULTS = {
+    "application_name": "headgate",
+    "connect_timeout": "5",
+    "keepalives_idle": "10",
+    "tcp_user_timeout": "15000",
+}
+# Rows are looked up by their keys. A plan that was made while a table was empty would read all of
+# it, and is kept for as long as the connection. Older servers take a plan that cannot do without
+# what is off for an immense one, and would compile it.
+_BY_KEY = {
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+# Passes over what the server does not know, since it may be older than a setting.
+_CONFIGURE = (
+    "SELECT set_config(given.name, given.value, false)"
+    " FROM unnest(%s::text[], %s::text[]) AS given (name, value) JOIN pg_settings USING (name)"
+)
+# The transaction is gone, and another try may do: a failover, a deadlock with somebody else.
+_LOST = (
+    psycopg.errors.AdminShutdown,
+    psycopg.errors.CannotConnectNow,
+    psycopg.errors.CrashShutdown,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+    # The driver takes a statement for prepared whose preparation was undone by an error before it.
+    psycopg.errors.InvalidSqlStatementName,
+    psycopg.errors.SerializationFailure,
+)
+
+
+class PostgresTransaction:
+    """An open transaction on one connection.
+
+    Statements that return nothing are sent without waiting for them; the next one that returns
+    something, or the end, waits for all of them and raises the first error among them.
+    """
+
+    dialect = Dialect.POSTGRES
+
+    def __init__(self, connection: psycopg.Connection[Row], begin_sql: str) -> None:
+        self._connection = connection
+        self._begin_sql = begin_sql
+        self._pipeline: psycopg.Pipeline | None = None
+        self._open = ExitStack()
+
+    def begin(self) -> None:
+        """Open the transaction; the server hears of it together with the first statement."""
+        with self._translating():
+            self._pipeline = self._open.enter_context(self._connection.pipeline())
+        self.run(self._begin_sql)
+
+    def end(self, sql: str) -> None:
+        """End the transaction, by commit or rollback, and wait for it."""
+        self.run(sql)
+        self._pipeline = None
+        with self._translating():
+            self._open.close()
+
+    def abandon(self) -> None:
+        """Leave a transaction whose connection is being given up."""
+        self._pipeline = None
+        with suppress(psycopg.Error):
+            self._open.close()
+
+    def run(self, sql: str, parameters: Sequence[Value] = ()) -> None:
+        """Run a statement that returns nothing of interest."""
+        self._execute(sql, parameters)
+
+    def read(self, sql: str, parameters: Sequence[Value] = ()) -> list[Row]:
+        """Run a statement and return its rows."""
+        return self.read_all([(sql, parameters)])[0]
+
+    def read_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Run statements in one round trip, and return the rows of each."""
+        cursors = [self._execute(sql, parameters) for sql, parameters in statements]
+        # Only after a synchronisation the server counts how long it waits for the next statement.
+        self._wait()
+        with self._translating():
+            return [cursor.fetchall() for cursor in cursors]
+
+    def write(self, sql: str, parameters: Sequence[Value] = ()) -> int:
+        """Run a statement and return how many rows it changed."""
+        cursor = self._execute(sql, parameters)
+        self._wait()
+        return cursor.rowcount
+
+    def insert(self, insert: Insert, rows: Sequence[Row]) -> None:
+        """Insert many rows in one statement, as one JSON text: half the cost of a row each."""
+        if rows:
+            self._execute(_insert_sql(insert), (json_rows(rows),))
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Undo what is done within the block, and only that, if it raises."""
+        self.run("SAVEPOINT inner_step")
+        try:
+            yield
+            self._wait()
+        except LedgerUnavailableError:
+            raise
+        except BaseException:
+            self.run("ROLLBACK TO inner_step")
+            self.run("RELEASE inner_step")
+            raise
+        self.run("RELEASE inner_step")
+
+    def _execute(self, sql: str, parameters: Sequence[Value]) -> psycopg.Cursor[Row]:
+        with self._translating():
+            return self._connection.execute(percent_placeholders(sql).encode(), parameters)
+
+    def _wait(self) -> None:
+        if self._pipeline is not None:
+            with self._translating():
+                self._pipeline.sync()
+
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            # After an error the server skips everything up to the next synchronisation.
+            if self._pipeline is not None:
+                with suppress(psycopg.Error):
+                    self._pipeline.sync()
+            raise translated(error, self._connection) from error
+
+
+class PostgresDatabase:
+    """The transactions of one connection.
+
+    A process that stands still within a transaction keeps its locks until the server takes them
+    back: after `idle_timeout_seconds` if it has just read something, and on PostgreSQL 17 and later
+    after `transaction_timeout_seconds` in any case.
+    """
+
+    # Each statement must see what was committed before it, and not before the transaction: a lock
+    # on the books is only worth something if what is read after it is fresh. Whether it may write
+    # is left to the server, which may have been made read-only on purpose.
+    _begin_sql = "BEGIN ISOLATION LEVEL READ COMMITTED"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
+        statement_timeout_seconds: float = STATEMENT_TIMEOUT_SECONDS,
+        idle_timeout_seconds: float = STATEMENT_TIMEOUT_SECONDS,
+        transaction_timeout_seconds: float = TRANSACTION_TIMEOUT_SECONDS,
+    ) -> None:
+        self._parameters = connection_parameters(url)
+        timeouts_seconds = {
+            "lock_timeout": lock_timeout_seconds,
+            "statement_timeout": statement_timeout_seconds,
+            "idle_in_transaction_session_timeout": idle_timeout_seconds,
+            "transaction_timeout": transaction_timeout_seconds,
+        }
+        self._settings = _BY_KEY | {
+            name: str(int(seconds * 1_000)) for name, seconds in timeouts_seconds.items()
+        }
+        self._connection: psycopg.Connection[Row] | None = None
+        self._transaction: PostgresTransaction | None = None
+        self._is_away = False
+
+    def begin(self) -> PostgresTransaction:
+        """Open a transaction, connecting first if need be."""
+        if self._transaction is None:
+            self._connection = self._connect()
+            self._transaction = PostgresTransaction(self._connection, self._begin_sql)
+        self._transaction.begin()
+        return self._transaction
+
+    def commit(self) -> None:
+        """End the transaction; it is on disk, or an error is raised."""
+        if self._transaction is not None:
+            self._transaction.end("COMMIT")
+
+    def rollback(self) -> None:
+        """Undo the transaction; a connection that cannot even do that is given up."""
+        if self._transaction is None:
+            return
+        try:
+            self._transaction.end("ROLLBACK")
+        except StoreError:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the connection; the next transaction makes a new one."""
+        connection, transaction = self._connection, self._transaction
+        self._connection, self._transaction = None, None
+        if connection is not None and transaction is not None:
+            transaction.abandon()
+            with suppress(psycopg.Error):
+                connection.close()
+
+    def _connect(self) -> psycopg.Connection[Row]:
+        problem = ""
+        for wait_seconds in CONNECT_WAITS_SECONDS[: 1 if self._is_away else None]:
+            time.sleep(wait_seconds)
+            try:
+                connection = self._connect_once()
+            except psycopg.Error as error:
+                problem = f"PostgreSQL: {first_line(error)}; nothing was granted"
+            else:
+                self._is_away = False
+                return connection
+        self._is_away = True
+        raise LedgerUnavailableError(problem)
+
+    def _connect_once(self) -> psycopg.Connection[Row]:
+        connection = psycopg.connect(
+            **self._parameters, autocommit=True, prepare_threshold=PREPARE_AFTER_USES
+        )
+        try:
+            connection.execute(_CONFIGURE, (list(self._settings), list(self._settings.values())))
+        except psycopg.Error:
+            connection.close()
+            raise
+        return connection
+
+
+class PostgresReader(PostgresDatabase):
+    """Transactions that only read; each sees one state, with all that was committed before it."""
+
+    _begin_sql = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+
+def translated(error: psycopg.Error, connection: psycopg.Connection[Any]) -> StoreError:
+    """Turn an error of the driver into one of ours."""
+    line = f"PostgreSQL: {first_line(error)}"
+    if _is_read_only(error):
+        # Another try connects again, and after a failover reaches the server that may write.
+        return LostTransactionError(f"{line}; the server is read-only, nothing was granted")
+    if connection.closed or isinstance(error, _LOST):
+        return LostTransactionError(line)
+    if isinstance(error, psycopg.OperationalError):
+        return LedgerUnavailableError(line)
+    if isinstance(error, psycopg.DataError):
+        return UnfitValueError(line)
+    return StoreError(line)
+
+
+def _is_read_only(error: psycopg.Error) -> bool:
+    # A standby refuses some statements as features that it lacks, and only the text says why.
+    is_refused = isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
+    return is_refused or "during recovery" in str(error)
+
+
+def connection_parameters(url: str) -> dict[str, Any]:
+    """Return what libpq needs to connect, with bounds on how long it waits."""
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        # The driver's own words repeat the URL, and with it the password.
+        problem = "is not a PostgreSQL URL; write postgresql://user:password@host:5432/database"
+        raise InvalidSettingError("url", problem) from None
+    return {**_CONNECTION_DEFAULTS, **cast("dict[str, Any]", given)}
+
+
+@cache
+def _insert_sql(insert: Insert) -> str:
+    given = Dialect.POSTGRES.given(dict(insert.columns))
+    names = ", ".join(f"given.{name}" for name, _ in insert.columns)
+    return f"{insert.into} SELECT {names} FROM {given}{insert.on_conflict}"  # noqa: S608
+
+
+# Hears what PostgreSQL tells on a channel, with a connection and a thread of its own.
+#
+# Rule: a watcher is called for every notification that it waits for, once for several that come
+# together; and once after each connect, because something may have been missed before it. So one
+# that looks for itself whenever it is called misses nothing.
+
+Watcher = Callable[[], None]
+
+MAX_WATCHERS = 2_000
+# How long a thread that was told to stop may go on waiting.
+POLL_SECONDS = 0.5
+FIRST_WAIT_SECONDS = 0.1
+LAST_WAIT_SECONDS = 5.0
+
+
+class PostgresListener:
+    """Calls watchers, each in its own event loop, when a payload comes that they wait for."""
+
+    def __init__(self, url: str, channel: str) -> None:
+        self._parameters = connection_parameters(url)
+        self._listen = sql.SQL("LISTEN {}").format(sql.Identifier(channel))
+        self._lock = threading.Lock()
+        self._watchers: dict[str, tuple[asyncio.AbstractEventLoop, Watcher]] = {}
+        self._stop: threading.Event | None = None
+
+    def watch(self, payload: str, watcher: Watcher) -> None:
+        """Call a watcher in the running loop whenever this payload comes."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if payload not in self._watchers and len(self._watchers) >= MAX_WATCHERS:
+                problem = f"{MAX_WATCHERS} watch already; close another listener first"
+                raise StoreUnavailableError(problem)
+            self._watchers[payload] = (loop, watcher)
+            if self._stop is None:
+                self._stop = self._started()
+
+    def unwatch(self, payload: str) -> None:
+        """Call nobody any more for this payload."""
+        with self._lock:
+            self._watchers.pop(payload, None)
+
+    def close(self) -> None:
+        """Call nobody any more; the thread ends within a moment and is not waited for."""
+        with self._lock:
+            self._watchers = {}
+            if self._stop is not None:
+                self._stop.set()
+                self._stop = None
+
+    def _started(self) -> threading.Event:
+        stop = threading.Event()
+        threading.Thread(
+            target=self._run, args=(stop,), name="headgate-listener", daemon=True
+        ).start()
+        return stop
+
+    def _run(self, stop: threading.Event) -> None:
+        wait_seconds = FIRST_WAIT_SECONDS
+        while not stop.is_set():
+            try:
+                with self._connected() as connection:
+                    wait_seconds = FIRST_WAIT_SECONDS
+                    self._hear(connection, stop)
+            except psycopg.Error:
+                stop.wait(wait_seconds)
+                wait_seconds = min(2 * wait_seconds, LAST_WAIT_SECONDS)
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        connection = psycopg.connect(**self._parameters, autocommit=True)
+        try:
+            connection.execute(self._listen)
+        except psycopg.Error:
+            connection.close()
+            raise
+        return connection
+
+    def _hear(self, connection: psycopg.Connection[Any], stop: threading.Event) -> None:
+        self._call(list(self._watchers), stop)
+        while not stop.is_set():
+            heard = connection.notifies(timeout=POLL_SECONDS, stop_after=1)
+            self._call(dict.fromkeys(notify.payload for notify in heard), stop)
+
+    def _call(self, payloads: Iterable[str], stop: threading.Event) -> None:
+        with self._lock:
+            # A thread that was stopped may still be waiting while the next one is at work.
+            watchers = [] if stop.is_set() else [self._watchers.get(name) for name in payloads]
+        for loop, watcher in filter(None, watchers):
+            # A loop that was closed has nobody left who watches.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(watcher)
+
+
+# The clock of a PostgreSQL server, as this machine knows it.
+
+CLOCK_SECONDS = 60.0
+DRIFT_SECONDS = 1.0
+_SERVER_TIME = "SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
+
+
+class ServerClock:
+    """The server's time, carried on from the last comparison by a clock that nobody can set.
+
+    That clock may stand still while the machine sleeps. So a wall clock that went another way
+    since, for whatever reason, makes a new comparison due.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def __call__(self) -> float:
+        """Return the server's time; before the first comparison, this machine's."""
+        if self._ahead_seconds is None:
+            return time.time()
+        return time.monotonic() + self._ahead_seconds
+
+    def forget(self) -> None:
+        """Make a comparison due."""
+        self._ahead_seconds: float | None = None
+        self._compared_at = self._wall_ahead_seconds = 0.0
+
+    def is_due(self) -> bool:
+        """Tell whether the comparison is old, or a clock of this machine cannot be trusted."""
+        now = time.monotonic()
+        drift_seconds = abs(time.time() - now - self._wall_ahead_seconds)
+        is_old = self._ahead_seconds is None or now - self._compared_at >= CLOCK_SECONDS
+        return is_old or drift_seconds >= DRIFT_SECONDS
+
+    def compare(self, transaction: Transaction) -> None:
+        """Ask the server."""
+        asked_at = time.monotonic()
+        server_time = float(transaction.read(_SERVER_TIME)[0][0])
+        self._compared_at = time.monotonic()
+        # The answer was given somewhere between question and arrival.
+        self._ahead_seconds = server_time - (asked_at + self._compared_at) / 2
+        self._wall_ahead_seconds = time.time() - self._compared_at
+
+
+# What a process needs that writes to a task store in PostgreSQL.
+
+IDLE_TIMEOUT_SECONDS = 2.0
+STORE_TRANSACTION_TIMEOUT_SECONDS = 3.0
+
+
+class PostgresTables(TaskTables):
+    """Tables whose time is that of the server, unless a clock is given."""
+
+    def __init__(self, *, clock: Clock | None = None, keeps_books: bool = True) -> None:
+        self._server_clock = ServerClock() if clock is None else None
+        super().__init__(clock=self._server_clock or clock, keeps_books=keeps_books)
+
+    def prepare(self, transaction: Transaction) -> None:
+        """Bring the schema up to date, and ask for the time: the server may be another one."""
+        super().prepare(transaction)
+        if self._server_clock is not None:
+            self._server_clock.compare(transaction)
+
+    def begin(self, transaction: Transaction) -> float:
+        """Make sure that the tables are there and nobody else writes, and return the time."""
+        self.set_clock(transaction)
+        return super().begin(transaction)
+
+    def is_clock_due(self) -> bool:
+        """Tell whether the server should be asked for the time."""
+        return self._server_clock is not None and self._server_clock.is_due()
+
+    def set_clock(self, transaction: Transaction) -> None:
+        """Ask the server for the time, if that was long ago."""
+        if self._server_clock is not None and self._server_clock.is_due():
+            self._server_clock.compare(transaction)
+
+
+def task_database(url: str, lock_timeout_seconds: float) -> PostgresDatabase:
+    """Return a database whose server takes locks back from who stands still."""
+    return PostgresDatabase(
+        url,
+        lock_timeout_seconds=lock_timeout_seconds,
+        idle_timeout_seconds=IDLE_TIMEOUT_SECONDS,
+        transaction_timeout_seconds=STORE_TRANSACTION_TIMEOUT_SECONDS,
+    )
+
+
+def postgres_workplace(url: str, lock_timeout_seconds: float, keeps_books: bool) -> Workplace:  # noqa: FBT001
+    """Make a workplace on a server."""
+    tables = PostgresTables(keeps_books=keeps_books)
+    be_here(tables)
+    return Workplace(task_database(url, lock_timeout_seconds), StepWire(tables))
+
+
+# The task store in PostgreSQL: for nodes on many machines, judged by the server's clock.
+#
+# A node that stands still within a transaction keeps everybody from writing, so the server takes
+# its locks back after a few seconds; what it had not committed did not happen. Few threads read for
+# everybody, so a question that a server does not answer is given up before people stop waiting.
+
+READ_LOCK_SECONDS = 1.0
+"""How long a question waits for a table that somebody has locked."""
+
+READ_SECONDS = 3.0
+"""How long a statement of a question may take, unless it is known to be a long one."""
+
+
+class PostgresTaskStore(SqlTaskStore):
+    """Tasks that many nodes share, with the books of their budgets beside them.
+
+    With a `starter` a process of its own writes for this node.
+    """
+
+    tables: PostgresTables
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Clock | None = None,
+        keeps_books: bool = True,
+        lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
+        starter: ChildStarter | None = None,
+    ) -> None:
+        self._listener = PostgresListener(url, CHANNEL)
+        tables = PostgresTables(clock=clock, keeps_books=keeps_books)
+        writer: Writer
+        if starter is not None:
+            recipe = partial(postgres_workplace, url, lock_timeout_seconds, keeps_books)
+            writer = ProcessWriter(recipe, StepWire(tables), starter)
+        else:
+            writer = GroupCommitWriter(task_database(url, lock_timeout_seconds))
+        quick = partial(
+            PostgresReader,
+            url,
+            lock_timeout_seconds=READ_LOCK_SECONDS,
+            statement_timeout_seconds=READ_SECONDS,
+        )
+        patient = ReaderPool(partial(PostgresReader, url), most=1)
+        super().__init__(tables, writer, ReaderPool(quick), long_reader=patient)
+
+    async def open(self) -> None:
+        """Connect, bring the schema up to date, and learn what time it is."""
+        await super().open()
+        await self._set_clock()
+
+    async def close(self) -> None:
+        """Finish what was asked for, then let go of everything."""
+        self.unwatch()
+        await super().close()
+
+    async def beat(self, node_id: str, *, places: int, lease_seconds: float) -> Beat:
+        """Renew the lease of a node and of everything that it runs."""
+        await self._set_clock()
+        return await super().beat(node_id, places=places, lease_seconds=lease_seconds)
+
+    def watch(self, recipient: str, callback: Callable[[], None]) -> None:
+        """Call back in this event loop when a message for the recipient may have come."""
+        self._listener.watch(recipient, callback)
+
+    def unwatch(self, recipient: str | None = None) -> None:
+        """Call nobody back any more, or no more for this recipient."""
+        if recipient is None:
+            self._listener.close()
+        else:
+            self._listener.unwatch(recipient)
+
+    async def _set_clock(self) -> None:
+        # Where another process writes, its clock is not this one.
+        if self.tables.is_clock_due():
+            await self.ask(self.tables.set_clock)

@@ -1,0 +1,623 @@
+"""Reading: single tasks, counts, and what a dispatcher starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import msgspec
+
+from headgate.core.fair_share import UsageRow
+from headgate.core.gates import GateClosure, GatePart
+from headgate.core.rate_limits import RateCharge
+from headgate.core.task import TERMINAL, TaskRecord, TaskStatus
+from headgate.storage import nodes
+from headgate.storage.counters import TICK
+from headgate.storage.nodes import Message
+from headgate.storage.rows import states_of, to_submission, to_task_row
+from headgate.storage.schema import TASK_COLUMNS
+from headgate.storage.store import (
+    MAX_PAGE_BYTES,
+    Backlog,
+    LaneCount,
+    News,
+    TaskFilter,
+    TaskPage,
+    TaskQuery,
+    Totals,
+)
+from headgate.storage.task_ids import first_id_at
+from headgate.storage.transaction import Dialect, Insert, Row, Transaction, Value, about, json_rows
+from headgate.storage.unit_of_work import Worksheet, read_submissions
+
+_COLUMNS = ", ".join(TASK_COLUMNS)
+_CHOSEN = ("agent", "slot")
+_LIVE_STATES = states_of(tuple(dict.fromkeys(set(TaskStatus) - TERMINAL)))
+_GET = f"SELECT {_COLUMNS} FROM tasks WHERE id = ?"  # noqa: S608
+_RESULTS = "SELECT id, result FROM tasks"
+_OWNERS = "SELECT id, agent_id, project_id FROM tasks"
+_INPUT = "SELECT submission FROM task_inputs WHERE id = ?"
+_LANES = (
+    f"SELECT {', '.join(LaneCount.__struct_fields__)} FROM lanes"  # noqa: S608
+    " ORDER BY project_id, agent_id"
+)
+_USAGE = (
+    "SELECT project_id, hour, tokens, micro_usd, started, completed, forgiven FROM project_usage"
+    " ORDER BY project_id, hour"
+)
+_CLOSURES = (
+    "SELECT kind, name, closed_until, why FROM gate_closures"
+    " WHERE closed_until IS NULL OR closed_until > ? ORDER BY kind, name"
+)
+
+
+def get(transaction: Transaction, task_id: str) -> TaskRecord | None:
+    """Return a task with all that is known of it."""
+    rows, inputs = transaction.read_all([(_GET, (task_id,)), (_INPUT, (task_id,))])
+    if not rows or not inputs:
+        return None
+    return to_task_row(rows[0]).record(to_submission(inputs[0][0]))
+
+
+def among(transaction: Transaction, *, task_ids: Sequence[str], owner: TaskQuery) -> frozenset[str]:
+    """Return which of these tasks there are of the agent and the project of a query."""
+    rows = transaction.read(*about(transaction.dialect, _OWNERS, "id", task_ids))
+    return frozenset(
+        task_id
+        for task_id, agent, project in rows
+        if owner.agent_id in (None, agent) and owner.project_id in (None, project)
+    )
+
+
+def results(transaction: Transaction, *, task_ids: Sequence[str]) -> dict[str, bytes]:
+    """Return the results of tasks as JSON; those that have none, or are not there, are left out."""
+    found = transaction.read(*about(transaction.dialect, _RESULTS, "id", task_ids))
+    return {task_id: result.encode() for task_id, result in found if result is not None}
+
+
+def totals(transaction: Transaction) -> Totals:
+    """Count what waits, what runs and what has happened."""
+    counters = _counters(transaction)
+    names = set(Totals.__struct_fields__) & set(counters)
+    return Totals(lanes=lanes(transaction), **{name: counters[name] for name in names})
+
+
+def lanes(transaction: Transaction) -> tuple[LaneCount, ...]:
+    """Return all lanes, by project and agent."""
+    return tuple(
+        LaneCount(**dict(zip(LaneCount.__struct_fields__, row, strict=True)))
+        for row in transaction.read(_LANES)
+    )
+
+
+def closures(transaction: Transaction, now: float) -> tuple[GateClosure, ...]:
+    """Return the gates that are closed now."""
+    return tuple(
+        GateClosure(kind=kind, name=name, until=until, why=why)
+        for kind, name, until, why in transaction.read(_CLOSURES, (now,))
+    )
+
+
+def backlog(transaction: Transaction, now: float) -> Backlog:
+    """Return everything that has not ended."""
+    marks = ", ".join("?" * len(_LIVE_STATES))
+    sql = f"SELECT {_COLUMNS} FROM tasks WHERE state IN ({marks}) ORDER BY id"  # noqa: S608
+    rates = transaction.read("SELECT limit_id, bucket, amount FROM rate_counts")
+    return Backlog(
+        records=tuple([to_task_row(row).record() for row in transaction.read(sql, _LIVE_STATES)]),
+        lanes=lanes(transaction),
+        usage=_usage(transaction),
+        rate_counts=tuple(
+            RateCharge(limit_id=limit_id, bucket=bucket, amount=amount)
+            for limit_id, bucket, amount in rates
+        ),
+        closures=closures(transaction, now),
+        nodes=nodes.live(transaction, now),
+        tick=_counters(transaction).get(TICK, 0),
+    )
+
+
+def news(sheet: Worksheet, received: Iterable[Message]) -> News:
+    """Look at the tasks that messages name, and at the gates that these may have closed."""
+    transaction, now = sheet.transaction, sheet.now
+    task_ids = dict.fromkeys(message.task_id for message in received)
+    rows = sheet.rows(task_ids)
+    found = {row.id for row in rows}
+    passed = {part for row in rows for part in _gates(row.spec.task.target, row.spec.task.slot)}
+    closed = closures(transaction, now) if passed else ()
+    return News(
+        records=tuple([row.record() for row in rows]),
+        gone=tuple(task_id for task_id in task_ids if task_id not in found),
+        # Which agent and slot a task had that left them open is not asked when it waits again.
+        closures=tuple(one for one in closed if one.part in passed or one.kind in _CHOSEN),
+        nodes=nodes.live(transaction, now),
+        tick=_counters(transaction).get(TICK, 0),
+    )
+
+
+def _counters(transaction: Transaction) -> dict[str, int]:
+    return dict(transaction.read("SELECT name, amount FROM counters"))
+
+
+def _usage(transaction: Transaction) -> tuple[UsageRow, ...]:
+    return tuple(
+        UsageRow(
+            project_id=row[0],
+            hour=row[1],
+            tokens=row[2],
+            micro_usd=row[3],
+            started=row[4],
+            completed=row[5],
+            forgiven=row[6],
+        )
+        for row in transaction.read(_USAGE)
+    )
+
+
+def _gates(target: str | None, slot: str | None) -> list[GatePart]:
+    parts = [] if target is None else [GatePart("target", target)]
+    return parts if slot is None else [*parts, GatePart("slot", slot)]
+
+
+# Which tasks match a filter, as conditions of SQL that lists and bulk work share.
+#
+# They are about a table `tasks` with its columns, or a part of it under that name. What clients
+# sent lies in another table; it is asked for row by row, after everything that is cheap, so that
+# a question costs what the rows cost that it looks at. Rule: what a person looks for is a value,
+# and never a pattern or a piece of SQL.
+
+Conditions = tuple[list[str], list[Value]]
+
+FIND = {Dialect.SQLITE: "instr", Dialect.POSTGRES: "strpos"}
+READABLE = r"CAST(REPLACE(submission, '\u0000', '\u0020') AS json)"
+"""A submission as PostgreSQL reads it: no JSON with the character 0, and a task may have one."""
+
+# Both know the letters A to Z only, so that the same text is found in every store.
+_LOWER = {Dialect.SQLITE: "lower({})", Dialect.POSTGRES: 'lower({} COLLATE "C")'}
+_LABEL = {
+    Dialect.SQLITE: "EXISTS (SELECT 1 FROM json_each(submission, '$.labels') AS label"
+    " WHERE label.key = ? AND label.value = ?)",
+    Dialect.POSTGRES: f"({READABLE} -> 'labels' ->> ?) = ?",
+}
+_LABEL_KEY = {
+    Dialect.SQLITE: "EXISTS (SELECT 1 FROM json_each(submission, '$.labels') AS label"
+    " WHERE label.key = ?)",
+    Dialect.POSTGRES: f"({READABLE} -> 'labels' ->> ?) IS NOT NULL",
+}
+_ACTION = {
+    Dialect.SQLITE: "json_extract(submission, '$.action')",
+    Dialect.POSTGRES: f"({READABLE} ->> 'action')",
+}
+_LABELS = {
+    Dialect.SQLITE: "json_each(submission, '$.labels')",
+    Dialect.POSTGRES: f"json_each_text({READABLE} -> 'labels')",
+}
+_SCOPES = {
+    Dialect.SQLITE: "json_each(spec, '$[0].scopes') AS one",
+    Dialect.POSTGRES: "json_array_elements_text(CAST(spec AS json) -> 0 -> 'scopes')"
+    " AS one (value)",
+}
+_TEXT_COLUMNS = ("id", "project_id", "agent_id", "error")
+
+
+def conditions_of(dialect: Dialect, wanted: TaskFilter) -> Conditions:
+    """Return the conditions of a filter with their values, the cheap ones first."""
+    conditions, values = is_among(dialect, wanted.among)
+    if wanted.states:
+        conditions.append(f"state IN ({', '.join('?' * len(wanted.states))})")
+        values += states_of(wanted.states)
+    for condition, value in _simple(FIND[dialect], wanted):
+        if value is not None:
+            conditions.append(condition)
+            values += [value] * condition.count("?")
+    if wanted.scope is not None:
+        _add(_scope(dialect, wanted.scope), conditions, values)
+    if wanted.label is not None:
+        _add(_label(dialect, *wanted.label), conditions, values)
+    if wanted.text is not None:
+        _add(_text(dialect, wanted.text), conditions, values)
+    return conditions, values
+
+
+def is_among(dialect: Dialect, ids: tuple[str, ...] | None) -> Conditions:
+    """Return that a task is one of some, which are looked up one by one; None is any."""
+    if ids is None:
+        return [], []
+    given = dialect.given({"id": "TEXT"})
+    return [f"id IN (SELECT given.id FROM {given})"], [json_rows([(one,) for one in ids])]  # noqa: S608
+
+
+def columns_of(wanted: TaskFilter) -> tuple[str, ...]:
+    """Return the columns of tasks that these conditions look at."""
+    has_text = wanted.text is not None
+    used = {
+        "id": True,
+        "state": bool(wanted.states),
+        "agent_id": wanted.agent_id is not None or has_text,
+        "project_id": wanted.project_id is not None or has_text,
+        "spec": any(
+            name is not None for name in (wanted.target, wanted.slot, wanted.provider, wanted.scope)
+        ),
+        "progress": wanted.slot is not None,
+        "error": has_text,
+    }
+    return tuple(name for name, is_used in used.items() if is_used)
+
+
+def _simple(find: str, wanted: TaskFilter) -> list[tuple[str, str | None]]:
+    in_spec = f"{find}(spec, ?) > 0"
+    return [
+        ("agent_id = ?", wanted.agent_id),
+        ("project_id = ?", wanted.project_id),
+        ("id < ?", _first_id(wanted.created_before)),
+        ("id >= ?", _first_id(wanted.created_after)),
+        (in_spec, _written("target", wanted.target)),
+        (in_spec, _written("provider", wanted.provider)),
+        (f"({in_spec} OR {find}(progress, ?) > 0)", _written("slot", wanted.slot)),
+    ]
+
+
+def _first_id(seconds: float | None) -> str | None:
+    return None if seconds is None else first_id_at(seconds)
+
+
+def _written(name: str, value: str | None) -> str | None:
+    """Return a field as compact JSON has it, where a quoted name cannot be part of another."""
+    return None if value is None else f'"{name}":{_json(value)}'
+
+
+def _scope(dialect: Dialect, scope: str) -> Conditions:
+    """Return that a task is charged to a scope, or to one within it; everything is to the root."""
+    if not scope:
+        return [], []
+    find, written = FIND[dialect], _json(scope)[:-1]
+    is_within = f"one.value = ? OR {find}(one.value, ?) = 1"
+    exact = f"EXISTS (SELECT 1 FROM {_SCOPES[dialect]} WHERE {is_within})"  # noqa: S608
+    return [f"({find}(spec, ?) > 0 AND {exact})"], [written, scope, f"{scope}/"]
+
+
+def _label(dialect: Dialect, key: str, value: str | None) -> Conditions:
+    if value is None:
+        return _submitted(dialect, _LABEL_KEY[dialect], [key], hint=f"{_json(key)}:")
+    hint = f"{_json(key)}:{_json(value)}"
+    return _submitted(dialect, _LABEL[dialect], [key, value], hint=hint)
+
+
+def _text(dialect: Dialect, text: str) -> Conditions:
+    find, lower = FIND[dialect], _LOWER[dialect]
+    # Only A to Z again, as the databases do.
+    wanted = text.encode().lower().decode()
+
+    def has(expression: str) -> str:
+        return f"{find}({lower.format(expression)}, ?) > 0"
+
+    labels = f"SELECT 1 FROM {_LABELS[dialect]} AS label"  # noqa: S608
+    exact = (
+        f"({has(_ACTION[dialect])}"
+        f" OR EXISTS ({labels} WHERE {has('label.key')} OR {has('label.value')}))"
+    )
+    (inner,), inner_values = _submitted(
+        dialect, exact, [wanted] * 3, hint=_json(wanted)[1:-1], lower=lower
+    )
+    columns = [has(column) for column in _TEXT_COLUMNS]
+    return [f"({' OR '.join([*columns, inner])})"], [*[wanted] * len(columns), *inner_values]
+
+
+def _submitted(
+    dialect: Dialect, exact: str, values: list[Value], *, hint: str, lower: str = "{}"
+) -> Conditions:
+    """Return a condition on what a client sent; the JSON is read only if it has the hint in it.
+
+    A subquery with one answer a row, since a planner may turn any other into a look at all rows.
+    """
+    has_hint = f"{FIND[dialect]}({lower.format('submission')}, ?) > 0"
+    case = f"CASE WHEN {has_hint} THEN CASE WHEN {exact} THEN 1 ELSE 0 END ELSE 0 END"
+    given = f"SELECT {case} FROM task_inputs AS given WHERE given.id = tasks.id"  # noqa: S608
+    return [f"({given}) = 1"], [hint, *values]
+
+
+def _add(given: Conditions, conditions: list[str], values: list[Value]) -> None:
+    conditions += given[0]
+    values += given[1]
+
+
+def _json(text: str) -> str:
+    return msgspec.json.encode(text).decode()
+
+
+# Looking for tasks without an index: from one end on, a bounded part at a time.
+#
+# There is no index beside the ids, because each costs more than the commit of a task. So a question
+# looks at a bounded number of tasks, and at a bounded number of bytes where it reads what clients
+# sent. Rule: a question costs the same whatever the store holds; what it did not come to is left to
+# the next one, which begins where it ended.
+
+MAX_ROWS = 20_000
+"""How many tasks one question looks at."""
+
+MAX_READ_ROWS = 5_000
+MAX_SUBMISSION_BYTES = 32 * 2**20
+"""How many tasks, and how much of what clients sent, one question reads that has to read that.
+
+A task that is larger by itself is read by itself.
+"""
+
+# Beside the tasks lies an index that has nothing but their ids.
+_IDS = "SELECT id FROM task_inputs"
+_SIZES = "SELECT id, octet_length(submission) AS size_bytes FROM task_inputs"
+
+
+class Part(NamedTuple):
+    """The tasks that one question looks at: how many, within which ids, and among which.
+
+    They are looked at from the newest back, or forward from the oldest.
+    """
+
+    rows: int
+    below: str | None
+    least: str | None
+    above: str | None = None
+    is_forward: bool = False
+    among: Conditions = ([], [])
+
+    @property
+    def order(self) -> str:
+        """The order in which tasks are looked at, as SQL."""
+        return "ORDER BY id" if self.is_forward else "ORDER BY id DESC"
+
+    def table(self, columns: tuple[str, ...]) -> tuple[str, list[Value]]:
+        """Return the part as SQL, with its values, under the name of the whole table."""
+        # SQLite compares whole rows with the far end, so the part ends by its number of rows.
+        near = self._replace(below=None) if self.is_forward else self._replace(least=None)
+        where, values = _within(near)
+        part = f"SELECT {', '.join(columns)} FROM tasks{where} {self.order} LIMIT ?"  # noqa: S608
+        return f"({part}) AS tasks", [*values, self.rows]
+
+
+def part_of(
+    transaction: Transaction, wanted: TaskFilter, past: str | None, *, is_forward: bool = False
+) -> Part:
+    """Return what to look at, from past an id on."""
+    least = None if wanted.created_after is None else first_id_at(wanted.created_after)
+    below = _lowest(None if is_forward else past, wanted.created_before)
+    above = past if is_forward else None
+    among = is_among(transaction.dialect, wanted.among)
+    part = Part(MAX_ROWS, below, least, above, is_forward, among)
+    if wanted.reads_submissions:
+        return part._replace(rows=max(1, _readable_rows(transaction, part)))
+    if (below if is_forward else least) is not None:
+        return part._replace(rows=_rows_within(transaction, part))
+    return part
+
+
+def after(transaction: Transaction, part: Part) -> str | None:
+    """Return the last id of a part; None if there is no task after it."""
+    where, values = _within(part)
+    sql = f"{_IDS}{where} {part.order} LIMIT 2 OFFSET ?"
+    rows = transaction.read(sql, (*values, max(0, part.rows - 1)))
+    return str(rows[0][0]) if len(rows) > 1 else None
+
+
+def conditions_within(dialect: Dialect, wanted: TaskFilter) -> tuple[Conditions, tuple[str, ...]]:
+    """Return the conditions on the tasks of a part, and their columns.
+
+    The part keeps the times, and which tasks can be meant.
+    """
+    rest = msgspec.structs.replace(wanted, created_before=None, created_after=None, among=None)
+    return conditions_of(dialect, rest), columns_of(wanted)
+
+
+def _lowest(before: str | None, created_before: float | None) -> str | None:
+    ends = [before, None if created_before is None else first_id_at(created_before)]
+    return min((end for end in ends if end is not None), default=None)
+
+
+def _within(part: Part) -> tuple[str, list[Value]]:
+    ends = (("id < ?", part.below), ("id >= ?", part.least), ("id > ?", part.above))
+    conditions = [condition for condition, end in ends if end is not None]
+    conditions += part.among[0]
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    return where, [*(end for _, end in ends if end is not None), *part.among[1]]
+
+
+def _rows_within(transaction: Transaction, part: Part) -> int:
+    where, values = _within(part)
+    inner = f"{_IDS}{where} {part.order} LIMIT ?"
+    sql = f"SELECT COUNT(*) FROM ({inner}) AS within"  # noqa: S608
+    return int(transaction.read(sql, (*values, part.rows))[0][0])
+
+
+def _readable_rows(transaction: Transaction, part: Part) -> int:
+    """Return how many tasks may be looked at until what clients sent becomes too much."""
+    where, values = _within(part)
+    sizes = f"{_SIZES}{where} {part.order} LIMIT ?"
+    sums = f"SELECT SUM(size_bytes) OVER ({part.order}) AS total FROM ({sizes}) AS sizes"  # noqa: S608
+    sql = f"SELECT COUNT(*) FROM ({sums}) AS sums WHERE total <= ?"  # noqa: S608
+    return int(transaction.read(sql, (*values, MAX_READ_ROWS, MAX_SUBMISSION_BYTES))[0][0])
+
+
+# Lists of tasks, newest or oldest first: what matches, page by page.
+#
+# Rule: sizes are asked for before anything is read, so that memory does not depend on what clients
+# send.
+
+# SQLite reads large rows whole to find its way between them, so no more are looked at than needed.
+_SIZES_AT_ONCE = 32
+
+_ROW_BYTES = (
+    "octet_length(spec) + octet_length(progress)"
+    " + COALESCE(octet_length(error), 0) + COALESCE(octet_length(result), 0)"
+)
+
+
+def find(transaction: Transaction, query: TaskQuery) -> TaskPage:
+    """List tasks, as many as fit on one page."""
+    part = part_of(transaction, query, query.before, is_forward=query.is_oldest_first)
+    listed = _listed(transaction, query, part)
+    ids = _fitting(transaction, listed[: query.limit])
+    rows = _read_rows(transaction, ids)
+    submissions = read_submissions(transaction, ids)
+    return TaskPage(
+        # One that was evicted between the questions is no longer there to be listed.
+        records=tuple(
+            to_task_row(rows[task_id]).record(submissions[task_id])
+            for task_id in ids
+            if task_id in rows and task_id in submissions
+        ),
+        next_before=ids[-1] if len(ids) < len(listed) else after(transaction, part),
+    )
+
+
+def _listed(transaction: Transaction, query: TaskQuery, part: Part) -> list[tuple[str, int]]:
+    """Return the ids of a page with the sizes of their rows, and of one more if there is one."""
+    (conditions, values), columns = conditions_within(transaction.dialect, query)
+    table, bounds = part.table((*columns, f"{_ROW_BYTES} AS size_bytes"))
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    sql = f"SELECT id, size_bytes FROM {table}{where} {part.order} LIMIT ?"  # noqa: S608
+    rows = transaction.read(sql, (*bounds, *values, query.limit + 1))
+    return [(task_id, size_bytes) for task_id, size_bytes in rows]
+
+
+def _fitting(transaction: Transaction, listed: list[tuple[str, int]]) -> list[str]:
+    """Return the first ids whose tasks are small enough together, and always one."""
+    fitting: list[str] = []
+    total_bytes = 0
+    for start in range(0, len(listed), _SIZES_AT_ONCE):
+        some = listed[start : start + _SIZES_AT_ONCE]
+        given_bytes = _submission_bytes(transaction, [task_id for task_id, _ in some])
+        for task_id, row_bytes in some:
+            total_bytes += row_bytes + given_bytes.get(task_id, 0)
+            if fitting and total_bytes > MAX_PAGE_BYTES:
+                return fitting
+            fitting.append(task_id)
+    return fitting
+
+
+def _submission_bytes(transaction: Transaction, ids: list[str]) -> dict[str, int]:
+    sql = _by_id_sql(transaction.dialect, "id, octet_length(submission)", "task_inputs")
+    return dict(transaction.read(sql, (json_rows([(task_id,) for task_id in ids]),)))
+
+
+def _read_rows(transaction: Transaction, ids: list[str]) -> dict[str, Row]:
+    sql = _by_id_sql(transaction.dialect, _COLUMNS, "tasks")
+    rows = transaction.read(sql, (json_rows([(task_id,) for task_id in ids]),))
+    return {row[0]: row for row in rows}
+
+
+@cache
+def _by_id_sql(dialect: Dialect, columns: str, table: str) -> str:
+    given = dialect.given({"id": "TEXT"})
+    return f"SELECT {columns} FROM {table} WHERE id IN (SELECT given.id FROM {given})"  # noqa: S608
+
+
+# Many tasks at once: which match a filter, and which of them were tried again already.
+#
+# A task that a bulk retry takes up gets a row with the id of the new task before that is
+# submitted. So a retry that is repeated, after a crash or a lost answer, goes on where it was and
+# makes no task twice.
+
+RETRIES_KEPT_SECONDS = 7 * 86_400.0
+
+_TAKEN = Insert(
+    table="bulk_retries",
+    columns=(("task_id", "TEXT"), ("retried_as", "TEXT"), ("at", "DOUBLE PRECISION")),
+    key=("task_id",),
+    updated=("task_id",),
+)
+_NOT_RETRIED = (
+    "NOT EXISTS (SELECT 1 FROM bulk_retries WHERE task_id = tasks.id AND is_submitted = 1)"
+)
+_RETRY_COLUMNS = ("id", "state", "spec")
+_IS_REFUSED_RETRY = {
+    Dialect.SQLITE: "json_extract(spec, '$[3].code') IS NOT NULL"
+    " AND EXISTS (SELECT 1 FROM task_inputs AS given WHERE given.id = tasks.id"
+    " AND json_extract(submission, '$.retryOf') IS NOT NULL)",
+    Dialect.POSTGRES: "(CAST(spec AS json) -> 3 ->> 'code') IS NOT NULL"  # noqa: S608
+    " AND EXISTS (SELECT 1 FROM task_inputs AS given WHERE given.id = tasks.id"
+    f" AND ({READABLE} ->> 'retryOf') IS NOT NULL)",
+}
+"""A retry that the full queue turned away; the task that it was made of is there to be retried."""
+
+
+class BulkFilter(TaskFilter, frozen=True, kw_only=True):
+    """Which tasks are worked on.
+
+    `is_retry` leaves out what was tried again already, `leaves_out_refused_retries` what is only
+    left of an attempt to do so.
+    """
+
+    is_retry: bool = False
+    leaves_out_refused_retries: bool = False
+
+
+def count_part(
+    transaction: Transaction, *, wanted: BulkFilter, before: str | None = None
+) -> tuple[int, str | None]:
+    """Count the tasks of one part that match; return from before which id the next part goes on."""
+    part = part_of(transaction, wanted, before)
+    (conditions, values), columns = conditions_within(transaction.dialect, wanted)
+    table, bounds = part.table(
+        tuple(
+            dict.fromkeys(
+                (*columns, *(_RETRY_COLUMNS if wanted.leaves_out_refused_retries else ()))
+            )
+        )
+    )
+    where, values = _joined(transaction.dialect, wanted, (conditions, values))
+    sql = f"SELECT COUNT(*) FROM {table} WHERE {where}"  # noqa: S608
+    found = transaction.read(sql, (*bounds, *values))[0][0]
+    return int(found), after(transaction, part)
+
+
+def ids(transaction: Transaction, *, wanted: BulkFilter, limit: int) -> list[str]:
+    """Return the oldest tasks that match."""
+    conditions = conditions_of(transaction.dialect, wanted)
+    where, values = _joined(transaction.dialect, wanted, conditions)
+    sql = f"SELECT id FROM tasks WHERE {where} ORDER BY id LIMIT ?"  # noqa: S608
+    return [row[0] for row in transaction.read(sql, (*values, limit))]
+
+
+def take_up(
+    transaction: Transaction, now: float, *, pairs: Sequence[tuple[str, str]]
+) -> dict[str, str]:
+    """Note under which ids tasks are tried again; one that was noted before keeps its id."""
+    transaction.run("DELETE FROM bulk_retries WHERE at < ?", (now - RETRIES_KEPT_SECONDS,))
+    transaction.insert(_TAKEN, [(old, new, now) for old, new in pairs])
+    taken = [old for old, _ in pairs]
+    sql, parameters = about(
+        transaction.dialect, "SELECT task_id, retried_as FROM bulk_retries", "task_id", taken
+    )
+    return dict(transaction.read(sql, parameters))
+
+
+def close_up(
+    transaction: Transaction, _now: float, *, submitted: Sequence[str], refused: Sequence[str]
+) -> None:
+    """Note which tasks were taken, and forget those that were not, so that they may be later."""
+    transaction.run(_submitted_sql(transaction.dialect), (_texts(submitted),))
+    transaction.run(*about(transaction.dialect, "DELETE FROM bulk_retries", "task_id", refused))
+
+
+@cache
+def _submitted_sql(dialect: Dialect) -> str:
+    given = dialect.given({"text": "TEXT"})
+    return (
+        "UPDATE bulk_retries SET is_submitted = 1"  # noqa: S608
+        f" WHERE task_id IN (SELECT given.text FROM {given})"
+    )
+
+
+def _texts(texts: Sequence[str]) -> str:
+    return json_rows([(text,) for text in texts])
+
+
+def _joined(dialect: Dialect, wanted: BulkFilter, given: Conditions) -> tuple[str, list[Value]]:
+    """Join the conditions of a filter and those of a retry."""
+    conditions, values = list(given[0]), list(given[1])
+    if wanted.is_retry:
+        conditions.append(_NOT_RETRIED)
+    if wanted.leaves_out_refused_retries:
+        conditions.append(f"NOT (state = ? AND {_IS_REFUSED_RETRY[dialect]})")
+        values += states_of((TaskStatus.REJECTED,))
+    return " AND ".join(conditions) or "1 = 1", values

@@ -1,0 +1,396 @@
+"""The tables of a task store in SQL.
+
+A row of `tasks` is small and written at every step; what only the executor reads, and may be large,
+lies beside it and is written once. That table has an index of its own, with only the ids: where the
+rows are the index, SQLite reads the whole of each that it compares. Every further index costs more
+than the commit itself, so there is one beside the keys: the ended tasks that nothing needs.
+
+`evictable_since` is set as long as that is so, and holds the time at which the task ended.
+`settled_by` is the node that settled the latest attempt; one that was taken back has none.
+"""
+
+from __future__ import annotations
+
+from headgate.storage.migrations import Migration, first_migration
+from headgate.storage.transaction import Insert
+
+TASKS = "tasks"
+
+_TASK_TABLES = """
+CREATE TABLE tasks (
+    id {text} PRIMARY KEY,
+    project_id {text} NOT NULL,
+    agent_id {text},
+    state {text} NOT NULL,
+    spec {text} NOT NULL,
+    progress {text} NOT NULL,
+    evictable_since DOUBLE PRECISION,
+    settled_by {text},
+    error {text},
+    result {text},
+    tokens BIGINT,
+    micro_usd BIGINT
+) {by_key};
+CREATE INDEX evictable_tasks ON tasks (evictable_since) WHERE evictable_since IS NOT NULL;
+CREATE TABLE task_inputs (
+    id {text} PRIMARY KEY,
+    submission {text} NOT NULL
+);
+CREATE TABLE task_parents (
+    parent_id {text},
+    task_id {text},
+    PRIMARY KEY (parent_id, task_id)
+) {by_key};
+CREATE TABLE lanes (
+    agent_id {text},
+    project_id {text},
+    queued BIGINT NOT NULL,
+    inflight BIGINT NOT NULL,
+    submitted BIGINT NOT NULL,
+    completed BIGINT NOT NULL,
+    failed BIGINT NOT NULL,
+    cancelled BIGINT NOT NULL,
+    rejected BIGINT NOT NULL,
+    expired BIGINT NOT NULL,
+    started BIGINT NOT NULL,
+    wait_ms BIGINT NOT NULL,
+    served_tick BIGINT NOT NULL,
+    PRIMARY KEY (agent_id, project_id)
+) {by_key};
+CREATE TABLE counters (
+    name {text} PRIMARY KEY,
+    amount BIGINT NOT NULL
+) {by_key};
+CREATE TABLE project_usage (
+    project_id {text},
+    hour BIGINT,
+    tokens BIGINT NOT NULL,
+    micro_usd BIGINT NOT NULL,
+    started BIGINT NOT NULL,
+    completed BIGINT NOT NULL,
+    forgiven BIGINT NOT NULL,
+    PRIMARY KEY (project_id, hour)
+) {by_key};
+CREATE TABLE rate_counts (
+    limit_id {text},
+    bucket BIGINT,
+    amount BIGINT NOT NULL,
+    PRIMARY KEY (limit_id, bucket)
+) {by_key};
+CREATE TABLE gate_closures (
+    kind {text},
+    name {text},
+    closed_until DOUBLE PRECISION,
+    why {text} NOT NULL,
+    PRIMARY KEY (kind, name)
+) {by_key};
+CREATE TABLE nodes (
+    id {text} PRIMARY KEY,
+    places INTEGER NOT NULL,
+    address {text} NOT NULL,
+    lease_until DOUBLE PRECISION NOT NULL
+) {by_key};
+CREATE TABLE dispatcher (
+    only_row INTEGER PRIMARY KEY,
+    node_id {text} NOT NULL,
+    epoch BIGINT NOT NULL,
+    lease_until DOUBLE PRECISION NOT NULL,
+    address {text} NOT NULL
+);
+CREATE TABLE messages (
+    seq {sequence},
+    recipient {text} NOT NULL,
+    kind {text} NOT NULL,
+    task_id {text} NOT NULL
+);
+CREATE TABLE configured_budgets (
+    scope {text} PRIMARY KEY
+) {by_key};
+CREATE TABLE ledger_outbox (
+    reservation_id {text} PRIMARY KEY,
+    call {text} NOT NULL,
+    micro_usd BIGINT NOT NULL,
+    tokens BIGINT NOT NULL
+) {by_key}
+"""
+
+
+def _task_statements(*, text: str, sequence: str, by_key: str) -> tuple[str, ...]:
+    script = _TASK_TABLES.format(text=text, sequence=sequence, by_key=by_key)
+    return tuple(statement.strip() for statement in script.split(";"))
+
+
+TASK_MIGRATIONS = (
+    Migration(
+        number=1,
+        sqlite=_task_statements(
+            text="TEXT",
+            # A number that was read and deleted must not be given again.
+            sequence="INTEGER PRIMARY KEY AUTOINCREMENT",
+            by_key="WITHOUT ROWID",
+        ),
+        postgres=_task_statements(
+            text='TEXT COLLATE "C"',
+            sequence="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+            by_key="",
+        ),
+    ),
+)
+
+_CHANGING = (
+    ("agent_id", "TEXT"),
+    ("state", "TEXT"),
+    ("progress", "TEXT"),
+    ("evictable_since", "DOUBLE PRECISION"),
+    ("settled_by", "TEXT"),
+    ("error", "TEXT"),
+    ("result", "TEXT"),
+    ("tokens", "BIGINT"),
+    ("micro_usd", "BIGINT"),
+)
+TASK_COLUMNS = ("id", "project_id", "spec", *(name for name, _ in _CHANGING))
+
+TASKS_TASKS = Insert(
+    table="tasks",
+    columns=(("id", "TEXT"), ("project_id", "TEXT"), ("spec", "TEXT"), *_CHANGING),
+    key=("id",),
+    updated=tuple(name for name, _ in _CHANGING),
+)
+INPUTS = Insert(
+    table="task_inputs",
+    columns=(("id", "TEXT"), ("submission", "TEXT")),
+    key=("id",),
+    updated=("submission",),
+)
+PARENTS = Insert(table="task_parents", columns=(("parent_id", "TEXT"), ("task_id", "TEXT")))
+CLOSURES = Insert(
+    table="gate_closures",
+    columns=(
+        ("kind", "TEXT"),
+        ("name", "TEXT"),
+        ("closed_until", "DOUBLE PRECISION"),
+        ("why", "TEXT"),
+    ),
+    key=("kind", "name"),
+    updated=("closed_until", "why"),
+)
+OUTBOX = Insert(
+    table="ledger_outbox",
+    columns=(
+        ("reservation_id", "TEXT"),
+        ("call", "TEXT"),
+        ("micro_usd", "BIGINT"),
+        ("tokens", "BIGINT"),
+    ),
+    key=("reservation_id",),
+    updated=("call", "micro_usd", "tokens"),
+)
+CONFIGURED = Insert(table="configured_budgets", columns=(("scope", "TEXT"),))
+
+
+# The tables of deliveries, of the secrets that sign them, and of budget alerts that were told.
+#
+# A row of `deliveries` is small; what is sent may be large, lies beside it, and is kept only from
+# the first try that failed. What came of its tries lies beside it, too. `due_at` is set while a
+# delivery is pending: a claim moves it to the time at which the claim ends.
+
+DELIVERIES = "deliveries"
+
+_DELIVERY_TABLES = """
+CREATE TABLE deliveries (
+    id {text} PRIMARY KEY,
+    task_id {text} NOT NULL,
+    event {text} NOT NULL,
+    url {text} NOT NULL,
+    host {text} NOT NULL,
+    state {text} NOT NULL,
+    tries INTEGER NOT NULL,
+    created_at DOUBLE PRECISION NOT NULL,
+    due_at DOUBLE PRECISION,
+    claimed_by {text},
+    ended_at DOUBLE PRECISION,
+    status INTEGER,
+    error {text}
+) {by_key};
+CREATE INDEX due_deliveries ON deliveries (due_at, host) WHERE due_at IS NOT NULL;
+CREATE INDEX ended_deliveries ON deliveries (state, ended_at) WHERE ended_at IS NOT NULL;
+CREATE TABLE delivery_bodies (
+    id {text} PRIMARY KEY,
+    body {text} NOT NULL
+);
+CREATE TABLE webhook_secrets (
+    secret {text} PRIMARY KEY,
+    created_at DOUBLE PRECISION NOT NULL,
+    ends_at DOUBLE PRECISION
+) {by_key};
+CREATE TABLE budget_alerts (
+    scope {text},
+    unit {text},
+    percent INTEGER,
+    limit_amount BIGINT NOT NULL,
+    told_until DOUBLE PRECISION,
+    PRIMARY KEY (scope, unit, percent)
+) {by_key}
+"""
+
+# `filed_at` is the `created_at` of the delivery: a message that is filed anew has no tries yet.
+_TRIES = """
+CREATE TABLE delivery_tries (
+    id {text} PRIMARY KEY,
+    filed_at DOUBLE PRECISION NOT NULL,
+    tries {text} NOT NULL
+)
+"""
+
+DELIVERY_MIGRATIONS = (
+    first_migration(_DELIVERY_TABLES),
+    Migration(
+        number=2,
+        sqlite=(_TRIES.format(text="TEXT"),),
+        postgres=(_TRIES.format(text='TEXT COLLATE "C"'),),
+    ),
+)
+
+_COLUMNS = (
+    ("id", "TEXT"),
+    ("task_id", "TEXT"),
+    ("event", "TEXT"),
+    ("url", "TEXT"),
+    ("host", "TEXT"),
+    ("state", "TEXT"),
+    ("tries", "INTEGER"),
+    ("created_at", "DOUBLE PRECISION"),
+    ("due_at", "DOUBLE PRECISION"),
+    ("claimed_by", "TEXT"),
+    ("ended_at", "DOUBLE PRECISION"),
+    ("status", "INTEGER"),
+    ("error", "TEXT"),
+)
+
+DELIVERIES_DELIVERIES = Insert(
+    table="deliveries",
+    columns=_COLUMNS,
+    key=("id",),
+    # A task whose id comes again, long after the first was forgotten, is told of anew.
+    updated=tuple(name for name, _ in _COLUMNS[1:]),
+)
+BODIES = Insert(
+    table="delivery_bodies",
+    columns=(("id", "TEXT"), ("body", "TEXT")),
+    key=("id",),
+    updated=("body",),
+)
+TRIES = Insert(
+    table="delivery_tries",
+    columns=(("id", "TEXT"), ("filed_at", "DOUBLE PRECISION"), ("tries", "TEXT")),
+    key=("id",),
+    updated=("filed_at", "tries"),
+)
+ALERTS = Insert(
+    table="budget_alerts",
+    columns=(
+        ("scope", "TEXT"),
+        ("unit", "TEXT"),
+        ("percent", "INTEGER"),
+        ("limit_amount", "BIGINT"),
+        ("told_until", "DOUBLE PRECISION"),
+    ),
+    key=("scope", "unit", "percent"),
+    updated=("limit_amount", "told_until"),
+)
+
+
+# The tables of administration: what was changed beside the file, and who changed anything.
+
+ADMINISTRATION = "administration"
+
+_ADMINISTRATION_TABLES = """
+CREATE TABLE overrides (
+    kind {text},
+    name {text},
+    key {text},
+    value {text} NOT NULL,
+    file_value {text} NOT NULL,
+    at DOUBLE PRECISION NOT NULL,
+    made_by {text} NOT NULL,
+    PRIMARY KEY (kind, name, key)
+);
+CREATE TABLE bulk_retries (
+    task_id {text} PRIMARY KEY,
+    retried_as {text} NOT NULL,
+    is_submitted INTEGER NOT NULL DEFAULT 0,
+    at DOUBLE PRECISION NOT NULL
+);
+CREATE TABLE audit_log (
+    seq {sequence},
+    id {text} NOT NULL UNIQUE,
+    at DOUBLE PRECISION NOT NULL,
+    actor {text} NOT NULL,
+    token_id {text} NOT NULL,
+    action {text} NOT NULL,
+    subject {text} NOT NULL,
+    detail {text} NOT NULL,
+    request_id {text} NOT NULL
+)
+"""
+
+
+def _administration_statements(*, text: str, sequence: str) -> tuple[str, ...]:
+    script = _ADMINISTRATION_TABLES.format(text=text, sequence=sequence)
+    return tuple(statement.strip() for statement in script.split(";"))
+
+
+ADMINISTRATION_MIGRATIONS = (
+    Migration(
+        number=1,
+        sqlite=_administration_statements(
+            text="TEXT", sequence="INTEGER PRIMARY KEY AUTOINCREMENT"
+        ),
+        postgres=_administration_statements(
+            text='TEXT COLLATE "C"',
+            sequence="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+        ),
+    ),
+)
+
+OVERRIDES = Insert(
+    table="overrides",
+    columns=(
+        ("kind", "TEXT"),
+        ("name", "TEXT"),
+        ("key", "TEXT"),
+        ("value", "TEXT"),
+        ("file_value", "TEXT"),
+        ("at", "DOUBLE PRECISION"),
+        ("made_by", "TEXT"),
+    ),
+    key=("kind", "name", "key"),
+    updated=("value", "file_value", "at", "made_by"),
+)
+
+
+# The tables of workers: whom each serves, and the tasks that it has.
+#
+# A worker has a row among the nodes, too, with its places and its lease. `offered_until` is when
+# its offer of places lapses, if it makes none anew. What it has is kept apart from the tasks,
+# because tasks are not found by their node.
+
+WORKERS = "workers"
+
+_WORKER_TABLES = """
+CREATE TABLE workers (
+    node_id {text} PRIMARY KEY,
+    agent_id {text} NOT NULL,
+    lease_seconds DOUBLE PRECISION NOT NULL,
+    offered_until DOUBLE PRECISION NOT NULL
+) {by_key};
+CREATE TABLE worker_tasks (
+    node_id {text},
+    task_id {text},
+    PRIMARY KEY (node_id, task_id)
+) {by_key}
+"""
+
+WORKER_MIGRATIONS = (first_migration(_WORKER_TABLES),)
+
+WORKER_TASKS = Insert(table="worker_tasks", columns=(("node_id", "TEXT"), ("task_id", "TEXT")))

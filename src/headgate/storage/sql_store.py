@@ -1,0 +1,695 @@
+"""The task store in a database: steps of concurrent callers share a transaction.
+
+What changes anything goes through one writer, in the order in which it came; what only reads goes
+through a reader, which sees everything that was acknowledged before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from math import inf
+from typing import Any, Protocol, TypeVar
+
+from headgate.core.budgets.accounts import Account, JournalEntry, Limit, Refused
+from headgate.core.budgets.ledger import MAX_ACCOUNTS, Audit, Clock, ReserveRequest, SettleRequest
+from headgate.core.budgets.reservations import Reservation
+from headgate.core.budgets.scopes import ROOT, Scope
+from headgate.core.idempotency import KeyRefusal
+from headgate.core.task import TaskRecord
+from headgate.errors import LedgerUnavailableError, StaleEpochError, StoreError
+from headgate.storage import (
+    assign,
+    finish,
+    ledger,
+    maintenance,
+    nodes,
+    queries,
+    slot_rows,
+    submit,
+    tokens,
+    usage,
+)
+from headgate.storage import schema as administration_schema
+from headgate.storage import schema as delivery_schema
+from headgate.storage import schema as task_schema
+from headgate.storage import schema as worker_schema
+from headgate.storage.assign import Plan, collect
+from headgate.storage.finish import Cancellation, cancel, settle
+from headgate.storage.migrations import migrate, schema_version
+from headgate.storage.rows import TaskRow
+from headgate.storage.store import (
+    DISPATCHER,
+    Assigned,
+    Assignment,
+    Backlog,
+    Beat,
+    CancelAnswer,
+    Collected,
+    Drop,
+    Election,
+    KeyedAnswer,
+    KeyedSubmit,
+    News,
+    NewTask,
+    Node,
+    NotAssigned,
+    Queued,
+    Settled,
+    Settlement,
+    StaleLease,
+    TaskPage,
+    TaskQuery,
+    Totals,
+    TurnedAway,
+    UnknownParent,
+)
+from headgate.storage.submit import Keys, SubmitAnswer, new_tasks, submit_keyed, submit_task
+from headgate.storage.transaction import Access, Result, Transaction
+from headgate.storage.unit_of_work import RowCache, Worksheet
+from headgate.storage.workers import WorkerSteps
+from headgate.storage.writer import Batch, Writer
+from headgate.storage.zones import zone
+
+# One batch of steps: whatever callers asked for at the same time, in one transaction.
+#
+# Steps of all kinds share a worksheet, so that each table is read and written once for all of them,
+# however they are mixed. They are applied in the order in which they came.
+
+Step = NewTask | Settlement | Cancellation | Plan | KeyedSubmit
+StepAnswer = (
+    SubmitAnswer
+    | KeyedAnswer
+    | KeyRefusal
+    | Settled
+    | StaleLease
+    | CancelAnswer
+    | None
+    | list[Assigned | NotAssigned]
+    | StaleEpochError
+)
+
+
+def apply_steps(sheet: Worksheet, steps: Sequence[Step]) -> list[StepAnswer]:
+    """Apply steps in their order; each has an answer of its own."""
+    batch = _sorted(steps)
+    _load(sheet, batch)
+    dead = assign.prepare_plans(sheet, batch.plans)
+    epochs: dict[int, StaleEpochError | None] = {}
+    keys = Keys(sheet, batch.keyed) if batch.keyed else None
+    answers = [_apply(sheet, step, dead, epochs, keys) for step in steps]
+    sheet.write()
+    if keys is not None:
+        keys.write()
+    return answers
+
+
+class _Batch:
+    """Steps by their kind."""
+
+    __slots__ = ("keyed", "new", "other", "plans")
+
+    def __init__(self) -> None:
+        self.new: list[NewTask] = []
+        self.keyed: list[KeyedSubmit] = []
+        self.other: list[Settlement | Cancellation] = []
+        self.plans: list[Plan] = []
+
+
+def _sorted(steps: Sequence[Step]) -> _Batch:
+    batch = _Batch()
+    for step in steps:
+        if isinstance(step, NewTask):
+            batch.new.append(step)
+        elif isinstance(step, Plan):
+            batch.plans.append(step)
+        elif isinstance(step, KeyedSubmit):
+            batch.keyed.append(step)
+            batch.new += new_tasks([step])
+        else:
+            batch.other.append(step)
+    return batch
+
+
+def _load(sheet: Worksheet, batch: _Batch) -> None:
+    lines = [line for plan in batch.plans for line in plan.assignments]
+    wanted = [line.task_id for line in lines]
+    wanted += [step.task_id for step in batch.other]
+    for new in batch.new:
+        wanted += submit.task_ids(new)
+    sheet.load(wanted)
+    submit.prepare_submits(sheet, batch.new)
+    rows = sheet.rows(step.task_id for step in batch.other)
+    sheet.load(parent for row in rows for parent in row.spec.terms.depends_on)
+    sheet.load_books([line.reserve for line in lines if line.reserve is not None], rows)
+
+
+def _apply(
+    sheet: Worksheet,
+    step: Step,
+    dead: set[str],
+    epochs: dict[int, StaleEpochError | None],
+    keys: Keys | None,
+) -> StepAnswer:
+    if isinstance(step, NewTask):
+        return submit_task(sheet, step)
+    if isinstance(step, Settlement):
+        return settle(sheet, step)
+    if isinstance(step, Cancellation):
+        return cancel(sheet, step)
+    if isinstance(step, KeyedSubmit):
+        return submit_keyed(sheet, keys or Keys(sheet, [step]), step)
+    stale = _stale(sheet, step.epoch, epochs)
+    if stale is not None:
+        return stale
+    return [assign.assign(sheet, line, dead=dead) for line in step.assignments]
+
+
+def _stale(
+    sheet: Worksheet, epoch: int, known: dict[int, StaleEpochError | None]
+) -> StaleEpochError | None:
+    if epoch not in known:
+        known[epoch] = None
+        try:
+            nodes.check_epoch(sheet.transaction, epoch, sheet.now)
+        except StaleEpochError as error:
+            known[epoch] = error
+    return known[epoch]
+
+
+# The schema of a store: the tables of every subject, each with its own numbered migrations.
+
+PARTS = (
+    (ledger.PART, ledger.MIGRATIONS),
+    (task_schema.TASKS, task_schema.TASK_MIGRATIONS),
+    (delivery_schema.DELIVERIES, delivery_schema.DELIVERY_MIGRATIONS),
+    (submit.PART, submit.MIGRATIONS),
+    (tokens.PART, tokens.MIGRATIONS),
+    (usage.PART, usage.MIGRATIONS),
+    (administration_schema.ADMINISTRATION, administration_schema.ADMINISTRATION_MIGRATIONS),
+    (worker_schema.WORKERS, worker_schema.WORKER_MIGRATIONS),
+    (slot_rows.PART, slot_rows.MIGRATIONS),
+)
+
+
+def migrate_all(transaction: Transaction) -> None:
+    """Bring all tables up to date; newer ones than the program's are refused."""
+    for part, migrations in PARTS:
+        migrate(transaction, part, migrations)
+
+
+# The tables of a store, from within: what holds for every transaction on them.
+#
+# Whoever writes keeps one `TaskTables` for as long as it has the database: when it last tidied up,
+# which rows it knows, which connection it has looked at.
+#
+# Rule: tables travel as a name. An operation that is sent to a process which writes is about the
+# tables that are there, whatever process it comes from.
+
+Read = TypeVar("Read")
+
+UPKEEP_SECONDS = 60.0
+
+
+class TaskTables:
+    """The tables of tasks, with those of the books beside them if it `keeps_books`."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        keeps_books: bool = True,
+        cache: RowCache | None = None,
+    ) -> None:
+        self.keeps_books = keeps_books
+        self._clock = time.time if clock is None else clock
+        self._cache = cache
+        self._tidied_at = float("-inf")
+        self._purged_up_to = ROOT
+        # A database has one transaction object for each of its connections.
+        self._checked: Transaction | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _tables_here, ()
+
+    def now(self) -> float:
+        """Return the time by which leases and deadlines are judged."""
+        return self._clock()
+
+    def prepare(self, transaction: Transaction) -> None:
+        """Bring the schema up to date; a newer one than the program's is refused."""
+        migrate_all(transaction)
+
+    def apply(self, transaction: Transaction, steps: Sequence[Step]) -> Sequence[StepAnswer]:
+        """Apply steps in their order; each has an answer of its own."""
+        now = self.begin(transaction)
+        return apply_steps(self._sheet(transaction, now), steps)
+
+    def run(
+        self, operation: Callable[[Transaction, float], Read], transaction: Transaction
+    ) -> Read:
+        """Run an operation at the time that it is."""
+        return operation(transaction, self.begin(transaction))
+
+    def work(self, operation: Callable[[Worksheet], Read], transaction: Transaction) -> Read:
+        """Run an operation on a worksheet, and write what it has changed."""
+        sheet = self._sheet(transaction, self.begin(transaction))
+        result = operation(sheet)
+        sheet.write()
+        return result
+
+    def begin(self, transaction: Transaction) -> float:
+        """Make sure that the tables are there and nobody else writes, and return the time."""
+        if transaction is not self._checked:
+            self._check(transaction)
+        if self._cache is not None:
+            self._cache.begin(transaction)
+        ledger.lock_books(transaction)
+        now = self.now()
+        if now - self._tidied_at >= UPKEEP_SECONDS:
+            self._keep_up(transaction, now)
+        return now
+
+    def _sheet(self, transaction: Transaction, now: float) -> Worksheet:
+        return Worksheet(transaction, now, keeps_books=self.keeps_books, cache=self._cache)
+
+    def _check(self, transaction: Transaction) -> None:
+        """Look whether a new connection leads to the tasks: a file or server can be replaced."""
+        if not schema_version(transaction, task_schema.TASKS):
+            advice = "put them back, or open the store again to found new ones"
+            line = f"the database has no tasks any more, nothing was done; {advice}"
+            raise LedgerUnavailableError(line)
+        self.prepare(transaction)
+        self._checked = transaction
+
+    def _keep_up(self, transaction: Transaction, now: float) -> None:
+        # As long as there is more, the next call does the next step; none of them waits long.
+        if ledger.tidy(transaction, now) or submit.purge_keys(transaction, now):
+            return
+        self._tidied_at = now
+        self._purged_up_to = ledger.purge_buckets(transaction, now, after=self._purged_up_to)
+        maintenance.purge(transaction, now)
+
+
+_here: list[TaskTables] = []
+
+
+def be_here(tables: TaskTables) -> None:
+    """Make these the tables that operations from other processes are about."""
+    _here[:] = [tables]
+
+
+def _tables_here() -> TaskTables:
+    return _here[0]
+
+
+ENDLESS_SECONDS = 100 * 365 * 86_400.0
+MAX_MESSAGES = 10_000
+
+
+class Reader(Protocol):
+    """Answers questions about what has been committed."""
+
+    def start(self) -> None:
+        """Begin to take questions."""
+
+    async def close(self) -> None:
+        """Answer what was asked, and take no more."""
+
+    def submit(self, question: Callable[[Transaction], Result]) -> asyncio.Future[Result]:
+        """Ask a question."""
+
+
+class SqlTaskStore(WorkerSteps):
+    """Tasks in the tables of a database, written by one writer and read by others."""
+
+    def __init__(
+        self,
+        tables: TaskTables,
+        writer: Writer,
+        reader: Reader,
+        *,
+        long_reader: Reader | None = None,
+        is_shared: bool = True,
+    ) -> None:
+        self.tables = tables
+        self.writer = writer
+        self.is_shared = is_shared
+        self._reader = reader
+        self._long_reader = long_reader or reader
+        self._seen: dict[str, int] = {}
+        self._pardons = count(1)
+        self._inbox_lock = asyncio.Lock()
+        # Each kind of step has its own kind of answer, which the types of a batch cannot say.
+        self._steps: Batch[Any, Any] = tables.apply
+
+    def now(self) -> float:
+        """Return the time by which this store judges leases and deadlines."""
+        return self.tables.now()
+
+    async def open(self) -> None:
+        """Connect, and bring the schema up to date; a newer one than the program's is refused."""
+        self.writer.start()
+        try:
+            await self.writer.submit(self.tables.prepare)
+            for reader in self._readers():
+                reader.start()
+        except BaseException:
+            await self.writer.close()
+            raise
+
+    async def close(self) -> None:
+        """Finish what was asked for, then let go of everything."""
+        for reader in self._readers():
+            await reader.close()
+        await self.writer.close()
+
+    def _readers(self) -> set[Reader]:
+        return {self._reader, self._long_reader}
+
+    def submit(self, new: NewTask) -> asyncio.Future[Queued | TurnedAway | UnknownParent]:
+        """Store a task if it may wait; the same id again gets its answer again."""
+        return self.writer.submit_request(self._steps, new)
+
+    def submit_keyed(self, keyed: KeyedSubmit) -> asyncio.Future[KeyedAnswer | KeyRefusal]:
+        """Store the tasks of a request and keep the answer; the same key gets its answer again."""
+        return self.writer.submit_request(self._steps, keyed)
+
+    async def cancel(self, task_id: str, *, node_id: str) -> CancelAnswer | None:
+        """Cancel what waits, and ask the node of what runs; None if there is no such task."""
+        request = Cancellation(task_id, node_id)
+        answer: CancelAnswer | None = await self.writer.submit_request(self._steps, request)
+        return answer
+
+    async def settle(self, settlement: Settlement) -> Settled | StaleLease:
+        """Write the end of an attempt: the outcome, the money, the freed place, all at once."""
+        answer: Settled | StaleLease = await self.writer.submit_request(self._steps, settlement)
+        return answer
+
+    async def assign(
+        self, epoch: int, assignments: Sequence[Assignment]
+    ) -> list[Assigned | NotAssigned]:
+        """Take tasks, capacity and money for a plan, each line wholly or not at all."""
+        answers: list[Assigned | NotAssigned] = await self.writer.submit_request(
+            self._steps, Plan(epoch, assignments)
+        )
+        return answers
+
+    async def get(self, task_id: str) -> TaskRecord | None:
+        """Return a task with all that is known of it."""
+        return await self.ask(partial(queries.get, task_id=task_id))
+
+    async def among(self, task_ids: Sequence[str], owner: TaskQuery) -> frozenset[str]:
+        """Return which of these tasks there are of the agent and the project of a query."""
+        return await self.ask(partial(queries.among, task_ids=task_ids, owner=owner))
+
+    async def find(self, query: TaskQuery) -> TaskPage:
+        """List tasks, newest first, as many as fit on one page."""
+        return await self.ask(partial(queries.find, query=query))
+
+    async def totals(self) -> Totals:
+        """Count what waits, what runs and what has happened."""
+        return await self.ask(queries.totals)
+
+    async def outbox(self, *, limit: int) -> list[SettleRequest]:
+        """Return settlements that a ledger outside the store has yet to be told."""
+        return await self.ask(partial(maintenance.unsent, limit=limit))
+
+    async def sent(self, reservation_ids: Sequence[str]) -> None:
+        """Forget settlements that the ledger has answered."""
+        await self.run(partial(_forget_sent, reservation_ids))
+
+    async def evict(self, *, completed_before: float, limit: int) -> int:
+        """Forget ended tasks that nothing needs, oldest first, and return how many."""
+        return await self.run(partial(_evict, completed_before, limit))
+
+    async def join(self, node: Node, *, lease_seconds: float) -> None:
+        """Take up a node; from now on tasks may be assigned to it."""
+        join = partial(_join, node, self._lease(lease_seconds), is_sole=not self.is_shared)
+        await self._run_first(join)
+
+    async def beat(self, node_id: str, *, places: int, lease_seconds: float) -> Beat:
+        """Renew the lease of a node and of everything that it runs."""
+        return await self._run_first(partial(_beat, node_id, places, self._lease(lease_seconds)))
+
+    async def leave(self, node_id: str) -> None:
+        """Take a node out that runs nothing any more."""
+        await self.run(partial(_leave, node_id))
+        self._seen.pop(node_id, None)
+
+    def watch(self, recipient: str, callback: Callable[[], None]) -> None:
+        """Call back when somebody may have been told something; this store has nobody to tell."""
+
+    def unwatch(self, recipient: str | None = None) -> None:
+        """Call nobody back any more, or no more for this recipient."""
+
+    async def elect(self, node_id: str, *, lease_seconds: float) -> Election:
+        """Become or stay the dispatcher if nobody else is, and return who is."""
+        return await self._run_first(partial(_elect, node_id, self._lease(lease_seconds)))
+
+    async def resign(self, node_id: str) -> None:
+        """Stop being the dispatcher, so that another need not wait for the lease to end."""
+        await self._run_first(partial(_resign, node_id))
+
+    async def collect(self, node_id: str) -> Collected:
+        """Start the tasks that are assigned to a node, and return them with what to cancel."""
+        return await self._receive(node_id, partial(_collect, node_id))
+
+    async def news(self, epoch: int) -> News:
+        """Return what other nodes changed since the last call, and forget that it was news."""
+        return await self._receive(DISPATCHER, partial(_news, epoch))
+
+    async def backlog(self, epoch: int) -> Backlog:
+        """Return everything that has not ended, to a dispatcher that starts."""
+        await self.run(partial(_discard_news, epoch))
+        # A long backlog takes seconds. In the writer it would keep leases from being renewed.
+        return await self.ask(partial(_backlog, self.tables), is_long=True)
+
+    async def drop(self, epoch: int, drops: Sequence[Drop]) -> list[TaskRecord]:
+        """End queued tasks without running them, and return all that changed."""
+        return await self._take_back(epoch, partial(finish.drop, drops=drops))
+
+    async def recover(self, epoch: int, task_ids: Sequence[str]) -> list[TaskRecord]:
+        """Take tasks back from nodes whose lease has ended, and return all that changed."""
+        return await self._take_back(epoch, partial(finish.recover, task_ids=task_ids))
+
+    async def forgive(self, epoch: int, tokens: dict[str, int]) -> None:
+        """Remember lag that was forgiven to projects now."""
+        pardon = assign.Pardon(epoch, next(self._pardons), tokens)
+        await self.run(partial(_forgive, pardon))
+
+    async def set_limits(self, limits: dict[Scope, Limit]) -> tuple[Scope, ...]:
+        """Set the budgets that the configuration names, and remove those that it named before."""
+        for limit in limits.values():
+            zone(limit.window.zone)
+        return await self.run(partial(_set_limits, limits, keeps_books=self.tables.keeps_books))
+
+    async def run(self, operation: Callable[[Transaction, float], Result]) -> Result:
+        """Change something, at a time that is given; the answer means that it is on disk."""
+        return await self.writer.submit(partial(self.tables.run, operation))
+
+    async def ask(
+        self, question: Callable[[Transaction], Result], *, is_long: bool = False
+    ) -> Result:
+        """Read what has been committed; what may take long keeps nobody else waiting."""
+        return await (self._long_reader if is_long else self._reader).submit(question)
+
+    def _lease(self, seconds: float) -> float:
+        # Where nobody else can take over, a process that was held up has lost nothing.
+        return seconds if self.is_shared else ENDLESS_SECONDS
+
+    async def _run_first(self, operation: Callable[[Transaction, float], Result]) -> Result:
+        return await self.writer.submit(partial(self.tables.run, operation), goes_first=True)
+
+    async def _work(
+        self, operation: Callable[[Worksheet], Result], *, goes_first: bool = False
+    ) -> Result:
+        work = partial(self.tables.work, operation)
+        return await self.writer.submit(work, goes_first=goes_first)
+
+    async def _take_back(
+        self, epoch: int, operation: Callable[[Worksheet], list[TaskRow]]
+    ) -> list[TaskRecord]:
+        return await self._work(partial(_take_back, epoch, operation))
+
+    async def _receive(
+        self, recipient: str, read: Callable[[int, Worksheet], tuple[Result, int]]
+    ) -> Result:
+        """Read messages; only those of an answer that has arrived are forgotten, by the next call.
+
+        One call at a time: two that run side by side would both be given the same.
+        """
+        async with self._inbox_lock:
+            seen = self._seen.get(recipient, 0)
+            result, last = await self._work(partial(read, seen))
+            if last != seen:
+                self._seen[recipient] = last
+            return result
+
+
+# What is asked of the tables, as functions that can be sent to whoever writes.
+
+
+def _forget_sent(reservation_ids: Sequence[str], tasks: Transaction, _now: float) -> None:
+    maintenance.forget(tasks, reservation_ids)
+
+
+def _evict(completed_before: float, limit: int, tasks: Transaction, _now: float) -> int:
+    return maintenance.evict(tasks, completed_before=completed_before, limit=limit)
+
+
+def _join(
+    node: Node, lease_seconds: float, tasks: Transaction, now: float, *, is_sole: bool
+) -> None:
+    if is_sole:
+        nodes.forget_others(tasks, node.id)
+        nodes.depose_others(tasks, node.id)
+    nodes.give_grace(tasks, now)
+    nodes.join(tasks, node, now + lease_seconds)
+
+
+def _beat(node_id: str, places: int, lease_seconds: float, tasks: Transaction, now: float) -> Beat:
+    return nodes.beat(tasks, node_id, places=places, now=now, lease_seconds=lease_seconds)
+
+
+def _leave(node_id: str, tasks: Transaction, _now: float) -> None:
+    nodes.leave(tasks, node_id)
+
+
+def _elect(node_id: str, lease_seconds: float, tasks: Transaction, now: float) -> Election:
+    return nodes.elect(tasks, node_id, now=now, lease_seconds=lease_seconds)
+
+
+def _resign(node_id: str, tasks: Transaction, _now: float) -> None:
+    nodes.resign(tasks, node_id)
+
+
+def _discard_news(epoch: int, tasks: Transaction, now: float) -> None:
+    nodes.check_epoch(tasks, epoch, now)
+    # Whoever is about to read everything needs no message about any of it.
+    nodes.discard(tasks, DISPATCHER)
+
+
+def _backlog(tables: TaskTables, tasks: Transaction) -> Backlog:
+    return queries.backlog(tasks, tables.now())
+
+
+def _forgive(pardon: assign.Pardon, tasks: Transaction, now: float) -> None:
+    nodes.check_epoch(tasks, pardon.epoch, now)
+    assign.forgive(tasks, pardon, now)
+
+
+def _set_limits(
+    limits: dict[Scope, Limit], tasks: Transaction, _now: float, *, keeps_books: bool
+) -> tuple[Scope, ...]:
+    return ledger.set_limits(tasks, limits, keeps_books=keeps_books)
+
+
+def _take_back(
+    epoch: int, operation: Callable[[Worksheet], list[TaskRow]], sheet: Worksheet
+) -> list[TaskRecord]:
+    nodes.check_epoch(sheet.transaction, epoch, sheet.now)
+    return [row.record() for row in operation(sheet)]
+
+
+def _news(epoch: int, seen: int, sheet: Worksheet) -> tuple[News, int]:
+    nodes.check_epoch(sheet.transaction, epoch, sheet.now)
+    received = _take(sheet, DISPATCHER, seen)
+    return queries.news(sheet, received), received[-1].seq if received else seen
+
+
+def _collect(node_id: str, seen: int, sheet: Worksheet) -> tuple[Collected, int]:
+    if nodes.lease_ended(sheet.transaction, [node_id], sheet.now):
+        return Collected(), seen
+    received = _take(sheet, node_id, seen)
+    return collect(sheet, node_id, received), received[-1].seq if received else seen
+
+
+def _take(sheet: Worksheet, recipient: str, seen: int) -> list[nodes.Message]:
+    return nodes.take(sheet.transaction, recipient, seen=seen, limit=MAX_MESSAGES)
+
+
+# The books of a task store as a ledger, for whoever asks about budgets and not about tasks.
+#
+# Money that tasks hold and money that is asked for here lie in the same rows, under the same lock:
+# neither can pass a limit because of the other.
+
+
+class StoreLedger:
+    """A ledger over a store that keeps its books; whoever has the store opens and closes it."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def now(self) -> float:
+        """Return the time by which this ledger judges leases and windows."""
+        return self._access.now()
+
+    async def open(self) -> None:
+        """Do nothing: the store is opened by whoever runs the tasks."""
+
+    async def close(self) -> None:
+        """Do nothing: the store is closed by whoever runs the tasks."""
+
+    async def set_limit(self, scope: Scope, limit: Limit) -> None:
+        """Replace the limit of a scope; one without any amount removes it."""
+        zone(limit.window.zone)
+        await self._access.run(partial(_set_limit, scope=scope, limit=limit))
+
+    async def found_limit(self, scope: Scope, limit: Limit) -> Limit:
+        """Set the limit of a scope that has none, and return the one that is in force then."""
+        zone(limit.window.zone)
+        return await self._access.run(partial(_found_limit, scope=scope, limit=limit))
+
+    async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
+        """Hold the money in all scopes or in none; a known id gets its answer again."""
+        return await self._access.run(partial(_apply_to_ledger, request=request))
+
+    async def settle(self, request: SettleRequest) -> Reservation:
+        """Apply a further call, or raise `IllegalSettlementError`."""
+        answer = await self._access.run(partial(_apply_to_ledger, request=request))
+        if isinstance(answer, Refused):
+            raise StoreError("the books refused a settlement")
+        return answer
+
+    async def accounts(self, scope: Scope, *, most: int = MAX_ACCOUNTS) -> list[Account]:
+        """Return the scope and everything within it that has a limit or a balance."""
+        await self._access.run(ledger.expire_due)
+        # Many scopes take a while to read, and nobody who writes is to wait for it.
+        question = partial(ledger.accounts, scope=scope, now=self.now(), most=most)
+        return await self._access.ask(question)
+
+    async def journal(
+        self, scope: Scope, *, since: float, until: float = inf, limit: int
+    ) -> list[JournalEntry]:
+        """Return the latest entries of a time that charge the scope, newest first."""
+        question = partial(ledger.journal, scope=scope, since=since, until=until, limit=limit)
+        return await self._access.ask(question)
+
+    async def sweep(self) -> int:
+        """Expire all leases that are due, and return how many there were."""
+        return await self._access.run(ledger.expire_due)
+
+    async def audit(self) -> Audit:
+        """Return both sides of the promise that balances equal the journal."""
+        return await self._access.ask(ledger.audit, is_long=True)
+
+
+def _set_limit(transaction: Transaction, _: float, *, scope: Scope, limit: Limit) -> None:
+    ledger.set_limit(transaction, scope, limit)
+
+
+def _found_limit(transaction: Transaction, _: float, *, scope: Scope, limit: Limit) -> Limit:
+    return ledger.found_limit(transaction, scope, limit)
+
+
+def _apply_to_ledger(
+    transaction: Transaction, now: float, *, request: ReserveRequest | SettleRequest
+) -> Reservation | Refused:
+    (answer,) = ledger.apply_batch(transaction, [request], now)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

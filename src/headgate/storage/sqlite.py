@@ -1,0 +1,320 @@
+"""SQLite: one file, in WAL mode, with every commit on disk before it is answered.
+
+The file may be shared with other processes: a transaction takes the write lock when it begins, so
+what it reads cannot be changed before it writes. A lock that is held for longer than the busy
+timeout, a full disk or a file that cannot be written make the books unavailable, and the next
+transaction tries again.
+
+Rule: what is written is the file at the path. One that was deleted is not made again by whoever had
+it open, and one that was replaced is left for the new one, so that nobody spends a second time what
+is written where no other process looks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, partial
+from itertools import chain
+from pathlib import Path
+from urllib.parse import quote
+
+import apsw
+
+from headgate.core.budgets.ledger import Clock
+from headgate.errors import InvalidSettingError, LedgerUnavailableError, StoreError
+from headgate.storage.readers import ReaderPool
+from headgate.storage.sql_store import SqlTaskStore, TaskTables, be_here
+from headgate.storage.transaction import Dialect, Insert, Row, Statement, Value, first_line
+from headgate.storage.unit_of_work import RowCache
+from headgate.storage.wire import StepWire
+from headgate.storage.writer import GroupCommitWriter, Writer
+from headgate.storage.writer_process import ChildStarter, ProcessWriter, Workplace
+
+BUSY_TIMEOUT_SECONDS = 10.0
+# One step for many rows: the driver lets other threads run at each step, and has to wait for its
+# turn after it. Statements of a few fixed lengths stay prepared.
+ROWS_PER_STEP = (64, 32, 16, 8, 4, 2, 1)
+CACHE_KIBIBYTES = 16_384
+CHECKPOINT_PAGES = 2_000
+
+FileIdentity = tuple[int, int]
+"""The device and the inode of a file: what a path leads to, and not what it is called."""
+
+_UNAVAILABLE = (
+    apsw.BusyError,
+    apsw.CantOpenError,
+    apsw.CorruptError,
+    apsw.FullError,
+    apsw.InterruptError,
+    apsw.IOError,
+    apsw.LockedError,
+    apsw.NoMemError,
+    apsw.NotADBError,
+    apsw.PermissionsError,
+    apsw.ReadOnlyError,
+    apsw.AuthError,
+)
+
+
+class SqliteTransaction:
+    """An open transaction on one connection."""
+
+    dialect = Dialect.SQLITE
+
+    def __init__(self, connection: apsw.Connection, path: Path) -> None:
+        self._cursor = connection.cursor()
+        self._connection = connection
+        self._path = path
+
+    def run(self, sql: str, parameters: Sequence[Value] = ()) -> None:
+        """Run a statement that returns nothing of interest."""
+        self.read(sql, parameters)
+
+    def read(self, sql: str, parameters: Sequence[Value] = ()) -> list[Row]:
+        """Run a statement and return its rows."""
+        try:
+            return self._cursor.execute(sql, parameters).fetchall()
+        except apsw.Error as error:
+            raise translated(error, self._path) from error
+
+    def read_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Run statements that do not depend on each other, and return the rows of each."""
+        return [self.read(sql, parameters) for sql, parameters in statements]
+
+    def write(self, sql: str, parameters: Sequence[Value] = ()) -> int:
+        """Run a statement and return how many rows it changed."""
+        self.read(sql, parameters)
+        return self._connection.changes()
+
+    def insert(self, insert: Insert, rows: Sequence[Row]) -> None:
+        """Insert many rows in few steps."""
+        start, left = 0, len(rows)
+        while left > 0:
+            step = next(size for size in ROWS_PER_STEP if size <= left)
+            taken = rows[start : start + step]
+            self.read(_insert_sql(insert, step), tuple(chain.from_iterable(taken)))
+            start, left = start + step, left - step
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Undo what is done within the block, and only that, if it raises."""
+        self.read("SAVEPOINT inner_step")
+        try:
+            yield
+        except BaseException:
+            # Some errors end the transaction by themselves, and the savepoint with it.
+            if self._connection.in_transaction:
+                self.read("ROLLBACK TO inner_step")
+                self.read("RELEASE inner_step")
+            raise
+        self.read("RELEASE inner_step")
+
+
+class SqliteDatabase:
+    """The transactions of one file."""
+
+    _begin_sql = "BEGIN IMMEDIATE"
+
+    def __init__(
+        self, path: str | Path, *, busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS
+    ) -> None:
+        if str(Path(path)) == ":memory:":
+            problem = "is not a file, and the books would be gone at every new connection"
+            raise InvalidSettingError("path", f"{problem}; use memory: for books without a file")
+        self._path = Path(path).absolute()
+        self._busy_timeout_ms = int(busy_timeout_seconds * 1_000)
+        self._connection: apsw.Connection | None = None
+        self._transaction: SqliteTransaction | None = None
+        self._opened: FileIdentity | None = None
+        self.begun = 0
+        self.committed = 0
+
+    def begin(self) -> SqliteTransaction:
+        """Take the write lock, connecting first if need be."""
+        if self._opened is not None and self._file() != self._opened:
+            self.close()
+        if self._transaction is None or self._connection is None:
+            self._connection = self._connect()
+            self._transaction = SqliteTransaction(self._connection, self._path)
+        self.begun += 1
+        self._transaction.read(self._begin_sql)
+        return self._transaction
+
+    def commit(self) -> None:
+        """End the transaction; it is on disk, or an error is raised."""
+        if self._transaction is not None:
+            self._transaction.read("COMMIT")
+            self.committed += 1
+
+    def rollback(self) -> None:
+        """Undo the transaction, if there is one; never raises."""
+        connection = self._connection
+        if connection is None or not connection.in_transaction:
+            return
+        try:
+            connection.execute("ROLLBACK")
+        except apsw.Error:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the file; the next transaction opens it again."""
+        connection, self._connection, self._transaction = self._connection, None, None
+        if connection is not None:
+            with suppress(apsw.Error):
+                self._spare_new_files(connection)
+                connection.close()
+
+    def _connect(self) -> apsw.Connection:
+        if self._opened is None:
+            self._create_file()
+        # Asked before it is opened: if it is replaced meanwhile, the next transaction sees that.
+        opened = self._file()
+        try:
+            connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE)
+            self._configure(connection)
+        except apsw.Error as error:
+            raise translated(error, self._path) from error
+        self._opened = opened
+        return connection
+
+    def _file(self) -> FileIdentity:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            advice = "put it back, or restart this process to found new books"
+            line = f"{self._path} is gone, nothing was granted; {advice}"
+            raise LedgerUnavailableError(line) from None
+        except OSError as error:
+            raise self._cannot_be_opened(error) from error
+        return found.st_dev, found.st_ino
+
+    def _spare_new_files(self, connection: apsw.Connection) -> None:
+        """Have SQLite not clean up by name: a file that was replaced has new ones beside it."""
+        with suppress(LedgerUnavailableError):
+            if self._file() != self._opened:
+                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+
+    def _create_file(self) -> None:
+        # Made here and not by SQLite, which would let everybody read it; the files that it adds
+        # take over the mode of this one. One that exists is not touched: to close it would end the
+        # locks that this process has on it through other connections.
+        new = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
+        try:
+            os.close(os.open(os.path.realpath(self._path), new, 0o600))
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            problem = f"the folder {self._path.parent} does not exist; create it first"
+            raise InvalidSettingError("path", problem) from None
+        except OSError as error:
+            raise self._cannot_be_opened(error) from error
+
+    def _cannot_be_opened(self, error: OSError) -> LedgerUnavailableError:
+        return LedgerUnavailableError(f"{self._path} cannot be opened: {error.strerror}")
+
+    def _configure(self, connection: apsw.Connection) -> None:
+        connection.set_busy_timeout(self._busy_timeout_ms)
+        mode = connection.pragma("journal_mode", "wal")
+        if mode != "wal":
+            problem = f"{self._path} cannot be used in WAL mode; use a disk of this machine"
+            raise LedgerUnavailableError(problem)
+        connection.pragma("synchronous", "full")
+        connection.pragma("cache_size", -CACHE_KIBIBYTES)
+        connection.wal_autocheckpoint(CHECKPOINT_PAGES)
+
+
+class SqliteReader(SqliteDatabase):
+    """Transactions that only read; each sees all that was committed before it began."""
+
+    # It waits for no writer, and none waits for it.
+    _begin_sql = "BEGIN"
+
+    def _configure(self, connection: apsw.Connection) -> None:
+        super()._configure(connection)
+        connection.pragma("query_only", "on")
+
+
+class ReadOnlyReader(SqliteReader):
+    """Transactions on a file whose folder cannot be written, as in an archive or a snapshot.
+
+    SQLite needs files beside it to read one in WAL mode. Where there are none, nobody has it open
+    and all of it is in the one file, so that it is read as a file that never changes.
+    """
+
+    def _connect(self) -> apsw.Connection:
+        self._opened = self._file()
+        is_whole = not self._path.with_name(f"{self._path.name}-wal").exists()
+        address = f"file:{quote(str(self._path))}?immutable={int(is_whole)}"
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        try:
+            connection = apsw.Connection(address, flags=flags)
+            connection.set_busy_timeout(self._busy_timeout_ms)
+        except apsw.Error as error:
+            raise translated(error, self._path) from error
+        return connection
+
+
+def translated(error: apsw.Error, path: Path) -> StoreError:
+    """Turn an error of the driver into one of ours."""
+    if isinstance(error, apsw.BusyError | apsw.LockedError):
+        return LedgerUnavailableError(f"{path} is locked by another process; nothing was granted")
+    if isinstance(error, apsw.FullError):
+        return LedgerUnavailableError(f"{path}: the disk is full; free some space")
+    if isinstance(error, _UNAVAILABLE):
+        return LedgerUnavailableError(f"{path} cannot be used: {first_line(error)}")
+    return StoreError(f"{path}: {first_line(error)}")
+
+
+@cache
+def _insert_sql(insert: Insert, rows: int) -> str:
+    row = f"({', '.join('?' * len(insert.columns))})"
+    return f"{insert.into} VALUES {', '.join([row] * rows)}{insert.on_conflict}"
+
+
+# What a process needs that writes to a task store in an SQLite file.
+
+
+def sqlite_workplace(path: Path, busy_timeout_seconds: float, keeps_books: bool) -> Workplace:  # noqa: FBT001
+    """Make a workplace on a file."""
+    database = SqliteDatabase(path, busy_timeout_seconds=busy_timeout_seconds)
+    tables = TaskTables(keeps_books=keeps_books, cache=RowCache(database))
+    be_here(tables)
+    return Workplace(database, StepWire(tables))
+
+
+# The task store in an SQLite file: durable, for one process of one machine, with no server.
+
+STORE_BUSY_TIMEOUT_SECONDS = 2.0
+"""How long another process may have the file before callers are told: they wait for twice that."""
+
+
+class SqliteTaskStore(SqlTaskStore):
+    """Tasks in a file, with the books of their budgets beside them.
+
+    With a `starter` a process of its own writes, by its own clock.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        clock: Clock | None = None,
+        keeps_books: bool = True,
+        busy_timeout_seconds: float = STORE_BUSY_TIMEOUT_SECONDS,
+        starter: ChildStarter | None = None,
+    ) -> None:
+        database = SqliteDatabase(path, busy_timeout_seconds=busy_timeout_seconds)
+        writer: Writer
+        if starter is not None:
+            tables = TaskTables(keeps_books=keeps_books)
+            recipe = partial(
+                sqlite_workplace, Path(path).absolute(), busy_timeout_seconds, keeps_books
+            )
+            writer = ProcessWriter(recipe, StepWire(tables), starter)
+        else:
+            tables = TaskTables(clock=clock, keeps_books=keeps_books, cache=RowCache(database))
+            writer = GroupCommitWriter(database)
+        reader = ReaderPool(partial(SqliteReader, path))
+        super().__init__(tables, writer, reader, is_shared=False)

@@ -1,0 +1,386 @@
+"""Submitting: a task is stored, if there is room for it and its parents are known.
+
+A task that is turned away is stored too, as rejected, where its refusal is to be kept; one whose
+parent has failed already is stored as failed. An id that is known gets the answer that it got the
+first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import msgspec
+
+from headgate.core.admission import Rejected, admit
+from headgate.core.idempotency import (
+    KEPT_SECONDS,
+    MAX_KEPT_BYTES,
+    MAX_KEYS,
+    OWNER_SHARE,
+    InvalidEntry,
+    KeyRefusal,
+    OrphanEntry,
+    RejectedEntry,
+    SubmitEntry,
+    SubmitKey,
+    TakenEntry,
+    is_kept,
+)
+from headgate.core.task import OnParentFailure, Progress, TaskStatus
+from headgate.storage.counters import ENDED, SUBMITTED, Tally
+from headgate.storage.finish import enter_queue, parent_error
+from headgate.storage.migrations import Migration
+from headgate.storage.rows import Spec, TaskRow
+from headgate.storage.store import (
+    KeyedAnswer,
+    KeyedSubmit,
+    NewTask,
+    Queued,
+    TurnedAway,
+    UnknownParent,
+)
+from headgate.storage.transaction import Dialect, Insert, Row, Transaction, about, json_rows
+from headgate.storage.unit_of_work import Worksheet
+
+SubmitAnswer = Queued | TurnedAway | UnknownParent
+
+
+def prepare_submits(sheet: Worksheet, requests: Sequence[NewTask]) -> None:
+    """Read what these submissions need, beside their rows."""
+    if requests:
+        agents = {new.task.agent_id for new in requests}
+        sheet.load_counts(agent for agent in agents if agent is not None)
+
+
+def task_ids(new: NewTask) -> tuple[str, ...]:
+    """Return the tasks that a submission looks at."""
+    return (new.task.id, *new.terms.depends_on)
+
+
+def submit_task(sheet: Worksheet, new: NewTask) -> SubmitAnswer:
+    """Store a task if it may wait."""
+    known = sheet.row(new.task.id)
+    if known is not None:
+        return _again(known, new)
+    parents = []
+    for parent_id in dict.fromkeys(new.terms.depends_on):
+        parent = sheet.row(parent_id)
+        if parent is None:
+            return UnknownParent(parent_id=parent_id)
+        parents.append(parent)
+    return _store(sheet, new, parents)
+
+
+def _store(sheet: Worksheet, new: NewTask, parents: list[TaskRow]) -> SubmitAnswer:
+    fatal = _failed_parent(new, parents)
+    if fatal is not None:
+        return _store_failed(sheet, new, fatal)
+    agent_id = new.task.agent_id
+    queued_for_agent = 0 if agent_id is None else sheet.queued_for(agent_id)
+    answer = admit(
+        new.limits, queued=sheet.queued(), queued_for_agent=queued_for_agent, agent_id=agent_id
+    )
+    if isinstance(answer, Rejected):
+        return _store_rejected(sheet, new, answer)
+    row = _row(sheet, new, position=answer.position)
+    if parents:
+        _depend(sheet, row, parents)
+    sheet.tallies.happen(SUBMITTED, row.agent_id, row.project_id)
+    enter_queue(sheet, row)
+    sheet.tell_dispatcher((row,), by=new.node_id)
+    return Queued(record=row.record(new.submission), position=answer.position)
+
+
+def _again(row: TaskRow, new: NewTask) -> SubmitAnswer:
+    record, rejected = row.record(new.submission), row.spec.rejected
+    if rejected is not None:
+        return TurnedAway(record=record, rejected=rejected)
+    return Queued(record=record, position=row.spec.position)
+
+
+def _failed_parent(new: NewTask, parents: list[TaskRow]) -> TaskRow | None:
+    if new.terms.on_parent_failure is OnParentFailure.RUN:
+        return None
+    failed = (row for row in parents if row.is_terminal and row.status is not TaskStatus.DONE)
+    return next(failed, None)
+
+
+def _depend(sheet: Worksheet, row: TaskRow, parents: list[TaskRow]) -> None:
+    waiting_for = sum(not parent.is_terminal for parent in parents)
+    row.progress = Progress(waiting_for=waiting_for)
+    sheet.depend(row, [parent.id for parent in parents])
+    for parent in parents:
+        more = parent.progress.dependants + 1
+        parent.progress = msgspec.structs.replace(parent.progress, dependants=more)
+        sheet.change(parent)
+
+
+def _store_failed(sheet: Worksheet, new: NewTask, parent: TaskRow) -> Queued:
+    row = _row(sheet, new, position=0)
+    _end_at_once(sheet, row, TaskStatus.FAILED, parent_error(parent))
+    sheet.tallies.happen(SUBMITTED, row.agent_id, row.project_id)
+    sheet.tell_dispatcher((row,), by=new.node_id)
+    return Queued(record=row.record(new.submission), position=0)
+
+
+def _store_rejected(sheet: Worksheet, new: NewTask, rejected: Rejected) -> TurnedAway:
+    if not new.keeps_refusal:
+        row = TaskRow(Spec(new.task, new.terms, 0, rejected))
+        return TurnedAway(record=row.record(new.submission), rejected=rejected)
+    row = _row(sheet, new, position=0, rejected=rejected)
+    _end_at_once(sheet, row, TaskStatus.REJECTED, rejected.message)
+    # It has nothing to decide there, but tells those who listen.
+    sheet.tell_dispatcher((row,), by=new.node_id)
+    return TurnedAway(record=row.record(new.submission), rejected=rejected)
+
+
+def _end_at_once(sheet: Worksheet, row: TaskRow, status: TaskStatus, error: str) -> None:
+    row.status, row.error = status, error
+    row.progress = Progress(completed_at=sheet.now)
+    sheet.tallies.happen(ENDED[status], row.agent_id, row.project_id)
+    if row.spec.terms.callback_url is not None:
+        sheet.tell_receiver(row, row.spec.terms.callback_url)
+
+
+def _row(
+    sheet: Worksheet, new: NewTask, *, position: int, rejected: Rejected | None = None
+) -> TaskRow:
+    task, tick = new.task, sheet.tick()
+    # Only the store knows how many attempts have ended; and a new task has always to wait.
+    if task.enqueued_tick != tick or task.status is not TaskStatus.QUEUED:
+        task = msgspec.structs.replace(task, enqueued_tick=tick, status=TaskStatus.QUEUED)
+    row = TaskRow(Spec(task, new.terms, position, rejected))
+    sheet.add(row, new.submission)
+    return row
+
+
+# Submitting under a key: the answer is kept in the transaction that stores the tasks.
+#
+# So there is no moment at which one of the two is on disk without the other, and a request that
+# is sent again after a crash gets the answer that it has missed. Requests with the same key stand
+# one behind the other in the writer, and over all nodes behind its lock; the second one finds
+# what the first has kept.
+#
+# A key is forgotten when it is old enough, and never because there are many: a key that was
+# forgotten early would run its tasks twice without a word. What the keys of one owner take is
+# counted in a row, and bounded by a share of the whole.
+
+PART = "submit_keys"
+PURGED_AT_ONCE = 1_000
+ROW_BYTES = 100
+"""What a row takes beside its texts, about."""
+
+_TABLE = """
+CREATE TABLE submit_keys (
+    owner {text},
+    name {text},
+    digest {text} NOT NULL,
+    entries {text} NOT NULL,
+    bytes INTEGER NOT NULL,
+    kept_at DOUBLE PRECISION NOT NULL,
+    PRIMARY KEY (owner, name)
+) {by_key}
+"""
+_OWNERS = """
+CREATE TABLE submit_key_owners (
+    owner {text} PRIMARY KEY,
+    key_count BIGINT NOT NULL,
+    bytes BIGINT NOT NULL
+) {by_key}
+"""
+_COUNT_OWNERS = (
+    "INSERT INTO submit_key_owners"
+    " SELECT owner, COUNT(*), CAST(SUM(bytes) AS BIGINT) FROM submit_keys GROUP BY owner"
+)
+_BY_AGE = "CREATE INDEX old_submit_keys ON submit_keys (kept_at)"
+
+MIGRATIONS = (
+    Migration(
+        number=1,
+        sqlite=(_TABLE.format(text="TEXT", by_key="WITHOUT ROWID"), _BY_AGE),
+        postgres=(_TABLE.format(text='TEXT COLLATE "C"', by_key=""), _BY_AGE),
+    ),
+    Migration(
+        number=2,
+        sqlite=(_OWNERS.format(text="TEXT", by_key="WITHOUT ROWID"), _COUNT_OWNERS),
+        postgres=(_OWNERS.format(text='TEXT COLLATE "C"', by_key=""), _COUNT_OWNERS),
+    ),
+)
+
+_KEEP = Insert(
+    table="submit_keys",
+    columns=(
+        ("owner", "TEXT"),
+        ("name", "TEXT"),
+        ("digest", "TEXT"),
+        ("entries", "TEXT"),
+        ("bytes", "INTEGER"),
+        ("kept_at", "DOUBLE PRECISION"),
+    ),
+)
+_ADD = Tally(
+    table="submit_key_owners",
+    columns=(("owner", "TEXT"), ("key_count", "BIGINT"), ("bytes", "BIGINT")),
+    key=("owner",),
+    updated=("key_count", "bytes"),
+)
+_FIND_OWNERS = "SELECT owner, key_count, bytes FROM submit_key_owners"
+_FORGET_OWNERS = "DELETE FROM submit_key_owners WHERE key_count <= 0"
+_COUNT, _BYTES = "submit_keys", "submit_key_bytes"
+_SUMS = f"SELECT name, amount FROM counters WHERE name IN ('{_COUNT}', '{_BYTES}')"  # noqa: S608
+_LESS = "UPDATE counters SET amount = amount - ? WHERE name = ?"
+_PURGE = (
+    "DELETE FROM submit_keys WHERE (owner, name) IN (SELECT owner, name FROM submit_keys"
+    " WHERE kept_at < ? ORDER BY kept_at LIMIT ?) RETURNING owner, bytes"
+)
+
+_DECODER = msgspec.json.Decoder(tuple[SubmitEntry, ...])
+_ENCODER = msgspec.json.Encoder()
+
+Entries = tuple[SubmitEntry, ...]
+
+
+class _Held(NamedTuple):
+    """How many keys there are, and what they take."""
+
+    keys: int
+    size_bytes: int
+
+    def plus(self, size_bytes: int) -> _Held:
+        return _Held(self.keys + 1, self.size_bytes + size_bytes)
+
+    def fills(self, share: float) -> bool:
+        return self.keys >= MAX_KEYS * share or self.size_bytes >= MAX_KEPT_BYTES * share
+
+
+_NOTHING = _Held(0, 0)
+
+
+class Keys:
+    """What is kept under the keys of one transaction, and what it adds."""
+
+    def __init__(self, sheet: Worksheet, steps: Sequence[KeyedSubmit]) -> None:
+        self._sheet = sheet
+        self._kept: dict[tuple[str, str], tuple[str, Entries]] = {}
+        self._new: list[Row] = []
+        self._added: dict[str, _Held] = {}
+        transaction = sheet.transaction
+        wanted = json_rows([(step.key.owner, step.key.name) for step in steps])
+        find = (_find_sql(transaction.dialect), (wanted,))
+        owners = about(
+            transaction.dialect, _FIND_OWNERS, "owner", {step.key.owner for step in steps}
+        )
+        rows, sums, held = transaction.read_all([find, (_SUMS, ()), owners])
+        for owner, name, digest, entries in rows:
+            self._kept[owner, name] = (digest, _DECODER.decode(entries))
+        amounts: dict[str, int] = dict(sums)
+        self._all = _Held(amounts.get(_COUNT, 0), amounts.get(_BYTES, 0))
+        self._held = {owner: _Held(count, size) for owner, count, size in held}
+
+    def is_full(self, owner: str) -> bool:
+        """Tell whether no further key of this owner can be kept."""
+        if self._all.fills(1.0):
+            return True
+        # Where no token is asked for there is nobody else who could go short.
+        return bool(owner) and self._held.get(owner, _NOTHING).fills(OWNER_SHARE)
+
+    def get(self, key: SubmitKey) -> tuple[str, Entries] | None:
+        """Return the digest and the answer that are kept under a key."""
+        return self._kept.get((key.owner, key.name))
+
+    def keep(self, key: SubmitKey, entries: Entries) -> None:
+        """Keep an answer, beginning with the steps after this one."""
+        text = _ENCODER.encode(entries).decode()
+        texts = (key.owner, key.name, key.digest, text)
+        size = ROW_BYTES + sum(len(one) for one in texts)
+        self._kept[key.owner, key.name] = (key.digest, entries)
+        self._new.append((*texts, size, self._sheet.now))
+        self._all = self._all.plus(size)
+        for sums in (self._held, self._added):
+            sums[key.owner] = sums.get(key.owner, _NOTHING).plus(size)
+        self._sheet.tallies.count(_COUNT)
+        self._sheet.tallies.count(_BYTES, size)
+
+    def write(self) -> None:
+        """Write the answers that were kept."""
+        transaction = self._sheet.transaction
+        transaction.insert(_KEEP, self._new)
+        transaction.insert(_ADD, [(owner, *held) for owner, held in self._added.items()])
+
+
+def submit_keyed(sheet: Worksheet, keys: Keys, step: KeyedSubmit) -> KeyedAnswer | KeyRefusal:
+    """Store the tasks of a request and what to answer, or find what was answered."""
+    known = keys.get(step.key)
+    if known is not None:
+        digest, entries = known
+        if digest != step.key.digest:
+            return KeyRefusal.MISMATCH
+        own = _own(sheet, step, entries)
+        return KeyedAnswer(entries=entries, fresh=own, is_replay=not own)
+    if keys.is_full(step.key.owner):
+        return KeyRefusal.FULL
+    outcomes = [
+        one if isinstance(one, InvalidEntry) else submit_task(sheet, one) for one in step.tasks
+    ]
+    entries = tuple([entry_of(outcome) for outcome in outcomes])
+    if is_kept(entries):
+        keys.keep(step.key, entries)
+    fresh = tuple([outcome for outcome in outcomes if not isinstance(outcome, InvalidEntry)])
+    return KeyedAnswer(entries=entries, fresh=fresh, is_replay=False)
+
+
+def new_tasks(steps: Sequence[KeyedSubmit]) -> list[NewTask]:
+    """Return the tasks that requests would store."""
+    return [task for step in steps for task in step.tasks if isinstance(task, NewTask)]
+
+
+def purge_keys(transaction: Transaction, now: float) -> bool:
+    """Forget some keys that are old enough, and tell whether there may be more."""
+    rows = transaction.read(_PURGE, (now - KEPT_SECONDS, PURGED_AT_ONCE))
+    if rows:
+        transaction.run(_LESS, (len(rows), _COUNT))
+        transaction.run(_LESS, (sum(size for _, size in rows), _BYTES))
+        transaction.insert(_ADD, _less_by_owner(rows))
+        transaction.run(_FORGET_OWNERS, ())
+    return len(rows) == PURGED_AT_ONCE
+
+
+def _less_by_owner(rows: Sequence[Row]) -> list[Row]:
+    gone: dict[str, _Held] = {}
+    for owner, size in rows:
+        gone[owner] = gone.get(owner, _NOTHING).plus(size)
+    return [(owner, -held.keys, -held.size_bytes) for owner, held in gone.items()]
+
+
+def _own(sheet: Worksheet, step: KeyedSubmit, entries: Entries) -> tuple[SubmitAnswer, ...]:
+    """Return what this step stored itself, if its transaction is run once more after its commit."""
+    stored = {one.task_id for one in entries if isinstance(one, TakenEntry | RejectedEntry)}
+    return tuple([submit_task(sheet, new) for new in new_tasks([step]) if new.task.id in stored])
+
+
+def entry_of(outcome: SubmitAnswer | InvalidEntry) -> SubmitEntry:
+    """Return what is kept of what became of a task."""
+    if isinstance(outcome, InvalidEntry):
+        return outcome
+    if isinstance(outcome, Queued):
+        task = outcome.record.task
+        return TakenEntry(
+            task_id=task.id,
+            state=task.status,
+            position=outcome.position,
+            created_at=task.created_at,
+        )
+    if isinstance(outcome, TurnedAway):
+        return RejectedEntry(task_id=outcome.record.task.id, rejected=outcome.rejected)
+    return OrphanEntry(parent_id=outcome.parent_id)
+
+
+@cache
+def _find_sql(dialect: Dialect) -> str:
+    given = dialect.given({"owner": "TEXT", "name": "TEXT"})
+    return (
+        "SELECT owner, name, digest, entries FROM submit_keys WHERE (owner, name) IN"  # noqa: S608
+        f" (SELECT given.owner, given.name FROM {given})"
+    )

@@ -1,0 +1,198 @@
+"""What tasks used, by the hour, project, agent and model: the rows behind usage reports.
+
+They stand beside `project_usage`, which shares are reckoned from: that one is small, exact for each
+project and read whole by every dispatcher, while here anybody can add a row by naming an agent. An
+hour with more than `MAX_PER_HOUR` rows has its cheapest ones added up under a name that
+no agent can have, so that whoever is bound to one reads nothing of others.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import partial
+from typing import Literal, Protocol
+
+import msgspec
+
+from headgate.core.fair_share import SECONDS_PER_HOUR, hour_of
+from headgate.core.retention import usage_kept_since
+from headgate.storage.migrations import Migration
+from headgate.storage.tokens import Bounds
+from headgate.storage.transaction import Access, Row, Transaction, Value
+
+# The contract of usage reports: what tasks used, by project, agent, model or day.
+#
+# Figures are kept by the hour for thirty days. A day is one of UTC.
+
+Grouping = Literal["project", "agent", "model", "day"]
+
+GROUPINGS: tuple[Grouping, ...] = ("project", "agent", "model", "day")
+MAX_ROWS = 1_000
+"""How many rows a report has; what is left is one more."""
+
+OTHER = " other"
+"""The key of what has no row of its own; with its space it is nobody's name."""
+
+
+class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
+    """What was used under one key: tasks that ended, attempts that ended, tokens, micro-dollars."""
+
+    key: str
+    tasks: int = 0
+    attempts: int = 0
+    tokens: int = 0
+    micro_usd: int = 0
+
+
+class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums of a time, days in their order and all else by cost; Unix seconds, in whole hours."""
+
+    by: Grouping
+    since: float
+    until: float
+    rows: tuple[UsageSum, ...]
+    total: UsageSum
+
+
+class UsageReports(Protocol):
+    """Reads what was used; may raise `StoreUnavailableError`."""
+
+    def now(self) -> float:
+        """Return the time by which hours are told apart."""
+
+    async def report(
+        self, by: Grouping, *, since: float, until: float, bounds: Bounds
+    ) -> UsageReport:
+        """Sum up what was used from one hour until before another, within the bounds."""
+
+
+PART = "usage"
+MAX_PER_HOUR = 1_000
+SECONDS_PER_DAY = 86_400
+
+_TABLE = """
+CREATE TABLE usage_rows (
+    hour BIGINT,
+    project_id {text},
+    agent_id {text},
+    model {text},
+    tasks BIGINT NOT NULL,
+    attempts BIGINT NOT NULL,
+    tokens BIGINT NOT NULL,
+    micro_usd BIGINT NOT NULL,
+    PRIMARY KEY (hour, project_id, agent_id, model)
+) {by_key}
+"""
+_RENAME_OTHER = (
+    "UPDATE usage_rows SET agent_id = ' other', model = ' other'"
+    " WHERE agent_id = 'other' AND model = 'other'"
+)
+MIGRATIONS = (
+    Migration(
+        number=1,
+        sqlite=(_TABLE.format(text="TEXT", by_key="WITHOUT ROWID"),),
+        postgres=(_TABLE.format(text='TEXT COLLATE "C"', by_key=""),),
+    ),
+    Migration(number=2, sqlite=(_RENAME_OTHER,), postgres=(_RENAME_OTHER,)),
+)
+
+_AMOUNTS = ("tasks", "attempts", "tokens", "micro_usd")
+_SUMS = ", ".join(f"CAST(SUM({name}) AS BIGINT)" for name in _AMOUNTS)
+_KEYS: dict[Grouping, str] = {
+    "project": "project_id",
+    "agent": "agent_id",
+    "model": "model",
+    "day": f"hour / {SECONDS_PER_DAY} * {SECONDS_PER_DAY}",
+}
+_FULL_HOURS = (
+    "SELECT hour FROM usage_rows WHERE hour >= ? GROUP BY hour HAVING COUNT(*) > ? ORDER BY hour"
+)
+_IS_OWN = f"NOT (agent_id = '{OTHER}' AND model = '{OTHER}')"
+# What is folded must not take part in the choice, or the second statement would choose otherwise.
+_CHEAPEST = (
+    f"hour = ? AND {_IS_OWN} AND (project_id, agent_id, model) NOT IN"  # noqa: S608
+    f" (SELECT project_id, agent_id, model FROM usage_rows WHERE hour = ? AND {_IS_OWN}"
+    " ORDER BY micro_usd DESC, tokens DESC, attempts DESC, project_id, agent_id, model LIMIT ?)"
+)
+_FOLD = (
+    f"INSERT INTO usage_rows SELECT hour, project_id, '{OTHER}', '{OTHER}', {_SUMS}"  # noqa: S608
+    f" FROM usage_rows WHERE {_CHEAPEST} GROUP BY hour, project_id"
+    " ON CONFLICT (hour, project_id, agent_id, model) DO UPDATE SET "
+    + ", ".join(f"{name} = usage_rows.{name} + excluded.{name}" for name in _AMOUNTS)
+)
+_FORGET = f"DELETE FROM usage_rows WHERE {_CHEAPEST}"  # noqa: S608
+
+
+def purge(transaction: Transaction, now: float) -> None:
+    """Forget what is older than thirty days, and fold hours that have too many rows."""
+    transaction.run("DELETE FROM usage_rows WHERE hour < ?", (int(usage_kept_since(now)),))
+    latest = hour_of(now) - SECONDS_PER_HOUR
+    for (hour,) in transaction.read(_FULL_HOURS, (latest, MAX_PER_HOUR)):
+        _fold(transaction, hour)
+
+
+def report(
+    transaction: Transaction, *, by: Grouping, since: int, until: int, bounds: Bounds
+) -> UsageReport:
+    """Sum up what was used from one hour until before another."""
+    conditions, values = _conditions(since, until, bounds)
+    key = _KEYS[by]
+    order = "1" if by == "day" else "5 DESC, 4 DESC, 1"
+    sql = f"SELECT {key}, {_SUMS} FROM usage_rows WHERE {conditions}"  # noqa: S608
+    rows = transaction.read(f"{sql} GROUP BY 1 ORDER BY {order} LIMIT {MAX_ROWS + 1}", values)
+    totals = transaction.read(f"SELECT '', {_SUMS} FROM usage_rows WHERE {conditions}", values)  # noqa: S608
+    sums = tuple(_sum(row, by) for row in rows[:MAX_ROWS])
+    total = _sum(totals[0], "project")
+    if len(rows) > MAX_ROWS:
+        sums = (*sums, _rest(total, sums))
+    return UsageReport(by=by, since=since, until=until, rows=sums, total=total)
+
+
+class SqlUsage:
+    """The usage reports of a store."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def now(self) -> float:
+        """Return the time by which hours are told apart."""
+        return self._access.now()
+
+    async def report(
+        self, by: Grouping, *, since: float, until: float, bounds: Bounds
+    ) -> UsageReport:
+        """Sum up what was used from one hour until before another, within the bounds."""
+        first, end = hour_of(since), -hour_of(-until)
+        question = partial(report, by=by, since=first, until=end, bounds=bounds)
+        return await self._access.ask(question, is_long=True)
+
+
+def _conditions(since: int, until: int, bounds: Bounds) -> tuple[str, list[Value]]:
+    conditions = ["hour >= ?", "hour < ?"]
+    values: list[Value] = [since, until]
+    for column, value in (("project_id", bounds.project_id), ("agent_id", bounds.agent_id)):
+        if value is not None:
+            conditions.append(f"{column} = ?")
+            values.append(value)
+    return " AND ".join(conditions), values
+
+
+def _sum(row: Row, by: Grouping) -> UsageSum:
+    key = f"{datetime.fromtimestamp(row[0], UTC):%Y-%m-%d}" if by == "day" else str(row[0])
+    amounts = [amount or 0 for amount in row[1:]]
+    return UsageSum(key=key, **dict(zip(_AMOUNTS, amounts, strict=True)))
+
+
+def _rest(total: UsageSum, sums: tuple[UsageSum, ...]) -> UsageSum:
+    left = {
+        name: getattr(total, name) - sum(getattr(one, name) for one in sums) for name in _AMOUNTS
+    }
+    return UsageSum(key=OTHER, **left)
+
+
+def _fold(transaction: Transaction, hour: int) -> None:
+    """Add the cheapest rows of an hour up, one row a project."""
+    # Half of them go, so that the next call has nothing to do.
+    chosen = (hour, hour, MAX_PER_HOUR // 2)
+    transaction.run(_FOLD, chosen)
+    transaction.run(_FORGET, chosen)

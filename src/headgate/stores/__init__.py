@@ -1,1 +1,0 @@
-"""Task stores: memory, SQLite and PostgreSQL behind the contract of `headgate.store`."""

@@ -1,1 +1,0 @@
-"""Administration in SQL: overrides, tokens, and who changed what."""

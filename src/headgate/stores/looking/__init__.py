@@ -1,1 +1,0 @@
-"""Looking at tasks in SQL: lists, counts, and which match a filter."""

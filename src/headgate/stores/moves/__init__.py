@@ -1,1 +1,0 @@
-"""The moves of a task in SQL: submitted, assigned, collected, settled, ended."""

@@ -1,1 +1,0 @@
-"""The tables of a store, subject by subject, each with its own migrations."""

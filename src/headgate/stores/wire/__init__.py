@@ -1,1 +1,0 @@
-"""Steps and their answers on their way to a process that writes."""

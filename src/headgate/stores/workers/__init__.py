@@ -1,1 +1,0 @@
-"""Workers in SQL: whom each serves, and the tasks that it has."""

@@ -1,1 +1,0 @@
-"""`headgate top`: the figures of a service, live in a terminal."""

@@ -1,1 +1,0 @@
-"""What answers to the routes, subject by subject."""

@@ -1,1 +1,0 @@
-"""A worker: takes tasks of one agent from a service, and runs them on this machine."""

@@ -1,0 +1,465 @@
+"""What a run would do, without doing it: the order of its steps, what they cost, where it ends.
+
+The rules are those of a real run: the same progress gives out what is ready, the same estimates are
+held, and the same inequality refuses what a budget cannot hold. What only a run can find out is
+taken at its best: every step succeeds, costs what is held for it, and takes as long as any other;
+what it will have put out is not known, so an estimate that is made from it is only a lower bound.
+
+Rule: nothing is founded, held or written, in any ledger.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from headgate.budgets.connect import SCHEMES, connect_budget, scheme_of, sqlite_path
+from headgate.client.client import Client
+from headgate.core.budgets.accounts import Account, Balance, Limit, Refused, first_refusal
+from headgate.core.budgets.reservations import Delta
+from headgate.core.budgets.scopes import Scope, ancestors
+from headgate.core.money import MicroUsd, Tokens
+from headgate.errors import InvalidSettingError
+from headgate.executors.callable import CallableExecutor
+from headgate.providers.prices import PriceList
+from headgate.redaction import hidden_address
+from headgate.workflow.backend import Money
+from headgate.workflow.budgets import (
+    Books,
+    ChangeCommand,
+    change_at_service,
+    change_in_books,
+    found_limits,
+    limits_of,
+)
+from headgate.workflow.checks import check_steps, in_file
+from headgate.workflow.conditions import condition_references, holds
+from headgate.workflow.costs import estimated
+from headgate.workflow.expansion import Expansion, ItemSource
+from headgate.workflow.local_backend import named_targets, search, step_executors
+from headgate.workflow.placeholders import StepPlace, UnfilledError, references
+from headgate.workflow.progress import Standing, WorkflowProgress
+from headgate.workflow.remote_backend import check_known_targets, money_of, own_scope, within
+from headgate.workflow.run_record import RunOptions, RunScope
+from headgate.workflow.step_executors import CallSteps
+from headgate.workflow.step_requests import Refusals, Variables, request_of
+from headgate.workflow.workflow import ModelWork, Step, Workflow
+
+Fate = Literal["runs", "fails", "skipped", "not run"]
+
+MOST_PARTS = 10_000
+"""How many parts of the order are kept; what follows is in the sums only."""
+
+
+class DryPart(msgspec.Struct, kw_only=True):
+    """Runs of one step that come one after another in the order, and what becomes of them.
+
+    `first` and `last` are the numbers of their items, None for a step without; the least and the
+    most are what one of them costs. `is_least` says that the estimate depends on what is not known
+    yet, `may_skip` that its condition does.
+    """
+
+    step: str
+    first: int | None
+    last: int | None
+    runs: int
+    fate: Fate
+    why: str = ""
+    micro_usd: int = 0
+    tokens: int = 0
+    least_micro_usd: int = 0
+    most_micro_usd: int = 0
+    cumulated_micro_usd: int = 0
+    is_least: bool = False
+    may_skip: bool = False
+
+
+class DryStop(msgspec.Struct, frozen=True, kw_only=True):
+    """The first run of a step that a budget would not hold, and the last that began before it."""
+
+    refused: Refused
+    at: str
+    after: str | None
+
+
+class DryRun(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it; `accounts` are the budgets as they stand now, the outermost first.
+
+    `micro_usd` is what would be spent, `needed_micro_usd` what it would be without limits.
+    """
+
+    workflow: str
+    total: int
+    concurrency: int
+    parts: tuple[DryPart, ...]
+    parts_left_out: int
+    counts: dict[Fate, int]
+    micro_usd: int
+    needed_micro_usd: int
+    tokens: int
+    is_least: bool
+    accounts: tuple[Account, ...]
+    stop: DryStop | None = None
+
+
+def rehearse(
+    workflow: Workflow,
+    items: Mapping[str, ItemSource],
+    accounts: Sequence[Account],
+    *,
+    concurrency: int,
+    now: float,
+) -> DryRun:
+    """Go through a run on paper."""
+    rehearsal = _Rehearsal(workflow, items, accounts, concurrency=concurrency, now=now)
+    found = rehearsal.gone_through()
+    if found.stop is None:
+        return found
+    unlimited = _Rehearsal(workflow, items, (), concurrency=concurrency, now=now).gone_through()
+    return msgspec.structs.replace(found, needed_micro_usd=unlimited.micro_usd)
+
+
+class _View:
+    """What texts are filled with before anything has run: items are known, outputs are null."""
+
+    def __init__(self, item: Any, index: int, run: dict[str, str]) -> None:  # noqa: ANN401
+        self.item = item
+        self.index = index
+        self.run = run
+
+    def field(self, step: str, name: str) -> Any:  # noqa: ANN401, ARG002
+        return None
+
+
+class _Rehearsal:
+    """Goes through a run on paper; used once."""
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        items: Mapping[str, ItemSource],
+        accounts: Sequence[Account],
+        *,
+        concurrency: int,
+        now: float,
+    ) -> None:
+        self._workflow = workflow
+        self._items = items
+        self._expansion = Expansion(workflow, items)
+        self._progress = WorkflowProgress(
+            workflow,
+            {step.id: self._expansion.runs_of(step.id) for step in workflow.steps},
+            ended=self._note_end,
+        )
+        self._books = _Books(accounts, now=now)
+        self._order = _Order()
+        self._estimates = _Estimates(workflow)
+        self._concurrency = concurrency
+        self._last: str | None = None
+        self._stop: DryStop | None = None
+        self._errors: dict[int, str] = {}
+
+    def gone_through(self) -> DryRun:
+        running: deque[int] = deque()
+        self._progress.start()
+        self._start_what_can(running)
+        while running:
+            self._progress.end(running.popleft(), Standing.DONE)
+            self._start_what_can(running)
+        return self._summed_up()
+
+    def _start_what_can(self, running: deque[int]) -> None:
+        while len(running) < self._concurrency:
+            number = self._progress.take()
+            if number is None:
+                return
+            standing = self._began(number)
+            if standing is None:
+                self._progress.submit(number)
+                running.append(number)
+            else:
+                self._progress.end(number, standing)
+
+    def _began(self, number: int) -> Standing | None:
+        """Begin a run of a step, or return how it ends without."""
+        found = self._expansion.run_of(number)
+        step, index = found.step, found.index
+        item = self._items[step.id].item(index) if step.foreach else None
+        view = _View(item, index, {"id": "dry-run", "name": self._workflow.name})
+        may_skip = _depends_on_outputs(step)
+        if step.when is not None and not may_skip and not holds(step.when, view):
+            return Standing.UNMET
+        try:
+            estimate = self._estimates.of(step, view)
+        except UnfilledError as error:
+            self._errors[number] = str(error)
+            return Standing.FAILED
+        refused = self._books.book(estimate)
+        if refused is not None:
+            self._note_refusal(number, refused)
+            return Standing.UNFUNDED
+        self._last = self._expansion.name_of(number)
+        part = self._order.add(step, index, "runs")
+        self._charge(part, estimate)
+        part.may_skip = may_skip
+        return None
+
+    def _charge(self, part: DryPart, estimate: _Estimate) -> None:
+        amount = estimate.micro_usd
+        part.least_micro_usd = amount if part.runs == 1 else min(part.least_micro_usd, amount)
+        part.most_micro_usd = max(part.most_micro_usd, amount)
+        part.micro_usd += amount
+        part.tokens += estimate.tokens
+        part.cumulated_micro_usd = self._books.micro_usd
+        part.is_least = estimate.is_least
+
+    def _note_refusal(self, number: int, refused: Refused | Literal[True]) -> None:
+        if self._stop is None and refused is not True:
+            name = self._expansion.name_of(number)
+            self._stop = DryStop(refused=refused, at=name, after=self._last)
+
+    def _note_end(self, number: int) -> None:
+        """Put what did not run into the order as well, with its reason."""
+        standing = self._progress.standing(number)
+        if standing is Standing.DONE:
+            return
+        fate: Fate = "skipped" if standing.is_skipped else "not run"
+        why = self._errors.pop(number, "")
+        if why:
+            fate = "fails"
+        found = self._expansion.run_of(number)
+        self._order.add(found.step, found.index, fate, why or self._progress.why(number))
+
+    def _summed_up(self) -> DryRun:
+        return DryRun(
+            workflow=self._workflow.name,
+            total=self._expansion.total,
+            concurrency=self._concurrency,
+            parts=tuple(self._order.parts),
+            parts_left_out=self._order.left_out,
+            counts=self._order.counts,
+            micro_usd=self._books.micro_usd,
+            needed_micro_usd=self._books.micro_usd,
+            tokens=self._books.tokens,
+            is_least=self._estimates.has_least,
+            accounts=self._books.before,
+            stop=self._stop,
+        )
+
+
+class _Estimate(msgspec.Struct, frozen=True):
+    micro_usd: int
+    tokens: int
+    is_least: bool
+
+
+class _Estimates:
+    """What is held for runs of steps."""
+
+    def __init__(self, workflow: Workflow) -> None:
+        self._workflow = workflow
+        self._least = {step.id: _is_least(step) for step in workflow.steps}
+        self.has_least = False
+
+    def of(self, step: Step, view: _View) -> _Estimate:
+        """Return what is held for one run; `UnfilledError` if a place has nothing in it."""
+        micro_usd, tokens = estimated(self._workflow, step, request_of(step.work, view))
+        is_least = self._least[step.id]
+        self.has_least |= is_least
+        return _Estimate(micro_usd, tokens, is_least)
+
+
+class _Books:
+    """The budgets of a run on paper: what is held is spent at once, which comes to the same."""
+
+    def __init__(self, accounts: Sequence[Account], *, now: float) -> None:
+        self.before = tuple(accounts)
+        self.micro_usd = 0
+        self.tokens = 0
+        self._accounts = list(accounts)
+        self._now = now
+        self._refusals = Refusals()
+
+    def book(self, estimate: _Estimate) -> Refused | Literal[True] | None:
+        """Book an estimate; otherwise return what refuses it, True for what did so before."""
+        # As in a run: what costs as much as something that was refused is not even asked for.
+        if self._refusals.cover(estimate.micro_usd, estimate.tokens):
+            return True
+        micro_usd, tokens = MicroUsd(estimate.micro_usd), Tokens(estimate.tokens)
+        refused = first_refusal(self._accounts, micro_usd=micro_usd, tokens=tokens, now=self._now)
+        if refused is not None:
+            self._refusals.add(estimate.micro_usd, estimate.tokens)
+            return refused
+        if micro_usd or tokens:
+            spent = Delta(spent_micro_usd=micro_usd, spent_tokens=tokens)
+            self._accounts = [one.with_balance(one.balance.add(spent)) for one in self._accounts]
+        self.micro_usd += micro_usd
+        self.tokens += tokens
+        return None
+
+
+class _Order:
+    """The parts of the order, grown run by run."""
+
+    def __init__(self) -> None:
+        self.parts: list[DryPart] = []
+        self.left_out = 0
+        self.counts: dict[Fate, int] = {"runs": 0, "fails": 0, "skipped": 0, "not run": 0}
+        self._latest: DryPart | None = None
+
+    def add(self, step: Step, index: int, fate: Fate, why: str = "") -> DryPart:
+        """Add a run to the latest part if it continues it, else begin another."""
+        self.counts[fate] += 1
+        latest = self._latest
+        if (
+            latest is not None
+            and latest.step == step.id
+            and latest.fate == fate
+            and latest.why == why
+            and latest.last == index - 1
+        ):
+            latest.runs += 1
+            latest.last = index
+            return latest
+        number = index if step.foreach else None
+        self._latest = DryPart(step=step.id, first=number, last=number, runs=1, fate=fate, why=why)
+        if len(self.parts) < MOST_PARTS:
+            self.parts.append(self._latest)
+        else:
+            self.left_out += 1
+        return self._latest
+
+
+def _depends_on_outputs(step: Step) -> bool:
+    """Tell whether only the run itself can say whether the condition of a step holds."""
+    return any(isinstance(place, StepPlace) for place in condition_references(step.when))
+
+
+def _is_least(step: Step) -> bool:
+    """Tell whether what is held for a step depends on what others will have put out."""
+    is_said = step.estimate is not None and step.estimate.micro_usd is not None
+    if not isinstance(step.work, ModelWork) or is_said or step.cost_micro_usd is not None:
+        return False
+    return any(isinstance(place, StepPlace) for place in references(step.work.body))
+
+
+# The budgets around a run as they stand before it: read where they are kept, and left as they are.
+#
+# Limits that the run would found count as if they were there; one that differs is the same error as
+# in a run. Rule: looking founds nothing, not even the file that the books would be in.
+
+
+async def budgets_before(
+    books: Books, scopes: Sequence[RunScope], options: RunOptions
+) -> list[Account]:
+    """Return what a run would be charged to, the root first, with the limits it would have."""
+    charged = ancestors(Scope(scopes[-1].scope))
+    kept = await _kept(books, charged)
+    accounts = [kept.get(scope, Account(scope=scope)) for scope in charged]
+    change = change_in_books(books.tracker, books.address)
+    return await with_limits(accounts, scopes, options, change)
+
+
+async def with_limits(
+    accounts: Sequence[Account],
+    scopes: Sequence[RunScope],
+    options: RunOptions,
+    change: ChangeCommand | None,
+) -> list[Account]:
+    """Return accounts with the limits that a run would found; one that differs is an error."""
+    await found_limits(_Paper(accounts), scopes, options, change=change)
+    wanted = limits_of(scopes)
+    return [
+        account if account.limit is not None else _limited(account, wanted.get(account.scope))
+        for account in accounts
+    ]
+
+
+class _Paper:
+    """Says which limit would be in force, and sets none."""
+
+    def __init__(self, accounts: Sequence[Account]) -> None:
+        self._limits = {account.scope: account.limit for account in accounts}
+
+    async def found_limit(self, scope: Scope, limit: Limit) -> Limit:
+        return self._limits.get(scope) or limit
+
+
+async def _kept(books: Books, charged: Sequence[Scope]) -> Mapping[Scope, Account]:
+    if books.url is None or not _is_there(books.url):
+        return {}
+    async with connect_budget(books.url) as tracker:
+        found = [(await tracker.ledger.accounts(scope, most=1))[0] for scope in charged]
+    return {account.scope: account for account in found}
+
+
+def _is_there(url: str) -> bool:
+    return scheme_of(url) not in SCHEMES["sqlite"] or sqlite_path(url).exists()
+
+
+def _limited(account: Account, limit: Limit | None) -> Account:
+    return account if limit is None else msgspec.structs.replace(account, limit=limit)
+
+
+# What a run in this process would miss before it begins, looked for without beginning one.
+#
+# Rule: what ends a run before its first step ends its rehearsal, too, in the same words. Functions
+# are imported for that, as a run would import them; nothing is called, started or sent.
+
+
+async def check_here(workflow: Workflow, options: RunOptions, environ: Mapping[str, str]) -> None:
+    """Raise what a run of a workflow would raise before anything runs."""
+    try:
+        await _check(workflow, options, environ)
+    except InvalidSettingError as error:
+        raise in_file(error, workflow) from error
+
+
+async def _check(workflow: Workflow, options: RunOptions, environ: Mapping[str, str]) -> None:
+    variables = Variables(environ)
+    check_steps(workflow, variables)
+    targets = named_targets(workflow, options, environ)
+    search(workflow.folder)
+    executors = step_executors(workflow, variables, PriceList(workflow.prices), targets, places=1)
+    for executor in executors.values():
+        if isinstance(executor, CallSteps | CallableExecutor):
+            await executor.open()
+
+
+# A service before a run: its targets, and the budgets as far as the service tells them.
+
+
+async def service_budgets(
+    url: str,
+    token: str | None,
+    scopes: Sequence[RunScope],
+    options: RunOptions,
+    *,
+    workflow: Workflow,
+) -> list[Account]:
+    """Return the scopes of a run as the service has them, with the limits they would have.
+
+    A target that the service does not have is refused, as a run is.
+    """
+    async with Client(url, token=token) as client:
+        await check_known_targets(client, workflow)
+        scopes = within(await own_scope(client, scopes), scopes)
+        money = await money_of(client, scopes)
+    accounts = [_account(one) for one in money]
+    return await with_limits(accounts, scopes, options, change_at_service(hidden_address(url)))
+
+
+def _account(money: Money) -> Account:
+    limit = money.limit_micro_usd
+    balance = Balance(
+        spent_micro_usd=MicroUsd(money.spent_micro_usd),
+        reserved_micro_usd=MicroUsd(money.reserved_micro_usd),
+    )
+    return Account(
+        scope=Scope(money.scope),
+        limit=None if limit is None else Limit(limit_micro_usd=MicroUsd(limit)),
+        balance=balance,
+    )

@@ -1,0 +1,766 @@
+"""Runs in this process: the engine, its store and its books, without a service around them.
+
+The store lies in the folder of the run, and so does all that a resume needs. Nothing is turned
+away and no result expires; how much runs at a time is the concurrency of the run.
+
+Rule: the end of a task is told once, and always. Events tell of it at once; whenever the
+dispatcher has read everything anew, some may have been missed, and the store is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headgate.api.submission import Draft
+from headgate.budgets.connect import connect_budget
+from headgate.config import StoreSettings, settings_file
+from headgate.core.admission import QueueLimits
+from headgate.core.budgets.accounts import Limit, Refused, Unit
+from headgate.core.budgets.ledger import Ledger
+from headgate.core.budgets.scopes import Scope
+from headgate.core.dispatch_plan import DeskSettings
+from headgate.core.dispatch_state import Desk
+from headgate.core.events import LAST_RANK, rank_of
+from headgate.core.money import format_usd
+from headgate.core.reasons import BudgetShort, GateClosed, Hold, LaneBehind, NotYetDue
+from headgate.core.snapshot import Project
+from headgate.core.task import TERMINAL, Submission, Task, TaskRecord, TaskStatus, Terms
+from headgate.core.why import Reason, reasons
+from headgate.engine.engine import Engine, EngineSettings, Why
+from headgate.engine.events import Happening
+from headgate.errors import (
+    IllegalTransitionError,
+    InvalidTaskError,
+    NotDispatchingError,
+    StoreError,
+    StoreUnavailableError,
+)
+from headgate.executors.callable import CallableExecutor
+from headgate.executors.executor import Executor
+from headgate.executors.targets import CallableTarget
+from headgate.providers.prices import PriceList
+from headgate.storage import queries
+from headgate.storage.sql_store import StoreLedger
+from headgate.storage.sqlite import SqliteTaskStore
+from headgate.storage.store import TaskQuery
+from headgate.storage.writer_process import ChildStarter
+from headgate.workflow.backend import STATES, Backend, Money, StepOrder, StepTask, Told
+from headgate.workflow.budgets import (
+    Books,
+    books_again,
+    change_in_books,
+    choose_books,
+    found_limits,
+    limits_of,
+    money_of,
+    run_scopes,
+    scopes_again,
+)
+from headgate.workflow.checks import check_steps
+from headgate.workflow.run_folder import STORE, Run
+from headgate.workflow.run_record import RunOptions, RunScope
+from headgate.workflow.step_executors import (
+    OWN_PREFIX,
+    RUN_LABEL,
+    STEP_LABEL,
+    CallSteps,
+    CommandSteps,
+    WrongSteps,
+)
+from headgate.workflow.step_requests import (
+    CallRequest,
+    CommandRequest,
+    HttpRequest,
+    ModelRequest,
+    TargetRequest,
+    Variables,
+    encoded,
+    result_value,
+)
+from headgate.workflow.workflow import (
+    CallWork,
+    CommandWork,
+    HttpWork,
+    ModelWork,
+    Step,
+    TargetWork,
+    Workflow,
+)
+
+if TYPE_CHECKING:
+    from headgate.workflow.step_executors import TargetSteps
+
+
+# Runs of steps as tasks of the engine, and back.
+#
+# A task is named after its run and its number, and after the generation if a resume began it anew.
+# Rule: the same order gives the same task, so that submitting it again changes nothing.
+
+AGENT = "run"
+"""The agent of steps that name none."""
+
+PROVISIONAL = "p"
+"""How the name of a task ends that went without one of its parents."""
+
+_COMMAND = f"{OWN_PREFIX}command"
+_WRONG = f"{OWN_PREFIX}wrong"
+
+
+class LocalTasks:
+    """Makes tasks of the orders of one run; all of them are charged to the same scope."""
+
+    def __init__(
+        self, run_id: str, workflow: Workflow, scope: str, targets: TargetSteps | None
+    ) -> None:
+        self._run_id = run_id
+        self._project_id = workflow.name
+        self._scopes = (scope,)
+        self._targets = targets
+        self._terms: dict[tuple[str, int], Terms] = {}
+
+    def draft(self, order: StepOrder, now: float) -> Draft:
+        """Return the task of an order; one that no target would take fails when it runs."""
+        step, request = order.step, order.request
+        labels = {**step.labels, RUN_LABEL: self._run_id, STEP_LABEL: step.id}
+        if not isinstance(request, TargetRequest):
+            submission = Submission(input=encoded(request), labels=labels)
+            return self._made(order, Task(target=_place(step, request)), submission, now)
+        if self._targets is None:
+            raise ValueError("the workflow has no step for a target")
+        try:
+            task, terms, submission = self._targets.draft(step, request, now)
+        except InvalidTaskError as error:
+            line = msgspec.Raw(msgspec.json.encode(str(error)))
+            return self._made(
+                order, Task(target=_WRONG), Submission(input=line, labels=labels), now
+            )
+        submission = msgspec.structs.replace(submission, labels=labels)
+        made = self._made(order, task, submission, now)
+        own = msgspec.structs.replace(made.terms, names_slot=terms.names_slot)
+        return made._replace(terms=own)
+
+    def _made(self, order: StepOrder, task: Task, submission: Submission, now: float) -> Draft:
+        step = order.step
+        own = Task(
+            id=task_id(self._run_id, order),
+            project_id=self._project_id,
+            agent_id=step.agent or AGENT,
+            priority=step.priority,
+            weight=step.weight,
+            created_at=now,
+            estimate_tokens=order.tokens,
+            scopes=self._scopes,
+            target=task.target,
+            slot=task.slot,
+            provider=task.provider,
+        )
+        return Draft(own, self._terms_of(step, order.micro_usd), submission)
+
+    def _terms_of(self, step: Step, micro_usd: int) -> Terms:
+        key = (step.id, micro_usd)
+        terms = self._terms.get(key)
+        if terms is None:
+            if len(self._terms) >= MAX_TERMS:
+                self._terms.clear()
+            is_fixed = step.cost_micro_usd is not None
+            terms = self._terms[key] = Terms(
+                estimate_micro_usd=0 if is_fixed else micro_usd,
+                max_attempts=step.retries + 1,
+                attempt_seconds=step.timeout_seconds,
+                cost_micro_usd=step.cost_micro_usd,
+            )
+        return terms
+
+
+MAX_TERMS = 10_000
+"""How many terms are kept to be used again; estimates may differ from item to item."""
+
+
+def task_id(run_id: str, order: StepOrder) -> str:
+    """Return the name of a task; names sort by number."""
+    mark = PROVISIONAL if order.is_provisional else ""
+    name = f"{run_id}-{order.number:07d}"
+    return f"{name}-{order.generation}{mark}" if order.generation or mark else name
+
+
+def step_task(record: TaskRecord, run_id: str) -> StepTask:
+    """Return what is known of a task, as whoever conducts the run knows it."""
+    task, progress = record.task, record.progress
+    number, _, generation = task.id[len(run_id) + 1 :].partition("-")
+    return StepTask(
+        number=int(number),
+        generation=int(generation.removesuffix(PROVISIONAL) or 0),
+        task_id=task.id,
+        state=STATES[task.status],
+        attempt=progress.attempt,
+        started_at=progress.started_at,
+        completed_at=progress.completed_at,
+        error=record.error,
+        tokens=progress.used_tokens,
+        micro_usd=progress.used_micro_usd,
+        assumed_micro_usd=progress.assumed_micro_usd,
+        is_provisional=generation.endswith(PROVISIONAL),
+    )
+
+
+def step_executors(
+    workflow: Workflow,
+    variables: Variables,
+    prices: PriceList,
+    targets: TargetSteps | None,
+    *,
+    places: int,
+) -> dict[str, Executor]:
+    """Return the executors of all steps, by the names that their tasks have them under."""
+    found = {} if targets is None else targets.executors(variables.environ)
+    found[_WRONG] = WrongSteps()
+    for step in workflow.steps:
+        name = _place(step, step.work)
+        match step.work:
+            case CommandWork() if name not in found:
+                found[name] = CommandSteps(workflow.folder, variables, prices)
+            case CallWork(entry_point=entry_point) if name not in found:
+                found[name] = _call(entry_point, f"steps.{step.id}.call", prices, places)
+    return found | _requesting(workflow, variables, prices, places)
+
+
+def _requesting(
+    workflow: Workflow, variables: Variables, prices: PriceList, places: int
+) -> dict[str, Executor]:
+    """Return the executors of steps that are requests; they share their connections."""
+    steps = [step for step in workflow.steps if isinstance(step.work, HttpWork | ModelWork)]
+    if not steps:
+        return {}
+    # It brings a client for HTTP along, which a run of commands does without.
+    from headgate.workflow import http_steps as step_requests  # noqa: PLC0415
+
+    sending = step_requests.Sending(step_requests.Connections(places), variables, prices)
+    http = sending.http()
+    found: dict[str, Executor] = {}
+    for step in steps:
+        name = _place(step, step.work)
+        if isinstance(step.work, HttpWork):
+            found[name] = http
+        elif isinstance(step.work, ModelWork) and name not in found:
+            found[name] = sending.model(workflow.endpoints[step.work.endpoint])
+    return found
+
+
+def _call(entry_point: str, setting: str, prices: PriceList, places: int) -> CallSteps:
+    target = CallableTarget(entry_point=entry_point, threads=places)
+    return CallSteps(CallableExecutor(entry_point, target, prices=prices, setting=setting))
+
+
+def _place(step: Step, work: object) -> str:
+    """Return where a step runs. What is asked to pause is paused under this name, and no more."""
+    match work:
+        case CommandRequest() | CommandWork():
+            return _COMMAND
+        case HttpRequest() | HttpWork():
+            return f"{OWN_PREFIX}http:{step.id}"
+        case CallRequest(entry_point=entry_point) | CallWork(entry_point=entry_point):
+            return f"{OWN_PREFIX}call:{entry_point}"
+        case ModelRequest(endpoint=endpoint) | ModelWork(endpoint=endpoint):
+            return f"{OWN_PREFIX}model:{endpoint}"
+    return ""
+
+
+# The engine of a run in this process: what it runs on, what it may use, how it is set.
+
+RESULTS_KEPT_SECONDS = 100 * 365 * 86_400.0
+WRITTEN_APART = 1_000
+"""From how many runs of steps on a process of its own writes: starting one takes a moment."""
+
+
+def targets_of(
+    run: Run, workflow: Workflow, options: RunOptions, environ: Mapping[str, str]
+) -> TargetSteps | None:
+    """Return the targets of a workflow, and have the record name their file for a resume."""
+    targets = named_targets(workflow, options, environ)
+    path = None if targets is None else settings_file(options.config)
+    if path is not None and run.record.config is None:
+        run.change(config=str(path.absolute()))
+    return targets
+
+
+def named_targets(
+    workflow: Workflow, options: RunOptions, environ: Mapping[str, str]
+) -> TargetSteps | None:
+    """Return the targets that the steps of a workflow name; None if they name none."""
+    if not any(isinstance(step.work, TargetWork) for step in workflow.steps):
+        return None
+    # It brings the service along, which most runs do without.
+    from headgate.workflow.step_executors import target_steps  # noqa: PLC0415
+
+    return target_steps(workflow, settings_file(options.config), environ, agent_id=AGENT)
+
+
+def search(folder: Path) -> None:
+    """Have functions beside a workflow found when its steps call them."""
+    # Behind everything else: a file beside the workflow must not hide a module of ours.
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def starter_of(run: Run) -> ChildStarter | None:
+    """Return what starts the process that writes, where the run is long enough to be worth one."""
+    if run.record.total < WRITTEN_APART or not StoreSettings().writes_in_process:
+        return None
+    modules = ("headgate.storage.sqlite",)
+    return ChildStarter(inherited=() if run.lock is None else (run.lock,), modules=modules)
+
+
+def engine_settings(
+    workflow: Workflow,
+    targets: TargetSteps | None,
+    places: int,
+    budgets: dict[Scope, Limit],
+) -> EngineSettings:
+    """Return how the engine of a run works: nothing is turned away, and no result expires."""
+    return EngineSettings(
+        desk=DeskSettings(
+            projects=(Project(id=workflow.name, max_concurrent_agents=None),),
+            rate_limits=() if targets is None else targets.rate_limits,
+            max_inflight=places,
+            max_per_agent_inflight=places,
+            # There is one project, and nobody that it would have to be fair to.
+            counts_free_work=False,
+        ),
+        limits=QueueLimits(max_queue=None, max_per_agent=None),
+        budgets=budgets,
+        places=places,
+        result_ttl_seconds=RESULTS_KEPT_SECONDS,
+    )
+
+
+# What keeps a run in this process from going on: its store, its books, or its folder is gone.
+#
+# Rule: what may pass is said, and waited for. What cannot is raised, so that the run ends.
+
+
+def trouble_of(engine: Engine) -> str:
+    """Say in one line why nothing of a run ends or starts; empty if all is well."""
+    if books := books_problem(engine):
+        return f"the books do not answer, and nothing starts or is booked: {books}"
+    store = engine.runner.problem or engine.node.problem or engine.dispatcher.problem
+    return f"the store does not answer, and no step ends before it does: {store}" if store else ""
+
+
+def closing_trouble(engine: Engine, seconds: float) -> str:
+    """Say in one line what the end of a run waits for, and for how long; empty if for nothing."""
+    if books := books_problem(engine):
+        wait = f"the end waits {seconds:.0f} s for them, or until Ctrl-C"
+        return f"the books do not answer, and what has ended is not booked; {wait}: {books}"
+    return trouble_of(engine)
+
+
+def books_problem(engine: Engine) -> str:
+    """Return what a ledger outside the store failed by the last time; empty if by nothing."""
+    return "" if engine.ledger is None else engine.ledger.problem
+
+
+class StoreFile:
+    """The file of a store as it was opened: one that was deleted does not come back."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._opened: tuple[int, int] | None = None
+
+    def note(self) -> None:
+        """Remember the file, now that it is open."""
+        self._opened = self._found()
+
+    def check(self) -> None:
+        """Raise if the file is not the one that was opened."""
+        if self._opened is None or self._found() == self._opened:
+            return
+        folder = self._path.parent
+        lost = self._path if folder.exists() else f"the folder of the run, {folder},"
+        problem = f"{lost} was deleted or replaced while the run went on; what ran is lost"
+        advice = "; begin anew with headgate run FILE"
+        raise StoreError(problem + advice)
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+
+# Why steps wait in this process, in one line each, and whether anything but time can help.
+
+
+def why_line(why: Why, desk: Desk | None, now: float) -> str:
+    """Return every rule that holds a task, in one line."""
+    return "; ".join([_line(reason, desk, now) for reason in why.reasons])
+
+
+def waits_for_windows(desk: Desk, now: float) -> bool:
+    """Tell whether all that waits can start only when the window of a budget moves on."""
+    if not desk.waiting or len(desk.flights):
+        return False
+    return all(_waits_for_window(desk, reasons(desk, one, now)) for one in list(desk.waiting))
+
+
+def _waits_for_window(desk: Desk, found: tuple[Reason, ...]) -> bool:
+    refusals = (_refusal(reason.hold, desk) for reason in found)
+    # What others hold may be given back, and is asked for again before long.
+    return any(one is not None and one.resets_at is not None and not one.reserved
+               for one in refusals)  # fmt: skip
+
+
+def _refusal(hold: Hold, desk: Desk) -> Refused | None:
+    match hold:
+        case BudgetShort(scope=scope) | GateClosed(kind="scope", name=scope):
+            return desk.parking.refusals.get(scope)
+    return None
+
+
+def _line(reason: Reason, desk: Desk | None, now: float) -> str:
+    hold = reason.hold
+    refused = None if desk is None else _refusal(hold, desk)
+    if refused is not None:
+        return _budget_line(refused, now)
+    match hold:
+        case NotYetDue(until=until):
+            return f"tries again in {max(0.0, until - now):.0f} s"
+        case LaneBehind():
+            return "others go first"
+        case GateClosed(kind="target", why=why, until=until) if until is not None:
+            return f"paused for {max(0.0, until - now):.0f} s: {why}"
+    return hold.message
+
+
+def _budget_line(refused: Refused, now: float) -> str:
+    used = refused.spent + refused.overrun
+    line = f"{refused.scope or 'the root'}: {_amount(used, refused)} of"
+    line += f" {_amount(refused.limit, refused)} spent, {_amount(refused.reserved, refused)} held"
+    line += f", it needs {_amount(refused.requested, refused)}"
+    if refused.resets_at is None:
+        return line
+    return f"{line}; more in {max(0.0, refused.resets_at - now):.0f} s"
+
+
+def _amount(amount: int, refused: Refused) -> str:
+    if refused.unit is Unit.TOKENS:
+        return f"{amount} tokens"
+    return format_usd(amount)
+
+
+PAGE = 1_000
+LOOK_SECONDS = 1.0
+MAX_ASKED_AT_ONCE = 32
+
+SUBMIT_TRIES = 60
+SUBMIT_PAUSE_SECONDS = 0.5
+LEAVE_SECONDS = 10.0
+BOOK_SECONDS = 30.0
+"""How long the end of a run waits for books that are away."""
+
+_LIVE = tuple(dict.fromkeys(set(TaskStatus) - TERMINAL))
+
+
+class LocalBackend:
+    """Carries out the steps of one run on an engine of its own."""
+
+    def __init__(
+        self,
+        run: Run,
+        tasks: LocalTasks,
+        store: SqliteTaskStore,
+        engine: Engine,
+        *,
+        scopes: tuple[RunScope, ...],
+        options: RunOptions,
+    ) -> None:
+        self._run = run
+        self._options = options
+        self._tasks = tasks
+        self._store = store
+        self._engine = engine
+        self._scopes = scopes
+        self._told: Told = _tell_nobody
+        # By task that has not ended, the rank of what was told of it last.
+        self._live: dict[str, int] = {}
+        self._file = StoreFile(run.path / STORE)
+        self._is_closing = self._is_closed = False
+        self._asked_at = store.now()
+        self.unbooked_micro_usd = 0
+        """What the books had not been told when everything was closed; a resume tells them."""
+        self._money: list[Money] = [
+            Money(
+                scope=one.scope,
+                spent_micro_usd=0,
+                reserved_micro_usd=0,
+                limit_micro_usd=one.micro_usd,
+            )
+            for one in scopes
+        ]
+        engine.feed.witnesses.append(self._hear)
+        # Events end when dispatching does; what runs then may end later, and is told of, too.
+        engine.told = self._look_at
+        engine.before_start(self._prepare)
+        engine.also_run("run", self._look_again_when_needed)
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing ends or starts, in one line; at the end, why not everything is booked."""
+        if self._is_closed:
+            return books_problem(self._engine) if self.unbooked_micro_usd else ""
+        if self._is_closing:
+            return closing_trouble(self._engine, BOOK_SECONDS)
+        return trouble_of(self._engine)
+
+    def check(self) -> None:
+        """Raise if the store was deleted under the run: nothing can ever end then."""
+        self._file.check()
+
+    def listen(self, told: Told) -> None:
+        """Have changes told from now on."""
+        self._told = told
+
+    async def open(self) -> None:
+        """Start the engine; it recovers what an earlier process left unfinished."""
+        try:
+            await self._engine.start()
+        except BaseException:
+            await self._close(drain_seconds=0.0, book_seconds=0.0)
+            raise
+
+    async def known(self) -> AsyncIterator[StepTask]:
+        """Give every task of the run, page by page."""
+        before: str | None = None
+        while True:
+            page = await self._store.find(TaskQuery(before=before, limit=PAGE))
+            for record in page.records:
+                yield step_task(record, self._run.id)
+            before = page.next_before
+            if before is None:
+                return
+
+    async def submit(self, orders: Sequence[StepOrder]) -> None:
+        """Have steps carried out; one that was submitted before is left as it is."""
+        now = self._store.now()
+        waiting = [self._tasks.draft(order, now) for order in orders]
+        for draft in waiting:
+            self._live.setdefault(draft.task.id, -1)
+        for tries in count(1):
+            waiting, error = await self._submitted(waiting)
+            if error is None:
+                return
+            if tries == SUBMIT_TRIES:
+                raise error
+            await asyncio.sleep(SUBMIT_PAUSE_SECONDS)
+
+    async def results(self, tasks: Sequence[StepTask]) -> list[Any]:
+        """Return the results of tasks that are done, as values, in their order."""
+        names = [task.task_id for task in tasks]
+        found = await self._store.ask(partial(queries.results, task_ids=names))
+        return [result_value(found.get(name)) for name in names]
+
+    async def cancel(self, tasks: Sequence[StepTask]) -> None:
+        """Cancel what waits and stop what runs; what has ended meanwhile stays as it is."""
+        if self._is_closing:
+            # Whoever wants an end waits no longer for books that are away, either.
+            self._engine.hurry()
+        for start in range(0, len(tasks), MAX_ASKED_AT_ONCE):
+            some = tasks[start : start + MAX_ASKED_AT_ONCE]
+            await asyncio.gather(*(self._cancelled(task.task_id) for task in some))
+
+    async def why(self, task: StepTask) -> str:
+        """Say in one line why a task waits; empty if nobody knows."""
+        engine = self._engine
+        if engine.dispatcher.problem:
+            return engine.dispatcher.problem
+        try:
+            found = await engine.why(task.task_id)
+        except (NotDispatchingError, StoreUnavailableError):
+            return ""
+        return "" if found is None else why_line(found, engine.dispatcher.desk, engine.now())
+
+    async def money(self) -> list[Money]:
+        """Return the scopes of the run; as they were last, while the books cannot be asked."""
+        if self._is_closed:
+            return self._money
+        try:
+            await self._engine.carry_settlements()
+            self._money = await money_of(self._ledger, self._scopes)
+            self._asked_at = self._store.now()
+        except StoreUnavailableError:
+            replace, asked_at = msgspec.structs.replace, self._asked_at
+            self._money = [replace(one, as_of=asked_at) for one in self._money]
+        return self._money
+
+    async def is_stuck(self) -> bool:
+        """Tell whether what waits can only go on when a budget's window moves on."""
+        desk = self._engine.dispatcher.desk
+        return desk is not None and waits_for_windows(desk, self._engine.now())
+
+    async def close(self, *, drain_seconds: float) -> None:
+        """Take no more, let what runs finish for so long, then stop it; what waits stays."""
+        await self._close(drain_seconds=drain_seconds, book_seconds=BOOK_SECONDS)
+
+    async def _close(self, *, drain_seconds: float, book_seconds: float) -> None:
+        self._is_closing = True
+        try:
+            self.check()
+        except StoreError:
+            drain_seconds = book_seconds = 0.0
+            await self._engine.runner.leave(LEAVE_SECONDS)
+        await self._engine.drain(drain_seconds=drain_seconds, settle_seconds=book_seconds)
+        with suppress(StoreUnavailableError):
+            self.unbooked_micro_usd = await self._engine.unbooked_micro_usd()
+            await self.money()
+        self._is_closed = True
+        await self._engine.close()
+
+    @property
+    def has_left_behind(self) -> bool:
+        """Whether work that was told to stop goes on all the same, and ends with the process."""
+        return self._engine.runner.has_left_behind
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._engine.ledger or StoreLedger(self._store)
+
+    async def _prepare(self) -> None:
+        """Found what budgets there are not, and know what is yet to end, before anything runs."""
+        self._file.note()
+        await self._found()
+        before: str | None = None
+        while True:
+            page = await self._store.find(TaskQuery(states=_LIVE, before=before, limit=PAGE))
+            self._live.update((record.task.id, -1) for record in page.records)
+            before = page.next_before
+            if before is None:
+                return
+
+    async def _found(self) -> None:
+        record, ledger = self._run.record, self._engine.ledger
+        if ledger is not None:
+            if record.has_begun and self._options.micro_usd is not None:
+                for scope, limit in limits_of(self._scopes[-1:]).items():
+                    await ledger.set_limit(scope, limit)
+            self._scopes = await found_limits(
+                ledger,
+                self._scopes,
+                self._options,
+                change=change_in_books(record.tracker, record.books),
+                is_resumed=record.has_begun,
+            )
+        if self._scopes != record.scopes:
+            self._run.change(scopes=self._scopes, micro_usd=self._scopes[-1].micro_usd)
+
+    async def _submitted(self, drafts: list[Draft]) -> tuple[list[Draft], Exception | None]:
+        """Submit tasks, and return those of which nobody knows whether they were stored."""
+        answers = await asyncio.gather(
+            *(self._engine.submit(*draft) for draft in drafts), return_exceptions=True
+        )
+        failed: list[Draft] = []
+        problem: Exception | None = None
+        for draft, answer in zip(drafts, answers, strict=True):
+            if isinstance(answer, StoreUnavailableError):
+                failed.append(draft)
+                problem = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+        return failed, problem
+
+    async def _cancelled(self, task_id: str) -> None:
+        try:
+            await self._engine.cancel_soon(task_id)
+        except IllegalTransitionError:
+            return
+
+    def _hear(self, _happening: Happening, record: TaskRecord) -> None:
+        self._tell(record)
+
+    def _look_at(self, records: Iterable[TaskRecord]) -> None:
+        for record in records:
+            self._tell(record)
+
+    def _tell(self, record: TaskRecord) -> None:
+        """Tell of a change, unless this or what came after it was told before."""
+        task_id = record.task.id
+        rank = rank_of(record.task.status, record.progress.attempt)
+        if rank <= self._live.get(task_id, LAST_RANK):
+            return
+        if rank == LAST_RANK:
+            del self._live[task_id]
+        else:
+            self._live[task_id] = rank
+        self._told(step_task(record, self._run.id))
+
+    async def _look_again_when_needed(self) -> None:
+        life = self._engine.feed.life
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if life != self._engine.feed.life:
+                life = self._engine.feed.life
+                await self._look_again()
+
+    async def _look_again(self) -> None:
+        """Tell what happened to tasks while nobody was told."""
+        for task_id in list(self._live):
+            record = await self._store.get(task_id)
+            if record is not None:
+                self._tell(record)
+
+
+def local_backend(
+    run: Run, workflow: Workflow, options: RunOptions, environ: Mapping[str, str]
+) -> Backend:
+    """Return what carries out a run here; whatever is missing is found before anything is opened.
+
+    The run must be held by this process.
+    """
+    variables = Variables(environ)
+    check_steps(workflow, variables)
+    targets = targets_of(run, workflow, options, environ)
+    scopes, books = _budgets(run, workflow, options, environ)
+    if any(isinstance(step.work, CallWork) for step in workflow.steps):
+        search(workflow.folder)
+    places = options.concurrency or workflow.concurrency
+    ledger = None if books.url is None else connect_budget(books.url).ledger
+    store = SqliteTaskStore(run.path / STORE, keeps_books=ledger is None, starter=starter_of(run))
+    prices = PriceList(workflow.prices)
+    engine = Engine(
+        store,
+        step_executors(workflow, variables, prices, targets, places=places),
+        engine_settings(workflow, targets, places, {} if ledger else limits_of(scopes)),
+        ledger=ledger,
+    )
+    if targets is not None and targets.slot_settings is not None:
+        from headgate.app import attach_slots  # noqa: PLC0415  most runs have no slots
+
+        attach_slots(engine, store, targets.slot_settings, environ, data=run.path, is_shared=False)
+    tasks = LocalTasks(run.id, workflow, scopes[-1].scope, targets)
+    return LocalBackend(run, tasks, store, engine, scopes=scopes, options=options)
+
+
+def _budgets(
+    run: Run, workflow: Workflow, options: RunOptions, environ: Mapping[str, str]
+) -> tuple[tuple[RunScope, ...], Books]:
+    """Return the scopes of a run and its books: as they were chosen once, before it began."""
+    if (run.path / STORE).exists():
+        books = books_again(run.record, options, environ)
+        return scopes_again(run.record, options), books
+    scopes = scopes_again(run.record, options) if run.record.scopes else ()
+    scopes = scopes or run_scopes(workflow, options, environ)
+    books = choose_books(scopes, options, environ)
+    run.change(scopes=scopes, tracker=books.tracker, books=books.address)
+    return scopes, books
+
+
+def _tell_nobody(_task: StepTask) -> None:
+    return

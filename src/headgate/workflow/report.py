@@ -1,0 +1,268 @@
+"""What can be told of a run, while it goes on and afterwards, to a terminal or as JSON."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from functools import lru_cache
+
+import msgspec
+
+from headgate.workflow.backend import Money, StepTask, TaskState
+from headgate.workflow.progress import Standing, StepCounts, WorkflowProgress
+from headgate.workflow.workflow import Workflow
+
+
+class RunState(Enum):
+    """How a run stands."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    """All that could run has run, and some of it failed."""
+    EXHAUSTED = "exhausted"
+    """A budget would not hold what was left."""
+    INTERRUPTED = "interrupted"
+    """Its process was stopped, or is gone."""
+    UNBOOKED = "unbooked"
+    """All is done, and books that were away have not been told of all of it."""
+
+
+class StepState(Enum):
+    """How one run of a step stands, for people: the states of a task, and those without one."""
+
+    WAITING = "waiting"
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    NOT_RUN = "not run"
+    """No budget would hold it, or the run ended before it."""
+    STOPPED = "stopped"
+    """It had begun, and an interruption ended it."""
+
+
+class StepRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a step; `name` is its id, with `[index]` where it runs for each item.
+
+    `why` says why it waits, was skipped or was not run.
+    """
+
+    name: str
+    step: str
+    index: int | None
+    state: StepState
+    task: StepTask | None = None
+    why: str = ""
+
+
+Ended = Callable[[StepRow], None]
+"""Is told of every run of a step when it has ended, skipped ones too: `Conductor(…, ended=…)`.
+
+Rows are made for it only if somebody listens; it must be quick and raise nothing."""
+
+
+class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """All runs of one step together."""
+
+    step: str
+    total: int
+    counts: dict[str, int]
+    seconds: float | None = None
+    """From the first start to the last end, as far as it has come."""
+    attempts: int = 0
+    tokens: int = 0
+    micro_usd: int = 0
+    assumed_micro_usd: int = 0
+    error: str | None = None
+    """The first error, if any run failed."""
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole run, by steps; `rows` has the runs that are worth a line (running, failed)."""
+
+    run_id: str
+    workflow: str
+    state: RunState
+    began_at: float
+    ended_at: float | None = None
+    seconds: float = 0.0
+    """How long processes have carried it; the time between two of them does not count."""
+    steps: tuple[StepSummary, ...] = ()
+    rows: tuple[StepRow, ...] = ()
+    money: tuple[Money, ...] = ()
+    exhausted_by: str | None = None
+    """The words of the budget that would not hold the next step."""
+    total: int = 0
+    ended: int = 0
+    unbooked_micro_usd: int = 0
+    """What the books had not been told when the run ended; a resume tells them."""
+    trouble: str = ""
+    """What keeps the whole run from going on now, or kept its money from being booked."""
+
+
+# What the tasks of a run came to: money, tokens, attempts and errors, by step.
+#
+# Rule: a task is added once, when it has ended, whatever generation it is of: what a failed
+# attempt cost before a resume stays spent. Of a single run only its cost is kept, its task where
+# a later step reads its result, and its error where one reads that.
+
+_OUTPUTS = frozenset(("output", "result", "outputs", "results"))
+
+
+class _StepTally:
+    """The sums of one step; `summary` is kept until something changes."""
+
+    __slots__ = ("assumed_micro_usd", "attempts", "error", "first_start", "last_end", "micro_usd",
+                 "summary", "tokens")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.attempts = 0
+        self.tokens = 0
+        self.micro_usd = 0
+        self.assumed_micro_usd = 0
+        self.first_start: float | None = None
+        self.last_end: float | None = None
+        self.error: str | None = None
+        self.summary: StepSummary | None = None
+
+    def add(self, task: StepTask) -> None:
+        self.attempts += task.attempt
+        self.tokens += task.tokens
+        self.micro_usd += task.micro_usd
+        self.assumed_micro_usd += task.assumed_micro_usd
+        self.first_start = _earliest(self.first_start, task.started_at)
+        if task.completed_at is not None:
+            self.last_end = max(self.last_end or 0.0, task.completed_at)
+
+
+class RunTally:
+    """The sums of a whole run."""
+
+    def __init__(
+        self, workflow: Workflow, progress: WorkflowProgress, read: Iterable[tuple[str, str]]
+    ) -> None:
+        self._progress = progress
+        self._steps = {step.id: _StepTally() for step in workflow.steps}
+        self._micro_usd = array("q", bytes(8 * progress.total))
+        self._results_read = {step for step, field in read if field in _OUTPUTS}
+        self._errors_read = {step for step, field in read if field == "error"}
+        self._kept: dict[int, tuple[int, str]] = {}
+        self._errors: dict[int, str] = {}
+
+    def add(self, task: StepTask) -> None:
+        """Add a task that has ended."""
+        step_id = self._progress.step(task.number).id
+        tally = self._steps[step_id]
+        tally.add(task)
+        tally.summary = None
+        self._micro_usd[task.number] += task.micro_usd
+        if task.state is TaskState.DONE and step_id in self._results_read:
+            self._kept[task.number] = (task.generation, task.task_id)
+
+    def fail(self, number: int, error: str) -> None:
+        """Keep the error of a run that failed, with a task or without one."""
+        step_id = self._progress.step(number).id
+        tally = self._steps[step_id]
+        tally.summary = None
+        if tally.error is None:
+            tally.error = error
+        if step_id in self._errors_read:
+            self._errors[number] = error
+
+    def touch(self, step_id: str) -> None:
+        """Say that the counts of a step have changed."""
+        self._steps[step_id].summary = None
+
+    def kept_task(self, number: int) -> StepTask:
+        """Return the task of a run that is done and whose result some step reads."""
+        generation, task_id = self._kept[number]
+        return StepTask(number=number, generation=generation, task_id=task_id, state=TaskState.DONE)
+
+    def error(self, number: int) -> str | None:
+        """Return the error of a run that failed and whose error some step reads."""
+        return self._errors.get(number)
+
+    def micro_usd(self, number: int) -> int:
+        """Return what a run cost, over all generations."""
+        return self._micro_usd[number]
+
+    def step_micro_usd(self, step_id: str) -> int:
+        """Return what the runs of a step cost that have ended."""
+        return self._steps[step_id].micro_usd
+
+    def summaries(self, live: Iterable[StepTask], now: float) -> tuple[StepSummary, ...]:
+        """Return every step as it stands now; `live` are the tasks that have not ended."""
+        by_step: dict[str, list[StepTask]] = {}
+        for task in live:
+            by_step.setdefault(self._progress.step(task.number).id, []).append(task)
+        return tuple(
+            [
+                tally.summary
+                if tally.summary is not None and step_id not in by_step
+                else self._summary(step_id, tally, by_step, now)
+                for step_id, tally in self._steps.items()
+            ]
+        )
+
+    def _summary(
+        self,
+        step_id: str,
+        tally: _StepTally,
+        by_step: Mapping[str, list[StepTask]],
+        now: float,
+    ) -> StepSummary:
+        live = by_step.get(step_id, [])
+        running = [task for task in live if task.state is TaskState.RUNNING]
+        counts = self._progress.counts(step_id)
+        summary = StepSummary(
+            step=step_id,
+            total=counts.total,
+            counts=_counts(counts, running=len(running)),
+            seconds=_seconds(tally, live, now if running else None),
+            attempts=tally.attempts + sum(task.attempt for task in live),
+            tokens=tally.tokens + sum(task.tokens for task in live),
+            micro_usd=tally.micro_usd + sum(task.micro_usd for task in live),
+            assumed_micro_usd=tally.assumed_micro_usd
+            + sum(task.assumed_micro_usd for task in live),
+            error=tally.error,
+        )
+        tally.summary = None if live else summary
+        return summary
+
+
+def _counts(counts: StepCounts, *, running: int) -> dict[str, int]:
+    return _by_state(
+        (
+            counts[Standing.WAITING],
+            counts[Standing.SUBMITTED] - running,
+            running,
+            counts[Standing.DONE],
+            counts[Standing.FAILED],
+            counts.skipped,
+            counts.not_run - counts[Standing.CUT_OFF],
+            counts[Standing.CUT_OFF],
+        )
+    )
+
+
+@lru_cache(maxsize=1_024)
+def _by_state(counts: tuple[int, ...]) -> dict[str, int]:
+    # Thousands of steps that run once have the same counts, and share them.
+    return {state.value: count for state, count in zip(StepState, counts, strict=True) if count > 0}
+
+
+def _seconds(tally: _StepTally, live: list[StepTask], now: float | None) -> float | None:
+    first = tally.first_start
+    for task in live:
+        first = _earliest(first, task.started_at)
+    last = tally.last_end if now is None else now
+    return None if first is None or last is None else max(0.0, last - first)
+
+
+def _earliest(first: float | None, second: float | None) -> float | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)

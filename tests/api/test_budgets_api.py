@@ -1,0 +1,391 @@
+"""Budgets over HTTP: the same answers for the same id, exact amounts, and budgets of one's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from api.asgi_client import Client, Response, answer_of
+from api.fake_tokens import FakeTokens
+from headgate.api.auth import Entrance
+from headgate.budgets.local import LocalLedger
+from headgate.budgets.tracker import LedgerTracker
+from headgate.core.lifecycle import Usage
+from headgate.errors import LedgerUnavailableError
+from headgate.storage.memory import MemoryTaskStore
+from headgate.storage.sql_store import StoreLedger
+from headgate.storage.tokens import UNBOUND, Bounds, Permission, new_token
+from headgate.storage.usage import SqlUsage
+from headgate.testing import VirtualClock
+from storage.scene import HERE, Place, Scene, fresh_place
+
+KINDS = ("store", "outside")
+IN_SEARCH = "project:search/session:s"
+
+
+class Bank:
+    """An application with budgets behind it."""
+
+    def __init__(self, tracker: LedgerTracker, clock: VirtualClock) -> None:
+        self.client = Client()
+        self.tracker = tracker
+        self.clock = clock
+        self.tokens = FakeTokens()
+        self.client.app.api.tracker = tracker
+        self.client.app.api.entrance = Entrance(self.tokens)
+
+    def token(self, *permissions: Permission, bounds: Bounds = UNBOUND) -> str:
+        new = new_token(name="t", permissions=permissions, now=self.tokens.time, bounds=bounds)
+        self.tokens.kept[new.kept.token.id] = new.kept
+        return new.text
+
+    async def ask(self, verb: str, token: str = "", **body: object) -> Response:
+        sent = json.dumps(body).encode()
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        path = f"/budgets/{verb}"
+        return await answer_of(self.client.app, "POST", path, sent, headers=headers)
+
+    async def status(self, scope: str = "", token: str = "") -> Response:
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        query = f"?scope={scope}" if scope else ""
+        path = f"/budgets/status{query}"
+        return await answer_of(self.client.app, "GET", path, headers=headers)
+
+
+@asynccontextmanager
+async def bank(kind: str) -> AsyncIterator[Bank]:
+    clock = VirtualClock()
+    if kind == "outside":
+        yield Bank(LedgerTracker(LocalLedger(clock=clock)), clock)
+        return
+    store = MemoryTaskStore(clock=clock)
+    await store.open()
+    try:
+        yield Bank(LedgerTracker(StoreLedger(store)), clock)
+    finally:
+        await store.close()
+
+
+Check = Callable[[Bank], Awaitable[None]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_money_is_held_dispatched_and_booked(kind: str) -> None:
+    async with bank(kind) as it:
+        await it.tracker.set_budget("project:search", limit_usd="1.00")
+        held = await it.ask("reserve", id="r1", scope=IN_SEARCH, usd="0.25", tokens=10)
+        assert held.status == 200
+        assert held.json | {"leaseUntil": ""} == {
+            "id": "r1",
+            "scope": IN_SEARCH,
+            "state": "held",
+            "isLive": True,
+            "usd": "0.25",
+            "tokens": 10,
+            "leaseUntil": "",
+        }
+        sent = await it.ask("dispatched", id="r1", scope=IN_SEARCH)
+        assert sent.json["state"] == "dispatched"
+        booked = await it.ask("commit", id="r1", scope=IN_SEARCH, usd=0.1, tokens=7)
+        assert booked.json == {"id": "r1", "scope": IN_SEARCH, "state": "committed"}
+        status = (await it.status("project:search")).json
+        assert (status["spentUsd"], status["reservedUsd"], status["remainingUsd"]) == (
+            "0.10",
+            "0.00",
+            "0.90",
+        )
+        assert status["children"][0] == {
+            "scope": IN_SEARCH,
+            "window": "none",
+            "spentUsd": "0.10",
+            "reservedUsd": "0.00",
+            "overrunUsd": "0.00",
+            "spentTokens": 7,
+            "reservedTokens": 0,
+            "overrunTokens": 0,
+            "burnUsdPerHour": "0.60",
+            "burnTokensPerHour": 42,
+            "burnMeasuredSeconds": 600,
+        }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_budget_is_founded_once_and_another_limit_is_told_of_the_first(kind: str) -> None:
+    async with bank(kind) as it:
+        wanted = {"scope": "session:s", "limitUsd": "1.00", "window": "day"}
+        founded = {"scope": "session:s", "limitUsd": "1.00", "window": "day"}
+        for _ in range(2):
+            answer = await it.ask("found", **wanted)
+            assert (answer.status, answer.json) == (200, founded)
+        refused = await it.ask("found", scope="session:s", limitUsd=2, limitTokens=5)
+        assert (refused.status, refused.json["code"]) == (409, "budget_mismatch")
+        assert refused.json["details"] == {
+            "scope": "session:s",
+            "existing": "$1.00 (day)",
+            "wanted": "$2.00 and 5 tokens",
+        }
+        assert "the limit is $1.00 (day), and the request says $2.00" in refused.json["error"]
+        assert (await it.status("session:s")).json["limitUsd"] == "1.00"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"scope": "session:s"}, "limitUsd"),
+        ({"scope": "session:s", "limitUsd": "-1"}, "limitUsd"),
+        ({"scope": "session:s", "limitTokens": -1}, "limitTokens"),
+        ({"scope": "session:s", "limitUsd": 1, "window": "hourly"}, "window"),
+        ({"scope": "no scope", "limitUsd": 1}, "scope"),
+    ],
+)
+async def test_a_budget_that_cannot_be_founded_is_refused_by_its_field(
+    fields: dict[str, object], field: str
+) -> None:
+    async with bank("store") as it:
+        refused = await it.ask("found", "", **fields)
+        assert (refused.status, refused.json["code"]) == (400, "invalid_field")
+        assert refused.json["details"]["field"] == field
+
+
+async def test_what_others_submit_is_not_limited_by_whoever_may_submit() -> None:
+    async with bank("store") as it:
+        submitter, admin = it.token("submit"), it.token("submit", "admin")
+        reader = it.token("read")
+        bound = it.token("submit", bounds=Bounds(project_id="search"))
+        for token, scope, status in (
+            (submitter, "session:s", 200),
+            (submitter, "project:search/session:s", 200),
+            (submitter, "", 403),
+            (submitter, "project:search", 403),
+            (bound, "project:search", 403),
+            (bound, "project:search/run:r", 200),
+            (bound, "session:other", 403),
+            (reader, "session:third", 403),
+            (admin, "project:search", 200),
+            (admin, "", 200),
+        ):
+            answer = await it.ask("found", token, scope=scope, limitUsd=9)
+            assert answer.status == status, (scope, answer.json)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_same_id_gets_the_same_answer(kind: str) -> None:
+    async with bank(kind) as it:
+        for verb, fields in (
+            ("reserve", {"usd": "0.3"}),
+            ("dispatched", {}),
+            ("commit", {"usd": "0.2"}),
+        ):
+            first = await it.ask(verb, id="r", scope="session:s", **fields)
+            again = await it.ask(verb, id="r", scope="session:s", **fields)
+            assert (first.status, first.json) == (200, again.json)
+        assert (await it.status("session:s")).json["spentUsd"] == "0.20"
+        other = await it.ask("commit", id="r", scope="session:s", usd="0.21")
+        assert (other.status, other.refusal["code"]) == (409, "reservation_conflict")
+        changed = await it.ask("reserve", id="r", scope="session:s", usd="0.31")
+        assert changed.refusal["code"] == "reservation_conflict"
+        assert "reservation 'r' is committed" in changed.refusal["error"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_full_budget_is_402_with_its_figures(kind: str) -> None:
+    async with bank(kind) as it:
+        await it.tracker.set_budget("project:search", limit_usd="1", window="day")
+        await it.ask("reserve", id="r1", scope=IN_SEARCH, usd="0.75")
+        answer = await it.ask("reserve", id="r2", scope=IN_SEARCH, usd="0.250001")
+        assert (answer.status, answer.refusal["code"]) == (402, "budget_exceeded")
+        assert answer.refusal["retryable"] is False
+        details = answer.refusal["details"]
+        assert details.pop("resetsAt").endswith("T00:00:00Z")
+        assert details == {
+            "scope": "project:search",
+            "unit": "usd",
+            "limit": "1.00",
+            "spent": "0.00",
+            "reserved": "0.75",
+            "overrun": "0.00",
+            "requested": "0.250001",
+            "mayClear": True,
+        }
+        assert (await it.ask("release", id="r1", scope=IN_SEARCH)).json["state"] == "released"
+        assert (await it.ask("reserve", id="r2", scope=IN_SEARCH, usd="0.250001")).status == 200
+
+
+async def test_tokens_are_refused_in_tokens() -> None:
+    async with bank("store") as it:
+        await it.tracker.set_budget("session:s", limit_tokens=10)
+        answer = await it.ask("reserve", id="r", scope="session:s", tokens=11)
+        details = answer.refusal["details"]
+        assert (details["unit"], details["limit"], details["requested"]) == ("tokens", 10, 11)
+        assert (details["resetsAt"], details["mayClear"]) == (None, False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_lease_that_ends_gives_back_what_was_held_and_books_what_was_sent(
+    kind: str,
+) -> None:
+    async with bank(kind) as it:
+        for name, dispatched in (("held", False), ("sent", True)):
+            await it.ask(
+                "reserve", id=name, scope="session:s", usd=1, leaseSeconds=5, dispatched=dispatched
+            )
+        it.clock.advance(6.0)
+        status = (await it.status("session:s")).json
+        assert (status["reservedUsd"], status["spentUsd"]) == ("0.00", "1.00")
+        late = await it.ask("dispatched", id="held", scope="session:s")
+        assert (late.status, late.refusal["details"]) == (409, {"state": "expired"})
+        assert (await it.ask("commit", id="sent", scope="session:s", usd="0.5")).status == 200
+        assert (await it.status("session:s")).json["spentUsd"] == "0.50"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_id_is_one_within_its_scope(kind: str) -> None:
+    async with bank(kind) as it:
+        await it.ask("reserve", id="r", scope="session:a", usd=1)
+        assert (await it.ask("release", id="r", scope="session:b")).status == 404
+        assert (await it.ask("reserve", id="r", scope="session:b", usd=2)).json["usd"] == "2.00"
+        assert (await it.ask("release", id="r", scope="Session:a")).status == 200
+
+
+async def test_what_a_task_holds_cannot_be_settled_here(request: pytest.FixtureRequest) -> None:
+    place: Place = fresh_place("memory", request)
+    async with place.scene() as scene:
+        record = await scene.run("t1")
+        it = Bank(LedgerTracker(StoreLedger(scene.store)), scene.clock)
+        reservation_id = record.progress.reservation_id
+        for scope in ("session:s", "", "project:search"):
+            answer = await it.ask("release", id=reservation_id, scope=scope)
+            assert (answer.status, answer.refusal["code"]) == (404, "not_found")
+        status = (await it.status("session:s")).json
+        assert status["reservedTokens"] == 100
+        await scene.settle("t1")
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "field"),
+    [
+        ("reserve", {"scope": "session:s"}, "id"),
+        ("reserve", {"id": "r"}, "scope"),
+        ("reserve", {"id": "", "scope": "session:s"}, "id"),
+        ("reserve", {"id": "r" * 129, "scope": "session:s"}, "id"),
+        ("reserve", {"id": "a\nb", "scope": "session:s"}, "id"),
+        ("reserve", {"id": "r", "scope": "nonsense"}, "scope"),
+        ("reserve", {"id": "r", "scope": "session:s", "usd": "ten"}, "usd"),
+        ("reserve", {"id": "r", "scope": "session:s", "usd": -1}, "usd"),
+        ("reserve", {"id": "r", "scope": "session:s", "usd": "1e99"}, "usd"),
+        ("reserve", {"id": "r", "scope": "session:s", "tokens": -1}, "tokens"),
+        ("reserve", {"id": "r", "scope": "session:s", "tokens": 1.5}, "tokens"),
+        ("reserve", {"id": "r", "scope": "session:s", "leaseSeconds": 0}, "leaseSeconds"),
+        ("reserve", {"id": "r", "scope": "session:s", "leaseSeconds": 1e9}, "leaseSeconds"),
+        ("reserve", {"id": "r", "scope": "session:s", "also": ["?"]}, "also"),
+        ("reserve", {"id": "r", "scope": "session:s", "leaseSecond": 5}, "leaseSecond"),
+        ("commit", {"id": "r", "scope": "session:s", "usd": "x"}, "usd"),
+        ("release", {"id": 5, "scope": "session:s"}, "id"),
+    ],
+)
+async def test_bad_input_is_refused_by_the_name_of_its_field(
+    verb: str, body: dict[str, Any], field: str
+) -> None:
+    async with bank("store") as it:
+        answer = await it.ask(verb, **body)
+        assert answer.status == 400, answer.body
+        assert answer.refusal["details"] == {"field": field}
+        status = (await it.status()).json
+        assert (status["reservedUsd"], status.get("children", [])) == ("0.00", [])
+
+
+async def test_a_body_that_is_no_object_is_refused() -> None:
+    async with bank("store") as it:
+        for body in (b"", b"[]", b"null", b"{", b"\xff"):
+            answer = await answer_of(it.client.app, "POST", "/budgets/reserve", body)
+            assert (answer.status, answer.refusal["code"]) == (400, "bad_json"), body
+
+
+async def test_a_caller_that_is_bound_touches_budgets_of_its_own() -> None:
+    async with bank("store") as it:
+        token = it.token("submit", "read", bounds=Bounds(project_id="search"))
+        assert (await it.ask("reserve", token, id="r", scope=IN_SEARCH, usd=1)).status == 200
+        for verb in ("reserve", "dispatched", "commit", "release"):
+            for scope in ("", "project:other", "session:s"):
+                answer = await it.ask(verb, token, id="r", scope=scope)
+                assert (answer.status, answer.refusal["code"]) == (403, "forbidden")
+        also = await it.ask("reserve", token, id="r2", scope=IN_SEARCH, also=["project:other"])
+        assert also.status == 403
+        assert (await it.status("project:other", token)).status == 403
+        assert (await it.status("", token)).json["scope"] == "project:search"
+        agent = it.token("read", bounds=Bounds(agent_id="a"))
+        assert (await it.status("", agent)).json["scope"] == "agent:a"
+        assert (await it.status("project:search/agent:a", agent)).status == 200
+        assert (await it.status("project:search", agent)).status == 403
+
+
+async def test_changes_need_submit_and_looking_needs_read() -> None:
+    async with bank("store") as it:
+        reads, submits = it.token("read"), it.token("submit")
+        assert (await it.ask("reserve", reads, id="r", scope="session:s")).status == 403
+        assert (await it.ask("reserve", submits, id="r", scope="session:s")).status == 200
+        assert (await it.status("session:s", submits)).status == 403
+        assert (await it.status("session:s", reads)).status == 200
+
+
+async def test_while_the_ledger_is_away_nothing_is_granted() -> None:
+    async with bank("outside") as it:
+        await it.tracker.ledger.close()
+        answer = await it.ask("reserve", id="r", scope="session:s")
+        assert (answer.status, answer.refusal["code"]) == (503, "unavailable")
+        with pytest.raises(LedgerUnavailableError):
+            await it.tracker.status("session:s")
+
+
+async def used(scene: Scene) -> Client:
+    """Give an application over a store in which two tasks were settled."""
+    for task_id, model in (("t1", "large"), ("t2", "small")):
+        await scene.run(task_id)
+        cost = Usage(tokens=70, micro_usd=1_500_000, model=model)
+        await scene.settle(task_id, cost=cost, node_id=HERE)
+    client = Client()
+    client.app.api.usage = SqlUsage(scene.store)
+    return client
+
+
+async def test_usage_is_shown_by_project_agent_model_and_day(
+    request: pytest.FixtureRequest,
+) -> None:
+    async with fresh_place("memory", request).scene() as scene:
+        client = await used(scene)
+        answer = await answer_of(client.app, "GET", "/usage?by=model")
+        assert answer.json["rows"] == [
+            {"key": "large", "tasks": 1, "attempts": 1, "tokens": 70, "usd": "1.50"},
+            {"key": "small", "tasks": 1, "attempts": 1, "tokens": 70, "usd": "1.50"},
+        ]
+        assert answer.json["total"]["usd"] == "3.00"
+        for by, key in (("project", "search"), ("agent", "coder")):
+            rows = (await answer_of(client.app, "GET", f"/usage?by={by}")).json["rows"]
+            assert [row["key"] for row in rows] == [key]
+        (day,) = (await answer_of(client.app, "GET", "/usage?by=day")).json["rows"]
+        path = f"/usage?by=day&until={day['key']}"
+        assert (await answer_of(client.app, "GET", path)).json["rows"] == []
+        assert (await answer_of(client.app, "GET", "/usage")).json["by"] == "project"
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("by=hour", "by"),
+        ("since=yesterday", "since"),
+        ("until=2026-13-01", "until"),
+        ("since=2026-01-02&until=2026-01-01", "until"),
+        ("sinse=2026-01-01", "sinse"),
+    ],
+)
+async def test_a_wrong_question_for_usage_is_refused(
+    query: str, field: str, request: pytest.FixtureRequest
+) -> None:
+    async with fresh_place("memory", request).scene() as scene:
+        client = await used(scene)
+        answer = await answer_of(client.app, "GET", f"/usage?{query}")
+        assert (answer.status, answer.refusal["details"]) == (400, {"field": field})

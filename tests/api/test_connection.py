@@ -1,0 +1,154 @@
+"""A connection fed with pieces and noise, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from api.memory_transport import fed
+from headgate.api.http.connection import CHUNK_ALLOWANCE_BYTES, MAX_FRAMING_BYTES, MAX_HEAD_BYTES
+
+BODY = b'{"agentId": "a", "action": "click"}'
+SUBMIT = b"POST /tasks HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
+    len(BODY),
+    BODY,
+)
+CHUNKED = (
+    b"POST /tasks HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+)
+LIST = b"GET /tasks?limit=1 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+STREAM = SUBMIT + LIST + CHUNKED + SUBMIT
+UPGRADE = b"Connection: keep-alive, Upgrade\r\nUpgrade: h2c\r\n\r\n"
+CHUNKED_HEAD = b"POST /tasks HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+ONE_CHUNK = b"%x\r\n%b\r\n" % (len(BODY), BODY)
+ONE_READ = 256 * 1024
+
+
+def cut(text: bytes, places: list[int]) -> list[bytes]:
+    ends = sorted({place % len(text) for place in places} | {0, len(text)})
+    return [text[start:end] for start, end in pairwise(ends)]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 10_000), max_size=12))
+def test_answers_do_not_depend_on_how_the_requests_are_cut(places: list[int]) -> None:
+    transport = asyncio.run(fed(cut(STREAM, places)))
+    statuses = re.findall(rb"HTTP/1\.1 (\d+)", transport.written)
+    positions = re.findall(rb'"position":(\d+)', transport.written)
+    assert statuses == [b"202", b"200", b"202", b"202"]
+    assert positions == [b"1", b"2", b"3"]
+
+
+def wishing(request: bytes) -> bytes:
+    """Return a request that would rather speak another protocol."""
+    return request.replace(b"\r\n\r\n", b"\r\n" + UPGRADE, 1)
+
+
+def statuses_of(pieces: list[bytes]) -> list[bytes]:
+    return re.findall(rb"HTTP/1\.1 (\d+)", asyncio.run(fed(pieces)).written)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 10_000), max_size=12))
+def test_a_wish_to_upgrade_changes_nothing(places: list[int]) -> None:
+    stream = b"".join([wishing(request) for request in (SUBMIT, LIST, CHUNKED, LIST, SUBMIT)])
+    transport = asyncio.run(fed(cut(stream + SUBMIT, places)))
+    statuses = re.findall(rb"HTTP/1\.1 (\d+)", transport.written)
+    assert statuses == [b"202", b"200", b"202", b"200", b"202", b"202"]
+    assert re.findall(rb'"position":(\d+)', transport.written) == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_client_that_would_upgrade_and_asks_first_is_told_to_go_on_once() -> None:
+    head, body = wishing(SUBMIT).split(b"\r\n\r\n", 1)
+    asking = head + b"\r\nExpect: 100-continue\r\n\r\n"
+    assert statuses_of([asking, body]) == [b"100", b"202"]
+
+
+def test_a_bad_address_is_refused_whether_or_not_it_would_upgrade() -> None:
+    bad = b"GET http://h:x/ HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert statuses_of([bad]) == statuses_of([wishing(bad)]) == [b"400"]
+
+
+def padded(before: bytes, after: bytes, *, size: int) -> bytes:
+    return before + b"a" * (size - len(before) - len(after)) + after
+
+
+def in_reads(text: bytes, *, size: int) -> list[bytes]:
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+@pytest.mark.parametrize("read_bytes", [1000, 65_536, ONE_READ])
+@pytest.mark.parametrize(
+    ("excess", "last"), [(0, b"200"), (1, b"431")], ids=["as long as may be", "one byte longer"]
+)
+@pytest.mark.parametrize("name", [b"X-Long: ", b"X-Long:" + b" " * 60_000, UPGRADE[:-2] + b"X: "])
+@pytest.mark.parametrize("first", [b"", SUBMIT, CHUNKED], ids=["alone", "length", "chunked"])
+def test_the_bound_of_a_head_is_exact(
+    first: bytes, name: bytes, excess: int, last: bytes, read_bytes: int
+) -> None:
+    before = b"GET /tasks HTTP/1.1\r\nHost: localhost\r\n" + name
+    head = padded(before, b"\r\n\r\n", size=MAX_HEAD_BYTES + excess)
+    reads = in_reads(first + head, size=read_bytes)
+    if last == b"431" and first and len(reads) == 1:
+        # A refusal would overtake the answer before it, which says that it is the last.
+        assert statuses_of(reads) == [b"202"]
+    else:
+        assert statuses_of(reads) == ([b"202"] if first else []) + [last]
+
+
+@pytest.mark.parametrize("read_bytes", [1000, 65_536, ONE_READ])
+@pytest.mark.parametrize(
+    ("excess", "status"), [(0, b"202"), (1, b"400")], ids=["as long as may be", "one byte longer"]
+)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (ONE_CHUNK + b"0\r\nX-T: ", b"\r\n\r\n"),
+        (ONE_CHUNK + b"0\r\n" + b"X: y\r\n" * 1000 + b"X: ", b"\r\n\r\n"),
+        (ONE_CHUNK + b"0;x=", b"\r\n\r\n"),
+        (b"%x;x=" % len(BODY), b"\r\n" + BODY + b"\r\n0\r\n\r\n"),
+    ],
+    ids=["long trailer", "many trailers", "last extension", "first extension"],
+)
+def test_what_comes_with_a_chunked_body_is_bounded(
+    before: bytes, after: bytes, excess: int, status: bytes, read_bytes: int
+) -> None:
+    may_be = len(BODY) + MAX_FRAMING_BYTES + 2 * CHUNK_ALLOWANCE_BYTES
+    reads = in_reads(CHUNKED_HEAD + padded(before, after, size=may_be + excess), size=read_bytes)
+    assert statuses_of(reads) == [status]
+
+
+def test_a_trailer_without_end_is_refused_when_it_has_passed_the_bound() -> None:
+    reads = [CHUNKED_HEAD + ONE_CHUNK + b"0\r\nX-T: ", *[b"a" * 60_000] * 2]
+    assert statuses_of(reads) == [b"400"]
+
+
+def test_a_body_may_come_in_the_smallest_chunks() -> None:
+    body = BODY + b" " * 20_000
+    chunks = b"".join([b"1\r\n%c\r\n" % byte for byte in body])
+    assert statuses_of([CHUNKED_HEAD + chunks + b"0\r\n\r\n" + LIST]) == [b"202", b"200"]
+
+
+def test_empty_lines_before_a_request_are_passed_over_within_bounds() -> None:
+    assert statuses_of([b"\r\n\r\n\r\n" + LIST]) == [b"200"]
+    assert statuses_of([b"\r\n" * 50_000]) == [b"431"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.binary(max_size=40) | st.sampled_from([SUBMIT, LIST, SUBMIT[:50], b"\r\n"])),
+)
+def test_noise_is_answered_in_the_one_shape_or_not_at_all(pieces: list[bytes]) -> None:
+    transport = asyncio.run(fed(pieces))
+    statuses = [int(text) for text in re.findall(rb"HTTP/1\.1 (\d+)", transport.written)]
+    assert all(status in (200, 202, 400, 404, 405, 413, 415, 417, 431) for status in statuses)
+    if statuses and statuses[-1] == 400:
+        body = transport.written.rpartition(b"\r\n\r\n")[2]
+        assert json.loads(body)["code"]

@@ -1,0 +1,534 @@
+"""What clients send becomes a draft or a typed refusal, and never anything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from headgate.api.submission import (
+    MAX_DEPTH,
+    MAX_LABELS,
+    MAX_PARENTS,
+    MAX_SCOPES,
+    TASK_FIELDS,
+    Defaults,
+    Draft,
+    Intake,
+)
+from headgate.core.task import (
+    MAX_ATTEMPT_SECONDS,
+    MAX_ATTEMPTS,
+    OnExhausted,
+    OnParentFailure,
+    TaskRecord,
+    TaskStatus,
+)
+from headgate.core.task_view import snapshot_of
+from headgate.errors import InvalidScopeError, InvalidTaskError
+
+NOW = 1_800_000_000.0
+LEAST = {"agentId": "a", "action": "click"}
+
+
+def intake(**defaults: object) -> Intake:
+    return Intake(
+        projects=["search", "Web.2"],
+        targets={"browser": None, "claude": "work", "chat": None},
+        target_providers={"chat": "zai"},
+        slots={"home": "zai", "office": "openai"},
+        default_target="browser",
+        defaults=msgspec.convert(defaults, Defaults),
+    )
+
+
+INTAKE = intake()
+
+
+def at(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def read(**fields: object) -> Draft:
+    return INTAKE.read_task(json.dumps(LEAST | fields).encode(), now=NOW)
+
+
+def refused(body: bytes | Mapping[str, object]) -> InvalidTaskError:
+    sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with pytest.raises(InvalidTaskError) as caught:
+        INTAKE.read_task(sent, now=NOW)
+    return caught.value
+
+
+def test_the_least_task_gets_all_defaults() -> None:
+    task, terms, submission = read()
+    assert (task.id, task.status, task.agent_id) == ("", TaskStatus.QUEUED, "a")
+    assert (task.project_id, task.scopes) == ("default", ("project:default",))
+    assert (task.target, task.slot) == ("browser", None)
+    assert (task.priority, task.weight, task.estimate_tokens) == (0, 1.0, None)
+    assert (task.created_at, task.deadline, task.not_before) == (NOW, NOW + 900, None)
+    assert (terms.max_attempts, terms.estimate_micro_usd, terms.depends_on) == (1, 0, ())
+    assert (submission.action, submission.params, submission.labels) == ("click", None, {})
+
+
+def test_everything_that_a_client_may_say_is_kept() -> None:
+    parent = "tsk_0123456789abcdefghjkmnpqrs"
+    task, terms, submission = read(
+        tabId="t",
+        selector="#a\n.b",
+        ref="e5",
+        params={"text": "x"},
+        priority=-3,
+        deadline=at(NOW + 60),
+        callbackUrl="https://example.com/hook?x=1",
+        projectId="search",
+        target="claude",
+        input=[1, {"a": None}],
+        weight=2,
+        estimate={"tokens": 500, "usd": "0.0000005"},
+        scopes=["session:eval-1/workflow:w1", "Project:search", ""],
+        dependsOn=[parent, parent],
+        onParentFailure="run",
+        notBefore=at(NOW + 5),
+        labels={"team": "x"},
+        maxAttempts=3,
+        timeoutSeconds=2.5,
+        onExhausted="reject",
+    )
+    assert (task.priority, task.deadline, task.not_before) == (-3, NOW + 60, NOW + 5)
+    assert (task.project_id, task.target, task.slot) == ("search", "claude", "work")
+    assert task.scopes == ("project:search", "session:eval-1/workflow:w1")
+    assert (task.weight, task.estimate_tokens, terms.estimate_micro_usd) == (2.0, 500, 1)
+    assert (terms.depends_on, terms.max_attempts) == ((parent,), 3)
+    assert terms.attempt_seconds == 2.5
+    assert terms.on_parent_failure is OnParentFailure.RUN
+    assert terms.on_exhausted is OnExhausted.REJECT
+    assert submission.params is not None
+    assert bytes(submission.params) == b'{"text": "x"}'
+    assert submission.input is not None
+    assert bytes(submission.input) == b'[1, {"a": null}]'
+    assert (submission.tab_id, submission.ref, submission.selector) == ("t", "e5", "#a\n.b")
+    assert terms.callback_url == "https://example.com/hook?x=1"
+    assert submission.labels == {"team": "x"}
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        ({"action": "x"}, "missing_field", "missing required field 'agentId'"),
+        ({"agentId": "", "action": "x"}, "missing_field", "missing required field 'agentId'"),
+        ({}, "missing_field", "missing required field 'agentId'"),
+        ({"agentId": "a"}, "missing_field", "missing required field 'action'"),
+        ({"agentId": "a", "input": None}, "missing_field", "missing required field 'action'"),
+        (LEAST | {"deadline": at(NOW)}, "invalid_field", "deadline is in the past"),
+        (LEAST | {"deadline": "tomorrow"}, "invalid_field", "invalid deadline format"),
+        (LEAST | {"deadline": "2026-01-01"}, "invalid_field", "invalid deadline format"),
+        (LEAST | {"projectId": "x"}, "unknown_project", "unknown project 'x'"),
+        (LEAST | {"target": "x"}, "unknown_target", "unknown target 'x'"),
+        (LEAST | {"slot": "work"}, "unknown_slot", "unknown slot 'work'"),
+        (
+            LEAST | {"provider": "anthropic"},
+            "unknown_provider",
+            "unknown provider 'anthropic': no slot has it",
+        ),
+        (
+            LEAST | {"slot": "home", "provider": "zai"},
+            "invalid_field",
+            "field 'provider': cannot be named beside a slot; leave one of them out",
+        ),
+    ],
+)
+def test_refusals_that_clients_compare_are_exact(
+    body: dict[str, object], code: str, message: str
+) -> None:
+    error = refused(body)
+    assert (error.code, str(error)) == (code, message)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("agentId", "a" * 129),
+        ("agentId", "a\nb"),
+        ("agentId", " a"),
+        ("agentId", 5),
+        ("action", "x\0"),
+        ("tabId", "t" * 129),
+        ("selector", "x" * 4097),
+        ("selector", "\0"),
+        ("ref", "\x7f"),
+        ("params", []),
+        ("params", "text"),
+        ("params", 5),
+        ("priority", 10**9 + 1),
+        ("priority", 1.5),
+        ("priority", True),
+        ("priority", 10**30),
+        ("deadline", 5),
+        ("deadline", "9999-12-31T23:59:59-23:59"),
+        ("deadline", "9999-12-31T23:59:59Z"),
+        ("callbackUrl", "ftp://example.com"),
+        ("callbackUrl", "file:///etc/passwd"),
+        ("callbackUrl", "http://"),
+        ("callbackUrl", "http:///path"),
+        ("callbackUrl", "https://user:pw@example.com/"),
+        ("callbackUrl", "https://example.com/a b"),
+        ("callbackUrl", "https://example.com/" + "x" * 2048),
+        ("weight", -1),
+        ("weight", 1e10),
+        ("weight", "heavy"),
+        ("estimate", 5),
+        ("estimate", {"tokens": -1}),
+        ("estimate", {"tokens": 10**13}),
+        ("estimate", {"usd": -0.01}),
+        ("estimate", {"usd": 1e9}),
+        ("estimate", {"usd": "many"}),
+        ("estimate", {"cents": 5}),
+        ("scopes", "session:a"),
+        ("scopes", ["no scope"]),
+        ("scopes", [f"session:{n}" for n in range(MAX_SCOPES + 1)]),
+        ("scopes", ["/".join(f"k{n}:x{m}" for n in range(8)) for m in range(10)]),
+        ("scopes", ["project:search"]),
+        ("dependsOn", [""]),
+        ("dependsOn", ["x"] * (MAX_PARENTS + 1)),
+        ("onParentFailure", "explode"),
+        ("onExhausted", 3),
+        ("notBefore", "soon"),
+        ("notBefore", "9999-12-31T23:59:59Z"),
+        ("labels", {"": "x"}),
+        ("labels", {"k" * 65: "x"}),
+        ("labels", {"k": "x" * 257}),
+        ("labels", {"k": 5}),
+        ("labels", {str(n): "" for n in range(MAX_LABELS + 1)}),
+        ("maxAttempts", 0),
+        ("maxAttempts", MAX_ATTEMPTS + 1),
+        ("timeoutSeconds", 0),
+        ("timeoutSeconds", -1.5),
+        ("timeoutSeconds", MAX_ATTEMPT_SECONDS + 1),
+        ("timeoutSeconds", "30s"),
+    ],
+)
+def test_a_value_outside_its_bounds_is_refused_by_its_field(field: str, value: object) -> None:
+    error = refused(LEAST | {field: value})
+    assert error.code == "invalid_field"
+    assert error.field.startswith(field)
+
+
+@pytest.mark.parametrize("field", TASK_FIELDS)
+def test_null_is_the_same_as_absent(field: str) -> None:
+    if field in LEAST:
+        assert refused(LEAST | {field: None}).code == "missing_field"
+    else:
+        assert read(**{field: None}) == read()
+
+
+@pytest.mark.parametrize("field", ["tabId", "selector", "ref", "deadline", "projectId", "target"])
+def test_an_empty_text_is_the_same_as_absent(field: str) -> None:
+    assert read(**{field: ""}) == read()
+
+
+def test_an_open_task_needs_a_project_and_may_be_input_alone() -> None:
+    draft = INTAKE.read_task(b'{"projectId": "search", "input": 5}', now=NOW)
+    assert (draft.task.agent_id, draft.task.project_id) == (None, "search")
+    assert (draft.submission.action, draft.submission.input) == ("", msgspec.Raw(b"5"))
+
+
+def test_a_start_after_the_deadline_is_refused_and_one_in_the_past_is_now() -> None:
+    body = LEAST | {"deadline": at(NOW + 5), "notBefore": at(NOW + 5)}
+    assert refused(body).field == "notBefore"
+    assert read(notBefore=at(NOW - 5)).task.not_before is None
+
+
+def test_a_task_that_starts_later_has_its_whole_time_from_then_on() -> None:
+    task = read(notBefore=at(NOW + 3600)).task
+    assert task.deadline == NOW + 3600 + 900
+
+
+def test_without_a_default_timeout_there_is_no_deadline() -> None:
+    draft = intake(timeout_seconds=None).read_task(json.dumps(LEAST).encode(), now=NOW)
+    assert draft.task.deadline is None
+
+
+def test_defaults_hold_where_nothing_else_was_said() -> None:
+    given_defaults = intake(max_attempts=4)
+    task, terms, _ = given_defaults.read_task(json.dumps(LEAST).encode(), now=NOW)
+    assert (task.estimate_tokens, terms.estimate_micro_usd, terms.max_attempts) == (None, 0, 4)
+    body = LEAST | {"estimate": {"tokens": 0}, "maxAttempts": 2}
+    task, terms, _ = given_defaults.read_task(json.dumps(body).encode(), now=NOW)
+    assert (task.estimate_tokens, terms.estimate_micro_usd, terms.max_attempts) == (0, 0, 2)
+
+
+@pytest.mark.parametrize("seconds", [0.001, 30, MAX_ATTEMPT_SECONDS])
+def test_the_time_of_an_attempt_is_kept_and_goes_with_a_retry(seconds: float) -> None:
+    judge = intake()
+    draft = judge.read_task(json.dumps(LEAST | {"timeoutSeconds": seconds}).encode(), now=NOW)
+    assert draft.terms.attempt_seconds == seconds
+    record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
+    assert judge.again(record, now=NOW).terms.attempt_seconds == seconds
+
+
+@pytest.mark.parametrize(("usd", "micro_usd"), [("0.07", 70_000), (0.07, 70_000), (0, 0)])
+def test_a_fixed_cost_is_kept_and_goes_with_a_retry(usd: float | str, micro_usd: int) -> None:
+    judge = intake()
+    draft = judge.read_task(json.dumps(LEAST | {"costUsd": usd}).encode(), now=NOW)
+    assert (draft.terms.cost_micro_usd, draft.terms.estimate_micro_usd) == (micro_usd, 0)
+    record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
+    assert judge.again(record, now=NOW).terms.cost_micro_usd == micro_usd
+    assert snapshot_of(record).cost_usd == micro_usd / 1e6
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"costUsd": -1}, "field 'costUsd': must not be negative"),
+        ({"costUsd": "many"}, "field 'costUsd': "),
+        ({"costUsd": 1, "estimate": {"usd": 1}}, "field 'costUsd': cannot be named beside"),
+    ],
+)
+def test_a_cost_that_cannot_be_held_is_refused(given: dict[str, object], problem: str) -> None:
+    with pytest.raises(InvalidTaskError, match=f"^{problem}"):
+        intake().read_task(json.dumps(LEAST | given).encode(), now=NOW)
+
+
+def test_tokens_may_be_estimated_beside_a_fixed_cost() -> None:
+    body = LEAST | {"costUsd": 1, "estimate": {"tokens": 5}}
+    task, terms, _ = intake().read_task(json.dumps(body).encode(), now=NOW)
+    assert (task.estimate_tokens, terms.cost_micro_usd) == (5, 1_000_000)
+
+
+def test_a_target_must_be_named_where_none_is_the_default() -> None:
+    strict = Intake(targets={"x": None}, default_target=None)
+    with pytest.raises(InvalidTaskError, match="missing required field 'target'"):
+        strict.read_task(json.dumps(LEAST).encode(), now=NOW)
+
+
+def test_a_project_whose_name_cannot_be_a_scope_is_refused_at_once() -> None:
+    with pytest.raises(InvalidScopeError):
+        Intake(projects=["a b"], targets={}, default_target=None)
+
+
+@pytest.mark.parametrize("name", ["traceId", "x", "metadata", "id", "", "timeout", "n" * 5000])
+def test_a_field_that_nobody_knows_is_passed_over(name: str) -> None:
+    assert read(**{name: 1}) == read()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("dedline", "deadline"),
+        ("agent_id", "agentId"),
+        ("callback-url", "callbackUrl"),
+        ("DEPENDSON", "dependsOn"),
+        ("maxAttempt", "maxAttempts"),
+        ("project", "projectId"),
+    ],
+)
+def test_a_field_that_is_almost_known_is_refused_with_the_known_one(name: str, meant: str) -> None:
+    error = refused(LEAST | {name: "x"})
+    assert (error.code, error.field) == ("unknown_field", name)
+    assert f"did you mean '{meant}'?" in str(error)
+
+
+def test_a_flood_of_unknown_fields_is_refused_without_looking_at_each() -> None:
+    assert refused(LEAST | {f"f{n}": n for n in range(5000)}).code == "unknown_field"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"{",
+        b"{}x",
+        b'{"agentId": NaN}',
+        b'{"agentId": "\xff"}',
+        b'{"agentId": "\\ud800"}',
+        b'{"x": ' * 100_000,
+        b'{"agentId": "a", "params": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+        b'{"tasks": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    ],
+)
+def test_what_is_not_a_json_object_is_refused_as_such(body: bytes) -> None:
+    assert refused(body).code == "bad_json"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b'"\xff"', b"1e999", b"9" * 5000, b"[" * 65 + b"]" * 65, b'{"a":' * 65 + b"1" + b"}" * 65],
+)
+def test_json_that_some_reader_could_not_read_is_refused(value: bytes) -> None:
+    error = refused(b'{"agentId": "a", "action": "x", "input": ' + value + b"}")
+    assert (error.code, error.field) == ("invalid_field", "input")
+
+
+def test_nesting_within_the_bound_and_many_small_lists_are_fine() -> None:
+    deepest = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
+    wide = b"[" + b",".join([b"[]"] * 1000) + b"]"
+    for value in (deepest, wide):
+        body = b'{"agentId": "a", "action": "x", "input": ' + value + b"}"
+        kept = INTAKE.read_task(body, now=NOW).submission.input
+        assert kept is not None
+        assert bytes(kept) == value
+
+
+def test_the_last_of_two_equal_keys_counts() -> None:
+    body = b'{"agentId": "a", "agentId": "b", "action": "x"}'
+    assert INTAKE.read_task(body, now=NOW).task.agent_id == "b"
+
+
+def batch(body: dict[str, object]) -> list[Draft | InvalidTaskError]:
+    return INTAKE.read_batch(json.dumps(body).encode(), now=NOW).entries
+
+
+def test_tasks_of_a_batch_share_what_the_batch_says_and_may_say_otherwise() -> None:
+    first, second = batch(
+        {
+            "agentId": "a",
+            "callbackUrl": "http://h/",
+            "projectId": "search",
+            "tasks": [{"action": "x"}, {"action": "y", "agentId": "b", "projectId": "default"}],
+        }
+    )
+    assert isinstance(first, Draft)
+    assert isinstance(second, Draft)
+    assert (first.task.agent_id, first.task.project_id) == ("a", "search")
+    assert first.terms.callback_url == "http://h/"
+    assert (second.task.agent_id, second.task.project_id) == ("b", "default")
+
+
+def test_a_wrong_task_of_a_batch_is_refused_by_itself() -> None:
+    entries = batch({"agentId": "a", "tasks": [{"action": "x"}, {}, 5, {"action": "x", "ref": 5}]})
+    assert isinstance(entries[0], Draft)
+    codes = [entry.code for entry in entries[1:] if isinstance(entry, InvalidTaskError)]
+    assert codes == ["missing_field", "bad_json", "invalid_field"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"tasks": [{}]}, "missing_field"),
+        ({"agentId": "a"}, "batch_empty"),
+        ({"agentId": "a", "tasks": []}, "batch_empty"),
+        ({"agentId": "a", "tasks": [{}] * 51}, "batch_too_large"),
+        ({"agentId": "a", "tasks": {}}, "invalid_field"),
+        ({"agentId": "a", "task": []}, "unknown_field"),
+    ],
+)
+def test_a_batch_that_is_wrong_as_a_whole_is_refused_as_a_whole(
+    body: dict[str, object], code: str
+) -> None:
+    with pytest.raises(InvalidTaskError) as caught:
+        batch(body)
+    assert caught.value.code == code
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+BODIES = st.dictionaries(st.sampled_from([*TASK_FIELDS, "tasks"]) | st.text(max_size=9), JSON).map(
+    lambda body: json.dumps(LEAST | body, ensure_ascii=False).encode("utf-8", "surrogatepass")
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.binary() | BODIES)
+@example(b'{"agentId": "a", "action": "x", "scopes": ["session:a", "session:a"]}')
+def test_any_bytes_give_a_draft_or_the_typed_refusal(body: bytes) -> None:
+    for read_body in (INTAKE.read_task, INTAKE.read_batch):
+        error = refusal_from(read_body, body)
+        assert error is None or (error.code and len(str(error)) < 500)
+
+
+def refusal_from(read_body: Callable[..., object], body: bytes) -> InvalidTaskError | None:
+    try:
+        read_body(body, now=NOW)
+    except InvalidTaskError as error:
+        return error
+    return None
+
+
+@settings(deadline=None, max_examples=200)
+@given(BODIES)
+def test_what_is_taken_can_be_stored_and_read_again(body: bytes) -> None:
+    try:
+        draft = INTAKE.read_task(body, now=NOW)
+    except InvalidTaskError:
+        return
+    stored = msgspec.json.encode(draft)
+    assert b"\0" not in stored
+    assert msgspec.json.decode(stored)
+
+
+def test_an_address_that_may_not_be_told_is_refused_by_its_field() -> None:
+    guarded = Intake(
+        targets={"browser": None},
+        default_target="browser",
+        check_url=lambda url: "may not be reached" if "10.0.0.1" in url else None,
+    )
+    fine, bad = "https://hooks.example/", "http://10.0.0.1/"
+    body = json.dumps(LEAST | {"callbackUrl": fine}).encode()
+    assert guarded.read_task(body, now=NOW).terms.callback_url == fine
+    with pytest.raises(InvalidTaskError, match="field 'callbackUrl': may not be reached"):
+        guarded.read_task(json.dumps(LEAST | {"callbackUrl": bad}).encode(), now=NOW)
+    batch = {"agentId": "a", "callbackUrl": bad, "tasks": [LEAST, LEAST | {"callbackUrl": fine}]}
+    first, second = guarded.read_batch(json.dumps(batch).encode(), now=NOW).entries
+    assert isinstance(first, InvalidTaskError)
+    assert isinstance(second, Draft)
+
+
+SLOTS: list[tuple[dict[str, object], tuple[str | None, str | None], bool]] = [
+    ({}, (None, None), False),
+    ({"target": "claude"}, ("work", None), False),
+    ({"target": "chat"}, (None, "zai"), False),
+    ({"slot": "home"}, ("home", None), True),
+    ({"provider": "openai"}, (None, "openai"), True),
+    ({"target": "claude", "slot": "home"}, ("home", None), True),
+    ({"target": "claude", "provider": "zai"}, (None, "zai"), True),
+    ({"target": "chat", "slot": "office"}, ("office", None), True),
+    ({"target": "chat", "provider": "openai"}, (None, "openai"), True),
+    ({"target": "chat", "slot": "", "provider": None}, (None, "zai"), False),
+]
+
+
+@pytest.mark.parametrize(("fields", "way", "is_own"), SLOTS)
+def test_a_task_says_its_slot_or_provider_and_otherwise_its_target_does(
+    fields: dict[str, object], way: tuple[str | None, str | None], *, is_own: bool
+) -> None:
+    task, terms, _ = read(**fields)
+    assert (task.slot, task.provider) == way
+    assert terms.names_slot is is_own
+
+
+@pytest.mark.parametrize(("fields", "way", "is_own"), SLOTS)
+def test_a_task_that_is_done_again_keeps_its_own_word_and_asks_its_target_otherwise(
+    fields: dict[str, object], way: tuple[str | None, str | None], *, is_own: bool
+) -> None:
+    draft = read(**fields)
+    record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
+    moved = Intake(
+        targets={"browser": "other", "claude": "other", "chat": "other"},
+        default_target="browser",
+        slots={"home": "zai", "office": "openai"},
+    )
+    again = moved.again(record, now=NOW)
+    assert (again.task.slot, again.task.provider) == (way if is_own else ("other", None))
+
+
+def test_a_task_whose_slot_left_the_file_cannot_be_done_again() -> None:
+    draft = read(slot="home")
+    record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
+    without = Intake(targets={"browser": None}, default_target="browser")
+    with pytest.raises(InvalidTaskError) as caught:
+        without.again(record, now=NOW)
+    assert (caught.value.code, caught.value.field) == ("unknown_slot", "slot")

@@ -1,0 +1,218 @@
+"""What every ledger keeps about windows: what counts, when it frees, whether waiting helps."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from budgets.support import A_DAY_SECONDS, TrackerFactory, assert_books_are_right, usd
+from headgate.budgets.tracker import LedgerTracker
+from headgate.errors import BudgetExceededError
+from headgate.testing import VirtualClock
+
+SESSION = "session:eval"
+FLOW = "session:eval/workflow:w1"
+
+
+def set_clock(clock: VirtualClock, text: str) -> None:
+    clock.advance(seconds_at(text) - clock())
+
+
+def seconds_at(text: str) -> int:
+    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp())
+
+
+async def spend(tracker: LedgerTracker, amount_usd: str) -> None:
+    await tracker.commit(await tracker.reserve(FLOW, amount_usd), amount_usd)
+
+
+# Window, when it is used up, when the refusal says that it frees; times are UTC.
+RESETS = [
+    ("day", "2026-02-28T23:59:59", "2026-03-01T00:00:00"),
+    ("day@Asia/Kolkata", "2026-02-28T18:29:59", "2026-02-28T18:30:00"),
+    ("day@Asia/Kolkata", "2026-02-28T18:30:00", "2026-03-01T18:30:00"),
+    ("week", "2026-01-07T12:00:00", "2026-01-12T00:00:00"),
+    # The week in which Berlin changes to summer time is an hour short.
+    ("week@Europe/Berlin", "2026-03-23T00:00:00", "2026-03-29T22:00:00"),
+    ("week@Europe/Berlin", "2026-10-25T22:00:00", "2026-10-25T23:00:00"),
+    ("month", "2026-02-01T00:00:00", "2026-03-01T00:00:00"),
+    ("month@America/New_York", "2026-12-01T04:59:59", "2026-12-01T05:00:00"),
+    # A rolling day has buckets of an hour; one leaves when the whole of it is a day old.
+    ("rolling:24h", "2026-05-01T10:59:59", "2026-05-02T11:00:00"),
+    ("rolling:1h", "2026-05-01T10:00:00", "2026-05-01T11:02:30"),
+]
+
+
+@pytest.mark.parametrize(("window", "used_at", "frees_at"), RESETS)
+async def test_a_window_that_is_used_up_says_when_it_frees_and_then_does(
+    tracker_factory: TrackerFactory, window: str, used_at: str, frees_at: str
+) -> None:
+    clock = tracker_factory.clock
+    set_clock(clock, used_at)
+    async with tracker_factory() as tracker:
+        await tracker.set_budget(SESSION, "0.10", window=window)
+        await spend(tracker, "0.10")
+        with pytest.raises(BudgetExceededError) as caught:
+            await tracker.reserve(FLOW, "0.10")
+        assert caught.value.resets_at == seconds_at(frees_at)
+        assert caught.value.may_clear
+        status = await tracker.status(SESSION)
+        assert (status.window, status.resets_at) == (window, seconds_at(frees_at))
+        clock.advance(seconds_at(frees_at) - clock() - 1)
+        with pytest.raises(BudgetExceededError):
+            await tracker.reserve(FLOW, "0.10")
+        clock.advance(1)
+        assert await tracker.get_spent(SESSION) == 0.0
+        await spend(tracker, "0.10")
+        assert await tracker.get_spent(SESSION) == 0.1
+        # The scope below has no window, so all of it counts there.
+        assert await tracker.get_spent(FLOW) == 0.2
+        await assert_books_are_right(tracker)
+
+
+async def test_a_rolling_window_frees_bucket_by_bucket(tracker_factory: TrackerFactory) -> None:
+    clock = tracker_factory.clock
+    async with tracker_factory() as tracker:
+        await tracker.set_budget(SESSION, "0.24", window="rolling:24h")
+        for _ in range(24):
+            await spend(tracker, "0.01")
+            clock.advance(3_600)
+        # A day and an hour after the first, its bucket has left, and each hour one more.
+        with pytest.raises(BudgetExceededError):
+            await tracker.reserve(FLOW, "0.01")
+        for _ in range(24):
+            clock.advance(3_600)
+            assert await usd(tracker, SESSION) == (230_000, 0, 0)
+            await spend(tracker, "0.01")
+        clock.advance(2 * A_DAY_SECONDS)
+        assert (await tracker.status(SESSION)).resets_at is None
+        assert await usd(tracker, SESSION) == (0, 0, 0)
+        await assert_books_are_right(tracker)
+
+
+async def test_an_amount_stays_in_the_window_in_which_it_was_reserved(
+    tracker_factory: TrackerFactory,
+) -> None:
+    clock = tracker_factory.clock
+    set_clock(clock, "2026-03-01T23:59:59")
+    async with tracker_factory() as tracker:
+        await tracker.set_budget(SESSION, "0.10", window="day")
+        token = await tracker.reserve(FLOW, "0.10", reservation_id="r", dispatched=True)
+        clock.advance(2)
+        await tracker.reserve(FLOW, "0.10", reservation_id="r", dispatched=True)
+        assert await usd(tracker, SESSION) == (0, 0, 0)
+        await tracker.commit(token, "0.30")
+        assert await usd(tracker, SESSION) == (0, 0, 0)
+        assert await usd(tracker, FLOW) == (100_000, 0, 200_000)
+        await tracker.reserve(FLOW, "0.10")
+        await assert_books_are_right(tracker)
+
+
+async def test_each_scope_has_its_own_window(tracker_factory: TrackerFactory) -> None:
+    clock = tracker_factory.clock
+    set_clock(clock, "2026-03-30T12:00:00")
+    async with tracker_factory() as tracker:
+        await tracker.set_budget("", "0.20", window="month")
+        await tracker.set_budget(SESSION, "0.10", window="day")
+        await spend(tracker, "0.10")
+        clock.advance(A_DAY_SECONDS)
+        await spend(tracker, "0.10")
+        clock.advance(A_DAY_SECONDS / 2 - 1)
+        with pytest.raises(BudgetExceededError) as caught:
+            await tracker.reserve(FLOW, "0.01")
+        assert caught.value.scope == ""
+        clock.advance(1)
+        await spend(tracker, "0.10")
+        assert await tracker.get_spent("") == 0.1
+
+
+async def test_a_new_window_counts_what_lies_in_it(tracker_factory: TrackerFactory) -> None:
+    async with tracker_factory() as tracker:
+        await tracker.set_budget(SESSION, "1", window="day")
+        await spend(tracker, "0.10")
+        tracker_factory.clock.advance(A_DAY_SECONDS)
+        await spend(tracker, "0.20")
+        assert await tracker.get_spent(SESSION) == 0.2
+        await tracker.set_budget(SESSION, "1", window="month")
+        assert await tracker.get_spent(SESSION) == 0.3
+        await tracker.set_budget(SESSION, "1")
+        assert await tracker.get_spent(SESSION) == 0.3
+        await tracker.set_budget(SESSION)
+        assert await tracker.get_spent(SESSION) == 0.3
+
+
+async def test_what_was_spent_without_a_window_counts_again_when_the_window_goes(
+    tracker_factory: TrackerFactory,
+) -> None:
+    async with tracker_factory() as tracker:
+        await tracker.set_budget(SESSION, "0.10")
+        await spend(tracker, "0.10")
+        await tracker.set_budget(SESSION, "0.10", window="day")
+        for _ in range(3):
+            await tracker.release(await tracker.reserve(FLOW, "0.01"))
+            tracker_factory.clock.advance(2 * A_DAY_SECONDS)
+        await tracker.set_budget(SESSION, "0.10")
+        assert await usd(tracker, SESSION) == (100_000, 0, 0)
+        with pytest.raises(BudgetExceededError):
+            await tracker.reserve(FLOW, "0.01")
+        await assert_books_are_right(tracker)
+
+
+# The window of the reservation, then the one that leaves it behind, then one that counts it again.
+LATE_COMMITS = [("none", "day", "none"), ("rolling:1h", "rolling:1h", "month")]
+
+
+@pytest.mark.parametrize(("window", "narrow", "wide"), LATE_COMMITS)
+async def test_a_late_commit_finds_the_bucket_in_which_its_amount_was_assumed(
+    tracker_factory: TrackerFactory, window: str, narrow: str, wide: str
+) -> None:
+    clock = tracker_factory.clock
+    set_clock(clock, "2026-03-02T12:00:00")
+    async with tracker_factory() as tracker:
+        await tracker.set_budget(SESSION, "1.00", window=window)
+        lease_seconds = 3 * A_DAY_SECONDS
+        token = await tracker.reserve(FLOW, "1.00", dispatched=True, lease_seconds=lease_seconds)
+        clock.advance(lease_seconds + 1)
+        await tracker.set_budget(SESSION, "1.00", window=narrow)
+        for _ in range(2):
+            await tracker.release(await tracker.reserve(FLOW, "0.01"))
+            clock.advance(A_DAY_SECONDS / 3)
+        await tracker.commit(token, "0.10")
+        await tracker.set_budget(SESSION, "1.00", window=wide)
+        assert await usd(tracker, SESSION) == (100_000, 0, 0)
+        await assert_books_are_right(tracker)
+
+
+# Spent, reserved, asked for; whether waiting can help, of a limit of $1.00 without a window.
+CLEARINGS = [
+    ("1.00", "0.00", "0.01", False),
+    ("0.50", "0.50", "0.01", True),
+    ("0.50", "0.50", "0.50", True),
+    ("0.50", "0.50", "0.51", False),
+    ("0.00", "0.00", "1.01", False),
+]
+
+
+@pytest.mark.parametrize(("spent", "reserved", "asked", "helps"), CLEARINGS)
+async def test_without_a_window_waiting_helps_only_while_what_is_held_could_make_room(
+    tracker_factory: TrackerFactory, spent: str, reserved: str, asked: str, helps: bool
+) -> None:
+    async with tracker_factory() as tracker:
+        await tracker.set_budget(SESSION, "1.00")
+        await spend(tracker, spent)
+        await tracker.reserve(FLOW, reserved)
+        with pytest.raises(BudgetExceededError) as caught:
+            await tracker.reserve(FLOW, asked)
+        assert (caught.value.resets_at, caught.value.may_clear) == (None, helps)
+
+
+async def test_waiting_never_helps_a_request_larger_than_the_limit(
+    tracker_factory: TrackerFactory,
+) -> None:
+    async with tracker_factory() as tracker:
+        for window in ("day", "rolling:24h", None):
+            await tracker.set_budget(SESSION, "1.00", window=window)
+            with pytest.raises(BudgetExceededError) as caught:
+                await tracker.reserve(FLOW, "1.01")
+            assert not caught.value.may_clear

@@ -1,0 +1,166 @@
+"""The lines above and below the panes say whole things in any width, or show where they are cut."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+from rich.cells import cell_len
+
+from headgate.api.schema.tasks import (
+    BudgetStatusBody,
+    LatelyBody,
+    LimitsShown,
+    MetricsBody,
+    QueueBody,
+    StatsBody,
+)
+from headgate.cli.top.banner import Part, cut, key_parts, said_parts, tab_parts, total_parts
+from headgate.cli.top.panes import PANES
+from headgate.cli.top.picture import Contact, Picture
+
+WIDTHS = (200, 160, 120, 100, 80, 70, 60, 40, 20)
+
+
+def busy(*, paused: bool = False) -> Picture:
+    """Return a picture whose totals need far more than eighty columns."""
+    picture = Picture()
+    picture.budgets = BudgetStatusBody(
+        scope="", window="rolling:1h", spent_usd="1039.88", reserved_usd="0", overrun_usd="0",
+        limit_usd="9180", remaining_usd="8140.12", spent_tokens=0, reserved_tokens=0,
+        overrun_tokens=0,
+    )  # fmt: skip
+    counts = dict.fromkeys(
+        ("tasks_submitted", "tasks_completed", "tasks_failed", "tasks_cancelled", "tasks_rejected",
+         "tasks_expired", "dispatch_count"),
+        0,
+    )  # fmt: skip
+    picture.stats = StatsBody(
+        queue=QueueBody(total_queued=9_876, total_inflight=1_234, agents={}),
+        metrics=MetricsBody(**counts, avg_dispatch_latency_ms=1.0, agents={}),
+        lately=LatelyBody(seconds=300.0, dispatch_count=1, average_wait_seconds=83.5),
+        config=LimitsShown(max_queue_size=100_000, max_inflight=20_000),
+        paused=paused,
+    )
+    return picture
+
+
+def text(parts: list[Part]) -> str:
+    return "".join(text for text, _ in parts).rstrip()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_totals_are_whole_or_left_out(width: int) -> None:
+    shown = text(total_parts(busy(), width=width))
+    assert cell_len(shown) <= width
+    assert shown.endswith(("1 min 23 s", "/min", "1,234", "9,876", "$1,039.88", "$8,140.12", "/1h"))
+
+
+@pytest.mark.parametrize("width", [200, 80, 70, 60, 40])
+@pytest.mark.parametrize("current", range(len(PANES)))
+def test_which_pane_is_shown_is_told_in_any_width(width: int, current: int) -> None:
+    shown = text(cut(tab_parts(busy(), current, width=width), width))
+    assert f"[{current + 1} {PANES[current].name}" in shown
+    assert "…" not in shown
+    assert re.findall(r"[ [](\d) ", f"{shown} ") == ["1", "2", "3", "4", "5", "6"]
+
+
+@pytest.mark.parametrize("current", range(len(PANES)))
+@pytest.mark.parametrize("contact", Contact)
+def test_totals_that_are_no_longer_asked_for_are_faint(contact: Contact, current: int) -> None:
+    picture = busy()
+    picture.contact = contact
+    is_faint = contact in (Contact.LOST, Contact.REFUSED)
+    tabs = tab_parts(picture, current, width=200)
+    figures = {text.strip(): "dim" in style for text, style in tabs if text.strip().isdigit()}
+    assert figures == {"1234": is_faint, "9876": is_faint}
+    assert not any("dim" in style for text, style in tabs if not text.strip().isdigit())
+    assert ("dim" in total_parts(picture, width=200)[-1][1]) is is_faint
+
+
+def rates(picture: Picture, done: int, failed: int) -> Picture:
+    """Have so many tasks end in a minute."""
+    assert picture.stats is not None
+    for at, counts in ((0.0, (0, 0)), (60.0, (done, failed))):
+        metrics = msgspec.structs.replace(
+            picture.stats.metrics, tasks_completed=counts[0], tasks_failed=counts[1]
+        )
+        picture.throughput.add(msgspec.structs.replace(picture.stats, metrics=metrics), at)
+    return picture
+
+
+COUNTS = "queued 9,876  in flight 1,234  done 4,321/min  failed 12/min"
+LIMITED = "queued 9,876 of 100k  in flight 1,234 of 20.0k  done 4,321/min  failed 12/min"
+SPENT, LEFT, WAIT = "spent $1,039.88", "left $8,140.12", "wait 1 min 23 s"
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (200, f"{LIMITED}  {SPENT}  {LEFT} of $9,180.00/1h  {WAIT}"),
+        (126, f"{LIMITED}  {SPENT}  {LEFT} of $9,180.00/1h"),
+        (120, f"{COUNTS}  {SPENT}  {LEFT}  {WAIT}"),
+        (100, f"{COUNTS}  {SPENT}  {LEFT}"),
+        (80, f"{COUNTS}  {SPENT}"),
+        (70, COUNTS),
+        (40, "queued 9,876  in flight 1,234"),
+    ],
+)
+def test_limits_go_before_figures_do_and_what_is_spent_stays_in_eighty_columns(
+    width: int, shown: str
+) -> None:
+    assert text(total_parts(rates(busy(), 4_321, 12), width=width)) == shown
+
+
+def test_without_a_limit_nothing_is_said_of_what_is_left_and_without_books_nothing_at_all() -> None:
+    picture = busy()
+    assert picture.budgets is not None
+    picture.budgets = msgspec.structs.replace(picture.budgets, limit_usd=None, remaining_usd=None)
+    assert "spent $1,039.88  wait" in text(total_parts(picture, width=200))
+    picture.budgets = None
+    assert "failed -/min  wait" in text(total_parts(picture, width=200))
+
+
+def test_a_pause_of_everything_is_said_in_any_width() -> None:
+    for width in WIDTHS:
+        shown = text(total_parts(busy(paused=True), width=width))
+        assert shown.startswith("PAUSED")
+        assert cell_len(shown) <= width
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_help_and_quit_are_the_keys_that_are_always_told(width: int) -> None:
+    shown = text(key_parts(width))
+    assert shown.endswith("? help  q quit")
+    assert cell_len(shown) <= width
+
+
+def test_a_line_that_is_too_long_shows_that_it_was_cut() -> None:
+    parts = [("connection ", "bold"), ("漢字漢字", "red")]
+    assert text(cut(parts, 30)) == "connection 漢字漢字"
+    assert text(cut(parts, 14)) == "connection 漢…"
+    assert text(cut(parts, 8)) == "connect…"
+    assert cut(parts, 0) == []
+
+
+@pytest.mark.parametrize("contact", Contact)
+def test_what_is_looked_for_is_told_whatever_else_is(contact: Contact) -> None:
+    picture = Picture()
+    picture.contact, picture.contact_problem = contact, "no service answers"
+    for said in ("", "Sorted by project."):
+        shown = text(said_parts(said, picture, is_problem=False, wanted="sup"))
+        assert shown.startswith("Only what contains “sup”")
+        assert said in shown
+
+
+def test_a_long_text_to_look_for_leaves_room_for_what_is_said() -> None:
+    shown = text(said_parts("Sorted.", Picture(), is_problem=False, wanted="x" * 200))
+    assert shown.index("Sorted.") < 70
+
+
+def test_a_lost_service_is_told_in_words_that_fit() -> None:
+    picture = Picture()
+    picture.contact, picture.contact_problem = Contact.LOST, "no service answers"
+    shown = text(said_parts("", picture, is_problem=False, wanted=""))
+    assert shown == "Trying again: no service answers."

@@ -1,0 +1,193 @@
+"""What a budget refused waits as long as waiting can help, and comes back when it may."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.core.budgets.accounts import Refused, Unit
+from headgate.core.budgets.scopes import Scope
+from headgate.core.dispatch_plan import Waiting
+from headgate.core.parking import (
+    ASK_AGAIN_SECONDS,
+    MAX_SET_ASIDE,
+    BudgetParking,
+    ask_again_at,
+    closure_of,
+)
+from headgate.core.task import OnExhausted, Task, Terms
+
+WAIT = Terms()
+REJECT = Terms(on_exhausted=OnExhausted.REJECT)
+
+
+def refused(
+    scope: str = "session:s",
+    *,
+    spent: int = 0,
+    reserved: int = 0,
+    overrun: int = 0,
+    requested: int = 50,
+    resets_at: int | None = None,
+    may_clear: bool = True,
+    unit: Unit = Unit.TOKENS,
+) -> Refused:
+    return Refused(
+        scope=Scope(scope),
+        unit=unit,
+        limit=100,
+        spent=spent,
+        reserved=reserved,
+        overrun=overrun,
+        requested=requested,
+        resets_at=resets_at,
+        may_clear=may_clear,
+    )
+
+
+@pytest.mark.parametrize(
+    ("refusal", "terms", "expected"),
+    [
+        # a task that waiting cannot help, or that asked to be refused, ends
+        (refused(spent=100, may_clear=False), WAIT, "error"),
+        (refused(spent=100, resets_at=9), REJECT, "error"),
+        # a scope without any room is closed whole
+        (refused(spent=100, resets_at=9), WAIT, "closure"),
+        (refused(spent=60, reserved=40), WAIT, "closure"),
+        (refused(spent=60, overrun=80, resets_at=9), WAIT, "closure"),
+        # one with a little room is left open to smaller tasks
+        (refused(spent=60, resets_at=9), WAIT, "aside"),
+        (refused(spent=30, reserved=30), WAIT, "aside"),
+    ],
+)
+def test_a_refused_task_ends_or_closes_the_gate_or_is_set_aside(
+    refusal: Refused, terms: Terms, expected: str
+) -> None:
+    parking = BudgetParking()
+    verdict = parking.judge("t1", refusal, terms)
+    found = "error" if verdict.error else "closure" if verdict.closure else "aside"
+    assert found == expected
+    assert (parking.scope_of("t1") == "session:s") == (expected == "aside")
+
+
+def test_beyond_a_number_of_tasks_set_aside_the_gate_is_closed() -> None:
+    parking = BudgetParking()
+    for number in range(MAX_SET_ASIDE):
+        assert parking.judge(f"t{number}", refused(spent=60, reserved=1), WAIT).closure is None
+    assert parking.judge("last", refused(spent=60, reserved=1), WAIT).closure is not None
+    assert len(parking.leave("session:s")) == MAX_SET_ASIDE
+    assert parking.leave("session:s") == []
+
+
+@pytest.mark.parametrize(
+    ("scopes", "has_freed", "resets_at", "is_woken"),
+    [
+        (("session:s",), True, 9, True),
+        (("session:s",), False, 9, False),
+        (("session:s",), False, None, True),
+        (("session:s/workflow:w",), True, None, True),
+        (("session:other",), True, None, False),
+        ((), True, None, False),
+    ],
+)
+def test_an_attempt_wakes_the_scopes_that_it_was_charged_to(
+    scopes: tuple[str, ...], has_freed: bool, resets_at: int | None, is_woken: bool
+) -> None:
+    parking = BudgetParking()
+    parking.judge("t1", refused(spent=60, reserved=30, resets_at=resets_at), WAIT)
+    assert parking.wake(scopes, has_freed=has_freed) == (["session:s"] if is_woken else [])
+
+
+@pytest.mark.parametrize("scopes", [(), ("session:s",), ("project:p", "session:s/workflow:w")])
+def test_every_attempt_was_charged_to_the_root(scopes: tuple[str, ...]) -> None:
+    parking = BudgetParking()
+    parking.judge("t1", refused("", reserved=100), WAIT)
+    assert parking.wake(scopes, has_freed=True) == [""]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (refused(spent=100, resets_at=1_600), 1_600.0),
+        (refused(spent=60, reserved=40, resets_at=1_600), 1_000.0 + ASK_AGAIN_SECONDS),
+        (refused(spent=60, reserved=40, resets_at=1_001), 1_001.0),
+        (refused(reserved=100), 1_000.0 + ASK_AGAIN_SECONDS),
+        (refused(spent=100, may_clear=False), None),
+    ],
+)
+def test_a_scope_is_asked_again_when_it_resets_or_soon_while_somebody_holds_its_money(
+    refusal: Refused, expected: float | None
+) -> None:
+    assert ask_again_at(refusal, 1_000.0) == expected
+
+
+def test_tasks_that_ended_leave_nothing_behind() -> None:
+    parking = BudgetParking()
+    for number in range(1_000):
+        parking.judge(f"t{number}", refused(f"session:{number}", spent=60, reserved=1), WAIT)
+        parking.drop(f"t{number}", (f"session:{number}",))
+    assert parking.refusals == {}
+    assert parking.wake([f"session:{number}" for number in range(1_000)], has_freed=True) == []
+
+
+def waiting(task_id: str, terms: Terms, *scopes: str) -> Waiting:
+    return Waiting(Task(id=task_id, scopes=scopes), terms, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("terms", "scopes", "tokens", "is_refused"),
+    [
+        (REJECT, ("session:s",), 50, True),
+        (REJECT, ("session:s/workflow:w",), 50, True),
+        (REJECT, ("session:s",), 1, True),
+        (REJECT, ("session:s",), 0, False),
+        (REJECT, ("session:other",), 50, False),
+        (WAIT, ("session:s",), 50, False),
+    ],
+)
+def test_who_will_not_wait_is_refused_by_what_a_closed_scope_said_last(
+    terms: Terms, scopes: tuple[str, ...], tokens: int, is_refused: bool
+) -> None:
+    parking = BudgetParking()
+    parking.judge("t1", refused(spent=60, reserved=40), WAIT)
+    error = parking.refuses(waiting("t2", terms, *scopes), lambda _waiting: {Unit.TOKENS: tokens})
+    assert (error is not None) == is_refused
+    assert parking.unwilling("session:s") == (
+        ["t2"] if "session:s" in str(scopes) and terms is REJECT else []
+    )
+    parking.leave("session:s")
+    assert (
+        parking.refuses(waiting("t3", terms, *scopes), lambda _waiting: {Unit.TOKENS: tokens})
+        is None
+    )
+
+
+def test_who_will_not_wait_is_forgotten_when_it_has_ended() -> None:
+    parking = BudgetParking()
+    for number in range(100):
+        scopes = (f"session:{number}",)
+        parking.refuses(waiting(f"t{number}", REJECT, *scopes), lambda _waiting: {Unit.TOKENS: 1})
+        parking.drop(f"t{number}", scopes)
+    assert parking.unwilling("") == []
+    assert parking._unwilling == {}
+
+
+def test_a_closed_scope_is_woken_though_nobody_is_set_aside_for_it() -> None:
+    parking = BudgetParking()
+    parking.judge("t1", refused(spent=60, reserved=1), WAIT)
+    parking.judge("t2", refused(spent=60, reserved=40), WAIT)
+    parking.drop("t1", ("session:s",))
+    parking.drop("t2", ("session:s",))
+    assert parking.wake(("session:s",), has_freed=True) == ["session:s"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "words"),
+    [
+        (Unit.TOKENS, "100 tokens of 100 tokens are used or held, and 50 tokens asked for"),
+        (Unit.MICRO_USD, "$0.0001 of $0.0001 are used or held, and $0.00005 asked for"),
+    ],
+)
+def test_a_closed_gate_says_how_much_is_used_and_needed(unit: Unit, words: str) -> None:
+    closure = closure_of(refused(spent=60, reserved=30, overrun=10, resets_at=9, unit=unit))
+    assert closure.why == words
+    assert (closure.kind, closure.name, closure.until) == ("scope", "session:s", 9)

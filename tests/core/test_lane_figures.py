@@ -1,0 +1,191 @@
+"""What the desk tells of its lanes: what is ready, how long the first has waited, and the load."""
+
+from __future__ import annotations
+
+from time import process_time
+
+import msgspec
+import pytest
+
+from headgate.core.budgets.accounts import Refused, Unit
+from headgate.core.budgets.scopes import Scope
+from headgate.core.dispatch_plan import DeskSettings
+from headgate.core.dispatch_state import Desk, LaneFigure, lane_figures, waiting_for_scopes
+from headgate.core.gates import GateClosure, GatePart
+from headgate.core.snapshot import Agent, AgentState, LanePolicy, Project, ProjectStatus
+from headgate.core.task import DEFAULT_TERMS, Progress, Submission, Task, TaskRecord, TaskStatus
+
+NOW = 1_000.0
+EVAL = "session:eval"
+
+
+def new_desk(policy: LanePolicy = LanePolicy.HIGHEST_LOAD, alpha: float = 0.5) -> Desk:
+    projects = tuple(Project(id=name, max_concurrent_agents=9) for name in ("p", "q"))
+    return Desk(
+        DeskSettings(
+            projects=projects, lane_policy=policy, alpha=alpha, max_wait_ticks=1_000, agents=()
+        )
+    )
+
+
+def queue(desk: Desk, *tasks: Task) -> None:
+    for task in tasks:
+        queued = msgspec.structs.replace(task, status=TaskStatus.QUEUED)
+        record = TaskRecord(
+            task=queued, terms=DEFAULT_TERMS, submission=Submission(), progress=Progress()
+        )
+        desk.see(record, NOW)
+
+
+def figure(desk: Desk, project_id: str, agent_id: str = "") -> LaneFigure:
+    found = {(one.project_id, one.agent_id): one for one in lane_figures(desk, NOW)}
+    return found[project_id, agent_id]
+
+
+def task(
+    name: str, agent_id: str | None = None, project_id: str = "p", tick: int = 0, **rest: object
+) -> Task:
+    fields: dict[str, object] = {"created_at": 900.0, **rest}
+    return Task(
+        id=name,
+        project_id=project_id,
+        agent_id=agent_id,
+        enqueued_tick=tick,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def closure(scope: str = EVAL) -> GateClosure:
+    return GateClosure(kind="scope", name=scope, why="used up")
+
+
+def refused(scope: str = EVAL, spent: int = 10) -> Refused:
+    return Refused(
+        scope=Scope(scope),
+        unit=Unit.MICRO_USD,
+        limit=10,
+        spent=spent,
+        reserved=0,
+        overrun=0,
+        requested=5,
+        resets_at=2_000,
+        may_clear=True,
+    )
+
+
+STOPPED: list[tuple[str, dict[str, object]]] = [
+    ("everything is paused", {"is_paused": True}),
+    ("the project is paused", {"projects": (Project(id="p", status=ProjectStatus.PAUSED),)}),
+    ("the project is archived", {"projects": (Project(id="p", status=ProjectStatus.ARCHIVED),)}),
+    ("the agent is paused", {"agents": (Agent(id="a", state=AgentState.PAUSED),)}),
+    ("the agent is at fault", {"agents": (Agent(id="a", state=AgentState.ERROR),)}),
+]
+
+
+@pytest.mark.parametrize(("case", "settings"), STOPPED)
+def test_a_lane_that_may_start_nothing_is_not_ready_and_has_no_load(
+    case: str, settings: dict[str, object]
+) -> None:
+    desk = Desk(DeskSettings(**{"projects": (Project(id="p"),), "agents": (), **settings}))  # type: ignore[arg-type]
+    queue(desk, task("t", "a"))
+    found = figure(desk, "p", "a")
+    assert (found.agent_id, found.ready, found.load) == ("a", 0, None)
+
+
+def test_a_lane_of_a_project_that_drains_is_ready_for_what_it_has() -> None:
+    draining = Project(id="p", status=ProjectStatus.DRAINING)
+    desk = Desk(DeskSettings(projects=(draining,), agents=()))
+    queue(desk, task("t", "a"))
+    assert figure(desk, "p", "a").ready == 1
+    assert figure(desk, "p", "a").load is not None
+
+
+def test_a_lane_that_may_start_nothing_is_no_measure_for_the_others() -> None:
+    paused = Agent(id="a", state=AgentState.PAUSED)
+    desk = Desk(msgspec.structs.replace(new_desk().settings, agents=(paused,)))
+    queue(desk, *(task(f"a{n}", "a") for n in range(9)), task("b", "b"))
+    assert figure(desk, "p", "b").load == 0.5
+
+
+def test_each_lane_has_its_own_line_and_nothing_that_waits_is_none() -> None:
+    desk = new_desk()
+    assert lane_figures(desk, NOW) == ()
+    queue(desk, task("1", "a"), task("2", "a"), task("3", "b"), task("4"), task("5", "a", "q"))
+    found = [(one.project_id, one.agent_id, one.ready) for one in lane_figures(desk, NOW)]
+    assert sorted(found) == [("p", "", 1), ("p", "a", 2), ("p", "b", 1), ("q", "a", 1)]
+
+
+def test_the_load_is_that_of_the_seed_beside_the_lanes_of_the_same_project() -> None:
+    desk = new_desk(alpha=0.25)
+    desk.tick = 10
+    queue(desk, *(task(f"deep{n}", "a", tick=8) for n in range(4)), task("old", "b", tick=0))
+    queue(desk, task("alone", "a", "q", tick=10))
+    assert figure(desk, "p", "a").load == pytest.approx(0.25 * 1 + 0.75 * 0.2)
+    assert figure(desk, "p", "b").load == pytest.approx(0.25 * 0.25 + 0.75 * 1)
+    assert figure(desk, "q", "a").load == pytest.approx(0.25)
+
+
+def test_the_wait_is_that_of_the_task_that_came_first_whatever_its_priority() -> None:
+    desk = new_desk()
+    queue(
+        desk,
+        task("urgent", "a", tick=5, created_at=990.0, priority=-5),
+        task("old", "a", tick=1, created_at=700.0),
+        task("timed", "b", tick=1, created_at=100.0, not_before=980.0),
+    )
+    assert figure(desk, "p", "a").longest_wait_seconds == 300.0
+    assert figure(desk, "p", "b").longest_wait_seconds == 20.0
+
+
+def test_what_waits_behind_a_closed_gate_is_not_ready_and_has_waited_all_the_same() -> None:
+    desk = new_desk()
+    queue(desk, task("held", "a", created_at=500.0, scopes=(EVAL,)))
+    desk.close(closure(), NOW)
+    held = figure(desk, "p", "a")
+    assert (held.ready, held.longest_wait_seconds, held.load) == (0, 500.0, None)
+    desk.open(GatePart("scope", EVAL))
+    assert figure(desk, "p", "a").ready == 1
+
+
+def test_a_task_that_left_is_not_the_oldest_any_more() -> None:
+    desk = new_desk()
+    queue(desk, task("gone", "a", created_at=100.0), task("here", "a", tick=1, created_at=800.0))
+    desk.forget("gone", NOW)
+    assert figure(desk, "p", "a").longest_wait_seconds == 200.0
+
+
+def test_looking_changes_nothing() -> None:
+    looked, other = new_desk(), new_desk()
+    for desk in (looked, other):
+        queue(desk, *(task(f"t{n}", "a", tick=n, priority=n % 3) for n in range(9)))
+        desk.forget("t0", NOW)
+        desk.index.set_agent(desk.index.agents.get("a").agent)  # type: ignore[union-attr]
+        desk.flights.set_node("node", 4)
+    lane_figures(looked, NOW)
+    plans = [[line.task.id for line in desk.plan(NOW, most=9)] for desk in (looked, other)]
+    assert plans[0] == plans[1]
+    assert plans[0]
+
+
+def test_tasks_that_wait_for_a_budget_are_counted_behind_it_and_set_aside_for_it() -> None:
+    desk = new_desk()
+    queue(desk, *(task(f"t{n}", "a", scopes=(EVAL,)) for n in range(3)), task("free", "b"))
+    assert waiting_for_scopes(desk) == {}
+    desk.parking.judge("t0", refused(), DEFAULT_TERMS)
+    desk.close(closure(), NOW)
+    assert waiting_for_scopes(desk) == {EVAL: 3}
+    aside = new_desk()
+    queue(aside, task("dear", "a", created_at=600.0, scopes=(EVAL,)))
+    aside.parking.judge("dear", refused(spent=6), DEFAULT_TERMS)
+    aside.index.remove("dear")
+    assert waiting_for_scopes(aside) == {EVAL: 1}
+    assert figure(aside, "p", "a").longest_wait_seconds == 400.0
+
+
+@pytest.mark.parametrize("tasks", [2_000, 20_000])
+def test_the_cost_grows_with_the_lanes_and_not_with_the_tasks(tasks: int) -> None:
+    desk = new_desk()
+    queue(desk, *(task(f"{n:06d}", f"a{n % 100}", tick=n) for n in range(tasks)))
+    began = process_time()
+    assert len(lane_figures(desk, NOW)) == 100
+    assert process_time() - began < 0.05

@@ -1,0 +1,162 @@
+"""The audit of a task store: everything that is counted is counted again from the rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from budgets.support import drift_of
+from headgate.core.retention import StoredResult, evictable_at
+from headgate.core.task import TaskStatus, is_worker
+from headgate.storage import ledger
+from headgate.storage.queries import totals
+from headgate.storage.rows import TaskRow, to_task_row
+from headgate.storage.schema import TASK_COLUMNS
+from headgate.storage.sql_store import SqlTaskStore
+from headgate.storage.transaction import Transaction
+
+RESERVATION_OF = {TaskStatus.ASSIGNED: "held", TaskStatus.RUNNING: "dispatched"}
+ENDED = {
+    "completed": TaskStatus.DONE,
+    "failed": TaskStatus.FAILED,
+    "cancelled": TaskStatus.CANCELLED,
+    "rejected": TaskStatus.REJECTED,
+}
+
+
+async def audit(store: SqlTaskStore, *, has_evicted: bool = False) -> None:
+    """Hold lanes, counters, dependants and reservations against the rows of the tasks."""
+    checks: list[Callable[[Transaction, dict[str, TaskRow]], None]] = [
+        _audit_lanes,
+        _audit_leases,
+        _audit_workers,
+        _audit_dependants,
+        _audit_side_tables,
+        _audit_assumptions,
+    ]
+    if not has_evicted:
+        checks += [_audit_counters, _audit_usage]
+    if store.tables.keeps_books:
+        checks.append(_audit_books)
+
+    def check(transaction: Transaction) -> None:
+        sql = f"SELECT {', '.join(TASK_COLUMNS)} FROM tasks"
+        rows = {row[0]: to_task_row(row) for row in transaction.read(sql)}
+        since: dict[str, float | None] = dict(
+            transaction.read("SELECT id, evictable_since FROM tasks")
+        )
+        assert since == {row.id: _retained_until(row) for row in rows.values()}
+        for each in checks:
+            each(transaction, rows)
+
+    await store.writer.submit(check)
+
+
+def _audit_workers(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
+    """What a worker is noted to have is what is in flight there."""
+    noted = set(transaction.read("SELECT node_id, task_id FROM worker_tasks"))
+    placed = {(row.progress.node_id, row.id) for row in rows.values() if row.is_in_flight}
+    assert noted == {pair for pair in placed if is_worker(pair[0])}
+
+
+def _audit_assumptions(_transaction: Transaction, rows: dict[str, TaskRow]) -> None:
+    """What is assumed is a part of what is booked."""
+    for progress in (row.progress for row in rows.values()):
+        assert 0 <= progress.assumed_tokens <= progress.used_tokens
+        assert 0 <= progress.assumed_micro_usd <= progress.used_micro_usd
+
+
+def _retained_until(row: TaskRow) -> float | None:
+    progress = row.progress
+    result = StoredResult(
+        status=row.status, completed_at=progress.completed_at, dependants=progress.dependants
+    )
+    return evictable_at(result, ttl_seconds=0.0)
+
+
+def _audit_lanes(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
+    queued = Counter(
+        (row.spec.task.agent_id or "", row.project_id)
+        for row in rows.values()
+        if row.status is TaskStatus.QUEUED
+    )
+    inflight = Counter(
+        (row.agent_id or "", row.project_id) for row in rows.values() if row.is_in_flight
+    )
+    kept = transaction.read("SELECT agent_id, project_id, queued, inflight FROM lanes")
+    assert {(row[0], row[1]): row[2] for row in kept if row[2]} == dict(queued)
+    assert {(row[0], row[1]): row[3] for row in kept if row[3]} == dict(inflight)
+    total = transaction.read("SELECT amount FROM counters WHERE name = 'queued'")
+    assert sum(row[0] for row in total) == queued.total()
+
+
+def _audit_leases(_transaction: Transaction, rows: dict[str, TaskRow]) -> None:
+    for row in rows.values():
+        assert (row.progress.node_id is not None) == row.is_in_flight, row.id
+        assert (row.progress.completed_at is not None) == row.is_terminal, row.id
+        assert row.progress.waiting_for == 0 or not row.is_in_flight, row.id
+
+
+def _audit_dependants(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
+    pairs = transaction.read("SELECT parent_id, task_id FROM task_parents")
+    waiting: Counter[str] = Counter()
+    dependants: Counter[str] = Counter()
+    for parent_id, task_id in pairs:
+        if not rows[task_id].is_terminal:
+            # A result that is needed is still there.
+            dependants[parent_id] += 1
+            waiting[task_id] += not rows[parent_id].is_terminal
+    for row in rows.values():
+        assert row.progress.dependants == dependants[row.id], row.id
+        if not row.is_terminal:
+            assert row.progress.waiting_for == waiting[row.id], row.id
+
+
+def _audit_side_tables(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
+    inputs = {row[0] for row in transaction.read("SELECT id FROM task_inputs")}
+    assert inputs == set(rows)
+    pairs = transaction.read("SELECT parent_id, task_id FROM task_parents")
+    assert {name for pair in pairs for name in pair} <= set(rows)
+
+
+def _audit_usage(transaction: Transaction, _: dict[str, TaskRow]) -> None:
+    """Whoever reports usage and whoever reckons shares have added up the same."""
+    sums = "SELECT CAST(SUM(tokens) AS BIGINT), CAST(SUM(micro_usd) AS BIGINT)"
+    (reported,) = transaction.read(f"{sums}, CAST(SUM(attempts) AS BIGINT) FROM usage_rows")
+    (shared,) = transaction.read(f"{sums} FROM project_usage")
+    ticks = transaction.read("SELECT amount FROM counters WHERE name = 'tick'")
+    expected = (*shared, ticks[0][0] if ticks else 0)
+    assert [amount or 0 for amount in reported] == [amount or 0 for amount in expected]
+
+
+def _audit_counters(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
+    counted = totals(transaction)
+    states = Counter(row.status for row in rows.values())
+    for name, status in ENDED.items():
+        assert getattr(counted, name) == states[status], name
+    assert counted.submitted == sum(row.spec.rejected is None for row in rows.values())
+    usage = transaction.read("SELECT started, completed FROM project_usage")
+    assert counted.started == sum(row[0] for row in usage)
+    assert counted.completed == sum(row[1] for row in usage)
+
+
+def _audit_books(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
+    drift = drift_of(ledger.audit(transaction))
+    assert drift == {}
+    live: dict[str | None, str] = dict(
+        transaction.read("SELECT id, state FROM ledger_reservations WHERE finished_at IS NULL")
+    )
+    held = {
+        row.progress.reservation_id: RESERVATION_OF[row.status]
+        for row in rows.values()
+        if row.is_in_flight
+    }
+    assert live == held
+    reserved = transaction.read(
+        "SELECT SUM(reserved_tokens), SUM(reserved_micro_usd) FROM ledger_balances WHERE scope = ''"
+    )[0]
+    flying = [row.progress for row in rows.values() if row.is_in_flight]
+    assert tuple(int(amount or 0) for amount in reserved) == (
+        sum(progress.reserved_tokens for progress in flying),
+        sum(progress.reserved_micro_usd for progress in flying),
+    )

@@ -1,0 +1,114 @@
+"""Which nodes are alive: a life is renewed until it ends, and ends once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from headgate.storage import nodes
+from headgate.storage.nodes import FORGOTTEN_AFTER_SECONDS, Kind
+from headgate.storage.store import Beat, Node
+from storage.tables import DIALECTS, Tables, fresh_tables
+
+LEASE_SECONDS = 10.0
+
+
+@pytest.fixture(params=DIALECTS)
+def tables(request: pytest.FixtureRequest) -> Iterator[Tables]:
+    with fresh_tables(request.param, request) as tables:
+        yield tables
+
+
+def join(tables: Tables, node_id: str, *, now: float, places: int = 4) -> None:
+    node = Node(id=node_id, places=places, address=f"http://{node_id}")
+    tables.do(lambda tx: nodes.join(tx, node, now + LEASE_SECONDS))
+
+
+def beat(tables: Tables, node_id: str, *, now: float, places: int = 4) -> Beat:
+    return tables.do(
+        lambda tx: nodes.beat(tx, node_id, places=places, now=now, lease_seconds=LEASE_SECONDS)
+    )
+
+
+def live(tables: Tables, *, now: float) -> list[str]:
+    return [node.id for node in tables.do(lambda tx: nodes.live(tx, now))]
+
+
+def ended(tables: Tables, *node_ids: str, now: float) -> set[str]:
+    return tables.do(lambda tx: nodes.lease_ended(tx, node_ids, now))
+
+
+def test_a_node_is_alive_up_to_the_end_of_its_lease(tables: Tables) -> None:
+    join(tables, "n1", now=0.0)
+    assert live(tables, now=9.9) == ["n1"]
+    assert live(tables, now=10.0) == []
+
+
+def test_everything_that_is_known_of_a_live_node_comes_back(tables: Tables) -> None:
+    join(tables, "n1", now=0.0, places=7)
+    assert tables.do(lambda tx: nodes.live(tx, 1.0)) == (
+        Node(id="n1", places=7, address="http://n1", lease_until=10.0),
+    )
+
+
+def test_a_beat_renews_the_lease_and_the_places(tables: Tables) -> None:
+    join(tables, "n1", now=0.0)
+    assert beat(tables, "n1", now=5.0, places=2) == Beat(is_alive=True, lease_until=15.0)
+    (node,) = tables.do(lambda tx: nodes.live(tx, 14.0))
+    assert (node.places, node.lease_until) == (2, 15.0)
+
+
+def test_a_beat_that_comes_too_late_ends_the_life_for_good(tables: Tables) -> None:
+    join(tables, "n1", now=0.0)
+    assert not beat(tables, "n1", now=10.0).is_alive
+    # Not even a clock that is set back brings it to life again.
+    assert not beat(tables, "n1", now=5.0).is_alive
+    assert live(tables, now=5.0) == []
+
+
+def test_a_node_that_never_joined_is_not_alive(tables: Tables) -> None:
+    assert not beat(tables, "n1", now=0.0).is_alive
+    assert ended(tables, "n1", now=0.0) == {"n1"}
+
+
+def test_whoever_was_found_dead_stays_dead(tables: Tables) -> None:
+    join(tables, "n1", now=0.0)
+    join(tables, "n2", now=5.0)
+    assert ended(tables, "n1", "n2", "n3", now=12.0) == {"n1", "n3"}
+    assert not beat(tables, "n1", now=8.0).is_alive
+    assert beat(tables, "n2", now=8.0).is_alive
+
+
+def test_nobody_is_asked_about_nobody(tables: Tables) -> None:
+    assert ended(tables, now=0.0) == set()
+
+
+def test_joining_twice_is_joining_once(tables: Tables) -> None:
+    join(tables, "n1", now=0.0)
+    beat(tables, "n1", now=5.0)
+    join(tables, "n1", now=0.0)
+    assert live(tables, now=12.0) == ["n1"]
+
+
+def test_a_node_that_left_is_gone_with_its_messages(tables: Tables) -> None:
+    join(tables, "n1", now=0.0)
+    rows = [("n1", Kind.ASSIGNED, "t1"), ("n2", Kind.ASSIGNED, "t2")]
+    tables.do(lambda tx: nodes.post(tx, rows))
+    tables.do(lambda tx: nodes.leave(tx, "n1"))
+    assert live(tables, now=1.0) == []
+    assert tables.count("messages") == 1
+
+
+def test_where_one_process_can_be_alive_the_earlier_ones_are_dead(tables: Tables) -> None:
+    for node_id in ("n1", "n2", "n3"):
+        join(tables, node_id, now=0.0)
+    tables.do(lambda tx: nodes.forget_others(tx, "n3"))
+    assert ended(tables, "n1", "n2", "n3", now=1.0) == {"n1", "n2"}
+
+
+def test_nodes_that_died_long_ago_are_forgotten_when_another_joins(tables: Tables) -> None:
+    join(tables, "n1", now=0.0)
+    join(tables, "n2", now=100.0)
+    join(tables, "n3", now=FORGOTTEN_AFTER_SECONDS + 50.0)
+    assert tables.count("nodes") == 2

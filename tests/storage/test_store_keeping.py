@@ -1,0 +1,178 @@
+"""What is kept and for how long, where the money is elsewhere, and which tables are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.core.budgets.ledger import SettleRequest
+from headgate.core.budgets.reservations import Call
+from headgate.core.lifecycle import NOTHING_USED
+from headgate.core.money import MicroUsd, Tokens
+from headgate.core.rate_limits import RateCharge
+from headgate.errors import StoreError
+from headgate.storage import maintenance
+from headgate.storage.store import Node, TaskQuery
+from headgate.storage.transaction import Transaction
+from storage.scene import AWAY, FAILED, HERE, LEASE_SECONDS, Place, ids
+
+A_DAY_SECONDS = 86_400.0
+
+
+async def test_ended_tasks_go_oldest_first(place: Place) -> None:
+    async with place.scene(evicts=True) as scene:
+        for task_id in ("c", "a", "b"):
+            await scene.run(task_id)
+            await scene.settle(task_id)
+            scene.clock.advance(1)
+        await scene.submit("d")
+        evict = scene.store.evict
+        assert await evict(completed_before=scene.clock(), limit=2) == 2
+        assert ids(await scene.found(TaskQuery())) == ["d", "b"]
+        assert await evict(completed_before=scene.clock() - 1, limit=2) == 0
+        assert await evict(completed_before=scene.clock(), limit=2) == 1
+        assert (await scene.store.totals()).completed == 3
+
+
+async def test_a_result_stays_until_those_who_need_it_have_ended(place: Place) -> None:
+    async with place.scene(evicts=True) as scene:
+        await scene.run("a")
+        await scene.submit("b", depends_on=("a",))
+        await scene.settle("a")
+        scene.clock.advance(1)
+        assert await scene.store.evict(completed_before=scene.clock(), limit=9) == 0
+        await scene.assign("b")
+        await scene.settle("b", FAILED)
+        scene.clock.advance(1)
+        assert await scene.store.evict(completed_before=scene.clock(), limit=9) == 2
+
+
+async def test_a_task_may_go_before_the_result_that_it_read(place: Place) -> None:
+    async with place.scene(evicts=True) as scene:
+        await scene.run("a")
+        for child in ("b", "c"):
+            await scene.submit(child, depends_on=("a",))
+        await scene.settle("a")
+        await scene.assign("b")
+        await scene.settle("b")
+        scene.clock.advance(1)
+        assert await scene.store.evict(completed_before=scene.clock(), limit=9) == 1
+        await scene.cancel("c")
+        scene.clock.advance(1)
+        assert await scene.store.evict(completed_before=scene.clock(), limit=9) == 2
+
+
+async def test_what_is_old_is_forgotten(place: Place) -> None:
+    def purge(transaction: Transaction) -> None:
+        maintenance.purge(transaction, place.clock())
+
+    async with place.scene(evicts=True) as scene:
+        old = RateCharge(limit_id="slot:a:tokens:60", bucket=5, amount=1)
+        await scene.submit("t1")
+        await scene.assign("t1", rate_charges=(old,))
+        await scene.settle("t1")
+        await scene.let_time_pass(31 * A_DAY_SECONDS)
+        new = RateCharge(limit_id="slot:a:tokens:60", bucket=200, amount=1)
+        await scene.submit("t2", agent_id="other")
+        await scene.assign(
+            "t2", agent_id="other", tick=maintenance.LANE_KEPT_TICKS, rate_charges=(new,)
+        )
+        await scene.store.writer.submit(purge)
+        backlog = await scene.store.backlog(scene.epoch)
+        assert backlog.rate_counts == (new,)
+        assert [row.started for row in backlog.usage] == [1]
+        assert sorted(lane.agent_id for lane in backlog.lanes) == ["coder", "other"]
+        many_ticks = (
+            f"UPDATE counters SET amount = {2 * maintenance.LANE_KEPT_TICKS} WHERE name = 'tick'"
+        )
+        await scene.store.writer.submit(lambda transaction: transaction.run(many_ticks))
+        await scene.store.writer.submit(purge)
+        backlog = await scene.store.backlog(scene.epoch)
+        assert [lane.agent_id for lane in backlog.lanes] == ["other"]
+
+
+async def test_a_lane_in_which_nothing_ever_ran_goes_when_it_is_empty(place: Place) -> None:
+    async with place.scene(evicts=True) as scene:
+        for agent_id in ("came", "waits"):
+            await scene.submit(f"t-{agent_id}", agent_id=agent_id)
+        await scene.submit("t-open", agent_id=None)
+        await scene.run("t-served")
+        await scene.assign("t-open", agent_id="taker")
+        for task_id in ("t-open", "t-served"):
+            await scene.settle(task_id)
+        await scene.cancel("t-came")
+        await scene.store.writer.submit(lambda tasks: maintenance.purge(tasks, place.clock()))
+        kept = {lane.agent_id for lane in (await scene.store.totals()).lanes}
+        assert kept == {"", "coder", "taker", "waits"}
+
+
+async def test_the_store_keeps_its_books_from_growing(place: Place) -> None:
+    def journal(transaction: Transaction) -> int:
+        return int(transaction.read("SELECT COUNT(*) FROM ledger_journal")[0][0])
+
+    async with place.scene() as scene:
+        await scene.run("t1")
+        await scene.settle("t1")
+        assert await scene.store.writer.submit(journal) == 2
+        await scene.let_time_pass(2 * A_DAY_SECONDS)
+        assert await scene.store.writer.submit(journal) == 0
+
+
+async def test_settlements_for_a_ledger_outside_wait_in_the_outbox(place: Place) -> None:
+    async with place.scene(keeps_books=False) as scene:
+        for number in range(3):
+            await scene.submit(f"t{number}")
+            await scene.assign(f"t{number}", reserves=False)
+        await scene.settle("t0")
+        await scene.settle("t0")
+        await scene.settle("t1", cost=NOTHING_USED)
+        await scene.store.leave(HERE)
+        await scene.store.recover(scene.epoch, ["t2"])
+        epoch = scene.epoch
+        expected = [
+            SettleRequest(
+                reservation_id=f"t0:1:{epoch}",
+                call=Call.COMMIT,
+                micro_usd=MicroUsd(7),
+                tokens=Tokens(70),
+            ),
+            SettleRequest(reservation_id=f"t1:1:{epoch}", call=Call.RELEASE),
+            SettleRequest(
+                reservation_id=f"t2:1:{epoch}",
+                call=Call.COMMIT,
+                micro_usd=MicroUsd(10),
+                tokens=Tokens(100),
+            ),
+        ]
+        assert await scene.store.outbox(limit=9) == expected
+        assert await scene.store.outbox(limit=1) == expected[:1]
+        for _ in range(2):
+            await scene.store.sent([f"t0:1:{epoch}", f"t1:1:{epoch}"])
+        assert await scene.store.outbox(limit=9) == expected[2:]
+
+
+@pytest.mark.parametrize("part", ["tasks", "ledger"])
+async def test_newer_tables_than_the_program_knows_are_refused(place: Place, part: str) -> None:
+    async with place.scene() as scene:
+        newer = f"UPDATE headgate_schema SET version = 99 WHERE part = '{part}'"
+        await scene.store.writer.submit(lambda transaction: transaction.run(newer))
+        later = place.store()
+        with pytest.raises(StoreError, match="install a newer headgate"):
+            await later.open()
+
+
+async def test_a_store_of_one_process_takes_earlier_nodes_for_dead(place: Place) -> None:
+    async with place.scene() as scene:
+        await scene.run("t1")
+        scene.store.is_shared = False
+        await scene.store.join(Node(id=AWAY, places=1), lease_seconds=LEASE_SECONDS)
+        elected = await scene.store.elect(AWAY, lease_seconds=LEASE_SECONDS)
+        assert (elected.node_id, elected.epoch) == (AWAY, scene.epoch + 1)
+        (record,) = await scene.store.recover(elected.epoch, ["t1"])
+        assert record.progress.losses == 1
+
+
+async def test_what_was_acknowledged_can_be_read_at_once(place: Place) -> None:
+    async with place.scene() as scene:
+        for number in range(50):
+            await scene.submit(f"t{number}")
+            assert await scene.state(f"t{number}") == "queued"

@@ -1,0 +1,172 @@
+"""Usage rows: one sum for each hour, project, agent and model, and reports of them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from headgate.core.lifecycle import Succeeded, Usage, cost_of
+from headgate.core.retention import USAGE_KEPT_SECONDS
+from headgate.storage import usage
+from headgate.storage.counters import TICK, Tallies
+from headgate.storage.tokens import UNBOUND, Bounds
+from headgate.storage.transaction import Transaction
+from headgate.storage.usage import (
+    MAX_PER_HOUR,
+    MAX_ROWS,
+    OTHER,
+    Grouping,
+    SqlUsage,
+    UsageReport,
+    UsageSum,
+)
+from storage.scene import AGAIN, DONE, Place, Scene
+
+HOUR = 3_600.0
+DAY = 86_400.0
+
+
+def used(transaction: Transaction, now: float, *, keys: list[tuple[str, str, str]]) -> None:
+    """Write one attempt for each key, the first the cheapest."""
+    tallies = Tallies(now)
+    for place, key in enumerate(keys):
+        tallies.use(key, is_over=True, tokens=10, micro_usd=place)
+        tallies.spend(key[0], tokens=10, micro_usd=place)
+        tallies.count(TICK)
+    tallies.write(transaction)
+
+
+async def report(scene: Scene, by: Grouping, bounds: Bounds = UNBOUND) -> UsageReport:
+    now = scene.clock()
+    return await SqlUsage(scene.store).report(by, since=0.0, until=now + 1.0, bounds=bounds)
+
+
+async def figures(scene: Scene, by: Grouping) -> dict[str, tuple[int, int, int, int]]:
+    rows = (await report(scene, by)).rows
+    return {one.key: (one.tasks, one.attempts, one.tokens, one.micro_usd) for one in rows}
+
+
+async def test_a_settled_task_counts_for_its_project_agent_model_and_day(place: Place) -> None:
+    async with place.scene() as scene:
+        for task_id, model in (("t1", "large"), ("t2", "large"), ("t3", None)):
+            await scene.run(task_id)
+            await scene.settle(task_id, cost=Usage(tokens=70, micro_usd=7, model=model))
+        assert await figures(scene, "project") == {"search": (3, 3, 210, 21)}
+        assert await figures(scene, "agent") == {"coder": (3, 3, 210, 21)}
+        assert await figures(scene, "model") == {"large": (2, 2, 140, 14), "": (1, 1, 70, 7)}
+        (day,) = await figures(scene, "day")
+        assert len(day) == len("2027-01-15")
+        total = UsageSum(key="", tasks=3, attempts=3, tokens=210, micro_usd=21)
+        assert (await report(scene, "day")).total == total
+
+
+async def test_an_attempt_that_is_tried_again_is_no_task_that_ended(place: Place) -> None:
+    async with place.scene() as scene:
+        await scene.run("t1")
+        await scene.settle("t1", AGAIN, cost=Usage(tokens=5, micro_usd=1))
+        assert await figures(scene, "agent") == {"coder": (0, 1, 5, 1)}
+        await scene.assign("t1", attempt=2)
+        await scene.settle("t1", DONE, attempt=2, cost=Usage(tokens=5, micro_usd=1))
+        assert await figures(scene, "agent") == {"coder": (1, 2, 10, 2)}
+
+
+async def test_a_settlement_that_comes_twice_counts_once(place: Place) -> None:
+    async with place.scene() as scene:
+        await scene.run("t1")
+        for _ in range(2):
+            await scene.settle("t1", cost=Usage(tokens=5, micro_usd=1, model="m"))
+        assert await figures(scene, "model") == {"m": (1, 1, 5, 1)}
+
+
+async def test_whoever_is_bound_sees_its_own(place: Place) -> None:
+    async with place.scene() as scene:
+        keys = [("p", "a", "m"), ("p", "b", "m"), ("q", "a", "m")]
+        await scene.store.run(partial(used, keys=keys))
+        for bounds, attempts in (
+            (Bounds(project_id="p"), 2),
+            (Bounds(agent_id="a"), 2),
+            (Bounds(agent_id="a", project_id="p"), 1),
+            (Bounds(agent_id="nobody"), 0),
+        ):
+            found = await report(scene, "model", bounds)
+            assert found.total.attempts == attempts
+            assert sum(one.attempts for one in found.rows) == attempts
+
+
+async def test_a_report_covers_the_hours_that_it_names(place: Place) -> None:
+    async with place.scene() as scene:
+        usage = SqlUsage(scene.store)
+        start = scene.clock()
+        for hours in range(3):
+            await scene.store.run(partial(used, keys=[("p", "a", f"m{hours}")]))
+            scene.clock.advance(HOUR)
+        second = start + HOUR
+        found = await usage.report("model", since=second, until=second + 1.0, bounds=UNBOUND)
+        assert [one.key for one in found.rows] == ["m1"]
+        assert (found.since % HOUR, found.until - found.since) == (0.0, HOUR)
+
+
+async def test_days_come_in_their_order_and_all_else_by_cost(place: Place) -> None:
+    async with place.scene() as scene:
+        keys = [("p", "cheap", "m"), ("p", "dear", "m")]
+        await scene.store.run(partial(used, keys=keys))
+        scene.clock.advance(DAY)
+        await scene.store.run(partial(used, keys=keys[:1]))
+        assert [one.key for one in (await report(scene, "agent")).rows] == ["dear", "cheap"]
+        days = [one.key for one in (await report(scene, "day")).rows]
+        assert days == sorted(days)
+        assert len(days) == 2
+
+
+async def test_usage_is_kept_for_thirty_days(place: Place) -> None:
+    async with place.scene(evicts=True) as scene:
+        await scene.store.run(partial(used, keys=[("p", "a", "m")]))
+        scene.clock.advance(USAGE_KEPT_SECONDS - 2 * HOUR)
+        await scene.store.run(usage.purge)
+        assert await figures(scene, "agent") == {"a": (1, 1, 10, 0)}
+        scene.clock.advance(3 * HOUR)
+        await scene.store.run(usage.purge)
+        assert await figures(scene, "agent") == {}
+
+
+async def test_an_hour_with_too_many_rows_has_its_cheapest_added_up(place: Place) -> None:
+    async with place.scene() as scene:
+        many = [("p", f"a{n:05}", "m") for n in range(MAX_PER_HOUR + 100)]
+        await scene.store.run(partial(used, keys=[*many, ("q", "b", "m")]))
+        before = (await report(scene, "agent")).total
+        for _ in range(2):
+            await scene.store.run(usage.purge)
+            assert (await report(scene, "agent")).total == before
+        agents = await figures(scene, "agent")
+        assert len(agents) == MAX_PER_HOUR // 2 + 1
+        assert agents[OTHER][1] == len(many) + 1 - MAX_PER_HOUR // 2
+        assert agents["b"] == (1, 1, 10, len(many))
+        assert f"a{MAX_PER_HOUR + 99:05}" in agents
+        assert "a00000" not in agents
+
+
+async def test_an_agent_named_other_does_not_read_what_was_added_up(place: Place) -> None:
+    async with place.scene() as scene:
+        many = [("p", f"a{n:05}", "m") for n in range(MAX_PER_HOUR + 100)]
+        await scene.store.run(partial(used, keys=[*many, ("p", "other", "other")]))
+        before = await report(scene, "agent", bounds=Bounds(agent_id="other"))
+        await scene.store.run(usage.purge)
+        after = await report(scene, "agent", bounds=Bounds(agent_id="other"))
+        assert (before.total.attempts, after.total.attempts) == (1, 1)
+
+
+async def test_a_report_has_so_many_rows_and_one_for_the_rest(place: Place) -> None:
+    async with place.scene() as scene:
+        many = [("p", f"a{n:05}", "m") for n in range(MAX_ROWS + 5)]
+        await scene.store.run(partial(used, keys=many))
+        found = await report(scene, "agent")
+        assert len(found.rows) == MAX_ROWS + 1
+        rest = found.rows[-1]
+        assert (rest.key, rest.attempts, rest.micro_usd) == (OTHER, 5, sum(range(5)))
+
+
+@pytest.mark.parametrize("model", ["x" * 129, "a\nb", "", 5])
+async def test_a_name_that_cannot_be_shown_is_no_model(model: object) -> None:
+    outcome = Succeeded(usage=Usage(tokens=1, micro_usd=1, model=model))  # type: ignore[arg-type]
+    assert cost_of(outcome, reserved_tokens=0, reserved_micro_usd=0).model is None

@@ -1,0 +1,379 @@
+"""Workers in the store: a life with a lease, tasks that are handed out until they are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.core.lifecycle import Usage
+from headgate.core.task import is_worker
+from headgate.errors import LimitReachedError
+from headgate.storage import nodes
+from headgate.storage import workers as worker_visits
+from headgate.storage.store import Node, Orders, Overdue, Visit
+from headgate.storage.transaction import Transaction
+from storage.scene import AGAIN, HERE, LEASE_SECONDS, Place, Scene, ids
+
+WORKER = "worker-1"
+WORKER_LEASE_SECONDS = 30.0
+
+
+async def visit(
+    scene: Scene,
+    *,
+    worker_id: str = WORKER,
+    agent_id: str = "coder",
+    places: int | None = 2,
+    running: dict[str, int] | None = None,
+    joins: bool = False,
+    takes: bool = True,
+) -> Orders:
+    return await scene.store.visit(
+        Visit(
+            worker_id=worker_id,
+            agent_id=agent_id,
+            places=places,
+            running=running or {},
+            lease_seconds=WORKER_LEASE_SECONDS,
+            joins=joins,
+            takes=takes,
+            node_id=HERE,
+        )
+    )
+
+
+async def wait(scene: Scene, seconds: float) -> None:
+    """Let time pass, with a node that is alive all the while."""
+    while seconds > 0:
+        await scene.let_time_pass(min(seconds, LEASE_SECONDS / 2))
+        seconds -= LEASE_SECONDS / 2
+
+
+async def workers(scene: Scene) -> list[Node]:
+    backlog = await scene.store.backlog(scene.epoch)
+    return [node for node in backlog.nodes if is_worker(node.id)]
+
+
+async def with_task(scene: Scene, task_id: str = "t1", **fields: object) -> None:
+    """Have a worker join, and a task assigned to it."""
+    await visit(scene, joins=True)
+    await scene.submit(task_id, **fields)
+    await scene.assign(task_id, node_id=WORKER)
+
+
+async def test_a_worker_is_a_node_that_serves_an_agent(place: Place) -> None:
+    async with place.scene() as scene:
+        assert (await visit(scene, joins=True, places=3)).has_news
+        (worker,) = await workers(scene)
+        assert (worker.id, worker.agent_id, worker.places) == (WORKER, "coder", 3)
+        assert worker.lease_until == scene.clock() + WORKER_LEASE_SECONDS
+
+
+async def test_a_join_that_is_repeated_changes_nothing(place: Place) -> None:
+    async with place.scene() as scene:
+        await visit(scene, joins=True)
+        await visit(scene, joins=True)
+        assert len(await workers(scene)) == 1
+
+
+async def test_workers_that_join_and_are_never_seen_again_do_not_pile_up(place: Place) -> None:
+    async with place.scene() as scene:
+        for number in range(12):
+            await visit(scene, worker_id=f"worker-{number}", joins=True)
+            await wait(scene, WORKER_LEASE_SECONDS)
+        assert len(await workers(scene)) <= 1
+        kept = await scene.store.run(kept_rows)
+        assert kept <= nodes.FORGOTTEN_AFTER_LEASES + 2
+
+
+async def test_an_agent_has_a_bounded_number_of_workers(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "MAX_WORKERS_PER_AGENT", 2)
+    async with place.scene() as scene:
+        for number in (1, 2):
+            await visit(scene, worker_id=f"worker-{number}", joins=True)
+        with pytest.raises(LimitReachedError, match="agent 'coder' has 2 workers"):
+            await visit(scene, worker_id="worker-3", joins=True)
+        assert (await visit(scene, worker_id="worker-2", joins=True)).is_alive
+        other = await visit(scene, worker_id="worker-4", agent_id="other", joins=True)
+        assert other.is_alive
+        await visit(scene, worker_id="worker-1", places=0)
+        assert (await visit(scene, worker_id="worker-3", joins=True)).is_alive
+
+
+def kept_rows(transaction: Transaction, _now: float) -> int:
+    (row,) = transaction.read("SELECT COUNT(*) FROM workers", ())
+    return int(row[0])
+
+
+async def test_what_is_assigned_is_started_by_the_next_visit(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        assert await scene.state("t1") == "assigned"
+        orders = await visit(scene)
+        assert ids(orders.tasks) == ["t1"]
+        assert orders.tasks[0].submission.action == "click"
+        assert await scene.state("t1") == "running"
+
+
+async def test_a_task_is_handed_out_again_until_the_worker_names_it(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        assert ids((await visit(scene)).tasks) == ["t1"]
+        assert ids((await visit(scene)).tasks) == ["t1"]
+        assert (await visit(scene, running={"t1": 1})).tasks == ()
+        assert (await scene.get("t1")).progress.attempt == 1
+
+
+async def test_a_heartbeat_renews_the_lease_and_hands_nothing_out(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await wait(scene, 20.0)
+        orders = await visit(scene, places=None, takes=False)
+        assert (orders.is_alive, orders.tasks, orders.has_news) == (True, (), False)
+        await wait(scene, 20.0)
+        assert [worker.places for worker in await workers(scene)] == [2]
+        assert await scene.state("t1") == "assigned"
+
+
+async def test_a_worker_settles_under_its_own_lease_and_a_repeat_gets_its_answer(
+    place: Place,
+) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await visit(scene)
+        await scene.settle("t1", node_id=WORKER)
+        await scene.settle("t1", node_id=WORKER)
+        assert await scene.state("t1") == "done"
+        assert (await visit(scene, running={"t1": 1})).lost == ("t1",)
+
+
+async def test_a_worker_whose_lease_has_ended_is_not_alive_and_stays_so(place: Place) -> None:
+    async with place.scene() as scene:
+        await visit(scene, joins=True)
+        await wait(scene, WORKER_LEASE_SECONDS)
+        assert not (await visit(scene)).is_alive
+        scene.clock.set_back(WORKER_LEASE_SECONDS)
+        assert not (await visit(scene)).is_alive
+
+
+async def test_nobody_poses_as_the_worker_of_another_agent(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        assert not (await visit(scene, agent_id="other")).is_alive
+        assert ids((await visit(scene)).tasks) == ["t1"]
+
+
+async def test_tasks_of_a_dead_worker_are_taken_back_and_what_it_says_is_stale(
+    place: Place,
+) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await visit(scene)
+        await wait(scene, WORKER_LEASE_SECONDS)
+        (record,) = await scene.store.recover(scene.epoch, ["t1"])
+        assert (record.task.status.value, record.progress.losses) == ("queued", 1)
+        assert record.tokens == 100
+        assert await scene.is_stale(scene.settlement("t1", node_id=WORKER))
+        await scene.assign("t1", attempt=2)
+        assert await scene.is_stale(scene.settlement("t1", node_id=WORKER))
+
+
+async def test_a_task_that_a_live_worker_has_is_not_taken_back(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await wait(scene, LEASE_SECONDS)
+        assert await scene.store.recover(scene.epoch, ["t1"]) == []
+        assert ids((await visit(scene)).tasks) == ["t1"]
+
+
+async def test_a_worker_that_leaves_gives_back_what_it_has_not_begun(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        orders = await visit(scene, places=0)
+        assert (orders.is_alive, orders.tasks, orders.has_news) == (True, (), True)
+        record = await scene.get("t1")
+        assert (record.task.status.value, record.progress.losses) == ("queued", 0)
+        assert record.tokens == 0
+        assert await workers(scene) == []
+        assert not (await visit(scene)).is_alive
+
+
+async def test_a_worker_that_leaves_keeps_what_it_runs_until_it_has_ended(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await visit(scene)
+        await visit(scene, places=0, running={"t1": 1})
+        assert [worker.places for worker in await workers(scene)] == [0]
+        assert (await visit(scene, places=None, takes=False)).is_alive
+        await scene.settle("t1", node_id=WORKER)
+        await visit(scene, places=0)
+        assert await workers(scene) == []
+
+
+async def test_a_worker_that_leaves_loses_what_it_does_not_name(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await visit(scene)
+        await visit(scene, places=0)
+        record = await scene.get("t1")
+        assert (record.task.status.value, record.progress.losses) == ("queued", 1)
+        assert record.tokens == 100
+
+
+async def test_a_claim_that_waited_does_not_offer_places_again(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await visit(scene)
+        await visit(scene, places=0, running={"t1": 1})
+        orders = await visit(scene, places=None)
+        assert (orders.is_alive, orders.tasks) == (True, ())
+        assert await scene.state("t1") == "running"
+
+
+async def test_a_cancel_is_told_to_the_worker_until_it_has_stopped(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await visit(scene)
+        await scene.cancel("t1")
+        for takes in (True, False):
+            orders = await visit(scene, places=None, running={"t1": 1}, takes=takes)
+            assert orders.cancelled == ("t1",)
+        await scene.settle("t1", AGAIN, node_id=WORKER)
+        assert await scene.state("t1") == "cancelled"
+        assert (await visit(scene)).cancelled == ()
+
+
+async def test_a_cancelled_task_that_the_worker_does_not_have_ends_by_its_next_claim(
+    place: Place,
+) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await visit(scene)
+        await scene.cancel("t1")
+        orders = await visit(scene)
+        assert (orders.tasks, orders.cancelled) == ((), ())
+        assert await scene.state("t1") == "cancelled"
+
+
+async def test_an_attempt_beyond_its_deadline_is_given_up_and_booked_in_full(
+    place: Place,
+) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await visit(scene)
+        assert await give_up(scene) == ["running"]
+        await set_deadline(scene, scene.clock() + 5.0)
+        await wait(scene, 6.0)
+        assert await give_up(scene, "t2", attempt=2) == ["running"]
+        assert await give_up(scene, "t2") == ["failed"]
+        record = await scene.get("t2")
+        assert record.error == "deadline exceeded while running"
+        assert record.tokens == 100
+        assert await scene.is_stale(scene.settlement("t2", node_id=WORKER))
+        assert (await visit(scene, running={"t1": 1, "t2": 1})).lost == ("t2",)
+
+
+async def test_an_attempt_that_is_not_stopped_is_given_up_as_cancelled(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await visit(scene)
+        await scene.cancel("t1")
+        assert await give_up(scene) == ["cancelled"]
+        assert (await scene.get("t1")).tokens == 100
+
+
+async def test_workers_outlive_the_only_process_of_a_store(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await visit(scene)
+        scene.store.is_shared = False
+        scene.clock.advance(3_600.0)
+        await scene.store.join(Node(id="n9", places=8), lease_seconds=LEASE_SECONDS)
+        elected = await scene.store.elect("n9", lease_seconds=LEASE_SECONDS)
+        assert [node.id for node in (await scene.store.backlog(elected.epoch)).nodes] == [
+            "n9",
+            WORKER,
+        ]
+        assert await scene.store.recover(elected.epoch, ["t1"]) == []
+        assert (await visit(scene, running={"t1": 1})).lost == ()
+        await scene.settle("t1", node_id=WORKER)
+        scene.clock.advance(WORKER_LEASE_SECONDS)
+        assert not (await visit(scene)).is_alive
+
+
+async def test_while_a_node_was_there_no_worker_is_given_grace(place: Place) -> None:
+    async with place.scene() as scene:
+        await visit(scene, joins=True)
+        await wait(scene, WORKER_LEASE_SECONDS - 1.0)
+        await scene.join_away()
+        await wait(scene, 2.0)
+        assert not (await visit(scene)).is_alive
+
+
+async def test_signs_of_life_alone_keep_tasks_and_no_offer(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await visit(scene)
+        await scene.submit("t2")
+        await scene.assign("t2", node_id=WORKER)
+        await wait(scene, WORKER_LEASE_SECONDS - 1)
+        running = {"t1": 1}
+        assert not (await visit(scene, places=None, takes=False, running=running)).has_news
+        await wait(scene, 2.0)
+        orders = await visit(scene, places=None, takes=False, running=running)
+        assert (orders.is_alive, orders.lost, orders.has_news) == (True, (), True)
+        assert await scene.states("t1", "t2") == ["running", "queued"]
+        assert [worker.places for worker in await workers(scene)] == [0]
+        assert (await visit(scene, running=running)).has_news
+        assert [worker.places for worker in await workers(scene)] == [2]
+
+
+async def test_one_answer_has_a_bounded_number_of_tasks(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_visits, "MAX_HANDED_OUT", 2)
+    async with place.scene() as scene:
+        await visit(scene, joins=True, places=9)
+        for task_id in ("t1", "t2", "t3"):
+            await scene.submit(task_id)
+            await scene.assign(task_id, node_id=WORKER)
+        assert ids((await visit(scene, places=9)).tasks) == ["t1", "t2"]
+        orders = await visit(scene, places=9, running={"t1": 1, "t2": 1})
+        assert ids(orders.tasks) == ["t3"]
+
+
+async def test_one_answer_has_a_bounded_size_and_always_a_task(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_visits, "MAX_HANDED_OUT_BYTES", 1)
+    async with place.scene() as scene:
+        await visit(scene, joins=True, places=9)
+        for task_id in ("t1", "t2"):
+            await scene.submit(task_id)
+            await scene.assign(task_id, node_id=WORKER)
+        assert ids((await visit(scene, places=9)).tasks) == ["t1"]
+        assert await scene.state("t2") == "assigned"
+
+
+async def test_a_settlement_of_a_worker_is_news_where_it_was_not_written(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await visit(scene)
+        await scene.store.news(scene.epoch)
+        settlement = scene.settlement("t1", node_id=WORKER, cost=Usage(tokens=1, micro_usd=1))
+        await scene.store.settle(settlement)
+        assert ids((await scene.store.news(scene.epoch)).records) == ["t1"]
+
+
+async def give_up(scene: Scene, task_id: str = "t1", *, attempt: int = 1) -> list[str]:
+    overdue = [Overdue(task_id=task_id, attempt=attempt)]
+    records = await scene.store.give_up(scene.epoch, overdue)
+    return [record.task.status.value for record in records]
+
+
+async def set_deadline(scene: Scene, deadline: float) -> None:
+    """Have the worker run a second task, which has a deadline."""
+    await scene.submit("t2", deadline=deadline)
+    await scene.assign("t2", node_id=WORKER)
+    await visit(scene, running={"t1": 1})

@@ -1,0 +1,218 @@
+"""A run on paper: the order of a real one, lower bounds where outputs decide, no budget touched."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.budgets.connect import connect_budget
+from headgate.core.budgets.accounts import Account, Balance, Limit
+from headgate.core.budgets.scopes import Scope
+from headgate.core.money import MicroUsd
+from headgate.errors import BudgetMismatchError
+from headgate.workflow.budgets import Books
+from headgate.workflow.dry_run import MOST_PARTS, DryRun, budgets_before, rehearse
+from headgate.workflow.expansion import load_items
+from headgate.workflow.parser import read_workflow
+from headgate.workflow.run_record import RunOptions, RunScope
+
+OWN = Scope("workflow:w")
+
+
+def budget(limit: int | None, *, spent: int = 0, scope: Scope = OWN) -> Account:
+    return Account(
+        scope=scope,
+        limit=None if limit is None else Limit(limit_micro_usd=MicroUsd(limit)),
+        balance=Balance(spent_micro_usd=MicroUsd(spent)),
+    )
+
+
+def rehearsed(text: str, *accounts: Account, concurrency: int = 2) -> DryRun:
+    workflow = read_workflow(Path("w.yaml"), text.encode())
+    items = load_items(workflow, copies=None)
+    return rehearse(workflow, items, accounts, concurrency=concurrency, now=0.0)
+
+
+def order_of(found: DryRun) -> list[tuple[str, int | None, int | None, str]]:
+    return [(part.step, part.first, part.last, part.fate) for part in found.parts]
+
+
+def test_parents_go_before_children_and_lower_priority_values_before_others() -> None:
+    found = rehearsed(
+        """
+        steps:
+          - {id: late, command: [echo, "{steps.first.output}"]}
+          - {id: first, command: [echo]}
+          - {id: urgent, priority: -1, foreach: [1, 2, 3], command: [echo]}
+        """
+    )
+    assert order_of(found) == [
+        ("urgent", 0, 2, "runs"),
+        ("first", None, None, "runs"),
+        ("late", None, None, "runs"),
+    ]
+
+
+def test_a_step_over_the_items_of_another_begins_with_its_first_counterpart() -> None:
+    text = """
+        steps:
+          - {id: case, foreach: [1, 2, 3, 4], command: [echo], cost_usd: 1}
+          - {id: judge, priority: -1, foreach: {step: case}, command: [echo], cost_usd: 0.5}
+        """
+    found = rehearsed(text, concurrency=1)
+    assert [part.step for part in found.parts] == ["case", "judge"] * 4
+    assert [part.cumulated_micro_usd for part in found.parts[:3]] == [
+        1_000_000,
+        1_500_000,
+        2_500_000,
+    ]
+
+
+def test_a_condition_on_items_is_decided_and_one_on_outputs_is_left_open() -> None:
+    found = rehearsed(
+        """
+        steps:
+          - {id: case, foreach: [1, 2, 3], when: item > 1, command: [echo]}
+          - {id: after, when: steps.case.done > 2, command: [echo]}
+        """
+    )
+    assert order_of(found) == [
+        ("case", 0, 0, "skipped"),
+        ("case", 1, 2, "runs"),
+        ("after", None, None, "runs"),
+    ]
+    assert [part.may_skip for part in found.parts] == [False, False, True]
+    assert found.parts[0].why == "when: item > 1"
+
+
+MODEL = """
+config:
+  prices: {stand-in: {input_usd: 10, output_usd: 30}}
+steps:
+  - {id: draft, model: stand-in, max_tokens: 100, prompt: "a question"}
+  - {id: judge, model: stand-in, max_tokens: 100, prompt: "judge {steps.draft.output}"}
+  - {id: known, model: stand-in, max_tokens: 9, prompt: "{steps.draft.output}", estimate: {usd: 1}}
+"""
+
+
+def test_an_estimate_made_from_outputs_is_a_lower_bound() -> None:
+    found = rehearsed(MODEL)
+    assert {part.step: part.is_least for part in found.parts} == {
+        "draft": False,
+        "judge": True,
+        "known": False,
+    }
+    assert found.is_least
+    assert all(part.micro_usd >= 3_000 for part in found.parts)
+
+
+def test_a_place_that_no_item_fills_is_found_before_money_is_spent() -> None:
+    found = rehearsed(
+        """
+        steps:
+          - id: case
+            foreach: [{name: a}, {nme: b}]
+            command: [echo, "{item.name}"]
+          - {id: after, depends_on: case, command: [echo]}
+        """
+    )
+    assert found.counts == {"runs": 1, "fails": 1, "skipped": 1, "not run": 0}
+    fails = next(part for part in found.parts if part.fate == "fails")
+    assert (fails.first, "{item.name}" in fails.why) == (1, True)
+
+
+def test_the_first_budget_that_cannot_hold_a_step_stops_it_and_free_steps_go_on() -> None:
+    text = """
+        steps:
+          - {id: case, foreach: [1, 2, 3, 4], command: [echo], cost_usd: 0.40}
+          - {id: free, command: [echo]}
+          - {id: cheap, priority: 1, command: [echo], cost_usd: 0.10}
+        """
+    session = budget(900_000, spent=50_000, scope=Scope("session:s"))
+    found = rehearsed(text, session, budget(5_000_000, scope=Scope("session:s/workflow:w")))
+    assert order_of(found) == [
+        ("case", 0, 1, "runs"),
+        ("case", 2, 3, "not run"),
+        ("free", None, None, "runs"),
+        ("cheap", None, None, "not run"),
+    ]
+    assert found.stop is not None
+    assert (found.stop.at, found.stop.after) == ("case[2]", "case[1]")
+    assert found.stop.refused.scope == "session:s"
+    assert (found.micro_usd, found.needed_micro_usd) == (800_000, 1_700_000)
+    assert found.accounts[0] == session
+
+
+@given(st.integers(0, 2_000_000), st.integers(1, 12), st.integers(0, 300_000), st.integers(1, 5))
+def test_no_budget_is_passed_and_nothing_that_fits_is_left_out(
+    limit: int, runs: int, cost: int, at_once: int
+) -> None:
+    text = f"""
+        steps:
+          - id: case
+            foreach: {list(range(runs))}
+            command: [echo]
+            cost_usd: {cost / 1_000_000:.6f}
+        """
+    found = rehearsed(text, budget(limit), concurrency=at_once)
+    fit = runs if not cost else min(runs, limit // cost)
+    assert found.counts["runs"] == fit
+    assert found.micro_usd == fit * cost <= max(limit, 0)
+    assert (found.stop is None) == (fit == runs)
+
+
+def test_an_order_of_many_parts_is_bounded_and_the_rest_counted() -> None:
+    count = MOST_PARTS // 2 + 3
+    text = f"""
+        steps:
+          - {{id: case, foreach: {list(range(count))}, command: [echo]}}
+          - {{id: judge, priority: -1, foreach: {{step: case}}, command: [echo]}}
+        """
+    found = rehearsed(text, concurrency=1)
+    assert len(found.parts) == MOST_PARTS
+    assert found.parts_left_out == 6
+    assert found.counts["runs"] == 2 * count
+
+
+SCOPES = (
+    RunScope(scope="session:s", micro_usd=1_000_000),
+    RunScope(scope="session:s/workflow:w", micro_usd=500_000),
+)
+
+
+async def test_budgets_are_read_as_they_stand_and_limits_that_are_not_there_are_assumed(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/budget.db"
+    async with connect_budget(url) as tracker:
+        await tracker.set_budget("session:s", "1.00")
+        token = await tracker.reserve("session:s/workflow:other", "0.30")
+        await tracker.commit(token, "0.20")
+    found = await budgets_before(Books(tracker="sqlite", url=url), SCOPES, RunOptions(data=Path()))
+    assert [(one.scope, one.balance.spent_micro_usd) for one in found] == [
+        ("", 200_000),
+        ("session:s", 200_000),
+        ("session:s/workflow:w", 0),
+    ]
+    assert found[2].limit == Limit(limit_micro_usd=MicroUsd(500_000))
+    async with connect_budget(url) as tracker:
+        assert await tracker.get_budget("session:s/workflow:w") is None
+
+
+def test_books_that_are_not_there_are_empty_and_stay_unfounded(tmp_path: Path) -> None:
+    books = Books(tracker="sqlite", url=f"sqlite:///{tmp_path}/budget.db")
+    found = asyncio.run(budgets_before(books, SCOPES, RunOptions(data=Path())))
+    assert [one.balance for one in found] == [Balance()] * 3
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_limit_that_differs_is_the_error_that_a_run_would_have(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/budget.db"
+    async with connect_budget(url) as tracker:
+        await tracker.set_budget("session:s", "2.00")
+    with pytest.raises(BudgetMismatchError, match=r"the limit is \$2\.00, and .* says"):
+        await budgets_before(Books(tracker="sqlite", url=url), SCOPES, RunOptions(data=Path()))
