@@ -40,7 +40,7 @@ from headgate.cli import main
 from headgate.cli.main import cli
 from headgate.config import load_settings
 from headgate.core.gates import GateClosure
-from headgate.core.reasons import Hold
+from headgate.core.reasons import Reason
 from headgate.core.snapshot import decode_snapshot
 
 DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
@@ -331,8 +331,8 @@ def test_every_exit_code_is_in_the_reference() -> None:
     assert codes >= constants | {"0"}
 
 
-def holds() -> list[type[Hold]]:
-    return Hold.__subclasses__()
+def holds() -> list[type[Reason]]:
+    return Reason.__subclasses__()
 
 
 def test_every_reason_is_explained() -> None:

@@ -204,7 +204,7 @@ def test_waits_and_runs_are_counted_by_bucket() -> None:
     ):
         task = Task(id="t", created_at=100.0, status=status)
         progress = Progress(attempt=attempt, started_at=102.0, completed_at=102.2)
-        feed.see([TaskRecord(task=task, progress=progress)])
+        feed.observe([TaskRecord(task=task, progress=progress)])
     wait = {str(s.labels): s.value for s in durations.wait.metric().samples}
     assert (wait["{'le': '1.0'}"], wait["{'le': '5.0'}"]) == (0, 1)
     run = {s.name + str(s.labels): s.value for s in durations.run.metric().samples}

@@ -19,10 +19,10 @@ import msgspec
 
 from headgate.api.app import App
 from headgate.api.app import build_app as build_web_app
-from headgate.api.auth import Entrance, EntranceRules, is_loopback
+from headgate.api.auth import Authenticator, AuthRules, is_loopback
 from headgate.api.bulk import BulkWork
 from headgate.api.schema.tasks import LimitsShown
-from headgate.api.submission import Defaults, Draining, Intake
+from headgate.api.submission import Defaults, Draining, SubmissionParser
 from headgate.budgets.connect import connect_budget
 from headgate.budgets.tracker import LedgerTracker
 from headgate.config import (
@@ -35,10 +35,10 @@ from headgate.config import (
 )
 from headgate.config.loading import Loaded, loaded_from
 from headgate.config.messages import key_path
-from headgate.config.reload import Administration, SettingsWatch, Upkeep
+from headgate.config.reload import LiveConfig, SettingsWatch, Upkeep
 from headgate.config.slot_keys import place_of, read_key, slot_config
 from headgate.core.budgets.ledger import Ledger
-from headgate.core.dispatch_plan import DeskSettings
+from headgate.core.dispatch_plan import DispatchSettings
 from headgate.core.slots.slot import SlotConfig
 from headgate.core.snapshot import ProjectStatus, Standing
 from headgate.dashboard.dashboard import attach_dashboard
@@ -59,7 +59,7 @@ from headgate.executors.executor import Executor
 from headgate.executors.targets import PullTarget, Target
 from headgate.executors.templates import VARIABLE, Environment, no_slot_keys
 from headgate.metrics import Beside, ServiceMetrics
-from headgate.providers.endpoints import ProviderPlace
+from headgate.providers.endpoints import ProviderEndpoint
 from headgate.providers.http_headers import check_header_value
 from headgate.providers.provider import Provider, build_provider
 from headgate.storage.audit import AuditLog, StoredAudit
@@ -88,7 +88,7 @@ class SlotParts:
     ) -> None:
         self._environ = environ
         self._clock = clock
-        self._providers: dict[str, tuple[str, ProviderPlace, Provider]] = {}
+        self._providers: dict[str, tuple[str, ProviderEndpoint, Provider]] = {}
 
     def setups(self, settings: Settings) -> tuple[SlotSetup, ...]:
         """Return all slots of the settings with what they need, in the order of the file.
@@ -112,7 +112,7 @@ class SlotParts:
             config_for=config_for,
         )
 
-    def _place(self, slot: SlotSettings) -> tuple[ProviderPlace, InvalidSettingError | None]:
+    def _place(self, slot: SlotSettings) -> tuple[ProviderEndpoint, InvalidSettingError | None]:
         place = place_of(slot)
         try:
             headers, hidden = _filled_headers(slot, self._environ)
@@ -120,7 +120,7 @@ class SlotParts:
             return msgspec.structs.replace(place, headers={}), error
         return msgspec.structs.replace(place, headers=headers, secrets=hidden), None
 
-    def _provider(self, slot: SlotSettings, place: ProviderPlace) -> Provider:
+    def _provider(self, slot: SlotSettings, place: ProviderEndpoint) -> Provider:
         known = self._providers.get(slot.name)
         if known is not None and known[:2] == (slot.provider, place):
             return known[2]
@@ -294,7 +294,7 @@ def attach_webhooks(
         timeout_seconds=given.timeout_seconds,
         is_alone=is_alone,
     )
-    engine.told = webhooks.see
+    engine.told = webhooks.observe
     engine.also_run("webhooks", webhooks.run)
     if given.alerts_url is not None:
         _check_alerts_url(guard, given.alerts_url)
@@ -339,9 +339,9 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     engine: Engine
-    intake: Intake
+    intake: SubmissionParser
     settings: Settings
-    administration: Administration
+    administration: LiveConfig
     bulk: BulkWork
     audit: AuditLog
     tokens: Tokens
@@ -441,10 +441,8 @@ def _administration(
     *,
     executors: dict[str, Executor],
     ledger: Ledger | None,
-) -> Administration:
-    administration = Administration(
-        engine, store, parts, loaded, executors=executors, ledger=ledger
-    )
+) -> LiveConfig:
+    administration = LiveConfig(engine, store, parts, loaded, executors=executors, ledger=ledger)
     engine.before_start(administration.prepare)
     upkeep = Upkeep(administration, is_shared=is_shared(loaded.settings))
     engine.also_run("administration", upkeep.run)
@@ -482,7 +480,7 @@ def build_app(service: Service) -> App:
     app.api.bulk = service.bulk
     app.api.audit = service.audit
     app.api.webhooks = service.webhooks
-    app.api.entrance = Entrance(service.tokens, entrance_rules(service.settings))
+    app.api.entrance = Authenticator(service.tokens, auth_rules(service.settings))
     app.api.tokens = service.tokens
     app.api.tracker = service.tracker
     app.api.usage = service.usage
@@ -510,7 +508,7 @@ def _metrics(service: Service, app: App) -> ServiceMetrics:
     return ServiceMetrics(service.engine, beside)
 
 
-def entrance_rules(settings: Settings) -> EntranceRules:
+def auth_rules(settings: Settings) -> AuthRules:
     """Return whom the service lets in; whatever is not surely loopback needs tokens."""
     server, auth = settings.server, settings.auth
     on_loopback = is_loopback(server.host)
@@ -520,7 +518,7 @@ def entrance_rules(settings: Settings) -> EntranceRules:
         hosts.add(urlsplit(server.advertise).netloc.lower())
     if hosts:
         hosts.add(server.host.lower())
-    return EntranceRules(
+    return AuthRules(
         is_loopback=on_loopback,
         needs_token=auth.required or not on_loopback,
         hosts=frozenset(hosts),
@@ -532,7 +530,7 @@ def engine_settings(settings: Settings, *, is_paused: bool = False) -> EngineSet
     """Return the part of the settings that the engine goes by."""
     scheduler = settings.scheduler
     return EngineSettings(
-        desk=desk_settings(settings, is_paused=is_paused),
+        dispatch=dispatch_settings(settings, is_paused=is_paused),
         is_enabled=scheduler.enabled,
         limits=scheduler.queue_limits,
         budgets=budgets(settings),
@@ -546,7 +544,7 @@ def engine_settings(settings: Settings, *, is_paused: bool = False) -> EngineSet
     )
 
 
-def desk_settings(settings: Settings, *, is_paused: bool = False) -> DeskSettings:
+def dispatch_settings(settings: Settings, *, is_paused: bool = False) -> DispatchSettings:
     """Return the part of the settings that decisions go by.
 
     A project's budget is a scope of the ledger, and its closed gate is what holds tasks. Asking
@@ -554,7 +552,7 @@ def desk_settings(settings: Settings, *, is_paused: bool = False) -> DeskSetting
     """
     scheduler = settings.scheduler
     projects = settings.core_projects()
-    return DeskSettings(
+    return DispatchSettings(
         projects=tuple(msgspec.structs.replace(one, budget_limit=None) for one in projects),
         agents=settings.core_agents(),
         rate_limits=rate_limits(settings),
@@ -577,10 +575,10 @@ def desk_settings(settings: Settings, *, is_paused: bool = False) -> DeskSetting
     )
 
 
-def build_intake(settings: Settings) -> Intake:
+def build_intake(settings: Settings) -> SubmissionParser:
     """Return what turns requests into tasks."""
     scheduler = settings.scheduler
-    return Intake(
+    return SubmissionParser(
         projects=settings.projects,
         targets={name: target.slot for name, target in settings.all_targets.items()},
         default_target=settings.default_target,

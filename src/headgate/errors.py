@@ -276,7 +276,7 @@ class TooManyWaitingError(LimitReachedError):
         self.most = most
 
 
-class PlaceTimeoutError(LimitReachedError, TimeoutError):
+class PermitTimeoutError(LimitReachedError, TimeoutError):
     """There was no place in time; nothing is queued any more.
 
     `agents_most` is given where the agent itself had as many places as it may have.

@@ -427,7 +427,7 @@ class _CountingLedger:
         self.open = ledger.open
         self.close = ledger.close
         self.set_limit = ledger.set_limit
-        self.found_limit = ledger.found_limit
+        self.create_limit = ledger.create_limit
         self.settle = ledger.settle
         self.accounts = ledger.accounts
         self.journal = ledger.journal
@@ -555,14 +555,16 @@ class ServiceMetrics(Collector):
 
     def _of_dispatcher(self) -> Iterator[Metric]:
         """Yield what only the node knows that dispatches."""
-        desk, epoch = self._engine.dispatcher.desk, self._engine.feed.epoch
-        if desk is None or epoch is None:
+        dispatch_state, epoch = self._engine.dispatcher.dispatch_state, self._engine.feed.epoch
+        if dispatch_state is None or epoch is None:
             return
         yield gauge("headgate_dispatcher_epoch", "The epoch of this dispatcher.", epoch)
-        age = oldest_wait_seconds(desk.waiting, self._engine.now())
+        age = oldest_wait_seconds(dispatch_state.waiting, self._engine.now())
         text = "How long the oldest task has waited that could start."
         yield gauge("headgate_oldest_queued_seconds", text, age)
-        yield from share_metrics(desk.settings.projects, desk.figures.tokens, self._projects)
+        yield from share_metrics(
+            dispatch_state.settings.projects, dispatch_state.figures.tokens, self._projects
+        )
 
     def _webhooks(self) -> Metric:
         text = "Webhooks that are kept, by state; dead ones are not tried again."

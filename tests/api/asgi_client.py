@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from api.fake_engine import FakeEngine
 from headgate.api.app import App, build_app
 from headgate.api.errors import CODES
-from headgate.api.submission import Intake
+from headgate.api.submission import SubmissionParser
 
 HOST = (b"host", b"127.0.0.1:7420")
 
@@ -50,7 +50,9 @@ class Client:
         self.engine = engine or FakeEngine()
         self.app: App = build_app(
             self.engine,
-            intake=Intake(projects=["search"], targets={"browser": None}, default_target="browser"),
+            intake=SubmissionParser(
+                projects=["search"], targets={"browser": None}, default_target="browser"
+            ),
         )
 
     def get(self, url: str) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from api.asgi_client import Client, Response
-from headgate.api.auth import Entrance, EntranceRules
+from headgate.api.auth import Authenticator, AuthRules
 from headgate.storage.audit import AuditEntry
 from headgate.storage.tokens import (
     PERMISSIONS,
@@ -68,7 +68,7 @@ class Door:
         self.tokens = FakeTokens()
         api = self.client.app.api
         api.tokens = self.tokens
-        api.entrance = Entrance(self.tokens, EntranceRules(**rules))  # type: ignore[arg-type]
+        api.entrance = Authenticator(self.tokens, AuthRules(**rules))  # type: ignore[arg-type]
 
     def token(
         self,

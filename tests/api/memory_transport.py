@@ -8,7 +8,7 @@ from typing import Any
 from api.fake_engine import FakeEngine
 from headgate.api.app import App, build_app
 from headgate.api.http.connection import Connections
-from headgate.api.submission import Intake
+from headgate.api.submission import SubmissionParser
 
 
 class MemoryTransport(asyncio.Transport):
@@ -50,7 +50,9 @@ class MemoryTransport(asyncio.Transport):
 
 async def fed(pieces: list[bytes], app: App | None = None) -> MemoryTransport:
     """Give a connection these pieces, each when it wants one, and let it come to rest."""
-    app = app or build_app(FakeEngine(), intake=Intake(targets={"x": None}, default_target="x"))
+    app = app or build_app(
+        FakeEngine(), intake=SubmissionParser(targets={"x": None}, default_target="x")
+    )
     transport, connection = MemoryTransport(), Connections(app).new()
     connection.connection_made(transport)
     for piece in pieces:

@@ -13,7 +13,7 @@ from api.asgi_client import answer_of
 from api.fake_tokens import Door, FakeTokens
 from headgate.api import auth
 from headgate.api.app import ROUTES
-from headgate.api.auth import Entrance, is_loopback
+from headgate.api.auth import Authenticator, is_loopback
 from headgate.errors import StoreUnavailableError
 from headgate.storage.tokens import Bounds
 from headgate.testing import VirtualClock
@@ -108,7 +108,7 @@ def test_a_token_that_is_revoked_elsewhere_ends_within_five_seconds() -> None:
     clock = VirtualClock()
     door = closed()
     api = door.client.app.api
-    api.entrance = Entrance(door.tokens, api.entrance.rules, ticks=clock)
+    api.entrance = Authenticator(door.tokens, api.entrance.rules, ticks=clock)
     token = door.token("read")
     assert door.get("/tasks", token).status == 200
     asyncio.run(door.tokens.revoke(token.split("_")[1]))
@@ -126,7 +126,7 @@ async def test_a_token_that_is_revoked_while_it_is_looked_up_is_not_remembered()
             gate.forget()
             return kept
 
-    gate = Entrance(Slow(), door.client.app.api.entrance.rules)
+    gate = Authenticator(Slow(), door.client.app.api.entrance.rules)
     door.client.app.api.entrance = gate
     headers = {"authorization": f"Bearer {token}"}
     assert (await answer_of(door.client.app, "GET", "/tasks", headers=headers)).status == 200
@@ -145,7 +145,7 @@ def test_a_token_that_is_no_good_is_not_looked_up_again_for_a_while() -> None:
     clock = VirtualClock()
     door = closed()
     api = door.client.app.api
-    api.entrance = Entrance(door.tokens, api.entrance.rules, ticks=clock)
+    api.entrance = Authenticator(door.tokens, api.entrance.rules, ticks=clock)
     unknown = "hg_0123456789ab_" + "0" * 48
     answers = {door.get("/tasks", unknown).status for _ in range(5)}
     assert (answers, door.tokens.looked_up) == ({401}, 1)
@@ -241,7 +241,7 @@ def test_elsewhere_any_host_is_taken_unless_some_are_named() -> None:
     door = closed()
     token = door.token()
     assert door.get("/tasks", token, host="whatever.test").status == 200
-    door.client.app.api.entrance.rules = auth.EntranceRules(
+    door.client.app.api.entrance.rules = auth.AuthRules(
         is_loopback=False, needs_token=True, hosts=frozenset({"a.test"})
     )
     assert door.get("/tasks", token, host="whatever.test").status == 421

@@ -11,7 +11,7 @@ import pytest
 
 from api.asgi_client import Client, Response, answer_of
 from api.fake_tokens import FakeTokens
-from headgate.api.auth import Entrance
+from headgate.api.auth import Authenticator
 from headgate.budgets.local import LocalLedger
 from headgate.budgets.tracker import LedgerTracker
 from headgate.core.lifecycle import Usage
@@ -36,7 +36,7 @@ class Bank:
         self.clock = clock
         self.tokens = FakeTokens()
         self.client.app.api.tracker = tracker
-        self.client.app.api.entrance = Entrance(self.tokens)
+        self.client.app.api.entrance = Authenticator(self.tokens)
 
     def token(self, *permissions: Permission, bounds: Bounds = UNBOUND) -> str:
         new = new_token(name="t", permissions=permissions, now=self.tokens.time, bounds=bounds)

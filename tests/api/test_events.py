@@ -18,12 +18,12 @@ from api.fake_tokens import FakeTokens
 from headgate.api import app as web_app
 from headgate.api import events
 from headgate.api.app import App, build_app
-from headgate.api.auth import Entrance
+from headgate.api.auth import Authenticator
 from headgate.api.callers import Caller
 from headgate.api.errors import Refusal
 from headgate.api.http import connection, request
 from headgate.api.http.server import serve
-from headgate.api.submission import Intake
+from headgate.api.submission import SubmissionParser
 from headgate.core.task import Progress, Task, TaskRecord, TaskStatus
 from headgate.engine.events import EventFeed
 from headgate.errors import NotDispatchingError, StoreUnavailableError
@@ -46,11 +46,11 @@ def record(
 
 def happen(engine: FakeEngine, *records: TaskRecord) -> None:
     engine.records.update((one.task.id, one) for one in records)
-    engine.feed.see(records)
+    engine.feed.observe(records)
 
 
 def new_app(engine: FakeEngine) -> App:
-    return build_app(engine, intake=Intake(targets={"x": None}, default_target="x"))
+    return build_app(engine, intake=SubmissionParser(targets={"x": None}, default_target="x"))
 
 
 @asynccontextmanager
@@ -456,7 +456,7 @@ def test_a_token_that_is_revoked_at_this_node_ends_its_streams_at_once() -> None
     async def main() -> None:
         engine, tokens = FakeEngine(), FakeTokens()
         app = new_app(engine)
-        app.api.tokens, app.api.entrance = tokens, Entrance(tokens)
+        app.api.tokens, app.api.entrance = tokens, Authenticator(tokens)
         happen(engine, record("t", QUEUED))
         made = [new_token(name="t", permissions=("read",), now=tokens.time) for _ in range(2)]
         for new in made:

@@ -10,7 +10,7 @@ from api.asgi_client import answer_of
 from api.fake_engine import FakeEngine
 from headgate.api import app as web_app
 from headgate.api.app import build_app
-from headgate.api.submission import Intake
+from headgate.api.submission import SubmissionParser
 from headgate.core.task import TaskRecord
 
 
@@ -29,7 +29,7 @@ def test_a_request_that_nobody_answers_is_503_and_says_that_its_fate_is_not_know
     monkeypatch.setattr(web_app, "ANSWER_SECONDS", 0.02)
 
     async def main() -> None:
-        intake = Intake(targets={"echo": None}, default_target="echo")
+        intake = SubmissionParser(targets={"echo": None}, default_target="echo")
         app = build_app(HangingEngine(), intake=intake)
         answers = await asyncio.gather(
             *(answer_of(app, "GET", f"/tasks/t{n}") for n in range(3)),
@@ -44,7 +44,7 @@ def test_a_request_that_nobody_answers_is_503_and_says_that_its_fate_is_not_know
 
 def test_a_request_that_is_cancelled_by_its_server_stays_cancelled() -> None:
     async def main() -> None:
-        intake = Intake(targets={"echo": None}, default_target="echo")
+        intake = SubmissionParser(targets={"echo": None}, default_target="echo")
         app = build_app(HangingEngine(), intake=intake)
         request = asyncio.ensure_future(answer_of(app, "GET", "/tasks/t"))
         await asyncio.sleep(0)

@@ -19,7 +19,7 @@ from headgate.api.app import build_app
 from headgate.api.http import connection
 from headgate.api.http.request import MAX_BODY_BYTES
 from headgate.api.http.server import listen, serve
-from headgate.api.submission import Intake
+from headgate.api.submission import SubmissionParser
 from headgate.errors import InvalidSettingError
 
 BODY = b'{"agentId": "a", "action": "click"}'
@@ -60,7 +60,9 @@ Serve = Callable[..., None]
 
 @asynccontextmanager
 async def serving(app: Any = None, *, drain_seconds: float = 5.0) -> AsyncIterator[Connect]:
-    app = app or build_app(FakeEngine(), intake=Intake(targets={"x": None}, default_target="x"))
+    app = app or build_app(
+        FakeEngine(), intake=SubmissionParser(targets={"x": None}, default_target="x")
+    )
     ready: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(
         serve(

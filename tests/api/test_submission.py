@@ -19,7 +19,7 @@ from headgate.api.submission import (
     TASK_FIELDS,
     Defaults,
     Draft,
-    Intake,
+    SubmissionParser,
 )
 from headgate.core.task import (
     MAX_ATTEMPT_SECONDS,
@@ -36,8 +36,8 @@ NOW = 1_800_000_000.0
 LEAST = {"agentId": "a", "action": "click"}
 
 
-def intake(**defaults: object) -> Intake:
-    return Intake(
+def intake(**defaults: object) -> SubmissionParser:
+    return SubmissionParser(
         projects=["search", "Web.2"],
         targets={"browser": None, "claude": "work", "chat": None},
         target_providers={"chat": "zai"},
@@ -302,14 +302,14 @@ def test_tokens_may_be_estimated_beside_a_fixed_cost() -> None:
 
 
 def test_a_target_must_be_named_where_none_is_the_default() -> None:
-    strict = Intake(targets={"x": None}, default_target=None)
+    strict = SubmissionParser(targets={"x": None}, default_target=None)
     with pytest.raises(InvalidTaskError, match="missing required field 'target'"):
         strict.read_task(json.dumps(LEAST).encode(), now=NOW)
 
 
 def test_a_project_whose_name_cannot_be_a_scope_is_refused_at_once() -> None:
     with pytest.raises(InvalidScopeError):
-        Intake(projects=["a b"], targets={}, default_target=None)
+        SubmissionParser(projects=["a b"], targets={}, default_target=None)
 
 
 @pytest.mark.parametrize("name", ["traceId", "x", "metadata", "id", "", "timeout", "n" * 5000])
@@ -471,7 +471,7 @@ def test_what_is_taken_can_be_stored_and_read_again(body: bytes) -> None:
 
 
 def test_an_address_that_may_not_be_told_is_refused_by_its_field() -> None:
-    guarded = Intake(
+    guarded = SubmissionParser(
         targets={"browser": None},
         default_target="browser",
         check_url=lambda url: "may not be reached" if "10.0.0.1" in url else None,
@@ -516,7 +516,7 @@ def test_a_task_that_is_done_again_keeps_its_own_word_and_asks_its_target_otherw
 ) -> None:
     draft = read(**fields)
     record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
-    moved = Intake(
+    moved = SubmissionParser(
         targets={"browser": "other", "claude": "other", "chat": "other"},
         default_target="browser",
         slots={"home": "zai", "office": "openai"},
@@ -528,7 +528,7 @@ def test_a_task_that_is_done_again_keeps_its_own_word_and_asks_its_target_otherw
 def test_a_task_whose_slot_left_the_file_cannot_be_done_again() -> None:
     draft = read(slot="home")
     record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
-    without = Intake(targets={"browser": None}, default_target="browser")
+    without = SubmissionParser(targets={"browser": None}, default_target="browser")
     with pytest.raises(InvalidTaskError) as caught:
         without.again(record, now=NOW)
     assert (caught.value.code, caught.value.field) == ("unknown_slot", "slot")

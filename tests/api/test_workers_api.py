@@ -12,7 +12,7 @@ import pytest
 
 from api.asgi_client import Response, answer_of
 from headgate.api.app import App
-from headgate.api.auth import Entrance
+from headgate.api.auth import Authenticator
 from headgate.api.callers import Caller
 from headgate.app import build_app, build_service
 from headgate.config import load_settings
@@ -240,7 +240,7 @@ def test_what_is_wrong_is_refused_and_changes_nothing(run: Callable[[Scenario], 
     run(scenario)
 
 
-class OneCaller(Entrance):
+class OneCaller(Authenticator):
     """Lets everybody in as the same caller."""
 
     def __init__(self, caller: Caller) -> None:

@@ -86,7 +86,7 @@ async def tell(*records: TaskRecord) -> EventFeed:
     feed.open(1)
     feed.witnesses.append(TaskLog(task_logger()))
     for one in records:
-        feed.see([one])
+        feed.observe([one])
     # Lines are written when the loop comes round.
     await asyncio.sleep(0)
     return feed

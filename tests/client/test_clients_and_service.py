@@ -188,11 +188,11 @@ def test_budgets_are_set_held_and_booked(client: EitherClient) -> None:
 def test_a_budget_is_founded_by_the_first_who_names_its_limits(client: EitherClient) -> None:
     scope = f"session:{uuid.uuid4().hex}"
     for _ in range(2):
-        founded = client.found_budget(scope, limit_usd=Decimal("2.00"), window="day")
+        founded = client.create_budget(scope, limit_usd=Decimal("2.00"), window="day")
         assert (founded.scope, founded.limit_usd, founded.window) == (scope, "2.00", "day")
         assert founded.limit_tokens is None
     with pytest.raises(RequestRefusedError) as caught:
-        client.found_budget(scope, limit_usd="3.00")
+        client.create_budget(scope, limit_usd="3.00")
     error = caught.value
     assert (error.code, error.details["existing"]) == ("budget_mismatch", "$2.00 (day)")
     assert client.budget_status(scope).limit_usd == "2.00"

@@ -20,7 +20,7 @@ from headgate.config.overrides import (
     said_of,
     with_overrides,
 )
-from headgate.config.reload import Situation, first_situation
+from headgate.config.reload import ConfigState, first_situation
 from headgate.config.sources import Table, merge_tables
 from headgate.core.snapshot import ProjectStatus, Standing
 from headgate.errors import InvalidSettingError
@@ -57,17 +57,17 @@ def tables_of(text: str) -> dict[str, Table]:
     return merge_tables(tomllib.loads(text), {}, {}, origin="file").tables
 
 
-def situation_of(text: str = FILE) -> Situation:
+def situation_of(text: str = FILE) -> ConfigState:
     merged = merge_tables(tomllib.loads(text), {}, {}, origin="file")
     return first_situation(decode(merged), merged.tables)
 
 
-def override(situation: Situation, kind: Any, name: str, key: str, value: object) -> Override:
+def override(situation: ConfigState, kind: Any, name: str, key: str, value: object) -> Override:
     file_value = said_of(situation.tables, kind, name, key)
     return Override(kind=kind, name=name, key=key, value=value, file_value=file_value)
 
 
-def reloaded(text: str, before: Situation | None = None) -> Situation:
+def reloaded(text: str, before: ConfigState | None = None) -> ConfigState:
     return (before or situation_of()).with_file(tables_of(text))
 
 

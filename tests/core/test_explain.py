@@ -16,7 +16,6 @@ from headgate.core.reasons import (
     EverythingPaused,
     GateClosed,
     GlobalBudgetExhausted,
-    Hold,
     InflightCapReached,
     LaneBehind,
     NoIdleAgent,
@@ -28,6 +27,7 @@ from headgate.core.reasons import (
     ProjectNotActive,
     ProjectUnknown,
     RateLimited,
+    Reason,
     WorkersFull,
 )
 from snapshots import idle, snapshot, tasks
@@ -42,7 +42,7 @@ def one_task(**fields: Any) -> SchedulerState:
     return snapshot(**(values | fields))
 
 
-CASES: list[tuple[str, SchedulerState, Hold]] = [
+CASES: list[tuple[str, SchedulerState, Reason]] = [
     (
         "global budget",
         one_task(global_budget=5, global_tokens_used=7),
@@ -152,7 +152,7 @@ CASES: list[tuple[str, SchedulerState, Hold]] = [
 @pytest.mark.parametrize(
     ("state", "expected"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
 )
-def test_a_waiting_task_has_this_reason(state: SchedulerState, expected: Hold) -> None:
+def test_a_waiting_task_has_this_reason(state: SchedulerState, expected: Reason) -> None:
     assert Scheduler.explain(state)["t"] == expected
 
 
@@ -161,7 +161,7 @@ KEPT_BY_THE_DESK = {ParentsPending, BudgetShort, EverythingPaused, NoWorker, Wor
 
 
 def test_every_kind_of_reason_is_in_the_table() -> None:
-    kinds = set(Hold.__subclasses__()) - KEPT_BY_THE_DESK
+    kinds = set(Reason.__subclasses__()) - KEPT_BY_THE_DESK
     assert {type(case[2]) for case in CASES} == kinds
 
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.in_flight import Flights, InFlight
+from headgate.core.in_flight import InFlightAttempt, InFlightAttempts
 from headgate.core.task import Task
 
 
 def flight(
     task_id: str, *, project_id: str = "p", node_id: str = "n1", tokens: int = 7
-) -> InFlight:
-    return InFlight(Task(id=task_id, project_id=project_id), 1, "a", node_id, tokens)
+) -> InFlightAttempt:
+    return InFlightAttempt(Task(id=task_id, project_id=project_id), 1, "a", node_id, tokens)
 
 
 ONE = st.builds(
@@ -29,12 +29,12 @@ ONE = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(ONE, max_size=40))
-def test_the_sums_are_those_of_what_is_in_flight(steps: list[InFlight]) -> None:
+def test_the_sums_are_those_of_what_is_in_flight(steps: list[InFlightAttempt]) -> None:
     """A task that is named again lands first."""
-    flights = Flights()
+    flights = InFlightAttempts()
     flights.set_node("n1", 5)
     flights.set_node("n2", 3)
-    model: dict[str, InFlight] = {}
+    model: dict[str, InFlightAttempt] = {}
     for step in steps:
         known = model.pop(step.task.id, None)
         if known is not None:
@@ -45,7 +45,7 @@ def test_the_sums_are_those_of_what_is_in_flight(steps: list[InFlight]) -> None:
         _check(flights, model)
 
 
-def _check(flights: Flights, model: dict[str, InFlight]) -> None:
+def _check(flights: InFlightAttempts, model: dict[str, InFlightAttempt]) -> None:
     projects = Counter(each.task.project_id for each in model.values())
     nodes = Counter(each.node_id for each in model.values())
     tokens: Counter[str] = Counter()
@@ -74,7 +74,7 @@ def _check(flights: Flights, model: dict[str, InFlight]) -> None:
 def test_the_next_task_goes_to_the_node_with_the_most_free_places(
     places: dict[str, int], used: list[str], expected: str
 ) -> None:
-    flights = Flights()
+    flights = InFlightAttempts()
     for node_id, count in places.items():
         flights.set_node(node_id, count)
     for number, node_id in enumerate(used):
@@ -83,7 +83,7 @@ def test_the_next_task_goes_to_the_node_with_the_most_free_places(
 
 
 def test_a_node_with_more_tasks_than_places_takes_none_from_the_others() -> None:
-    flights = Flights()
+    flights = InFlightAttempts()
     flights.set_node("n1", 0)
     flights.set_node("n2", 2)
     flights.add(flight("t1", node_id="n1"))
@@ -91,7 +91,7 @@ def test_a_node_with_more_tasks_than_places_takes_none_from_the_others() -> None
 
 
 def test_a_node_that_is_gone_has_no_places_and_keeps_its_tasks_until_they_land() -> None:
-    flights = Flights()
+    flights = InFlightAttempts()
     flights.set_node("n1", 4)
     lost = flight("t1")
     flights.add(lost)
@@ -102,7 +102,7 @@ def test_a_node_that_is_gone_has_no_places_and_keeps_its_tasks_until_they_land()
 
 
 def test_nodes_that_came_and_went_leave_nothing_behind() -> None:
-    flights = Flights()
+    flights = InFlightAttempts()
     for number in range(100):
         node_id = f"n{number}"
         flights.set_node(node_id, 1)

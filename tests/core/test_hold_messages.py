@@ -7,10 +7,10 @@ import pytest
 from headgate.core.reasons import (
     BudgetShort,
     GateClosed,
-    Hold,
     NotYetDue,
     NoWorker,
     RateLimited,
+    Reason,
     WorkersFull,
 )
 from headgate.errors import FAR, utc_time
@@ -50,7 +50,7 @@ CLOCK = "2026-01-01 00:00:00 UTC"
         ),
     ],
 )
-def test_a_hold_is_said_in_words(hold: Hold, message: str) -> None:
+def test_a_hold_is_said_in_words(hold: Reason, message: str) -> None:
     assert hold.message == message
 
 

@@ -7,7 +7,7 @@ import pytest
 from headgate import Agent, Task
 from headgate.core.lane_index import LaneIndex
 from headgate.core.lane_policy import lane_chooser
-from headgate.core.lanes import AgentPlaces, Lane
+from headgate.core.lanes import AgentPermits, Lane
 from headgate.core.snapshot import LanePolicy
 
 
@@ -32,7 +32,7 @@ def test_less_in_flight_is_news_only_to_the_policy_that_counts_it(
 ) -> None:
     seen: list[Lane] = []
 
-    def agent_for(lane: Lane) -> AgentPlaces | None:
+    def agent_for(lane: Lane) -> AgentPermits | None:
         seen.append(lane)
         return None
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.fair_share import ProjectFigures, UsageRow, hour_of
+from headgate.core.fair_share import ProjectUsage, UsageRow, hour_of
 
 HOUR = 3_600
 START = 1_767_225_600
@@ -26,7 +26,7 @@ def test_an_hour_starts_on_the_hour(now: float, expected: int) -> None:
 def test_an_hour_counts_until_all_of_it_is_older_than_the_window(
     age_seconds: int, tokens: int
 ) -> None:
-    figures = ProjectFigures(window_hours=2)
+    figures = ProjectUsage(window_hours=2)
     figures.add("p", START, tokens=5, started=1, completed=1, forgiven=5)
     figures.roll(START + age_seconds)
     assert (figures.tokens["p"], figures.forgiven["p"]) == (tokens, tokens)
@@ -39,7 +39,7 @@ def test_figures_go_on_from_the_rows_that_were_kept() -> None:
         UsageRow(project_id="p", hour=START + HOUR, tokens=5),
         UsageRow(project_id="q", hour=START - 99 * HOUR, tokens=7),
     ]
-    figures = ProjectFigures(window_hours=24, rows=rows)
+    figures = ProjectUsage(window_hours=24, rows=rows)
     figures.roll(START + HOUR)
     assert figures.tokens == {"p": 8, "q": 0}
     assert (figures.started["p"], figures.completed["p"], figures.forgiven["p"]) == (2, 1, 4)
@@ -53,7 +53,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from("pq"), st.integers(0, 5 * HOUR), st.
 def test_the_sums_are_those_of_the_hours_within_the_window(
     events: list[tuple[str, int, int]], window_hours: int
 ) -> None:
-    figures = ProjectFigures(window_hours=window_hours)
+    figures = ProjectUsage(window_hours=window_hours)
     now, seen = START, list[tuple[str, int, int]]()
     for project_id, seconds, tokens in events:
         now += seconds

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from core.desk_model import START, desk_of, queued, taken
+from core.dispatch_model import START, desk_of, queued, taken
 from headgate.core.budgets.accounts import Refused, Unit
 from headgate.core.budgets.scopes import Scope
-from headgate.core.dispatch_state import Desk
+from headgate.core.dispatch_state import DispatchState
 from headgate.core.gates import GateClosure
 from headgate.core.rate_limits import RateLimit
 from headgate.core.reasons import (
     AgentFull,
     BudgetShort,
     GateClosed,
-    Hold,
     InflightCapReached,
     LaneBehind,
     NoIdleAgent,
@@ -24,19 +23,22 @@ from headgate.core.reasons import (
     ProjectNotActive,
     ProjectUnknown,
     RateLimited,
+    Reason,
 )
 from headgate.core.snapshot import Agent, Project, ProjectStatus
-from headgate.core.why import MAX_HOLDERS, Reason, reasons
+from headgate.core.why import MAX_HOLDERS, TaskReason, reasons
 
 ONE_AGENT = (Agent(id="a", capacity=9),)
 
 
-def why(desk: Desk, task_id: str = "t1", now: float = START) -> tuple[Reason, ...]:
-    return reasons(desk, task_id, now)
+def why(
+    dispatch_state: DispatchState, task_id: str = "t1", now: float = START
+) -> tuple[TaskReason, ...]:
+    return reasons(dispatch_state, task_id, now)
 
 
-def only(desk: Desk, task_id: str = "t1") -> Reason:
-    (reason,) = why(desk, task_id)
+def only(dispatch_state: DispatchState, task_id: str = "t1") -> TaskReason:
+    (reason,) = why(dispatch_state, task_id)
     return reason
 
 
@@ -44,7 +46,7 @@ def test_a_task_that_the_desk_does_not_have_has_no_reason() -> None:
     assert why(desk_of()) == ()
 
 
-CASES: list[tuple[Desk, Hold]] = [
+CASES: list[tuple[DispatchState, Reason]] = [
     (
         desk_of(queued("t1", waiting_for=1, depends_on=("p1", "p2"))),
         ParentsPending(count=1, parents=("p1", "p2")),
@@ -65,25 +67,29 @@ CASES: list[tuple[Desk, Hold]] = [
 ]
 
 
-@pytest.mark.parametrize(("desk", "hold"), CASES)
-def test_one_rule_gives_one_reason(desk: Desk, hold: Hold) -> None:
-    reason = only(desk)
+@pytest.mark.parametrize(("dispatch_state", "hold"), CASES)
+def test_one_rule_gives_one_reason(dispatch_state: DispatchState, hold: Reason) -> None:
+    reason = only(dispatch_state)
     assert reason.hold == hold
     assert reason.message == hold.message
 
 
 def test_every_rule_that_holds_is_told() -> None:
     record = queued("t1", waiting_for=1, not_before=START + 5, target="t", project_id="ghost")
-    desk = desk_of(record)
-    desk.close(GateClosure(kind="target", name="t", until=START + 9, why="slow down"), START)
-    kinds = {type(reason.hold) for reason in why(desk)}
+    dispatch_state = desk_of(record)
+    dispatch_state.close(
+        GateClosure(kind="target", name="t", until=START + 9, why="slow down"), START
+    )
+    kinds = {type(reason.hold) for reason in why(dispatch_state)}
     assert kinds >= {ParentsPending, NotYetDue, ProjectUnknown}
 
 
 def test_what_lasts_longest_is_told_first() -> None:
     paused = (Project(id="x", status=ProjectStatus.PAUSED),)
-    desk = desk_of(queued("t1", not_before=START + 5, waiting_for=1), projects=paused, places=0)
-    assert [type(reason.hold) for reason in why(desk)] == [
+    dispatch_state = desk_of(
+        queued("t1", not_before=START + 5, waiting_for=1), projects=paused, places=0
+    )
+    assert [type(reason.hold) for reason in why(dispatch_state)] == [
         ProjectNotActive,
         NotYetDue,
         ParentsPending,
@@ -92,18 +98,20 @@ def test_what_lasts_longest_is_told_first() -> None:
 
 
 def test_a_closed_gate_says_why_and_until_when() -> None:
-    desk = desk_of(queued("t1", target="t"))
-    desk.close(GateClosure(kind="target", name="t", until=START + 9, why="slow down"), START)
-    reason = only(desk)
+    dispatch_state = desk_of(queued("t1", target="t"))
+    dispatch_state.close(
+        GateClosure(kind="target", name="t", until=START + 9, why="slow down"), START
+    )
+    reason = only(dispatch_state)
     assert reason.hold == GateClosed(kind="target", name="t", until=START + 9, why="slow down")
     assert reason.until == START + 9
 
 
 def test_the_tasks_that_have_the_places_of_an_agent_are_named() -> None:
     records = [queued(f"t{number}", agent_id="a") for number in range(3)]
-    desk = desk_of(*records, agents=(Agent(id="a", capacity=2),))
-    desk.plan(START, most=9)
-    reason = only(desk, "t2")
+    dispatch_state = desk_of(*records, agents=(Agent(id="a", capacity=2),))
+    dispatch_state.plan(START, most=9)
+    reason = only(dispatch_state, "t2")
     assert reason.hold == AgentFull(agent_id="a", inflight=2, capacity=2)
     assert reason.held_by == ("t0", "t1")
 
@@ -111,18 +119,20 @@ def test_the_tasks_that_have_the_places_of_an_agent_are_named() -> None:
 def test_the_tasks_that_have_the_places_of_a_project_are_named() -> None:
     other = queued("u1")
     records = [queued(f"t{number}", project_id="y") for number in range(3)]
-    desk = desk_of(other, *records, agents=ONE_AGENT)
-    desk.plan(START, most=9)
-    reason = only(desk, "t2")
+    dispatch_state = desk_of(other, *records, agents=ONE_AGENT)
+    dispatch_state.plan(START, most=9)
+    reason = only(dispatch_state, "t2")
     assert reason.hold == ProjectConcurrencyReached(project_id="y", active=2, limit=2)
     assert reason.held_by == ("t0", "t1")
 
 
 def test_at_most_a_few_holders_are_named() -> None:
     records = [queued(f"t{number:02}") for number in range(20)]
-    desk = desk_of(*records, places=15, agents=(Agent(id="a", capacity=50),), max_inflight=50)
-    desk.plan(START, most=50)
-    reason = only(desk, "t19")
+    dispatch_state = desk_of(
+        *records, places=15, agents=(Agent(id="a", capacity=50),), max_inflight=50
+    )
+    dispatch_state.plan(START, most=50)
+    reason = only(dispatch_state, "t19")
     assert reason.hold == InflightCapReached(inflight=15, limit=15)
     assert len(reason.held_by) == MAX_HOLDERS
 
@@ -131,11 +141,15 @@ def test_tasks_of_others_are_counted_and_not_named() -> None:
     records = [queued(f"t{number:02}", project_id="xy"[number % 2]) for number in range(30)]
     projects = tuple(Project(id=name, max_concurrent_agents=None) for name in "xy")
     agents = (Agent(id="a", capacity=50),)
-    desk = desk_of(*records, places=26, agents=agents, projects=projects, max_inflight=50)
-    desk.plan(START, most=50)
-    own = {flight.task.id for flight in desk.flights if flight.task.project_id == "x"}
-    waiting = next(one for one in desk.waiting if desk.waiting[one].task.project_id == "x")
-    (reason,) = reasons(desk, waiting, START, lambda flight: flight.task.project_id == "x")
+    dispatch_state = desk_of(*records, places=26, agents=agents, projects=projects, max_inflight=50)
+    dispatch_state.plan(START, most=50)
+    own = {flight.task.id for flight in dispatch_state.flights if flight.task.project_id == "x"}
+    waiting = next(
+        one for one in dispatch_state.waiting if dispatch_state.waiting[one].task.project_id == "x"
+    )
+    (reason,) = reasons(
+        dispatch_state, waiting, START, lambda flight: flight.task.project_id == "x"
+    )
     assert set(reason.held_by) < own
     assert (len(reason.held_by), reason.held_by_others) == (MAX_HOLDERS, 26 - len(own))
 
@@ -157,12 +171,12 @@ def short(scope: str, *, spent: int, reserved: int, resets_at: int | None = None
 @pytest.mark.parametrize("scope", ["session:s", ""])
 def test_a_task_set_aside_for_budget_says_what_is_left_and_who_holds_the_rest(scope: str) -> None:
     first, second = queued("t1", scopes=("session:s/workflow:w",)), queued("t2")
-    desk = desk_of(first, second, agents=ONE_AGENT)
-    lines = {line.task.id: line for line in desk.plan(START, most=2)}
+    dispatch_state = desk_of(first, second, agents=ONE_AGENT)
+    lines = {line.task.id: line for line in dispatch_state.plan(START, most=2)}
     refused = short(scope, spent=300, reserved=100, resets_at=int(START) + 50)
-    desk.refuse(lines["t2"], second, refused, START)
+    dispatch_state.refuse(lines["t2"], second, refused, START)
     assert taken(first, lines["t1"]).progress.attempt == 1
-    reason = only(desk, "t2")
+    reason = only(dispatch_state, "t2")
     until = int(START) + 50
     expected = BudgetShort(scope=scope, unit="tokens", room=600, requested=700, until=until)
     assert reason.hold == expected
@@ -172,30 +186,30 @@ def test_a_task_set_aside_for_budget_says_what_is_left_and_who_holds_the_rest(sc
 
 def test_a_scope_without_room_is_a_closed_gate_with_the_tasks_that_hold_its_money() -> None:
     first, second = queued("t1", scopes=("session:s",)), queued("t2", scopes=("session:s",))
-    desk = desk_of(first, second, agents=ONE_AGENT)
-    lines = {line.task.id: line for line in desk.plan(START, most=2)}
-    desk.refuse(lines["t2"], second, short("session:s", spent=0, reserved=1_000), START)
-    reason = only(desk, "t2")
+    dispatch_state = desk_of(first, second, agents=ONE_AGENT)
+    lines = {line.task.id: line for line in dispatch_state.plan(START, most=2)}
+    dispatch_state.refuse(lines["t2"], second, short("session:s", spent=0, reserved=1_000), START)
+    reason = only(dispatch_state, "t2")
     assert isinstance(reason.hold, GateClosed)
     assert (reason.hold.name, reason.until, reason.held_by) == ("session:s", None, ("t1",))
 
 
 def test_a_rate_limit_on_a_type_of_agents_says_until_when() -> None:
     limit = RateLimit(kind="agent_type", name="claude", unit="requests", most=1, window_seconds=60)
-    desk = desk_of(
+    dispatch_state = desk_of(
         queued("t1"),
         queued("t2"),
         agents=(Agent(id="a", agent_type="claude", capacity=9),),
         rate_limits=(limit,),
     )
-    desk.plan(START, most=9)
-    reason = only(desk, "t2")
+    dispatch_state.plan(START, most=9)
+    reason = only(dispatch_state, "t2")
     assert reason.hold == RateLimited(agent_type="claude", until=START + 61)
 
 
 def test_a_task_that_no_rate_limit_can_ever_hold_says_so() -> None:
     limit = RateLimit(kind="target", name="t", unit="tokens", most=500, window_seconds=60)
-    desk = desk_of(queued("t1", target="t", estimate_tokens=501), rate_limits=(limit,))
-    assert desk.plan(START, most=9) == []
-    messages = [reason.message for reason in why(desk)]
+    dispatch_state = desk_of(queued("t1", target="t", estimate_tokens=501), rate_limits=(limit,))
+    assert dispatch_state.plan(START, most=9) == []
+    messages = [reason.message for reason in why(dispatch_state)]
     assert messages == ["target t is closed: 500 tokens in 60 seconds can never hold it"]

@@ -13,7 +13,7 @@ from api.asgi_client import answer_of
 from dashboard.browser import Browser, serving, submit, text_of
 from dashboard.test_login import token_of
 from headgate.api.app import App
-from headgate.api.auth import EntranceRules
+from headgate.api.auth import AuthRules
 from headgate.api.tasks import LIVE
 from headgate.core.task import TaskStatus
 from headgate.dashboard import tasks
@@ -328,7 +328,7 @@ async def test_a_bound_token_sees_and_changes_only_its_own(tmp_path: Path) -> No
     async with serving(tmp_path, HELD) as (service, app):
         own, others = await submit(app), await submit(app, agentId="b", action="secret work")
         token = await token_of(service, "read", "cancel", "submit", bounds=Bounds(agent_id="a"))
-        app.api.entrance.rules = EntranceRules(needs_token=True)
+        app.api.entrance.rules = AuthRules(needs_token=True)
         browser = Browser(app)
         browser.cookies["headgate_token"] = token
         assert listed((await browser.get("/ui/tasks")).body) == [own]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from engine.simulated_work import SimulatedExecutor, Work, always
 from headgate.core.admission import QueueLimits
 from headgate.core.budgets.ledger import Ledger
-from headgate.core.dispatch_plan import DeskSettings
+from headgate.core.dispatch_plan import DispatchSettings
 from headgate.core.lifecycle import RetryPolicy
 from headgate.core.snapshot import Agent, Project
 from headgate.core.task import Submission, Task, TaskRecord, Terms
@@ -30,7 +30,7 @@ LOOK_SECONDS = 0.05
 NEVER_EVICTED_SECONDS = 1e9
 
 
-def desk_settings(**fields: Any) -> DeskSettings:
+def dispatch_settings(**fields: Any) -> DispatchSettings:
     """Return settings under which a test meets no limit that it does not name."""
     values: dict[str, Any] = {
         "projects": (
@@ -42,7 +42,7 @@ def desk_settings(**fields: Any) -> DeskSettings:
         "max_per_agent_inflight": 1_000,
         "default_tokens": 100,
     }
-    return DeskSettings(**(values | fields))
+    return DispatchSettings(**(values | fields))
 
 
 class Service:
@@ -57,12 +57,14 @@ class Service:
         self.fault: Callable[[], Fault | None] = lambda: None
         self.away: set[int] = set()
         self._numbers = count()
-        desk = {name: fields.pop(name) for name in DeskSettings.__struct_fields__ if name in fields}
+        dispatch_state = {
+            name: fields.pop(name) for name in DispatchSettings.__struct_fields__ if name in fields
+        }
         fields.setdefault("limits", QueueLimits(max_queue=None, max_per_agent=None))
         fields.setdefault("result_ttl_seconds", NEVER_EVICTED_SECONDS)
         fields.setdefault("places", 1_000)
         fields.setdefault("policy", RetryPolicy())
-        self.settings = EngineSettings(desk=desk_settings(**desk), **fields)
+        self.settings = EngineSettings(dispatch=dispatch_settings(**dispatch_state), **fields)
         self.engines: list[Engine] = []
         self.engine = self.new_engine()
 

@@ -24,7 +24,7 @@ from engine.witness import WatchedDatabase, Witness
 from headgate.core.admission import QueueLimits
 from headgate.core.budgets.accounts import Limit
 from headgate.core.budgets.scopes import Scope
-from headgate.core.dispatch_plan import DeskSettings
+from headgate.core.dispatch_plan import DispatchSettings
 from headgate.core.gates import GateClosure
 from headgate.core.lifecycle import Outcome
 from headgate.core.money import Tokens
@@ -114,7 +114,7 @@ def plan_of(seed: int) -> Plan:
 
 def engine_settings(policy: LanePolicy = LanePolicy.FEWEST_IN_FLIGHT) -> EngineSettings:
     """Return a configuration in which every kind of limit is met soon."""
-    desk = DeskSettings(
+    dispatch_state = DispatchSettings(
         projects=(
             Project(id="x", max_concurrent_agents=None),
             Project(id="y", credit_weight=2.0, max_concurrent_agents=3),
@@ -129,7 +129,7 @@ def engine_settings(policy: LanePolicy = LanePolicy.FEWEST_IN_FLIGHT) -> EngineS
         pull_targets=frozenset({"pull"}),
     )
     return EngineSettings(
-        desk=desk,
+        dispatch=dispatch_state,
         limits=QueueLimits(max_queue=30, max_per_agent=10),
         budgets={
             Scope("session:tight"): Limit(limit_tokens=Tokens(1_000)),
@@ -400,7 +400,9 @@ class SimulatedService:
         return dict(Counter(record.task.status.value for record in records))
 
     def _leading(self) -> list[Engine]:
-        return [each for each in self.engines.values() if each.dispatcher.desk is not None]
+        return [
+            each for each in self.engines.values() if each.dispatcher.dispatch_state is not None
+        ]
 
     def _check_desks(self) -> None:
         """Nothing waits and nothing runs, and whoever dispatches knows it."""
@@ -408,10 +410,15 @@ class SimulatedService:
         if len(leading) != 1:
             self.witness.problems.append(f"{len(leading)} nodes dispatch")
         for engine in leading:
-            desk = engine.dispatcher.desk
-            if desk is None or desk.waiting or len(desk.flights) or len(desk.index):
+            dispatch_state = engine.dispatcher.dispatch_state
+            if (
+                dispatch_state is None
+                or dispatch_state.waiting
+                or len(dispatch_state.flights)
+                or len(dispatch_state.index)
+            ):
                 self.witness.problems.append("the desk believes in tasks that have ended")
-            elif any(entry.inflight for entry in desk.index.agents):
+            elif any(entry.inflight for entry in dispatch_state.index.agents):
                 self.witness.problems.append("the desk believes in places that were freed")
         for worker in self.workers:
             if worker.worker is not None and len(worker.worker):

@@ -437,9 +437,9 @@ def test_what_changes_while_the_backlog_is_read_is_seen() -> None:
         waiting = await service.submit()
         await service.ended(running)
         assert (await service.ended(waiting, within_seconds=8)).task.status is TaskStatus.DONE
-        desk = service.engine.dispatcher.desk
-        assert desk is not None
-        assert (len(desk.flights), len(desk.waiting)) == (0, 0)
+        dispatch_state = service.engine.dispatcher.dispatch_state
+        assert dispatch_state is not None
+        assert (len(dispatch_state.flights), len(dispatch_state.waiting)) == (0, 0)
 
     play(scenario, always(2.0), max_inflight=1, tick_seconds=1e6)
 
@@ -449,13 +449,13 @@ def test_more_doubts_than_are_worth_asking_about_make_the_desk_anew() -> None:
         dispatcher = service.engine.dispatcher
         task_id = await service.submit()
         await service.running(task_id)
-        before = dispatcher.desk
+        before = dispatcher.dispatch_state
         for number in range(MAX_IN_DOUBT + 1):
             dispatcher.doubt(f"t{number}")
         await asyncio.sleep(2)
-        assert dispatcher.desk is not None
-        assert dispatcher.desk is not before
-        assert dispatcher.desk.flights.on_node(service.engine.node.node_id) == [task_id]
+        assert dispatcher.dispatch_state is not None
+        assert dispatcher.dispatch_state is not before
+        assert dispatcher.dispatch_state.flights.on_node(service.engine.node.node_id) == [task_id]
 
     play(scenario, always(FOREVER_SECONDS))
 

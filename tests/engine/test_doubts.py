@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from headgate.engine.dispatcher import Doubts
+from headgate.engine.dispatcher import UnknownWrites
 from headgate.storage.sql_store import Step, StepAnswer
 from headgate.storage.transaction import Transaction
 from storage.scene import fresh_place
@@ -32,7 +32,7 @@ async def test_a_submit_whose_client_left_while_it_was_written_is_found(
         asking = store.submit(scene.new("t1"))
         await is_written.wait()
         asking.cancel()
-        doubts = Doubts(store)
+        doubts = UnknownWrites(store)
         doubts.add("t1")
         doubts.add("t2")
         loop.call_later(WRITING_SECONDS, may_go_on.set)

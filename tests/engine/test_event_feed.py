@@ -47,7 +47,7 @@ def told(feed: EventFeed) -> list[str]:
 
 def test_an_event_has_the_fields_that_clients_rely_on() -> None:
     feed = open_feed()
-    feed.see([record("t", TaskStatus.FAILED, 2, error="it broke")])
+    feed.observe([record("t", TaskStatus.FAILED, 2, error="it broke")])
     (happening,) = feed.since(feed.first)
     event = event_of(happening, feed.event_id(1))
     assert event == TaskEvent(
@@ -79,26 +79,26 @@ WAYS = [
 @pytest.mark.parametrize(("status", "attempt", "kind"), WAYS)
 def test_every_state_has_its_name(status: TaskStatus, attempt: int, kind: str) -> None:
     feed = open_feed()
-    feed.see([record("t", status, attempt)])
+    feed.observe([record("t", status, attempt)])
     assert told(feed) == [f"t {kind}"]
 
 
 def test_to_be_assigned_and_to_run_is_one_event() -> None:
     feed = open_feed()
-    feed.see([record("t", TaskStatus.ASSIGNED, 1), record("t", RUNNING, 1)])
+    feed.observe([record("t", TaskStatus.ASSIGNED, 1), record("t", RUNNING, 1)])
     assert told(feed) == ["t task.running"]
 
 
 def test_nothing_is_kept_of_a_long_error() -> None:
     feed = open_feed()
-    feed.see([record("t", TaskStatus.FAILED, 1, error="x" * 10_000)])
+    feed.observe([record("t", TaskStatus.FAILED, 1, error="x" * 10_000)])
     (happening,) = feed.since(1)
     assert len(happening.error or "") == MAX_ERROR_CHARACTERS
 
 
 def test_a_feed_that_is_closed_sees_nothing() -> None:
     feed = EventFeed(lambda: NOW)
-    feed.see([record("t", QUEUED)])
+    feed.observe([record("t", QUEUED)])
     assert (told(feed), feed.is_open) == ([], False)
 
 
@@ -115,7 +115,7 @@ def test_each_step_is_told_once_and_in_order_whatever_comes_late_or_twice(
     expected: list[tuple[str, int]] = []
     for number, step in shown:
         task_id = f"t{number}"
-        feed.see([record(task_id, *STEPS[step])])
+        feed.observe([record(task_id, *STEPS[step])])
         if step > furthest.get(task_id, -1):
             furthest[task_id] = step
             expected.append((task_id, step))
@@ -135,10 +135,10 @@ def test_whoever_resumes_gets_exactly_what_came_after_or_is_told_that_some_is_mi
 ) -> None:
     feed = open_feed(size)
     for _ in range(lives):
-        feed.see([record("old", QUEUED)])
+        feed.observe([record("old", QUEUED)])
         feed.start_anew(lambda _task_id: False)
     before = feed.next - 1
-    feed.see([record(f"t{n}", QUEUED) for n in range(events)])
+    feed.observe([record(f"t{n}", QUEUED) for n in range(events)])
     place = feed.place_after(feed.event_id(before + seen))
     is_there = seen <= events and events - seen <= size
     assert (place is not None) == is_there
@@ -151,17 +151,17 @@ def test_whoever_resumes_gets_exactly_what_came_after_or_is_told_that_some_is_mi
 )
 def test_an_id_that_was_never_given_resumes_nothing(sent: str) -> None:
     feed = open_feed()
-    feed.see([record("t", QUEUED)])
+    feed.observe([record("t", QUEUED)])
     assert feed.place_after(sent.replace("{life}", feed.life)) is None
 
 
 def test_a_new_life_begins_with_an_empty_ring_and_another_name() -> None:
     feed = open_feed()
-    feed.see([record("t", QUEUED)])
+    feed.observe([record("t", QUEUED)])
     last = feed.event_id(1)
     feed.start_anew(lambda _task_id: True)
     assert (told(feed), feed.place_after(last)) == ([], None)
-    feed.see([record("t", QUEUED), record("t", RUNNING, 1)])
+    feed.observe([record("t", QUEUED), record("t", RUNNING, 1)])
     assert told(feed) == ["t task.running"]
 
 
@@ -169,9 +169,9 @@ def test_what_is_remembered_of_tasks_is_bounded(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(events, "MAX_ENDED", 3)
     feed = open_feed()
     for n in range(10):
-        feed.see([record(f"t{n}", QUEUED), record(f"t{n}", DONE_, 1)])
+        feed.observe([record(f"t{n}", QUEUED), record(f"t{n}", DONE_, 1)])
     assert len(feed._ranks) == 3
-    feed.see([record("waits", QUEUED)])
+    feed.observe([record("waits", QUEUED)])
     feed.forget("waits")
     feed.start_anew(lambda _task_id: False)
     assert len(feed._ranks) == 3
@@ -181,7 +181,7 @@ async def test_whoever_waits_is_woken_and_others_cost_nothing() -> None:
     feed = open_feed()
     waiting = asyncio.create_task(feed.wait())
     await asyncio.sleep(0)
-    feed.see([record("t", QUEUED)])
+    feed.observe([record("t", QUEUED)])
     async with asyncio.timeout(1):
         await waiting
     again = asyncio.create_task(feed.wait())

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.one_service import Service, desk_settings, play
+from engine.one_service import Service, dispatch_settings, play
 from engine.simulated_work import always
 from headgate.core.admission import QueueLimits
-from headgate.core.dispatch_state import Desk
+from headgate.core.dispatch_state import DispatchState
 from headgate.core.gates import GateClosure
 from headgate.core.idempotency import SubmitKey
 from headgate.core.slots.slot import SlotStanding
@@ -97,16 +97,16 @@ def test_a_task_whose_submit_failed_leaves_nothing_behind() -> None:
     ],
 )
 def test_a_task_that_has_to_wait_for_something_is_not_expected(task: Task, terms: Terms) -> None:
-    desk = Desk(desk_settings())
-    assert not expect(desk, _new(task, terms), 1.0)
-    assert not desk.waiting
+    dispatch_state = DispatchState(dispatch_settings())
+    assert not expect(dispatch_state, _new(task, terms), 1.0)
+    assert not dispatch_state.waiting
 
 
 def test_a_task_is_not_expected_while_others_wait() -> None:
-    desk = Desk(desk_settings())
-    desk.see(TaskRecord(task=Task(id="tsk_old", project_id="x")), 1.0)
-    assert not expect(desk, _new(TASK, Terms()), 1.0)
-    assert list(desk.waiting) == ["tsk_old"]
+    dispatch_state = DispatchState(dispatch_settings())
+    dispatch_state.observe(TaskRecord(task=Task(id="tsk_old", project_id="x")), 1.0)
+    assert not expect(dispatch_state, _new(TASK, Terms()), 1.0)
+    assert list(dispatch_state.waiting) == ["tsk_old"]
 
 
 def test_a_task_is_expected_past_others_that_a_gate_holds() -> None:
@@ -117,7 +117,7 @@ def test_a_task_is_expected_past_others_that_a_gate_holds() -> None:
         await _submit(service.engine, id="tsk_held", slot="work")
         await asyncio.sleep(IDLE_SECONDS)
         asking = _submit(service.engine)
-        assert list(_desk(service).waiting) == ["tsk_held", TASK.id], "it is expected"
+        assert list(_dispatch_state(service).waiting) == ["tsk_held", TASK.id], "it is expected"
         await asking
         await service.ended(TASK.id)
         assert service.ordered() == [TASK.id]
@@ -131,12 +131,12 @@ def test_an_id_that_waits_already_is_not_expected_again() -> None:
         closed = SlotStanding(name="work", provider="zai", hold=hold)
         service.engine.dispatcher.set_slots((closed,))
         await _submit(service.engine, slot="work")
-        known = _desk(service).waiting[TASK.id]
+        known = _dispatch_state(service).waiting[TASK.id]
         await asyncio.sleep(IDLE_SECONDS)
         asking = _submit(service.engine, slot="work")
-        assert _desk(service).waiting[TASK.id] is known
+        assert _dispatch_state(service).waiting[TASK.id] is known
         await asking
-        assert list(_desk(service).waiting) == [TASK.id]
+        assert list(_dispatch_state(service).waiting) == [TASK.id]
 
     play(scenario)
 
@@ -146,7 +146,7 @@ def test_an_expected_task_is_given_a_slot_of_its_provider() -> None:
         service.engine.dispatcher.set_slots((_slot("work", 80.0), _slot("home", 10.0)))
         await asyncio.sleep(IDLE_SECONDS)
         asking = _submit(service.engine, provider="zai")
-        assert list(_desk(service).waiting) == [TASK.id], "it is expected"
+        assert list(_dispatch_state(service).waiting) == [TASK.id], "it is expected"
         await asking
         record = await service.ended(TASK.id)
         assert (record.task.slot, record.progress.slot) == (None, "home")
@@ -163,10 +163,10 @@ def test_an_expected_task_waits_for_a_slot_that_is_closed(fields: dict[str, Any]
         service.engine.dispatcher.set_slots((closed,))
         await asyncio.sleep(IDLE_SECONDS)
         asking = _submit(service.engine, **fields)
-        assert list(_desk(service).waiting) == [TASK.id], "it is expected"
+        assert list(_dispatch_state(service).waiting) == [TASK.id], "it is expected"
         assert isinstance(await asking, Queued)
         await asyncio.sleep(5)
-        assert (list(_desk(service).waiting), service.ordered()) == ([TASK.id], [])
+        assert (list(_dispatch_state(service).waiting), service.ordered()) == ([TASK.id], [])
         service.engine.dispatcher.set_slots((_slot("work", 0.0),))
         await service.ended(TASK.id)
 
@@ -185,7 +185,10 @@ def test_a_task_that_is_cancelled_before_its_submit_is_answered_ends_once(seed: 
         record = await service.ended(TASK.id)
         assert record.task.status is TaskStatus.CANCELLED
         await asyncio.sleep(1)
-        assert (len(_desk(service).waiting), len(_desk(service).flights)) == (0, 0)
+        assert (len(_dispatch_state(service).waiting), len(_dispatch_state(service).flights)) == (
+            0,
+            0,
+        )
         assert len(service.ordered()) <= 1
 
     play(scenario, seed=seed)
@@ -197,13 +200,15 @@ def test_a_client_that_hangs_up_hides_no_task_that_waits(steps: int) -> None:
         await service.running(await service.submit())
         await asyncio.sleep(IDLE_SECONDS)
         asking = _submit(service.engine)
-        assert list(_desk(service).waiting) == [TASK.id], "it is expected, and has no place"
+        assert list(_dispatch_state(service).waiting) == [TASK.id], (
+            "it is expected, and has no place"
+        )
         for _ in range(steps):
             await asyncio.sleep(0)
         asking.cancel()
         await asyncio.sleep(1)
         is_stored = await service.engine.get(TASK.id) is not None
-        assert (TASK.id in _desk(service).waiting) is is_stored
+        assert (TASK.id in _dispatch_state(service).waiting) is is_stored
         await asyncio.sleep(30)
         assert (TASK.id in service.ordered()) is is_stored
 
@@ -253,7 +258,10 @@ def test_an_id_that_has_run_is_not_run_again() -> None:
         assert again.record.task.status is TaskStatus.DONE
         await asyncio.sleep(1)
         assert service.ordered() == [TASK.id]
-        assert (len(_desk(service).waiting), len(_desk(service).flights)) == (0, 0)
+        assert (len(_dispatch_state(service).waiting), len(_dispatch_state(service).flights)) == (
+            0,
+            0,
+        )
 
     play(scenario)
 
@@ -292,16 +300,16 @@ def test_a_task_that_waits_is_known_as_it_was_stored() -> None:
     async def scenario(service: Service) -> None:
         await service.running(await service.submit())
         await asyncio.sleep(IDLE_SECONDS)
-        desk = _desk(service)
-        desk.tick -= 5
+        dispatch_state = _dispatch_state(service)
+        dispatch_state.tick -= 5
         asking = _submit(service.engine)
-        assert desk.waiting[TASK.id].task.enqueued_tick == desk.tick
+        assert dispatch_state.waiting[TASK.id].task.enqueued_tick == dispatch_state.tick
         answer = await asking
         assert isinstance(answer, Queued)
         # The desk and the caller are both told of the answer, in either order.
         await asyncio.sleep(IDLE_SECONDS)
-        assert desk.waiting[TASK.id].task == answer.record.task
-        assert answer.record.task.enqueued_tick > desk.tick
+        assert dispatch_state.waiting[TASK.id].task == answer.record.task
+        assert answer.record.task.enqueued_tick > dispatch_state.tick
 
     play(scenario, always(5.0), max_inflight=1)
 
@@ -310,10 +318,10 @@ def _slot(name: str, percent: float) -> SlotStanding:
     return SlotStanding(name=name, provider="zai", percent_used=percent)
 
 
-def _desk(service: Service) -> Desk:
-    desk = service.engine.dispatcher.desk
-    assert desk is not None
-    return desk
+def _dispatch_state(service: Service) -> DispatchState:
+    dispatch_state = service.engine.dispatcher.dispatch_state
+    assert dispatch_state is not None
+    return dispatch_state
 
 
 def _new(task: Task, terms: Terms) -> NewTask:
@@ -327,6 +335,6 @@ def _submit(engine: Engine, **fields: Any) -> asyncio.Future[Submitted]:
 
 
 def _has_nothing(service: Service) -> None:
-    desk = _desk(service)
-    assert (len(desk.waiting), len(desk.flights)) == (0, 0)
+    dispatch_state = _dispatch_state(service)
+    assert (len(dispatch_state.waiting), len(dispatch_state.flights)) == (0, 0)
     assert not service.executor.orders

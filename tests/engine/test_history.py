@@ -49,11 +49,11 @@ class Watched:
             created_at=self.now - waited,
         )
         progress = Progress(attempt=1, started_at=self.now)
-        self.feed.see((TaskRecord(task=task, progress=progress),))
+        self.feed.observe((TaskRecord(task=task, progress=progress),))
         if end is not None:
             ended = Task(id=task.id, project_id="p", status=end, created_at=task.created_at)
             progress = Progress(attempt=1, completed_at=self.now, used_micro_usd=cost)
-            self.feed.see((TaskRecord(task=ended, progress=progress),))
+            self.feed.observe((TaskRecord(task=ended, progress=progress),))
 
 
 def test_a_step_has_what_happened_in_it_and_what_there_was_at_its_end() -> None:

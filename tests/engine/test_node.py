@@ -25,7 +25,7 @@ async def until(service: Service, engine: Engine, *, within_seconds: float) -> f
     """Wait until a node dispatches, and return how long that took."""
     started = service.now()
     async with asyncio.timeout(within_seconds):
-        while engine.dispatcher.desk is None:  # noqa: ASYNC110
+        while engine.dispatcher.dispatch_state is None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     return service.now() - started
 

@@ -395,9 +395,9 @@ def test_a_worker_may_speak_to_any_node_at_any_time() -> None:
         worker.engine = other
         assert await worker.tell(task_id) == "done"
         await asyncio.sleep(5.0)
-        desk = service.engine.dispatcher.desk
-        assert desk is not None
-        assert len(desk.flights) == 0
+        dispatch_state = service.engine.dispatcher.dispatch_state
+        assert dispatch_state is not None
+        assert len(dispatch_state.flights) == 0
 
     play(scenario, **PULL)
 

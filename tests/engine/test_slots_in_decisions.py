@@ -132,7 +132,7 @@ def test_a_dispatcher_that_reads_everything_anew_still_knows_its_slots() -> None
         dispatcher = service.engine.dispatcher
         dispatcher._start_anew()
         await asyncio.sleep(20)
-        assert dispatcher.desk is not None
+        assert dispatcher.dispatch_state is not None
         assert task_id not in service.ordered()
         set_slots(service, open_slot("work"))
         await service.ended(task_id)

@@ -100,7 +100,7 @@ def test_a_node_that_takes_over_charts_what_is_booked_from_then_on() -> None:
         service.engines.remove(first)
         await first.stop(drain_seconds=0.0)
         service.engine = other
-        while other.dispatcher.desk is None:  # noqa: ASYNC110
+        while other.dispatcher.dispatch_state is None:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_SECONDS)
         _, before = await charted_and_booked(service, cancelled, goes_on)
         await other.cancel_soon(cancelled)
@@ -156,5 +156,5 @@ def test_an_event_tells_what_was_booked_since_the_task_was_last_looked_at(
     feed.open(1)
     if loaded is not None:
         feed.load((loaded,))
-    feed.see((seen,))
+    feed.observe((seen,))
     assert [one.booked_micro_usd for one in feed.since(feed.first)] == [booked]

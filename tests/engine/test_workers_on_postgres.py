@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from engine.one_service import desk_settings
+from engine.one_service import dispatch_settings
 from headgate.core.lifecycle import Succeeded
 from headgate.core.task import Submission, Task, TaskStatus, Terms
 from headgate.engine.engine import Engine, EngineSettings
@@ -15,7 +15,7 @@ from headgate.engine.workers import Claim, Report
 from headgate.storage.postgres import PostgresTaskStore
 from headgate.storage.store import Queued, StaleLease
 
-SETTINGS = EngineSettings(desk=desk_settings(pull_targets=frozenset({"pull"})))
+SETTINGS = EngineSettings(dispatch=dispatch_settings(pull_targets=frozenset({"pull"})))
 SOON_SECONDS = 8.0
 """Less than the time after which a claim that waits looks by itself."""
 
@@ -61,8 +61,8 @@ async def play(url: str) -> None:
 
 
 def _flights(engine: Engine) -> int:
-    desk = engine.dispatcher.desk
-    return 1 if desk is None else len(desk.flights)
+    dispatch_state = engine.dispatcher.dispatch_state
+    return 1 if dispatch_state is None else len(dispatch_state.flights)
 
 
 @pytest.mark.timeout(60)

@@ -59,9 +59,9 @@ class Witness:
         self._final: dict[str, tuple[object, ...]] = {}
         self._attempts: dict[str, int] = {}
         self._leases: dict[tuple[str, int], str] = {}
-        self._capacity = {agent.id: agent.capacity for agent in settings.desk.agents}
+        self._capacity = {agent.id: agent.capacity for agent in settings.dispatch.agents}
         self._caps = {
-            project.id: project.max_concurrent_agents for project in settings.desk.projects
+            project.id: project.max_concurrent_agents for project in settings.dispatch.projects
         }
 
     def look(self, transaction: SqliteTransaction) -> None:
@@ -93,7 +93,9 @@ class Witness:
         if state in IN_FLIGHT:
             flying.append((project_id, agent_id, progress.node_id or ""))
             self._check_lease(task_id, progress)
-            is_pulled = _specs.decode(str(row[-1])).task.target in self.settings.desk.pull_targets
+            is_pulled = (
+                _specs.decode(str(row[-1])).task.target in self.settings.dispatch.pull_targets
+            )
             if is_worker(progress.node_id) is not is_pulled:
                 self.problems.append(f"{task_id} is at {progress.node_id}")
 
@@ -111,15 +113,15 @@ class Witness:
             self.problems.append(f"attempt {progress.attempt} at {task_id} has two leases")
 
     def _check_places(self, flying: list[tuple[str, str, str]]) -> None:
-        desk = self.settings.desk
-        if len(flying) > desk.max_inflight:
+        dispatch_state = self.settings.dispatch
+        if len(flying) > dispatch_state.max_inflight:
             self.problems.append(f"{len(flying)} tasks are in flight")
         for project_id, count in Counter(each[0] for each in flying).items():
             cap = self._caps.get(project_id)
             if cap is not None and count > cap:
                 self.problems.append(f"project {project_id} has {count} in flight")
         for agent_id, count in Counter(each[1] for each in flying).items():
-            if count > self._capacity.get(agent_id, desk.max_per_agent_inflight):
+            if count > self._capacity.get(agent_id, dispatch_state.max_per_agent_inflight):
                 self.problems.append(f"agent {agent_id} has {count} in flight")
         for node_id, count in Counter(each[2] for each in flying).items():
             if count > self.settings.places:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from headgate.core.task import Task
 from headgate.inprocess.lanes import LaneOrder, Waiter
-from headgate.inprocess.permits import Grant, Places, SharedResource, Trace
+from headgate.inprocess.permits import Grant, Permits, SharedResource, Trace
 from headgate.testing import SimulatedLoop, simulate
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class Fleet:
         max_wait_ticks: int | None = None,
     ) -> None:
         order = LaneOrder(alpha=alpha, auto_tune=False, max_wait_ticks=max_wait_ticks)
-        self.places = Places(
+        self.places = Permits(
             SharedResource("llm", capacity),
             order,
             Trace(0),

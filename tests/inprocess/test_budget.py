@@ -17,7 +17,7 @@ from headgate.errors import (
     InvalidScopeError,
     InvalidSettingError,
     LedgerUnavailableError,
-    PlaceTimeoutError,
+    PermitTimeoutError,
     SchedulerClosedError,
 )
 from headgate.inprocess.budget import BudgetPassed
@@ -121,7 +121,7 @@ def test_in_mode_wait_the_timeout_counts_the_wait_for_money_too() -> None:
         scheduler = scheduler_of(Budget(tracker, mode="wait", clock=loop.clock))
         await call(scheduler, "a", 1.0)
         begun = loop.time()
-        with pytest.raises(PlaceTimeoutError):
+        with pytest.raises(PermitTimeoutError):
             await scheduler.acquire("a", estimate=Estimate(usd=1), timeout=30)
         assert scheduler.resource.in_use == scheduler.queued == 0
         return loop.time() - begun
@@ -162,7 +162,7 @@ def test_a_submitted_task_survives_who_waited_for_its_money(is_cancelled: bool) 
         if is_cancelled:
             asking.cancel()
         (outcome,) = await asyncio.gather(asking, return_exceptions=True)
-        assert isinstance(outcome, asyncio.CancelledError if is_cancelled else PlaceTimeoutError)
+        assert isinstance(outcome, asyncio.CancelledError if is_cancelled else PermitTimeoutError)
         assert scheduler.queued == 1
         await tracker.set_budget("agent:a", "3.00", window="day")
         return [await ask(), await ask()]

@@ -21,7 +21,7 @@ from headgate.errors import (
     InvalidFieldError,
     InvalidSettingError,
     LedgerUnavailableError,
-    PlaceTimeoutError,
+    PermitTimeoutError,
 )
 from inprocess.calling import granted, nothing, really, run
 
@@ -93,7 +93,7 @@ def test_a_governed_call_inside_of_another_is_refused_at_once_unless_its_wait_is
     async def agent() -> None:
         with pytest.raises(InvalidFieldError, match="inside of another"):
             await tool()
-        with pytest.raises(PlaceTimeoutError):
+        with pytest.raises(PermitTimeoutError):
             await headgate.wrap(nothing, agent_id="tool", timeout=1)
 
     async def stream() -> AsyncIterator[int]:

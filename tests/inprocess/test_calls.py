@@ -13,7 +13,7 @@ import pytest
 import headgate
 from headgate import Budget, Estimate, LoadScheduler
 from headgate.core.lifecycle import Usage
-from headgate.errors import InvalidSettingError, PlaceTimeoutError
+from headgate.errors import InvalidSettingError, PermitTimeoutError
 from inprocess.calling import run
 
 
@@ -272,7 +272,7 @@ def test_a_function_gets_the_cheaper_model_where_the_budget_is_too_small() -> No
 def test_a_call_that_gets_no_place_in_time_is_not_made() -> None:
     async def scenario(scheduler: LoadScheduler) -> None:
         async with scheduler.acquire("a"):
-            with pytest.raises(PlaceTimeoutError):
+            with pytest.raises(PermitTimeoutError):
                 await headgate.wrap(answer, "x", agent_id="b", timeout=1)
 
     run(scenario, capacity=1)

@@ -13,7 +13,7 @@ from headgate.errors import (
     BudgetExceededError,
     InvalidFieldError,
     InvalidSettingError,
-    PlaceTimeoutError,
+    PermitTimeoutError,
     SchedulerClosedError,
     TooManyWaitingError,
 )
@@ -72,7 +72,7 @@ def test_a_timeout_at_the_moment_of_the_grant_gives_one_holder_or_none(seed: int
                     assert holders == 1
                     await asyncio.sleep(1.0)
                     holders -= 1
-            except PlaceTimeoutError:
+            except PermitTimeoutError:
                 return "late"
             return "held"
 
@@ -298,7 +298,7 @@ def test_timeout_zero_takes_a_free_place_and_waits_for_none() -> None:
     async def scenario() -> None:
         scheduler = one_place()
         async with scheduler.acquire("a", timeout=0):
-            with pytest.raises(PlaceTimeoutError):
+            with pytest.raises(PermitTimeoutError):
                 await scheduler.acquire("b", timeout=0)
         assert scheduler.queued == 0
 
@@ -352,7 +352,7 @@ def test_a_request_is_used_once_because_what_it_left_in_the_queue_would_come_ali
         scheduler = one_place()
         async with scheduler.acquire("a"):
             request = scheduler.acquire("b", timeout=1)
-            with pytest.raises(PlaceTimeoutError):
+            with pytest.raises(PermitTimeoutError):
                 await request
             with pytest.raises(InvalidFieldError, match="call it again"):
                 await request

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headgate import Agent, Grant, LoadScheduler, SharedResource, Task, acquire_all
-from headgate.errors import InvalidFieldError, InvalidSettingError, PlaceTimeoutError
+from headgate.errors import InvalidFieldError, InvalidSettingError, PermitTimeoutError
 from headgate.testing import SimulatedLoop, simulate
 
 
@@ -146,7 +146,7 @@ def test_a_timeout_names_the_whole_wait_and_what_was_full() -> None:
         place = await first.acquire("x")
         await second.acquire("x")
         loop.call_later(1, lambda: first.hand_back(place))
-        with pytest.raises(PlaceTimeoutError, match=r"within 2 seconds.*all 1 .*its capacity"):
+        with pytest.raises(PermitTimeoutError, match=r"within 2 seconds.*all 1 .*its capacity"):
             async with acquire_all([first, second], "x", timeout=2):
                 raise AssertionError
 

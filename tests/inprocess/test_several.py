@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate import LoadScheduler, SharedResource, acquire_all
-from headgate.errors import InvalidFieldError, PlaceTimeoutError
+from headgate.errors import InvalidFieldError, PermitTimeoutError
 from headgate.testing import SimulatedLoop, simulate
 
 NAMES = ("database", "gpu", "llm")
@@ -53,7 +53,7 @@ def test_whatever_is_named_in_whatever_order_everybody_comes_to_an_end(
                     finally:
                         for name in names:
                             holders[name] -= 1
-            except PlaceTimeoutError:
+            except PermitTimeoutError:
                 return
 
         tasks = []
@@ -73,7 +73,7 @@ def test_who_does_not_get_all_in_time_keeps_none() -> None:
     async def main(loop: SimulatedLoop) -> None:
         known = schedulers()
         async with known["llm"].acquire("other"):
-            with pytest.raises(PlaceTimeoutError) as caught:
+            with pytest.raises(PermitTimeoutError) as caught:
                 async with acquire_all(known.values(), "a", timeout=2):
                     raise AssertionError
             assert caught.value.resource == "llm"

@@ -16,7 +16,7 @@ from headgate.errors import (
     InvalidFieldError,
     InvalidScopeError,
     LedgerUnavailableError,
-    PlaceTimeoutError,
+    PermitTimeoutError,
     TooManyWaitingError,
 )
 from headgate.inprocess.budget import BudgetPassed
@@ -72,8 +72,8 @@ async def use(scheduler: LoadScheduler, agent: str, seconds: float, usd: float =
 @pytest.mark.parametrize(
     ("timeout", "error", "after"),
     [
-        (1.0, PlaceTimeoutError, 1.0),
-        (0.0, PlaceTimeoutError, 1.0),
+        (1.0, PermitTimeoutError, 1.0),
+        (0.0, PermitTimeoutError, 1.0),
         (None, LedgerUnavailableError, 10),
     ],
 )

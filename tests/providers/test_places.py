@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from headgate.errors import InvalidSettingError
-from headgate.providers.endpoints import ProviderPlace, check_place, settled, wake_content
+from headgate.providers.endpoints import ProviderEndpoint, check_place, settled, wake_content
 from headgate.providers.provider import build_provider
 
 
-def place(**fields: object) -> ProviderPlace:
-    return msgspec.convert(fields, ProviderPlace)
+def place(**fields: object) -> ProviderEndpoint:
+    return msgspec.convert(fields, ProviderEndpoint)
 
 
 @pytest.mark.parametrize(

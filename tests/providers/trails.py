@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from headgate.core.slots.quota import QuotaFailure, QuotaReport
-from headgate.providers.endpoints import ProviderPlace
+from headgate.providers.endpoints import ProviderEndpoint
 from headgate.providers.provider import Answered, Call, Provider, Sent, Unanswered, build_provider
 from headgate.testing import FakeProvider, VirtualClock
 
@@ -44,14 +44,14 @@ def call(trail: KeptTrail | None = None, key: str = KEY) -> Call:
     return Call(key=key, action="background-quota-poll", flow_id="f-1", trail=trail or KeptTrail())
 
 
-def place_at(name: str, address: str, **fields: object) -> ProviderPlace:
+def place_at(name: str, address: str, **fields: object) -> ProviderEndpoint:
     """Return the place of a fake provider, for a provider of this name."""
     given: dict[str, object] = {"base_url": address, "timeout_seconds": 5.0}
     if name == "http-json":
         given |= HTTP_JSON_POINTERS
         given |= {"quota_url": f"{address}/quota", "model": "any"}
         given |= {"request_url": f"{address}/v1/chat/completions"}
-    return msgspec.convert(given | fields, ProviderPlace)
+    return msgspec.convert(given | fields, ProviderEndpoint)
 
 
 @asynccontextmanager

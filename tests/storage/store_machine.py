@@ -13,7 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from headgate.core.admission import QueueLimits
 from headgate.core.lifecycle import Finish, TryAgain, Usage
 from headgate.core.task import MAX_LOSSES, OnParentFailure, TaskStatus, Terms
-from headgate.storage.store import Assigned, Drop, Node, Queued, Settled, TaskQuery, TurnedAway
+from headgate.storage.store import (
+    Assigned,
+    Expiration,
+    Node,
+    Queued,
+    Settled,
+    TaskQuery,
+    TurnedAway,
+)
 from storage.scene import AWAY, HERE, Place, Scene
 from storage.store_audit import audit
 from storage.task_model import ENDED, ModelTask, TaskModel
@@ -180,7 +188,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _drop(self, draw: Draw) -> None:
         name, end = self._pick(draw, "queued"), draw(st.sampled_from(["failed", "rejected"]))
-        drop = Drop(task_id=name, status=TaskStatus(end), error="dropped")
+        drop = Expiration(task_id=name, status=TaskStatus(end), error="dropped")
         self.run(self.store.drop(self.scene.epoch, [drop]))
         self.model.drop(name, end, self.clock())
 

@@ -154,7 +154,7 @@ async def test_the_books_of_a_store_found_a_limit_once(place: Place) -> None:
     async with place.scene() as scene:
         ledger, session = StoreLedger(scene.store), Scope("session:s")
         limits = [Limit(limit_micro_usd=MicroUsd(n + 1)) for n in range(FOUNDERS)]
-        seen = await asyncio.gather(*(ledger.found_limit(session, limit) for limit in limits))
+        seen = await asyncio.gather(*(ledger.create_limit(session, limit) for limit in limits))
         assert len({limit.limit_micro_usd for limit in seen}) == 1
         (account,) = await ledger.accounts(session, most=1)
         assert account.limit == seen[0]

@@ -27,7 +27,7 @@ from headgate.storage.delivery_contract import (
     TryOutcome,
     message_id,
 )
-from headgate.storage.store import Drop, TurnedAway
+from headgate.storage.store import Expiration, TurnedAway
 from storage.scene import FAILED, Place, Scene
 
 URL = "https://hooks.example/done?key=1"
@@ -97,7 +97,7 @@ def test_each_way_in_which_a_task_ends_files_one_delivery(place: Place) -> None:
         await scene.settle("t3-running", FAILED)
         await scene.cancel("t4-queued")
         await scene.cancel("t4-queued")
-        late = Drop(task_id="t5-late", status=TaskStatus.FAILED, error="deadline")
+        late = Expiration(task_id="t5-late", status=TaskStatus.FAILED, error="deadline")
         await scene.store.drop(scene.epoch, [late])
         await scene.submit("t8-born-failed", terms=HOOK, depends_on=("t2-failed",))
         await scene.submit("t9-none")

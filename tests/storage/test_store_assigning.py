@@ -11,7 +11,7 @@ from headgate.core.admission import QueueLimits
 from headgate.core.rate_limits import RateCharge
 from headgate.core.task import MAX_LOSSES, Choice, Submission, TaskStatus
 from headgate.errors import StaleEpochError
-from headgate.storage.store import Assigned, Drop, Node, NotAssigned, Queued, TurnedAway
+from headgate.storage.store import Assigned, Expiration, Node, NotAssigned, Queued, TurnedAway
 from storage.scene import AGAIN, AWAY, HERE, LEASE_SECONDS, Place, ids
 
 
@@ -203,7 +203,7 @@ async def test_an_epoch_that_is_over_changes_nothing(place: Place) -> None:
             await scene.store.assign(stale, [line])
         with pytest.raises(StaleEpochError):
             await scene.store.drop(
-                stale, [Drop(task_id="t1", status=TaskStatus.FAILED, error="late")]
+                stale, [Expiration(task_id="t1", status=TaskStatus.FAILED, error="late")]
             )
         with pytest.raises(StaleEpochError):
             await scene.store.recover(stale, ["t1"])

@@ -9,7 +9,7 @@ import pytest
 from headgate.core.admission import QueueLimits
 from headgate.core.lifecycle import Finish
 from headgate.core.task import OnParentFailure, TaskStatus, Terms
-from headgate.storage.store import Drop, NotAssigned, Queued, TurnedAway, UnknownParent
+from headgate.storage.store import Expiration, NotAssigned, Queued, TurnedAway, UnknownParent
 from storage.scene import AGAIN, DONE, FAILED, HERE, Place, ids
 
 RUNS_ANYWAY = Terms(on_parent_failure=OnParentFailure.RUN)
@@ -130,7 +130,7 @@ async def test_a_dropped_parent_ends_what_waits_for_it(place: Place) -> None:
     async with place.scene() as scene:
         await scene.submit("a")
         await scene.submit("b", depends_on=("a",))
-        drop = Drop(task_id="a", status=TaskStatus.REJECTED, error="no money")
+        drop = Expiration(task_id="a", status=TaskStatus.REJECTED, error="no money")
         first = await scene.store.drop(scene.epoch, [drop])
         assert ids(first) == ["a", "b"]
         assert await scene.store.drop(scene.epoch, [drop]) == first

@@ -8,7 +8,7 @@ from headgate.core.gates import GateClosure
 from headgate.core.lifecycle import EXPIRED_WHILE_QUEUED, TryAgain
 from headgate.core.task import TaskStatus
 from headgate.errors import IllegalTransitionError
-from headgate.storage.store import Drop, News
+from headgate.storage.store import Expiration, News
 from storage.scene import AGAIN, AWAY, HERE, LEASE_SECONDS, Place, Scene, ids
 
 
@@ -155,9 +155,9 @@ async def test_a_deadline_that_passed_in_the_queue_is_counted_as_expired(place: 
         await scene.submit("t1")
         await scene.submit("t2")
         drops = [
-            Drop(task_id="t1", status=TaskStatus.FAILED, error=EXPIRED_WHILE_QUEUED),
-            Drop(task_id="t2", status=TaskStatus.REJECTED, error="no money"),
-            Drop(task_id="nothing", status=TaskStatus.FAILED, error="no"),
+            Expiration(task_id="t1", status=TaskStatus.FAILED, error=EXPIRED_WHILE_QUEUED),
+            Expiration(task_id="t2", status=TaskStatus.REJECTED, error="no money"),
+            Expiration(task_id="nothing", status=TaskStatus.FAILED, error="no"),
         ]
         records = await scene.store.drop(scene.epoch, drops)
         assert [record.error for record in records] == [EXPIRED_WHILE_QUEUED, "no money"]
@@ -168,7 +168,7 @@ async def test_a_deadline_that_passed_in_the_queue_is_counted_as_expired(place: 
 async def test_what_is_not_queued_any_more_is_not_dropped(place: Place) -> None:
     async with place.scene() as scene:
         await scene.run("t1")
-        drop = Drop(task_id="t1", status=TaskStatus.FAILED, error="late")
+        drop = Expiration(task_id="t1", status=TaskStatus.FAILED, error="late")
         (record,) = await scene.store.drop(scene.epoch, [drop])
         assert record.task.status is TaskStatus.RUNNING
 
@@ -176,7 +176,7 @@ async def test_what_is_not_queued_any_more_is_not_dropped(place: Place) -> None:
 async def test_a_drop_that_the_table_does_not_have_changes_nothing(place: Place) -> None:
     async with place.scene() as scene:
         await scene.submit("t1")
-        drop = Drop(task_id="t1", status=TaskStatus.DONE, error="")
+        drop = Expiration(task_id="t1", status=TaskStatus.DONE, error="")
         with pytest.raises(IllegalTransitionError):
             await scene.store.drop(scene.epoch, [drop])
         assert await scene.lane() == (1, 0)

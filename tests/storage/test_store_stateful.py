@@ -81,8 +81,8 @@ def books_nothing(*_arguments: object, **_amounts: object) -> None:
         ("finish.release_parents", books_nothing),
         ("finish.free_place", books_nothing),
         ("finish.leave_queue", books_nothing),
-        ("counters.Tallies.fly", books_nothing),
-        ("unit_of_work.Worksheet.settle_money", books_nothing),
+        ("counters.Counters.fly", books_nothing),
+        ("unit_of_work.UnitOfWork.settle_money", books_nothing),
     ],
 )
 def test_a_planted_bug_is_caught(

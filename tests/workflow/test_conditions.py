@@ -15,7 +15,7 @@ from headgate.workflow.conditions import (
     holds,
     parsed_condition,
 )
-from headgate.workflow.placeholders import IndexPlace, ItemPlace, StepPlace
+from headgate.workflow.placeholders import IndexPlaceholder, ItemPlaceholder, StepPlaceholder
 from workflow.views import SimpleView
 
 VIEW = SimpleView(
@@ -147,10 +147,10 @@ def test_what_is_no_condition_is_refused_in_one_line(source: str) -> None:
 def test_references_are_all_places_of_a_condition() -> None:
     source = "not item.a and (index < len(steps.s.outputs) or 1 in [steps.t.status])"
     assert set(condition_references(parsed_condition(source))) == {
-        ItemPlace(path=("a",)),
-        IndexPlace(),
-        StepPlace(step="s", field="outputs"),
-        StepPlace(step="t", field="status"),
+        ItemPlaceholder(path=("a",)),
+        IndexPlaceholder(),
+        StepPlaceholder(step="s", field="outputs"),
+        StepPlaceholder(step="t", field="status"),
     }
     assert list(condition_references(None)) == []
 

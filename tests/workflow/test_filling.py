@@ -14,7 +14,7 @@ from headgate.workflow.backend import StepTask, TaskState
 from headgate.workflow.expansion import Expansion
 from headgate.workflow.placeholders import parsed_template
 from headgate.workflow.progress import Standing, WorkflowProgress
-from headgate.workflow.report import RunTally
+from headgate.workflow.report import RunTotals
 from headgate.workflow.step_requests import Filler, fields_read
 from headgate.workflow.workflow import CallWork, ListItems, Step
 from workflow.fake_backend import a_run, a_step, a_workflow
@@ -49,7 +49,7 @@ class Stage:
         self.progress = WorkflowProgress(
             run.workflow, {step.id: expansion.runs_of(step.id) for step in steps}
         )
-        self.tally = RunTally(run.workflow, self.progress, fields_read(run.workflow))
+        self.tally = RunTotals(run.workflow, self.progress, fields_read(run.workflow))
         self.results = Results(result)
         self.filler = Filler(run, self.progress, self.tally, self.results)
         self.progress.start()

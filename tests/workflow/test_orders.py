@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.workflow.placeholders import EnvPlace, parsed_template, parsed_text
+from headgate.workflow.placeholders import EnvPlaceholder, parsed_template, parsed_text
 from headgate.workflow.step_requests import (
     MAX_REFUSALS,
     CallRequest,
@@ -53,11 +53,11 @@ CASES: list[tuple[Work, Any, Request]] = [
         ),
         {"a": [1]},
         CommandRequest(
-            command=("./x", '{"a":[1]}', ("--key=", EnvPlace(name="KEY"))),
+            command=("./x", '{"a":[1]}', ("--key=", EnvPlaceholder(name="KEY"))),
             env={"A": "3"},
             pass_env=("HOME",),
             stdin="[1]",
-            cwd=(EnvPlace(name="DIR"),),
+            cwd=(EnvPlaceholder(name="DIR"),),
         ),
     ),
     (

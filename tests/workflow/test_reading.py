@@ -19,8 +19,8 @@ from headgate.workflow import steps
 from headgate.workflow.config import BUILT_IN
 from headgate.workflow.parser import read_workflow
 from headgate.workflow.placeholders import (
-    EnvPlace,
-    PlaceError,
+    EnvPlaceholder,
+    PlaceholderError,
     Template,
     Text,
     parsed_template,
@@ -106,7 +106,7 @@ def test_every_key_of_a_file_has_its_meaning() -> None:
     assert workflow.scopes == (
         BudgetScope(
             name="session",
-            key=Text(parts=(EnvPlace(name="HEADGATE_SESSION_ID"),)),
+            key=Text(parts=(EnvPlaceholder(name="HEADGATE_SESSION_ID"),)),
             micro_usd=50_000_000,
             line=6,
         ),
@@ -119,7 +119,7 @@ def test_every_key_of_a_file_has_its_meaning() -> None:
             name="local",
             kind="openai",
             url=Text(parts=("http://127.0.0.1:8080/v1",), is_url=True),
-            key=Text(parts=(EnvPlace(name="KEY"),)),
+            key=Text(parts=(EnvPlaceholder(name="KEY"),)),
             headers={"X-A": parsed("1")},
             line=10,
         )
@@ -404,5 +404,5 @@ def test_what_was_written_is_what_is_read(
 
 
 def test_a_template_that_cannot_be_parsed_is_not_written_by_these_tests() -> None:
-    with pytest.raises(PlaceError):
+    with pytest.raises(PlaceholderError):
         _template("{itm}")

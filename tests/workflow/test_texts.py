@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.workflow.placeholders import (
-    EnvPlace,
-    IndexPlace,
-    ItemPlace,
-    PlaceError,
-    RunPlace,
-    StepPlace,
+    EnvPlaceholder,
+    IndexPlaceholder,
+    ItemPlaceholder,
+    PlaceholderError,
+    RunPlaceholder,
+    StepPlaceholder,
     Text,
     UnfilledError,
     as_string,
@@ -31,22 +31,22 @@ from headgate.workflow.placeholders import (
 )
 from workflow.views import SimpleView
 
-ITEM = ItemPlace()
+ITEM = ItemPlaceholder()
 
 PARTS: list[tuple[str, tuple[Any, ...]]] = [
     ("", ()),
     ("a", ("a",)),
     ("{item}", (ITEM,)),
     ("a{item}b", ("a", ITEM, "b")),
-    ("{item}{index}", (ITEM, IndexPlace())),
-    ("{item.a.b}", (ItemPlace(path=("a", "b")),)),
-    ("{item.a-b[0][-1]}", (ItemPlace(path=("a-b", 0, -1)),)),
-    ('{item[\'a b\']["c\\"d"]}', (ItemPlace(path=("a b", 'c"d')),)),
-    ("{item.0}", (ItemPlace(path=("0",)),)),
-    ("{steps.a.output}", (StepPlace(step="a", field="output"),)),
-    ("{steps.a-b.output.x[1]}", (StepPlace(step="a-b", field="output", path=("x", 1)),)),
-    ("{run.id} {run.name}", (RunPlace(field="id"), " ", RunPlace(field="name"))),
-    ("{env.HOME}", (EnvPlace(name="HOME"),)),
+    ("{item}{index}", (ITEM, IndexPlaceholder())),
+    ("{item.a.b}", (ItemPlaceholder(path=("a", "b")),)),
+    ("{item.a-b[0][-1]}", (ItemPlaceholder(path=("a-b", 0, -1)),)),
+    ('{item[\'a b\']["c\\"d"]}', (ItemPlaceholder(path=("a b", 'c"d')),)),
+    ("{item.0}", (ItemPlaceholder(path=("0",)),)),
+    ("{steps.a.output}", (StepPlaceholder(step="a", field="output"),)),
+    ("{steps.a-b.output.x[1]}", (StepPlaceholder(step="a-b", field="output", path=("x", 1)),)),
+    ("{run.id} {run.name}", (RunPlaceholder(field="id"), " ", RunPlaceholder(field="name"))),
+    ("{env.HOME}", (EnvPlaceholder(name="HOME"),)),
     # Pairs of braces around a name are braces, as in Python's formats.
     ("{{item}}", ("{item}",)),
     ("{{itm}}", ("{itm}",)),
@@ -88,7 +88,7 @@ NO_PLACES = [
 
 @pytest.mark.parametrize("source", NO_PLACES)
 def test_what_looks_like_a_place_and_is_none_is_refused(source: str) -> None:
-    with pytest.raises(PlaceError):
+    with pytest.raises(PlaceholderError):
         parsed_text(source)
 
 
@@ -136,7 +136,7 @@ def test_a_place_in_nothing_is_not_filled_and_says_what_is_missing(source: str) 
 
 def test_a_variable_stays_a_name_until_somebody_puts_it_in() -> None:
     filled = fill(parsed_text("Bearer {env.KEY}-{item.n}"), VIEW)
-    assert filled == ("Bearer ", EnvPlace(name="KEY"), "-", "5")
+    assert filled == ("Bearer ", EnvPlaceholder(name="KEY"), "-", "5")
     assert with_variables(filled, lambda place: f"<{place.name}>") == "Bearer <KEY>-5"
 
 
@@ -155,8 +155,8 @@ def test_what_is_filled_into_a_url_stays_one_part_of_it() -> None:
 
 def test_references_are_all_places_of_a_text_or_a_template() -> None:
     template = parsed_template({"a": ["{item}", {"b": "x{index}"}], "c": 1})
-    assert set(references(template)) == {ITEM, IndexPlace()}
-    assert list(references(parsed_text("{item}{env.A}"))) == [ITEM, EnvPlace(name="A")]
+    assert set(references(template)) == {ITEM, IndexPlaceholder()}
+    assert list(references(parsed_text("{item}{env.A}"))) == [ITEM, EnvPlaceholder(name="A")]
     assert list(references(None)) == []
 
 
@@ -164,11 +164,13 @@ names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,8}", fullmatch=True)
 keys = st.text(st.characters(codec="utf-8", exclude_characters="{}\\'\"\0"), max_size=6)
 paths = st.lists(st.one_of(names, keys, st.integers(-99, 99)), max_size=4).map(tuple)
 places = st.one_of(
-    st.builds(ItemPlace, path=paths),
-    st.just(IndexPlace()),
-    st.builds(StepPlace, step=names, field=st.sampled_from(["output", "results"]), path=paths),
-    st.builds(RunPlace, field=st.sampled_from(["id", "name"])),
-    st.builds(EnvPlace, name=st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True)),
+    st.builds(ItemPlaceholder, path=paths),
+    st.just(IndexPlaceholder()),
+    st.builds(
+        StepPlaceholder, step=names, field=st.sampled_from(["output", "results"]), path=paths
+    ),
+    st.builds(RunPlaceholder, field=st.sampled_from(["id", "name"])),
+    st.builds(EnvPlaceholder, name=st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True)),
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
@@ -185,7 +187,7 @@ def test_a_place_is_read_as_it_is_written(place: Any) -> None:
 @given(st.lists(st.text() | places, max_size=5))
 def test_a_text_is_parsed_or_refused_and_never_fails_otherwise(parts: list[Any]) -> None:
     source = "".join([part if isinstance(part, str) else place_text(part) for part in parts])
-    with suppress(PlaceError):
+    with suppress(PlaceholderError):
         assert "" not in parsed_text(source).parts
 
 
@@ -196,14 +198,14 @@ def test_filling_never_looks_into_what_was_filled_in(item: Any, trap: str) -> No
     assert fill_template(parsed_template(["{item.b}"]), view) == [trap]
     assert fill(parsed_text("<{item.b}>{item.b}"), view) == f"<{trap}>{trap}"
     filled = fill(parsed_text("{env.A}{item.b}"), view)
-    assert filled == ((EnvPlace(name="A"), trap) if trap else (EnvPlace(name="A"),))
+    assert filled == ((EnvPlaceholder(name="A"), trap) if trap else (EnvPlaceholder(name="A"),))
 
 
 @given(json_values)
 def test_a_template_without_places_is_filled_with_itself(value: Any) -> None:
     try:
         template = parsed_template(value)
-    except PlaceError:
+    except PlaceholderError:
         return
     if not list(references(template)) and "{" not in msgspec.json.encode(value).decode():
         assert fill_template(template, SimpleView()) == value

@@ -46,7 +46,7 @@ from headgate.api.submission import check_unknown, read_body, shown
 from headgate.config import AgentSettings, budgets
 from headgate.config.limits import ROOT_NAME
 from headgate.config.overrides import PATCHABLE, Change, OverrideKind, written_table
-from headgate.config.reload import Administration, Situation
+from headgate.config.reload import ConfigState, LiveConfig
 from headgate.config.settings import DEFAULT_PROJECT
 from headgate.core.budgets.scopes import ROOT, parse_scope
 from headgate.core.budgets.windows import format_window
@@ -85,7 +85,7 @@ def counts_by(lanes: Iterable[LaneCount], column: str) -> Counts:
 
 
 def project_body(
-    situation: Situation, name: str, counts: Counts, share: Share | None = None
+    situation: ConfigState, name: str, counts: Counts, share: Share | None = None
 ) -> ProjectBody:
     """Return a project that there is, with its share where that is known."""
     settings = situation.settings.projects[name]
@@ -109,13 +109,13 @@ def project_body(
     )
 
 
-def agents_shown(situation: Situation, counts: Counts) -> list[str]:
+def agents_shown(situation: ConfigState, counts: Counts) -> list[str]:
     """Return the agents that are configured or have tasks, as many as are shown."""
     busy = sorted(name for name in counts if name)
     return list(dict.fromkeys((*situation.settings.agents, *busy)))[:MAX_AGENTS]
 
 
-def agent_body(situation: Situation, name: str, counts: Counts) -> AgentBody:
+def agent_body(situation: ConfigState, name: str, counts: Counts) -> AgentBody:
     """Return an agent, also one that nobody has declared."""
     settings = situation.settings.agents.get(name) or AgentSettings(accepts_open=False)
     agent = settings.to_agent(name, situation.settings.scheduler)
@@ -133,7 +133,7 @@ def agent_body(situation: Situation, name: str, counts: Counts) -> AgentBody:
     )
 
 
-def target_body(situation: Situation, name: str) -> TargetBody:
+def target_body(situation: ConfigState, name: str) -> TargetBody:
     """Return a target that there is, without anything that may be a secret."""
     target = situation.settings.all_targets[name]
     return TargetBody(
@@ -150,7 +150,7 @@ def target_body(situation: Situation, name: str) -> TargetBody:
     )
 
 
-def budget_bodies(situation: Situation) -> list[BudgetBody]:
+def budget_bodies(situation: ConfigState) -> list[BudgetBody]:
     """Return what every scope with a limit may use."""
     return [
         BudgetBody(
@@ -170,11 +170,11 @@ def _usd(micro_usd: int | None) -> str | None:
     return None if micro_usd is None else plain_usd(micro_usd)
 
 
-def _is_configured(situation: Situation, kind: str, name: str) -> bool:
+def _is_configured(situation: ConfigState, kind: str, name: str) -> bool:
     return name in situation.tables.get(kind, {}) and (kind, name) not in situation.left
 
 
-def overridden_fields(situation: Situation, kind: OverrideKind, name: str) -> list[str]:
+def overridden_fields(situation: ConfigState, kind: OverrideKind, name: str) -> list[str]:
     """Return what is not as the file says, by the names that the API has for it."""
     fields = {key: field for field, key in PATCHABLE[kind].items()}
     return [fields[key] for key in situation.overridden(kind, name)]
@@ -314,7 +314,7 @@ async def reloaded(api: Api, request: Request) -> ReloadBody:
     )
 
 
-def administration_of(api: Api) -> Administration:
+def administration_of(api: Api) -> LiveConfig:
     """Return the settings of this node, which only change through it."""
     if api.administration is None:
         raise Refusal("not_found", "this service is not administered over HTTP")

@@ -9,15 +9,15 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from headgate.api.auth import Entrance
+from headgate.api.auth import Authenticator
 from headgate.api.bulk import BulkWork
 from headgate.api.forwarding import Forwarder
 from headgate.api.http.request import Request
 from headgate.api.http.response import Answer
 from headgate.api.schema.tasks import LimitsShown
-from headgate.api.submission import Draft, Intake
+from headgate.api.submission import Draft, SubmissionParser
 from headgate.budgets.tracker import LedgerTracker
-from headgate.config.reload import Administration
+from headgate.config.reload import LiveConfig
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitKey
 from headgate.core.task import Submission, Task, TaskRecord, Terms, read_traceparent
 from headgate.engine.engine import Outlook
@@ -116,19 +116,19 @@ class TaskService(Protocol):
 class Api:
     """The state behind the routes; a reload puts another `intake` and other `limits` in place."""
 
-    def __init__(self, engine: TaskService, intake: Intake, limits: LimitsShown) -> None:
+    def __init__(self, engine: TaskService, intake: SubmissionParser, limits: LimitsShown) -> None:
         self.engine = engine
         self.intake = intake
         self.limits = limits
         self.forwarder = Forwarder()
         self.routes: tuple[Route, ...] = ()
         self.openapi: bytes | None = None
-        self.entrance = Entrance()
+        self.entrance = Authenticator()
         self.tokens: Tokens | None = None
         self.tracker: LedgerTracker | None = None
         self.usage: UsageReports | None = None
         self.audit: AuditLog | None = None
-        self.administration: Administration | None = None
+        self.administration: LiveConfig | None = None
         self.bulk: BulkWork | None = None
         self.is_paused = False
         self.webhooks: Webhooks | None = None

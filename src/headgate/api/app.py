@@ -35,7 +35,7 @@ from headgate.api.schema.tasks import (
 from headgate.api.settings import ROUTES as SETTINGS_ROUTES
 from headgate.api.slots import ROUTES as SLOT_ROUTES
 from headgate.api.status import LANE_ROUTES, METRIC_ROUTES, show_alive, show_ready, show_stats
-from headgate.api.submission import BatchBody, Intake, TaskBody
+from headgate.api.submission import BatchBody, SubmissionParser, TaskBody
 from headgate.api.tasks import QUERY_FIELDS as TASK_QUERY
 from headgate.api.tasks import (
     cancel_task,
@@ -336,7 +336,9 @@ async def _send_pieces(pieces: AsyncGenerator[bytes, None], send: Any) -> None: 
             await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
-def build_app(engine: TaskService, *, intake: Intake, limits: LimitsShown | None = None) -> App:
+def build_app(
+    engine: TaskService, *, intake: SubmissionParser, limits: LimitsShown | None = None
+) -> App:
     """Return the application that serves an engine."""
     return App(Api(engine, intake, limits or LimitsShown()))
 

@@ -47,7 +47,7 @@ log = structlog.get_logger("headgate.web")
 Kept = TypeVar("Kept")
 
 
-class EntranceRules(msgspec.Struct, frozen=True, kw_only=True):
+class AuthRules(msgspec.Struct, frozen=True, kw_only=True):
     """Whom the entrance lets in; hosts and origins are in lower case.
 
     `is_loopback` says that only this machine reaches the service; there a Host must be a name of
@@ -71,19 +71,19 @@ class _Refused(NamedTuple):
     fresh_until: float
 
 
-class Entrance:
+class Authenticator:
     """Lets requests in; `rules` may be replaced while it does."""
 
     def __init__(
         self,
         tokens: Tokens | None = None,
-        rules: EntranceRules | None = None,
+        rules: AuthRules | None = None,
         *,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokens = tokens
         self._ticks = ticks
-        self._rules = rules or EntranceRules()
+        self._rules = rules or AuthRules()
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._no_good: OrderedDict[bytes, _Refused] = OrderedDict()
         self._watchers: set[Callable[[], None]] = set()
@@ -94,12 +94,12 @@ class Entrance:
         self._logged_at = float("-inf")
 
     @property
-    def rules(self) -> EntranceRules:
+    def rules(self) -> AuthRules:
         """Whom the entrance lets in."""
         return self._rules
 
     @rules.setter
-    def rules(self, rules: EntranceRules) -> None:
+    def rules(self, rules: AuthRules) -> None:
         """Put other rules in place."""
         self._rules = rules
         self._good_hosts = set()
@@ -253,7 +253,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _is_served(host: str, rules: EntranceRules) -> bool:
+def _is_served(host: str, rules: AuthRules) -> bool:
     """Tell whether a Host header, in lower case, names this service."""
     name = _PORT.sub("", host)
     if host in rules.hosts or name in rules.hosts:

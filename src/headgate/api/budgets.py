@@ -24,7 +24,7 @@ from headgate.api.schema.admin import JournalBody, JournalEntryBody
 from headgate.api.schema.tasks import (
     BudgetStatusBody,
     CommitBody,
-    FoundBudgetBody,
+    CreateBudgetBody,
     LimitBody,
     ReservationBody,
     ReservationNameBody,
@@ -58,12 +58,12 @@ _FIELDS = {
 
 async def found(api: Api, request: Request, _: str) -> Answer:
     """Set the limits of a scope that has none, or say which others it has."""
-    body = read_body(await request.json_body(), FoundBudgetBody)
+    body = read_body(await request.json_body(), CreateBudgetBody)
     scope = own_scope(body.scope, request.caller)
     if _is_configured(scope):
         request.caller.check("admin")
     with _in_words_of_the_body():
-        limit = await tracker_of(api).found_budget(
+        limit = await tracker_of(api).create_budget(
             scope, body.limit_usd, body.limit_tokens, body.window
         )
     answer = LimitBody(
@@ -213,7 +213,7 @@ ROUTES = (
         found,
         "set the limits of a scope that has none",
         "submit",
-        takes=FoundBudgetBody,
+        takes=CreateBudgetBody,
         answers={200: LimitBody},
         refuses=("budget_mismatch",),
     ),
@@ -305,7 +305,7 @@ class JournalPage(msgspec.Struct, frozen=True, kw_only=True):
     next_cursor: str | None = None
 
 
-async def budget_figures(api: Api, caller: Caller, given: str = "") -> BudgetFigures:
+async def budget_stats(api: Api, caller: Caller, given: str = "") -> BudgetFigures:
     """Return the figures of a scope and everything within it; without one, that of the caller."""
     status = await own_status(api, caller, given)
     tracker = tracker_of(api)
@@ -358,7 +358,7 @@ async def show_budgets(api: Api, request: Request, _: str) -> Answer:
     """Answer with a scope and everything within it."""
     query = request.query()
     check_unknown(query, STATUS_QUERY)
-    figures = await budget_figures(api, request.caller, query.get("scope", ""))
+    figures = await budget_stats(api, request.caller, query.get("scope", ""))
     return json_answer(OK, _status(figures, figures.status))
 
 

@@ -124,7 +124,7 @@ class BulkWork:
             yield batch
 
     def _narrowed(self, wanted: BulkFilter) -> BulkFilter:
-        return only_in_flight(wanted, self._engine.dispatcher.desk)
+        return only_in_flight(wanted, self._engine.dispatcher.dispatch_state)
 
     async def _cancel(self, task_id: str) -> bool:
         try:

@@ -21,7 +21,7 @@ from headgate.config import Settings
 from headgate.config.loading import DEFAULT_ORIGIN, hidden, shown_settings
 from headgate.config.messages import key_path
 from headgate.config.overrides import PATCHABLE, Override, difference, is_in_force
-from headgate.config.reload import Administration, ReloadNote, Situation
+from headgate.config.reload import ConfigState, LiveConfig, ReloadNote
 from headgate.core.task_view import exact_moment
 
 OK = 200
@@ -86,12 +86,12 @@ def settings_body(api: Api, query: SettingsQuery) -> SettingsBody:
     )
 
 
-def _file(administration: Administration) -> str | None:
+def _file(administration: LiveConfig) -> str | None:
     origin = administration.origin
     return None if origin is None or origin.path is None else str(origin.path)
 
 
-def _values(situation: Situation) -> Iterator[SettingBody]:
+def _values(situation: ConfigState) -> Iterator[SettingBody]:
     overridden = {key_path(*one.place) for one in _in_force(situation)}
     for key, one in shown_settings(situation.settings, situation.origins).items():
         origin = OVERRIDE_ORIGIN if key in overridden else one.origin
@@ -107,7 +107,7 @@ def _is_meant(query: SettingsQuery, one: SettingBody) -> bool:
     return not text or text in one.key.casefold() or text in str(one.value).casefold()
 
 
-def _in_force(situation: Situation) -> list[Override]:
+def _in_force(situation: ConfigState) -> list[Override]:
     """Return what was changed beside the file and holds; the switch of everything is no key."""
     overrides = situation.overrides
     return [

@@ -22,7 +22,7 @@ from headgate.api.schema.tasks import (
     StatsBody,
 )
 from headgate.api.submission import check_unknown
-from headgate.core.dispatch_state import LaneFigure
+from headgate.core.dispatch_state import LaneStats
 from headgate.core.text import named_like
 from headgate.engine.history import LATELY_SECONDS, Step
 from headgate.metrics import CONTENT_TYPE
@@ -216,13 +216,13 @@ def _names(lane: LaneCount) -> tuple[str, str]:
     return lane.project_id, lane.agent_id
 
 
-def _order(known: tuple[LaneCount, LaneFigure | None]) -> tuple[float, int, int, str, str]:
+def _order(known: tuple[LaneCount, LaneStats | None]) -> tuple[float, int, int, str, str]:
     lane, figure = known
     wait = None if figure is None else figure.longest_wait_seconds
     return -(wait or 0.0), -lane.queued, -lane.inflight, lane.project_id, lane.agent_id
 
 
-def _body(lane: LaneCount, figure: LaneFigure | None, *, is_known: bool) -> LaneBody:
+def _body(lane: LaneCount, figure: LaneStats | None, *, is_known: bool) -> LaneBody:
     # A lane that is known to have no figure has only tasks that wait for a time or a parent.
     ready = 0 if is_known else None
     wait = None if figure is None else figure.longest_wait_seconds

@@ -492,7 +492,7 @@ class Batch(NamedTuple):
     entries: list[Draft | InvalidTaskError]
 
 
-class Intake:
+class SubmissionParser:
     """Judges submissions by the projects and targets that exist.
 
     `targets` maps the name of each target to its slot, or to None where it has none,

@@ -83,7 +83,7 @@ class LocalLedger:
             else:
                 self._books.limits.pop(scope, None)
 
-    async def found_limit(self, scope: Scope, limit: Limit) -> Limit:
+    async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
         """Set the limit of a scope that has none, and return the one that is in force then."""
         zone(limit.window.zone)
         with self._lock:

@@ -263,7 +263,7 @@ class RedisLedger:
         await self._step("set_limit", encode((self._opened(), scope, kept_limit(limit))))
         self._remember_window(scope, limit.window)
 
-    async def found_limit(self, scope: Scope, limit: Limit) -> Limit:
+    async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
         """Set the limit of a scope that has none, and return the one that is in force then."""
         zone(limit.window.zone)
         parameters = encode((self._opened(), scope, kept_limit(limit)))

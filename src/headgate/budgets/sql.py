@@ -61,10 +61,10 @@ class SqlLedger:
         zone(limit.window.zone)
         await self._run(lambda books, _now: ledger.set_limit(books, scope, limit))
 
-    async def found_limit(self, scope: Scope, limit: Limit) -> Limit:
+    async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
         """Set the limit of a scope that has none, and return the one that is in force then."""
         zone(limit.window.zone)
-        return await self._run(lambda books, _now: ledger.found_limit(books, scope, limit))
+        return await self._run(lambda books, _now: ledger.create_limit(books, scope, limit))
 
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
         """Hold the money in all scopes or in none; a known id gets its answer again."""

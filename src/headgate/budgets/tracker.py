@@ -374,7 +374,7 @@ class LedgerTracker:
         limit = _limit(limit_usd, limit_tokens, window)
         await self.ledger.set_limit(parse_scope(scope), limit)
 
-    async def found_budget(
+    async def create_budget(
         self,
         scope: str,
         limit_usd: Amount | None = None,
@@ -391,7 +391,7 @@ class LedgerTracker:
         if not wanted.has_amount:
             raise InvalidSettingError("limit_usd", "give an amount, in dollars or in tokens")
         name = parse_scope(scope)
-        in_force = await self.ledger.found_limit(name, wanted)
+        in_force = await self.ledger.create_limit(name, wanted)
         check_founded(name, in_force=in_force, wanted=wanted, source=source)
         return in_force
 

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from headgate.cli.output import print_json, print_table
-from headgate.core.reasons import Hold
+from headgate.core.reasons import Reason
 from headgate.core.scheduler import Scheduler
 from headgate.core.snapshot import AssignAction, SchedulerState, decode_snapshot
 from headgate.errors import InvalidSnapshotError
@@ -58,7 +58,7 @@ def _read(name: str) -> bytes:
         raise InvalidSnapshotError("snapshot", problem) from None
 
 
-def _written(reasons: dict[str, tuple[Hold, ...]]) -> dict[str, list[dict[str, object]]]:
+def _written(reasons: dict[str, tuple[Reason, ...]]) -> dict[str, list[dict[str, object]]]:
     return {
         task_id: [{**msgspec.to_builtins(hold), "message": hold.message} for hold in holds]
         for task_id, holds in reasons.items()
@@ -68,7 +68,7 @@ def _written(reasons: dict[str, tuple[Hold, ...]]) -> dict[str, list[dict[str, o
 def _show(
     state: SchedulerState,
     actions: list[AssignAction],
-    reasons: dict[str, tuple[Hold, ...]],
+    reasons: dict[str, tuple[Reason, ...]],
 ) -> None:
     plan = [(action.agent_id, action.task_id, action.project_id) for action in actions]
     served = len({action.agent_id for action in actions})

@@ -174,7 +174,7 @@ def _starter(settings: Settings, lock: int | None) -> ChildStarter | None:
     from headgate.storage.writer_process import ChildStarter  # noqa: PLC0415
 
     kind = "sqlite" if lock is not None else "postgres"
-    modules = (f"headgate.stores.wire.{kind}_workplace",)
+    modules = (f"headgate.storage.{kind}",)
     starter = ChildStarter(inherited=() if lock is None else (lock,), modules=modules)
     starter.start_ahead()
     return starter
@@ -359,9 +359,9 @@ async def welcome(service: Service, address: str, directory: Path, *, as_json: b
     """Return what is to be printed; the first token of a store is made for it."""
     if as_json:
         return await _for_programs(service, address, directory)
-    from headgate.app import entrance_rules  # noqa: PLC0415
+    from headgate.app import auth_rules  # noqa: PLC0415
 
-    is_needed = entrance_rules(service.settings).needs_token
+    is_needed = auth_rules(service.settings).needs_token
     header = token_header(directory) if is_needed else ""
     lines = [f"headgate serves {address}"]
     # Before the lines that need it, and in the same piece: whoever reads one has read the other.
@@ -374,9 +374,9 @@ async def welcome(service: Service, address: str, directory: Path, *, as_json: b
 
 async def demo_welcome(service: Service, address: str, folder: Path) -> str:
     """Return what is printed of a demonstration: where to look at it, before anything else."""
-    from headgate.app import entrance_rules  # noqa: PLC0415
+    from headgate.app import auth_rules  # noqa: PLC0415
 
-    is_needed = entrance_rules(service.settings).needs_token
+    is_needed = auth_rules(service.settings).needs_token
     await token_lines(service.tokens, folder, is_needed=is_needed)
     token = read_private_file(folder / TOKEN_FILE) if is_needed else None
     if service.settings.dashboard.mode == "off":
@@ -395,9 +395,9 @@ async def demo_welcome(service: Service, address: str, folder: Path) -> str:
 
 async def _for_programs(service: Service, address: str, directory: Path) -> str:
     """Return one line of JSON; a token that was made now is in its file alone."""
-    from headgate.app import entrance_rules  # noqa: PLC0415
+    from headgate.app import auth_rules  # noqa: PLC0415
 
-    is_needed = entrance_rules(service.settings).needs_token
+    is_needed = auth_rules(service.settings).needs_token
     await token_lines(service.tokens, directory, is_needed=is_needed)
     # Now there is one. What is said of it has no secret, only what is wrong with the file.
     for line in await token_lines(service.tokens, directory, is_needed=is_needed):

@@ -376,7 +376,7 @@ def change_budget(
     return _change("/budgets", reset, change, BudgetListBody, query={"scope": scope})
 
 
-def found_budget(scope: str, limits: Mapping[str, object]) -> Call[LimitBody]:
+def create_budget(scope: str, limits: Mapping[str, object]) -> Call[LimitBody]:
     """Describe the wish that a scope has limits, if it has none."""
     given = {camel(name): value for name, value in limits.items() if value is not None}
     return _named("found", {"scope": scope, **given}, LimitBody)

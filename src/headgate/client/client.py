@@ -128,7 +128,7 @@ class AdminVerbs:
         """Change the limits of a scope; the empty one is the root."""
         return await self._send(calls.change_budget(scope, reset, change))
 
-    async def found_budget(
+    async def create_budget(
         self,
         scope: str,
         *,
@@ -138,7 +138,7 @@ class AdminVerbs:
     ) -> LimitBody:
         """Set the limits of a scope that has none; other limits there: `budget_mismatch`."""
         body = {"limit_usd": limit_usd, "limit_tokens": limit_tokens, "window": window}
-        return await self._send(calls.found_budget(scope, body))
+        return await self._send(calls.create_budget(scope, body))
 
     async def budget_status(self, scope: str | None = None) -> BudgetStatusBody:
         """Return what a scope and everything within it has used and holds."""

@@ -126,7 +126,7 @@ class SyncAdminVerbs:
         """Change the limits of a scope; the empty one is the root."""
         return self._send(calls.change_budget(scope, reset, change))
 
-    def found_budget(
+    def create_budget(
         self,
         scope: str,
         *,
@@ -136,7 +136,7 @@ class SyncAdminVerbs:
     ) -> LimitBody:
         """Set the limits of a scope that has none; other limits there: `budget_mismatch`."""
         body = {"limit_usd": limit_usd, "limit_tokens": limit_tokens, "window": window}
-        return self._send(calls.found_budget(scope, body))
+        return self._send(calls.create_budget(scope, body))
 
     def budget_status(self, scope: str | None = None) -> BudgetStatusBody:
         """Return what a scope and everything within it has used and holds."""

@@ -149,7 +149,7 @@ def _names(tables: Tables, section: str) -> list[str]:
 # what has left the file and drains. The settings in force follow from these three and nothing else.
 
 
-class Situation(msgspec.Struct, frozen=True, kw_only=True):
+class ConfigState(msgspec.Struct, frozen=True, kw_only=True):
     """The tables in force, the overrides, what drains, and the settings that these make.
 
     `written` is what was read; `settings` has of it what can come into force without a restart.
@@ -177,11 +177,11 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         """Return the overrides that the file no longer lets hold."""
         return tuple(one for one in self.overrides if not is_in_force(self.tables, one))
 
-    def with_overrides(self, overrides: Iterable[Override]) -> Situation:
+    def with_overrides(self, overrides: Iterable[Override]) -> ConfigState:
         """Return the situation with other overrides, or raise `InvalidSettingError`."""
         return _resolved(self, tables=self.tables, overrides=tuple(overrides), left=self.left)
 
-    def with_file(self, tables: dict[str, Table], origins: Origins | None = None) -> Situation:
+    def with_file(self, tables: dict[str, Table], origins: Origins | None = None) -> ConfigState:
         """Return the situation after the file was read again, or raise `InvalidSettingError`.
 
         What drains is beside the file for a while only, so the file must be right without it.
@@ -192,20 +192,20 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         after = _resolved(self, tables=following, overrides=self.overrides, left=gone)
         return msgspec.structs.replace(after, origins=settled_origins(self.origins, origins or {}))
 
-    def with_strays(self, projects: Iterable[str]) -> Situation:
+    def with_strays(self, projects: Iterable[str]) -> ConfigState:
         """Return the situation with projects that have tasks and are not configured: they drain."""
         named = dict(self.tables["projects"]) | {name: {"status": DRAINING} for name in projects}
         tables = self.tables | {"projects": named}
         gone = self.left | {("projects", name) for name in projects}
         return _resolved(self, tables=tables, overrides=self.overrides, left=gone)
 
-    def after_draining(self, gone: Iterable[tuple[str, str]]) -> Situation:
+    def after_draining(self, gone: Iterable[tuple[str, str]]) -> ConfigState:
         """Return the situation without what has drained."""
         done = frozenset(gone)
         tables = without(self.tables, done)
         return _resolved(self, tables=tables, overrides=self.overrides, left=self.left - done)
 
-    def with_those_that_fit(self, overrides: Iterable[Override]) -> Situation:
+    def with_those_that_fit(self, overrides: Iterable[Override]) -> ConfigState:
         """Return the situation with as many overrides as go with the file.
 
         A start must not fail because a file contradicts what somebody changed by hand before.
@@ -223,16 +223,16 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
 def first_situation(
     settings: Settings, tables: dict[str, Table], origins: Origins | None = None
-) -> Situation:
+) -> ConfigState:
     """Return what a service starts from."""
-    return Situation(tables=tables, settings=settings, written=settings, origins=origins or {})
+    return ConfigState(tables=tables, settings=settings, written=settings, origins=origins or {})
 
 
 def _resolved(
-    before: Situation, *, tables: dict[str, Table], overrides: tuple[Override, ...], left: Left
-) -> Situation:
+    before: ConfigState, *, tables: dict[str, Table], overrides: tuple[Override, ...], left: Left
+) -> ConfigState:
     decoded = decode(Merged(with_overrides(tables, overrides), {}))
-    return Situation(
+    return ConfigState(
         tables=tables,
         settings=settled(before.settings, decoded),
         written=decoded,
@@ -347,7 +347,7 @@ Listener = Callable[[Settings, bool], None]
 """Told of settings that have come into force, and whether everything is paused."""
 
 
-class Administration:
+class LiveConfig:
     """The settings of one node, and the only way in which they change."""
 
     def __init__(
@@ -370,7 +370,7 @@ class Administration:
         self._is_prepared = asyncio.Event()
         self._listeners: list[Listener] = []
         self._under_way: set[asyncio.Task[Any]] = set()
-        self._unsent: Situation | None = None
+        self._unsent: ConfigState | None = None
         self._missing_targets: frozenset[str] = frozenset()
         self.origin = loaded.origin
         self.reloads = ReloadNotes(access.now)
@@ -405,7 +405,7 @@ class Administration:
             await self._adopt(_without_ended(situation), adoption)
         self._is_prepared.set()
 
-    def _first(self, overrides: tuple[Override, ...]) -> Situation:
+    def _first(self, overrides: tuple[Override, ...]) -> ConfigState:
         try:
             return self.situation.with_overrides(overrides)
         except InvalidSettingError as error:
@@ -567,7 +567,7 @@ class Administration:
 
     async def _change(
         self,
-        after: Situation,
+        after: ConfigState,
         actor: Actor,
         action: str,
         subject: str,
@@ -589,7 +589,7 @@ class Administration:
         keys = [change.key for change in changed]
         log.info("settings changed", action=action, by=actor.name, subject=subject, keys=keys)
 
-    async def _adopt(self, after: Situation, adoption: Adoption) -> None:
+    async def _adopt(self, after: ConfigState, adoption: Adoption) -> None:
         before = self.situation
         executors, opened = await self._opened(before, after)
         try:
@@ -607,14 +607,14 @@ class Administration:
         if adoption.budgets is not None:
             await self._tell_ledger(before, after)
 
-    def _engine_settings(self, after: Situation) -> EngineSettings:
+    def _engine_settings(self, after: ConfigState) -> EngineSettings:
         settings = self._assembly.engine_settings(after.settings, is_paused=after.is_paused)
         missing = tuple(sorted(self._missing_targets - after.settings.all_targets.keys()))
-        desk = msgspec.structs.replace(settings.desk, missing_targets=missing)
-        return msgspec.structs.replace(settings, desk=desk)
+        dispatch = msgspec.structs.replace(settings.dispatch, missing_targets=missing)
+        return msgspec.structs.replace(settings, dispatch=dispatch)
 
     async def _opened(
-        self, before: Situation, after: Situation
+        self, before: ConfigState, after: ConfigState
     ) -> tuple[dict[str, Executor], list[Executor]]:
         """Return the executors of all targets, and those of them that were opened for this."""
         old = {name: _work_of(target) for name, target in before.settings.targets.items()}
@@ -637,11 +637,11 @@ class Administration:
         known = self._executors | new
         return {name: known[name] for name in wanted if name in known}, opened
 
-    def _budgets(self, after: Situation) -> dict[Scope, Limit] | None:
+    def _budgets(self, after: ConfigState) -> dict[Scope, Limit] | None:
         wanted = self._assembly.engine_settings(after.settings, is_paused=False).budgets
         return wanted if wanted != self._engine.settings.budgets else None
 
-    async def _tell_ledger(self, before: Situation, after: Situation) -> None:
+    async def _tell_ledger(self, before: ConfigState, after: ConfigState) -> None:
         if self._ledger is None:
             return
         old = self._assembly.engine_settings(before.settings, is_paused=False).budgets
@@ -662,7 +662,7 @@ def _replaced(overrides: tuple[Override, ...], begun: tuple[Override, ...]) -> t
     return tuple(new[place] for place in sorted(new))
 
 
-def _without_ended(situation: Situation) -> Situation:
+def _without_ended(situation: ConfigState) -> ConfigState:
     ended = {one.place for one in situation.ended()}
     kept = tuple(one for one in situation.overrides if one.place not in ended)
     return msgspec.structs.replace(situation, overrides=kept)
@@ -744,7 +744,7 @@ def signature_of(path: Path) -> Signature:
 class Upkeep:
     """Looks for changes at other nodes, and lets go of what has drained."""
 
-    def __init__(self, administration: Administration, *, is_shared: bool) -> None:
+    def __init__(self, administration: LiveConfig, *, is_shared: bool) -> None:
         self._administration = administration
         self._is_shared = is_shared
         self._problem = ""

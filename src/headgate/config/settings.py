@@ -152,7 +152,7 @@ DEFAULT_MAX_CONCURRENT_AGENTS = 2
 ONE_YEAR_SECONDS = 365 * 86_400
 
 Dollars = str | int | float
-Places = Annotated[int, Meta(ge=1, le=1_000_000)]
+Permits = Annotated[int, Meta(ge=1, le=1_000_000)]
 QueueLength = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 Workers = Annotated[int, Meta(ge=1, le=10_000)]
 Seconds = Annotated[float, Meta(ge=0.001, le=ONE_YEAR_SECONDS)]
@@ -177,8 +177,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     max_wait_ticks: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1_000
     max_queue_size: QueueLength = 1_000
     max_per_agent: QueueLength = 100
-    max_inflight: Places = 20
-    max_per_agent_inflight: Places = 10
+    max_inflight: Permits = 20
+    max_per_agent_inflight: Permits = 10
     worker_count: Workers = 20
     result_ttl_seconds: Seconds = 300.0
     default_timeout_seconds: Seconds = 900.0
@@ -241,7 +241,7 @@ class ProjectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     name: str = ""
     credit_weight: Annotated[float, Meta(ge=0, le=MAX_WEIGHT)] = 1.0
-    max_concurrent_agents: Places | None = None
+    max_concurrent_agents: Permits | None = None
     budget_limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT_TOKENS)] | None = None
     status: ProjectStatus = ProjectStatus.ACTIVE
 
@@ -263,7 +263,7 @@ class ProjectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The places of one agent, its type, and whether it takes tasks that name none."""
 
-    capacity: Places | None = None
+    capacity: Permits | None = None
     type: str = ""
     accepts_open: bool = True
     target: Text | None = None

@@ -19,7 +19,7 @@ from headgate.config.sources import regular_content
 from headgate.core.slots.slot import SlotConfig
 from headgate.core.slots.wakes import WakeConfig
 from headgate.errors import InvalidSettingError
-from headgate.providers.endpoints import ProviderPlace, settled
+from headgate.providers.endpoints import ProviderEndpoint, settled
 from headgate.storage.zones import zone
 
 MAX_KEY_BYTES = 16_384
@@ -39,9 +39,9 @@ def read_key(slot: SlotSettings, environ: Mapping[str, str]) -> str:
     return _key_in_file(slot, slot.key_file or "")
 
 
-def place_of(slot: SlotSettings) -> ProviderPlace:
+def place_of(slot: SlotSettings) -> ProviderEndpoint:
     """Return where the provider of a slot is asked; headers are as the file writes them."""
-    return ProviderPlace(
+    return ProviderEndpoint(
         base_url=slot.base_url,
         quota_url=slot.quota_url,
         request_url=slot.request_url,

@@ -15,7 +15,7 @@ PAUSED = "paused by an administrator"
 MISSING = "it is not configured; put it back into the file, or cancel the task"
 
 
-class DeskSettings(msgspec.Struct, frozen=True, kw_only=True):
+class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How to decide, for whom, and with which agents."""
 
     projects: tuple[Project, ...]

@@ -15,15 +15,15 @@ from itertools import islice
 import msgspec
 
 from headgate.core.budgets.accounts import Refused, Unit
-from headgate.core.dispatch_plan import DeskSettings, Planned, Waiting
-from headgate.core.fair_share import ProjectFigures, UsageRow
+from headgate.core.dispatch_plan import DispatchSettings, Planned, Waiting
+from headgate.core.fair_share import ProjectUsage, UsageRow
 from headgate.core.gates import GateClosure, GateKind, GatePart
-from headgate.core.in_flight import Flights, InFlight, Timers, WorkerWatch
+from headgate.core.in_flight import InFlightAttempt, InFlightAttempts, Timers, WorkerWatch
 from headgate.core.lane_index import LaneIndex, ProjectLanes
 from headgate.core.lanes import Lane, waited
 from headgate.core.load import AdaptiveAlpha, load_score
 from headgate.core.parking import BudgetParking, Closures, SlotGates, ask_again_at
-from headgate.core.rate_limits import NoRoom, RateBook, RateCharge, RateLimit
+from headgate.core.rate_limits import NoRoom, RateCharge, RateLimit, RateTable
 from headgate.core.scheduler import Round, eligible_turns
 from headgate.core.slots.slot import SlotStanding
 from headgate.core.snapshot import WORKING, Agent, AgentState, AssignAction, SchedulerState
@@ -32,10 +32,12 @@ from headgate.core.task import Choice, Task, TaskRecord, TaskStatus, slot_of
 # The figures of a desk as the decision wants them, without the tasks, agents and gates.
 
 
-def state_of(desk: Desk, now: float, *, max_started: int | None) -> SchedulerState:
+def state_of(
+    dispatch_state: DispatchState, now: float, *, max_started: int | None
+) -> SchedulerState:
     """Return the figures of this moment; at most `max_started` tasks may be added to them."""
-    settings = desk.settings
-    total = len(desk.flights)
+    settings = dispatch_state.settings
+    total = len(dispatch_state.flights)
     most = settings.max_inflight
     if max_started is not None:
         most = min(most, total + max_started)
@@ -43,40 +45,40 @@ def state_of(desk: Desk, now: float, *, max_started: int | None) -> SchedulerSta
         projects=list(settings.projects),
         tasks=[],
         agents=[],
-        project_token_usage=desk.figures.tokens,
-        project_active_agent_counts=desk.flights.active,
-        tasks_completed_in_window=desk.figures.completed,
+        project_token_usage=dispatch_state.figures.tokens,
+        project_active_agent_counts=dispatch_state.flights.active,
+        tasks_completed_in_window=dispatch_state.figures.completed,
         charge_in_round=True,
         default_tokens=settings.default_tokens,
-        project_reserved=desk.flights.reserved,
-        project_started=desk.figures.started,
+        project_reserved=dispatch_state.flights.reserved,
+        project_started=dispatch_state.figures.started,
         # The index has the agents one by one; a round only asks for the sum.
         agent_inflight={"": total},
         max_inflight=most,
         lane_policy=settings.lane_policy,
-        tick=desk.tick,
-        alpha=desk.tuning.alpha,
+        tick=dispatch_state.tick,
+        alpha=dispatch_state.tuning.alpha,
         max_wait_ticks=settings.max_wait_ticks,
         max_lag_tokens=settings.max_lag_tokens,
-        projects_present=desk.present,
-        project_forgiven=desk.figures.forgiven,
+        projects_present=dispatch_state.present,
+        project_forgiven=dispatch_state.figures.forgiven,
         priority_ageing_seconds=settings.priority_ageing_seconds,
         now=now,
     )
 
 
-def forgive(desk: Desk, state: SchedulerState, now: float) -> None:
+def forgive(dispatch_state: DispatchState, state: SchedulerState, now: float) -> None:
     """Note which projects take part now, and what those that join are forgiven."""
     if state.max_lag_tokens is None:
         return
-    turns = eligible_turns(desk.index, state)
+    turns = eligible_turns(dispatch_state.index, state)
     for turn in turns:
         tokens = turn.forgiven - state.project_forgiven.get(turn.project.id, 0)
         if tokens:
-            desk.figures.add(turn.project.id, now, forgiven=tokens)
-            known = desk.forgiven_now.get(turn.project.id, 0)
-            desk.forgiven_now[turn.project.id] = known + tokens
-    desk.present = [turn.project.id for turn in turns]
+            dispatch_state.figures.add(turn.project.id, now, forgiven=tokens)
+            known = dispatch_state.forgiven_now.get(turn.project.id, 0)
+            dispatch_state.forgiven_now[turn.project.id] = known + tokens
+    dispatch_state.present = [turn.project.id for turn in turns]
 
 
 # How attempts leave a desk: their places come back, and what they used is counted.
@@ -84,51 +86,57 @@ def forgive(desk: Desk, state: SchedulerState, now: float) -> None:
 IN_FLIGHT = (TaskStatus.ASSIGNED, TaskStatus.RUNNING)
 
 
-def lands(desk: Desk, flight: InFlight, record: TaskRecord, now: float) -> bool:
+def lands(
+    dispatch_state: DispatchState, flight: InFlightAttempt, record: TaskRecord, now: float
+) -> bool:
     """Say whether a record ends an attempt, and if so let it land."""
     is_before = record.progress.attempt < flight.attempt
     if is_before and record.is_terminal:
-        take_back(desk, flight, now)
+        take_back(dispatch_state, flight, now)
         return True
     is_under_way = record.task.status in IN_FLIGHT and record.progress.attempt == flight.attempt
     if is_under_way:
-        desk.workers.see(flight, record, now)
+        dispatch_state.workers.observe(flight, record, now)
     if is_before or is_under_way:
         return False
-    _land(desk, flight, record, now)
+    _land(dispatch_state, flight, record, now)
     return True
 
 
-def take_back(desk: Desk, flight: InFlight, now: float) -> None:
+def take_back(dispatch_state: DispatchState, flight: InFlightAttempt, now: float) -> None:
     """Give back the place of an attempt that never began."""
-    give_back_place(desk, flight, now)
-    desk.figures.add(flight.task.project_id, now, started=-1)
+    give_back_place(dispatch_state, flight, now)
+    dispatch_state.figures.add(flight.task.project_id, now, started=-1)
 
 
-def give_back_place(desk: Desk, flight: InFlight, now: float) -> None:
+def give_back_place(dispatch_state: DispatchState, flight: InFlightAttempt, now: float) -> None:
     """Have the place of an attempt free again, for whatever reason."""
-    desk.flights.remove(flight)
-    desk.index.free_place(flight.agent_id)
-    desk.workers.land(flight, now)
+    dispatch_state.flights.remove(flight)
+    dispatch_state.index.free_place(flight.agent_id)
+    dispatch_state.workers.land(flight, now)
 
 
-def _land(desk: Desk, flight: InFlight, record: TaskRecord, now: float) -> None:
-    give_back_place(desk, flight, now)
-    desk.tick += 1
+def _land(
+    dispatch_state: DispatchState, flight: InFlightAttempt, record: TaskRecord, now: float
+) -> None:
+    give_back_place(dispatch_state, flight, now)
+    dispatch_state.tick += 1
     tokens = record.tokens or 0
     is_done = record.task.status is TaskStatus.DONE
-    desk.figures.add(flight.task.project_id, now, tokens=tokens, completed=int(is_done))
-    _count_overrun(desk, flight, tokens, now)
+    dispatch_state.figures.add(flight.task.project_id, now, tokens=tokens, completed=int(is_done))
+    _count_overrun(dispatch_state, flight, tokens, now)
     has_freed = tokens < flight.tokens or (record.micro_usd or 0) < (
         record.progress.reserved_micro_usd
     )
-    desk.ask_again(flight.task.scopes, has_freed=has_freed)
+    dispatch_state.ask_again(flight.task.scopes, has_freed=has_freed)
 
 
-def _count_overrun(desk: Desk, flight: InFlight, tokens: int, now: float) -> None:
+def _count_overrun(
+    dispatch_state: DispatchState, flight: InFlightAttempt, tokens: int, now: float
+) -> None:
     if tokens > flight.tokens:
-        limits = desk.rate_limits_on(flight.task, flight.slot, flight.agent_id)
-        desk.rates.count_more(limits, tokens=tokens - flight.tokens, now=now)
+        limits = dispatch_state.rate_limits_on(flight.task, flight.slot, flight.agent_id)
+        dispatch_state.rates.count_more(limits, tokens=tokens - flight.tokens, now=now)
 
 
 # Agents that nobody declared: made by their first task, and forgotten when they are idle.
@@ -142,7 +150,7 @@ MAX_KNOWN_AGENTS = 10_000
 class MadeAgents:
     """Makes agents in an index, and drops those that nobody needs."""
 
-    def __init__(self, index: LaneIndex, flights: Flights, *, capacity: int) -> None:
+    def __init__(self, index: LaneIndex, flights: InFlightAttempts, *, capacity: int) -> None:
         self.index = index
         self._flights = flights
         self._capacity = capacity
@@ -202,20 +210,20 @@ MAX_DUE = 1_000
 ASIDE_SECONDS = 60.0
 
 
-class Desk:
+class DispatchState:
     """The picture; every method takes the time that it is to be judged at."""
 
-    def __init__(self, settings: DeskSettings) -> None:
+    def __init__(self, settings: DispatchSettings) -> None:
         self.settings = settings
         self.tick = 0
         self.waiting: dict[str, Waiting] = {}
-        self.flights = Flights()
+        self.flights = InFlightAttempts()
         self.rate_closed: dict[GatePart, GateClosure] = {}
         self.limited: dict[str, NoRoom] = {}
         self.too_large: dict[str, NoRoom] = {}
         self.hopeless: dict[str, str] = {}
-        self.figures = ProjectFigures(window_hours=settings.usage_window_hours)
-        self.rates = RateBook(settings.rate_limits)
+        self.figures = ProjectUsage(window_hours=settings.usage_window_hours)
+        self.rates = RateTable(settings.rate_limits)
         self.parking = BudgetParking()
         self.tuning = AdaptiveAlpha(alpha=settings.alpha)
         self.forgiven_now: dict[str, int] = {}
@@ -246,7 +254,7 @@ class Desk:
     ) -> None:
         """Start from what the store has; only on a new desk."""
         window_hours = self.settings.usage_window_hours
-        self.figures = ProjectFigures(window_hours=window_hours, rows=usage)
+        self.figures = ProjectUsage(window_hours=window_hours, rows=usage)
         self.rates.load(rate_counts)
         self.tick = tick
         self.index.remember_served(lane_served)
@@ -260,9 +268,9 @@ class Desk:
             if record.task.status in IN_FLIGHT:
                 self._take_off(record, now)
             else:
-                self.see(record, now)
+                self.observe(record, now)
 
-    def see(self, record: TaskRecord, now: float) -> None:
+    def observe(self, record: TaskRecord, now: float) -> None:
         """Bring the picture in line with a record; one from before what is known changes nothing.
 
         Only loading finds attempts that the desk has not planned. Later a record of an attempt
@@ -382,7 +390,7 @@ class Desk:
         if record is None:
             self._unqueue(task_id)
             return None
-        self.see(record, now)
+        self.observe(record, now)
         if refused is None or task_id not in self.waiting:
             return None
         verdict = self.parking.judge(task_id, refused, line.terms)
@@ -428,7 +436,7 @@ class Desk:
         is_pull = task.target in self.settings.pull_targets
         node_id = self.flights.node_for_next(action.agent_id if is_pull else "")
         seconds = terms.attempt_seconds
-        flight = InFlight(task, attempt, action.agent_id, node_id, tokens, slot, seconds)
+        flight = InFlightAttempt(task, attempt, action.agent_id, node_id, tokens, slot, seconds)
         self.flights.add(flight)
         self.workers.take_off(flight, now)
         self.figures.add(task.project_id, now, started=1)
@@ -557,10 +565,10 @@ class Desk:
         node_id = progress.node_id or ""
         slot, tokens = slot_of(record), progress.reserved_tokens
         seconds = record.terms.attempt_seconds
-        flight = InFlight(task, progress.attempt, agent_id, node_id, tokens, slot, seconds)
+        flight = InFlightAttempt(task, progress.attempt, agent_id, node_id, tokens, slot, seconds)
         self.flights.add(flight)
         self.workers.take_off(flight, now)
-        self.workers.see(flight, record, now)
+        self.workers.observe(flight, record, now)
 
 
 # Other settings for a desk that is at work, in place: nothing that waits is touched one by one.
@@ -579,69 +587,71 @@ MAX_REBUILT = 2_000
 """How many tasks may wait for all lanes to be built again at once; more would take too long."""
 
 
-def needs_new_desk(desk: Desk, after: DeskSettings) -> bool:
+def needs_new_state(dispatch_state: DispatchState, after: DispatchSettings) -> bool:
     """Tell whether a desk is better made anew from the store, step by step, than changed."""
-    before = desk.settings
-    if len(desk.waiting) > MAX_REBUILT and _differ(before, after, _ORDERS):
+    before = dispatch_state.settings
+    if len(dispatch_state.waiting) > MAX_REBUILT and _differ(before, after, _ORDERS):
         return True
     return _differ(before, after, ("usage_window_hours",))
 
 
-def refit(desk: Desk, settings: DeskSettings) -> None:
+def refit(dispatch_state: DispatchState, settings: DispatchSettings) -> None:
     """Have a desk decide by other settings from now on."""
-    _Refit(desk, settings).run()
+    _Refit(dispatch_state, settings).run()
 
 
-def ask_budgets_again(desk: Desk) -> None:
+def ask_budgets_again(dispatch_state: DispatchState) -> None:
     """Offer again what waits for budgets, because their limits may have been raised."""
-    _Refit(desk, desk.settings).ask_budgets_again()
+    _Refit(dispatch_state, dispatch_state.settings).ask_budgets_again()
 
 
 class _Refit:
     """One change of one desk."""
 
-    def __init__(self, desk: Desk, after: DeskSettings) -> None:
-        self._desk = desk
-        self._before = desk.settings
+    def __init__(self, dispatch_state: DispatchState, after: DispatchSettings) -> None:
+        self._dispatch_state = dispatch_state
+        self._before = dispatch_state.settings
         self._after = after
 
     def run(self) -> None:
-        self._desk.settings = self._after
+        self._dispatch_state.settings = self._after
         if self._differs(*_ORDERS):
             self._build_index()
         if self._differs("agents", "max_per_agent_inflight"):
             self._set_agents()
         if self._differs("alpha", "auto_tune"):
-            self._desk.tuning = AdaptiveAlpha(alpha=self._after.alpha)
+            self._dispatch_state.tuning = AdaptiveAlpha(alpha=self._after.alpha)
         if self._differs("rate_limits"):
             self._set_rate_limits()
         if self._differs("default_tokens", "default_micro_usd"):
             self.ask_budgets_again()
-        self._desk.set_pauses(self._after.pauses())
+        self._dispatch_state.set_pauses(self._after.pauses())
 
     def ask_budgets_again(self) -> None:
-        for scope in list(self._desk.parking.refusals):
-            self._desk.open(GatePart("scope", scope))
+        for scope in list(self._dispatch_state.parking.refusals):
+            self._dispatch_state.open(GatePart("scope", scope))
 
     def _differs(self, *names: str) -> bool:
         return _differ(self._before, self._after, names)
 
     def _build_index(self) -> None:
-        desk, old = self._desk, self._desk.index
+        dispatch_state, old = self._dispatch_state, self._dispatch_state.index
         new = self._after.new_index()
         new.remember_served(old.served())
         for entry in old.agents:
             new.set_agent(entry.agent, inflight=entry.inflight)
             new.set_workers(entry.agent.id, old.agents.workers(entry.agent.id))
-        for agent_type, no_room in desk.limited.items():
+        for agent_type, no_room in dispatch_state.limited.items():
             new.limit_agent_type(agent_type, no_room.until)
-        for closure in desk.closures.shown():
+        for closure in dispatch_state.closures.shown():
             new.close(closure)
         new.load(old)
-        desk.index = desk.workers.index = desk.made_agents.index = desk.closures.index = new
+        dispatch_state.index = dispatch_state.workers.index = dispatch_state.made_agents.index = (
+            dispatch_state.closures.index
+        ) = new
 
     def _set_agents(self) -> None:
-        index, made = self._desk.index, self._desk.made_agents
+        index, made = self._dispatch_state.index, self._dispatch_state.made_agents
         if self._differs("max_per_agent_inflight"):
             made.set_capacity(self._after.max_per_agent_inflight)
         known = {agent.id: agent for agent in self._before.agents}
@@ -660,19 +670,19 @@ class _Refit:
 
     def _set_rate_limits(self) -> None:
         """Count by other limits; who was held by one is asked again, and held again if need be."""
-        desk = self._desk
-        desk.rates.change(self._after.rate_limits)
-        for agent_type in list(desk.limited):
-            desk.lift(agent_type)
-        for part, closure in list(desk.rate_closed.items()):
-            if desk.closures.timed.get(part) is closure:
-                self._desk.open(part)
-        desk.rate_closed.clear()
-        for task_id in list(desk.too_large):
-            desk.offer_again(task_id)
+        dispatch_state = self._dispatch_state
+        dispatch_state.rates.change(self._after.rate_limits)
+        for agent_type in list(dispatch_state.limited):
+            dispatch_state.lift(agent_type)
+        for part, closure in list(dispatch_state.rate_closed.items()):
+            if dispatch_state.closures.timed.get(part) is closure:
+                self._dispatch_state.open(part)
+        dispatch_state.rate_closed.clear()
+        for task_id in list(dispatch_state.too_large):
+            dispatch_state.offer_again(task_id)
 
 
-def _differ(before: DeskSettings, after: DeskSettings, names: tuple[str, ...]) -> bool:
+def _differ(before: DispatchSettings, after: DispatchSettings, names: tuple[str, ...]) -> bool:
     return any(getattr(before, name) != getattr(after, name) for name in names)
 
 
@@ -686,7 +696,7 @@ MAX_ASIDE_LOOKED_AT = 2_000
 _HELD_AGENTS = (AgentState.PAUSED, AgentState.ERROR)
 
 
-class LaneFigure(msgspec.Struct, frozen=True, kw_only=True):
+class LaneStats(msgspec.Struct, frozen=True, kw_only=True):
     """A lane that has tasks; an `agent_id` of "" is the open one.
 
     Tasks that nothing but a free place holds are `ready`: none where a gate, a pause or the end of
@@ -701,34 +711,37 @@ class LaneFigure(msgspec.Struct, frozen=True, kw_only=True):
     load: float | None = None
 
 
-def lane_figures(desk: Desk, now: float) -> tuple[LaneFigure, ...]:
+def lane_stats(dispatch_state: DispatchState, now: float) -> tuple[LaneStats, ...]:
     """Return every lane in which a task waits that is due and needs no parent."""
-    aside = _waits_aside(desk, now)
-    stopped = _Stopped(desk.settings)
+    aside = _waits_aside(dispatch_state, now)
+    stopped = _Stopped(dispatch_state.settings)
     figures = [
         _figure(lane, load, now, aside.pop((lane.project_id, lane.owner or ""), None))
-        for project in desk.index.projects.values()
-        for lane, load in _loads(project, stopped, tick=desk.tick, alpha=desk.tuning.alpha)
+        for project in dispatch_state.index.projects.values()
+        for lane, load in _loads(
+            project, stopped, tick=dispatch_state.tick, alpha=dispatch_state.tuning.alpha
+        )
     ]
     figures += [
-        LaneFigure(project_id=project_id, agent_id=agent_id, longest_wait_seconds=wait)
+        LaneStats(project_id=project_id, agent_id=agent_id, longest_wait_seconds=wait)
         for (project_id, agent_id), wait in aside.items()
     ]
     return tuple(figures)
 
 
-def waiting_for_scopes(desk: Desk) -> dict[str, int]:
+def waiting_for_scopes(dispatch_state: DispatchState) -> dict[str, int]:
     """Return how many tasks wait for each budget that has refused some."""
     return {
-        scope: desk.parking.set_aside(scope) + _behind(desk.index, GatePart("scope", scope))
-        for scope in desk.parking.refusals
+        scope: dispatch_state.parking.set_aside(scope)
+        + _behind(dispatch_state.index, GatePart("scope", scope))
+        for scope in dispatch_state.parking.refusals
     }
 
 
 class _Stopped:
     """The lanes that start nothing, whatever they hold, because somebody wants it so."""
 
-    def __init__(self, settings: DeskSettings) -> None:
+    def __init__(self, settings: DispatchSettings) -> None:
         self._is_paused = settings.is_paused
         self._projects = {one.id for one in settings.projects if one.status not in WORKING}
         self._agents = {one.id for one in settings.agents if one.state in _HELD_AGENTS}
@@ -738,9 +751,9 @@ class _Stopped:
         return self._is_paused or is_held
 
 
-def _figure(lane: Lane, load: float | None, now: float, aside: float | None) -> LaneFigure:
+def _figure(lane: Lane, load: float | None, now: float, aside: float | None) -> LaneStats:
     waits = [wait for wait in (lane.longest_wait(now), aside) if wait is not None]
-    return LaneFigure(
+    return LaneStats(
         project_id=lane.project_id,
         agent_id=lane.owner or "",
         # A lane that could start something has a load, be it 0.
@@ -750,11 +763,11 @@ def _figure(lane: Lane, load: float | None, now: float, aside: float | None) -> 
     )
 
 
-def _waits_aside(desk: Desk, now: float) -> dict[tuple[str, str], float]:
+def _waits_aside(dispatch_state: DispatchState, now: float) -> dict[tuple[str, str], float]:
     """Return the longest wait, by lane, of tasks that a budget refused one by one."""
     waits: dict[tuple[str, str], float] = {}
-    for task_id in islice(desk.parking.all_aside(), MAX_ASIDE_LOOKED_AT):
-        task = desk.waiting[task_id].task
+    for task_id in islice(dispatch_state.parking.all_aside(), MAX_ASIDE_LOOKED_AT):
+        task = dispatch_state.waiting[task_id].task
         key = (task.project_id, task.agent_id or "")
         waits[key] = max(waits.get(key, 0.0), waited(task, now))
     return waits

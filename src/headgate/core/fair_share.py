@@ -314,7 +314,7 @@ class _Totals:
         self.forgiven += forgiven
 
 
-class ProjectFigures:
+class ProjectUsage:
     """Usage, starts, completions and forgiven lag of each project within the window."""
 
     def __init__(self, *, window_hours: int, rows: Iterable[UsageRow] = ()) -> None:

@@ -96,7 +96,7 @@ class Gate:
         self.closed_by: dict[GatePart, GateClosure] = {}
 
 
-class GateBook:
+class GateTable:
     """All gates that tasks wait behind, and the parts that are closed."""
 
     __slots__ = ("_by_part", "_closures", "_gates", "_serials", "_shut")

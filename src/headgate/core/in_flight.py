@@ -18,7 +18,7 @@ from headgate.core.lane_index import LaneIndex
 from headgate.core.task import Task, TaskRecord, TaskStatus, is_worker
 
 
-class InFlight(msgspec.Struct, frozen=True):
+class InFlightAttempt(msgspec.Struct, frozen=True):
     """A place that is taken: by which attempt, whose, where, what is held, and for how long."""
 
     task: Task
@@ -30,7 +30,7 @@ class InFlight(msgspec.Struct, frozen=True):
     attempt_seconds: float | None = None
 
 
-class Flights:
+class InFlightAttempts:
     """All attempts in flight, with the sums over nodes, projects and slots."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Flights:
         self.by_slot: dict[str, int] = {}
         self._workers: dict[str, dict[str, int]] = {}
         self._agents: dict[str, str] = {}
-        self._flights: dict[str, InFlight] = {}
+        self._flights: dict[str, InFlightAttempt] = {}
         self._used: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -49,14 +49,14 @@ class Flights:
     def __contains__(self, task_id: str) -> bool:
         return task_id in self._flights
 
-    def __iter__(self) -> Iterator[InFlight]:
+    def __iter__(self) -> Iterator[InFlightAttempt]:
         return iter(self._flights.values())
 
-    def get(self, task_id: str) -> InFlight | None:
+    def get(self, task_id: str) -> InFlightAttempt | None:
         """Return the attempt that a task is in."""
         return self._flights.get(task_id)
 
-    def add(self, flight: InFlight) -> None:
+    def add(self, flight: InFlightAttempt) -> None:
         """Take a place."""
         task, node_id = flight.task, flight.node_id
         self._flights[task.id] = flight
@@ -66,7 +66,7 @@ class Flights:
         if flight.slot is not None:
             self.by_slot[flight.slot] = self.by_slot.get(flight.slot, 0) + 1
 
-    def remove(self, flight: InFlight) -> None:
+    def remove(self, flight: InFlightAttempt) -> None:
         """Give a place back."""
         task, node_id = flight.task, flight.node_id
         del self._flights[task.id]
@@ -237,7 +237,7 @@ MAX_REMEMBERED = 10_000
 class WorkerWatch:
     """Keeps the index in line with the free places of workers, and times their attempts."""
 
-    def __init__(self, index: LaneIndex, flights: Flights) -> None:
+    def __init__(self, index: LaneIndex, flights: InFlightAttempts) -> None:
         self.index = index
         self._flights = flights
         self._overdue: Timers[str] = Timers()
@@ -276,13 +276,13 @@ class WorkerWatch:
         """Return since when the workers of an agent have had no free place, if it had any."""
         return self._since.get(agent_id)
 
-    def take_off(self, flight: InFlight, now: float) -> None:
+    def take_off(self, flight: InFlightAttempt, now: float) -> None:
         """Time an attempt that has a place at a worker; others need none of this."""
         if is_worker(flight.node_id):
             self._time(flight, now)
             self.look(flight.agent_id, now)
 
-    def see(self, flight: InFlight, record: TaskRecord, now: float) -> None:
+    def observe(self, flight: InFlightAttempt, record: TaskRecord, now: float) -> None:
         """Time an attempt by its record, which tells when the worker has begun it."""
         if not is_worker(flight.node_id):
             return
@@ -294,7 +294,7 @@ class WorkerWatch:
             began_at = record.progress.started_at if is_running else None
             self._time(flight, now if began_at is None else began_at)
 
-    def _time(self, flight: InFlight, began_at: float) -> None:
+    def _time(self, flight: InFlightAttempt, began_at: float) -> None:
         deadline, seconds = flight.task.deadline, flight.attempt_seconds
         if seconds is not None:
             over_at = began_at + seconds
@@ -302,7 +302,7 @@ class WorkerWatch:
         if deadline is not None:
             self._overdue.set(flight.task.id, deadline + DEADLINE_GRACE_SECONDS)
 
-    def cancel(self, flight: InFlight, now: float) -> None:
+    def cancel(self, flight: InFlightAttempt, now: float) -> None:
         """Give a worker some time to stop an attempt that somebody wants cancelled."""
         if not is_worker(flight.node_id):
             return
@@ -314,7 +314,7 @@ class WorkerWatch:
         if known is None or ends_at < known:
             self._overdue.set(flight.task.id, ends_at)
 
-    def land(self, flight: InFlight, now: float) -> None:
+    def land(self, flight: InFlightAttempt, now: float) -> None:
         """Have the place of an attempt back that is over."""
         if is_worker(flight.node_id):
             self._overdue.drop(flight.task.id)
@@ -324,7 +324,7 @@ class WorkerWatch:
         """Return when an attempt has had its time."""
         return self._overdue.next_at()
 
-    def take_overdue(self, now: float) -> list[InFlight]:
+    def take_overdue(self, now: float) -> list[InFlightAttempt]:
         """Return attempts that had their time; they are due again until they are over."""
         found = []
         for task_id in self._overdue.pop_due(now, most=MAX_OVERDUE):

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from headgate.core.gates import ANY_WORKER, NODES, Gate, GateBook, GateClosure, GatePart, gate_key
+from headgate.core.gates import ANY_WORKER, NODES, Gate, GateClosure, GatePart, GateTable, gate_key
 from headgate.core.lane_policy import LaneChooser, lane_chooser
 from headgate.core.lanes import (
     NEVER_SERVED,
     NODES_SHUT,
-    AgentPlaces,
+    AgentPermits,
     AgentPool,
     Lane,
     Offers,
@@ -63,7 +63,7 @@ class LaneIndex:
         self._ageing_seconds = priority_ageing_seconds
         self._tracks_ticks = policy is LanePolicy.HIGHEST_LOAD or max_wait_ticks is not None
         self._waiting: dict[str, Task] = {}
-        self.gates = GateBook(self.offers.closure)
+        self.gates = GateTable(self.offers.closure)
         self.gate_lanes: dict[Gate, dict[Lane, None]] = {}
         self.projects: dict[str, ProjectLanes] = {}
         self._owned: dict[str, dict[Lane, None]] = {}
@@ -223,7 +223,7 @@ class LaneIndex:
         for entry in self.agents.limit(agent_type, until):
             self._availability_changed(entry.agent.id)
 
-    def agent_for(self, lane: Lane) -> AgentPlaces | None:
+    def agent_for(self, lane: Lane) -> AgentPermits | None:
         """Return the agent that would take the lane's next task, None while none is free."""
         if lane.owner is None:
             head = lane.head() if self.offers.pulled else None
@@ -258,7 +258,7 @@ class LaneIndex:
         """Say whether any task waits for this agent alone."""
         return agent_id in self._owned
 
-    def take(self, lane: Lane, agent: AgentPlaces, *, tick: int) -> Task:
+    def take(self, lane: Lane, agent: AgentPermits, *, tick: int) -> Task:
         """Plan the head of a lane for an agent; it leaves the index."""
         head = lane.pop()
         if head is None:

@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Protocol
 
-from headgate.core.lanes import AgentPlaces, Lane
+from headgate.core.lanes import AgentPermits, Lane
 from headgate.core.load import LoadRanking
 from headgate.core.snapshot import LanePolicy
 
@@ -19,7 +19,7 @@ SLACK = 16
 OPEN_LANE_ORDER = -1
 _NEVER_OFFERED = 1 << 62
 
-AgentFor = Callable[[Lane], AgentPlaces | None]
+AgentFor = Callable[[Lane], AgentPermits | None]
 """Names the agent that would take a lane's next task, or None while none is free."""
 
 Key = tuple[int, ...]

@@ -367,7 +367,7 @@ def _tick_rank(task: Task) -> Rank:
 # that is to be pulled goes to such an agent with a free place at one of its workers.
 
 
-class AgentPlaces:
+class AgentPermits:
     """An agent, how many places it has, and how many of them are taken; the pool changes it.
 
     Whether it would take a task is kept rather than worked out, since every decision asks.
@@ -408,21 +408,21 @@ class _Idlest:
 
     __slots__ = ("_heap", "_may_take")
 
-    def __init__(self, may_take: Callable[[AgentPlaces], bool]) -> None:
+    def __init__(self, may_take: Callable[[AgentPermits], bool]) -> None:
         self._may_take = may_take
-        self._heap: list[tuple[int, int, AgentPlaces]] = []
+        self._heap: list[tuple[int, int, AgentPermits]] = []
 
-    def push(self, entry: AgentPlaces, among: Mapping[str, AgentPlaces]) -> None:
+    def push(self, entry: AgentPermits, among: Mapping[str, AgentPermits]) -> None:
         heappush(self._heap, (entry.inflight, entry.order, entry))
         if len(self._heap) > 2 * len(among) + SLACK:
             self.rebuild(among)
 
-    def rebuild(self, among: Mapping[str, AgentPlaces]) -> None:
+    def rebuild(self, among: Mapping[str, AgentPermits]) -> None:
         able = (entry for entry in among.values() if self._may_take(entry))
         self._heap = [(entry.inflight, entry.order, entry) for entry in able]
         heapify(self._heap)
 
-    def first(self) -> AgentPlaces | None:
+    def first(self) -> AgentPermits | None:
         while self._heap:
             inflight, order, entry = self._heap[0]
             may_take = self._may_take(entry)
@@ -455,7 +455,7 @@ def first_idle(agents: Iterable[Agent]) -> Iterable[Agent]:
     return chosen.values()
 
 
-def _moved(entry: AgentPlaces, order: int) -> bool:
+def _moved(entry: AgentPermits, order: int) -> bool:
     before, entry.order = entry.order, order
     return before != order
 
@@ -482,25 +482,25 @@ class AgentPool:
         self.free = 0
         self.pulling = 0
         self._counted = counted
-        self._agents: dict[str, AgentPlaces] = {}
+        self._agents: dict[str, AgentPermits] = {}
         self._workers: dict[str, int] = {}
         self._idlest = _Idlest(attrgetter("may_take_open"))
         self._idlest_pulling = _Idlest(attrgetter("may_pull_open"))
         self._limited: dict[str, float] = {}
         self._orders = count()
 
-    def __iter__(self) -> Iterator[AgentPlaces]:
+    def __iter__(self) -> Iterator[AgentPermits]:
         return iter(self._agents.values())
 
-    def get(self, agent_id: str) -> AgentPlaces | None:
+    def get(self, agent_id: str) -> AgentPermits | None:
         """Return the agent of this id."""
         return self._agents.get(agent_id)
 
-    def put(self, agent: Agent, *, inflight: int) -> AgentPlaces:
+    def put(self, agent: Agent, *, inflight: int) -> AgentPermits:
         """Add or replace an agent; a known one keeps its place in the order."""
         entry = self._agents.get(agent.id)
         if entry is None:
-            entry = self._agents[agent.id] = AgentPlaces(agent, order=next(self._orders))
+            entry = self._agents[agent.id] = AgentPermits(agent, order=next(self._orders))
         self._leave(entry)
         entry.agent = agent
         entry.inflight = inflight
@@ -526,7 +526,7 @@ class AgentPool:
             entry.workers = free
             self._return(entry)
 
-    def arrange(self, first: Iterable[str]) -> list[AgentPlaces]:
+    def arrange(self, first: Iterable[str]) -> list[AgentPermits]:
         """Name these agents first, in this order; return those that have another place now."""
         ahead = {name: entry for name in first if (entry := self._agents.get(name)) is not None}
         self._agents = ahead | self._agents
@@ -542,7 +542,7 @@ class AgentPool:
         if entry is not None:
             self._leave(entry)
 
-    def limit(self, agent_type: str, until: float | None) -> list[AgentPlaces]:
+    def limit(self, agent_type: str, until: float | None) -> list[AgentPermits]:
         """Limit a type until a time, or lift its limit with None; return the agents concerned."""
         if until is None:
             self._limited.pop(agent_type, None)
@@ -555,33 +555,33 @@ class AgentPool:
             self._return(entry)
         return concerned
 
-    def take_place(self, entry: AgentPlaces) -> None:
+    def take_place(self, entry: AgentPermits) -> None:
         """Count one more task in flight."""
         entry.inflight += 1
         if entry.inflight >= entry.places:
             self._leave(entry)
 
-    def give_back(self, entry: AgentPlaces) -> None:
+    def give_back(self, entry: AgentPermits) -> None:
         """Count one task less in flight."""
         self._leave(entry)
         entry.inflight -= 1
         self._return(entry)
 
-    def for_open_task(self) -> AgentPlaces | None:
+    def for_open_task(self) -> AgentPermits | None:
         """Return the free agent that would take the next open task."""
         return self._idlest.first()
 
-    def for_open_pull(self) -> AgentPlaces | None:
+    def for_open_pull(self) -> AgentPermits | None:
         """Return the free agent whose worker would take the next open task."""
         return self._idlest_pulling.first()
 
-    def _leave(self, entry: AgentPlaces) -> None:
+    def _leave(self, entry: AgentPermits) -> None:
         if entry.is_free:
             self.pulling -= entry.may_pull_open
             entry.is_free = entry.may_take_open = entry.may_pull_open = False
             self.free -= 1
 
-    def _return(self, entry: AgentPlaces) -> None:
+    def _return(self, entry: AgentPermits) -> None:
         if entry.inflight >= entry.places or entry.limited_until is not None:
             return
         entry.is_free = True

@@ -18,7 +18,7 @@ from headgate.core.budgets.accounts import Refused, Unit, exceeded
 from headgate.core.budgets.scopes import ROOT, Scope, ancestors
 from headgate.core.dispatch_plan import Waiting
 from headgate.core.gates import GateClosure, GateKind, GatePart
-from headgate.core.in_flight import Flights, Timers
+from headgate.core.in_flight import InFlightAttempts, Timers
 from headgate.core.lane_index import LaneIndex
 from headgate.core.money import amount_of
 from headgate.core.slots.slot import SlotStanding, most_headroom, provider_closure
@@ -266,7 +266,7 @@ class Closures:
 class SlotGates:
     """The standings of all slots, and the gates of the providers that tasks name."""
 
-    def __init__(self, closures: Closures, flights: Flights) -> None:
+    def __init__(self, closures: Closures, flights: InFlightAttempts) -> None:
         self.standings: dict[str, SlotStanding] = {}
         self._closures = closures
         self._flights = flights

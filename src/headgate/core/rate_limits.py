@@ -152,7 +152,7 @@ class NoRoom(msgspec.Struct, frozen=True, kw_only=True):
         return f"{limit.most} {limit.unit} in {limit.window_seconds} seconds are reached"
 
 
-class RateBook:
+class RateTable:
     """The counts of all limits."""
 
     def __init__(self, limits: Iterable[RateLimit]) -> None:

@@ -24,7 +24,7 @@ class Lasting(IntEnum):
     OTHERS_MAKE_ROOM = 3
 
 
-class Hold(msgspec.Struct, frozen=True, kw_only=True, tag_field="reason"):
+class Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="reason"):
     """The base of all reasons; `line` is the message with the fields left open."""
 
     line: ClassVar[str] = ""
@@ -36,7 +36,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, tag_field="reason"):
         return self.line.format_map(msgspec.structs.asdict(self))
 
 
-class GlobalBudgetExhausted(Hold, frozen=True, kw_only=True, tag="global_budget"):
+class GlobalBudgetExhausted(Reason, frozen=True, kw_only=True, tag="global_budget"):
     """All projects together have used the global token budget."""
 
     lasts = Lasting.A_TIME_COMES
@@ -45,20 +45,20 @@ class GlobalBudgetExhausted(Hold, frozen=True, kw_only=True, tag="global_budget"
     limit: int
 
 
-class EverythingPaused(Hold, frozen=True, kw_only=True, tag="paused"):
+class EverythingPaused(Reason, frozen=True, kw_only=True, tag="paused"):
     """An administrator has paused the whole service; nothing new starts."""
 
     line = "the scheduler is paused; resume it with headgate resume, or POST /scheduler/resume"
 
 
-class ProjectUnknown(Hold, frozen=True, kw_only=True, tag="project_unknown"):
+class ProjectUnknown(Reason, frozen=True, kw_only=True, tag="project_unknown"):
     """The task names a project that the snapshot does not have."""
 
     line = "project {project_id} does not exist"
     project_id: str
 
 
-class ProjectNotActive(Hold, frozen=True, kw_only=True, tag="project_paused"):
+class ProjectNotActive(Reason, frozen=True, kw_only=True, tag="project_paused"):
     """The project is paused or archived."""
 
     line = "project {project_id} is {status}"
@@ -66,7 +66,7 @@ class ProjectNotActive(Hold, frozen=True, kw_only=True, tag="project_paused"):
     status: str
 
 
-class NotYetDue(Hold, frozen=True, kw_only=True, tag="not_before"):
+class NotYetDue(Reason, frozen=True, kw_only=True, tag="not_before"):
     """The task asked not to start before a time."""
 
     lasts = Lasting.A_TIME_COMES
@@ -78,7 +78,7 @@ class NotYetDue(Hold, frozen=True, kw_only=True, tag="not_before"):
         return f"it may not start before {utc_time(self.until)}"
 
 
-class GateClosed(Hold, frozen=True, kw_only=True, tag="gate_closed"):
+class GateClosed(Reason, frozen=True, kw_only=True, tag="gate_closed"):
     """A scope, target, slot or provider that the task passes through is closed.
 
     Of a slot it has how much of the quota is used, and when that resets, where this is known.
@@ -110,7 +110,7 @@ class GateClosed(Hold, frozen=True, kw_only=True, tag="gate_closed"):
         return said
 
 
-class ProjectBudgetExhausted(Hold, frozen=True, kw_only=True, tag="project_budget"):
+class ProjectBudgetExhausted(Reason, frozen=True, kw_only=True, tag="project_budget"):
     """The project has used its token budget for the window."""
 
     lasts = Lasting.A_TIME_COMES
@@ -120,7 +120,7 @@ class ProjectBudgetExhausted(Hold, frozen=True, kw_only=True, tag="project_budge
     limit: int
 
 
-class ProjectConcurrencyReached(Hold, frozen=True, kw_only=True, tag="project_concurrency"):
+class ProjectConcurrencyReached(Reason, frozen=True, kw_only=True, tag="project_concurrency"):
     """The project runs as many agents as it may."""
 
     lasts = Lasting.OTHERS_MAKE_ROOM
@@ -130,7 +130,7 @@ class ProjectConcurrencyReached(Hold, frozen=True, kw_only=True, tag="project_co
     limit: int
 
 
-class InflightCapReached(Hold, frozen=True, kw_only=True, tag="inflight_cap"):
+class InflightCapReached(Reason, frozen=True, kw_only=True, tag="inflight_cap"):
     """As many tasks are in flight, over all agents, as may be."""
 
     lasts = Lasting.OTHERS_MAKE_ROOM
@@ -139,7 +139,7 @@ class InflightCapReached(Hold, frozen=True, kw_only=True, tag="inflight_cap"):
     limit: int
 
 
-class RateLimited(Hold, frozen=True, kw_only=True, tag="rate_limit"):
+class RateLimited(Reason, frozen=True, kw_only=True, tag="rate_limit"):
     """The agents that could run the task are of a type that is rate limited."""
 
     lasts = Lasting.A_TIME_COMES
@@ -152,7 +152,7 @@ class RateLimited(Hold, frozen=True, kw_only=True, tag="rate_limit"):
         return f"agents of type {self.agent_type} are rate limited until {utc_time(self.until)}"
 
 
-class AgentFull(Hold, frozen=True, kw_only=True, tag="agent_full"):
+class AgentFull(Reason, frozen=True, kw_only=True, tag="agent_full"):
     """The agent that the task names has no free place."""
 
     lasts = Lasting.OTHERS_MAKE_ROOM
@@ -162,7 +162,7 @@ class AgentFull(Hold, frozen=True, kw_only=True, tag="agent_full"):
     capacity: int
 
 
-class AgentUnavailable(Hold, frozen=True, kw_only=True, tag="agent_unavailable"):
+class AgentUnavailable(Reason, frozen=True, kw_only=True, tag="agent_unavailable"):
     """The agent that the task names takes no work, or does not exist."""
 
     line = "agent {agent_id} is {state}"
@@ -170,14 +170,14 @@ class AgentUnavailable(Hold, frozen=True, kw_only=True, tag="agent_unavailable")
     state: str
 
 
-class NoIdleAgent(Hold, frozen=True, kw_only=True, tag="no_idle_agent"):
+class NoIdleAgent(Reason, frozen=True, kw_only=True, tag="no_idle_agent"):
     """No agent that takes open tasks is idle."""
 
     lasts = Lasting.OTHERS_MAKE_ROOM
     line = "no agent that takes open tasks is idle"
 
 
-class LaneBehind(Hold, frozen=True, kw_only=True, tag="lane_behind"):
+class LaneBehind(Reason, frozen=True, kw_only=True, tag="lane_behind"):
     """Nothing forbids the task; other work went first."""
 
     lasts = Lasting.OTHERS_MAKE_ROOM
@@ -187,7 +187,7 @@ class LaneBehind(Hold, frozen=True, kw_only=True, tag="lane_behind"):
     given_first: int
 
 
-class ParentsPending(Hold, frozen=True, kw_only=True, tag="parents_pending"):
+class ParentsPending(Reason, frozen=True, kw_only=True, tag="parents_pending"):
     """Tasks that this one depends on have not ended."""
 
     lasts = Lasting.PARENTS_END
@@ -196,7 +196,7 @@ class ParentsPending(Hold, frozen=True, kw_only=True, tag="parents_pending"):
     parents: tuple[str, ...] = ()
 
 
-class BudgetShort(Hold, frozen=True, kw_only=True, tag="budget_short"):
+class BudgetShort(Reason, frozen=True, kw_only=True, tag="budget_short"):
     """A scope has some room left, but less than this task needs."""
 
     lasts = Lasting.A_TIME_COMES
@@ -213,7 +213,7 @@ class BudgetShort(Hold, frozen=True, kw_only=True, tag="budget_short"):
         return f"scope {self.scope or '(root)'} has {room} left, and it needs {needed}"
 
 
-class NoWorker(Hold, frozen=True, kw_only=True, tag="no_worker"):
+class NoWorker(Reason, frozen=True, kw_only=True, tag="no_worker"):
     """Only a worker of the agent can run the task, and none is connected."""
 
     agent_id: str
@@ -225,7 +225,7 @@ class NoWorker(Hold, frozen=True, kw_only=True, tag="no_worker"):
         return f"no worker of {_agent(self.agent_id)} is connected{_since(self.since)}"
 
 
-class WorkersFull(Hold, frozen=True, kw_only=True, tag="workers_full"):
+class WorkersFull(Reason, frozen=True, kw_only=True, tag="workers_full"):
     """Only a worker of the agent can run the task, and all of them have enough to do."""
 
     lasts = Lasting.OTHERS_MAKE_ROOM

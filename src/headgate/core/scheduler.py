@@ -12,13 +12,12 @@ from collections.abc import Iterable, Iterator
 
 from headgate.core.fair_share import ShareOrder, Turn, forgiven_lag, set_targets, total_tokens
 from headgate.core.lane_index import LaneIndex
-from headgate.core.lanes import AgentPlaces, Lane
+from headgate.core.lanes import AgentPermits, Lane
 from headgate.core.reasons import (
     AgentFull,
     AgentUnavailable,
     GateClosed,
     GlobalBudgetExhausted,
-    Hold,
     InflightCapReached,
     LaneBehind,
     NoIdleAgent,
@@ -28,6 +27,7 @@ from headgate.core.reasons import (
     ProjectNotActive,
     ProjectUnknown,
     RateLimited,
+    Reason,
 )
 from headgate.core.snapshot import (
     WORKING,
@@ -127,7 +127,7 @@ class Round:
             if self._serve(agent) and agent.is_free:
                 waiting.append(agent)
 
-    def _serve(self, agent: AgentPlaces) -> bool:
+    def _serve(self, agent: AgentPermits) -> bool:
         """Give an agent the task of the first project in turn that has one for it."""
         passed_over: list[Turn] = []
         lane = None
@@ -144,7 +144,7 @@ class Round:
             self.order.put_back(turn)
         return lane is not None
 
-    def _assign(self, turn: Turn, lane: Lane, agent: AgentPlaces) -> None:
+    def _assign(self, turn: Turn, lane: Lane, agent: AgentPermits) -> None:
         self.choices.append(self._choice(turn, lane))
         task = self.index.take(lane, agent, tick=self.state.tick)
         self.actions.append(AssignAction(agent.agent.id, task.id, task.project_id))
@@ -256,28 +256,28 @@ class Explanation:
         """Say whether the round left this READY task without an agent."""
         return task.id not in self._planned
 
-    def holds(self, task: Task) -> tuple[Hold, ...]:
+    def holds(self, task: Task) -> tuple[Reason, ...]:
         """Return every rule that keeps the task waiting, widest first; never empty."""
         found = tuple(self._limits_of_all()) + tuple(self._limits_of_task(task))
         if found:
             return found
         return (self._behind(task),)
 
-    def _limits_of_all(self) -> Iterator[Hold]:
+    def _limits_of_all(self) -> Iterator[Reason]:
         budget, cap = self._state.global_budget, self._state.max_inflight
         if budget is not None and self._round.is_over_global_budget:
             yield GlobalBudgetExhausted(used=self._round.global_used, limit=budget)
         if cap is not None and self._round.is_at_inflight_cap:
             yield InflightCapReached(inflight=self._round.inflight, limit=cap)
 
-    def _limits_of_task(self, task: Task) -> Iterator[Hold]:
+    def _limits_of_task(self, task: Task) -> Iterator[Reason]:
         yield from self._project_holds(task)
         if task.not_before is not None and not is_due(task, self._state.now):
             yield NotYetDue(until=task.not_before)
         yield from self._gate_holds(task)
         yield from self._agent_holds(task)
 
-    def _project_holds(self, task: Task) -> Iterator[Hold]:
+    def _project_holds(self, task: Task) -> Iterator[Reason]:
         project = self._projects.get(task.project_id)
         if project is None:
             yield ProjectUnknown(project_id=task.project_id)
@@ -294,7 +294,7 @@ class Explanation:
                 project_id=project.id, active=turn.active, limit=project.max_concurrent_agents
             )
 
-    def _gate_holds(self, task: Task) -> Iterator[Hold]:
+    def _gate_holds(self, task: Task) -> Iterator[Reason]:
         if task.id not in self._index:
             return
         for closure in sorted(self._index.gate_of(task).closed_by.values(), key=lambda c: c.part):
@@ -302,14 +302,14 @@ class Explanation:
                 kind=closure.kind, name=closure.name, until=closure.until, why=closure.why
             )
 
-    def _agent_holds(self, task: Task) -> Iterator[Hold]:
+    def _agent_holds(self, task: Task) -> Iterator[Reason]:
         if task.agent_id is not None:
             yield from self._own_agent_holds(task.agent_id)
             return
         if self._open_hold is not None:
             yield self._open_hold
 
-    def _own_agent_holds(self, agent_id: str) -> Iterator[Hold]:
+    def _own_agent_holds(self, agent_id: str) -> Iterator[Reason]:
         entry = self._index.agents.get(agent_id)
         if entry is None:
             yield AgentUnavailable(agent_id=agent_id, state="unknown")
@@ -324,7 +324,7 @@ class Explanation:
         )
 
 
-def _why_nobody_is_free(index: LaneIndex, free: set[str]) -> Hold | None:
+def _why_nobody_is_free(index: LaneIndex, free: set[str]) -> Reason | None:
     """Return what keeps open tasks from being taken by anybody, None if somebody is free."""
     takers = [entry for entry in index.agents if entry.agent.accepts_open]
     if any(entry.agent.id in free for entry in takers):
@@ -333,16 +333,16 @@ def _why_nobody_is_free(index: LaneIndex, free: set[str]) -> Hold | None:
     return _soonest(limited) if limited else NoIdleAgent()
 
 
-def _has_room(entry: AgentPlaces) -> bool:
+def _has_room(entry: AgentPermits) -> bool:
     return entry.limited_until is not None and entry.inflight < entry.places
 
 
-def _soonest(limited: list[AgentPlaces]) -> RateLimited:
+def _soonest(limited: list[AgentPermits]) -> RateLimited:
     first = min(limited, key=lambda entry: (entry.limited_until or 0.0, entry.order))
     return RateLimited(agent_type=first.agent.agent_type, until=first.limited_until or 0.0)
 
 
-def _why_not_free(entry: AgentPlaces) -> Hold:
+def _why_not_free(entry: AgentPermits) -> Reason:
     if _has_room(entry):
         return _soonest([entry])
     if entry.places:
@@ -360,12 +360,12 @@ class Scheduler:
         return decide(LaneIndex.of(state), state)
 
     @staticmethod
-    def explain(state: SchedulerState) -> dict[str, Hold]:
+    def explain(state: SchedulerState) -> dict[str, Reason]:
         """Return, for every READY task that got no agent, the first rule that held it."""
         return {task_id: holds[0] for task_id, holds in Scheduler.explain_all(state).items()}
 
     @staticmethod
-    def explain_all(state: SchedulerState) -> dict[str, tuple[Hold, ...]]:
+    def explain_all(state: SchedulerState) -> dict[str, tuple[Reason, ...]]:
         """Return, for every READY task that got no agent, all rules that hold it, widest first."""
         check_snapshot(state)
         explanation = Explanation(state)

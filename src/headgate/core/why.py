@@ -14,21 +14,21 @@ from msgspec.structs import replace as replaced
 
 from headgate.core.budgets.scopes import Scope, is_within
 from headgate.core.dispatch_plan import Waiting
-from headgate.core.dispatch_state import Desk
+from headgate.core.dispatch_state import DispatchState
 from headgate.core.gates import GatePart
-from headgate.core.in_flight import InFlight
+from headgate.core.in_flight import InFlightAttempt
 from headgate.core.reasons import (
     AgentFull,
     BudgetShort,
     EverythingPaused,
     GateClosed,
-    Hold,
     InflightCapReached,
     LaneBehind,
     Lasting,
     NoWorker,
     ParentsPending,
     ProjectConcurrencyReached,
+    Reason,
     WorkersFull,
 )
 from headgate.core.scheduler import Explanation
@@ -36,57 +36,60 @@ from headgate.core.task import is_worker
 
 MAX_HOLDERS = 10
 
-IsHolder = Callable[[InFlight], bool]
+IsHolder = Callable[[InFlightAttempt], bool]
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class TaskReason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """One rule that holds a task; `held_by` are tasks in flight that have what it waits for.
 
     `held_by_others` counts those that belong to others than whoever asks; they are not named.
     """
 
-    hold: Hold
+    hold: Reason
     message: str
     until: float | None = None
     held_by: tuple[str, ...] = ()
     held_by_others: int = 0
 
 
-def _is_anybodys(_: InFlight) -> bool:
+def _is_anybodys(_: InFlightAttempt) -> bool:
     return True
 
 
 def reasons(
-    desk: Desk, task_id: str, now: float, is_own: IsHolder = _is_anybodys
-) -> tuple[Reason, ...]:
+    dispatch_state: DispatchState, task_id: str, now: float, is_own: IsHolder = _is_anybodys
+) -> tuple[TaskReason, ...]:
     """Return every rule that keeps a queued task waiting; empty if the desk does not know it.
 
     What lasts longest comes first: that the places are taken just now is true of nearly everything
     that waits, and is over in a moment. `is_own` tells which tasks in flight may be named.
     """
-    waiting = desk.waiting.get(task_id)
+    waiting = dispatch_state.waiting.get(task_id)
     if waiting is None:
         return ()
-    holds = [*_own_holds(desk, task_id, waiting), *_round_holds(desk, waiting, now)]
+    holds = [
+        *_own_holds(dispatch_state, task_id, waiting),
+        *_round_holds(dispatch_state, waiting, now),
+    ]
     if not holds:
-        holds = [_behind(desk, waiting)]
+        holds = [_behind(dispatch_state, waiting)]
     holds.sort(key=_lasting)
-    return tuple(_reason(desk, hold, is_own) for hold in holds)
+    return tuple(_reason(dispatch_state, hold, is_own) for hold in holds)
 
 
-def _lasting(hold: Hold) -> Lasting:
+def _lasting(hold: Reason) -> Lasting:
     """Return what ends a hold; a gate that closed without a time waits for somebody."""
     if isinstance(hold, GateClosed) and hold.until is None:
         return Lasting.SOMEBODY_ACTS
     return hold.lasts
 
 
-def _own_holds(desk: Desk, task_id: str, waiting: Waiting) -> list[Hold]:
-    holds: list[Hold] = [EverythingPaused()] if desk.settings.is_paused else []
+def _own_holds(dispatch_state: DispatchState, task_id: str, waiting: Waiting) -> list[Reason]:
+    holds: list[Reason] = [EverythingPaused()] if dispatch_state.settings.is_paused else []
     if waiting.waiting_for:
         holds.append(ParentsPending(count=waiting.waiting_for, parents=waiting.terms.depends_on))
-    scope = desk.parking.scope_of(task_id)
-    refused = None if scope is None else desk.parking.refusals.get(scope)
+    scope = dispatch_state.parking.scope_of(task_id)
+    refused = None if scope is None else dispatch_state.parking.refusals.get(scope)
     if refused is not None:
         used = refused.spent + refused.reserved + refused.overrun
         holds.append(
@@ -98,7 +101,7 @@ def _own_holds(desk: Desk, task_id: str, waiting: Waiting) -> list[Hold]:
                 until=refused.resets_at,
             )
         )
-    no_room = desk.too_large.get(task_id)
+    no_room = dispatch_state.too_large.get(task_id)
     if no_room is not None:
         limit = no_room.limit
         why = f"{limit.most} {limit.unit} in {limit.window_seconds} seconds can never hold it"
@@ -106,79 +109,88 @@ def _own_holds(desk: Desk, task_id: str, waiting: Waiting) -> list[Hold]:
     return holds
 
 
-def _round_holds(desk: Desk, waiting: Waiting, now: float) -> list[Hold]:
-    pool = desk.index.agents
-    limited = ((name, room.until) for name, room in desk.limited.items())
+def _round_holds(dispatch_state: DispatchState, waiting: Waiting, now: float) -> list[Reason]:
+    pool = dispatch_state.index.agents
+    limited = ((name, room.until) for name, room in dispatch_state.limited.items())
     agents = [entry.agent for entry in pool]
     own = waiting.task.agent_id
     # An agent that no configuration names comes about with the first task that may start.
     if own is not None and pool.get(own) is None:
-        agents.append(desk.made_agents.make(own))
-    is_pull = waiting.task.target in desk.settings.pull_targets
+        agents.append(dispatch_state.made_agents.make(own))
+    is_pull = waiting.task.target in dispatch_state.settings.pull_targets
     state = replace(
-        desk.state(now, max_started=None if is_pull else desk.flights.free_places()),
+        dispatch_state.state(
+            now, max_started=None if is_pull else dispatch_state.flights.free_places()
+        ),
         tasks=[waiting.task],
         agents=agents,
         agent_inflight={entry.agent.id: entry.inflight for entry in pool},
-        closed_gates=desk.closures.shown(),
+        closed_gates=dispatch_state.closures.shown(),
         rate_limited={name: until for name, until in limited if until is not None},
-        pull_targets=desk.settings.pull_targets,
-        worker_places=desk.flights.free_by_agent(),
+        pull_targets=dispatch_state.settings.pull_targets,
+        worker_places=dispatch_state.flights.free_by_agent(),
     )
     explanation = Explanation(state)
     if not explanation.is_waiting(waiting.task):
         return []
     holds = (hold for hold in explanation.holds(waiting.task) if not isinstance(hold, LaneBehind))
-    return [told for hold in holds for told in _told(desk, hold)]
+    return [told for hold in holds for told in _told(dispatch_state, hold)]
 
 
-def _told(desk: Desk, hold: Hold) -> list[Hold]:
+def _told(dispatch_state: DispatchState, hold: Reason) -> list[Reason]:
     """Return a hold with all that the desk knows of it; what two things close is two reasons."""
     match hold:
         case GateClosed(kind="worker"):
-            return [_worker_hold(desk, hold)]
+            return [_worker_hold(dispatch_state, hold)]
         case GateClosed(kind="slot" | "target" as kind, name=name):
-            found = desk.closures.of(GatePart(kind, name))
-            return [_slot_hold(desk, replaced(hold, until=one.until, why=one.why)) for one in found]
+            found = dispatch_state.closures.of(GatePart(kind, name))
+            return [
+                _slot_hold(dispatch_state, replaced(hold, until=one.until, why=one.why))
+                for one in found
+            ]
         case _:
             return [hold]
 
 
-def _slot_hold(desk: Desk, hold: GateClosed) -> GateClosed:
-    standing = desk.slots.standings.get(hold.name) if hold.kind == "slot" else None
+def _slot_hold(dispatch_state: DispatchState, hold: GateClosed) -> GateClosed:
+    standing = dispatch_state.slots.standings.get(hold.name) if hold.kind == "slot" else None
     if standing is None:
         return hold
     return replaced(hold, percent_used=standing.percent_used, resets_at=standing.resets_at)
 
 
-def _worker_hold(desk: Desk, hold: GateClosed) -> Hold:
+def _worker_hold(dispatch_state: DispatchState, hold: GateClosed) -> Reason:
     """Say of a gate that is closed for want of a worker which it is."""
-    since = desk.workers.since(hold.name) if hold.name else None
-    owners = [hold.name] if hold.name else _open_agents(desk)
-    places = sum(sum(desk.flights.workers_of(agent_id).values()) for agent_id in owners)
-    is_full = places and not any(desk.flights.free_at_workers(agent_id) for agent_id in owners)
+    since = dispatch_state.workers.since(hold.name) if hold.name else None
+    owners = [hold.name] if hold.name else _open_agents(dispatch_state)
+    places = sum(sum(dispatch_state.flights.workers_of(agent_id).values()) for agent_id in owners)
+    is_full = places and not any(
+        dispatch_state.flights.free_at_workers(agent_id) for agent_id in owners
+    )
     if is_full:
         return WorkersFull(agent_id=hold.name, places=places, since=since)
     return NoWorker(agent_id=hold.name, since=since)
 
 
-def _open_agents(desk: Desk) -> list[str]:
-    return [entry.agent.id for entry in desk.index.agents if entry.agent.accepts_open]
+def _open_agents(dispatch_state: DispatchState) -> list[str]:
+    return [entry.agent.id for entry in dispatch_state.index.agents if entry.agent.accepts_open]
 
 
-def _behind(desk: Desk, waiting: Waiting) -> Hold:
+def _behind(dispatch_state: DispatchState, waiting: Waiting) -> Reason:
     task = waiting.task
-    ahead = max(0, desk.index.ready(task.project_id) - 1)
+    ahead = max(0, dispatch_state.index.ready(task.project_id) - 1)
     return LaneBehind(
         project_id=task.project_id, agent=task.agent_id or "any agent", given_first=ahead
     )
 
 
-def _reason(desk: Desk, hold: Hold, is_own: IsHolder) -> Reason:
+def _reason(dispatch_state: DispatchState, hold: Reason, is_own: IsHolder) -> TaskReason:
     is_holder = _holder_test(hold)
-    holders = [flight for flight in desk.flights if is_holder(flight)] if is_holder else []
+    holders = (
+        [flight for flight in dispatch_state.flights if is_holder(flight)] if is_holder else []
+    )
     held_by = [flight.task.id for flight in holders if is_own(flight)]
-    return Reason(
+    return TaskReason(
         hold=hold,
         message=hold.message,
         until=getattr(hold, "until", None),
@@ -187,7 +199,7 @@ def _reason(desk: Desk, hold: Hold, is_own: IsHolder) -> Reason:
     )
 
 
-def _holder_test(hold: Hold) -> IsHolder | None:
+def _holder_test(hold: Reason) -> IsHolder | None:
     """Return how to tell which tasks in flight have what the hold is about."""
     match hold:
         case AgentFull():
@@ -206,5 +218,5 @@ def _holder_test(hold: Hold) -> IsHolder | None:
             return None
 
 
-def _is_charged(flight: InFlight, scope: str) -> bool:
+def _is_charged(flight: InFlightAttempt, scope: str) -> bool:
     return not scope or any(is_within(Scope(own), Scope(scope)) for own in flight.task.scopes)

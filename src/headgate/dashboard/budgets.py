@@ -18,7 +18,7 @@ from headgate.api.admin import administration_of, overridden_fields, patch
 from headgate.api.budgets import (
     BudgetFigures,
     JournalPage,
-    budget_figures,
+    budget_stats,
     budgets_around,
     charged,
     journal_page,
@@ -316,7 +316,7 @@ async def show(view: View, _: str) -> Page:
     given, is_one = query.get("scope", ""), "scope" in query
     if not given and view.caller.bounds.own_scope is None:
         return Page(template="no_budget.html", title="Budgets", context={"why": NO_OWN_BUDGET})
-    figures = await budget_figures(view.api, view.caller, given)
+    figures = await budget_stats(view.api, view.caller, given)
     around = await budgets_around(view.api, view.caller, figures.status.scope)
     rows = rows_of(figures, [one for one in around if _has_limit(one)])
     find, exhausted = looked_for(view), exhausted_of(rows)

@@ -529,7 +529,7 @@ def _has_history(view: View) -> bool:
 
 
 def _is_dispatching(view: View) -> bool:
-    return view.api.outlook is not None and view.api.outlook.desk is not None
+    return view.api.outlook is not None and view.api.outlook.dispatch_state is not None
 
 
 async def _oldest(view: View) -> Oldest | None:

@@ -27,7 +27,7 @@ from headgate.api.schema.admin import (
 )
 from headgate.api.settings import SECTIONS, SettingsQuery, settings_body
 from headgate.config.overrides import OverrideKind
-from headgate.core.dispatch_state import Desk
+from headgate.core.dispatch_state import DispatchState
 from headgate.dashboard.audit import ROUTES as AUDIT_ROUTES
 from headgate.dashboard.forms import SETTINGS_FIELDS, changed_or_said
 from headgate.dashboard.lists import ROWS, Part, address, first_of, number_in, part_at
@@ -146,14 +146,14 @@ def _written(value: object) -> str:
 def _nodes(view: View) -> tuple[list[NodeRow], int]:
     """Return who has places, as far as the node that dispatches knows; elsewhere nobody does."""
     outlook = view.api.outlook
-    desk = None if outlook is None else outlook.desk
-    rows = [] if desk is None else node_rows(desk)
+    dispatch_state = None if outlook is None else outlook.dispatch_state
+    rows = [] if dispatch_state is None else node_rows(dispatch_state)
     return rows[:MAX_NODES], max(0, len(rows) - MAX_NODES)
 
 
-def node_rows(desk: Desk) -> list[NodeRow]:
+def node_rows(dispatch_state: DispatchState) -> list[NodeRow]:
     """Return the nodes and workers that a desk knows, the nodes first."""
-    flights = desk.flights
+    flights = dispatch_state.flights
     taken = Counter(flight.node_id for flight in flights)
     rows = []
     for node_id in sorted(flights.known_nodes()):

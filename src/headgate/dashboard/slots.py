@@ -205,14 +205,16 @@ async def disable(view: View, name: str, _: Form) -> Done:
 
 def _card(view: View, slot: SlotBody) -> Card:
     outlook = view.api.outlook
-    desk = None if outlook is None or view.caller.is_bound else outlook.desk
+    dispatch_state = None if outlook is None or view.caller.is_bound else outlook.dispatch_state
     return Card(
         slot=slot,
         path=slot_href(slot.name),
         bar=bar_of(slot),
         next_wake=next_wake_words(slot),
         window=window_of(slot, view.now),
-        inflight=None if desk is None else desk.flights.by_slot.get(slot.name, 0),
+        inflight=None
+        if dispatch_state is None
+        else dispatch_state.flights.by_slot.get(slot.name, 0),
         waiting_path=_tasks_path(slot=slot.name),
         sharing_path=_tasks_path(provider=slot.provider),
     )

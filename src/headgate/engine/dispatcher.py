@@ -19,8 +19,8 @@ from headgate.core.budgets.accounts import Refused
 from headgate.core.budgets.ledger import Ledger, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import LIVE, Call, Reservation
 from headgate.core.budgets.scopes import ROOT, Scope, charged_scopes
-from headgate.core.dispatch_plan import DeskSettings, Planned
-from headgate.core.dispatch_state import Desk, ask_budgets_again, needs_new_desk, refit
+from headgate.core.dispatch_plan import DispatchSettings, Planned
+from headgate.core.dispatch_state import DispatchState, ask_budgets_again, needs_new_state, refit
 from headgate.core.gates import GateClosure
 from headgate.core.lifecycle import EXPIRED_WHILE_QUEUED
 from headgate.core.money import MicroUsd, Tokens
@@ -37,7 +37,7 @@ from headgate.storage.store import (
     Assigned,
     Assignment,
     Backlog,
-    Drop,
+    Expiration,
     NewTask,
     NotAssigned,
     Overdue,
@@ -53,7 +53,7 @@ MAX_IN_DOUBT = 1_000
 """With more of them, it is quicker to read everything anew."""
 
 
-class Doubts:
+class UnknownWrites:
     """The tasks to look at."""
 
     def __init__(self, store: TaskStore) -> None:
@@ -88,18 +88,18 @@ class Doubts:
 # Drops: queued tasks that the dispatcher ends without having run them, and what they are told.
 
 
-def expired(task_ids: Iterable[str]) -> list[Drop]:
+def expired(task_ids: Iterable[str]) -> list[Expiration]:
     """Return the end of tasks whose deadline passed while they waited."""
     return [
-        Drop(task_id=task_id, status=TaskStatus.FAILED, error=EXPIRED_WHILE_QUEUED)
+        Expiration(task_id=task_id, status=TaskStatus.FAILED, error=EXPIRED_WHILE_QUEUED)
         for task_id in task_ids
     ]
 
 
-def rejected(errors: Mapping[str, str]) -> list[Drop]:
+def rejected(errors: Mapping[str, str]) -> list[Expiration]:
     """Return the end of tasks that no budget will hold, each with its reason."""
     return [
-        Drop(task_id=task_id, status=TaskStatus.REJECTED, error=error)
+        Expiration(task_id=task_id, status=TaskStatus.REJECTED, error=error)
         for task_id, error in errors.items()
     ]
 
@@ -112,21 +112,27 @@ def rejected(errors: Mapping[str, str]) -> list[Drop]:
 # assigned.
 
 
-def expect(desk: Desk | None, new: NewTask, now: float) -> bool:
+def expect(dispatch_state: DispatchState | None, new: NewTask, now: float) -> bool:
     """Show a desk the record that a task will most likely have; False if others could start."""
-    if desk is None or desk.index.offers.has_ready or new.task.id in desk.waiting:
+    if (
+        dispatch_state is None
+        or dispatch_state.index.offers.has_ready
+        or new.task.id in dispatch_state.waiting
+    ):
         return False
     if new.terms.depends_on or new.task.not_before is not None:
         return False
-    task = msgspec.structs.replace(new.task, status=TaskStatus.QUEUED, enqueued_tick=desk.tick)
-    desk.see(TaskRecord(task=task, terms=new.terms, agent_id=task.agent_id), now)
+    task = msgspec.structs.replace(
+        new.task, status=TaskStatus.QUEUED, enqueued_tick=dispatch_state.tick
+    )
+    dispatch_state.observe(TaskRecord(task=task, terms=new.terms, agent_id=task.agent_id), now)
     return True
 
 
-def unexpect(desk: Desk | None, task_id: str, now: float) -> None:
+def unexpect(dispatch_state: DispatchState | None, task_id: str, now: float) -> None:
     """Have a desk forget a task that it was shown too soon; what is planned the store judges."""
-    if desk is not None and task_id in desk.waiting:
-        desk.forget(task_id, now)
+    if dispatch_state is not None and task_id in dispatch_state.waiting:
+        dispatch_state.forget(task_id, now)
 
 
 # Starts that nobody heard of: written as running on this node by a step whose answer got lost.
@@ -144,7 +150,7 @@ Runs = Callable[[str], bool]
 """Tells whether an attempt at a task is under way on this node."""
 
 
-class ForgottenStarts:
+class LostStarts:
     """Looks for tasks that may have been started on this node."""
 
     def __init__(self, store: TaskStore, *, start: Start, runs: Runs) -> None:
@@ -190,10 +196,12 @@ def ended_while_loading(epoch: int) -> StaleEpochError:
     return StaleEpochError(f"epoch {epoch} ended while the backlog was read")
 
 
-async def desk_from(backlog: Backlog, settings: DeskSettings, now: float, *, node_id: str) -> Desk:
+async def dispatch_state_from(
+    backlog: Backlog, settings: DispatchSettings, now: float, *, node_id: str
+) -> DispatchState:
     """Return a desk that has everything in the backlog, for the node that dispatches."""
-    desk = Desk(settings)
-    desk.load(
+    dispatch_state = DispatchState(settings)
+    dispatch_state.load(
         (),
         usage=backlog.usage,
         rate_counts=backlog.rate_counts,
@@ -204,11 +212,11 @@ async def desk_from(backlog: Backlog, settings: DeskSettings, now: float, *, nod
     )
     # Among equals the first is taken, and a task starts here in one step less than elsewhere.
     for node in sorted(backlog.nodes, key=lambda node: node.id != node_id):
-        desk.workers.set_node(node.id, node.places, agent_id=node.agent_id, now=now)
+        dispatch_state.workers.set_node(node.id, node.places, agent_id=node.agent_id, now=now)
     for start in range(0, len(backlog.records), LOADED_AT_ONCE):
-        desk.load_more(backlog.records[start : start + LOADED_AT_ONCE], now)
+        dispatch_state.load_more(backlog.records[start : start + LOADED_AT_ONCE], now)
         await asyncio.sleep(0)
-    return desk
+    return dispatch_state
 
 
 def _served(backlog: Backlog) -> dict[str, dict[str, int]]:
@@ -221,7 +229,7 @@ def _served(backlog: Backlog) -> dict[str, dict[str, int]]:
 # Rest: how a loop sleeps until somebody wakes it, and how others can tell that it does.
 
 
-class Rest:
+class WakeUpEvent:
     """A sleep that is ended by `wake`, also by one that came before it."""
 
     def __init__(self) -> None:
@@ -252,7 +260,7 @@ class Rest:
 # What changed while there was no desk to look at it: kept, and shown to the next one.
 
 
-class Unseen:
+class PendingRecords:
     """Records and closures in the order in which they came."""
 
     def __init__(self) -> None:
@@ -269,12 +277,12 @@ class Unseen:
         """Drop everything; what is read from now on has it."""
         self._records, self._closures = [], []
 
-    def take(self, desk: Desk, now: float) -> list[TaskRecord]:
+    def take(self, dispatch_state: DispatchState, now: float) -> list[TaskRecord]:
         """Close at a desk what was closed, and return the records that it is yet to see."""
         records, closures = self._records, self._closures
         self.forget()
         for closure in closures:
-            desk.close(closure, now)
+            dispatch_state.close(closure, now)
         return records
 
 
@@ -322,7 +330,7 @@ def _longest_seconds(line: Planned, now: float) -> float:
     return left_seconds if attempt_seconds is None else min(left_seconds, attempt_seconds)
 
 
-class HeldPlan(msgspec.Struct, frozen=True, kw_only=True):
+class ReservedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a plan: lines with money, lines that a scope refused, lines that are wrong."""
 
     held: list[Planned]
@@ -330,7 +338,7 @@ class HeldPlan(msgspec.Struct, frozen=True, kw_only=True):
     wrong: list[tuple[Planned, str]]
 
 
-class OutsideBooks:
+class OutsideLedger:
     """Holds the money of plans in a ledger outside the store.
 
     It is only held: a crash before the work starts gives it back when its lease ends. The node
@@ -348,10 +356,10 @@ class OutsideBooks:
         tries = self._given_back.get(first, 0)
         return f"{first}:{tries}" if tries else first
 
-    async def hold(self, planned: list[Planned], epoch: int, now: float) -> HeldPlan:
+    async def hold(self, planned: list[Planned], epoch: int, now: float) -> ReservedPlan:
         """Hold the money of a plan, each line by itself."""
         answers = await asyncio.gather(*(self._hold(line, epoch, now) for line in planned))
-        plan = HeldPlan(held=[], refused=[], wrong=[])
+        plan = ReservedPlan(held=[], refused=[], wrong=[])
         for line, answer in zip(planned, answers, strict=True):
             if isinstance(answer, Refused):
                 plan.refused.append((line, answer))
@@ -450,9 +458,9 @@ def not_held(line: Planned, refused: Refused | None) -> NotAssigned:
 class PendingSettings:
     """The settings that decisions go by, and those that are to come."""
 
-    def __init__(self, current: DeskSettings) -> None:
+    def __init__(self, current: DispatchSettings) -> None:
         self.current = current
-        self._next: DeskSettings | None = None
+        self._next: DispatchSettings | None = None
         self._asks_budgets = False
         self._in_force = asyncio.Event()
         self._in_force.set()
@@ -462,25 +470,25 @@ class PendingSettings:
         """Whether other settings are to come into force."""
         return self._next is not None
 
-    def put(self, settings: DeskSettings, *, asks_budgets: bool) -> None:
+    def put(self, settings: DispatchSettings, *, asks_budgets: bool) -> None:
         """Take settings for the next round; `asks_budgets` if limits in the books changed, too."""
         self._next = settings
         self._asks_budgets = self._asks_budgets or asks_budgets
         self._in_force.clear()
 
-    def come_into_force(self, desk: Desk | None) -> bool:
+    def come_into_force(self, dispatch_state: DispatchState | None) -> bool:
         """Go by what is to come; return whether the desk can go on, or a new one is needed."""
         settings = self._next or self.current
         self.current, self._next = settings, None
         asks_budgets, self._asks_budgets = self._asks_budgets, False
         self._in_force.set()
-        if desk is None:
+        if dispatch_state is None:
             return True
-        if needs_new_desk(desk, settings):
+        if needs_new_state(dispatch_state, settings):
             return False
-        refit(desk, settings)
+        refit(dispatch_state, settings)
         if asks_budgets:
-            ask_budgets_again(desk)
+            ask_budgets_again(dispatch_state)
         return True
 
     async def in_force(self) -> None:
@@ -502,7 +510,7 @@ class Dispatcher:
     def __init__(
         self,
         store: TaskStore,
-        settings: DeskSettings,
+        settings: DispatchSettings,
         *,
         start: Start,
         runs: Runs = lambda _task_id: False,
@@ -516,19 +524,19 @@ class Dispatcher:
         self._start = start
         self._runs = runs
         self._feed = feed or EventFeed(store.now)
-        self._forgotten = ForgottenStarts(store, start=self._begin, runs=runs)
+        self._forgotten = LostStarts(store, start=self._begin, runs=runs)
         self._set_tick(tick_seconds)
-        self._outside = None if ledger is None else OutsideBooks(ledger)
-        self._rest = Rest()
+        self._outside = None if ledger is None else OutsideLedger(ledger)
+        self._rest = WakeUpEvent()
         self._loaded = asyncio.Event()
         self._epoch: int | None = None
         self._node_id = ""
         self._has_news = False
         self._news_at = 0.0
         self._loads = 0
-        self._unseen = Unseen()
-        self._doubts = Doubts(store)
-        self.desk: Desk | None = None
+        self._unseen = PendingRecords()
+        self._doubts = UnknownWrites(store)
+        self.dispatch_state: DispatchState | None = None
         self.standings: tuple[SlotStanding, ...] = ()
         self.problem = ""
         self.has_fault = False
@@ -557,32 +565,32 @@ class Dispatcher:
             self._start_anew()
             self._feed.close()
 
-    def see(self, changed: Iterable[TaskRecord], closure: GateClosure | None = None) -> None:
+    def observe(self, changed: Iterable[TaskRecord], closure: GateClosure | None = None) -> None:
         """Look at records that changed.
 
         A gate that closes is closed first, or what it holds would be planned once more.
         """
         records = tuple(changed)
-        if self.desk is not None:
+        if self.dispatch_state is not None:
             if closure is not None:
-                self.desk.close(closure, self._store.now())
-            self._look_at(self.desk, records)
+                self.dispatch_state.close(closure, self._store.now())
+            self._look_at(self.dispatch_state, records)
             self._rest.wake()
         elif self._epoch is not None:
-            self._feed.see(records)
+            self._feed.observe(records)
             self._unseen.keep(records, closure)
 
     def expect(self, new: NewTask) -> bool:
         """Plan a task that is about to be stored, if there is nothing else to do."""
         is_free = self._rest.is_asleep and self._outside is None
-        if not is_free or not expect(self.desk, new, self._store.now()):
+        if not is_free or not expect(self.dispatch_state, new, self._store.now()):
             return False
         self._rest.wake()
         return True
 
     def unexpect(self, task_id: str) -> None:
         """Forget a task that was expected, and was not stored as that."""
-        unexpect(self.desk, task_id, self._store.now())
+        unexpect(self.dispatch_state, task_id, self._store.now())
 
     def doubt(self, task_id: str) -> None:
         """Look at a task of which nobody knows whether it was changed, at the next round."""
@@ -599,7 +607,7 @@ class Dispatcher:
         self._rest.wake()
 
     def reconfigure(
-        self, settings: DeskSettings, *, tick_seconds: float, asks_budgets: bool
+        self, settings: DispatchSettings, *, tick_seconds: float, asks_budgets: bool
     ) -> None:
         """Decide by other settings, from the next round on."""
         self._set_tick(tick_seconds)
@@ -609,8 +617,8 @@ class Dispatcher:
     def set_slots(self, standings: tuple[SlotStanding, ...]) -> None:
         """Go by what is known of slots now, at this desk and at every one to come."""
         self.standings = standings
-        if self.desk is not None:
-            self.desk.set_slots(standings)
+        if self.dispatch_state is not None:
+            self.dispatch_state.set_slots(standings)
             self._rest.wake()
 
     async def run(self) -> None:
@@ -624,42 +632,42 @@ class Dispatcher:
         """Make one round; return whether another may find more to do at once."""
         if len(self._forgotten):
             await self._forgotten.look(self._node_id)
-        if self.pending.is_waiting and not self.pending.come_into_force(self.desk):
+        if self.pending.is_waiting and not self.pending.come_into_force(self.dispatch_state):
             self._start_anew()
         epoch = self._epoch
         if epoch is None:
             return False
-        desk = self.desk or await self._load(epoch)
+        dispatch_state = self.dispatch_state or await self._load(epoch)
         if len(self._doubts):
-            await self._look_again(desk)
+            await self._look_again(dispatch_state)
         # Whoever is never at rest must hear of lost nodes, too.
-        if self._has_news or self._store.now() >= self._news_at + self._patience(desk):
-            await self._read_news(desk, epoch)
-        due = desk.fall_due(self._store.now())
-        drops = [*expired(due), *rejected(desk.take_hopeless())]
-        await self._give_up(desk, epoch)
+        if self._has_news or self._store.now() >= self._news_at + self._patience(dispatch_state):
+            await self._read_news(dispatch_state, epoch)
+        due = dispatch_state.fall_due(self._store.now())
+        drops = [*expired(due), *rejected(dispatch_state.take_hopeless())]
+        await self._give_up(dispatch_state, epoch)
         if drops:
-            self._look_at(desk, await self._store.drop(epoch, drops))
+            self._look_at(dispatch_state, await self._store.drop(epoch, drops))
         # Asked again: rates count from when they are taken, and time has passed since.
-        planned = desk.plan(self._store.now(), most=MAX_PLANNED)
+        planned = dispatch_state.plan(self._store.now(), most=MAX_PLANNED)
         if planned:
-            await self._apply(desk, epoch, planned)
-        if desk.forgiven_now:
-            forgiven, desk.forgiven_now = desk.forgiven_now, {}
+            await self._apply(dispatch_state, epoch, planned)
+        if dispatch_state.forgiven_now:
+            forgiven, dispatch_state.forgiven_now = dispatch_state.forgiven_now, {}
             await self._store.forgive(epoch, forgiven)
         return bool(planned or drops)
 
     async def recover(self, dead_nodes: Sequence[str]) -> None:
         """Take tasks back from nodes whose lease has ended."""
-        desk, epoch = self.desk, self._epoch
-        if desk is None or epoch is None:
+        dispatch_state, epoch = self.dispatch_state, self._epoch
+        if dispatch_state is None or epoch is None:
             return
         for node_id in dead_nodes:
-            desk.workers.drop_node(node_id, self._store.now())
-            tasks = desk.flights.on_node(node_id)
+            dispatch_state.workers.drop_node(node_id, self._store.now())
+            tasks = dispatch_state.flights.on_node(node_id)
             for start in range(0, len(tasks), MAX_RECOVERED):
                 batch = tasks[start : start + MAX_RECOVERED]
-                self.see(await self._store.recover(epoch, batch))
+                self.observe(await self._store.recover(epoch, batch))
             if tasks:
                 log.warning("recovered tasks of a lost node", node_id=node_id, tasks=len(tasks))
 
@@ -689,8 +697,8 @@ class Dispatcher:
         return is_busy
 
     async def _sleep(self) -> None:
-        seconds = self._patience(self.desk)
-        next_at = None if self.desk is None else self.desk.next_at()
+        seconds = self._patience(self.dispatch_state)
+        next_at = None if self.dispatch_state is None else self.dispatch_state.next_at()
         if next_at is not None:
             seconds = min(seconds, max(0.0, next_at - self._store.now()))
         if not await self._rest.sleep(seconds):
@@ -700,14 +708,14 @@ class Dispatcher:
         # Nodes come and go without a word where several share a store.
         self._news_seconds = min(seconds, NEWS_SECONDS) if self._store.is_shared else seconds
 
-    def _patience(self, desk: Desk | None) -> float:
+    def _patience(self, dispatch_state: DispatchState | None) -> float:
         """Return how long nobody need look for nodes that are gone; workers go without a word."""
-        has_workers = desk is not None and desk.flights.has_workers
+        has_workers = dispatch_state is not None and dispatch_state.flights.has_workers
         return min(self._news_seconds, NEWS_SECONDS) if has_workers else self._news_seconds
 
     def _start_anew(self) -> None:
         """Throw the desk away; the next round makes another from the store."""
-        self.desk = None
+        self.dispatch_state = None
         if self._epoch is not None:
             self._loaded.clear()
         self._loads += 1
@@ -715,96 +723,105 @@ class Dispatcher:
         self._doubts.forget()
         self._rest.wake()
 
-    async def _load(self, epoch: int) -> Desk:
+    async def _load(self, epoch: int) -> DispatchState:
         self._start_anew()
         load = self._loads
         backlog = await self._store.backlog(epoch)
         if load != self._loads:
             raise ended_while_loading(epoch)
         settings, now = self.pending.current, self._store.now()
-        desk = await desk_from(backlog, settings, now, node_id=self._node_id)
+        dispatch_state = await dispatch_state_from(backlog, settings, now, node_id=self._node_id)
         if load != self._loads:
             raise ended_while_loading(epoch)
-        self.desk = desk
+        self.dispatch_state = dispatch_state
         self._feed.load(backlog.records)
         self._loaded.set()
-        desk.set_slots(self.standings)
-        self._look_at(desk, self._unseen.take(desk, self._store.now()))
-        self._feed.start_anew(lambda one: one in desk.waiting or desk.flights.get(one) is not None)
+        dispatch_state.set_slots(self.standings)
+        self._look_at(dispatch_state, self._unseen.take(dispatch_state, self._store.now()))
+        self._feed.start_anew(
+            lambda one: one in dispatch_state.waiting or dispatch_state.flights.get(one) is not None
+        )
         self._has_news = True
-        log.info("dispatching", epoch=epoch, waiting=len(desk.waiting), running=len(desk.flights))
-        own = desk.flights.on_node(self._node_id)
+        log.info(
+            "dispatching",
+            epoch=epoch,
+            waiting=len(dispatch_state.waiting),
+            running=len(dispatch_state.flights),
+        )
+        own = dispatch_state.flights.on_node(self._node_id)
         self._forgotten.suspect(task_id for task_id in own if not self._runs(task_id))
-        return desk
+        return dispatch_state
 
-    def _look_at(self, desk: Desk, records: Sequence[TaskRecord]) -> None:
+    def _look_at(self, dispatch_state: DispatchState, records: Sequence[TaskRecord]) -> None:
         now = self._store.now()
         for record in records:
-            desk.see(record, now)
-        self._feed.see(records)
+            dispatch_state.observe(record, now)
+        self._feed.observe(records)
 
-    async def _look_again(self, desk: Desk) -> None:
+    async def _look_again(self, dispatch_state: DispatchState) -> None:
         async for task_id, record in self._doubts.look():
             if record is None:
-                unexpect(desk, task_id, self._store.now())
+                unexpect(dispatch_state, task_id, self._store.now())
             elif record.is_terminal and record.progress.dependants:
                 # Its end has changed others, too.
                 self._start_anew()
                 return
             else:
-                self._look_at(desk, (record,))
+                self._look_at(dispatch_state, (record,))
 
-    async def _read_news(self, desk: Desk, epoch: int) -> None:
+    async def _read_news(self, dispatch_state: DispatchState, epoch: int) -> None:
         self._has_news = False
         news = await self._store.news(epoch)
         now = self._news_at = self._store.now()
-        self._look_at(desk, news.records)
+        self._look_at(dispatch_state, news.records)
         for task_id in news.gone:
-            desk.forget(task_id, now)
+            dispatch_state.forget(task_id, now)
             self._feed.forget(task_id)
         for closure in news.closures:
-            desk.close(closure, now)
+            dispatch_state.close(closure, now)
         for node in news.nodes:
-            desk.workers.set_node(node.id, node.places, agent_id=node.agent_id, now=now)
-        known = desk.flights.nodes() | desk.flights.known_nodes()
+            dispatch_state.workers.set_node(node.id, node.places, agent_id=node.agent_id, now=now)
+        known = dispatch_state.flights.nodes() | dispatch_state.flights.known_nodes()
         await self.recover(sorted(known - {node.id for node in news.nodes}))
 
-    async def _give_up(self, desk: Desk, epoch: int) -> None:
-        overdue = desk.workers.take_overdue(self._store.now())
+    async def _give_up(self, dispatch_state: DispatchState, epoch: int) -> None:
+        overdue = dispatch_state.workers.take_overdue(self._store.now())
         if overdue:
             attempts = [Overdue(task_id=one.task.id, attempt=one.attempt) for one in overdue]
-            self._look_at(desk, await self._store.give_up(epoch, attempts))
+            self._look_at(dispatch_state, await self._store.give_up(epoch, attempts))
 
-    async def _apply(self, desk: Desk, epoch: int, planned: list[Planned]) -> None:
+    async def _apply(
+        self, dispatch_state: DispatchState, epoch: int, planned: list[Planned]
+    ) -> None:
         now = self._store.now()
-        drops: list[Drop] = []
+        drops: list[Expiration] = []
         if self._outside is not None:
             plan = await self._outside.hold(planned, epoch, now)
             planned = plan.held
             for line, refused in plan.refused:
-                drops += self._refusal(desk, line, not_held(line, refused))
+                drops += self._refusal(dispatch_state, line, not_held(line, refused))
             for line, error in plan.wrong:
-                self._refusal(desk, line, not_held(line, None))
+                self._refusal(dispatch_state, line, not_held(line, None))
                 drops += rejected({line.task.id: error})
         answers = await self._assign(planned, epoch, now) if planned else []
-        drops += await self._take_answers(desk, epoch, planned, answers)
+        drops += await self._take_answers(dispatch_state, epoch, planned, answers)
         if drops:
-            self._look_at(desk, await self._store.drop(epoch, drops))
+            self._look_at(dispatch_state, await self._store.drop(epoch, drops))
 
     async def _take_answers(
         self,
-        desk: Desk,
+        dispatch_state: DispatchState,
         epoch: int,
         planned: list[Planned],
         answers: list[Assigned | NotAssigned],
-    ) -> list[Drop]:
-        drops: list[Drop] = []
+    ) -> list[Expiration]:
+        drops: list[Expiration] = []
         not_applied: list[Planned] = []
         for line, answer in zip(planned, answers, strict=True):
             if isinstance(answer, Assigned):
                 self._assigned(answer.record)
                 continue
-            drops += self._refusal(desk, line, answer)
+            drops += self._refusal(dispatch_state, line, answer)
             not_applied.append(line)
             # Its node may be gone. The same plan again would be refused again, and so on.
             self._has_news = self._has_news or answer.refused is None
@@ -828,7 +845,7 @@ class Dispatcher:
             raise
 
     def _assigned(self, record: TaskRecord) -> None:
-        self._feed.see((record,))
+        self._feed.observe((record,))
         node_id = record.progress.node_id or ""
         if record.task.status is TaskStatus.RUNNING and node_id == self._node_id:
             self._start(record)
@@ -836,17 +853,19 @@ class Dispatcher:
             self.call_worker(node_id)
 
     def _begin(self, record: TaskRecord) -> None:
-        self._feed.see((record,))
+        self._feed.observe((record,))
         self._start(record)
 
-    def _refusal(self, desk: Desk, line: Planned, answer: NotAssigned) -> list[Drop]:
+    def _refusal(
+        self, dispatch_state: DispatchState, line: Planned, answer: NotAssigned
+    ) -> list[Expiration]:
         self._feed.see_refusal(answer.refused)
-        error = desk.refuse(line, answer.record, answer.refused, self._store.now())
+        error = dispatch_state.refuse(line, answer.record, answer.refused, self._store.now())
         return [] if error is None else rejected({line.task.id: error})
 
     def _assignment(self, line: Planned, epoch: int, now: float) -> Assignment:
         is_own = line.node_id == self._node_id
         name = (self._outside.name if self._outside else reservation_id)(line, epoch)
-        tick = self.desk.tick if self.desk is not None else 0
+        tick = self.dispatch_state.tick if self.dispatch_state is not None else 0
         is_held = self._outside is not None
         return assignment_of(line, name=name, now=now, tick=tick, starts=is_own, is_held=is_held)

@@ -22,12 +22,12 @@ from headgate.core.admission import QueueLimits
 from headgate.core.budgets.accounts import Limit
 from headgate.core.budgets.ledger import Ledger
 from headgate.core.budgets.scopes import Scope
-from headgate.core.dispatch_plan import DeskSettings, Waiting
-from headgate.core.dispatch_state import Desk, LaneFigure, lane_figures, waiting_for_scopes
+from headgate.core.dispatch_plan import DispatchSettings, Waiting
+from headgate.core.dispatch_state import DispatchState, LaneStats, lane_stats, waiting_for_scopes
 from headgate.core.fair_share import Share, shares
 from headgate.core.gates import GateClosure
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitKey
-from headgate.core.in_flight import InFlight
+from headgate.core.in_flight import InFlightAttempt
 from headgate.core.lifecycle import DEFAULT_POLICY, RetryPolicy
 from headgate.core.slots.slot import SlotStanding
 from headgate.core.task import (
@@ -41,7 +41,7 @@ from headgate.core.task import (
     slot_of,
 )
 from headgate.core.task_view import moment
-from headgate.core.why import Reason, reasons
+from headgate.core.why import TaskReason, reasons
 from headgate.engine.dispatcher import Dispatcher
 from headgate.engine.events import EventFeed
 from headgate.engine.external_ledger import SettlementOutbox, WatchedLedger
@@ -163,13 +163,15 @@ class Submits:
 # ago first. The node that dispatches knows the oldest task that has not ended, and begins there.
 
 
-def from_the_oldest_live(query: TaskQuery, desk: Desk | None) -> TaskQuery:
+def from_the_oldest_live(query: TaskQuery, dispatch_state: DispatchState | None) -> TaskQuery:
     """Return a query that passes over what ended before the oldest that has not."""
-    if desk is None or not query.is_oldest_first or not query.states:
+    if dispatch_state is None or not query.is_oldest_first or not query.states:
         return query
     if not TERMINAL.isdisjoint(query.states):
         return query
-    oldest = min(chain(desk.waiting, (one.task.id for one in desk.flights)), default="")
+    oldest = min(
+        chain(dispatch_state.waiting, (one.task.id for one in dispatch_state.flights)), default=""
+    )
     # Everything behind a beginning of an id comes after it, the id itself too.
     return msgspec.structs.replace(query, before=max(query.before or "", oldest[:-1]) or None)
 
@@ -189,21 +191,31 @@ LOOK_ON_SECONDS = 1.0
 Filter = TypeVar("Filter", bound=TaskFilter)
 
 
-async def find(store: TaskStore, query: TaskQuery, desk: Desk | None) -> TaskPage:
+async def find(
+    store: TaskStore, query: TaskQuery, dispatch_state: DispatchState | None
+) -> TaskPage:
     """List tasks, by what the desk knows of them where there is one."""
-    if desk is None and _is_of_flights(query):
+    if dispatch_state is None and _is_of_flights(query):
         return await _find_in_flight(store, query)
-    return await store.find(from_the_oldest_live(only_in_flight(query, desk), desk))
+    return await store.find(
+        from_the_oldest_live(only_in_flight(query, dispatch_state), dispatch_state)
+    )
 
 
-def only_in_flight(wanted: Filter, desk: Desk | None) -> Filter:
+def only_in_flight(wanted: Filter, dispatch_state: DispatchState | None) -> Filter:
     """Return a filter of what is in flight that looks at nothing else.
 
     The desk counts a flight from before the store does to after it, so none is missing.
     """
-    if desk is None or not _is_of_flights(wanted) or len(desk.flights) > MAX_AMONG:
+    if (
+        dispatch_state is None
+        or not _is_of_flights(wanted)
+        or len(dispatch_state.flights) > MAX_AMONG
+    ):
         return wanted
-    return msgspec.structs.replace(wanted, among=tuple(one.task.id for one in desk.flights))
+    return msgspec.structs.replace(
+        wanted, among=tuple(one.task.id for one in dispatch_state.flights)
+    )
 
 
 async def look_on(
@@ -291,13 +303,13 @@ class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
 
     task_id: str
     state: TaskStatus
-    reasons: tuple[Reason, ...]
+    reasons: tuple[TaskReason, ...]
     slot: SlotRoom | None = None
     slots: tuple[SlotRoom, ...] = ()
 
 
 def why_of(
-    record: TaskRecord, standings: Iterable[SlotStanding], reasons: tuple[Reason, ...] = ()
+    record: TaskRecord, standings: Iterable[SlotStanding], reasons: tuple[TaskReason, ...] = ()
 ) -> Why:
     """Return the answer about a task."""
     task = record.task
@@ -356,42 +368,42 @@ class Outlook:
         self._dispatcher = dispatcher
 
     @property
-    def desk(self) -> Desk | None:
+    def dispatch_state(self) -> DispatchState | None:
         """What waits and runs; None where this node does not dispatch."""
-        return self._dispatcher.desk
+        return self._dispatcher.dispatch_state
 
     def present(self) -> Present | None:
         """Return how many tasks wait and are in flight."""
-        desk = self.desk
-        if desk is None:
+        dispatch_state = self.dispatch_state
+        if dispatch_state is None:
             return None
-        return Present(queued=len(desk.waiting), inflight=len(desk.flights))
+        return Present(queued=len(dispatch_state.waiting), inflight=len(dispatch_state.flights))
 
     def shares(self) -> tuple[Share, ...] | None:
         """Return the share of each project that it should have, and that it had."""
-        desk = self.desk
-        if desk is None:
+        dispatch_state = self.dispatch_state
+        if dispatch_state is None:
             return None
-        return shares(desk.settings.projects, desk.figures.tokens)
+        return shares(dispatch_state.settings.projects, dispatch_state.figures.tokens)
 
-    def lanes(self, now: float) -> tuple[LaneFigure, ...] | None:
+    def lanes(self, now: float) -> tuple[LaneStats, ...] | None:
         """Return the lanes in which tasks wait, with their load and longest wait."""
-        desk = self.desk
-        if desk is None:
+        dispatch_state = self.dispatch_state
+        if dispatch_state is None:
             return None
-        return lane_figures(desk, now)
+        return lane_stats(dispatch_state, now)
 
     def waiting_for_scopes(self) -> dict[str, int] | None:
         """Return how many tasks wait for each budget that has no room for them."""
-        desk = self.desk
-        return None if desk is None else waiting_for_scopes(desk)
+        dispatch_state = self.dispatch_state
+        return None if dispatch_state is None else waiting_for_scopes(dispatch_state)
 
     def longest_wait(self, now: float, bounds: Bounds = UNBOUND) -> LongestWait | None:
         """Return who waits longest within bounds; None if nobody does, or nobody knows."""
-        desk = self.desk
-        if desk is None:
+        dispatch_state = self.dispatch_state
+        if dispatch_state is None:
             return None
-        return longest_wait(desk.waiting, now, bounds)
+        return longest_wait(dispatch_state.waiting, now, bounds)
 
 
 def longest_wait(
@@ -428,7 +440,7 @@ Preparation = Callable[[], Awaitable[None]]
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How this node takes part: what may wait, how it decides, how much it runs."""
 
-    desk: DeskSettings
+    dispatch: DispatchSettings
     is_enabled: bool = True
     limits: QueueLimits = QueueLimits()
     budgets: dict[Scope, Limit] = {}
@@ -473,7 +485,7 @@ class Engine:
         )
         self.dispatcher = Dispatcher(
             store,
-            settings.desk,
+            settings.dispatch,
             start=self.runner.start,
             runs=self.runner.__contains__,
             tick_seconds=settings.tick_seconds,
@@ -616,7 +628,7 @@ class Engine:
         record = answer.records[0]
         if answer.had_ended:
             check_move(task_id, record.task.status, TaskStatus.CANCELLED)
-        self.dispatcher.see(answer.records)
+        self.dispatcher.observe(answer.records)
         self.told(answer.records)
         if record.is_terminal:
             return record
@@ -636,7 +648,7 @@ class Engine:
 
     async def find(self, query: TaskQuery) -> TaskPage:
         """List tasks in the order of the query, as many as fit on one page."""
-        return await find(self.store, query, self.dispatcher.desk)
+        return await find(self.store, query, self.dispatcher.dispatch_state)
 
     async def totals(self) -> Totals:
         """Count what waits, what runs and what has happened."""
@@ -663,13 +675,13 @@ class Engine:
             return None
         if record.task.status is not TaskStatus.QUEUED:
             return why_of(record, self.dispatcher.standings)
-        desk = self.dispatcher.desk
-        if desk is None and self.dispatcher.is_leading:
+        dispatch_state = self.dispatcher.dispatch_state
+        if dispatch_state is None and self.dispatcher.is_leading:
             problem = self.dispatcher.problem or "the tasks are still being read; try again"
             raise StoreUnavailableError(problem)
-        if desk is None:
+        if dispatch_state is None:
             raise NotDispatchingError(self.node.leader_address)
-        found = reasons(desk, task_id, self.store.now(), partial(_is_within, bounds))
+        found = reasons(dispatch_state, task_id, self.store.now(), partial(_is_within, bounds))
         return why_of(record, self.dispatcher.standings, found)
 
     def events(self) -> EventFeed:
@@ -684,7 +696,7 @@ class Engine:
         return judge(
             phase=self._phase or off,
             is_leading=self.dispatcher.is_leading,
-            is_loaded=self.dispatcher.desk is not None,
+            is_loaded=self.dispatcher.dispatch_state is not None,
             knows_leader=self.node.leader_id not in ("", self.node.node_id),
             has_fault=self.dispatcher.has_fault,
             store_problem=self.node.problem,
@@ -718,25 +730,25 @@ class Engine:
 
     def _show(self, answer: Submitted) -> None:
         if isinstance(answer, Queued):
-            self.dispatcher.see((answer.record,))
+            self.dispatcher.observe((answer.record,))
             self.told((answer.record,))
         elif isinstance(answer, TurnedAway) and answer.record.is_terminal:
             # It changes no plan; only those who listen want to know, if there is a task at all.
-            self.feed.see((answer.record,))
+            self.feed.observe((answer.record,))
             self.told((answer.record,))
 
     def _changed(self, records: Iterable[TaskRecord], closure: GateClosure | None) -> None:
-        self.dispatcher.see(records, closure)
+        self.dispatcher.observe(records, closure)
         self.told(records)
         if closure is not None and closure.kind == "slot":
             self.slot_paused(closure.name)
 
     def _ask_budgets(self) -> None:
         """Ask again for what waits for budgets: books outside the store have changed."""
-        desk = self.dispatcher.desk
-        if desk is not None and desk.parking.refusals:
-            desk.ask_again(list(desk.parking.refusals), has_freed=True)
-            self.dispatcher.see(())
+        dispatch_state = self.dispatcher.dispatch_state
+        if dispatch_state is not None and dispatch_state.parking.refusals:
+            dispatch_state.ask_again(list(dispatch_state.parking.refusals), has_freed=True)
+            self.dispatcher.observe(())
 
     async def _quietly(self, step: Coroutine[Any, Any, None]) -> None:
         """Take a step of leaving; a store that cannot be asked then finds out by the lease."""
@@ -754,7 +766,7 @@ def _overseen(dispatcher: Dispatcher, feed: EventFeed) -> tuple[Outlook, History
     return outlook, history
 
 
-def _is_within(bounds: Bounds, flight: InFlight) -> bool:
+def _is_within(bounds: Bounds, flight: InFlightAttempt) -> bool:
     return bounds.has(agent_id=flight.agent_id, project_id=flight.task.project_id)
 
 
@@ -779,7 +791,7 @@ async def reconfigure(
     engine.workers.lease_seconds = settings.worker_lease_seconds
     engine.reaper.result_ttl_seconds = settings.result_ttl_seconds
     engine.dispatcher.reconfigure(
-        settings.desk,
+        settings.dispatch,
         tick_seconds=settings.tick_seconds,
         asks_budgets=settings.budgets != before.budgets,
     )

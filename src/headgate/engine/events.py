@@ -192,7 +192,7 @@ class EventFeed:
         """Take what there was when the dispatcher read everything; that is no event."""
         self._bookings.load(one for one in live if self._ranks.get(one.task.id) != LAST_RANK)
 
-    def see(self, records: Iterable[TaskRecord]) -> None:
+    def observe(self, records: Iterable[TaskRecord]) -> None:
         """Take records that changed; one that tells nothing new is passed over."""
         if self.epoch is None:
             return

@@ -177,9 +177,9 @@ class WatchedLedger:
         """Replace the limit of a scope; one without any amount removes it."""
         await self._noted(self._ledger.set_limit(scope, limit))
 
-    async def found_limit(self, scope: Scope, limit: Limit) -> Limit:
+    async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
         """Set the limit of a scope that has none, and return the one that is in force then."""
-        return await self._noted(self._ledger.found_limit(scope, limit))
+        return await self._noted(self._ledger.create_limit(scope, limit))
 
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
         """Hold the money in all scopes or in none; a known id gets its answer again."""

@@ -67,7 +67,7 @@ class Pace(NamedTuple):
     has_answered: bool
 
 
-class WebhookPlaces:
+class WebhookPermits:
     """Counts what is under way to each host, and remembers who was quick."""
 
     def __init__(self, total: int) -> None:
@@ -216,7 +216,7 @@ class Webhooks:
     ) -> None:
         self.deliveries = deliveries
         self._sender = sender
-        self._places = WebhookPlaces(concurrency)
+        self._places = WebhookPermits(concurrency)
         self._claim_seconds = timeout_seconds + CLAIM_SECONDS
         self._draws = random.Random() if draws is None else draws  # noqa: S311
         self._is_alone = is_alone
@@ -231,7 +231,7 @@ class Webhooks:
         """Look for something to send at once."""
         self._wake.set()
 
-    def see(self, records: Iterable[TaskRecord]) -> None:
+    def observe(self, records: Iterable[TaskRecord]) -> None:
         """Look at once if one of these has ended and somebody is to be told."""
         if any(record.terms.callback_url and record.is_terminal for record in records):
             self._wake.set()

@@ -19,7 +19,7 @@ _LARGEST_RESULT_BYTES = 64 << 20
 
 ResultBytes = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_RESULT_BYTES)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3_600)]
-Places = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+Permits = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -52,7 +52,7 @@ class HttpTarget(
     resolver: Resolver | None = None
     proxy: Text | None = None
     connect_timeout_seconds: Seconds = 10.0
-    max_connections: Places = 100
+    max_connections: Permits = 100
     max_result_bytes: ResultBytes = MAX_RESULT_BYTES
     slot: str | None = None
     provider: str | None = None
@@ -93,7 +93,7 @@ class CallableTarget(
     """A Python function as `package.module:function`; plain ones run on at most `threads`."""
 
     entry_point: Text
-    threads: Places = 16
+    threads: Permits = 16
     max_result_bytes: ResultBytes = MAX_RESULT_BYTES
     slot: str | None = None
     provider: str | None = None

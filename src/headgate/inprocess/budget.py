@@ -43,10 +43,10 @@ from headgate.errors import (
     InvalidScopeError,
     InvalidSettingError,
     LedgerUnavailableError,
-    PlaceTimeoutError,
+    PermitTimeoutError,
 )
 from headgate.inprocess.lanes import Lane
-from headgate.inprocess.permits import Grant, Places, unknown_agent
+from headgate.inprocess.permits import Grant, Permits, unknown_agent
 
 # Calls that wait for room in a budget, without a place.
 #
@@ -391,11 +391,11 @@ class Patience:
             ANSWER_SECONDS if left is None else max(min(left, ANSWER_SECONDS), LEAST_ANSWER_SECONDS)
         )
 
-    def whole(self, error: PlaceTimeoutError) -> PlaceTimeoutError:
+    def whole(self, error: PermitTimeoutError) -> PermitTimeoutError:
         """Return the error of one wait as that of all of them: it names the time in all."""
         if self.timeout is None or error.timeout == self.timeout:
             return error
-        return PlaceTimeoutError(
+        return PermitTimeoutError(
             error.resource, error.agent_id, self.timeout, agents_most=error.agents_most
         )
 
@@ -403,7 +403,7 @@ class Patience:
 class Funding:
     """Money for the places of one scheduler; `on_idle` hears when nothing is under way."""
 
-    def __init__(self, places: Places, budget: Budget, on_idle: Callable[[], None]) -> None:
+    def __init__(self, places: Permits, budget: Budget, on_idle: Callable[[], None]) -> None:
         self.budget = budget
         self._places = places
         self._on_idle = on_idle
@@ -440,7 +440,7 @@ class Funding:
                 await self.budget.parking.wait(refusal)
         except TimeoutError:
             resource, timeout = self._places.resource.name, patience.timeout or 0.0
-            raise PlaceTimeoutError(resource, lane.agent_id, timeout) from refusal
+            raise PermitTimeoutError(resource, lane.agent_id, timeout) from refusal
         finally:
             self._places.unpark(lane)
         if not lane.is_known:
@@ -489,4 +489,4 @@ class Funding:
             problem = f"the ledger did not answer within {ANSWER_SECONDS:g} seconds"
             return LedgerUnavailableError(problem)
         resource, timeout = self._places.resource.name, patience.timeout or 0.0
-        return PlaceTimeoutError(resource, grant.agent_id, timeout)
+        return PermitTimeoutError(resource, grant.agent_id, timeout)

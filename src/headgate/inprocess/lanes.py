@@ -77,7 +77,7 @@ class Tally:
         self.charged_tokens += tokens
 
 
-class AgentFigures(msgspec.Struct, frozen=True, kw_only=True):
+class AgentStats(msgspec.Struct, frozen=True, kw_only=True):
     """How an agent stands now, and what it got since it was registered.
 
     `parked` counts its calls that wait for room in a budget.
@@ -100,10 +100,10 @@ class AgentFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 def figures_of(
     agent_id: str, tally: Tally, *, queued: int, parked: int, in_flight: int, total_micro: int
-) -> AgentFigures:
+) -> AgentStats:
     """Return what a tally comes to, beside what was granted in all."""
     grants = tally.grants or 1
-    return AgentFigures(
+    return AgentStats(
         agent_id=agent_id,
         queued=queued,
         parked=parked,

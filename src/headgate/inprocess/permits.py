@@ -28,7 +28,7 @@ from headgate.errors import (
     IllegalSettlementError,
     InvalidFieldError,
     InvalidSettingError,
-    PlaceTimeoutError,
+    PermitTimeoutError,
     SchedulerClosedError,
     TooManyWaitingError,
 )
@@ -282,7 +282,7 @@ class Trace:
 MAX_AGENTS = 10_000
 
 
-class Places:
+class Permits:
     """What is granted and queued of one resource; `on_idle` hears when nothing is any more."""
 
     def __init__(
@@ -543,10 +543,10 @@ class Places:
         if not waiter.future.done():
             self.turn_away(waiter, self._too_late(waiter.lane, timeout))
 
-    def _too_late(self, lane: Lane, timeout: float) -> PlaceTimeoutError:
+    def _too_late(self, lane: Lane, timeout: float) -> PermitTimeoutError:
         is_full = lane.capacity is not None and lane.in_flight >= lane.capacity
         agents_most = lane.capacity if is_full else None
-        return PlaceTimeoutError(
+        return PermitTimeoutError(
             self.resource.name, lane.agent_id, timeout, agents_most=agents_most
         )
 

@@ -28,15 +28,15 @@ from headgate.errors import (
     CallerError,
     InvalidFieldError,
     InvalidSettingError,
-    PlaceTimeoutError,
+    PermitTimeoutError,
 )
 from headgate.inprocess.budget import Budget, Estimate, Funding, Patience
-from headgate.inprocess.lanes import AgentFigures, Lane, LaneOrder, Waiter, figures_of
+from headgate.inprocess.lanes import AgentStats, Lane, LaneOrder, Waiter, figures_of
 from headgate.inprocess.permits import (
     DEFAULT_EVENTS,
     MAX_EVENTS,
     Grant,
-    Places,
+    Permits,
     SharedResource,
     Trace,
     whole_number,
@@ -67,7 +67,7 @@ class Acquisition(Waiter):
     def __init__(
         self,
         scheduler: LoadScheduler,
-        places: Places,
+        places: Permits,
         funding: Funding | None,
         agent_id: str,
         *,
@@ -168,7 +168,7 @@ class Acquisition(Waiter):
         try:
             granted = self._places.ask(self, self._agent_id, task, patience.left())
             return await self._waited() if granted is None else granted
-        except PlaceTimeoutError as error:
+        except PermitTimeoutError as error:
             raise patience.whole(error) from None
 
 
@@ -331,7 +331,7 @@ class LoadScheduler:
         self.resource = resource
         self.budget = budget if budget is None or isinstance(budget, Budget) else Budget(budget)
         self.trace = Trace(whole_number("trace_events", trace_events, least=0, most=MAX_EVENTS))
-        self._places = Places(
+        self._places = Permits(
             resource,
             LaneOrder(alpha=start, auto_tune=auto_tune, max_wait_ticks=max_wait_ticks),
             self.trace,
@@ -477,7 +477,7 @@ class LoadScheduler:
             max_wait_ticks=self._places.order.max_wait_ticks,
         )
 
-    def figures(self) -> tuple[AgentFigures, ...]:
+    def figures(self) -> tuple[AgentStats, ...]:
         """Return what each agent got so far."""
         total_micro = sum(lane.tally.granted_micro for lane in self._places.lanes.values())
         return tuple(
@@ -540,7 +540,7 @@ async def acquire_all(
         grants = await _acquired(
             ordered, payer, agent_id, task=task, estimate=estimate, patience=patience
         )
-    except PlaceTimeoutError as error:
+    except PermitTimeoutError as error:
         raise patience.whole(error) from None
     async with AsyncExitStack() as stack:
         for scheduler in ordered:

@@ -65,7 +65,7 @@ USUAL: dict[str, Usual] = {
 }
 
 
-class ProviderPlace(msgspec.Struct, frozen=True, kw_only=True):
+class ProviderEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The place of one slot; what is left out is as usual for its provider.
 
     `base_url` stands before the usual paths; `quota_url` and `request_url` are whole addresses.
@@ -88,7 +88,7 @@ class ProviderPlace(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float = TIMEOUT_SECONDS
 
 
-def settled(provider_name: str, place: ProviderPlace) -> ProviderPlace:
+def settled(provider_name: str, place: ProviderEndpoint) -> ProviderEndpoint:
     """Return the place with everything that is usual filled in."""
     usual = USUAL[provider_name]
     base = (place.base_url or usual.base_url or "").rstrip("/")
@@ -102,7 +102,7 @@ def settled(provider_name: str, place: ProviderPlace) -> ProviderPlace:
     )
 
 
-def wake_content(place: ProviderPlace) -> bytes:
+def wake_content(place: ProviderEndpoint) -> bytes:
     """Return the body of the smallest request there is: one word, one token of an answer."""
     if place.wake_body is not None:
         return place.wake_body.encode()
@@ -111,7 +111,7 @@ def wake_content(place: ProviderPlace) -> bytes:
 
 
 def check_place(
-    provider_name: str, place: ProviderPlace, *, setting: str = "slots", wakes: bool = False
+    provider_name: str, place: ProviderEndpoint, *, setting: str = "slots", wakes: bool = False
 ) -> None:
     """Raise `InvalidSettingError`, naming the field, unless the provider can be asked there.
 
@@ -162,7 +162,7 @@ def _check_wake_body(body: str, setting: str) -> None:
         raise InvalidSettingError(setting, "is not JSON; write the body of a request") from None
 
 
-def _check_pointers(provider_name: str, place: ProviderPlace, setting: str) -> None:
+def _check_pointers(provider_name: str, place: ProviderEndpoint, setting: str) -> None:
     for field in _POINTERS:
         pointer = getattr(place, field)
         if pointer is None:
@@ -173,7 +173,7 @@ def _check_pointers(provider_name: str, place: ProviderPlace, setting: str) -> N
         parsed_pointer(pointer, setting=f"{setting}.{field}")
 
 
-def _check_http_json(place: ProviderPlace, setting: str, *, wakes: bool) -> None:
+def _check_http_json(place: ProviderEndpoint, setting: str, *, wakes: bool) -> None:
     for field, is_wrong, problem in (
         (
             "quota_url",

@@ -19,7 +19,7 @@ from headgate.providers.endpoints import (
     ANTHROPIC,
     HTTP_JSON,
     ZAI,
-    ProviderPlace,
+    ProviderEndpoint,
     check_place,
     settled,
 )
@@ -98,7 +98,7 @@ class Provider(Protocol):
 
 def build_provider(
     provider_name: str,
-    place: ProviderPlace,
+    place: ProviderEndpoint,
     *,
     setting: str = "slots",
     clock: Callable[[], float] = time.time,
@@ -119,7 +119,7 @@ def build_provider(
         raise InvalidSettingError(field, f"{problem}; {advice}") from None
 
 
-def _built(provider_name: str, place: ProviderPlace, clock: Callable[[], float]) -> Provider:
+def _built(provider_name: str, place: ProviderEndpoint, clock: Callable[[], float]) -> Provider:
     # What sends is an extra, and is loaded when there is something to send.
     from headgate.providers import quota_apis  # noqa: PLC0415
 

@@ -23,7 +23,7 @@ from headgate.core.slots.quota import (
     read_quota,
 )
 from headgate.core.text import found_at, parsed_pointer
-from headgate.providers.endpoints import KEY_PLACEHOLDER, ProviderPlace, wake_content
+from headgate.providers.endpoints import KEY_PLACEHOLDER, ProviderEndpoint, wake_content
 from headgate.providers.provider import Call
 from headgate.providers.slot_client import Reply, SlotClient, asked, failure_in
 
@@ -113,7 +113,7 @@ QUOTA_LIMIT = "QUOTA_LIMIT"
 class HttpJsonProvider:
     """Asks an address of the configuration, and reads what the pointers find."""
 
-    def __init__(self, place: ProviderPlace, *, clock: Callable[[], float]) -> None:
+    def __init__(self, place: ProviderEndpoint, *, clock: Callable[[], float]) -> None:
         self._place = place
         self._zone = place.zone or UTC
         self._clock = clock
@@ -179,7 +179,7 @@ class HttpJsonProvider:
             raise ValueError(problem) from None
 
 
-def _allowance(document: object, place: ProviderPlace) -> float | None:
+def _allowance(document: object, place: ProviderEndpoint) -> float | None:
     if place.used_pointer is None:
         return None
     if place.limit_pointer is None:
@@ -311,7 +311,7 @@ class HeaderQuotaProvider:
     """Asks a provider for a token, and reads the headers."""
 
     def __init__(
-        self, dialect: Dialect, place: ProviderPlace, *, clock: Callable[[], float]
+        self, dialect: Dialect, place: ProviderEndpoint, *, clock: Callable[[], float]
     ) -> None:
         self._dialect = dialect
         self._place = place
@@ -502,7 +502,7 @@ OPENAI = Dialect(
 class ZaiProvider:
     """Asks z.ai, or whoever answers as it does."""
 
-    def __init__(self, place: ProviderPlace, *, clock: Callable[[], float]) -> None:
+    def __init__(self, place: ProviderEndpoint, *, clock: Callable[[], float]) -> None:
         self._place = place
         self._zone = place.zone or UTC
         self._clock = clock

@@ -18,7 +18,7 @@ import httpx2
 import msgspec
 
 from headgate.core.slots.quota import EXHAUSTION_CODES, QuotaFailure, QuotaFailureKind, failure_of
-from headgate.providers.endpoints import KEY_PLACEHOLDER, ProviderPlace
+from headgate.providers.endpoints import KEY_PLACEHOLDER, ProviderEndpoint
 from headgate.providers.http_headers import HEADER_VALUE, SECRET_NAME, retry_after_seconds
 from headgate.providers.provider import Answered, Call, Sent, Unanswered
 from headgate.providers.transport import NOT_SENDABLE, HttpClient, explained, read_body
@@ -48,7 +48,7 @@ class SlotClient:
 
     def __init__(
         self,
-        place: ProviderPlace,
+        place: ProviderEndpoint,
         *,
         key_header: tuple[str, str] = ("authorization", f"Bearer {KEY_PLACEHOLDER}"),
         headers: Mapping[str, str] | None = None,

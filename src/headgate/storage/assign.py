@@ -16,13 +16,13 @@ from headgate.core.lifecycle import NOTHING_USED, TryAgain
 from headgate.core.task import Progress, TaskStatus, is_worker
 from headgate.errors import CallerError
 from headgate.storage import nodes
-from headgate.storage.counters import STARTED, WAIT_MS, Tallies
+from headgate.storage.counters import STARTED, WAIT_MS, Counters
 from headgate.storage.finish import conclude, leave_queue
 from headgate.storage.nodes import Kind, Message
 from headgate.storage.rows import TaskRow
 from headgate.storage.store import Assigned, Assignment, Collected, NotAssigned
 from headgate.storage.transaction import Transaction
-from headgate.storage.unit_of_work import Worksheet
+from headgate.storage.unit_of_work import UnitOfWork
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -32,41 +32,41 @@ class Plan(msgspec.Struct, frozen=True):
     assignments: Sequence[Assignment]
 
 
-def prepare_plans(sheet: Worksheet, plans: Iterable[Plan]) -> set[str]:
+def prepare_plans(work: UnitOfWork, plans: Iterable[Plan]) -> set[str]:
     """Read what tasks that start were given to do, and return which nodes are not alive."""
     lines = [line for plan in plans for line in plan.assignments]
     if not lines:
         return set()
-    sheet.load_submissions([line.task_id for line in lines if line.starts])
-    return nodes.lease_ended(sheet.transaction, {line.node_id for line in lines}, sheet.now)
+    work.load_submissions([line.task_id for line in lines if line.starts])
+    return nodes.lease_ended(work.transaction, {line.node_id for line in lines}, work.now)
 
 
-def assign(sheet: Worksheet, line: Assignment, *, dead: set[str]) -> Assigned | NotAssigned:
+def assign(work: UnitOfWork, line: Assignment, *, dead: set[str]) -> Assigned | NotAssigned:
     """Apply one line of a plan; nobody is assigned to a node that is not alive."""
-    row = sheet.row(line.task_id)
+    row = work.row(line.task_id)
     if row is None:
         return NotAssigned(task_id=line.task_id, record=None)
     if _is_assigned(row, line):
-        return _assigned(sheet, row, line)
+        return _assigned(work, row, line)
     if line.node_id in dead or not _is_as_planned(row, line):
         return NotAssigned(task_id=line.task_id, record=row.record())
-    is_held, refused = _reserve(sheet, line)
+    is_held, refused = _reserve(work, line)
     if not is_held:
         return NotAssigned(task_id=line.task_id, record=row.record(), refused=refused)
-    _take(sheet, row, line)
+    _take(work, row, line)
     if not line.starts:
-        sheet.tell(line.node_id, Kind.ASSIGNED, row.id)
+        work.tell(line.node_id, Kind.ASSIGNED, row.id)
         if is_worker(line.node_id):
-            sheet.give_to_worker(line.node_id, row.id)
-    return _assigned(sheet, row, line)
+            work.give_to_worker(line.node_id, row.id)
+    return _assigned(work, row, line)
 
 
-def count_start(sheet: Worksheet, row: TaskRow) -> None:
+def count_start(work: UnitOfWork, row: TaskRow) -> None:
     """Count an attempt that begins to run now."""
     lane = (row.agent_id, row.project_id)
-    sheet.tallies.happen(STARTED, *lane)
-    sheet.tallies.happen(WAIT_MS, *lane, _waited_ms(row, sheet.now))
-    sheet.tallies.start(row.project_id)
+    work.tallies.happen(STARTED, *lane)
+    work.tallies.happen(WAIT_MS, *lane, _waited_ms(row, work.now))
+    work.tallies.start(row.project_id)
 
 
 def _is_assigned(row: TaskRow, line: Assignment) -> bool:
@@ -88,15 +88,15 @@ def _is_as_planned(row: TaskRow, line: Assignment) -> bool:
     )
 
 
-def _reserve(sheet: Worksheet, line: Assignment) -> tuple[bool, Refused | None]:
+def _reserve(work: UnitOfWork, line: Assignment) -> tuple[bool, Refused | None]:
     """Hold the money of a line; return whether it is held, and if a budget refused, its reasons."""
     request = line.reserve
-    if request is None or not sheet.keeps_books:
+    if request is None or not work.keeps_books:
         return True, None
     if request.dispatched is not line.starts:
         request = msgspec.structs.replace(request, dispatched=line.starts)
     try:
-        answer = sheet.books.reserve(request, sheet.now)
+        answer = work.books.reserve(request, work.now)
     except CallerError:
         # An id that is taken, or a window whose zone this machine does not know: the line is not
         # applied, and the others in the same plan are not to suffer from it.
@@ -107,13 +107,13 @@ def _reserve(sheet: Worksheet, line: Assignment) -> tuple[bool, Refused | None]:
     return answer.state in LIVE, None
 
 
-def _take(sheet: Worksheet, row: TaskRow, line: Assignment) -> None:
-    leave_queue(sheet, row)
+def _take(work: UnitOfWork, row: TaskRow, line: Assignment) -> None:
+    leave_queue(work, row)
     # A start is counted with the agent that takes the task, here as when another node collects it.
     row.agent_id = line.agent_id
     if line.starts:
-        count_start(sheet, row)
-    old, tallies = row.progress, sheet.tallies
+        count_start(work, row)
+    old, tallies = row.progress, work.tallies
     row.status = TaskStatus.RUNNING if line.starts else TaskStatus.ASSIGNED
     row.settled_by = None
     row.progress = msgspec.structs.replace(
@@ -123,20 +123,20 @@ def _take(sheet: Worksheet, row: TaskRow, line: Assignment) -> None:
         reservation_id=line.reservation_id or None,
         reserved_tokens=line.tokens,
         reserved_micro_usd=line.micro_usd,
-        started_at=sheet.now if line.starts else old.started_at,
+        started_at=work.now if line.starts else old.started_at,
         slot=line.slot,
         choice=line.choice,
     )
     tallies.fly(line.agent_id, row.project_id, 1)
     tallies.serve(row.spec.task.agent_id, row.project_id, line.tick)
     tallies.charge(line.rate_charges)
-    sheet.change(row)
+    work.change(row)
 
 
-def _assigned(sheet: Worksheet, row: TaskRow, line: Assignment) -> Assigned:
+def _assigned(work: UnitOfWork, row: TaskRow, line: Assignment) -> Assigned:
     if not line.starts:
         return Assigned(record=row.record())
-    return Assigned(record=row.record(sheet.submission(row.id)))
+    return Assigned(record=row.record(work.submission(row.id)))
 
 
 def _waited_ms(row: TaskRow, now: float) -> int:
@@ -154,43 +154,43 @@ def _waited_ms(row: TaskRow, now: float) -> int:
 # that runs there already was started by a call whose answer got lost, and is returned once more.
 
 
-def collect(sheet: Worksheet, node_id: str, received: Sequence[Message]) -> Collected:
+def collect(work: UnitOfWork, node_id: str, received: Sequence[Message]) -> Collected:
     """Start what is assigned to a node, and say what it has to stop."""
     rows = [
         row
-        for row in sheet.rows(message.task_id for message in received)
+        for row in work.rows(message.task_id for message in received)
         if row.progress.node_id == node_id
     ]
-    sheet.load_books((), [row for row in rows if row.status is TaskStatus.ASSIGNED])
+    work.load_books((), [row for row in rows if row.status is TaskStatus.ASSIGNED])
     assigned = {message.task_id for message in received if message.kind is Kind.ASSIGNED}
-    started = [row for row in rows if row.id in assigned and is_running(sheet, row)]
-    sheet.load_submissions(row.id for row in started)
+    started = [row for row in rows if row.id in assigned and is_running(work, row)]
+    work.load_submissions(row.id for row in started)
     return Collected(
-        started=tuple([row.record(sheet.submission(row.id)) for row in started]),
+        started=tuple([row.record(work.submission(row.id)) for row in started]),
         cancelled=tuple([row.id for row in rows if row.progress.cancel_requested]),
     )
 
 
-def is_running(sheet: Worksheet, row: TaskRow) -> bool:
+def is_running(work: UnitOfWork, row: TaskRow) -> bool:
     """Start a task that is assigned, and tell whether it runs now."""
     if row.status is TaskStatus.ASSIGNED:
-        _start(sheet, row)
+        _start(work, row)
     return row.status is TaskStatus.RUNNING
 
 
-def _start(sheet: Worksheet, row: TaskRow) -> None:
+def _start(work: UnitOfWork, row: TaskRow) -> None:
     old = row.progress
-    if not sheet.mark_dispatched(old.reservation_id):
+    if not work.mark_dispatched(old.reservation_id):
         # The money went back before the node came: the task has to be decided again.
-        give_back(sheet, row, old)
+        give_back(work, row, old)
         return
-    count_start(sheet, row)
+    count_start(work, row)
     row.status = TaskStatus.RUNNING
-    row.progress = msgspec.structs.replace(old, started_at=sheet.now)
-    sheet.change(row)
+    row.progress = msgspec.structs.replace(old, started_at=work.now)
+    work.change(row)
 
 
-def give_back(sheet: Worksheet, row: TaskRow, progress: Progress) -> None:
+def give_back(work: UnitOfWork, row: TaskRow, progress: Progress) -> None:
     """Have a task decided again that its node has not begun."""
     again = TryAgain(
         not_before=None,
@@ -198,8 +198,8 @@ def give_back(sheet: Worksheet, row: TaskRow, progress: Progress) -> None:
         losses=progress.losses,
         rate_limit_hits=progress.rate_limit_hits,
     )
-    conclude(sheet, row, again, NOTHING_USED)
-    sheet.tell_dispatcher((row,), by="")
+    conclude(work, row, again, NOTHING_USED)
+    work.tell_dispatcher((row,), by="")
 
 
 # Forgiving: lag that a project is not owed any more is remembered as if it had been used.
@@ -228,7 +228,7 @@ def forgive(transaction: Transaction, pardon: Pardon, now: float) -> None:
     last = rows[0][0] if rows else 0
     if mark <= last:
         return
-    tallies = Tallies(now)
+    tallies = Counters(now)
     tallies.count(LAST_PARDON, mark - last)
     for project_id, tokens in pardon.tokens.items():
         tallies.forgive(project_id, tokens)

@@ -89,7 +89,7 @@ USED = _tally(
 RATES = _tally("rate_counts", {"limit_id": "TEXT", "bucket": "BIGINT"}, ("amount",))
 
 
-class Tallies:
+class Counters:
     """What one transaction adds to the counts."""
 
     __slots__ = ("_hour", "_lanes", "_rates", "_usage", "_used", "counters", "queued_by_agent")

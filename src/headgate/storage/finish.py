@@ -36,8 +36,15 @@ from headgate.storage import nodes
 from headgate.storage.counters import ENDED, EXPIRED, TICK
 from headgate.storage.nodes import Kind
 from headgate.storage.rows import TaskRow
-from headgate.storage.store import CancelAnswer, Drop, Overdue, Settled, Settlement, StaleLease
-from headgate.storage.unit_of_work import Worksheet
+from headgate.storage.store import (
+    CancelAnswer,
+    Expiration,
+    Overdue,
+    Settled,
+    Settlement,
+    StaleLease,
+)
+from headgate.storage.unit_of_work import UnitOfWork
 
 # How a task leaves the queue or its place, how it ends, and what its end does to others.
 #
@@ -54,17 +61,17 @@ def parent_error(parent: TaskRow) -> str:
     return f"parent {parent.id} is {parent.status.value}"
 
 
-def leave_queue(sheet: Worksheet, row: TaskRow) -> None:
+def leave_queue(work: UnitOfWork, row: TaskRow) -> None:
     """Count a task out of its lane."""
-    sheet.tallies.queue(row.spec.task.agent_id, row.project_id, -1)
+    work.tallies.queue(row.spec.task.agent_id, row.project_id, -1)
 
 
-def enter_queue(sheet: Worksheet, row: TaskRow) -> None:
+def enter_queue(work: UnitOfWork, row: TaskRow) -> None:
     """Count a task into its lane."""
-    sheet.tallies.queue(row.spec.task.agent_id, row.project_id, 1)
+    work.tallies.queue(row.spec.task.agent_id, row.project_id, 1)
 
 
-def free_place(sheet: Worksheet, row: TaskRow, cost: Usage) -> tuple[int, int]:
+def free_place(work: UnitOfWork, row: TaskRow, cost: Usage) -> tuple[int, int]:
     """Take an attempt out of flight, book what it cost, and return the tokens and micro-dollars.
 
     What nobody knows of the cost is booked as it was held, and the task shows it as assumed.
@@ -73,14 +80,14 @@ def free_place(sheet: Worksheet, row: TaskRow, cost: Usage) -> tuple[int, int]:
     assumed_tokens = old.reserved_tokens if cost.tokens is None else 0
     assumed_micro_usd = old.reserved_micro_usd if cost.micro_usd is None else 0
     tokens, micro_usd = cost.tokens or assumed_tokens, cost.micro_usd or assumed_micro_usd
-    sheet.tallies.fly(row.agent_id, row.project_id, -1)
-    sheet.tallies.count(TICK)
+    work.tallies.fly(row.agent_id, row.project_id, -1)
+    work.tallies.count(TICK)
     if tokens or micro_usd:
-        sheet.tallies.spend(row.project_id, tokens=tokens, micro_usd=micro_usd)
-    sheet.settle_money(row.progress.reservation_id, tokens=tokens, micro_usd=micro_usd)
+        work.tallies.spend(row.project_id, tokens=tokens, micro_usd=micro_usd)
+    work.settle_money(row.progress.reservation_id, tokens=tokens, micro_usd=micro_usd)
     node_id = row.progress.node_id
     if node_id is not None and is_worker(node_id):
-        sheet.take_from_worker(node_id, row.id)
+        work.take_from_worker(node_id, row.id)
     row.tokens, row.micro_usd = tokens, micro_usd
     if tokens or micro_usd:
         row.progress = msgspec.structs.replace(
@@ -93,11 +100,11 @@ def free_place(sheet: Worksheet, row: TaskRow, cost: Usage) -> tuple[int, int]:
     return tokens, micro_usd
 
 
-def requeue(sheet: Worksheet, row: TaskRow, step: TryAgain, cost: Usage) -> None:
+def requeue(work: UnitOfWork, row: TaskRow, step: TryAgain, cost: Usage) -> None:
     """Let a task that has left its place wait for another attempt, and note the one that ended."""
     error = _storable(step.error)
-    note = _note(row, cost, error=error, now=sheet.now)
-    _move(sheet, row, TaskStatus.QUEUED)
+    note = _note(row, cost, error=error, now=work.now)
+    _move(work, row, TaskStatus.QUEUED)
     row.progress = msgspec.structs.replace(
         row.progress,
         failures=step.failures,
@@ -109,68 +116,68 @@ def requeue(sheet: Worksheet, row: TaskRow, step: TryAgain, cost: Usage) -> None
     )
     row.agent_id = row.spec.task.agent_id
     row.error = error
-    enter_queue(sheet, row)
+    enter_queue(work, row)
 
 
-def finish(sheet: Worksheet, row: TaskRow, end: Finish) -> list[TaskRow]:
+def finish(work: UnitOfWork, row: TaskRow, end: Finish) -> list[TaskRow]:
     """End a task that has left queue and place, and return the others that this changed."""
-    _end(sheet, row, end)
+    _end(work, row, end)
     touched: dict[str, TaskRow] = {}
     ended = [row]
     while ended := [parent for parent in ended if parent.progress.dependants]:
-        pairs = sheet.children(ended)
+        pairs = work.children(ended)
         touched.update((child.id, child) for _, child in pairs)
-        ended = [child for parent, child in pairs if _hand_on(sheet, parent, child)]
+        ended = [child for parent, child in pairs if _hand_on(work, parent, child)]
     return list(touched.values())
 
 
-def descendants(sheet: Worksheet, row: TaskRow) -> list[TaskRow]:
+def descendants(work: UnitOfWork, row: TaskRow) -> list[TaskRow]:
     """Return what the end of a task may have changed, for an answer that is given again."""
     found: dict[str, TaskRow] = {}
     ended = [row] if row.is_terminal else []
     while ended:
-        children = [child for _, child in sheet.children(ended) if child.id not in found]
+        children = [child for _, child in work.children(ended) if child.id not in found]
         found.update((child.id, child) for child in children)
         ended = [child for child in children if child.is_terminal]
     return list(found.values())
 
 
-def release_parents(sheet: Worksheet, row: TaskRow) -> None:
+def release_parents(work: UnitOfWork, row: TaskRow) -> None:
     """Let go of the results that an ended task depended on."""
-    for parent in sheet.rows(row.spec.terms.depends_on):
+    for parent in work.rows(row.spec.terms.depends_on):
         old = parent.progress
         parent.progress = msgspec.structs.replace(old, dependants=max(0, old.dependants - 1))
-        sheet.change(parent)
+        work.change(parent)
 
 
-def _hand_on(sheet: Worksheet, parent: TaskRow, child: TaskRow) -> bool:
+def _hand_on(work: UnitOfWork, parent: TaskRow, child: TaskRow) -> bool:
     """Tell a task that one of its parents has ended; return whether that ends it."""
     if child.status is not TaskStatus.QUEUED or not child.progress.waiting_for:
         return False
     is_fatal = child.spec.terms.on_parent_failure is OnParentFailure.FAIL
     if parent.status is not TaskStatus.DONE and is_fatal:
-        leave_queue(sheet, child)
-        _end(sheet, child, Finish(status=TaskStatus.FAILED, error=parent_error(parent)))
+        leave_queue(work, child)
+        _end(work, child, Finish(status=TaskStatus.FAILED, error=parent_error(parent)))
         return True
     left = child.progress.waiting_for - 1
     child.progress = msgspec.structs.replace(child.progress, waiting_for=left)
-    sheet.change(child)
+    work.change(child)
     return False
 
 
-def _end(sheet: Worksheet, row: TaskRow, end: Finish) -> None:
-    _move(sheet, row, end.status)
+def _end(work: UnitOfWork, row: TaskRow, end: Finish) -> None:
+    _move(work, row, end.status)
     row.progress = msgspec.structs.replace(
-        row.progress, not_before=None, node_id=None, completed_at=sheet.now
+        row.progress, not_before=None, node_id=None, completed_at=work.now
     )
     row.error = _storable(end.error)
-    sheet.tallies.happen(ENDED[end.status], row.agent_id, row.project_id)
+    work.tallies.happen(ENDED[end.status], row.agent_id, row.project_id)
     if end.error == EXPIRED_WHILE_QUEUED:
-        sheet.tallies.happen(EXPIRED, row.agent_id, row.project_id)
+        work.tallies.happen(EXPIRED, row.agent_id, row.project_id)
     if row.spec.terms.depends_on:
-        release_parents(sheet, row)
+        release_parents(work, row)
     if row.spec.terms.callback_url is not None:
-        sheet.tell_receiver(row, row.spec.terms.callback_url)
+        work.tell_receiver(row, row.spec.terms.callback_url)
 
 
 def _note(row: TaskRow, cost: Usage, *, error: str | None, now: float) -> PastAttempt:
@@ -201,35 +208,35 @@ def _storable(error: str | None) -> str | None:
     return error.replace("\0", "").encode(errors="replace").decode()
 
 
-def _move(sheet: Worksheet, row: TaskRow, status: TaskStatus) -> None:
+def _move(work: UnitOfWork, row: TaskRow, status: TaskStatus) -> None:
     check_move(row.id, row.status, status)
     row.status = status
-    sheet.change(row)
+    work.change(row)
 
 
 CANCELLED_ON_REQUEST = Finish(status=TaskStatus.CANCELLED, error=CANCELLED)
 
 
-def settle(sheet: Worksheet, settlement: Settlement) -> Settled | StaleLease:
+def settle(work: UnitOfWork, settlement: Settlement) -> Settled | StaleLease:
     """Write the end of an attempt: the outcome, the money, the freed place."""
-    row = sheet.row(settlement.task_id)
+    row = work.row(settlement.task_id)
     if row is None or row.progress.attempt != settlement.lease.attempt:
         return StaleLease(task_id=settlement.task_id)
     node_id = settlement.lease.node_id
     if row.is_in_flight and row.progress.node_id == node_id:
-        return _settled(_apply(sheet, row, settlement))
+        return _settled(_apply(work, row, settlement))
     if not row.is_in_flight and row.settled_by == node_id:
-        return _settled([row, *descendants(sheet, row)])
+        return _settled([row, *descendants(work, row)])
     return StaleLease(task_id=settlement.task_id)
 
 
-def conclude(sheet: Worksheet, row: TaskRow, step: Finish | TryAgain, cost: Usage) -> list[TaskRow]:
+def conclude(work: UnitOfWork, row: TaskRow, step: Finish | TryAgain, cost: Usage) -> list[TaskRow]:
     """End an attempt, and with it the task unless it is tried again; return the other tasks.
 
     A task that somebody wants cancelled is not tried again.
     """
-    tokens, micro_usd = free_place(sheet, row, cost)
-    sheet.tallies.use(
+    tokens, micro_usd = free_place(work, row, cost)
+    work.tallies.use(
         (row.project_id, row.agent_id or "", cost.model or ""),
         is_over=row.progress.cancel_requested or isinstance(step, Finish),
         tokens=tokens,
@@ -237,23 +244,23 @@ def conclude(sheet: Worksheet, row: TaskRow, step: Finish | TryAgain, cost: Usag
     )
     if isinstance(step, TryAgain):
         if not row.progress.cancel_requested:
-            requeue(sheet, row, step, cost)
+            requeue(work, row, step, cost)
             return []
         step = CANCELLED_ON_REQUEST
     if step.status is TaskStatus.DONE:
-        sheet.tallies.complete(row.project_id)
-    return finish(sheet, row, step)
+        work.tallies.complete(row.project_id)
+    return finish(work, row, step)
 
 
-def _apply(sheet: Worksheet, row: TaskRow, settlement: Settlement) -> list[TaskRow]:
-    others = conclude(sheet, row, settlement.step, settlement.cost)
+def _apply(work: UnitOfWork, row: TaskRow, settlement: Settlement) -> list[TaskRow]:
+    others = conclude(work, row, settlement.step, settlement.cost)
     row.settled_by = settlement.lease.node_id
     if settlement.result is not None and row.is_terminal:
         row.result = bytes(settlement.result).decode()
     if settlement.closure is not None:
-        sheet.close_gate(settlement.closure)
+        work.close_gate(settlement.closure)
     changed = [row, *others]
-    sheet.tell_dispatcher(changed, by=settlement.node_id or settlement.lease.node_id)
+    work.tell_dispatcher(changed, by=settlement.node_id or settlement.lease.node_id)
     return changed
 
 
@@ -271,93 +278,93 @@ class Cancellation(msgspec.Struct, frozen=True):
     node_id: str
 
 
-def cancel(sheet: Worksheet, request: Cancellation) -> CancelAnswer | None:
+def cancel(work: UnitOfWork, request: Cancellation) -> CancelAnswer | None:
     """Cancel a task; the first record is the task, the others ended with it."""
-    row = sheet.row(request.task_id)
+    row = work.row(request.task_id)
     if row is None:
         return None
     if row.status is TaskStatus.RUNNING:
-        _ask_to_stop(sheet, row, request.node_id)
+        _ask_to_stop(work, row, request.node_id)
         return CancelAnswer(records=(row.record(),))
     had_ended = row.is_terminal
     if not had_ended:
-        others = _cancel(sheet, row, request)
+        others = _cancel(work, row, request)
     else:
         is_repeat = row.status is TaskStatus.CANCELLED
-        others = descendants(sheet, row) if is_repeat else []
+        others = descendants(work, row) if is_repeat else []
     records = (row.record(), *[other.record() for other in others])
     return CancelAnswer(records=records, had_ended=had_ended)
 
 
-def _ask_to_stop(sheet: Worksheet, row: TaskRow, asked_at: str) -> None:
+def _ask_to_stop(work: UnitOfWork, row: TaskRow, asked_at: str) -> None:
     if row.progress.cancel_requested:
         return
     row.progress = msgspec.structs.replace(row.progress, cancel_requested=True)
-    sheet.change(row)
+    work.change(row)
     if row.progress.node_id not in (None, asked_at):
-        sheet.tell(row.progress.node_id, Kind.CANCELLED, row.id)
+        work.tell(row.progress.node_id, Kind.CANCELLED, row.id)
     if is_worker(row.progress.node_id):
         # Whoever dispatches sees to it that a worker which does not stop is not waited for.
-        sheet.tell_dispatcher((row,), by=asked_at)
+        work.tell_dispatcher((row,), by=asked_at)
 
 
-def _cancel(sheet: Worksheet, row: TaskRow, request: Cancellation) -> list[TaskRow]:
+def _cancel(work: UnitOfWork, row: TaskRow, request: Cancellation) -> list[TaskRow]:
     if row.status is TaskStatus.ASSIGNED:
         # Its node has not begun, so nothing was charged.
-        others = conclude(sheet, row, CANCELLED_ON_REQUEST, NOTHING_USED)
+        others = conclude(work, row, CANCELLED_ON_REQUEST, NOTHING_USED)
     else:
-        leave_queue(sheet, row)
-        others = finish(sheet, row, CANCELLED_ON_REQUEST)
-    sheet.tell_dispatcher([row, *others], by=request.node_id)
+        leave_queue(work, row)
+        others = finish(work, row, CANCELLED_ON_REQUEST)
+    work.tell_dispatcher([row, *others], by=request.node_id)
     return others
 
 
 # What the dispatcher ends or takes back by itself: tasks that cannot run, and lost attempts.
 
 
-def drop(sheet: Worksheet, drops: Sequence[Drop]) -> list[TaskRow]:
+def drop(work: UnitOfWork, drops: Sequence[Expiration]) -> list[TaskRow]:
     """End queued tasks; what is not queued any more is returned as it is."""
-    sheet.load(wanted.task_id for wanted in drops)
+    work.load(wanted.task_id for wanted in drops)
     changed: dict[str, TaskRow] = {}
     for wanted in drops:
-        row = sheet.row(wanted.task_id)
+        row = work.row(wanted.task_id)
         if row is not None:
-            others = _drop(sheet, row, wanted)
+            others = _drop(work, row, wanted)
             changed.update((each.id, each) for each in (row, *others))
     return list(changed.values())
 
 
-def recover(sheet: Worksheet, task_ids: Sequence[str]) -> list[TaskRow]:
+def recover(work: UnitOfWork, task_ids: Sequence[str]) -> list[TaskRow]:
     """Take attempts from nodes that are not alive; what is not in flight is returned as it is."""
-    rows = sheet.rows(task_ids)
-    sheet.load_books((), rows)
+    rows = work.rows(task_ids)
+    work.load_books((), rows)
     owners = {row.progress.node_id for row in rows if row.progress.node_id is not None}
-    dead = nodes.lease_ended(sheet.transaction, owners, sheet.now) if owners else set()
+    dead = nodes.lease_ended(work.transaction, owners, work.now) if owners else set()
     changed: dict[str, TaskRow] = {}
     for row in rows:
         if row.progress.node_id is None or row.progress.node_id in dead:
-            others = _recover(sheet, row) if row.is_in_flight else descendants(sheet, row)
+            others = _recover(work, row) if row.is_in_flight else descendants(work, row)
             changed.update((each.id, each) for each in (row, *others))
     return list(changed.values())
 
 
-def give_up(sheet: Worksheet, overdue: Sequence[Overdue]) -> list[TaskRow]:
+def give_up(work: UnitOfWork, overdue: Sequence[Overdue]) -> list[TaskRow]:
     """End attempts at workers that have had their time; all that was held for them is booked."""
-    rows = sheet.rows(wanted.task_id for wanted in overdue)
-    sheet.load_books((), rows)
+    rows = work.rows(wanted.task_id for wanted in overdue)
+    work.load_books((), rows)
     attempts = {wanted.task_id: wanted.attempt for wanted in overdue}
     changed: dict[str, TaskRow] = {}
     for row in rows:
         is_meant = row.is_in_flight and row.progress.attempt == attempts[row.id]
-        end = _end_of_overdue(row, sheet.now) if is_meant else None
-        others = descendants(sheet, row) if end is None else _conclude(sheet, row, end)
+        end = _end_of_overdue(row, work.now) if is_meant else None
+        others = descendants(work, row) if end is None else _conclude(work, row, end)
         changed.update((each.id, each) for each in (row, *others))
     return list(changed.values())
 
 
-def take_from_worker(sheet: Worksheet, row: TaskRow) -> list[TaskRow]:
+def take_from_worker(work: UnitOfWork, row: TaskRow) -> list[TaskRow]:
     """End an attempt that its worker does not know of: it was lost, or is not wanted any more."""
-    return _recover(sheet, row)
+    return _recover(work, row)
 
 
 def _end_of_overdue(row: TaskRow, now: float) -> Finish | TryAgain | None:
@@ -376,22 +383,22 @@ def _end_of_overdue(row: TaskRow, now: float) -> Finish | TryAgain | None:
     return next_step(timed_out(seconds), row.progress, row.spec.terms, now=now, draw=0.0)
 
 
-def _drop(sheet: Worksheet, row: TaskRow, wanted: Drop) -> list[TaskRow]:
+def _drop(work: UnitOfWork, row: TaskRow, wanted: Expiration) -> list[TaskRow]:
     if row.status is not TaskStatus.QUEUED:
-        return descendants(sheet, row)
-    leave_queue(sheet, row)
-    return finish(sheet, row, Finish(status=wanted.status, error=wanted.error))
+        return descendants(work, row)
+    leave_queue(work, row)
+    return finish(work, row, Finish(status=wanted.status, error=wanted.error))
 
 
-def _recover(sheet: Worksheet, row: TaskRow) -> list[TaskRow]:
+def _recover(work: UnitOfWork, row: TaskRow) -> list[TaskRow]:
     """End a lost attempt; one that had begun is booked at all that was held for it."""
     has_started = row.status is TaskStatus.RUNNING
     step = next_step(
-        Lost(has_started=has_started), row.progress, row.spec.terms, now=sheet.now, draw=0.0
+        Lost(has_started=has_started), row.progress, row.spec.terms, now=work.now, draw=0.0
     )
-    return _conclude(sheet, row, step)
+    return _conclude(work, row, step)
 
 
-def _conclude(sheet: Worksheet, row: TaskRow, step: Finish | TryAgain) -> list[TaskRow]:
+def _conclude(work: UnitOfWork, row: TaskRow, step: Finish | TryAgain) -> list[TaskRow]:
     has_started = row.status is TaskStatus.RUNNING
-    return conclude(sheet, row, step, UNKNOWN_USAGE if has_started else NOTHING_USED)
+    return conclude(work, row, step, UNKNOWN_USAGE if has_started else NOTHING_USED)

@@ -344,7 +344,7 @@ def set_limit(transaction: Transaction, scope: Scope, limit: Limit) -> None:
     transaction.write(_SET_LIMIT, row)
 
 
-def found_limit(transaction: Transaction, scope: Scope, limit: Limit) -> Limit:
+def create_limit(transaction: Transaction, scope: Scope, limit: Limit) -> Limit:
     """Set the limit of a scope that has none, and return the one that is in force then."""
     found = transaction.read(f"{_LIMITS} WHERE scope = ?", (scope,))
     if found:

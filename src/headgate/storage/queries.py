@@ -29,7 +29,7 @@ from headgate.storage.store import (
 )
 from headgate.storage.task_ids import first_id_at
 from headgate.storage.transaction import Dialect, Insert, Row, Transaction, Value, about, json_rows
-from headgate.storage.unit_of_work import Worksheet, read_submissions
+from headgate.storage.unit_of_work import UnitOfWork, read_submissions
 
 _COLUMNS = ", ".join(TASK_COLUMNS)
 _CHOSEN = ("agent", "slot")
@@ -118,11 +118,11 @@ def backlog(transaction: Transaction, now: float) -> Backlog:
     )
 
 
-def news(sheet: Worksheet, received: Iterable[Message]) -> News:
+def news(work: UnitOfWork, received: Iterable[Message]) -> News:
     """Look at the tasks that messages name, and at the gates that these may have closed."""
-    transaction, now = sheet.transaction, sheet.now
+    transaction, now = work.transaction, work.now
     task_ids = dict.fromkeys(message.task_id for message in received)
-    rows = sheet.rows(task_ids)
+    rows = work.rows(task_ids)
     found = {row.id for row in rows}
     passed = {part for row in rows for part in _gates(row.spec.task.target, row.spec.task.slot)}
     closed = closures(transaction, now) if passed else ()

@@ -49,8 +49,8 @@ from headgate.storage.store import (
     Beat,
     CancelAnswer,
     Collected,
-    Drop,
     Election,
+    Expiration,
     KeyedAnswer,
     KeyedSubmit,
     News,
@@ -69,7 +69,7 @@ from headgate.storage.store import (
 )
 from headgate.storage.submit import Keys, SubmitAnswer, new_tasks, submit_keyed, submit_task
 from headgate.storage.transaction import Access, Result, Transaction
-from headgate.storage.unit_of_work import RowCache, Worksheet
+from headgate.storage.unit_of_work import RowCache, UnitOfWork
 from headgate.storage.workers import WorkerSteps
 from headgate.storage.writer import Batch, Writer
 from headgate.storage.zones import zone
@@ -93,15 +93,15 @@ StepAnswer = (
 )
 
 
-def apply_steps(sheet: Worksheet, steps: Sequence[Step]) -> list[StepAnswer]:
+def apply_steps(work: UnitOfWork, steps: Sequence[Step]) -> list[StepAnswer]:
     """Apply steps in their order; each has an answer of its own."""
     batch = _sorted(steps)
-    _load(sheet, batch)
-    dead = assign.prepare_plans(sheet, batch.plans)
+    _load(work, batch)
+    dead = assign.prepare_plans(work, batch.plans)
     epochs: dict[int, StaleEpochError | None] = {}
-    keys = Keys(sheet, batch.keyed) if batch.keyed else None
-    answers = [_apply(sheet, step, dead, epochs, keys) for step in steps]
-    sheet.write()
+    keys = Keys(work, batch.keyed) if batch.keyed else None
+    answers = [_apply(work, step, dead, epochs, keys) for step in steps]
+    work.write()
     if keys is not None:
         keys.write()
     return answers
@@ -134,47 +134,47 @@ def _sorted(steps: Sequence[Step]) -> _Batch:
     return batch
 
 
-def _load(sheet: Worksheet, batch: _Batch) -> None:
+def _load(work: UnitOfWork, batch: _Batch) -> None:
     lines = [line for plan in batch.plans for line in plan.assignments]
     wanted = [line.task_id for line in lines]
     wanted += [step.task_id for step in batch.other]
     for new in batch.new:
         wanted += submit.task_ids(new)
-    sheet.load(wanted)
-    submit.prepare_submits(sheet, batch.new)
-    rows = sheet.rows(step.task_id for step in batch.other)
-    sheet.load(parent for row in rows for parent in row.spec.terms.depends_on)
-    sheet.load_books([line.reserve for line in lines if line.reserve is not None], rows)
+    work.load(wanted)
+    submit.prepare_submits(work, batch.new)
+    rows = work.rows(step.task_id for step in batch.other)
+    work.load(parent for row in rows for parent in row.spec.terms.depends_on)
+    work.load_books([line.reserve for line in lines if line.reserve is not None], rows)
 
 
 def _apply(
-    sheet: Worksheet,
+    work: UnitOfWork,
     step: Step,
     dead: set[str],
     epochs: dict[int, StaleEpochError | None],
     keys: Keys | None,
 ) -> StepAnswer:
     if isinstance(step, NewTask):
-        return submit_task(sheet, step)
+        return submit_task(work, step)
     if isinstance(step, Settlement):
-        return settle(sheet, step)
+        return settle(work, step)
     if isinstance(step, Cancellation):
-        return cancel(sheet, step)
+        return cancel(work, step)
     if isinstance(step, KeyedSubmit):
-        return submit_keyed(sheet, keys or Keys(sheet, [step]), step)
-    stale = _stale(sheet, step.epoch, epochs)
+        return submit_keyed(work, keys or Keys(work, [step]), step)
+    stale = _stale(work, step.epoch, epochs)
     if stale is not None:
         return stale
-    return [assign.assign(sheet, line, dead=dead) for line in step.assignments]
+    return [assign.assign(work, line, dead=dead) for line in step.assignments]
 
 
 def _stale(
-    sheet: Worksheet, epoch: int, known: dict[int, StaleEpochError | None]
+    work: UnitOfWork, epoch: int, known: dict[int, StaleEpochError | None]
 ) -> StaleEpochError | None:
     if epoch not in known:
         known[epoch] = None
         try:
-            nodes.check_epoch(sheet.transaction, epoch, sheet.now)
+            nodes.check_epoch(work.transaction, epoch, work.now)
         except StaleEpochError as error:
             known[epoch] = error
     return known[epoch]
@@ -254,11 +254,11 @@ class TaskTables:
         """Run an operation at the time that it is."""
         return operation(transaction, self.begin(transaction))
 
-    def work(self, operation: Callable[[Worksheet], Read], transaction: Transaction) -> Read:
+    def work(self, operation: Callable[[UnitOfWork], Read], transaction: Transaction) -> Read:
         """Run an operation on a worksheet, and write what it has changed."""
-        sheet = self._sheet(transaction, self.begin(transaction))
-        result = operation(sheet)
-        sheet.write()
+        work = self._sheet(transaction, self.begin(transaction))
+        result = operation(work)
+        work.write()
         return result
 
     def begin(self, transaction: Transaction) -> float:
@@ -273,8 +273,8 @@ class TaskTables:
             self._keep_up(transaction, now)
         return now
 
-    def _sheet(self, transaction: Transaction, now: float) -> Worksheet:
-        return Worksheet(transaction, now, keeps_books=self.keeps_books, cache=self._cache)
+    def _sheet(self, transaction: Transaction, now: float) -> UnitOfWork:
+        return UnitOfWork(transaction, now, keeps_books=self.keeps_books, cache=self._cache)
 
     def _check(self, transaction: Transaction) -> None:
         """Look whether a new connection leads to the tasks: a file or server can be replaced."""
@@ -468,7 +468,7 @@ class SqlTaskStore(WorkerSteps):
         # A long backlog takes seconds. In the writer it would keep leases from being renewed.
         return await self.ask(partial(_backlog, self.tables), is_long=True)
 
-    async def drop(self, epoch: int, drops: Sequence[Drop]) -> list[TaskRecord]:
+    async def drop(self, epoch: int, drops: Sequence[Expiration]) -> list[TaskRecord]:
         """End queued tasks without running them, and return all that changed."""
         return await self._take_back(epoch, partial(finish.drop, drops=drops))
 
@@ -505,18 +505,18 @@ class SqlTaskStore(WorkerSteps):
         return await self.writer.submit(partial(self.tables.run, operation), goes_first=True)
 
     async def _work(
-        self, operation: Callable[[Worksheet], Result], *, goes_first: bool = False
+        self, operation: Callable[[UnitOfWork], Result], *, goes_first: bool = False
     ) -> Result:
         work = partial(self.tables.work, operation)
         return await self.writer.submit(work, goes_first=goes_first)
 
     async def _take_back(
-        self, epoch: int, operation: Callable[[Worksheet], list[TaskRow]]
+        self, epoch: int, operation: Callable[[UnitOfWork], list[TaskRow]]
     ) -> list[TaskRecord]:
         return await self._work(partial(_take_back, epoch, operation))
 
     async def _receive(
-        self, recipient: str, read: Callable[[int, Worksheet], tuple[Result, int]]
+        self, recipient: str, read: Callable[[int, UnitOfWork], tuple[Result, int]]
     ) -> Result:
         """Read messages; only those of an answer that has arrived are forgotten, by the next call.
 
@@ -589,27 +589,27 @@ def _set_limits(
 
 
 def _take_back(
-    epoch: int, operation: Callable[[Worksheet], list[TaskRow]], sheet: Worksheet
+    epoch: int, operation: Callable[[UnitOfWork], list[TaskRow]], work: UnitOfWork
 ) -> list[TaskRecord]:
-    nodes.check_epoch(sheet.transaction, epoch, sheet.now)
-    return [row.record() for row in operation(sheet)]
+    nodes.check_epoch(work.transaction, epoch, work.now)
+    return [row.record() for row in operation(work)]
 
 
-def _news(epoch: int, seen: int, sheet: Worksheet) -> tuple[News, int]:
-    nodes.check_epoch(sheet.transaction, epoch, sheet.now)
-    received = _take(sheet, DISPATCHER, seen)
-    return queries.news(sheet, received), received[-1].seq if received else seen
+def _news(epoch: int, seen: int, work: UnitOfWork) -> tuple[News, int]:
+    nodes.check_epoch(work.transaction, epoch, work.now)
+    received = _take(work, DISPATCHER, seen)
+    return queries.news(work, received), received[-1].seq if received else seen
 
 
-def _collect(node_id: str, seen: int, sheet: Worksheet) -> tuple[Collected, int]:
-    if nodes.lease_ended(sheet.transaction, [node_id], sheet.now):
+def _collect(node_id: str, seen: int, work: UnitOfWork) -> tuple[Collected, int]:
+    if nodes.lease_ended(work.transaction, [node_id], work.now):
         return Collected(), seen
-    received = _take(sheet, node_id, seen)
-    return collect(sheet, node_id, received), received[-1].seq if received else seen
+    received = _take(work, node_id, seen)
+    return collect(work, node_id, received), received[-1].seq if received else seen
 
 
-def _take(sheet: Worksheet, recipient: str, seen: int) -> list[nodes.Message]:
-    return nodes.take(sheet.transaction, recipient, seen=seen, limit=MAX_MESSAGES)
+def _take(work: UnitOfWork, recipient: str, seen: int) -> list[nodes.Message]:
+    return nodes.take(work.transaction, recipient, seen=seen, limit=MAX_MESSAGES)
 
 
 # The books of a task store as a ledger, for whoever asks about budgets and not about tasks.
@@ -639,7 +639,7 @@ class StoreLedger:
         zone(limit.window.zone)
         await self._access.run(partial(_set_limit, scope=scope, limit=limit))
 
-    async def found_limit(self, scope: Scope, limit: Limit) -> Limit:
+    async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
         """Set the limit of a scope that has none, and return the one that is in force then."""
         zone(limit.window.zone)
         return await self._access.run(partial(_found_limit, scope=scope, limit=limit))
@@ -683,7 +683,7 @@ def _set_limit(transaction: Transaction, _: float, *, scope: Scope, limit: Limit
 
 
 def _found_limit(transaction: Transaction, _: float, *, scope: Scope, limit: Limit) -> Limit:
-    return ledger.found_limit(transaction, scope, limit)
+    return ledger.create_limit(transaction, scope, limit)
 
 
 def _apply_to_ledger(

@@ -289,7 +289,7 @@ class StaleLease(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
 
 
-class Drop(msgspec.Struct, frozen=True, kw_only=True):
+class Expiration(msgspec.Struct, frozen=True, kw_only=True):
     """A queued task that is to end without having run, and why."""
 
     task_id: str
@@ -478,7 +478,7 @@ class TaskStore(WorkerStore, Protocol):
     ) -> list[Assigned | NotAssigned]:
         """Take tasks, capacity and money for a plan, each line wholly or not at all."""
 
-    async def drop(self, epoch: int, drops: Sequence[Drop]) -> list[TaskRecord]:
+    async def drop(self, epoch: int, drops: Sequence[Expiration]) -> list[TaskRecord]:
         """End queued tasks without running them, and return all that changed."""
 
     async def recover(self, epoch: int, task_ids: Sequence[str]) -> list[TaskRecord]:

@@ -42,16 +42,16 @@ from headgate.storage.store import (
     UnknownParent,
 )
 from headgate.storage.transaction import Dialect, Insert, Row, Transaction, about, json_rows
-from headgate.storage.unit_of_work import Worksheet
+from headgate.storage.unit_of_work import UnitOfWork
 
 SubmitAnswer = Queued | TurnedAway | UnknownParent
 
 
-def prepare_submits(sheet: Worksheet, requests: Sequence[NewTask]) -> None:
+def prepare_submits(work: UnitOfWork, requests: Sequence[NewTask]) -> None:
     """Read what these submissions need, beside their rows."""
     if requests:
         agents = {new.task.agent_id for new in requests}
-        sheet.load_counts(agent for agent in agents if agent is not None)
+        work.load_counts(agent for agent in agents if agent is not None)
 
 
 def task_ids(new: NewTask) -> tuple[str, ...]:
@@ -59,37 +59,37 @@ def task_ids(new: NewTask) -> tuple[str, ...]:
     return (new.task.id, *new.terms.depends_on)
 
 
-def submit_task(sheet: Worksheet, new: NewTask) -> SubmitAnswer:
+def submit_task(work: UnitOfWork, new: NewTask) -> SubmitAnswer:
     """Store a task if it may wait."""
-    known = sheet.row(new.task.id)
+    known = work.row(new.task.id)
     if known is not None:
         return _again(known, new)
     parents = []
     for parent_id in dict.fromkeys(new.terms.depends_on):
-        parent = sheet.row(parent_id)
+        parent = work.row(parent_id)
         if parent is None:
             return UnknownParent(parent_id=parent_id)
         parents.append(parent)
-    return _store(sheet, new, parents)
+    return _store(work, new, parents)
 
 
-def _store(sheet: Worksheet, new: NewTask, parents: list[TaskRow]) -> SubmitAnswer:
+def _store(work: UnitOfWork, new: NewTask, parents: list[TaskRow]) -> SubmitAnswer:
     fatal = _failed_parent(new, parents)
     if fatal is not None:
-        return _store_failed(sheet, new, fatal)
+        return _store_failed(work, new, fatal)
     agent_id = new.task.agent_id
-    queued_for_agent = 0 if agent_id is None else sheet.queued_for(agent_id)
+    queued_for_agent = 0 if agent_id is None else work.queued_for(agent_id)
     answer = admit(
-        new.limits, queued=sheet.queued(), queued_for_agent=queued_for_agent, agent_id=agent_id
+        new.limits, queued=work.queued(), queued_for_agent=queued_for_agent, agent_id=agent_id
     )
     if isinstance(answer, Rejected):
-        return _store_rejected(sheet, new, answer)
-    row = _row(sheet, new, position=answer.position)
+        return _store_rejected(work, new, answer)
+    row = _row(work, new, position=answer.position)
     if parents:
-        _depend(sheet, row, parents)
-    sheet.tallies.happen(SUBMITTED, row.agent_id, row.project_id)
-    enter_queue(sheet, row)
-    sheet.tell_dispatcher((row,), by=new.node_id)
+        _depend(work, row, parents)
+    work.tallies.happen(SUBMITTED, row.agent_id, row.project_id)
+    enter_queue(work, row)
+    work.tell_dispatcher((row,), by=new.node_id)
     return Queued(record=row.record(new.submission), position=answer.position)
 
 
@@ -107,52 +107,52 @@ def _failed_parent(new: NewTask, parents: list[TaskRow]) -> TaskRow | None:
     return next(failed, None)
 
 
-def _depend(sheet: Worksheet, row: TaskRow, parents: list[TaskRow]) -> None:
+def _depend(work: UnitOfWork, row: TaskRow, parents: list[TaskRow]) -> None:
     waiting_for = sum(not parent.is_terminal for parent in parents)
     row.progress = Progress(waiting_for=waiting_for)
-    sheet.depend(row, [parent.id for parent in parents])
+    work.depend(row, [parent.id for parent in parents])
     for parent in parents:
         more = parent.progress.dependants + 1
         parent.progress = msgspec.structs.replace(parent.progress, dependants=more)
-        sheet.change(parent)
+        work.change(parent)
 
 
-def _store_failed(sheet: Worksheet, new: NewTask, parent: TaskRow) -> Queued:
-    row = _row(sheet, new, position=0)
-    _end_at_once(sheet, row, TaskStatus.FAILED, parent_error(parent))
-    sheet.tallies.happen(SUBMITTED, row.agent_id, row.project_id)
-    sheet.tell_dispatcher((row,), by=new.node_id)
+def _store_failed(work: UnitOfWork, new: NewTask, parent: TaskRow) -> Queued:
+    row = _row(work, new, position=0)
+    _end_at_once(work, row, TaskStatus.FAILED, parent_error(parent))
+    work.tallies.happen(SUBMITTED, row.agent_id, row.project_id)
+    work.tell_dispatcher((row,), by=new.node_id)
     return Queued(record=row.record(new.submission), position=0)
 
 
-def _store_rejected(sheet: Worksheet, new: NewTask, rejected: Rejected) -> TurnedAway:
+def _store_rejected(work: UnitOfWork, new: NewTask, rejected: Rejected) -> TurnedAway:
     if not new.keeps_refusal:
         row = TaskRow(Spec(new.task, new.terms, 0, rejected))
         return TurnedAway(record=row.record(new.submission), rejected=rejected)
-    row = _row(sheet, new, position=0, rejected=rejected)
-    _end_at_once(sheet, row, TaskStatus.REJECTED, rejected.message)
+    row = _row(work, new, position=0, rejected=rejected)
+    _end_at_once(work, row, TaskStatus.REJECTED, rejected.message)
     # It has nothing to decide there, but tells those who listen.
-    sheet.tell_dispatcher((row,), by=new.node_id)
+    work.tell_dispatcher((row,), by=new.node_id)
     return TurnedAway(record=row.record(new.submission), rejected=rejected)
 
 
-def _end_at_once(sheet: Worksheet, row: TaskRow, status: TaskStatus, error: str) -> None:
+def _end_at_once(work: UnitOfWork, row: TaskRow, status: TaskStatus, error: str) -> None:
     row.status, row.error = status, error
-    row.progress = Progress(completed_at=sheet.now)
-    sheet.tallies.happen(ENDED[status], row.agent_id, row.project_id)
+    row.progress = Progress(completed_at=work.now)
+    work.tallies.happen(ENDED[status], row.agent_id, row.project_id)
     if row.spec.terms.callback_url is not None:
-        sheet.tell_receiver(row, row.spec.terms.callback_url)
+        work.tell_receiver(row, row.spec.terms.callback_url)
 
 
 def _row(
-    sheet: Worksheet, new: NewTask, *, position: int, rejected: Rejected | None = None
+    work: UnitOfWork, new: NewTask, *, position: int, rejected: Rejected | None = None
 ) -> TaskRow:
-    task, tick = new.task, sheet.tick()
+    task, tick = new.task, work.tick()
     # Only the store knows how many attempts have ended; and a new task has always to wait.
     if task.enqueued_tick != tick or task.status is not TaskStatus.QUEUED:
         task = msgspec.structs.replace(task, enqueued_tick=tick, status=TaskStatus.QUEUED)
     row = TaskRow(Spec(task, new.terms, position, rejected))
-    sheet.add(row, new.submission)
+    work.add(row, new.submission)
     return row
 
 
@@ -261,12 +261,12 @@ _NOTHING = _Held(0, 0)
 class Keys:
     """What is kept under the keys of one transaction, and what it adds."""
 
-    def __init__(self, sheet: Worksheet, steps: Sequence[KeyedSubmit]) -> None:
-        self._sheet = sheet
+    def __init__(self, work: UnitOfWork, steps: Sequence[KeyedSubmit]) -> None:
+        self._sheet = work
         self._kept: dict[tuple[str, str], tuple[str, Entries]] = {}
         self._new: list[Row] = []
         self._added: dict[str, _Held] = {}
-        transaction = sheet.transaction
+        transaction = work.transaction
         wanted = json_rows([(step.key.owner, step.key.name) for step in steps])
         find = (_find_sql(transaction.dialect), (wanted,))
         owners = about(
@@ -310,19 +310,19 @@ class Keys:
         transaction.insert(_ADD, [(owner, *held) for owner, held in self._added.items()])
 
 
-def submit_keyed(sheet: Worksheet, keys: Keys, step: KeyedSubmit) -> KeyedAnswer | KeyRefusal:
+def submit_keyed(work: UnitOfWork, keys: Keys, step: KeyedSubmit) -> KeyedAnswer | KeyRefusal:
     """Store the tasks of a request and what to answer, or find what was answered."""
     known = keys.get(step.key)
     if known is not None:
         digest, entries = known
         if digest != step.key.digest:
             return KeyRefusal.MISMATCH
-        own = _own(sheet, step, entries)
+        own = _own(work, step, entries)
         return KeyedAnswer(entries=entries, fresh=own, is_replay=not own)
     if keys.is_full(step.key.owner):
         return KeyRefusal.FULL
     outcomes = [
-        one if isinstance(one, InvalidEntry) else submit_task(sheet, one) for one in step.tasks
+        one if isinstance(one, InvalidEntry) else submit_task(work, one) for one in step.tasks
     ]
     entries = tuple([entry_of(outcome) for outcome in outcomes])
     if is_kept(entries):
@@ -354,10 +354,10 @@ def _less_by_owner(rows: Sequence[Row]) -> list[Row]:
     return [(owner, -held.keys, -held.size_bytes) for owner, held in gone.items()]
 
 
-def _own(sheet: Worksheet, step: KeyedSubmit, entries: Entries) -> tuple[SubmitAnswer, ...]:
+def _own(work: UnitOfWork, step: KeyedSubmit, entries: Entries) -> tuple[SubmitAnswer, ...]:
     """Return what this step stored itself, if its transaction is run once more after its commit."""
     stored = {one.task_id for one in entries if isinstance(one, TakenEntry | RejectedEntry)}
-    return tuple([submit_task(sheet, new) for new in new_tasks([step]) if new.task.id in stored])
+    return tuple([submit_task(work, new) for new in new_tasks([step]) if new.task.id in stored])
 
 
 def entry_of(outcome: SubmitAnswer | InvalidEntry) -> SubmitEntry:

@@ -19,7 +19,7 @@ from headgate.core.money import MicroUsd, Tokens
 from headgate.core.task import Submission, is_worker
 from headgate.errors import IllegalSettlementError
 from headgate.storage import ledger, nodes
-from headgate.storage.counters import QUEUED, TICK, Tallies
+from headgate.storage.counters import QUEUED, TICK, Counters
 from headgate.storage.delivery_contract import (
     TASK_EVENTS,
     Delivery,
@@ -163,7 +163,7 @@ _LANES = "SELECT agent_id, queued FROM lanes"
 _COUNTERS = "SELECT name, amount FROM counters WHERE name IN ('queued', 'tick')"
 
 
-class Worksheet:
+class UnitOfWork:
     """What one transaction has read, and what it will write."""
 
     def __init__(
@@ -178,7 +178,7 @@ class Worksheet:
         self._cache = cache
         self.now = now
         self.keeps_books = keeps_books
-        self.tallies = Tallies(now)
+        self.tallies = Counters(now)
         self.books = Books(zone)
         self._rows: dict[str, TaskRow | None] = {}
         self._changed: dict[str, TaskRow] = {}

@@ -26,41 +26,41 @@ from headgate.storage.store import (
     Visit,
 )
 from headgate.storage.transaction import Result, about
-from headgate.storage.unit_of_work import Worksheet
+from headgate.storage.unit_of_work import UnitOfWork
 
 _HELD = "SELECT task_id FROM worker_tasks WHERE node_id = ? ORDER BY task_id"
 _SIZES = "SELECT id, octet_length(submission) FROM task_inputs"
 
 
-def receive(sheet: Worksheet, visit: Visit) -> Orders:
+def receive(work: UnitOfWork, visit: Visit) -> Orders:
     """Do what one visit asks for."""
-    before = _admit(sheet, visit)
+    before = _admit(work, visit)
     if before is None:
         return Orders(is_alive=False)
-    places = _places(visit, before, sheet.now)
+    places = _places(visit, before, work.now)
     nodes.renew_worker(
-        sheet.transaction,
+        work.transaction,
         visit.worker_id,
         places=places,
-        lease_until=sheet.now + visit.lease_seconds,
+        lease_until=work.now + visit.lease_seconds,
         offers=visit.places is not None,
     )
     has_other_places = visit.joins or places != before.places
     if has_other_places:
-        sheet.call(DISPATCHER)
-    held = _held(sheet, visit.worker_id)
+        work.call(DISPATCHER)
+    held = _held(work, visit.worker_id)
     named = [row for row in held if visit.running.get(row.id) == row.progress.attempt]
     own = {row.id for row in named}
     others = [row for row in held if row.id not in own]
-    changed = _take_back(sheet, others, visit, offers=places > 0)
-    tasks = _handed_out(sheet, others) if places and visit.takes else []
+    changed = _take_back(work, others, visit, offers=places > 0)
+    tasks = _handed_out(work, others) if places and visit.takes else []
     if visit.places == 0 and not named:
-        nodes.leave(sheet.transaction, visit.worker_id)
+        nodes.leave(work.transaction, visit.worker_id)
     # By nobody: a reply that gets lost must not hide these from a dispatcher on the same node.
-    sheet.tell_dispatcher(changed, by="")
+    work.tell_dispatcher(changed, by="")
     return Orders(
         is_alive=True,
-        tasks=tuple([row.record(sheet.submission(row.id)) for row in tasks]),
+        tasks=tuple([row.record(work.submission(row.id)) for row in tasks]),
         cancelled=tuple([row.id for row in named if row.progress.cancel_requested]),
         lost=tuple([task_id for task_id in visit.running if task_id not in own]),
         has_news=has_other_places or bool(changed),
@@ -77,28 +77,28 @@ def _places(visit: Visit, before: nodes.Offer, now: float) -> int:
     return before.places if visit.takes or before.until > now else 0
 
 
-def _admit(sheet: Worksheet, visit: Visit) -> nodes.Offer | None:
+def _admit(work: UnitOfWork, visit: Visit) -> nodes.Offer | None:
     """Return what a worker has offered until now, None if it is not alive."""
-    transaction = sheet.transaction
+    transaction = work.transaction
     if visit.joins:
         worker = Node(id=visit.worker_id, places=visit.places or 0, agent_id=visit.agent_id)
-        nodes.join_worker(transaction, worker, now=sheet.now, lease_seconds=visit.lease_seconds)
-    before = nodes.offer_of(transaction, visit.worker_id, visit.agent_id, sheet.now)
+        nodes.join_worker(transaction, worker, now=work.now, lease_seconds=visit.lease_seconds)
+    before = nodes.offer_of(transaction, visit.worker_id, visit.agent_id, work.now)
     if before is None:
         # A life ends once, also where it ends unseen.
-        nodes.lease_ended(transaction, [visit.worker_id], sheet.now)
+        nodes.lease_ended(transaction, [visit.worker_id], work.now)
     return before
 
 
-def _held(sheet: Worksheet, worker_id: str) -> list[TaskRow]:
-    rows = sheet.transaction.read(_HELD, (worker_id,))
-    held = sheet.rows(row[0] for row in rows)
-    sheet.load_books((), held)
+def _held(work: UnitOfWork, worker_id: str) -> list[TaskRow]:
+    rows = work.transaction.read(_HELD, (worker_id,))
+    held = work.rows(row[0] for row in rows)
+    work.load_books((), held)
     return [row for row in held if row.is_in_flight and row.progress.node_id == worker_id]
 
 
 def _take_back(
-    sheet: Worksheet, rows: list[TaskRow], visit: Visit, *, offers: bool
+    work: UnitOfWork, rows: list[TaskRow], visit: Visit, *, offers: bool
 ) -> list[TaskRow]:
     """Take back what a worker will not run: it leaves, offers nothing, or is not to run it."""
     changed: dict[str, TaskRow] = {}
@@ -106,19 +106,19 @@ def _take_back(
         is_left = visit.places == 0 or (not offers and row.status is TaskStatus.ASSIGNED)
         is_unwanted = row.progress.cancel_requested and visit.takes
         if is_left or is_unwanted:
-            others = take_from_worker(sheet, row)
+            others = take_from_worker(work, row)
             changed.update((each.id, each) for each in (row, *others))
     return list(changed.values())
 
 
-def _handed_out(sheet: Worksheet, rows: list[TaskRow]) -> list[TaskRow]:
+def _handed_out(work: UnitOfWork, rows: list[TaskRow]) -> list[TaskRow]:
     """Start what is assigned, and return as much of what runs as fits in one answer."""
     wanted = [row for row in rows if row.is_in_flight][:MAX_HANDED_OUT]
     if not wanted:
         return []
     ids = [row.id for row in wanted]
     sizes: dict[str, int] = dict(
-        sheet.transaction.read(*about(sheet.transaction.dialect, _SIZES, "id", ids))
+        work.transaction.read(*about(work.transaction.dialect, _SIZES, "id", ids))
     )
     fitting: list[TaskRow] = []
     total_bytes = 0
@@ -126,9 +126,9 @@ def _handed_out(sheet: Worksheet, rows: list[TaskRow]) -> list[TaskRow]:
         total_bytes += sizes.get(row.id, 0)
         if fitting and total_bytes > MAX_HANDED_OUT_BYTES:
             break
-        if is_running(sheet, row):
+        if is_running(work, row):
             fitting.append(row)
-    sheet.load_submissions(row.id for row in fitting)
+    work.load_submissions(row.id for row in fitting)
     return [row for row in fitting if row.status is TaskStatus.RUNNING]
 
 
@@ -148,10 +148,10 @@ class WorkerSteps:
 
     @abstractmethod
     async def _work(
-        self, operation: Callable[[Worksheet], Result], *, goes_first: bool = False
+        self, operation: Callable[[UnitOfWork], Result], *, goes_first: bool = False
     ) -> Result: ...
 
     @abstractmethod
     async def _take_back(
-        self, epoch: int, operation: Callable[[Worksheet], list[TaskRow]]
+        self, epoch: int, operation: Callable[[UnitOfWork], list[TaskRow]]
     ) -> list[TaskRecord]: ...

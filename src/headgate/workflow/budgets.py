@@ -31,7 +31,7 @@ from headgate.errors import CallerError, InvalidScopeError, InvalidSettingError,
 from headgate.providers.http_headers import SECRET_NAME
 from headgate.redaction import HIDDEN
 from headgate.workflow.backend import Money
-from headgate.workflow.placeholders import EnvPlace, Text
+from headgate.workflow.placeholders import EnvPlaceholder, Text
 from headgate.workflow.report import RunReport, RunState
 from headgate.workflow.run_record import RunOptions, RunRecord, RunScope, Tracker
 from headgate.workflow.workflow import Workflow
@@ -45,10 +45,10 @@ ChangeCommand = Callable[[str, str], str]
 """Returns the command that sets the limit of a scope to so many dollars."""
 
 
-class FoundsLimits(Protocol):
+class CreatesLimits(Protocol):
     """The part of a ledger that founds limits, or says which would be in force."""
 
-    async def found_limit(self, scope: Scope, limit: Limit) -> Limit:
+    async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
         """Return the limit that is in force; see `headgate.ledger.Ledger`."""
 
 
@@ -168,8 +168,8 @@ def said_by(scopes: Sequence[RunScope], options: RunOptions) -> list[str | None]
     ]
 
 
-async def found_limits(
-    ledger: FoundsLimits,
+async def create_limits(
+    ledger: CreatesLimits,
     scopes: Sequence[RunScope],
     options: RunOptions,
     *,
@@ -185,7 +185,7 @@ async def found_limits(
     in_force: list[RunScope] = []
     for one, option in zip(scopes, said_by(scopes, options), strict=True):
         for scope, limit in limits_of([one]).items():
-            found = await ledger.found_limit(scope, limit)
+            found = await ledger.create_limit(scope, limit)
             source = option or (None if is_resumed else "the file")
             if source is not None:
                 how = change(scope, plain_usd(one.micro_usd or 0)) if change else ""
@@ -276,7 +276,7 @@ def _nested(parts: Sequence[_Part]) -> tuple[RunScope, ...]:
 
 def _filled(key: Text, environ: Mapping[str, str], said: _Said) -> str:
     return "".join(
-        _variable(part.name, environ, said) if isinstance(part, EnvPlace) else str(part)
+        _variable(part.name, environ, said) if isinstance(part, EnvPlaceholder) else str(part)
         for part in key.parts
     )
 

@@ -20,10 +20,10 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from headgate.workflow.placeholders import (
-    EnvPlace,
+    EnvPlaceholder,
     Path,
     Place,
-    PlaceError,
+    PlaceholderError,
     View,
     place_of,
     value_at,
@@ -338,9 +338,9 @@ def _key(node: ast.expr) -> str | int:
 def _known(root: str, path: Path) -> Place:
     try:
         place = place_of(root, path)
-    except PlaceError as error:
+    except PlaceholderError as error:
         _refuse(str(error))
-    if isinstance(place, EnvPlace):
+    if isinstance(place, EnvPlaceholder):
         _refuse("has env, which is not for conditions; let a step print what it depends on")
     return place
 

@@ -21,7 +21,7 @@ from headgate.errors import HeadgateError
 from headgate.workflow.backend import Backend, StepOrder, StepTask, TaskState
 from headgate.workflow.expansion import Expansion
 from headgate.workflow.progress import Standing, WorkflowProgress
-from headgate.workflow.report import Ended, RunReport, RunState, RunTally
+from headgate.workflow.report import Ended, RunReport, RunState, RunTotals
 from headgate.workflow.run_folder import Keeping, Run
 from headgate.workflow.run_list import LiveTask, Reporter, end_state, stopped_as
 from headgate.workflow.run_tasks import left_at
@@ -144,7 +144,7 @@ class Conductor:
         self._listener = ended
         self._tell_begin = begun
         self._progress = WorkflowProgress(workflow, runs, ended=self._note_end)
-        self._tally = RunTally(workflow, self._progress, fields_read(workflow))
+        self._tally = RunTotals(workflow, self._progress, fields_read(workflow))
         self._filler = Filler(run, self._progress, self._tally, backend.results)
         self._refusals = Refusals()
         self._maker = OrderMaker(workflow, self._filler, self._refusals, self._progress)

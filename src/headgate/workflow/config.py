@@ -15,7 +15,7 @@ from headgate.core.task import MAX_ATTEMPT_SECONDS, MAX_ATTEMPTS, OnParentFailur
 from headgate.errors import InvalidScopeError
 from headgate.providers.prices import MAX_MODEL_LENGTH, Price
 from headgate.workflow.document import Value, only_variables, read_headers, read_url
-from headgate.workflow.placeholders import EnvPlace, Text
+from headgate.workflow.placeholders import EnvPlaceholder, Text
 from headgate.workflow.workflow import CONCURRENCY, BudgetScope, Endpoint, Estimate
 
 # The terms of a step, such as priority and timeout, and the defaults, which have them, too.
@@ -107,8 +107,8 @@ PATHS: dict[Kind, str] = {"openai": "/chat/completions", "anthropic": "/v1/messa
 
 
 def _built_in(kind: Kind, *, prefix: str, url: str) -> Endpoint:
-    address = EnvPlace(name=f"{prefix}_BASE_URL", default=url)
-    key = Text(parts=(EnvPlace(name=f"{prefix}_API_KEY"),))
+    address = EnvPlaceholder(name=f"{prefix}_BASE_URL", default=url)
+    key = Text(parts=(EnvPlaceholder(name=f"{prefix}_API_KEY"),))
     return Endpoint(name=kind, kind=kind, url=Text(parts=(address,), is_url=True), key=key)
 
 

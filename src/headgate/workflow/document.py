@@ -28,9 +28,9 @@ from headgate.workflow.conditions import (
     parsed_condition,
 )
 from headgate.workflow.placeholders import (
-    EnvPlace,
+    EnvPlaceholder,
     Place,
-    PlaceError,
+    PlaceholderError,
     Template,
     Text,
     parsed_template,
@@ -516,7 +516,7 @@ class Value:
     def _parsed(self, parse: Callable[[Any], Parsed], value: Any) -> Parsed:  # noqa: ANN401
         try:
             return parse(value)
-        except (PlaceError, ConditionError) as error:
+        except (PlaceholderError, ConditionError) as error:
             self.refuse(str(error))
 
     def _money(self, to_micro: Callable[..., int]) -> int:
@@ -618,13 +618,13 @@ class Uses:
         return condition
 
     def _note(self, value: Value, places: Iterable[Place]) -> None:
-        self.places += [(value, place) for place in places if not isinstance(place, EnvPlace)]
+        self.places += [(value, place) for place in places if not isinstance(place, EnvPlaceholder)]
 
 
 def only_variables(value: Value) -> Text:
     """Read a text that is the same for every run of every step."""
     text = value.text()
-    if not all(isinstance(place, EnvPlace) for place in references(text)):
+    if not all(isinstance(place, EnvPlaceholder) for place in references(text)):
         value.refuse("is the same for all steps; only {env.NAME} may stand in it")
     return text
 
@@ -660,6 +660,6 @@ def read_headers(value: Value, read_text: Callable[[Value], Text]) -> dict[str, 
 
 def _refuse_variables(value: Value, places: Iterable[Place]) -> None:
     for place in places:
-        if isinstance(place, EnvPlace):
+        if isinstance(place, EnvPlaceholder):
             problem = f"{{env.{place.name}}} cannot stand here, because this is kept in the store"
             value.refuse(f"{problem} of the run; put it into env, headers or the command")

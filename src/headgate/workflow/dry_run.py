@@ -32,7 +32,7 @@ from headgate.workflow.budgets import (
     ChangeCommand,
     change_at_service,
     change_in_books,
-    found_limits,
+    create_limits,
     limits_of,
 )
 from headgate.workflow.checks import check_steps, in_file
@@ -40,7 +40,7 @@ from headgate.workflow.conditions import condition_references, holds
 from headgate.workflow.costs import estimated
 from headgate.workflow.expansion import Expansion, ItemSource
 from headgate.workflow.local_backend import named_targets, search, step_executors
-from headgate.workflow.placeholders import StepPlace, UnfilledError, references
+from headgate.workflow.placeholders import StepPlaceholder, UnfilledError, references
 from headgate.workflow.progress import Standing, WorkflowProgress
 from headgate.workflow.remote_backend import check_known_targets, money_of, own_scope, within
 from headgate.workflow.run_record import RunOptions, RunScope
@@ -335,7 +335,7 @@ class _Order:
 
 def _depends_on_outputs(step: Step) -> bool:
     """Tell whether only the run itself can say whether the condition of a step holds."""
-    return any(isinstance(place, StepPlace) for place in condition_references(step.when))
+    return any(isinstance(place, StepPlaceholder) for place in condition_references(step.when))
 
 
 def _is_least(step: Step) -> bool:
@@ -343,7 +343,7 @@ def _is_least(step: Step) -> bool:
     is_said = step.estimate is not None and step.estimate.micro_usd is not None
     if not isinstance(step.work, ModelWork) or is_said or step.cost_micro_usd is not None:
         return False
-    return any(isinstance(place, StepPlace) for place in references(step.work.body))
+    return any(isinstance(place, StepPlaceholder) for place in references(step.work.body))
 
 
 # The budgets around a run as they stand before it: read where they are kept, and left as they are.
@@ -370,7 +370,7 @@ async def with_limits(
     change: ChangeCommand | None,
 ) -> list[Account]:
     """Return accounts with the limits that a run would found; one that differs is an error."""
-    await found_limits(_Paper(accounts), scopes, options, change=change)
+    await create_limits(_Paper(accounts), scopes, options, change=change)
     wanted = limits_of(scopes)
     return [
         account if account.limit is not None else _limited(account, wanted.get(account.scope))
@@ -384,7 +384,7 @@ class _Paper:
     def __init__(self, accounts: Sequence[Account]) -> None:
         self._limits = {account.scope: account.limit for account in accounts}
 
-    async def found_limit(self, scope: Scope, limit: Limit) -> Limit:
+    async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
         return self._limits.get(scope) or limit
 
 

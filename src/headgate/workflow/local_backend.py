@@ -27,14 +27,14 @@ from headgate.core.admission import QueueLimits
 from headgate.core.budgets.accounts import Limit, Refused, Unit
 from headgate.core.budgets.ledger import Ledger
 from headgate.core.budgets.scopes import Scope
-from headgate.core.dispatch_plan import DeskSettings
-from headgate.core.dispatch_state import Desk
+from headgate.core.dispatch_plan import DispatchSettings
+from headgate.core.dispatch_state import DispatchState
 from headgate.core.events import LAST_RANK, rank_of
 from headgate.core.money import format_usd
-from headgate.core.reasons import BudgetShort, GateClosed, Hold, LaneBehind, NotYetDue
+from headgate.core.reasons import BudgetShort, GateClosed, LaneBehind, NotYetDue, Reason
 from headgate.core.snapshot import Project
 from headgate.core.task import TERMINAL, Submission, Task, TaskRecord, TaskStatus, Terms
-from headgate.core.why import Reason, reasons
+from headgate.core.why import TaskReason, reasons
 from headgate.engine.engine import Engine, EngineSettings, Why
 from headgate.engine.events import Happening
 from headgate.errors import (
@@ -59,7 +59,7 @@ from headgate.workflow.budgets import (
     books_again,
     change_in_books,
     choose_books,
-    found_limits,
+    create_limits,
     limits_of,
     money_of,
     run_scopes,
@@ -327,7 +327,7 @@ def engine_settings(
 ) -> EngineSettings:
     """Return how the engine of a run works: nothing is turned away, and no result expires."""
     return EngineSettings(
-        desk=DeskSettings(
+        dispatch=DispatchSettings(
             projects=(Project(id=workflow.name, max_concurrent_agents=None),),
             rate_limits=() if targets is None else targets.rate_limits,
             max_inflight=places,
@@ -400,35 +400,38 @@ class StoreFile:
 # Why steps wait in this process, in one line each, and whether anything but time can help.
 
 
-def why_line(why: Why, desk: Desk | None, now: float) -> str:
+def why_line(why: Why, dispatch_state: DispatchState | None, now: float) -> str:
     """Return every rule that holds a task, in one line."""
-    return "; ".join([_line(reason, desk, now) for reason in why.reasons])
+    return "; ".join([_line(reason, dispatch_state, now) for reason in why.reasons])
 
 
-def waits_for_windows(desk: Desk, now: float) -> bool:
+def waits_for_windows(dispatch_state: DispatchState, now: float) -> bool:
     """Tell whether all that waits can start only when the window of a budget moves on."""
-    if not desk.waiting or len(desk.flights):
+    if not dispatch_state.waiting or len(dispatch_state.flights):
         return False
-    return all(_waits_for_window(desk, reasons(desk, one, now)) for one in list(desk.waiting))
+    return all(
+        _waits_for_window(dispatch_state, reasons(dispatch_state, one, now))
+        for one in list(dispatch_state.waiting)
+    )
 
 
-def _waits_for_window(desk: Desk, found: tuple[Reason, ...]) -> bool:
-    refusals = (_refusal(reason.hold, desk) for reason in found)
+def _waits_for_window(dispatch_state: DispatchState, found: tuple[TaskReason, ...]) -> bool:
+    refusals = (_refusal(reason.hold, dispatch_state) for reason in found)
     # What others hold may be given back, and is asked for again before long.
     return any(one is not None and one.resets_at is not None and not one.reserved
                for one in refusals)  # fmt: skip
 
 
-def _refusal(hold: Hold, desk: Desk) -> Refused | None:
+def _refusal(hold: Reason, dispatch_state: DispatchState) -> Refused | None:
     match hold:
         case BudgetShort(scope=scope) | GateClosed(kind="scope", name=scope):
-            return desk.parking.refusals.get(scope)
+            return dispatch_state.parking.refusals.get(scope)
     return None
 
 
-def _line(reason: Reason, desk: Desk | None, now: float) -> str:
+def _line(reason: TaskReason, dispatch_state: DispatchState | None, now: float) -> str:
     hold = reason.hold
-    refused = None if desk is None else _refusal(hold, desk)
+    refused = None if dispatch_state is None else _refusal(hold, dispatch_state)
     if refused is not None:
         return _budget_line(refused, now)
     match hold:
@@ -586,7 +589,9 @@ class LocalBackend:
             found = await engine.why(task.task_id)
         except (NotDispatchingError, StoreUnavailableError):
             return ""
-        return "" if found is None else why_line(found, engine.dispatcher.desk, engine.now())
+        return (
+            "" if found is None else why_line(found, engine.dispatcher.dispatch_state, engine.now())
+        )
 
     async def money(self) -> list[Money]:
         """Return the scopes of the run; as they were last, while the books cannot be asked."""
@@ -603,8 +608,8 @@ class LocalBackend:
 
     async def is_stuck(self) -> bool:
         """Tell whether what waits can only go on when a budget's window moves on."""
-        desk = self._engine.dispatcher.desk
-        return desk is not None and waits_for_windows(desk, self._engine.now())
+        dispatch_state = self._engine.dispatcher.dispatch_state
+        return dispatch_state is not None and waits_for_windows(dispatch_state, self._engine.now())
 
     async def close(self, *, drain_seconds: float) -> None:
         """Take no more, let what runs finish for so long, then stop it; what waits stays."""
@@ -651,7 +656,7 @@ class LocalBackend:
             if record.has_begun and self._options.micro_usd is not None:
                 for scope, limit in limits_of(self._scopes[-1:]).items():
                     await ledger.set_limit(scope, limit)
-            self._scopes = await found_limits(
+            self._scopes = await create_limits(
                 ledger,
                 self._scopes,
                 self._options,

@@ -23,10 +23,10 @@ from headgate.workflow.expansion import circle_in
 from headgate.workflow.placeholders import (
     ALL_RUNS_FIELDS,
     ONE_RUN_FIELDS,
-    IndexPlace,
-    ItemPlace,
+    IndexPlaceholder,
+    ItemPlaceholder,
     Place,
-    StepPlace,
+    StepPlaceholder,
     place_text,
 )
 from headgate.workflow.steps import ReadStep, read_steps
@@ -76,9 +76,9 @@ def _with_parents(one: ReadStep, by_id: Mapping[str, Step]) -> Step:
         _check_items(step.foreach.step, step, one.fields["foreach"], by_id)
         parents[step.foreach.step] = None
     for value, place in one.uses.places:
-        if isinstance(place, ItemPlace | IndexPlace) and step.foreach is None:
+        if isinstance(place, ItemPlaceholder | IndexPlaceholder) and step.foreach is None:
             _refuse_item(place, value, is_text=value is not one.fields.get("when"))
-        if isinstance(place, StepPlace):
+        if isinstance(place, StepPlaceholder):
             _check_known(place.step, step, value, by_id)
             _check_field(place, step, value, by_id[place.step])
             parents[place.step] = None
@@ -109,7 +109,7 @@ def _refuse_item(place: Place, value: Value, *, is_text: bool) -> NoReturn:
     value.refuse(f"{shown} is for steps with foreach{advice}")
 
 
-def _check_field(place: StepPlace, step: Step, value: Value, other: Step) -> None:
+def _check_field(place: StepPlaceholder, step: Step, value: Value, other: Step) -> None:
     runs_along = isinstance(step.foreach, StepItems) and step.foreach.step == other.id
     has_one_run = other.foreach is None or runs_along
     if place.field in (ONE_RUN_FIELDS if has_one_run else ALL_RUNS_FIELDS):

@@ -23,17 +23,17 @@ Path = tuple[str | int, ...]
 """Keys of objects and numbers in lists (from the end, if negative), outermost first."""
 
 
-class ItemPlace(msgspec.Struct, frozen=True, kw_only=True, tag="item"):
+class ItemPlaceholder(msgspec.Struct, frozen=True, kw_only=True, tag="item"):
     """The item, or what lies in it."""
 
     path: Path = ()
 
 
-class IndexPlace(msgspec.Struct, frozen=True, kw_only=True, tag="index"):
+class IndexPlaceholder(msgspec.Struct, frozen=True, kw_only=True, tag="index"):
     """The number of the item, from 0."""
 
 
-class StepPlace(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+class StepPlaceholder(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """A field of another step, such as its output, or what lies in it."""
 
     step: str
@@ -41,20 +41,20 @@ class StepPlace(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     path: Path = ()
 
 
-class RunPlace(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
+class RunPlaceholder(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     """The id of the run, or the name of its workflow."""
 
     field: str
 
 
-class EnvPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="env"):
+class EnvPlaceholder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="env"):
     """A variable of the environment; only an endpoint that is always there has a default."""
 
     name: str
     default: str | None = None
 
 
-Place = ItemPlace | IndexPlace | StepPlace | RunPlace | EnvPlace
+Place = ItemPlaceholder | IndexPlaceholder | StepPlaceholder | RunPlaceholder | EnvPlaceholder
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
     value: Any
 
 
-FilledText = str | tuple[str | EnvPlace, ...]
+FilledText = str | tuple[str | EnvPlaceholder, ...]
 """A text whose places are filled, all but those of the environment."""
 
 
@@ -116,7 +116,7 @@ def fill(text: Text, view: View) -> FilledText:
         _filled(part, view, is_encoded=text.is_url and number > 0)
         for number, part in enumerate(text.parts)
     ]
-    if any(isinstance(part, EnvPlace) for part in filled):
+    if any(isinstance(part, EnvPlaceholder) for part in filled):
         return tuple(part for part in filled if part != "")
     return "".join(filter(_is_written, filled))
 
@@ -126,7 +126,7 @@ def fill_template(template: Template, view: View) -> Any:  # noqa: ANN401
     return _filled_value(template.value, view)
 
 
-def with_variables(text: FilledText, value_of: Callable[[EnvPlace], str]) -> str:
+def with_variables(text: FilledText, value_of: Callable[[EnvPlaceholder], str]) -> str:
     """Put the values of variables into a filled text."""
     if isinstance(text, str):
         return text
@@ -152,15 +152,15 @@ def value_at(place: Place, view: View) -> Any:  # noqa: ANN401
     What would lie in null is null: a step that did not end well has no output.
     """
     match place:
-        case ItemPlace(path=path):
+        case ItemPlaceholder(path=path):
             return found_in(view.item, path)
-        case StepPlace(step=step, field=field, path=path):
+        case StepPlaceholder(step=step, field=field, path=path):
             return found_in(view.field(step, field), path)
-        case IndexPlace():
+        case IndexPlaceholder():
             return view.index
-        case RunPlace(field=field):
+        case RunPlaceholder(field=field):
             return view.run[field]
-        case EnvPlace():
+        case EnvPlaceholder():
             return place
 
 
@@ -182,15 +182,15 @@ def found_in(value: Any, path: Path) -> Any:  # noqa: ANN401
 def place_text(place: Place) -> str:
     """Write a place as a file does."""
     match place:
-        case ItemPlace(path=path):
+        case ItemPlaceholder(path=path):
             return f"{{item{_path_text(path)}}}"
-        case StepPlace(step=step, field=field, path=path):
+        case StepPlaceholder(step=step, field=field, path=path):
             return f"{{steps.{step}.{field}{_path_text(path)}}}"
-        case RunPlace(field=field):
+        case RunPlaceholder(field=field):
             return f"{{run.{field}}}"
-        case EnvPlace(name=name):
+        case EnvPlaceholder(name=name):
             return f"{{env.{name}}}"
-        case IndexPlace():
+        case IndexPlaceholder():
             return "{index}"
 
 
@@ -207,8 +207,8 @@ def _is_written(part: str | Place) -> TypeGuard[str]:
     return isinstance(part, str)
 
 
-def _filled(part: str | Place, view: View, *, is_encoded: bool) -> str | EnvPlace:
-    if isinstance(part, str | EnvPlace):
+def _filled(part: str | Place, view: View, *, is_encoded: bool) -> str | EnvPlaceholder:
+    if isinstance(part, str | EnvPlaceholder):
         return part
     value = _looked_up(part, view)
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
@@ -242,7 +242,7 @@ def _looked_up(place: Place, view: View) -> Any:  # noqa: ANN401
 # place would be paid for; `{{itm}}` is the text `{itm}`, as in Python's formats. All other braces,
 # such as those of JSON in a prompt, are text.
 #
-# Rule: whatever is refused is refused here, in words; a `PlaceError` has no line and no key.
+# Rule: whatever is refused is refused here, in words; a `PlaceholderError` has no line and no key.
 
 ROOTS = ("item", "index", "steps", "run", "env")
 """How places begin."""
@@ -265,12 +265,12 @@ _BRACES = re.compile(r"(\{+)([^{}]*)(\}+)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class PlaceError(ValueError):
+class PlaceholderError(ValueError):
     """What looks like a place is none; the text says what to write."""
 
 
 def parsed_text(source: str) -> Text:
-    """Read a text with places, or raise `PlaceError`."""
+    """Read a text with places, or raise `PlaceholderError`."""
     if "{" not in source:
         return Text(parts=(source,) if source else ())
     parts: list[str | Place] = []
@@ -282,24 +282,24 @@ def parsed_text(source: str) -> Text:
 
 
 def parsed_template(value: Any) -> Template:  # noqa: ANN401
-    """Read a JSON value whose strings may have places, or raise `PlaceError`."""
+    """Read a JSON value whose strings may have places, or raise `PlaceholderError`."""
     return Template(value=_parsed_value(value))
 
 
 def parsed_place(source: str) -> Place:
-    """Read what stands between the braces of a place, or raise `PlaceError`."""
+    """Read what stands between the braces of a place, or raise `PlaceholderError`."""
     shape = _SHAPE.fullmatch(source)
     if shape is None:
         problem = "is not written as a place; write {item.name}, {item[0]} or {item['a b']}"
         _refuse(f"{shown(source)} {problem}, without spaces")
     try:
         return place_of(shape[1], _path(shape[2]))
-    except PlaceError as error:
+    except PlaceholderError as error:
         _refuse(f"{shown(source)}: {error}, or {{{shown(source)}}} for the text")
 
 
 def place_of(root: str, path: Path) -> Place:
-    """Return the place that a root and a path name, or raise `PlaceError`."""
+    """Return the place that a root and a path name, or raise `PlaceholderError`."""
     if root not in ROOTS:
         close = get_close_matches(root[:_SHOWN_CHARACTERS].lower(), ROOTS, n=1)
         advice = f"write {close[0]}" if close else f"write one of {', '.join(ROOTS)}"
@@ -314,7 +314,7 @@ def shown(source: str) -> str:
 
 
 def _refuse(problem: str) -> NoReturn:
-    raise PlaceError(problem) from None
+    raise PlaceholderError(problem) from None
 
 
 def _parts(match: re.Match[str]) -> list[str | Place]:
@@ -378,13 +378,13 @@ def _path_part(key: str, number: str, quoted: str) -> str | int:
 
 
 def _item(path: Path) -> Place:
-    return ItemPlace(path=path)
+    return ItemPlaceholder(path=path)
 
 
 def _index(path: Path) -> Place:
     if path:
         _refuse("index is a number and has nothing in it; write index")
-    return IndexPlace()
+    return IndexPlaceholder()
 
 
 def _step(path: Path) -> Place:
@@ -394,21 +394,21 @@ def _step(path: Path) -> Place:
                 close = get_close_matches(field[:_SHOWN_CHARACTERS].lower(), STEP_FIELDS, n=1)
                 meant = f"steps.{step}.{close[0] if close else f'output.{field}'}"
                 _refuse(f"a step has no {field[:_SHOWN_CHARACTERS]!r}; write {meant}")
-            return StepPlace(step=step, field=field, path=tuple(rest))
+            return StepPlaceholder(step=step, field=field, path=tuple(rest))
     _refuse("steps is followed by a step and a field; write steps.first.output")
 
 
 def _run(path: Path) -> Place:
     match path:
         case (str(field),) if field in RUN_FIELDS:
-            return RunPlace(field=field)
+            return RunPlaceholder(field=field)
     _refuse("run is followed by id or name; write run.id")
 
 
 def _variable(path: Path) -> Place:
     match path:
         case (str(name),) if _VARIABLE.fullmatch(name):
-            return EnvPlace(name=name)
+            return EnvPlaceholder(name=name)
     _refuse("env is followed by the name of a variable; write env.HOME")
 
 

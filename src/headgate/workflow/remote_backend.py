@@ -29,7 +29,7 @@ from headgate.workflow.backend import Money, StepOrder, StepTask, TaskState, Tol
 from headgate.workflow.budgets import change_at_service
 from headgate.workflow.remote_journal import Journal, Opened
 from headgate.workflow.remote_tasks import (
-    Insistence,
+    Retrying,
     Sender,
     ServerSending,
     ServerWatch,
@@ -72,7 +72,7 @@ def within(outer: str, scopes: Sequence[RunScope]) -> tuple[RunScope, ...]:
     )
 
 
-async def found_limits(
+async def create_limits(
     client: Client,
     scopes: Sequence[RunScope],
     sources: Sequence[str | None],
@@ -90,7 +90,7 @@ async def found_limits(
                 if sets_own and scope is scopes[-1]:
                     await client.change_budget(scope.scope, limit_usd=limit_usd)
                 else:
-                    await client.found_budget(scope.scope, limit_usd=limit_usd)
+                    await client.create_budget(scope.scope, limit_usd=limit_usd)
             except RequestRefusedError as error:
                 if source is None and error.code == MISMATCH:
                     continue
@@ -182,7 +182,7 @@ class ServerBackend:
         self._said_by = said_by or [None] * len(scopes)
         self._needed = needed_steps(workflow)
         self._journal = Journal(journal)
-        self._line = Insistence()
+        self._line = Retrying()
         self._watch = ServerWatch(self._client, self._line, self._journal)
         self._sending = ServerSending(self._client, self._line, self._journal, self._watch)
         self._sender: Sender | None = None
@@ -239,7 +239,7 @@ class ServerBackend:
         )
         file = "the file" if before is None else None
         sources = [option or file for option in self._said_by]
-        await found_limits(self._client, self._scopes, sources, sets_own=self._sets_own_limit)
+        await create_limits(self._client, self._scopes, sources, sets_own=self._sets_own_limit)
         await check_known_targets(self._client, self._workflow)
         # Until here a run that is refused leaves nothing behind.
         await self._write_opened(around)

@@ -310,7 +310,7 @@ LONGEST_WAIT_SECONDS = 60.0
 Answered = TypeVar("Answered")
 
 
-class Insistence:
+class Retrying:
     """What a run is waiting for at its service, in words."""
 
     def __init__(self) -> None:
@@ -401,7 +401,7 @@ class Tracked(msgspec.Struct):
 class ServerWatch:
     """Follows the tasks of one run."""
 
-    def __init__(self, client: Client, line: Insistence, journal: Journal) -> None:
+    def __init__(self, client: Client, line: Retrying, journal: Journal) -> None:
         self._client = client
         self._line = line
         self._journal = journal
@@ -624,7 +624,7 @@ class ServerSending:
     """Sends the steps of one run."""
 
     def __init__(
-        self, client: Client, line: Insistence, journal: Journal, watch: ServerWatch
+        self, client: Client, line: Retrying, journal: Journal, watch: ServerWatch
     ) -> None:
         self._client = client
         self._line = line

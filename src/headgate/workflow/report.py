@@ -138,7 +138,7 @@ class _StepTally:
             self.last_end = max(self.last_end or 0.0, task.completed_at)
 
 
-class RunTally:
+class RunTotals:
     """The sums of a whole run."""
 
     def __init__(

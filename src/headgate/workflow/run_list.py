@@ -17,7 +17,7 @@ from headgate.errors import HeadgateError, InvalidSettingError, StoreError
 from headgate.workflow.backend import Money, StepTask, TaskState
 from headgate.workflow.expansion import Expansion
 from headgate.workflow.progress import Standing, WorkflowProgress
-from headgate.workflow.report import RunReport, RunState, RunTally, StepRow, StepState
+from headgate.workflow.report import RunReport, RunState, RunTotals, StepRow, StepState
 from headgate.workflow.run_folder import Run, is_driven, open_run, read_record, run_folders
 from headgate.workflow.run_record import RunRecord
 from headgate.workflow.run_tasks import RecordedTasks, last_event_at, recorded_tasks
@@ -74,7 +74,7 @@ class LiveTask:
 class Reporter:
     """Makes the reports of one run; its fields are set by whoever drives the run, or reads it."""
 
-    def __init__(self, run: Run, progress: WorkflowProgress, tally: RunTally) -> None:
+    def __init__(self, run: Run, progress: WorkflowProgress, tally: RunTotals) -> None:
         self._run = run
         self._progress = progress
         self._tally = tally
@@ -295,7 +295,7 @@ class _View:
         self._progress = WorkflowProgress(
             workflow, {step.id: expansion.runs_of(step.id) for step in workflow.steps}
         )
-        self._tally = RunTally(workflow, self._progress, fields_read(workflow))
+        self._tally = RunTotals(workflow, self._progress, fields_read(workflow))
         self._filler = Filler(run, self._progress, self._tally, self._results)
         self._maker = OrderMaker(workflow, self._filler, Refusals(), self._progress)
         self._reporter = Reporter(run, self._progress, self._tally)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headgate.api.submission import Draft, Intake
+from headgate.api.submission import Draft, SubmissionParser
 from headgate.app import SlotKeys, build_executors, build_intake
 from headgate.config import Settings, rate_limits
 from headgate.config.loading import Origin, load
@@ -26,7 +26,7 @@ from headgate.executors.executor import Executor, WorkOrder
 from headgate.executors.targets import MAX_OUTPUT_BYTES, PullTarget, has_slot
 from headgate.providers.prices import PriceList
 from headgate.workflow import step_requests
-from headgate.workflow.placeholders import EnvPlace
+from headgate.workflow.placeholders import EnvPlaceholder
 from headgate.workflow.step_requests import CallRequest, CommandRequest, TargetRequest, Variables
 from headgate.workflow.workflow import Step, TargetWork, Workflow
 
@@ -84,7 +84,7 @@ class CommandSteps:
     def _passed(self, request: CommandRequest, setting: str) -> dict[str, str]:
         environ = self._variables.environ
         return {
-            name: self._variables.filled((EnvPlace(name=name),), f"{setting}.pass_env")
+            name: self._variables.filled((EnvPlaceholder(name=name),), f"{setting}.pass_env")
             for name in request.pass_env
             if name in environ
         }
@@ -159,7 +159,7 @@ class TargetSteps:
 
     def __init__(self, settings: Settings, workflow: Workflow, agent_id: str) -> None:
         self._settings = settings
-        self._intake: Intake = build_intake(settings)
+        self._intake: SubmissionParser = build_intake(settings)
         self._agent_id = agent_id
         self._names = [
             self._checked(step, step.work)

@@ -1,8 +1,8 @@
 """From a step and what is known when it runs to a request: the work with everything filled in.
 
 A request is what a backend carries out, and what a local one keeps as the input of its task.
-Rule: a variable of the environment stays a named part of its text (`EnvPlace`), so that no value of
-one is ever stored; whoever carries out the request puts it in.
+Rule: a variable of the environment stays a named part of its text (`EnvPlaceholder`), so that no
+value of one is ever stored; whoever carries out the request puts it in.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headgate.workflow.config import PATHS
 from headgate.workflow.costs import estimated
 from headgate.workflow.placeholders import (
     ONE_RUN_FIELDS,
-    EnvPlace,
+    EnvPlaceholder,
     FilledText,
     Text,
     UnfilledError,
@@ -35,7 +35,7 @@ from headgate.workflow.placeholders import (
     with_variables,
 )
 from headgate.workflow.progress import Standing, WorkflowProgress
-from headgate.workflow.report import RunTally
+from headgate.workflow.report import RunTotals
 from headgate.workflow.run_folder import Run
 from headgate.workflow.workflow import (
     CallWork,
@@ -323,7 +323,7 @@ class Filler:
         self,
         run: Run,
         progress: WorkflowProgress,
-        tally: RunTally,
+        tally: RunTotals,
         results: Results,
     ) -> None:
         workflow = run.workflow
@@ -584,17 +584,17 @@ class Variables:
 
     def fixed(self, text: Text, setting: str) -> str | None:
         """Return a text as it is in every run of its step; None if it depends on more."""
-        if any(not isinstance(place, EnvPlace) for place in references(text)):
+        if any(not isinstance(place, EnvPlaceholder) for place in references(text)):
             return None
         return "".join(
-            [self._value(setting, part) if isinstance(part, EnvPlace) else str(part)
+            [self._value(setting, part) if isinstance(part, EnvPlaceholder) else str(part)
              for part in text.parts]
         )  # fmt: skip
 
     def check(self, text: Text, setting: str) -> None:
         """Raise `InvalidSettingError` for a variable of a text that is not set."""
         for place in references(text):
-            if isinstance(place, EnvPlace):
+            if isinstance(place, EnvPlaceholder):
                 self._value(setting, place)
 
     def cleaned(self, text: str) -> str:
@@ -614,7 +614,7 @@ class Variables:
         """Remember a secret that came with no variable."""
         self._environment.hide(value, shown)
 
-    def _value(self, setting: str, place: EnvPlace) -> str:
+    def _value(self, setting: str, place: EnvPlaceholder) -> str:
         if place.default is not None and not self.environ.get(place.name):
             return place.default
         return self._environment.value(place.name, setting=setting)

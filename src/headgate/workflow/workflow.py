@@ -16,7 +16,7 @@ import msgspec
 from headgate.core.task import OnParentFailure
 from headgate.providers.prices import Price, PriceList
 from headgate.workflow.conditions import Condition, condition_references
-from headgate.workflow.placeholders import Place, StepPlace, Template, Text, references
+from headgate.workflow.placeholders import Place, StepPlaceholder, Template, Text, references
 
 CONCURRENCY = 8
 TIMEOUT_SECONDS = 3_600.0
@@ -200,7 +200,7 @@ def step_places(step: Step) -> Iterator[Place]:
 
 def fields_of_steps(step: Step) -> tuple[tuple[str, str], ...]:
     """Return the fields of other steps that a step refers to, by id and name, each once."""
-    places = [place for place in step_places(step) if isinstance(place, StepPlace)]
+    places = [place for place in step_places(step) if isinstance(place, StepPlaceholder)]
     return tuple(dict.fromkeys((place.step, place.field) for place in places))
 
 

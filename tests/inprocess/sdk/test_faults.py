@@ -18,7 +18,7 @@ from executors.endpoint import Seen, reply, running_endpoint
 from headgate import connect_budget
 from headgate.budgets.local import LocalBudgetTracker
 from headgate.budgets.status import ScopeStatus
-from headgate.errors import BudgetExceededError, InvalidFieldError, PlaceTimeoutError
+from headgate.errors import BudgetExceededError, InvalidFieldError, PermitTimeoutError
 from headgate.inprocess.budget import Budget
 from headgate.inprocess.permits import SharedResource
 from headgate.inprocess.scheduler import LoadScheduler
@@ -292,7 +292,7 @@ def test_a_pause_is_part_of_the_time_for_a_place() -> None:
         )
         await client.post(URL, json=BODY)
         start = loop.time()
-        with pytest.raises(PlaceTimeoutError, match="pause"):
+        with pytest.raises(PermitTimeoutError, match="pause"):
             await client.post(URL, json=BODY)
         return loop.time() - start
 

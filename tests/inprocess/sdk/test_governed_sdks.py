@@ -12,7 +12,7 @@ import pytest
 
 from executors.endpoint import Seen, free_port, reply
 from headgate import BudgetExceededError
-from headgate.errors import PlaceTimeoutError
+from headgate.errors import PermitTimeoutError
 from headgate.providers.prices import UnknownPriceError
 from headgate.providers.requests import read_call
 from inprocess.sdk import upstream
@@ -103,7 +103,7 @@ async def test_a_model_without_a_price_is_refused(sdk: Sdk) -> None:
 async def test_no_place_in_time_is_told_and_not_tried_again(sdk: Sdk) -> None:
     async with scene(whole(sdk.body), place_timeout=0.01) as made:
         async with made.scheduler.acquire("other"):
-            with pytest.raises(PlaceTimeoutError):
+            with pytest.raises(PermitTimeoutError):
                 await sdk.ask(made, retries=2)
         assert made.endpoint.seen == []
         assert await made.booked() == (0, 0)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.budgets.local import LocalBudgetTracker
-from headgate.errors import BudgetExceededError, PlaceTimeoutError
+from headgate.errors import BudgetExceededError, PermitTimeoutError
 from headgate.inprocess.permits import SharedResource
 from headgate.inprocess.scheduler import LoadScheduler
 from headgate.inprocess.sdk import async_client
@@ -124,7 +124,7 @@ def test_nothing_is_leaked(
             await asyncio.wait({asking})
             if not asking.cancelled():
                 error = asking.exception()
-                expected = (BudgetExceededError, PlaceTimeoutError, httpx2.TransportError)
+                expected = (BudgetExceededError, PermitTimeoutError, httpx2.TransportError)
                 assert error is None or isinstance(error, expected), error
 
         await asyncio.gather(*(cancelled(caller) for caller in calls))

@@ -234,7 +234,7 @@ class TokenListBody(msgspec.Struct, kw_only=True):
     tokens: list[TokenBody]
 
 
-class FoundBudgetBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+class CreateBudgetBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """The limits of a scope that is to have some and has none yet."""
 
     scope: str

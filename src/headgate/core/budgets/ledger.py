@@ -245,7 +245,7 @@ class Ledger(Protocol):
     async def set_limit(self, scope: Scope, limit: Limit) -> None:
         """Replace the limit of a scope; one without any amount removes it."""
 
-    async def found_limit(self, scope: Scope, limit: Limit) -> Limit:
+    async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
         """Set the limit of a scope that has none, and return the one that is in force then.
 
         Of several who found at once exactly one is first, and all get its limit. One without any

@@ -23,7 +23,7 @@ READ_SECONDS = 30.0
 """How long a question for the rows may take; one that never ends must not hold up all slots."""
 
 
-class SlotMirror:
+class SlotRowCache:
     """The rows of slots in memory; `changed` is called with each that is new."""
 
     def __init__(self, store: SlotStore, changed: Callable[[SlotRow], None]) -> None:

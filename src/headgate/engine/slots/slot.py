@@ -23,7 +23,7 @@ from headgate.core.slots.slot import SlotConfig, SlotRow, SlotStanding, standing
 from headgate.core.slots.steps import MAX_PROBLEM_CHARS, PollDone, begin, claim_poll, poll_done
 from headgate.core.slots.wakes import WakeTrigger
 from headgate.engine.slots import slot_log as slot_lines
-from headgate.engine.slots.row_cache import SlotMirror
+from headgate.engine.slots.row_cache import SlotRowCache
 from headgate.engine.slots.slot_log import SlotTrail
 from headgate.engine.supervisor import Pulse
 from headgate.errors import InvalidSettingError, StoreError, StoreUnavailableError
@@ -136,7 +136,7 @@ class Shared(NamedTuple):
     `sharers` returns the configurations of all slots with the same key, the given one first.
     """
 
-    mirror: SlotMirror
+    mirror: SlotRowCache
     trail_of: Callable[[str], SlotTrail]
     make_id: Callable[[], str]
     turns: asyncio.Semaphore

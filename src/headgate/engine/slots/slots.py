@@ -21,7 +21,7 @@ from headgate.core.slots.steps import PollDone, switch
 from headgate.core.slots.wakes import is_paused
 from headgate.engine.slots import slot_log as slot_lines
 from headgate.engine.slots.loops import QuotaLoop, WakeLoop, claim_and_send
-from headgate.engine.slots.row_cache import SlotMirror
+from headgate.engine.slots.row_cache import SlotRowCache
 from headgate.engine.slots.slot import KeySlot, LoopHealth, Shared, SlotSetup, SlotStatus
 from headgate.engine.slots.slot_log import SlotTrail
 from headgate.engine.supervisor import Pulse, Supervisor
@@ -55,7 +55,7 @@ class SlotWatch:
 
     def __init__(
         self,
-        mirror: SlotMirror,
+        mirror: SlotRowCache,
         supervisor: Supervisor,
         *,
         names: Callable[[], tuple[str, ...]],
@@ -209,7 +209,7 @@ class Slots:
         latest_lines: LatestLines | None = None,
         is_shared: bool = False,
     ) -> None:
-        self._mirror = SlotMirror(store, self._seen)
+        self._mirror = SlotRowCache(store, self._seen)
         self._shared = Shared(
             mirror=self._mirror,
             trail_of=trail_of,

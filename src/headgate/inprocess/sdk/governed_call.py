@@ -33,7 +33,7 @@ from headgate.budgets.tracker import HeldMoney, hold
 from headgate.core.lifecycle import Limited, Outcome, Succeeded, Usage, cost_of, pause_seconds
 from headgate.core.load import estimate_weight
 from headgate.core.task import Task
-from headgate.errors import HeadgateError, LedgerUnavailableError, PlaceTimeoutError
+from headgate.errors import HeadgateError, LedgerUnavailableError, PermitTimeoutError
 from headgate.executors.http import refused
 from headgate.inprocess.budget import Estimate
 from headgate.inprocess.scheduler import Acquisition
@@ -208,10 +208,10 @@ class GovernedCall:
         except TimeoutError:
             raise self._paused_too_long() from None
 
-    def _paused_too_long(self) -> PlaceTimeoutError:
+    def _paused_too_long(self) -> PermitTimeoutError:
         seconds, scheduler = self._governor.place_timeout or 0.0, self._governor.scheduler
         resource = "provider" if scheduler is None else scheduler.resource.name
-        error = PlaceTimeoutError(resource, self._agent_id, seconds)
+        error = PermitTimeoutError(resource, self._agent_id, seconds)
         line = f"the provider asked for a pause that takes longer than {seconds:g} seconds"
         error.args = (f"{line}; ask again later, or give a longer place_timeout",)
         return error

@@ -12,8 +12,8 @@ import msgspec
 
 from headgate.core.budgets.accounts import Refused, Unit
 from headgate.core.budgets.scopes import Scope, ancestors
-from headgate.core.dispatch_plan import DeskSettings, Planned
-from headgate.core.dispatch_state import Desk
+from headgate.core.dispatch_plan import DispatchSettings, Planned
+from headgate.core.dispatch_state import DispatchState
 from headgate.core.fair_share import UsageRow, hour_of
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.rate_limits import RateLimit
@@ -56,7 +56,7 @@ class Purse:
         )
 
 
-def settings(**fields: Any) -> DeskSettings:
+def settings(**fields: Any) -> DispatchSettings:
     """Return settings of two projects and three agents, unless a test says otherwise."""
     values: dict[str, Any] = {
         "projects": (
@@ -68,7 +68,7 @@ def settings(**fields: Any) -> DeskSettings:
         "max_per_agent_inflight": 1,
         "default_tokens": 100,
     }
-    return DeskSettings(**(values | fields))
+    return DispatchSettings(**(values | fields))
 
 
 def queued(task_id: str = "t1", **fields: Any) -> TaskRecord:
@@ -84,13 +84,15 @@ def queued(task_id: str = "t1", **fields: Any) -> TaskRecord:
     )
 
 
-def desk_of(*records: TaskRecord, places: int = 10, now: float = START, **fields: Any) -> Desk:
+def desk_of(
+    *records: TaskRecord, places: int = 10, now: float = START, **fields: Any
+) -> DispatchState:
     """Return a desk that has seen these records, with one node."""
-    desk = Desk(settings(**fields))
-    desk.flights.set_node("n1", places)
+    dispatch_state = DispatchState(settings(**fields))
+    dispatch_state.flights.set_node("n1", places)
     for record in records:
-        desk.see(record, now)
-    return desk
+        dispatch_state.observe(record, now)
+    return dispatch_state
 
 
 def taken(record: TaskRecord, line: Planned, *, starts: bool = True) -> TaskRecord:
@@ -224,14 +226,14 @@ class StoreModel:
 
     def fresh_desk(
         self,
-        desk_settings: DeskSettings,
+        dispatch_settings: DispatchSettings,
         nodes: dict[str, int],
         lines: Iterable[Planned] = (),
         *,
         workers: Mapping[str, tuple[str, int]] | None = None,
-    ) -> Desk:
+    ) -> DispatchState:
         """Return a desk that starts from what is kept here, and takes these lines as applied."""
-        desk = Desk(desk_settings)
+        dispatch_state = DispatchState(dispatch_settings)
         rows = [
             UsageRow(project_id=name, hour=hour, tokens=tokens)
             for (name, hour), tokens in self.usage.items()
@@ -240,7 +242,7 @@ class StoreModel:
         for line in lines:
             if line.task.id in live:
                 live[line.task.id] = taken(live[line.task.id], line)
-        desk.load(
+        dispatch_state.load(
             live.values(),
             usage=rows,
             rate_counts=(),
@@ -249,12 +251,12 @@ class StoreModel:
             tick=self.tick,
             now=self.now,
         )
-        desk.set_slots(self.standings)
+        dispatch_state.set_slots(self.standings)
         for node_id, places in nodes.items():
-            desk.flights.set_node(node_id, places)
+            dispatch_state.flights.set_node(node_id, places)
         for node_id, (agent_id, places) in (workers or {}).items():
-            desk.workers.set_node(node_id, places, agent_id=agent_id, now=self.now)
-        return desk
+            dispatch_state.workers.set_node(node_id, places, agent_id=agent_id, now=self.now)
+        return dispatch_state
 
     def _purses_of(self, task: Task) -> list[str]:
         reached = {part for scope in task.scopes for part in ancestors(Scope(scope))}

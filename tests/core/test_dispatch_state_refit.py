@@ -10,11 +10,17 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from core.desk_model import START, desk_of, queued, settings
+from core.dispatch_model import START, desk_of, queued, settings
 from headgate.core.budgets.accounts import Refused, Unit
 from headgate.core.budgets.scopes import Scope
-from headgate.core.dispatch_plan import DeskSettings
-from headgate.core.dispatch_state import MAX_REBUILT, Desk, ask_budgets_again, needs_new_desk, refit
+from headgate.core.dispatch_plan import DispatchSettings
+from headgate.core.dispatch_state import (
+    MAX_REBUILT,
+    DispatchState,
+    ask_budgets_again,
+    needs_new_state,
+    refit,
+)
 from headgate.core.gates import GateClosure
 from headgate.core.rate_limits import RateLimit
 from headgate.core.snapshot import Agent, AgentState, LanePolicy, Project, ProjectStatus
@@ -26,20 +32,20 @@ AGENTS = ("a", "b", "c")
 TARGETS = ("t", "u")
 
 
-def changed(desk: Desk, **fields: Any) -> None:
-    refit(desk, msgspec.structs.replace(desk.settings, **fields))
+def changed(dispatch_state: DispatchState, **fields: Any) -> None:
+    refit(dispatch_state, msgspec.structs.replace(dispatch_state.settings, **fields))
 
 
-def ids(desk: Desk, now: float = START) -> list[str]:
-    return [line.task.id for line in desk.plan(now, most=100)]
+def ids(dispatch_state: DispatchState, now: float = START) -> list[str]:
+    return [line.task.id for line in dispatch_state.plan(now, most=100)]
 
 
-def shape(desk: Desk, now: float = START) -> list[tuple[str, str]]:
-    return [(line.task.id, line.agent_id) for line in desk.plan(now, most=100)]
+def shape(dispatch_state: DispatchState, now: float = START) -> list[tuple[str, str]]:
+    return [(line.task.id, line.agent_id) for line in dispatch_state.plan(now, most=100)]
 
 
 @st.composite
-def desk_settings(draw: st.DrawFn) -> DeskSettings:
+def dispatch_settings(draw: st.DrawFn) -> DispatchSettings:
     names = draw(st.lists(st.sampled_from(AGENTS), unique=True))
     agents = tuple(
         Agent(
@@ -101,73 +107,83 @@ def in_flight(record: TaskRecord) -> TaskRecord:
     return msgspec.structs.replace(record, task=task, progress=progress, agent_id=agent_id)
 
 
-def fresh(settings_: DeskSettings, waiting: list[TaskRecord], running: list[TaskRecord]) -> Desk:
-    desk = Desk(settings_)
-    desk.flights.set_node("n1", 20)
-    desk.load_more([*running, *waiting], START)
-    return desk
+def fresh(
+    settings_: DispatchSettings, waiting: list[TaskRecord], running: list[TaskRecord]
+) -> DispatchState:
+    dispatch_state = DispatchState(settings_)
+    dispatch_state.flights.set_node("n1", 20)
+    dispatch_state.load_more([*running, *waiting], START)
+    return dispatch_state
 
 
-@given(desk_settings(), st.lists(desk_settings(), min_size=1, max_size=3), records(), records())
+@given(
+    dispatch_settings(), st.lists(dispatch_settings(), min_size=1, max_size=3), records(), records()
+)
 @hypothesis_settings(deadline=None, max_examples=100)
 def test_a_desk_that_was_refitted_plans_as_a_new_one(
-    first: DeskSettings,
-    others: list[DeskSettings],
+    first: DispatchSettings,
+    others: list[DispatchSettings],
     waiting: list[TaskRecord],
     running: list[TaskRecord],
 ) -> None:
     running = [in_flight(record) for record in running]
-    desk = fresh(first, waiting, running)
+    dispatch_state = fresh(first, waiting, running)
     for other in others:
-        refit(desk, other)
+        refit(dispatch_state, other)
     new = fresh(others[-1], waiting, running)
     # Agents that nobody declares are in the order in which they came, which no settings say.
-    for moved in new.index.agents.arrange([entry.agent.id for entry in desk.index.agents]):
+    for moved in new.index.agents.arrange(
+        [entry.agent.id for entry in dispatch_state.index.agents]
+    ):
         new.index.set_agent(moved.agent, inflight=moved.inflight)
-    assert shape(desk) == shape(new)
+    assert shape(dispatch_state) == shape(new)
 
 
 def test_a_limit_below_what_runs_stops_new_starts_only() -> None:
-    desk = desk_of(*(queued(f"t{n}") for n in range(6)), agents=(Agent(id="a", capacity=9),))
-    assert len(ids(desk)) == 5
-    changed(desk, max_inflight=2)
-    assert (len(desk.flights), ids(desk)) == (5, [])
+    dispatch_state = desk_of(
+        *(queued(f"t{n}") for n in range(6)), agents=(Agent(id="a", capacity=9),)
+    )
+    assert len(ids(dispatch_state)) == 5
+    changed(dispatch_state, max_inflight=2)
+    assert (len(dispatch_state.flights), ids(dispatch_state)) == (5, [])
 
 
 def test_a_paused_target_holds_its_tasks_and_says_so() -> None:
-    desk = desk_of(queued("t1", target="t"), paused_targets=("t",))
-    assert ids(desk) == []
-    (reason,) = reasons(desk, "t1", START)
+    dispatch_state = desk_of(queued("t1", target="t"), paused_targets=("t",))
+    assert ids(dispatch_state) == []
+    (reason,) = reasons(dispatch_state, "t1", START)
     assert reason.message == "target t is closed: paused by an administrator"
-    changed(desk, paused_targets=())
-    assert ids(desk) == ["t1"]
+    changed(dispatch_state, paused_targets=())
+    assert ids(dispatch_state) == ["t1"]
 
 
 def test_a_pause_outlasts_what_the_provider_asked_for() -> None:
-    desk = desk_of(queued("t1", target="t"))
-    desk.close(GateClosure(kind="target", name="t", until=START + 60, why="429"), START)
-    changed(desk, paused_targets=("t",))
-    desk.fall_due(START + 61)
-    assert ids(desk, START + 61) == []
-    changed(desk, paused_targets=())
-    assert ids(desk, START + 61) == ["t1"]
+    dispatch_state = desk_of(queued("t1", target="t"))
+    dispatch_state.close(GateClosure(kind="target", name="t", until=START + 60, why="429"), START)
+    changed(dispatch_state, paused_targets=("t",))
+    dispatch_state.fall_due(START + 61)
+    assert ids(dispatch_state, START + 61) == []
+    changed(dispatch_state, paused_targets=())
+    assert ids(dispatch_state, START + 61) == ["t1"]
 
 
 def test_a_resume_does_not_open_what_the_provider_closed() -> None:
-    desk = desk_of(queued("t1", target="t"), paused_targets=("t",))
-    desk.close(GateClosure(kind="target", name="t", until=START + 60, why="429"), START)
-    changed(desk, paused_targets=())
-    assert ids(desk) == []
-    desk.fall_due(START + 61)
-    assert ids(desk, START + 61) == ["t1"]
+    dispatch_state = desk_of(queued("t1", target="t"), paused_targets=("t",))
+    dispatch_state.close(GateClosure(kind="target", name="t", until=START + 60, why="429"), START)
+    changed(dispatch_state, paused_targets=())
+    assert ids(dispatch_state) == []
+    dispatch_state.fall_due(START + 61)
+    assert ids(dispatch_state, START + 61) == ["t1"]
 
 
 def test_the_switch_holds_everything_and_why_names_it_first() -> None:
-    desk = desk_of(queued("t1"), is_paused=True)
-    assert ids(desk) == []
-    assert reasons(desk, "t1", START)[0].hold.message.startswith("the scheduler is paused")
-    changed(desk, is_paused=False)
-    assert ids(desk) == ["t1"]
+    dispatch_state = desk_of(queued("t1"), is_paused=True)
+    assert ids(dispatch_state) == []
+    assert reasons(dispatch_state, "t1", START)[0].hold.message.startswith(
+        "the scheduler is paused"
+    )
+    changed(dispatch_state, is_paused=False)
+    assert ids(dispatch_state) == ["t1"]
 
 
 def test_a_raised_rate_limit_lets_the_next_start_at_once() -> None:
@@ -176,17 +192,17 @@ def test_a_raised_rate_limit_lets_the_next_start_at_once() -> None:
         return (rate,)
 
     tasks = [queued(f"t{n}", target="t") for n in range(3)]
-    desk = desk_of(*tasks, rate_limits=limits(1), agents=(Agent(id="a", capacity=9),))
-    assert len(ids(desk)) == 1
-    changed(desk, rate_limits=limits(2))
-    assert len(ids(desk)) == 1
-    changed(desk, rate_limits=())
-    assert len(ids(desk)) == 1
+    dispatch_state = desk_of(*tasks, rate_limits=limits(1), agents=(Agent(id="a", capacity=9),))
+    assert len(ids(dispatch_state)) == 1
+    changed(dispatch_state, rate_limits=limits(2))
+    assert len(ids(dispatch_state)) == 1
+    changed(dispatch_state, rate_limits=())
+    assert len(ids(dispatch_state)) == 1
 
 
 def test_a_raised_budget_is_asked_again_at_once() -> None:
-    desk = desk_of(queued("t1", scopes=("session:s",)))
-    (line,) = desk.plan(START, most=1)
+    dispatch_state = desk_of(queued("t1", scopes=("session:s",)))
+    (line,) = dispatch_state.plan(START, most=1)
     refused = Refused(
         scope=Scope("session:s"),
         unit=Unit.TOKENS,
@@ -198,39 +214,45 @@ def test_a_raised_budget_is_asked_again_at_once() -> None:
         resets_at=int(START) + 3_600,
         may_clear=True,
     )
-    desk.refuse(line, queued("t1", scopes=("session:s",)), refused, START)
-    assert ids(desk) == []
-    ask_budgets_again(desk)
-    assert ids(desk) == ["t1"]
+    dispatch_state.refuse(line, queued("t1", scopes=("session:s",)), refused, START)
+    assert ids(dispatch_state) == []
+    ask_budgets_again(dispatch_state)
+    assert ids(dispatch_state) == ["t1"]
 
 
 def test_an_agent_that_left_goes_on_with_its_own_tasks() -> None:
-    desk = desk_of(queued("t1", agent_id="b"), queued("t2"), agents=(Agent(id="b", capacity=5),))
-    changed(desk, agents=())
-    assert ids(desk) == ["t1"]
+    dispatch_state = desk_of(
+        queued("t1", agent_id="b"), queued("t2"), agents=(Agent(id="b", capacity=5),)
+    )
+    changed(dispatch_state, agents=())
+    assert ids(dispatch_state) == ["t1"]
 
 
 def test_a_lane_is_ranked_again_when_its_agent_has_another_place() -> None:
     agents = tuple(Agent(id=name) for name in "abc")
-    desk = desk_of(queued("t1", agent_id="b"), agents=agents)
-    changed(desk, agents=())
-    assert ids(desk) == ["t1"]
+    dispatch_state = desk_of(queued("t1", agent_id="b"), agents=agents)
+    changed(dispatch_state, agents=())
+    assert ids(dispatch_state) == ["t1"]
 
 
 def test_another_past_or_another_order_of_many_tasks_needs_a_new_desk() -> None:
     few = desk_of(queued("t1"))
-    assert not needs_new_desk(few, settings(max_inflight=1, agents=(), is_paused=True))
-    assert not needs_new_desk(few, settings(priority_ageing_seconds=60.0))
-    assert needs_new_desk(few, settings(usage_window_hours=1))
+    assert not needs_new_state(few, settings(max_inflight=1, agents=(), is_paused=True))
+    assert not needs_new_state(few, settings(priority_ageing_seconds=60.0))
+    assert needs_new_state(few, settings(usage_window_hours=1))
     many = desk_of(*(queued(f"t{number}") for number in range(MAX_REBUILT + 1)))
-    assert needs_new_desk(many, settings(priority_ageing_seconds=60.0))
-    assert not needs_new_desk(many, settings(max_inflight=1))
+    assert needs_new_state(many, settings(priority_ageing_seconds=60.0))
+    assert not needs_new_state(many, settings(max_inflight=1))
 
 
 def test_a_refit_costs_the_same_however_many_tasks_wait() -> None:
     tasks = [queued(f"t{n:06d}", agent_id=f"a{n % 50}") for n in range(20_000)]
-    desk = desk_of(*tasks, agents=tuple(Agent(id=f"a{n}") for n in range(50)))
+    dispatch_state = desk_of(*tasks, agents=tuple(Agent(id=f"a{n}") for n in range(50)))
     started = perf_counter()
     for most in range(1, 101):
-        changed(desk, max_inflight=most, agents=tuple(Agent(id=f"a{n}") for n in range(most % 50)))
+        changed(
+            dispatch_state,
+            max_inflight=most,
+            agents=tuple(Agent(id=f"a{n}") for n in range(most % 50)),
+        )
     assert perf_counter() - started < 2.0

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from core.desk_model import IN_FLIGHT, Purse, StoreModel
-from core.desk_model import settings as desk_settings
+from core.dispatch_model import IN_FLIGHT, Purse, StoreModel
+from core.dispatch_model import settings as dispatch_settings
 from headgate.core.dispatch_plan import Planned
-from headgate.core.dispatch_state import Desk
+from headgate.core.dispatch_state import DispatchState
 from headgate.core.gates import GateClosure
 from headgate.core.in_flight import AGAIN_SECONDS, DEADLINE_GRACE_SECONDS
 from headgate.core.rate_limits import RateLimit
@@ -21,7 +21,6 @@ from headgate.core.reasons import (
     AgentFull,
     BudgetShort,
     GateClosed,
-    Hold,
     InflightCapReached,
     LaneBehind,
     NotYetDue,
@@ -29,6 +28,7 @@ from headgate.core.reasons import (
     ParentsPending,
     ProjectConcurrencyReached,
     RateLimited,
+    Reason,
     WorkersFull,
 )
 from headgate.core.slots.slot import SlotStanding
@@ -68,7 +68,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
 
     @initialize(policy=st.sampled_from(list(LanePolicy)), max_lag=st.sampled_from([None, 500]))
     def begin(self, policy: LanePolicy, max_lag: int | None) -> None:
-        self.settings = desk_settings(
+        self.settings = dispatch_settings(
             rate_limits=LIMITS,
             lane_policy=policy,
             max_wait_ticks=5,
@@ -83,7 +83,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
         )
         self.nodes = {"n1": PLACES, "n2": PLACES - 2}
         self.workers: dict[str, tuple[str, int]] = {}
-        self.desk = self.model.fresh_desk(self.settings, self.nodes)
+        self.dispatch_state = self.model.fresh_desk(self.settings, self.nodes)
         self.open_lines: list[Planned] = []
         self.planned_at = self.model.now
         self.number = 0
@@ -141,7 +141,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
         self.expire()
         before = self.model.in_state(*IN_FLIGHT)
         self.planned_at = self.model.now
-        self.open_lines = self.desk.plan(self.model.now, most=most)
+        self.open_lines = self.dispatch_state.plan(self.model.now, most=most)
         assert len(self.open_lines) <= most
         assert not {line.task.id for line in self.open_lines} & set(before)
         for line in self.open_lines:
@@ -158,13 +158,15 @@ class DeskBesideAStore(RuleBasedStateMachine):
     def decide_until_nothing_more_can_start(self) -> None:
         self.expire()
         self.planned_at = self.model.now
-        while lines := self.desk.plan(self.model.now, most=100):
+        while lines := self.dispatch_state.plan(self.model.now, most=100):
             for line in lines:
                 self.check_line(line)
                 self.answer(line, starts=True)
             self.expire()
-        for task_id in self.desk.waiting:
-            holds = [reason.hold for reason in reasons(self.desk, task_id, self.model.now)]
+        for task_id in self.dispatch_state.waiting:
+            holds = [
+                reason.hold for reason in reasons(self.dispatch_state, task_id, self.model.now)
+            ]
             assert not any(isinstance(hold, LaneBehind) for hold in holds), (task_id, holds)
 
     @precondition(lambda self: self.model.in_state(*IN_FLIGHT))
@@ -201,8 +203,8 @@ class DeskBesideAStore(RuleBasedStateMachine):
     def lose_a_node(self, node_id: str) -> None:
         lost = [node for node in self.nodes if node.startswith(node_id)]
         for node in lost:
-            self.desk.flights.drop_node(node)
-            for task_id in self.desk.flights.on_node(node):
+            self.dispatch_state.flights.drop_node(node)
+            for task_id in self.dispatch_state.flights.on_node(node):
                 record = self.model.records[task_id]
                 is_running = record.task.status is TaskStatus.RUNNING
                 tokens = record.progress.reserved_tokens if is_running else 0
@@ -211,7 +213,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
             self.number += 1
             self.nodes[f"{node_id}-{self.number}"] = places
         for node, places in self.nodes.items():
-            self.desk.flights.set_node(node, places)
+            self.dispatch_state.flights.set_node(node, places)
 
     @precondition(lambda self: len(self.workers) < 4)
     @rule(agent_id=st.sampled_from(["a", "b", "made-1"]), places=st.integers(0, 2))
@@ -230,14 +232,14 @@ class DeskBesideAStore(RuleBasedStateMachine):
     def lose_a_worker(self, data: st.DataObject) -> None:
         node = data.draw(st.sampled_from(sorted(self.workers)))
         del self.workers[node]
-        self.desk.workers.drop_node(node, self.model.now)
-        for task_id in self.desk.flights.on_node(node):
+        self.dispatch_state.workers.drop_node(node, self.model.now)
+        for task_id in self.dispatch_state.flights.on_node(node):
             tokens = self.model.records[task_id].progress.reserved_tokens
             self.show(self.model.land(task_id, TaskStatus.QUEUED, tokens=tokens))
 
     def set_worker(self, node: str, agent_id: str, places: int) -> None:
         self.workers[node] = (agent_id, places)
-        self.desk.workers.set_node(node, places, agent_id=agent_id, now=self.model.now)
+        self.dispatch_state.workers.set_node(node, places, agent_id=agent_id, now=self.model.now)
 
     def places_on(self, node: str) -> int:
         return self.workers[node][1] if node in self.workers else self.nodes[node]
@@ -246,7 +248,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
     def pass_time(self, seconds: float) -> None:
         self.model.pass_time(seconds)
         self.expire()
-        for flight in self.desk.workers.take_overdue(self.model.now):
+        for flight in self.dispatch_state.workers.take_overdue(self.model.now):
             assert (flight.task.deadline or 9e99) + DEADLINE_GRACE_SECONDS <= self.model.now
             tokens = self.model.records[flight.task.id].progress.reserved_tokens
             if flight.task.id in self.model.in_state(*IN_FLIGHT):
@@ -260,12 +262,12 @@ class DeskBesideAStore(RuleBasedStateMachine):
             for task_id in self.model.in_state(TaskStatus.QUEUED)
             if (self.model.records[task_id].task.deadline or 9e99) <= self.model.now
         }
-        expired = self.desk.fall_due(self.model.now)
+        expired = self.dispatch_state.fall_due(self.model.now)
         assert set(expired) == late - planned
         for task_id in expired:
             if self.model.records[task_id].task.status is TaskStatus.QUEUED:
                 self.show(self.model.end(task_id, TaskStatus.FAILED))
-        for task_id in self.desk.take_hopeless():
+        for task_id in self.dispatch_state.take_hopeless():
             record = self.model.records[task_id]
             assert record.terms.on_exhausted is OnExhausted.REJECT
             if record.task.status is TaskStatus.QUEUED:
@@ -277,7 +279,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
         known = self.model.closures.get(closure.part)
         if known is None or (known.until or 0.0) < (closure.until or 0.0):
             self.model.closures[closure.part] = closure
-        self.desk.close(closure, self.model.now)
+        self.dispatch_state.close(closure, self.model.now)
 
     @rule(name=st.sampled_from(SLOTS), seconds=st.sampled_from([5.0, 50.0]))
     def pause_a_slot(self, name: str, seconds: float) -> None:
@@ -285,7 +287,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
         known = self.model.closures.get(closure.part)
         if known is None or (known.until or 0.0) < (closure.until or 0.0):
             self.model.closures[closure.part] = closure
-        self.desk.close(closure, self.model.now)
+        self.dispatch_state.close(closure, self.model.now)
 
     @rule(
         held=st.sets(st.sampled_from(SLOTS)),
@@ -306,7 +308,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
             )
             for name in SLOTS[:configured]
         )
-        self.desk.set_slots(self.model.standings)
+        self.dispatch_state.set_slots(self.model.standings)
 
     @precondition(lambda self: self.model.records)
     @rule(data=st.data())
@@ -316,37 +318,37 @@ class DeskBesideAStore(RuleBasedStateMachine):
         # A task that has ended is forgotten, and the store is asked before it could run again.
         if versions[-1].is_terminal:
             versions = [old for old in versions if old.task.status is not TaskStatus.QUEUED]
-        before = picture(self.desk, self.model.now)
-        self.desk.see(data.draw(st.sampled_from(versions)), self.model.now)
-        assert picture(self.desk, self.model.now) == before
+        before = picture(self.dispatch_state, self.model.now)
+        self.dispatch_state.observe(data.draw(st.sampled_from(versions)), self.model.now)
+        assert picture(self.dispatch_state, self.model.now) == before
 
     @invariant()
     def the_desk_is_what_a_fresh_one_would_be(self) -> None:
-        if not hasattr(self, "desk"):
+        if not hasattr(self, "dispatch_state"):
             return
         fresh = self.model.fresh_desk(
             self.settings, self.nodes, self.open_lines, workers=self.workers
         )
         # Counts of rates are not in the model, so what they closed is taken over.
-        for agent_type, no_room in self.desk.limited.items():
+        for agent_type, no_room in self.dispatch_state.limited.items():
             fresh.index.limit_agent_type(agent_type, no_room.until)
         now = self.model.now
-        assert picture(self.desk, now) == picture(fresh, now)
-        assert self.desk.tick == self.model.tick
+        assert picture(self.dispatch_state, now) == picture(fresh, now)
+        assert self.dispatch_state.tick == self.model.tick
 
     @invariant()
     def every_task_that_waits_has_a_reason_and_it_is_true(self) -> None:
-        if not hasattr(self, "desk"):
+        if not hasattr(self, "dispatch_state"):
             return
-        for task_id in self.desk.waiting:
-            found = reasons(self.desk, task_id, self.model.now)
+        for task_id in self.dispatch_state.waiting:
+            found = reasons(self.dispatch_state, task_id, self.model.now)
             assert found
             for reason in found:
                 assert reason.message
                 assert self.is_true(reason.hold, task_id), (task_id, reason)
 
     def teardown(self) -> None:
-        if not hasattr(self, "desk"):
+        if not hasattr(self, "dispatch_state"):
             return
         for line in self.open_lines:
             self.answer(line, starts=True)
@@ -355,18 +357,26 @@ class DeskBesideAStore(RuleBasedStateMachine):
         for task_id in self.model.in_state(TaskStatus.QUEUED):
             self.show(self.model.end(task_id, TaskStatus.CANCELLED))
         self.model.pass_time(10_000)
-        self.desk.fall_due(self.model.now)
-        desk = self.desk
-        assert (len(desk.waiting), len(desk.flights), len(desk.index)) == (0, 0, 0)
-        assert desk.next_at() is None
-        assert (desk.parking.refusals, desk.closures.timed) == ({}, {})
-        assert (desk.limited, desk.too_large, desk.hopeless) == ({}, {}, {})
-        assert not any(desk.flights.active.values())
-        assert not any(desk.flights.reserved.values())
+        self.dispatch_state.fall_due(self.model.now)
+        dispatch_state = self.dispatch_state
+        assert (
+            len(dispatch_state.waiting),
+            len(dispatch_state.flights),
+            len(dispatch_state.index),
+        ) == (0, 0, 0)
+        assert dispatch_state.next_at() is None
+        assert (dispatch_state.parking.refusals, dispatch_state.closures.timed) == ({}, {})
+        assert (dispatch_state.limited, dispatch_state.too_large, dispatch_state.hopeless) == (
+            {},
+            {},
+            {},
+        )
+        assert not any(dispatch_state.flights.active.values())
+        assert not any(dispatch_state.flights.reserved.values())
 
     def show(self, changed: list[TaskRecord]) -> None:
         for record in changed:
-            self.desk.see(record, self.model.now)
+            self.dispatch_state.observe(record, self.model.now)
 
     def answer(self, line: Planned, *, starts: bool) -> None:
         applied = self.model.apply(line, starts=starts, planned_at=self.planned_at)
@@ -374,13 +384,13 @@ class DeskBesideAStore(RuleBasedStateMachine):
             return
         record = self.model.records[line.task.id]
         refused = None if applied is False else applied
-        error = self.desk.refuse(line, record, refused, self.model.now)
+        error = self.dispatch_state.refuse(line, record, refused, self.model.now)
         if error is not None:
             self.show(self.model.end(line.task.id, TaskStatus.REJECTED))
 
     def check_line(self, line: Planned) -> None:
         """A plan takes nothing that is not free, and nothing that may not start."""
-        now, desk = self.model.now, self.desk
+        now, dispatch_state = self.model.now, self.dispatch_state
         record = self.model.records[line.task.id]
         assert record.task.status is TaskStatus.QUEUED
         assert line.attempt == record.progress.attempt + 1
@@ -390,16 +400,16 @@ class DeskBesideAStore(RuleBasedStateMachine):
         assert record.task.agent_id in (None, line.agent_id)
         assert ("target", record.task.target) not in self.model.closures
         self.check_slot(line)
-        counts = Counter(flight.agent_id for flight in desk.flights)
+        counts = Counter(flight.agent_id for flight in dispatch_state.flights)
         assert counts[line.agent_id] <= CAPACITY[line.agent_id]
-        on_node = Counter(flight.node_id for flight in desk.flights)
+        on_node = Counter(flight.node_id for flight in dispatch_state.flights)
         assert on_node[line.node_id] <= self.places_on(line.node_id)
         if record.task.target in PULL:
             assert self.workers[line.node_id][0] == line.agent_id
         else:
             assert line.node_id in self.nodes
-        assert len(desk.flights) <= desk.settings.max_inflight
-        assert desk.flights.active.get("y", 0) <= 2
+        assert len(dispatch_state.flights) <= dispatch_state.settings.max_inflight
+        assert dispatch_state.flights.active.get("y", 0) <= 2
         self.check_rates(line)
 
     def check_slot(self, line: Planned) -> None:
@@ -424,8 +434,8 @@ class DeskBesideAStore(RuleBasedStateMachine):
             used = sum(tokens for _, _, agent_id, tokens in lately if agent_id == "a")
             assert used + line.tokens <= 900
 
-    def is_true(self, hold: Hold, task_id: str) -> bool:
-        desk, now = self.desk, self.model.now
+    def is_true(self, hold: Reason, task_id: str) -> bool:
+        dispatch_state, now = self.dispatch_state, self.model.now
         record = self.model.records[task_id]
         match hold:
             case ParentsPending():
@@ -438,22 +448,26 @@ class DeskBesideAStore(RuleBasedStateMachine):
                 in_flight = self.in_flight_of(hold.agent_id)
                 is_true = hold.inflight == CAPACITY[hold.agent_id] == in_flight
             case ProjectConcurrencyReached():
-                is_true = hold.active == hold.limit == desk.flights.active[hold.project_id]
+                is_true = (
+                    hold.active == hold.limit == dispatch_state.flights.active[hold.project_id]
+                )
             case NoWorker() | WorkersFull():
                 is_true = self.lacks_a_worker(hold, record.task)
             case InflightCapReached():
-                is_full = desk.flights.free_places() == 0
-                is_true = hold.inflight == len(desk.flights) and (is_full or hold.limit == 5)
-            case _ if task_id in desk.hopeless:
+                is_full = dispatch_state.flights.free_places() == 0
+                is_true = hold.inflight == len(dispatch_state.flights) and (
+                    is_full or hold.limit == 5
+                )
+            case _ if task_id in dispatch_state.hopeless:
                 is_true = record.terms.on_exhausted is OnExhausted.REJECT
             case _:
-                is_true = not isinstance(hold, LaneBehind) or task_id in desk.index
+                is_true = not isinstance(hold, LaneBehind) or task_id in dispatch_state.index
         return is_true
 
     def lacks_a_worker(self, hold: NoWorker | WorkersFull, task: Task) -> bool:
         assert task.target in PULL
         assert hold.agent_id == (task.agent_id or "")
-        used = Counter(flight.node_id for flight in self.desk.flights)
+        used = Counter(flight.node_id for flight in self.dispatch_state.flights)
         own = {
             node: places
             for node, (agent_id, places) in self.workers.items()
@@ -465,19 +479,19 @@ class DeskBesideAStore(RuleBasedStateMachine):
         return not sum(own.values()) or (task.agent_id is None and has_room)
 
     def is_short(self, hold: GateClosed | BudgetShort | RateLimited, task_id: str) -> bool:
-        desk, now = self.desk, self.model.now
+        dispatch_state, now = self.dispatch_state, self.model.now
         if isinstance(hold, BudgetShort):
-            return desk.parking.scope_of(task_id) == hold.scope
+            return dispatch_state.parking.scope_of(task_id) == hold.scope
         if isinstance(hold, RateLimited):
-            return hold.until > now and hold.agent_type in desk.limited
+            return hold.until > now and hold.agent_type in dispatch_state.limited
         if hold.kind == "scope":
-            return hold.name in desk.parking.refusals
+            return hold.name in dispatch_state.parking.refusals
         if hold.kind == "slot":
             return self.closes_slot(hold.name)
         if hold.kind == "provider":
             own = [one.name for one in self.model.standings if one.provider == hold.name]
             return all(self.closes_slot(name) for name in own)
-        return task_id in desk.too_large or (hold.until or 0.0) > now
+        return task_id in dispatch_state.too_large or (hold.until or 0.0) > now
 
     def in_flight_of(self, agent_id: str) -> int:
         stored = (self.model.records[task_id] for task_id in self.model.in_state(*IN_FLIGHT))
@@ -485,29 +499,39 @@ class DeskBesideAStore(RuleBasedStateMachine):
         return planned + sum(record.agent_id == agent_id for record in stored)
 
 
-def picture(desk: Desk, now: float) -> dict[str, object]:
+def picture(dispatch_state: DispatchState, now: float) -> dict[str, object]:
     """Everything that the desk believes, as plain values."""
-    overdue = desk.workers.next_at()
-    aside = {name for name in desk.waiting if desk.parking.scope_of(name) is not None}
-    offered = {task.id for task in desk.index} | aside | desk.too_large.keys()
-    offered |= desk.hopeless.keys()
+    overdue = dispatch_state.workers.next_at()
+    aside = {
+        name for name in dispatch_state.waiting if dispatch_state.parking.scope_of(name) is not None
+    }
+    offered = {task.id for task in dispatch_state.index} | aside | dispatch_state.too_large.keys()
+    offered |= dispatch_state.hopeless.keys()
     return {
-        "waiting": {name: (w.attempt, w.waiting_for) for name, w in desk.waiting.items()},
+        "waiting": {name: (w.attempt, w.waiting_for) for name, w in dispatch_state.waiting.items()},
         "offered": offered,
         "flights": {
             flight.task.id: (flight.attempt, flight.agent_id, flight.node_id, flight.tokens)
-            for flight in desk.flights
+            for flight in dispatch_state.flights
         },
-        "active": {name: count for name, count in desk.flights.active.items() if count},
-        "slots": desk.flights.by_slot,
-        "reserved": {name: tokens for name, tokens in desk.flights.reserved.items() if tokens},
-        "used": {name: tokens for name, tokens in desk.figures.tokens.items() if tokens},
-        "free": desk.flights.free_places(),
-        "workers": {name: free for name, free in desk.flights.free_by_agent().items() if free},
-        "pulling": desk.index.agents.pulling,
+        "active": {name: count for name, count in dispatch_state.flights.active.items() if count},
+        "slots": dispatch_state.flights.by_slot,
+        "reserved": {
+            name: tokens for name, tokens in dispatch_state.flights.reserved.items() if tokens
+        },
+        "used": {name: tokens for name, tokens in dispatch_state.figures.tokens.items() if tokens},
+        "free": dispatch_state.flights.free_places(),
+        "workers": {
+            name: free for name, free in dispatch_state.flights.free_by_agent().items() if free
+        },
+        "pulling": dispatch_state.index.agents.pulling,
         # One that was due and is still planned is due again soon, whenever it was due first.
         "overdue": None if overdue is None else max(overdue, now + AGAIN_SECONDS),
-        "agents": {entry.agent.id: entry.inflight for entry in desk.index.agents if entry.inflight},
+        "agents": {
+            entry.agent.id: entry.inflight
+            for entry in dispatch_state.index.agents
+            if entry.inflight
+        },
     }
 
 

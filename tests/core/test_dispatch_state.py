@@ -1,0 +1,452 @@
+"""The desk: what it does with a record, a plan, a refusal and the passing of time."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import pytest
+
+from core.dispatch_model import START, desk_of, ended, queued, taken
+from headgate.core.budgets.accounts import Refused, Unit
+from headgate.core.budgets.scopes import Scope
+from headgate.core.dispatch_plan import Planned
+from headgate.core.dispatch_state import DispatchState
+from headgate.core.gates import GateClosure, GatePart
+from headgate.core.parking import ASK_AGAIN_SECONDS
+from headgate.core.rate_limits import RateLimit
+from headgate.core.snapshot import Agent, Project
+from headgate.core.task import OnExhausted, TaskStatus
+
+
+def refusal(
+    *,
+    spent: int = 0,
+    reserved: int = 0,
+    requested: int = 100,
+    resets_at: int | None = None,
+    scope: str = "session:s",
+) -> Refused:
+    may_clear = resets_at is not None or spent + requested <= 1_000
+    return Refused(
+        scope=Scope(scope),
+        unit=Unit.TOKENS,
+        limit=1_000,
+        spent=spent,
+        reserved=reserved,
+        overrun=0,
+        requested=requested,
+        resets_at=resets_at,
+        may_clear=may_clear,
+    )
+
+
+def planned_ids(dispatch_state: DispatchState, now: float = START) -> list[str]:
+    return [line.task.id for line in dispatch_state.plan(now, most=100)]
+
+
+def only_line(dispatch_state: DispatchState, now: float = START) -> Planned:
+    (line,) = dispatch_state.plan(now, most=100)
+    return line
+
+
+def test_a_plan_takes_its_places_at_once() -> None:
+    dispatch_state = desk_of(queued("t1"), queued("t2"))
+    assert planned_ids(dispatch_state) == ["t1", "t2"]
+    assert (len(dispatch_state.flights), len(dispatch_state.waiting)) == (2, 0)
+    assert planned_ids(dispatch_state) == []
+
+
+def test_a_plan_stops_where_nodes_have_no_places_left() -> None:
+    dispatch_state = desk_of(*(queued(f"t{n}") for n in range(5)), places=2)
+    assert len(planned_ids(dispatch_state)) == 2
+
+
+def test_without_a_node_nothing_is_planned() -> None:
+    dispatch_state = desk_of(queued("t1"))
+    dispatch_state.flights.drop_node("n1")
+    assert planned_ids(dispatch_state) == []
+
+
+def test_the_node_with_the_most_free_places_is_next() -> None:
+    dispatch_state = desk_of(*(queued(f"t{n}") for n in range(3)), places=1, agents=_agents(3))
+    dispatch_state.flights.set_node("n2", 3)
+    nodes = [line.node_id for line in dispatch_state.plan(START, most=10)]
+    assert nodes == ["n2", "n2", "n1"]
+
+
+def test_a_task_waits_for_its_parents_and_starts_after_the_last() -> None:
+    dispatch_state = desk_of(queued("t1", waiting_for=2))
+    dispatch_state.observe(queued("t1", waiting_for=1), START)
+    assert planned_ids(dispatch_state) == []
+    dispatch_state.observe(queued("t1", waiting_for=0), START)
+    assert planned_ids(dispatch_state) == ["t1"]
+
+
+def test_a_record_from_before_the_last_parent_ended_changes_nothing() -> None:
+    dispatch_state = desk_of(queued("t1"))
+    dispatch_state.observe(queued("t1", waiting_for=1), START)
+    assert planned_ids(dispatch_state) == ["t1"]
+
+
+def test_a_task_starts_at_its_time_and_not_before() -> None:
+    dispatch_state = desk_of(queued("t1", not_before=START + 10))
+    assert dispatch_state.next_at() == START + 10
+    dispatch_state.fall_due(START + 9.9)
+    assert planned_ids(dispatch_state, START + 9.9) == []
+    dispatch_state.fall_due(START + 10)
+    assert planned_ids(dispatch_state, START + 10) == ["t1"]
+
+
+def test_a_queued_task_expires_at_its_deadline_and_again_until_the_store_has_ended_it() -> None:
+    dispatch_state = desk_of(queued("t1", deadline=START + 5))
+    assert dispatch_state.fall_due(START + 4.9) == []
+    assert dispatch_state.fall_due(START + 5) == ["t1"]
+    assert planned_ids(dispatch_state, START + 5) == []
+    assert dispatch_state.fall_due(START + 5.5) == []
+    assert dispatch_state.fall_due(START + 6) == ["t1"]
+    dispatch_state.observe(ended(queued("t1"), TaskStatus.FAILED), START + 6)
+    assert dispatch_state.next_at() is None
+
+
+def test_a_task_in_flight_does_not_expire_here() -> None:
+    dispatch_state = desk_of(queued("t1", deadline=START + 5))
+    assert planned_ids(dispatch_state) == ["t1"]
+    assert dispatch_state.fall_due(START + 100) == []
+
+
+def test_a_record_of_a_landed_attempt_that_comes_late_takes_no_place() -> None:
+    record = queued("t1")
+    dispatch_state = desk_of(record)
+    running = taken(record, only_line(dispatch_state))
+    dispatch_state.observe(ended(running, TaskStatus.DONE), START)
+    dispatch_state.observe(running, START)
+    assert (len(dispatch_state.flights), dispatch_state.tick) == (0, 1)
+
+
+def test_a_late_record_of_an_attempt_does_not_take_the_next_one_out_of_the_queue() -> None:
+    record = queued("t1")
+    dispatch_state = desk_of(record)
+    running = taken(record, only_line(dispatch_state))
+    dispatch_state.observe(ended(running, TaskStatus.QUEUED), START)
+    dispatch_state.observe(running, START)
+    assert planned_ids(dispatch_state) == ["t1"]
+
+
+def test_a_task_cancelled_while_its_plan_is_on_the_way_frees_its_place_once() -> None:
+    record = queued("t1")
+    dispatch_state = desk_of(record)
+    line = only_line(dispatch_state)
+    cancelled = ended(record, TaskStatus.CANCELLED)
+    dispatch_state.observe(cancelled, START)
+    assert (len(dispatch_state.flights), dispatch_state.tick) == (0, 0)
+    assert dispatch_state.refuse(line, cancelled, None, START) is None
+    assert (dispatch_state.flights.active, dispatch_state.figures.started) == ({"x": 0}, {"x": 0})
+    assert planned_ids(dispatch_state) == []
+
+
+def test_a_queued_record_from_before_the_plan_leaves_the_plan_alone() -> None:
+    record = queued("t1", waiting_for=0)
+    dispatch_state = desk_of(record)
+    only_line(dispatch_state)
+    dispatch_state.observe(record, START)
+    assert (len(dispatch_state.flights), len(dispatch_state.waiting)) == (1, 0)
+
+
+def test_what_a_plan_asked_for_in_vain_is_offered_again() -> None:
+    record = queued("t1")
+    dispatch_state = desk_of(record)
+    line = only_line(dispatch_state)
+    assert dispatch_state.refuse(line, record, None, START) is None
+    assert planned_ids(dispatch_state) == ["t1"]
+
+
+def test_a_task_that_is_gone_is_forgotten_wherever_it_is() -> None:
+    dispatch_state = desk_of(queued("t1"), queued("t2", not_before=START + 9))
+    line = only_line(dispatch_state)
+    dispatch_state.forget("t1", START)
+    dispatch_state.forget("t2", START)
+    assert dispatch_state.refuse(line, None, None, START) is None
+    assert (len(dispatch_state.flights), len(dispatch_state.waiting), dispatch_state.next_at()) == (
+        0,
+        0,
+        None,
+    )
+
+
+def test_a_project_with_work_in_flight_has_had_its_guaranteed_start() -> None:
+    projects = (Project(id="x", max_concurrent_agents=None), Project(id="y"))
+    dispatch_state = desk_of(
+        queued("x1"), projects=projects, agents=_agents(1, capacity=2), places=2
+    )
+    dispatch_state.figures.add("x", START, tokens=0)
+    assert planned_ids(dispatch_state) == ["x1"]
+    for number in range(2, 4):
+        dispatch_state.observe(queued(f"x{number}"), START)
+    dispatch_state.observe(queued("y1", project_id="y"), START)
+    assert planned_ids(dispatch_state) == ["y1"]
+
+
+@pytest.mark.parametrize(
+    ("refused", "on_exhausted", "is_rejected"),
+    [
+        (refusal(spent=1_000), OnExhausted.WAIT, True),
+        (refusal(reserved=1_000), OnExhausted.WAIT, False),
+        (refusal(reserved=1_000), OnExhausted.REJECT, True),
+        (refusal(spent=1_000, resets_at=int(START) + 60), OnExhausted.WAIT, False),
+        (refusal(spent=1_000, resets_at=int(START) + 60), OnExhausted.REJECT, True),
+        (refusal(spent=500, requested=1_001, resets_at=None), OnExhausted.WAIT, True),
+    ],
+)
+def test_a_task_waits_for_budget_only_while_waiting_can_help(
+    refused: Refused, on_exhausted: OnExhausted, is_rejected: bool
+) -> None:
+    record = queued("t1", scopes=("session:s",), on_exhausted=on_exhausted)
+    dispatch_state = desk_of(record)
+    error = dispatch_state.refuse(only_line(dispatch_state), record, refused, START)
+    assert (error is not None) == is_rejected
+    assert planned_ids(dispatch_state) == []
+
+
+def test_a_scope_with_a_window_is_asked_again_when_it_resets() -> None:
+    record = queued("t1", scopes=("session:s",))
+    dispatch_state = desk_of(record)
+    refused = refusal(spent=1_000, resets_at=int(START) + 60)
+    dispatch_state.refuse(only_line(dispatch_state), record, refused, START)
+    assert dispatch_state.next_at() == START + 60
+    dispatch_state.fall_due(START + 60)
+    assert planned_ids(dispatch_state, START + 60) == ["t1"]
+
+
+def test_money_that_others_hold_is_asked_for_again_soon() -> None:
+    record = queued("t1", scopes=("session:s",))
+    dispatch_state = desk_of(record)
+    dispatch_state.refuse(only_line(dispatch_state), record, refusal(reserved=1_000), START)
+    assert dispatch_state.next_at() == START + ASK_AGAIN_SECONDS
+    dispatch_state.fall_due(START + ASK_AGAIN_SECONDS)
+    assert planned_ids(dispatch_state, START + ASK_AGAIN_SECONDS) == ["t1"]
+
+
+@pytest.mark.parametrize("scope", ["session:s", ""])
+def test_an_attempt_that_ends_wakes_those_who_wait_for_its_scope_or_the_root(scope: str) -> None:
+    first, second = queued("t1", scopes=("session:s",)), queued("t2", scopes=("session:s",))
+    dispatch_state = desk_of(first, second, agents=_agents(2))
+    line, other = dispatch_state.plan(START, most=2)
+    dispatch_state.refuse(other, second, refusal(reserved=1_000, scope=scope), START)
+    assert planned_ids(dispatch_state) == []
+    dispatch_state.observe(ended(taken(first, line), TaskStatus.DONE, tokens=10), START)
+    assert planned_ids(dispatch_state) == ["t2"]
+
+
+def test_an_attempt_without_scopes_wakes_those_who_wait_for_the_root() -> None:
+    first, second = queued("t1"), queued("t2", scopes=("session:s",))
+    dispatch_state = desk_of(first, second, agents=_agents(2))
+    line, other = dispatch_state.plan(START, most=2)
+    dispatch_state.refuse(other, second, refusal(reserved=1_000, scope=""), START)
+    dispatch_state.observe(ended(taken(first, line), TaskStatus.DONE, tokens=10), START)
+    assert planned_ids(dispatch_state) == ["t2"]
+
+
+def test_a_dear_task_is_set_aside_and_cheap_ones_go_on() -> None:
+    dear = queued("t1", scopes=("session:s",), priority=0, estimate_tokens=900)
+    cheap = queued("t2", scopes=("session:s",), priority=1, estimate_tokens=10)
+    dispatch_state = desk_of(dear, agents=_agents(1))
+    dispatch_state.refuse(
+        only_line(dispatch_state), dear, refusal(spent=500, requested=900, resets_at=2**33), START
+    )
+    dispatch_state.observe(cheap, START)
+    assert planned_ids(dispatch_state) == ["t2"]
+
+
+def test_a_paused_target_opens_by_itself() -> None:
+    dispatch_state = desk_of(queued("t1", target="t"))
+    dispatch_state.close(GateClosure(kind="target", name="t", until=START + 7), START)
+    assert planned_ids(dispatch_state) == []
+    assert dispatch_state.next_at() == START + 7
+    dispatch_state.fall_due(START + 7)
+    assert planned_ids(dispatch_state, START + 7) == ["t1"]
+
+
+def test_the_longer_of_two_pauses_holds() -> None:
+    dispatch_state = desk_of(queued("t1", target="t"))
+    dispatch_state.close(GateClosure(kind="target", name="t", until=START + 30), START)
+    dispatch_state.close(GateClosure(kind="target", name="t", until=START + 5), START)
+    dispatch_state.fall_due(START + 6)
+    assert planned_ids(dispatch_state, START + 6) == []
+
+
+def test_a_pause_that_is_over_closes_nothing() -> None:
+    dispatch_state = desk_of(queued("t1", target="t"))
+    dispatch_state.close(GateClosure(kind="target", name="t", until=START), START)
+    assert planned_ids(dispatch_state) == ["t1"]
+
+
+REQUESTS = RateLimit(kind="target", name="t", unit="requests", most=2, window_seconds=60)
+TOKENS = RateLimit(kind="target", name="t", unit="tokens", most=500, window_seconds=60)
+
+
+def test_what_meets_a_rate_limit_leaves_its_place_to_others_in_the_same_plan() -> None:
+    limited = [queued(f"t{n}", target="t") for n in range(4)]
+    other = queued("u1", priority=1)
+    dispatch_state = desk_of(*limited, other, agents=_agents(3), places=3, rate_limits=(REQUESTS,))
+    assert sorted(planned_ids(dispatch_state)) == ["t0", "t1", "u1"]
+
+
+def test_a_rate_limit_lets_go_when_its_window_has_passed() -> None:
+    records = [queued(f"t{n}", target="t") for n in range(3)]
+    dispatch_state = desk_of(*records, agents=_agents(3), rate_limits=(REQUESTS,))
+    assert planned_ids(dispatch_state) == ["t0", "t1"]
+    at = dispatch_state.next_at()
+    assert at is not None
+    assert START + 60 <= at <= START + 62
+    dispatch_state.fall_due(at)
+    assert planned_ids(dispatch_state, at) == ["t2"]
+
+
+def test_a_task_larger_than_a_rate_limit_keeps_nobody_else_waiting() -> None:
+    large = queued("t1", target="t", estimate_tokens=501)
+    small = queued("t2", target="t", estimate_tokens=100, priority=1)
+    dispatch_state = desk_of(large, small, agents=_agents(1), rate_limits=(TOKENS,))
+    assert planned_ids(dispatch_state) == ["t2"]
+    assert dispatch_state.next_at() == START + 60
+
+
+def test_a_line_that_was_not_applied_counts_against_no_rate_limit() -> None:
+    record = queued("t1", target="t")
+    dispatch_state = desk_of(record, rate_limits=(REQUESTS,))
+    for _ in range(5):
+        dispatch_state.refuse(only_line(dispatch_state), record, None, START)
+    assert planned_ids(dispatch_state) == ["t1"]
+
+
+def test_tokens_beyond_the_estimate_are_charged_with_a_later_line_that_is_applied() -> None:
+    first = queued("t1", target="t", estimate_tokens=100)
+    second = queued("t2", target="t", estimate_tokens=100)
+    dispatch_state = desk_of(first, rate_limits=(TOKENS,))
+    dispatch_state.observe(
+        ended(taken(first, only_line(dispatch_state)), TaskStatus.DONE, tokens=250), START
+    )
+    dispatch_state.observe(second, START)
+    line = only_line(dispatch_state)
+    assert [charge.amount for charge in line.rate_charges] == [100, 150]
+    dispatch_state.refuse(line, second, None, START)
+    assert [charge.amount for charge in only_line(dispatch_state).rate_charges] == [100, 150]
+
+
+def test_loading_finds_what_is_in_flight_and_who_has_it() -> None:
+    record = queued("t1", agent_id="made")
+    running = taken(record, only_line(desk_of(record)))
+    dispatch_state = DispatchState(desk_of().settings)
+    dispatch_state.load(
+        [running], usage=(), rate_counts=(), closures=(), lane_served={}, tick=7, now=START
+    )
+    entry = dispatch_state.index.agents.get("made")
+    assert entry is not None
+    assert (entry.inflight, dispatch_state.flights.on_node("n1"), dispatch_state.tick) == (
+        1,
+        ["t1"],
+        7,
+    )
+    dispatch_state.observe(ended(running, TaskStatus.DONE, tokens=5), START)
+    assert (entry.inflight, len(dispatch_state.flights), dispatch_state.figures.tokens) == (
+        0,
+        0,
+        {"x": 5},
+    )
+
+
+def test_lag_is_forgiven_once_to_a_project_that_comes_back() -> None:
+    dispatch_state = desk_of(
+        queued("x1"), queued("x2"), agents=_agents(1), places=1, max_lag_tokens=100
+    )
+    dispatch_state.figures.add("x", START, tokens=100_000)
+    dispatch_state.plan(START, most=1)
+    dispatch_state.observe(queued("y1", project_id="y"), START)
+    dispatch_state.flights.set_node("n1", 2)
+    dispatch_state.index.set_agent(Agent(id="more"))
+    dispatch_state.plan(START, most=1)
+    assert dispatch_state.forgiven_now["y"] > 0
+    assert dispatch_state.figures.forgiven["y"] == dispatch_state.forgiven_now["y"]
+
+
+def test_parked_tasks_cost_a_round_nothing() -> None:
+    """100,000 tasks behind one closed gate, in front of one that can run."""
+    empty, parked = desk_of(), desk_of()
+    parked.close(GateClosure(kind="slot", name="s", until=START + 9_999), START)
+    for number in range(100_000):
+        parked.observe(queued(f"p{number:06}", slot="s"), START)
+    assert _seconds_of_a_plan(parked) < 20 * _seconds_of_a_plan(empty) + 0.005
+
+
+def test_a_round_costs_the_same_however_many_tasks_are_set_aside_or_have_to_wait() -> None:
+    empty, full = desk_of(), desk_of()
+    for number in range(20_000):
+        full.observe(queued(f"w{number:06}", waiting_for=1), START)
+        full.observe(queued(f"n{number:06}", not_before=START + 1_000), START)
+    assert _seconds_of_a_plan(full) < 20 * _seconds_of_a_plan(empty) + 0.005
+
+
+def _seconds_of_a_plan(dispatch_state: DispatchState) -> float:
+    """The fastest of a few, so that a busy machine does not matter."""
+    times = []
+    for number in range(20):
+        record = queued(f"z{number}")
+        dispatch_state.observe(record, START)
+        started = perf_counter()
+        (line,) = dispatch_state.plan(START, most=10)
+        times.append(perf_counter() - started)
+        dispatch_state.observe(ended(taken(record, line), TaskStatus.DONE), START)
+    return min(times)
+
+
+def test_ended_tasks_leave_nothing_behind() -> None:
+    dispatch_state = desk_of()
+    for number in range(3_000):
+        scope = f"session:{number}"
+        record = queued(
+            f"t{number}", agent_id=f"agent-{number % 50}", scopes=(scope,), deadline=START + 99
+        )
+        dispatch_state.observe(record, START)
+        line = only_line(dispatch_state)
+        refused = refusal(reserved=500, requested=900, scope=scope)
+        dispatch_state.refuse(line, record, refused, START)
+        dispatch_state.observe(ended(record, TaskStatus.CANCELLED), START)
+    assert (
+        len(dispatch_state.waiting),
+        len(dispatch_state.index),
+        dispatch_state.parking.refusals,
+    ) == (0, 0, {})
+    dispatch_state.fall_due(START + 100)
+    dispatch_state.fall_due(START + 100)
+    dispatch_state.fall_due(START + 100)
+    assert dispatch_state.next_at() is None
+
+
+def test_agents_made_by_their_tasks_are_forgotten_when_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headgate.core.dispatch_state.MAX_KNOWN_AGENTS", 10)
+    dispatch_state = desk_of()
+    for number in range(100):
+        record = queued(f"t{number}", agent_id=f"agent-{number}")
+        dispatch_state.observe(record, START)
+        dispatch_state.observe(
+            ended(taken(record, only_line(dispatch_state)), TaskStatus.DONE), START
+        )
+    assert len(dispatch_state.made_agents) <= 11
+
+
+def test_busy_agents_are_kept_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.core.dispatch_state.MAX_KNOWN_AGENTS", 10)
+    dispatch_state = desk_of(*(queued(f"t{n}", agent_id=f"agent-{n}") for n in range(60)))
+    assert len(dispatch_state.made_agents) == 60
+
+
+def test_opening_a_gate_that_is_not_closed_does_nothing() -> None:
+    dispatch_state = desk_of(queued("t1", target="t"))
+    dispatch_state.open(GatePart("target", "t"))
+    dispatch_state.open(GatePart("scope", "session:s"))
+    assert planned_ids(dispatch_state) == ["t1"]
+
+
+def _agents(count: int, *, capacity: int = 1) -> tuple[Agent, ...]:
+    return tuple(Agent(id=f"g{number}", capacity=capacity) for number in range(count))
