@@ -6,6 +6,7 @@ UPDATE_DOCS=1 in the environment writes outputs and generated parts anew; see CO
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
 import re
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ from headgate.core.gates import GateClosure
 from headgate.core.reasons import Reason
 from headgate.core.snapshot import decode_snapshot
 
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
 DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
 PYTHON_REFERENCE = (ROOT / "docs/reference/python.md").read_text()
 CLI_REFERENCE = (ROOT / "docs/reference/cli.md").read_text()
@@ -331,15 +333,36 @@ def test_every_exit_code_is_in_the_reference() -> None:
     assert codes >= constants | {"0"}
 
 
-def holds() -> list[type[Reason]]:
-    return Reason.__subclasses__()
-
-
 def test_every_reason_is_explained() -> None:
     rows = rows_under(REASONS, "All reasons")
     assert {(row[0], row[1]) for row in rows} == {
-        (str(kind.__struct_config__.tag), kind.__name__) for kind in holds()
+        (str(kind.__struct_config__.tag), kind.__name__) for kind in Reason.__subclasses__()
     }
+
+
+def test_everything_that_the_architecture_page_names_exists() -> None:
+    package = ROOT / "src/headgate"
+    paths = set(re.findall(r"\b[\w/]+\.py\b", ARCHITECTURE))
+    assert [path for path in sorted(paths) if not (package / path).is_file()] == []
+    for name in re.findall(r"\bheadgate(?:\.\w+)+", ARCHITECTURE):
+        assert importlib.util.find_spec(name), name
+
+
+def test_the_table_of_packages_is_the_folder_list() -> None:
+    folders = {path.parent.name for path in (ROOT / "src/headgate").glob("*/__init__.py")}
+    rows = rows_under(ARCHITECTURE, "Packages")
+    assert {row[0] for row in rows} == folders
+    assert len(rows) == len(folders)
+
+
+def test_the_three_questions_name_methods_that_exist() -> None:
+    answers = [row[2] for row in rows_under(ARCHITECTURE, "Three questions")]
+    assert len(answers) == 3
+    for answer in answers:
+        method, path = re.findall(r"[\w./]+", answer.replace("` in `", " "))
+        kind, name = method.split(".")
+        module = importlib.import_module("headgate." + path.removesuffix(".py").replace("/", "."))
+        assert callable(getattr(getattr(module, kind), name))
 
 
 def test_decision_records_are_numbered_without_gaps() -> None:
