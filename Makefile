@@ -15,7 +15,7 @@ BROWSER_PROCESSES ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run up demo test test-browser explore screenshots check bench torture package clean
+.PHONY: help run up demo test test-browser explore screenshots sync-client check bench torture package clean
 
 help:
 	@echo "make run      install into $(VENV) and run an example workflow, inside a budget"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-browser  drive every page of the dashboard in the system's Chromium"
 	@echo "make explore  run the tests of properties with examples that no run has tried yet"
 	@echo "make screenshots   draw every page into build/screenshots, and those of the docs anew"
+	@echo "make sync-client   write the synchronous client anew from the asynchronous one"
 	@echo "make bench    measure; prints ratios against a floor in the same run"
 	@echo "make torture  kill processes at random for minutes; nothing may be lost"
 	@echo "make package  build the wheel and the source archive, install both, run a task"
@@ -74,6 +75,9 @@ explore: $(INSTALLED)
 
 screenshots: $(INSTALLED)
 	@PYTHONPATH=tests $(BIN)/python -m browser.screenshots
+
+sync-client: $(INSTALLED)
+	@$(BIN)/python scripts/generate_sync_client.py
 
 # What is only measured beside must not change what the tests see, so it lies apart; and where it
 # does not install, the run goes without.

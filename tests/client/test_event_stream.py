@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.client.replies import no_answer
-from headgate.client.steps import Following, Message, MessageReader, event_of, is_last
+from headgate.client.event_stream import Message, MessageReader, Reconnector, event_of, is_last
+from headgate.client.responses import no_response
 from headgate.core.events import EventKind
 from headgate.errors import NotAllowedError, ServiceUnavailableError
 
@@ -50,7 +50,7 @@ def test_a_message_becomes_an_event_and_one_of_an_unknown_kind_is_passed_over() 
 
 
 def test_an_event_without_end_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.client.steps.MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr("headgate.client.event_stream.MAX_MESSAGE_BYTES", 1000)
     reader = MessageReader()
     for _ in range(20):
         reader.feed(b"data: " + b"x" * 50 + b"\n")
@@ -65,23 +65,23 @@ def test_the_stream_of_a_task_ends_with_the_task(state: str, last: bool) -> None
 
 def test_a_broken_stream_goes_on_after_the_last_message_until_patience_is_over() -> None:
     now = [0.0]
-    following = Following(None, 60.0, clock=lambda: now[0])
-    following.saw(Message("5", b"x"))
-    following.saw(Message("", b"x"))
-    assert following.last_event_id == "5"
-    broken = no_answer("http://s", "it broke")
-    assert following.failed(broken) <= following.failed(broken) * 4
+    reconnector = Reconnector(None, 60.0, clock=lambda: now[0])
+    reconnector.saw(Message("5", b"x"))
+    reconnector.saw(Message("", b"x"))
+    assert reconnector.last_event_id == "5"
+    broken = no_response("http://s", "it broke")
+    assert reconnector.failed(broken) <= reconnector.failed(broken) * 4
     now[0] = 59.0
-    following.failed(broken)
-    following.saw(Message("6", b"x"))
+    reconnector.failed(broken)
+    reconnector.saw(Message("6", b"x"))
     now[0] = 118.0
-    following.failed(broken)
+    reconnector.failed(broken)
     now[0] = 180.0
     with pytest.raises(ServiceUnavailableError):
-        following.failed(broken)
+        reconnector.failed(broken)
 
 
 def test_a_stream_that_is_not_allowed_is_not_asked_for_again() -> None:
-    following = Following(None, 60.0, clock=lambda: 0.0)
+    reconnector = Reconnector(None, 60.0, clock=lambda: 0.0)
     with pytest.raises(NotAllowedError):
-        following.failed(NotAllowedError("no", code="unauthorized", status=401))
+        reconnector.failed(NotAllowedError("no", code="unauthorized", status=401))

@@ -56,7 +56,7 @@ class SimulatedClient:
         method: str,  # noqa: ARG002
         path: str,
         *,
-        answer: type[Answered],  # noqa: ARG002
+        response_type: type[Answered],  # noqa: ARG002
         body: object = None,
         timeout_seconds: float | None = None,
     ) -> Answered:

@@ -22,7 +22,7 @@ from headgate.errors import InvalidSettingError, LedgerUnavailableError, NotAllo
 from headgate.storage.tokens import FIRST_NAME, PERMISSIONS, Tokens, new_token, read_token
 
 if TYPE_CHECKING:
-    from headgate.client.address import Address
+    from headgate.client.requests import Address
     from headgate.client.sync_client import SyncClient
     from headgate.config import Settings
 
@@ -136,7 +136,7 @@ def connect(
 
 def found_service(connection: Connection) -> tuple[str, str | None]:
     """Return the address of the service that the options name, and the token for it."""
-    from headgate.client.address import address_of, token_of  # noqa: PLC0415
+    from headgate.client.requests import address_of, token_of  # noqa: PLC0415
 
     address = address_of(connection.url or _address_in(connection.data))
     return address.url, token_of(connection.token) or _token_in_file(connection.data, address)
@@ -156,7 +156,7 @@ def _address_in(data: Path | None) -> str | None:
 
 
 def _token_in_file(data: Path | None, address: Address) -> str | None:
-    from headgate.client.address import token_of  # noqa: PLC0415
+    from headgate.client.requests import token_of  # noqa: PLC0415
 
     if data is None and not address.is_loopback:
         return None

@@ -62,7 +62,7 @@ def _change(client: Any, noun: str, name: str, status: str) -> msgspec.Struct:  
     kinds = {"project": ProjectBody, "agent": AgentBody, "target": TargetBody}
     path = f"/{noun}s/{quote(name, safe='')}"
     changed: msgspec.Struct = client.request(
-        "PATCH", path, body={"status": status}, answer=kinds[noun]
+        "PATCH", path, body={"status": status}, response_type=kinds[noun]
     )
     return changed
 

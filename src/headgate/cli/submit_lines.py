@@ -27,8 +27,7 @@ from headgate.cli.connection import Connection, connect
 from headgate.cli.main import EXIT_FAILED, EXIT_INTERRUPTED
 from headgate.cli.output import is_terminal, length_of, print_json
 from headgate.cli.task_view import has_colour, in_colour_of, shortened
-from headgate.client.calls import key_headers, shared_by
-from headgate.client.task_fields import TaskFields, task_body
+from headgate.client.requests import TaskFields, key_headers, shared_by, task_body
 from headgate.core.retries import Backoff
 from headgate.core.task import TaskStatus
 from headgate.core.text import printable
@@ -277,7 +276,7 @@ class _Lines:
         headers = {"idempotency-key": os.urandom(16).hex()}
         answer = until_room(
             lambda: self._client.request(
-                "POST", "/tasks/batch", body=body, headers=headers, answer=BatchBody
+                "POST", "/tasks/batch", body=body, headers=headers, response_type=BatchBody
             ),
             patient=self._patient,
         )
@@ -441,7 +440,7 @@ def _submitted(
     try:
         return until_room(
             lambda: client.request(
-                "POST", "/tasks", body=body, headers=headers, answer=SubmittedBody
+                "POST", "/tasks", body=body, headers=headers, response_type=SubmittedBody
             ),
             patient=patient,
         )

@@ -11,8 +11,8 @@ from headgate.cli.connection import Connection, connect, connection_options
 from headgate.cli.output import past_moment, print_table
 
 if TYPE_CHECKING:
+    from headgate.client.requests import ListFilter
     from headgate.client.sync_client import SyncClient
-    from headgate.client.task_fields import ListFilter
     from headgate.core.task_view import TaskSnapshot
 
 

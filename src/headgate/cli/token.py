@@ -182,7 +182,7 @@ def _online(wish: dict[str, Any], connection: Connection) -> CreatedTokenBody:
 
     # A request that is sent twice would make two.
     with connect(connection, retries=0) as client:
-        return client.request("POST", "/tokens", answer=CreatedTokenBody, body=wish)
+        return client.request("POST", "/tokens", response_type=CreatedTokenBody, body=wish)
 
 
 def _check_online(path: Path | None, store_url: str | None) -> None:

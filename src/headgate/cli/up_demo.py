@@ -30,7 +30,7 @@ import structlog
 
 from headgate.api.http.server import serve
 from headgate.client.client import Client
-from headgate.client.task_fields import TaskFields
+from headgate.client.requests import TaskFields
 from headgate.errors import ServiceError, ServiceUnavailableError
 from headgate.executors.http import ATTEMPT
 from headgate.testing.fake_provider import LOOPBACK, FakeAnswer, FakeProvider, json_answer

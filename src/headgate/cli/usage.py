@@ -48,7 +48,7 @@ def usage(
 
     query = {"by": by, "since": since, "until": until}
     with connect(connection) as client:
-        answer = client.request("GET", "/usage", answer=UsageBody, query=query)
+        answer = client.request("GET", "/usage", response_type=UsageBody, query=query)
     if as_json:
         print_json(answer)
         return

@@ -5,14 +5,20 @@ As for `SyncClient`, proxies of the environment are not asked and redirects not 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from headgate.client.address import Address
-from headgate.client.calls import Call
-from headgate.client.replies import MAX_ANSWER_BYTES, Reply, error_of, no_answer, not_reached
-from headgate.client.steps import SILENCE_SECONDS, Message, MessageReader, StreamOverError
+from headgate.client.event_stream import SILENCE_SECONDS, Message, MessageReader, StreamOverError
+from headgate.client.requests import Address, Call
+from headgate.client.responses import (
+    MAX_RESPONSE_BYTES,
+    Response,
+    error_of,
+    no_response,
+    not_reached,
+)
 from headgate.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -20,8 +26,9 @@ if TYPE_CHECKING:
 
 
 CONNECT_SECONDS = 5.0
-KEPT_SECONDS = 30.0
+KEEPALIVE_SECONDS = 30.0
 MAX_CONNECTIONS = 100
+MAX_LISTENERS = 32
 
 _OK = 200
 _NO_CONTENT = 204
@@ -37,52 +44,71 @@ class AsyncTransport:
         self._address = address
         self._headers = headers
         self._timeout_seconds = timeout_seconds
+        self._listeners = 0
         limits = self._httpx2.Limits(
             max_connections=MAX_CONNECTIONS,
             max_keepalive_connections=MAX_CONNECTIONS,
-            keepalive_expiry=KEPT_SECONDS,
+            keepalive_expiry=KEEPALIVE_SECONDS,
         )
         self._transport = self._httpx2.AsyncHTTPTransport(limits=limits)
 
-    async def send(self, call: Call[Any]) -> Reply | ServiceError:
-        """Return what comes back, or why nothing did."""
+    async def send(self, call: Call[Any]) -> Response:
+        """Return what comes back, or raise why nothing did."""
+        response = await self._request(call, call.timeout_seconds or self._timeout_seconds)
         try:
-            response = await self._asked(call, call.timeout_seconds or self._timeout_seconds)
-            try:
-                return await self._reply(response)
-            finally:
-                await response.aclose()
-        except ServiceError as error:
-            return error
+            return await self._read(response)
         except self._httpx2.RequestError as error:
-            return no_answer(self._address.url, _why(error))
+            raise no_response(self._address.url, _why(error)) from None
+        finally:
+            await response.aclose()
 
     async def stream(
         self, call: Call[Any], *, silence_seconds: float = SILENCE_SECONDS
     ) -> AsyncGenerator[Message, None]:
         """Give the messages of a stream until it ends; raise the error if it is refused."""
-        response = await self._asked(call, silence_seconds)
+        response = await self._request(call, silence_seconds)
         try:
             if response.status_code == _NO_CONTENT:
                 raise StreamOverError
             if response.status_code != _OK:
-                reply = await self._reply(response)
-                raise error_of(reply) or no_answer(self._address.url, "not a stream")
+                refusal = await self._read(response)
+                raise error_of(refusal) or no_response(self._address.url, "not a stream")
             reader = MessageReader()
             async with aclosing(response.aiter_bytes()) as pieces:
                 async for piece in pieces:
                     for message in reader.feed(piece):
                         yield message
         except self._httpx2.RequestError as error:
-            raise no_answer(self._address.url, _why(error)) from None
+            raise no_response(self._address.url, _why(error)) from None
         finally:
             await response.aclose()
+
+    async def listen(
+        self, call: Call[Any], is_news: Callable[[Message], bool], *, seconds: float
+    ) -> bool:
+        """Return when a message is news or time is up; False if there is no stream."""
+        # Each stream takes a connection. Whoever waits beyond these polls instead.
+        if self._listeners >= MAX_LISTENERS:
+            return False
+        self._listeners += 1
+        try:
+            async with asyncio.timeout(seconds), aclosing(self.stream(call)) as messages:
+                async for message in messages:
+                    if is_news(message):
+                        return True
+        except (TimeoutError, StreamOverError):
+            return True
+        except ServiceError:
+            return False
+        finally:
+            self._listeners -= 1
+        return False
 
     async def close(self) -> None:
         """Close every connection."""
         await self._transport.aclose()
 
-    async def _asked(self, call: Call[Any], timeout_seconds: float) -> httpx2.Response:
+    async def _request(self, call: Call[Any], timeout_seconds: float) -> httpx2.Response:
         headers = {**self._headers, **call.headers}
         if call.body is not None:
             headers["content-type"] = "application/json"
@@ -101,18 +127,18 @@ class AsyncTransport:
         except self._httpx2.PoolTimeout:
             raise not_reached(self._address.url, "all connections are in use") from None
         except self._httpx2.RequestError as error:
-            raise no_answer(self._address.url, _why(error)) from None
+            raise no_response(self._address.url, _why(error)) from None
         return response
 
-    async def _reply(self, response: httpx2.Response) -> Reply:
+    async def _read(self, response: httpx2.Response) -> Response:
         body = bytearray()
         async with aclosing(response.aiter_bytes()) as pieces:
             async for piece in pieces:
                 body += piece
-                if len(body) > MAX_ANSWER_BYTES:
-                    raise no_answer(self._address.url, "the answer is too long")
+                if len(body) > MAX_RESPONSE_BYTES:
+                    raise no_response(self._address.url, "the answer is too long")
         headers = {name.lower(): value for name, value in response.headers.items()}
-        return Reply(response.status_code, headers, bytes(body))
+        return Response(response.status_code, headers, bytes(body))
 
 
 def _loaded() -> Any:  # noqa: ANN401 - a module

@@ -1,10 +1,13 @@
-"""`Client`: a service's verbs for programs with asyncio."""
+"""`Client`: a service's verbs for programs with asyncio.
+
+`SyncClient` is generated from this file: `make sync-client`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
@@ -50,272 +53,50 @@ from headgate.api.schema.tasks import (
     UsageBody,
     WhyBody,
 )
-from headgate.client import calls, steps
-from headgate.client.address import address_of, headers_of, token_of
 from headgate.client.async_transport import AsyncTransport
-from headgate.client.calls import (
+from headgate.client.event_stream import Reconnector, StreamOverError, event_of, is_last, is_news
+from headgate.client.requests import (
     AgentChange,
     Amount,
     BudgetChange,
-    Call,
+    ListFilter,
     ProjectChange,
     Query,
     TargetChange,
+    TaskFields,
+    TaskFilter,
+    address_of,
+    batch_body,
+    change_body,
+    events_call,
+    given_keys,
+    headers_of,
+    key_headers,
+    new_call,
+    resource_path,
+    task_body,
+    task_path,
+    task_query,
+    timestamp,
+    token_of,
 )
-from headgate.client.steps import Following, StreamOverError, event_of, is_last, is_news
-from headgate.client.task_fields import ListFilter, TaskFields, TaskFilter
+from headgate.client.responses import pause_seconds, read_body
 from headgate.core.events import TaskEvent
+from headgate.core.retries import Backoff
 from headgate.core.slots.status import SlotBody, SlotListBody, SlotLogBody
+from headgate.core.task import TERMINAL
 from headgate.core.task_view import TaskSnapshot
-from headgate.errors import ServiceError
+from headgate.errors import ServiceError, WaitTimeoutError
 from headgate.storage.tokens import Permission
 
-# The verbs of `Client` that administer a service.
+LISTEN_SECONDS = 60.0
+
+Body = TypeVar("Body")
+
+_POLLING = Backoff(base_seconds=0.1, max_seconds=2.0, spread=0.2)
 
 
-class AdminVerbs:
-    """A part of `Client`."""
-
-    async def list_projects(self) -> ProjectListBody:
-        """Return all projects."""
-        return await self._send(calls.list_projects())
-
-    async def get_project(self, project_id: str) -> ProjectBody:
-        """Return a project as it is in force."""
-        return await self._send(calls.get_project(project_id))
-
-    async def change_project(
-        self, project_id: str, *, reset: Iterable[str] = (), **change: Unpack[ProjectChange]
-    ) -> ProjectBody:
-        """Change a project; fields in `reset` are as the file says again."""
-        return await self._send(calls.change_project(project_id, reset, change))
-
-    async def list_agents(self) -> AgentListBody:
-        """Return the agents that are configured, or that have tasks now."""
-        return await self._send(calls.list_agents())
-
-    async def get_agent(self, agent_id: str) -> AgentBody:
-        """Return an agent as it is in force."""
-        return await self._send(calls.get_agent(agent_id))
-
-    async def change_agent(
-        self, agent_id: str, *, reset: Iterable[str] = (), **change: Unpack[AgentChange]
-    ) -> AgentBody:
-        """Change an agent; fields in `reset` are as the file says again."""
-        return await self._send(calls.change_agent(agent_id, reset, change))
-
-    async def list_targets(self) -> TargetListBody:
-        """Return all targets."""
-        return await self._send(calls.list_targets())
-
-    async def get_target(self, target: str) -> TargetBody:
-        """Return a target as it is in force."""
-        return await self._send(calls.get_target(target))
-
-    async def change_target(
-        self, target: str, *, reset: Iterable[str] = (), **change: Unpack[TargetChange]
-    ) -> TargetBody:
-        """Pause, resume or drain a target; fields in `reset` are as the file says again."""
-        return await self._send(calls.change_target(target, reset, change))
-
-    async def list_budgets(self) -> BudgetListBody:
-        """Return the limits of budgets."""
-        return await self._send(calls.list_budgets())
-
-    async def change_budget(
-        self, scope: str, *, reset: Iterable[str] = (), **change: Unpack[BudgetChange]
-    ) -> BudgetListBody:
-        """Change the limits of a scope; the empty one is the root."""
-        return await self._send(calls.change_budget(scope, reset, change))
-
-    async def create_budget(
-        self,
-        scope: str,
-        *,
-        limit_usd: Amount | None = None,
-        limit_tokens: int | None = None,
-        window: str = "none",
-    ) -> LimitBody:
-        """Set the limits of a scope that has none; other limits there: `budget_mismatch`."""
-        body = {"limit_usd": limit_usd, "limit_tokens": limit_tokens, "window": window}
-        return await self._send(calls.create_budget(scope, body))
-
-    async def budget_status(self, scope: str | None = None) -> BudgetStatusBody:
-        """Return what a scope and everything within it has used and holds."""
-        return await self._send(calls.budget_status(scope))
-
-    async def budget_journal(
-        self, scope: str | None = None, *, limit: int | None = None, cursor: str | None = None
-    ) -> JournalBody:
-        """Return one page of the changes of a scope, newest first."""
-        return await self._send(calls.budget_journal(scope, limit=limit, cursor=cursor))
-
-    async def lanes(
-        self, project_id: str | None = None, *, find: str | None = None
-    ) -> LaneListBody:
-        """Return where tasks wait, for how long, and how loaded each lane is."""
-        return await self._send(calls.lanes(project_id, find=find))
-
-    async def reserve(
-        self,
-        reservation_id: str,
-        scope: str,
-        *,
-        usd: Amount = 0,
-        tokens: int = 0,
-        also: Sequence[str] = (),
-        lease_seconds: float = 60.0,
-        dispatched: bool = False,
-    ) -> ReservationBody:
-        """Hold an amount before the work; call the provider only while the answer `is_live`."""
-        return await self._send(
-            calls.reserve(
-                {
-                    "id": reservation_id,
-                    "scope": scope,
-                    "usd": usd,
-                    "tokens": tokens,
-                    "also": also,
-                    "lease_seconds": lease_seconds,
-                    "dispatched": dispatched,
-                }
-            )
-        )
-
-    async def dispatched(self, reservation_id: str, scope: str) -> ReservationBody:
-        """Note that the provider is about to be called."""
-        return await self._send(calls.dispatched(reservation_id, scope))
-
-    async def commit(
-        self, reservation_id: str, scope: str, *, usd: Amount = 0, tokens: int = 0
-    ) -> SettledBody:
-        """Book what the work has cost."""
-        return await self._send(calls.commit(reservation_id, scope, usd=usd, tokens=tokens))
-
-    async def release(self, reservation_id: str, scope: str) -> SettledBody:
-        """Give back what was held."""
-        return await self._send(calls.release(reservation_id, scope))
-
-    async def list_tokens(self) -> TokenListBody:
-        """Return all tokens, without their secrets."""
-        return await self._send(calls.list_tokens())
-
-    async def create_token(
-        self,
-        name: str,
-        permissions: Sequence[Permission],
-        *,
-        expires_at: datetime | None = None,
-        agent_id: str | None = None,
-        project_id: str | None = None,
-        least_priority: int | None = None,
-    ) -> CreatedTokenBody:
-        """Make a token; its secret is in this answer and nowhere else."""
-        wish = NewTokenBody(
-            name=name,
-            permissions=list(permissions),
-            expires_at=expires_at,
-            agent_id=agent_id,
-            project_id=project_id,
-            least_priority=least_priority,
-        )
-        return await self._send(calls.create_token(wish))
-
-    async def revoke_token(self, token_id: str) -> TokenBody:
-        """End a token for good."""
-        return await self._send(calls.revoke_token(token_id))
-
-    async def list_webhooks(
-        self,
-        *,
-        state: Literal["pending", "delivered", "dead"] | None = None,
-        task: str | None = None,
-        limit: int | None = None,
-        cursor: str | None = None,
-    ) -> DeliveryListBody:
-        """Return one page of webhooks, newest first."""
-        return await self._send(
-            calls.list_webhooks(state=state, task=task, limit=limit, cursor=cursor)
-        )
-
-    async def get_webhook(self, webhook_id: str) -> DeliveryBody:
-        """Return what is known of a webhook."""
-        return await self._send(calls.get_webhook(webhook_id))
-
-    async def redeliver(self, webhook_id: str) -> DeliveryBody:
-        """Send a webhook again, from its first try on."""
-        return await self._send(calls.redeliver(webhook_id))
-
-    async def ping_webhook(self, url: str, *, timeout_seconds: float = 90.0) -> PingedBody:
-        """Send a signed message to an address now, and return what it answered."""
-        return await self._send(calls.ping_webhook(url, timeout_seconds=timeout_seconds))
-
-    async def webhook_secrets(self) -> SecretListBody:
-        """Return the secrets that webhooks are signed with."""
-        return await self._send(calls.webhook_secrets())
-
-    async def rotate_webhook_secret(self) -> SecretListBody:
-        """Make a new secret; the one before signs as well for a while."""
-        return await self._send(calls.rotate_webhook_secret())
-
-    async def slots(self) -> SlotListBody:
-        """Return all slots: how much of each quota is used, when it resets, who waits."""
-        return await self._send(calls.slots())
-
-    async def slot(self, name: str) -> SlotBody:
-        """Return a slot."""
-        return await self._send(calls.slot(name))
-
-    async def slot_log(self, name: str, *, limit: int | None = None) -> SlotLogBody:
-        """Return what a node has logged of a slot lately, oldest first."""
-        return await self._send(calls.slot_log(name, limit=limit))
-
-    async def warm_slot(self, name: str, *, timeout_seconds: float = 60.0) -> SlotBody:
-        """Open a slot's window now; refused while it is open already."""
-        return await self._send(calls.warm_slot(name, timeout_seconds=timeout_seconds))
-
-    async def enable_slot(self, name: str) -> SlotBody:
-        """Poll and wake a slot again, whatever has disabled it."""
-        return await self._send(calls.enable_slot(name))
-
-    async def disable_slot(self, name: str) -> SlotBody:
-        """Neither poll nor wake a slot until it is enabled; its tasks wait."""
-        return await self._send(calls.disable_slot(name))
-
-    async def settings(
-        self,
-        *,
-        section: str | None = None,
-        text: str | None = None,
-        changed: bool = False,
-        limit: int | None = None,
-        cursor: str | None = None,
-    ) -> SettingsBody:
-        """Return one page of the settings in force, and what the last reload changed."""
-        return await self._send(
-            calls.settings(
-                section=section,
-                text=text,
-                changed="true" if changed else None,
-                limit=limit,
-                cursor=cursor,
-            )
-        )
-
-    async def audit(self, *, limit: int | None = None, cursor: str | None = None) -> AuditListBody:
-        """Return one page of who changed what, newest first."""
-        return await self._send(calls.audit(limit=limit, cursor=cursor))
-
-    @abstractmethod
-    async def _send(self, call: Call[Answered]) -> Answered: ...
-
-
-MAX_LISTENING = 32
-
-Answered = TypeVar("Answered")
-
-
-class Client(AdminVerbs):
+class Client:
     """Talks to one service. `url` and `token` are HEADGATE_URL and HEADGATE_TOKEN unless given.
 
     Requests that found no service, no room or no answer are sent again up to `retries` times, a
@@ -333,7 +114,6 @@ class Client(AdminVerbs):
         address = address_of(url)
         self.url = address.url
         self._retries = retries
-        self._listening = 0
         self._transport = AsyncTransport(
             address, headers_of(token_of(token)), timeout_seconds=timeout_seconds
         )
@@ -357,7 +137,13 @@ class Client(AdminVerbs):
         self, *, idempotency_key: str | None = None, **fields: Unpack[TaskFields]
     ) -> SubmittedBody:
         """Submit a task; when this returns, it is on the service's disk."""
-        return await self._send(calls.submit(fields, idempotency_key=idempotency_key))
+        return await self.request(
+            "POST",
+            "/tasks",
+            response_type=SubmittedBody,
+            body=task_body(fields),
+            headers=key_headers(idempotency_key),
+        )
 
     async def submit_batch(
         self,
@@ -368,20 +154,21 @@ class Client(AdminVerbs):
         callback_url: str | None = None,
         idempotency_key: str | None = None,
     ) -> BatchBody:
-        """Submit up to 50 tasks; the answer has an entry for each, in their order."""
-        return await self._send(
-            calls.submit_batch(
-                tasks,
-                agent_id=agent_id,
-                project_id=project_id,
-                callback_url=callback_url,
-                idempotency_key=idempotency_key,
-            )
+        """Submit up to 50 tasks; the response has an entry for each, in their order."""
+        body = batch_body(
+            tasks, agent_id=agent_id, project_id=project_id, callback_url=callback_url
+        )
+        return await self.request(
+            "POST",
+            "/tasks/batch",
+            response_type=BatchBody,
+            body=body,
+            headers=key_headers(idempotency_key),
         )
 
     async def get(self, task_id: str) -> TaskSnapshot:
         """Return everything that is known of a task."""
-        return await self._send(calls.get(task_id))
+        return await self.request("GET", task_path(task_id), response_type=TaskSnapshot)
 
     async def list_tasks(
         self,
@@ -391,7 +178,12 @@ class Client(AdminVerbs):
         **which: Unpack[ListFilter],
     ) -> TaskListBody:
         """Return one page of tasks, newest first; only its `next_cursor` says if there are more."""
-        return await self._send(calls.list_tasks(which, limit=limit, cursor=cursor))
+        return await self.request(
+            "GET",
+            "/tasks",
+            response_type=TaskListBody,
+            query=task_query(which, limit=limit, cursor=cursor),
+        )
 
     async def iterate_tasks(self, **which: Unpack[ListFilter]) -> AsyncIterator[TaskSnapshot]:
         """Give all tasks that are meant, newest first, page by page."""
@@ -406,35 +198,43 @@ class Client(AdminVerbs):
 
     async def cancel(self, task_id: str) -> CancelledBody:
         """Cancel a task."""
-        return await self._send(calls.cancel(task_id))
+        return await self.request("POST", task_path(task_id, "cancel"), response_type=CancelledBody)
 
     async def retry(self, task_id: str) -> SubmittedBody:
         """Submit again what a task that ended was to do; it becomes a new task."""
-        return await self._send(calls.retry(task_id))
+        return await self.request("POST", task_path(task_id, "retry"), response_type=SubmittedBody)
 
     async def why(self, task_id: str) -> WhyBody:
         """Return every rule that keeps a task waiting."""
-        return await self._send(calls.why(task_id))
+        return await self.request("GET", task_path(task_id, "why"), response_type=WhyBody)
 
     async def stats(self) -> StatsBody:
         """Return what waits, what has happened, and the limits in force."""
-        return await self._send(calls.stats())
+        return await self.request("GET", "/scheduler/stats", response_type=StatsBody)
 
     async def ready(self) -> ReadyBody:
         """Return the role of a node that does its work, or raise what keeps it from that."""
-        return await self._send(calls.ready())
+        return await self.request("GET", "/readyz", response_type=ReadyBody)
 
     async def cancel_matching(
         self, *, confirm: bool = False, **which: Unpack[TaskFilter]
     ) -> BulkCancelBody:
         """Count the tasks that match; if `confirm` is set, cancel them, up to 1,000 at a time."""
-        return await self._send(calls.cancel_matching(which, confirm=confirm))
+        # What was worked on no longer matches, so that the same again only goes on with the rest.
+        body = {**given_keys(which), "confirm": confirm}
+        return await self.request(
+            "POST", "/tasks/cancel", response_type=BulkCancelBody, body=body, is_repeatable=True
+        )
 
     async def retry_matching(
         self, *, confirm: bool = False, **which: Unpack[TaskFilter]
     ) -> BulkRetryBody:
         """Count the tasks that match; if `confirm` is set, submit them again, as `retry` does."""
-        return await self._send(calls.retry_matching(which, confirm=confirm))
+        # What was worked on no longer matches, so that the same again only goes on with the rest.
+        body = {**given_keys(which), "confirm": confirm}
+        return await self.request(
+            "POST", "/tasks/retry", response_type=BulkRetryBody, body=body, is_repeatable=True
+        )
 
     async def usage(
         self,
@@ -444,38 +244,45 @@ class Client(AdminVerbs):
         until: datetime | str | None = None,
     ) -> UsageBody:
         """Return the tokens and dollars that tasks used, of the last 30 days unless said."""
-        return await self._send(calls.usage(by, since=since, until=until))
+        query = {"by": by, "since": timestamp(since), "until": timestamp(until)}
+        return await self.request("GET", "/usage", response_type=UsageBody, query=query)
 
     async def pause(self) -> SwitchBody:
         """Start nothing new until `resume`; what runs goes on."""
-        return await self._send(calls.pause())
+        return await self.request(
+            "POST", "/scheduler/pause", response_type=SwitchBody, is_repeatable=True
+        )
 
     async def resume(self) -> SwitchBody:
         """Start tasks again."""
-        return await self._send(calls.resume())
+        return await self.request(
+            "POST", "/scheduler/resume", response_type=SwitchBody, is_repeatable=True
+        )
 
     async def reload(self) -> ReloadBody:
         """Have the service read its settings again, and return what changed."""
-        return await self._send(calls.reload())
+        return await self.request(
+            "POST", "/scheduler/reload", response_type=ReloadBody, is_repeatable=True
+        )
 
     async def progress(
         self, task_id: str, *, timeout_seconds: float | None = None
     ) -> AsyncIterator[TaskSnapshot]:
         """Give a task as it is, and again whenever it has moved on, until it has ended."""
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        seen: TaskSnapshot | None = None
-        while seen is None or not steps.has_ended(seen):
-            seen = await self._carry_out(
-                steps.next_change(
-                    task_id, seen, retries=self._retries, clock=time.monotonic, until=until
-                )
-            )
-            yield seen
+        task = await self.get(task_id)
+        yield task
+        while task.state not in TERMINAL:
+            task = await self._next_change(task, until=until)
+            yield task
 
     async def wait(self, task_id: str, *, timeout_seconds: float | None = None) -> TaskSnapshot:
         """Return a task when it has ended, or raise `WaitTimeoutError`; it goes on then."""
-        seen = [task async for task in self.progress(task_id, timeout_seconds=timeout_seconds)]
-        return seen[-1]
+        until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        task = await self.get(task_id)
+        while task.state not in TERMINAL:
+            task = await self._next_change(task, until=until)
+        return task
 
     async def events(
         self,
@@ -493,101 +300,416 @@ class Client(AdminVerbs):
         A stream that breaks is taken up again after the last event that was seen. If the service
         is away for longer than `patience_seconds`, that is an error.
         """
-        following = Following(last_event_id, patience_seconds, clock=time.monotonic)
+        reconnector = Reconnector(last_event_id, patience_seconds, clock=time.monotonic)
         while True:
-            call = calls.events(
+            call = events_call(
                 task_id,
                 agent_id=agent_id,
                 project_id=project_id,
                 kind=kind,
-                last_event_id=following.last_event_id,
+                last_event_id=reconnector.last_event_id,
             )
             try:
                 async with aclosing(self._transport.stream(call)) as messages:
                     async for message in messages:
-                        following.saw(message)
+                        reconnector.saw(message)
                         if (event := event_of(message)) is not None:
                             yield event
                         if task_id is not None and is_last(message):
                             return
-                pause = following.ended()
+                pause = reconnector.ended()
             except StreamOverError:
                 return
             except ServiceError as error:
-                pause = following.failed(error)
+                pause = reconnector.failed(error)
             await asyncio.sleep(pause)
+
+    async def list_projects(self) -> ProjectListBody:
+        """Return all projects."""
+        return await self.request("GET", "/projects", response_type=ProjectListBody)
+
+    async def get_project(self, project_id: str) -> ProjectBody:
+        """Return a project as it is in force."""
+        return await self.request(
+            "GET", resource_path("projects", project_id), response_type=ProjectBody
+        )
+
+    async def change_project(
+        self, project_id: str, *, reset: Iterable[str] = (), **change: Unpack[ProjectChange]
+    ) -> ProjectBody:
+        """Change a project; fields in `reset` are as the file says again."""
+        return await self.request(
+            "PATCH",
+            resource_path("projects", project_id),
+            response_type=ProjectBody,
+            body=change_body(reset, change),
+            is_repeatable=True,
+        )
+
+    async def list_agents(self) -> AgentListBody:
+        """Return the agents that are configured, or that have tasks now."""
+        return await self.request("GET", "/agents", response_type=AgentListBody)
+
+    async def get_agent(self, agent_id: str) -> AgentBody:
+        """Return an agent as it is in force."""
+        return await self.request("GET", resource_path("agents", agent_id), response_type=AgentBody)
+
+    async def change_agent(
+        self, agent_id: str, *, reset: Iterable[str] = (), **change: Unpack[AgentChange]
+    ) -> AgentBody:
+        """Change an agent; fields in `reset` are as the file says again."""
+        return await self.request(
+            "PATCH",
+            resource_path("agents", agent_id),
+            response_type=AgentBody,
+            body=change_body(reset, change),
+            is_repeatable=True,
+        )
+
+    async def list_targets(self) -> TargetListBody:
+        """Return all targets."""
+        return await self.request("GET", "/targets", response_type=TargetListBody)
+
+    async def get_target(self, target: str) -> TargetBody:
+        """Return a target as it is in force."""
+        return await self.request("GET", resource_path("targets", target), response_type=TargetBody)
+
+    async def change_target(
+        self, target: str, *, reset: Iterable[str] = (), **change: Unpack[TargetChange]
+    ) -> TargetBody:
+        """Pause, resume or drain a target; fields in `reset` are as the file says again."""
+        return await self.request(
+            "PATCH",
+            resource_path("targets", target),
+            response_type=TargetBody,
+            body=change_body(reset, change),
+            is_repeatable=True,
+        )
+
+    async def list_budgets(self) -> BudgetListBody:
+        """Return the limits of budgets."""
+        return await self.request("GET", "/budgets", response_type=BudgetListBody)
+
+    async def change_budget(
+        self, scope: str, *, reset: Iterable[str] = (), **change: Unpack[BudgetChange]
+    ) -> BudgetListBody:
+        """Change the limits of a scope; the empty one is the root."""
+        return await self.request(
+            "PATCH",
+            "/budgets",
+            response_type=BudgetListBody,
+            query={"scope": scope},
+            body=change_body(reset, change),
+            is_repeatable=True,
+        )
+
+    async def create_budget(
+        self,
+        scope: str,
+        *,
+        limit_usd: Amount | None = None,
+        limit_tokens: int | None = None,
+        window: str = "none",
+    ) -> LimitBody:
+        """Set the limits of a scope that has none; other limits there: `budget_mismatch`."""
+        body = {
+            "scope": scope,
+            "limit_usd": limit_usd,
+            "limit_tokens": limit_tokens,
+            "window": window,
+        }
+        return await self._ledger("found", given_keys(body), LimitBody)
+
+    async def budget_status(self, scope: str | None = None) -> BudgetStatusBody:
+        """Return what a scope and everything within it has used and holds."""
+        return await self.request(
+            "GET", "/budgets/status", response_type=BudgetStatusBody, query={"scope": scope}
+        )
+
+    async def budget_journal(
+        self, scope: str | None = None, *, limit: int | None = None, cursor: str | None = None
+    ) -> JournalBody:
+        """Return one page of the changes of a scope, newest first."""
+        return await self.request(
+            "GET",
+            "/budgets/journal",
+            response_type=JournalBody,
+            query={"scope": scope, "limit": limit, "cursor": cursor},
+        )
+
+    async def lanes(
+        self, project_id: str | None = None, *, find: str | None = None
+    ) -> LaneListBody:
+        """Return where tasks wait, for how long, and how loaded each lane is."""
+        return await self.request(
+            "GET",
+            "/scheduler/lanes",
+            response_type=LaneListBody,
+            query={"projectId": project_id, "find": find},
+        )
+
+    async def reserve(
+        self,
+        reservation_id: str,
+        scope: str,
+        *,
+        usd: Amount = 0,
+        tokens: int = 0,
+        also: Sequence[str] = (),
+        lease_seconds: float = 60.0,
+        dispatched: bool = False,
+    ) -> ReservationBody:
+        """Hold an amount before the work; call the provider only while the response `is_live`."""
+        body = {
+            "id": reservation_id,
+            "scope": scope,
+            "usd": usd,
+            "tokens": tokens,
+            "also": also,
+            "leaseSeconds": lease_seconds,
+            "dispatched": dispatched,
+        }
+        return await self._ledger("reserve", body, ReservationBody)
+
+    async def dispatched(self, reservation_id: str, scope: str) -> ReservationBody:
+        """Note that the provider is about to be called."""
+        body = {"id": reservation_id, "scope": scope}
+        return await self._ledger("dispatched", body, ReservationBody)
+
+    async def commit(
+        self, reservation_id: str, scope: str, *, usd: Amount = 0, tokens: int = 0
+    ) -> SettledBody:
+        """Book what the work has cost."""
+        body = {"id": reservation_id, "scope": scope, "usd": usd, "tokens": tokens}
+        return await self._ledger("commit", body, SettledBody)
+
+    async def release(self, reservation_id: str, scope: str) -> SettledBody:
+        """Give back what was held."""
+        body = {"id": reservation_id, "scope": scope}
+        return await self._ledger("release", body, SettledBody)
+
+    async def list_tokens(self) -> TokenListBody:
+        """Return all tokens, without their secrets."""
+        return await self.request("GET", "/tokens", response_type=TokenListBody)
+
+    async def create_token(
+        self,
+        name: str,
+        permissions: Sequence[Permission],
+        *,
+        expires_at: datetime | None = None,
+        agent_id: str | None = None,
+        project_id: str | None = None,
+        least_priority: int | None = None,
+    ) -> CreatedTokenBody:
+        """Make a token; its secret is in this response and nowhere else."""
+        body = NewTokenBody(
+            name=name,
+            permissions=list(permissions),
+            expires_at=expires_at,
+            agent_id=agent_id,
+            project_id=project_id,
+            least_priority=least_priority,
+        )
+        return await self.request("POST", "/tokens", response_type=CreatedTokenBody, body=body)
+
+    async def revoke_token(self, token_id: str) -> TokenBody:
+        """End a token for good."""
+        return await self.request(
+            "DELETE", resource_path("tokens", token_id), response_type=TokenBody
+        )
+
+    async def list_webhooks(
+        self,
+        *,
+        state: Literal["pending", "delivered", "dead"] | None = None,
+        task: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> DeliveryListBody:
+        """Return one page of webhooks, newest first."""
+        return await self.request(
+            "GET",
+            "/webhooks",
+            response_type=DeliveryListBody,
+            query={"state": state, "task": task, "limit": limit, "cursor": cursor},
+        )
+
+    async def get_webhook(self, webhook_id: str) -> DeliveryBody:
+        """Return what is known of a webhook."""
+        return await self.request(
+            "GET", resource_path("webhooks", webhook_id), response_type=DeliveryBody
+        )
+
+    async def redeliver(self, webhook_id: str) -> DeliveryBody:
+        """Send a webhook again, from its first try on."""
+        return await self.request(
+            "POST",
+            resource_path("webhooks", webhook_id, "redeliver"),
+            response_type=DeliveryBody,
+            body={},
+        )
+
+    async def ping_webhook(self, url: str, *, timeout_seconds: float = 90.0) -> PingedBody:
+        """Send a signed message to an address now, and return what it answered."""
+        return await self.request(
+            "POST",
+            "/webhooks/ping",
+            response_type=PingedBody,
+            body={"url": url},
+            timeout_seconds=timeout_seconds,
+        )
+
+    async def webhook_secrets(self) -> SecretListBody:
+        """Return the secrets that webhooks are signed with."""
+        return await self.request("GET", "/webhooks/secret", response_type=SecretListBody)
+
+    async def rotate_webhook_secret(self) -> SecretListBody:
+        """Make a new secret; the one before signs as well for a while."""
+        return await self.request(
+            "POST", "/webhooks/secret/rotate", response_type=SecretListBody, body={}
+        )
+
+    async def slots(self) -> SlotListBody:
+        """Return all slots: how much of each quota is used, when it resets, who waits."""
+        return await self.request("GET", "/slots", response_type=SlotListBody)
+
+    async def slot(self, name: str) -> SlotBody:
+        """Return a slot."""
+        return await self.request("GET", resource_path("slots", name), response_type=SlotBody)
+
+    async def slot_log(self, name: str, *, limit: int | None = None) -> SlotLogBody:
+        """Return what a node has logged of a slot lately, oldest first."""
+        return await self.request(
+            "GET",
+            resource_path("slots", name, "log"),
+            response_type=SlotLogBody,
+            query={"limit": limit},
+        )
+
+    async def warm_slot(self, name: str, *, timeout_seconds: float = 60.0) -> SlotBody:
+        """Open a slot's window now; refused while it is open already."""
+        return await self.request(
+            "POST",
+            resource_path("slots", name, "warm"),
+            response_type=SlotBody,
+            timeout_seconds=timeout_seconds,
+        )
+
+    async def enable_slot(self, name: str) -> SlotBody:
+        """Poll and wake a slot again, whatever has disabled it."""
+        return await self.request(
+            "POST",
+            resource_path("slots", name, "enable"),
+            response_type=SlotBody,
+            is_repeatable=True,
+        )
+
+    async def disable_slot(self, name: str) -> SlotBody:
+        """Neither poll nor wake a slot until it is enabled; its tasks wait."""
+        return await self.request(
+            "POST",
+            resource_path("slots", name, "disable"),
+            response_type=SlotBody,
+            is_repeatable=True,
+        )
+
+    async def settings(
+        self,
+        *,
+        section: str | None = None,
+        text: str | None = None,
+        changed: bool = False,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> SettingsBody:
+        """Return one page of the settings in force, and what the last reload changed."""
+        query = {
+            "section": section,
+            "text": text,
+            "changed": "true" if changed else None,
+            "limit": limit,
+            "cursor": cursor,
+        }
+        return await self.request("GET", "/settings", response_type=SettingsBody, query=query)
+
+    async def audit(self, *, limit: int | None = None, cursor: str | None = None) -> AuditListBody:
+        """Return one page of who changed what, newest first."""
+        return await self.request(
+            "GET", "/audit", response_type=AuditListBody, query={"limit": limit, "cursor": cursor}
+        )
 
     async def request(
         self,
         method: str,
         path: str,
         *,
-        answer: type[Answered],
+        response_type: type[Body],
         body: object = None,
         query: Query | None = None,
         headers: Mapping[str, str] | None = None,
         is_repeatable: bool | None = None,
         timeout_seconds: float | None = None,
-    ) -> Answered:
-        """Send any request, and return its answer as this type."""
-        return await self._send(
-            calls.request(
-                method,
-                path,
-                answer=answer,
-                body=body,
-                query=query,
-                headers=headers,
-                is_repeatable=is_repeatable,
-                timeout_seconds=timeout_seconds,
-            )
+    ) -> Body:
+        """Send any request, and return the body of its response as this type."""
+        call = new_call(
+            method,
+            path,
+            response_type=response_type,
+            body=body,
+            query=query,
+            headers=headers,
+            is_repeatable=is_repeatable,
+            timeout_seconds=timeout_seconds,
+        )
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return read_body(await self._transport.send(call), response_type)
+            except ServiceError as error:
+                pause = pause_seconds(call, error, attempt)
+                if pause is None or attempt > self._retries:
+                    raise
+            await asyncio.sleep(pause)
+
+    async def _ledger(
+        self, verb: str, body: Mapping[str, object], response_type: type[Body]
+    ) -> Body:
+        # A reservation has a name, so that any of these may be sent twice.
+        return await self.request(
+            "POST", f"/budgets/{verb}", response_type=response_type, body=body, is_repeatable=True
         )
 
-    async def _send(self, call: Call[Answered]) -> Answered:
-        return await self._carry_out(steps.attempts(call, retries=self._retries))
+    async def _next_change(self, seen: TaskSnapshot, *, until: float | None) -> TaskSnapshot:
+        """Return a task when it is no longer as it was seen.
 
-    async def _carry_out(self, todo: steps.Steps[Answered]) -> Answered:
-        outcome: steps.Outcome = None
+        Events say when to read it again, and only what is read counts. Where there are no events,
+        because a proxy keeps them back, reading alone does.
+        """
+        reads = 0
         while True:
-            try:
-                step = todo.send(outcome)
-            except StopIteration as end:
-                answer: Answered = end.value
-                return answer
-            outcome = await self._do(step)
+            reads += 1
+            await self._until_news(seen, reads, until=until)
+            task = await self.get(seen.task_id)
+            if (task.state, task.attempt) != (seen.state, seen.attempt):
+                return task
+            if until is not None and time.monotonic() >= until:
+                line = f"task {task.task_id} is still {task.state.value}; it goes on"
+                raise WaitTimeoutError(line, code="wait_timeout", task_id=task.task_id)
+            if reads > 1:
+                # Events that promise a change which cannot be seen must not make this spin.
+                await asyncio.sleep(_POLLING.seconds(reads, draw=random.random()))  # noqa: S311
 
-    async def _do(self, step: steps.Step) -> steps.Outcome:
-        if isinstance(step, Call):
-            return await self._transport.send(step)
-        if isinstance(step, steps.Listen):
-            return await self._listen(step)
-        await asyncio.sleep(step.seconds)
-        return None
-
-    async def _listen(self, step: steps.Listen) -> bool:
-        # Each stream holds a connection. Whoever waits beyond these looks once in a while instead.
-        if self._listening >= MAX_LISTENING:
-            return False
-        self._listening += 1
-        try:
-            return await self._hear(step)
-        finally:
-            self._listening -= 1
-
-    async def _hear(self, step: steps.Listen) -> bool:
-        call = calls.events(step.seen.task_id)
-        try:
-            async with (
-                asyncio.timeout(step.seconds),
-                aclosing(self._transport.stream(call)) as messages,
-            ):
-                async for message in messages:
-                    if is_news(message, step.seen):
-                        return True
-        except TimeoutError:
-            return True
-        except StreamOverError:
-            return True
-        except ServiceError:
-            return False
-        return False
+    async def _until_news(self, seen: TaskSnapshot, reads: int, *, until: float | None) -> None:
+        left = LISTEN_SECONDS if until is None else max(0.0, until - time.monotonic())
+        if not left:
+            return
+        is_heard = await self._transport.listen(
+            events_call(seen.task_id),
+            lambda message: is_news(message, seen),
+            seconds=min(left, LISTEN_SECONDS),
+        )
+        if not is_heard:
+            draw = random.random()  # noqa: S311 - spreads load, no secret
+            await asyncio.sleep(min(left, _POLLING.seconds(reads, draw=draw)))

@@ -1,10 +1,14 @@
+# Generated from client.py by scripts/generate_sync_client.py. Do not edit: change client.py, then
+# run `make sync-client`.
+
 """`SyncClient`: a service's verbs for programs without asyncio, and for the command line."""
 
 from __future__ import annotations
 
+import random
 import time
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import datetime
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack
@@ -48,266 +52,50 @@ from headgate.api.schema.tasks import (
     UsageBody,
     WhyBody,
 )
-from headgate.client import calls, steps
-from headgate.client.address import address_of, headers_of, token_of
-from headgate.client.calls import (
+from headgate.client.event_stream import Reconnector, StreamOverError, event_of, is_last, is_news
+from headgate.client.requests import (
     AgentChange,
     Amount,
     BudgetChange,
-    Call,
+    ListFilter,
     ProjectChange,
     Query,
     TargetChange,
+    TaskFields,
+    TaskFilter,
+    address_of,
+    batch_body,
+    change_body,
+    events_call,
+    given_keys,
+    headers_of,
+    key_headers,
+    new_call,
+    resource_path,
+    task_body,
+    task_path,
+    task_query,
+    timestamp,
+    token_of,
 )
-from headgate.client.steps import Following, StreamOverError, event_of, is_last, is_news
+from headgate.client.responses import pause_seconds, read_body
 from headgate.client.sync_transport import SyncTransport
-from headgate.client.task_fields import ListFilter, TaskFields, TaskFilter
 from headgate.core.events import TaskEvent
+from headgate.core.retries import Backoff
 from headgate.core.slots.status import SlotBody, SlotListBody, SlotLogBody
+from headgate.core.task import TERMINAL
 from headgate.core.task_view import TaskSnapshot
-from headgate.errors import ServiceError
+from headgate.errors import ServiceError, WaitTimeoutError
 from headgate.storage.tokens import Permission
 
-# The verbs of `SyncClient` that administer a service.
+LISTEN_SECONDS = 60.0
+
+Body = TypeVar("Body")
+
+_POLLING = Backoff(base_seconds=0.1, max_seconds=2.0, spread=0.2)
 
 
-class SyncAdminVerbs:
-    """A part of `SyncClient`."""
-
-    def list_projects(self) -> ProjectListBody:
-        """Return all projects."""
-        return self._send(calls.list_projects())
-
-    def get_project(self, project_id: str) -> ProjectBody:
-        """Return a project as it is in force."""
-        return self._send(calls.get_project(project_id))
-
-    def change_project(
-        self, project_id: str, *, reset: Iterable[str] = (), **change: Unpack[ProjectChange]
-    ) -> ProjectBody:
-        """Change a project; fields in `reset` are as the file says again."""
-        return self._send(calls.change_project(project_id, reset, change))
-
-    def list_agents(self) -> AgentListBody:
-        """Return the agents that are configured, or that have tasks now."""
-        return self._send(calls.list_agents())
-
-    def get_agent(self, agent_id: str) -> AgentBody:
-        """Return an agent as it is in force."""
-        return self._send(calls.get_agent(agent_id))
-
-    def change_agent(
-        self, agent_id: str, *, reset: Iterable[str] = (), **change: Unpack[AgentChange]
-    ) -> AgentBody:
-        """Change an agent; fields in `reset` are as the file says again."""
-        return self._send(calls.change_agent(agent_id, reset, change))
-
-    def list_targets(self) -> TargetListBody:
-        """Return all targets."""
-        return self._send(calls.list_targets())
-
-    def get_target(self, target: str) -> TargetBody:
-        """Return a target as it is in force."""
-        return self._send(calls.get_target(target))
-
-    def change_target(
-        self, target: str, *, reset: Iterable[str] = (), **change: Unpack[TargetChange]
-    ) -> TargetBody:
-        """Pause, resume or drain a target; fields in `reset` are as the file says again."""
-        return self._send(calls.change_target(target, reset, change))
-
-    def list_budgets(self) -> BudgetListBody:
-        """Return the limits of budgets."""
-        return self._send(calls.list_budgets())
-
-    def change_budget(
-        self, scope: str, *, reset: Iterable[str] = (), **change: Unpack[BudgetChange]
-    ) -> BudgetListBody:
-        """Change the limits of a scope; the empty one is the root."""
-        return self._send(calls.change_budget(scope, reset, change))
-
-    def create_budget(
-        self,
-        scope: str,
-        *,
-        limit_usd: Amount | None = None,
-        limit_tokens: int | None = None,
-        window: str = "none",
-    ) -> LimitBody:
-        """Set the limits of a scope that has none; other limits there: `budget_mismatch`."""
-        body = {"limit_usd": limit_usd, "limit_tokens": limit_tokens, "window": window}
-        return self._send(calls.create_budget(scope, body))
-
-    def budget_status(self, scope: str | None = None) -> BudgetStatusBody:
-        """Return what a scope and everything within it has used and holds."""
-        return self._send(calls.budget_status(scope))
-
-    def budget_journal(
-        self, scope: str | None = None, *, limit: int | None = None, cursor: str | None = None
-    ) -> JournalBody:
-        """Return one page of the changes of a scope, newest first."""
-        return self._send(calls.budget_journal(scope, limit=limit, cursor=cursor))
-
-    def lanes(self, project_id: str | None = None, *, find: str | None = None) -> LaneListBody:
-        """Return where tasks wait, for how long, and how loaded each lane is."""
-        return self._send(calls.lanes(project_id, find=find))
-
-    def reserve(
-        self,
-        reservation_id: str,
-        scope: str,
-        *,
-        usd: Amount = 0,
-        tokens: int = 0,
-        also: Sequence[str] = (),
-        lease_seconds: float = 60.0,
-        dispatched: bool = False,
-    ) -> ReservationBody:
-        """Hold an amount before the work; call the provider only while the answer `is_live`."""
-        return self._send(
-            calls.reserve(
-                {
-                    "id": reservation_id,
-                    "scope": scope,
-                    "usd": usd,
-                    "tokens": tokens,
-                    "also": also,
-                    "lease_seconds": lease_seconds,
-                    "dispatched": dispatched,
-                }
-            )
-        )
-
-    def dispatched(self, reservation_id: str, scope: str) -> ReservationBody:
-        """Note that the provider is about to be called."""
-        return self._send(calls.dispatched(reservation_id, scope))
-
-    def commit(
-        self, reservation_id: str, scope: str, *, usd: Amount = 0, tokens: int = 0
-    ) -> SettledBody:
-        """Book what the work has cost."""
-        return self._send(calls.commit(reservation_id, scope, usd=usd, tokens=tokens))
-
-    def release(self, reservation_id: str, scope: str) -> SettledBody:
-        """Give back what was held."""
-        return self._send(calls.release(reservation_id, scope))
-
-    def list_tokens(self) -> TokenListBody:
-        """Return all tokens, without their secrets."""
-        return self._send(calls.list_tokens())
-
-    def create_token(
-        self,
-        name: str,
-        permissions: Sequence[Permission],
-        *,
-        expires_at: datetime | None = None,
-        agent_id: str | None = None,
-        project_id: str | None = None,
-        least_priority: int | None = None,
-    ) -> CreatedTokenBody:
-        """Make a token; its secret is in this answer and nowhere else."""
-        wish = NewTokenBody(
-            name=name,
-            permissions=list(permissions),
-            expires_at=expires_at,
-            agent_id=agent_id,
-            project_id=project_id,
-            least_priority=least_priority,
-        )
-        return self._send(calls.create_token(wish))
-
-    def revoke_token(self, token_id: str) -> TokenBody:
-        """End a token for good."""
-        return self._send(calls.revoke_token(token_id))
-
-    def list_webhooks(
-        self,
-        *,
-        state: Literal["pending", "delivered", "dead"] | None = None,
-        task: str | None = None,
-        limit: int | None = None,
-        cursor: str | None = None,
-    ) -> DeliveryListBody:
-        """Return one page of webhooks, newest first."""
-        return self._send(calls.list_webhooks(state=state, task=task, limit=limit, cursor=cursor))
-
-    def get_webhook(self, webhook_id: str) -> DeliveryBody:
-        """Return what is known of a webhook."""
-        return self._send(calls.get_webhook(webhook_id))
-
-    def redeliver(self, webhook_id: str) -> DeliveryBody:
-        """Send a webhook again, from its first try on."""
-        return self._send(calls.redeliver(webhook_id))
-
-    def ping_webhook(self, url: str, *, timeout_seconds: float = 90.0) -> PingedBody:
-        """Send a signed message to an address now, and return what it answered."""
-        return self._send(calls.ping_webhook(url, timeout_seconds=timeout_seconds))
-
-    def webhook_secrets(self) -> SecretListBody:
-        """Return the secrets that webhooks are signed with."""
-        return self._send(calls.webhook_secrets())
-
-    def rotate_webhook_secret(self) -> SecretListBody:
-        """Make a new secret; the one before signs as well for a while."""
-        return self._send(calls.rotate_webhook_secret())
-
-    def slots(self) -> SlotListBody:
-        """Return all slots: how much of each quota is used, when it resets, who waits."""
-        return self._send(calls.slots())
-
-    def slot(self, name: str) -> SlotBody:
-        """Return a slot."""
-        return self._send(calls.slot(name))
-
-    def slot_log(self, name: str, *, limit: int | None = None) -> SlotLogBody:
-        """Return what a node has logged of a slot lately, oldest first."""
-        return self._send(calls.slot_log(name, limit=limit))
-
-    def warm_slot(self, name: str, *, timeout_seconds: float = 60.0) -> SlotBody:
-        """Open a slot's window now; refused while it is open already."""
-        return self._send(calls.warm_slot(name, timeout_seconds=timeout_seconds))
-
-    def enable_slot(self, name: str) -> SlotBody:
-        """Poll and wake a slot again, whatever has disabled it."""
-        return self._send(calls.enable_slot(name))
-
-    def disable_slot(self, name: str) -> SlotBody:
-        """Neither poll nor wake a slot until it is enabled; its tasks wait."""
-        return self._send(calls.disable_slot(name))
-
-    def settings(
-        self,
-        *,
-        section: str | None = None,
-        text: str | None = None,
-        changed: bool = False,
-        limit: int | None = None,
-        cursor: str | None = None,
-    ) -> SettingsBody:
-        """Return one page of the settings in force, and what the last reload changed."""
-        return self._send(
-            calls.settings(
-                section=section,
-                text=text,
-                changed="true" if changed else None,
-                limit=limit,
-                cursor=cursor,
-            )
-        )
-
-    def audit(self, *, limit: int | None = None, cursor: str | None = None) -> AuditListBody:
-        """Return one page of who changed what, newest first."""
-        return self._send(calls.audit(limit=limit, cursor=cursor))
-
-    @abstractmethod
-    def _send(self, call: Call[Answered]) -> Answered: ...
-
-
-Answered = TypeVar("Answered")
-
-
-class SyncClient(SyncAdminVerbs):
+class SyncClient:
     """Talks to one service. `url` and `token` are HEADGATE_URL and HEADGATE_TOKEN unless given.
 
     Requests that found no service, no room or no answer are sent again up to `retries` times, a
@@ -348,7 +136,13 @@ class SyncClient(SyncAdminVerbs):
         self, *, idempotency_key: str | None = None, **fields: Unpack[TaskFields]
     ) -> SubmittedBody:
         """Submit a task; when this returns, it is on the service's disk."""
-        return self._send(calls.submit(fields, idempotency_key=idempotency_key))
+        return self.request(
+            "POST",
+            "/tasks",
+            response_type=SubmittedBody,
+            body=task_body(fields),
+            headers=key_headers(idempotency_key),
+        )
 
     def submit_batch(
         self,
@@ -359,20 +153,21 @@ class SyncClient(SyncAdminVerbs):
         callback_url: str | None = None,
         idempotency_key: str | None = None,
     ) -> BatchBody:
-        """Submit up to 50 tasks; the answer has an entry for each, in their order."""
-        return self._send(
-            calls.submit_batch(
-                tasks,
-                agent_id=agent_id,
-                project_id=project_id,
-                callback_url=callback_url,
-                idempotency_key=idempotency_key,
-            )
+        """Submit up to 50 tasks; the response has an entry for each, in their order."""
+        body = batch_body(
+            tasks, agent_id=agent_id, project_id=project_id, callback_url=callback_url
+        )
+        return self.request(
+            "POST",
+            "/tasks/batch",
+            response_type=BatchBody,
+            body=body,
+            headers=key_headers(idempotency_key),
         )
 
     def get(self, task_id: str) -> TaskSnapshot:
         """Return everything that is known of a task."""
-        return self._send(calls.get(task_id))
+        return self.request("GET", task_path(task_id), response_type=TaskSnapshot)
 
     def list_tasks(
         self,
@@ -382,49 +177,63 @@ class SyncClient(SyncAdminVerbs):
         **which: Unpack[ListFilter],
     ) -> TaskListBody:
         """Return one page of tasks, newest first; only its `next_cursor` says if there are more."""
-        return self._send(calls.list_tasks(which, limit=limit, cursor=cursor))
+        return self.request(
+            "GET",
+            "/tasks",
+            response_type=TaskListBody,
+            query=task_query(which, limit=limit, cursor=cursor),
+        )
 
     def iterate_tasks(self, **which: Unpack[ListFilter]) -> Iterator[TaskSnapshot]:
         """Give all tasks that are meant, newest first, page by page."""
         cursor = None
         while True:
             page = self.list_tasks(cursor=cursor, **which)
-            yield from page.tasks
+            for task in page.tasks:
+                yield task
             cursor = page.next_cursor
             if cursor is None:
                 return
 
     def cancel(self, task_id: str) -> CancelledBody:
         """Cancel a task."""
-        return self._send(calls.cancel(task_id))
+        return self.request("POST", task_path(task_id, "cancel"), response_type=CancelledBody)
 
     def retry(self, task_id: str) -> SubmittedBody:
         """Submit again what a task that ended was to do; it becomes a new task."""
-        return self._send(calls.retry(task_id))
+        return self.request("POST", task_path(task_id, "retry"), response_type=SubmittedBody)
 
     def why(self, task_id: str) -> WhyBody:
         """Return every rule that keeps a task waiting."""
-        return self._send(calls.why(task_id))
+        return self.request("GET", task_path(task_id, "why"), response_type=WhyBody)
 
     def stats(self) -> StatsBody:
         """Return what waits, what has happened, and the limits in force."""
-        return self._send(calls.stats())
+        return self.request("GET", "/scheduler/stats", response_type=StatsBody)
 
     def ready(self) -> ReadyBody:
         """Return the role of a node that does its work, or raise what keeps it from that."""
-        return self._send(calls.ready())
+        return self.request("GET", "/readyz", response_type=ReadyBody)
 
     def cancel_matching(
         self, *, confirm: bool = False, **which: Unpack[TaskFilter]
     ) -> BulkCancelBody:
         """Count the tasks that match; if `confirm` is set, cancel them, up to 1,000 at a time."""
-        return self._send(calls.cancel_matching(which, confirm=confirm))
+        # What was worked on no longer matches, so that the same again only goes on with the rest.
+        body = {**given_keys(which), "confirm": confirm}
+        return self.request(
+            "POST", "/tasks/cancel", response_type=BulkCancelBody, body=body, is_repeatable=True
+        )
 
     def retry_matching(
         self, *, confirm: bool = False, **which: Unpack[TaskFilter]
     ) -> BulkRetryBody:
         """Count the tasks that match; if `confirm` is set, submit them again, as `retry` does."""
-        return self._send(calls.retry_matching(which, confirm=confirm))
+        # What was worked on no longer matches, so that the same again only goes on with the rest.
+        body = {**given_keys(which), "confirm": confirm}
+        return self.request(
+            "POST", "/tasks/retry", response_type=BulkRetryBody, body=body, is_repeatable=True
+        )
 
     def usage(
         self,
@@ -434,38 +243,45 @@ class SyncClient(SyncAdminVerbs):
         until: datetime | str | None = None,
     ) -> UsageBody:
         """Return the tokens and dollars that tasks used, of the last 30 days unless said."""
-        return self._send(calls.usage(by, since=since, until=until))
+        query = {"by": by, "since": timestamp(since), "until": timestamp(until)}
+        return self.request("GET", "/usage", response_type=UsageBody, query=query)
 
     def pause(self) -> SwitchBody:
         """Start nothing new until `resume`; what runs goes on."""
-        return self._send(calls.pause())
+        return self.request(
+            "POST", "/scheduler/pause", response_type=SwitchBody, is_repeatable=True
+        )
 
     def resume(self) -> SwitchBody:
         """Start tasks again."""
-        return self._send(calls.resume())
+        return self.request(
+            "POST", "/scheduler/resume", response_type=SwitchBody, is_repeatable=True
+        )
 
     def reload(self) -> ReloadBody:
         """Have the service read its settings again, and return what changed."""
-        return self._send(calls.reload())
+        return self.request(
+            "POST", "/scheduler/reload", response_type=ReloadBody, is_repeatable=True
+        )
 
     def progress(
         self, task_id: str, *, timeout_seconds: float | None = None
     ) -> Iterator[TaskSnapshot]:
         """Give a task as it is, and again whenever it has moved on, until it has ended."""
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        seen: TaskSnapshot | None = None
-        while seen is None or not steps.has_ended(seen):
-            seen = self._carry_out(
-                steps.next_change(
-                    task_id, seen, retries=self._retries, clock=time.monotonic, until=until
-                )
-            )
-            yield seen
+        task = self.get(task_id)
+        yield task
+        while task.state not in TERMINAL:
+            task = self._next_change(task, until=until)
+            yield task
 
     def wait(self, task_id: str, *, timeout_seconds: float | None = None) -> TaskSnapshot:
         """Return a task when it has ended, or raise `WaitTimeoutError`; it goes on then."""
-        *_, last = self.progress(task_id, timeout_seconds=timeout_seconds)
-        return last
+        until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        task = self.get(task_id)
+        while task.state not in TERMINAL:
+            task = self._next_change(task, until=until)
+        return task
 
     def events(
         self,
@@ -483,85 +299,408 @@ class SyncClient(SyncAdminVerbs):
         A stream that breaks is taken up again after the last event that was seen. If the service
         is away for longer than `patience_seconds`, that is an error.
         """
-        following = Following(last_event_id, patience_seconds, clock=time.monotonic)
+        reconnector = Reconnector(last_event_id, patience_seconds, clock=time.monotonic)
         while True:
-            call = calls.events(
+            call = events_call(
                 task_id,
                 agent_id=agent_id,
                 project_id=project_id,
                 kind=kind,
-                last_event_id=following.last_event_id,
+                last_event_id=reconnector.last_event_id,
             )
             try:
-                for message in self._transport.stream(call):
-                    following.saw(message)
-                    if (event := event_of(message)) is not None:
-                        yield event
-                    if task_id is not None and is_last(message):
-                        return
-                pause = following.ended()
+                with closing(self._transport.stream(call)) as messages:
+                    for message in messages:
+                        reconnector.saw(message)
+                        if (event := event_of(message)) is not None:
+                            yield event
+                        if task_id is not None and is_last(message):
+                            return
+                pause = reconnector.ended()
             except StreamOverError:
                 return
             except ServiceError as error:
-                pause = following.failed(error)
+                pause = reconnector.failed(error)
             time.sleep(pause)
+
+    def list_projects(self) -> ProjectListBody:
+        """Return all projects."""
+        return self.request("GET", "/projects", response_type=ProjectListBody)
+
+    def get_project(self, project_id: str) -> ProjectBody:
+        """Return a project as it is in force."""
+        return self.request("GET", resource_path("projects", project_id), response_type=ProjectBody)
+
+    def change_project(
+        self, project_id: str, *, reset: Iterable[str] = (), **change: Unpack[ProjectChange]
+    ) -> ProjectBody:
+        """Change a project; fields in `reset` are as the file says again."""
+        return self.request(
+            "PATCH",
+            resource_path("projects", project_id),
+            response_type=ProjectBody,
+            body=change_body(reset, change),
+            is_repeatable=True,
+        )
+
+    def list_agents(self) -> AgentListBody:
+        """Return the agents that are configured, or that have tasks now."""
+        return self.request("GET", "/agents", response_type=AgentListBody)
+
+    def get_agent(self, agent_id: str) -> AgentBody:
+        """Return an agent as it is in force."""
+        return self.request("GET", resource_path("agents", agent_id), response_type=AgentBody)
+
+    def change_agent(
+        self, agent_id: str, *, reset: Iterable[str] = (), **change: Unpack[AgentChange]
+    ) -> AgentBody:
+        """Change an agent; fields in `reset` are as the file says again."""
+        return self.request(
+            "PATCH",
+            resource_path("agents", agent_id),
+            response_type=AgentBody,
+            body=change_body(reset, change),
+            is_repeatable=True,
+        )
+
+    def list_targets(self) -> TargetListBody:
+        """Return all targets."""
+        return self.request("GET", "/targets", response_type=TargetListBody)
+
+    def get_target(self, target: str) -> TargetBody:
+        """Return a target as it is in force."""
+        return self.request("GET", resource_path("targets", target), response_type=TargetBody)
+
+    def change_target(
+        self, target: str, *, reset: Iterable[str] = (), **change: Unpack[TargetChange]
+    ) -> TargetBody:
+        """Pause, resume or drain a target; fields in `reset` are as the file says again."""
+        return self.request(
+            "PATCH",
+            resource_path("targets", target),
+            response_type=TargetBody,
+            body=change_body(reset, change),
+            is_repeatable=True,
+        )
+
+    def list_budgets(self) -> BudgetListBody:
+        """Return the limits of budgets."""
+        return self.request("GET", "/budgets", response_type=BudgetListBody)
+
+    def change_budget(
+        self, scope: str, *, reset: Iterable[str] = (), **change: Unpack[BudgetChange]
+    ) -> BudgetListBody:
+        """Change the limits of a scope; the empty one is the root."""
+        return self.request(
+            "PATCH",
+            "/budgets",
+            response_type=BudgetListBody,
+            query={"scope": scope},
+            body=change_body(reset, change),
+            is_repeatable=True,
+        )
+
+    def create_budget(
+        self,
+        scope: str,
+        *,
+        limit_usd: Amount | None = None,
+        limit_tokens: int | None = None,
+        window: str = "none",
+    ) -> LimitBody:
+        """Set the limits of a scope that has none; other limits there: `budget_mismatch`."""
+        body = {
+            "scope": scope,
+            "limit_usd": limit_usd,
+            "limit_tokens": limit_tokens,
+            "window": window,
+        }
+        return self._ledger("found", given_keys(body), LimitBody)
+
+    def budget_status(self, scope: str | None = None) -> BudgetStatusBody:
+        """Return what a scope and everything within it has used and holds."""
+        return self.request(
+            "GET", "/budgets/status", response_type=BudgetStatusBody, query={"scope": scope}
+        )
+
+    def budget_journal(
+        self, scope: str | None = None, *, limit: int | None = None, cursor: str | None = None
+    ) -> JournalBody:
+        """Return one page of the changes of a scope, newest first."""
+        return self.request(
+            "GET",
+            "/budgets/journal",
+            response_type=JournalBody,
+            query={"scope": scope, "limit": limit, "cursor": cursor},
+        )
+
+    def lanes(self, project_id: str | None = None, *, find: str | None = None) -> LaneListBody:
+        """Return where tasks wait, for how long, and how loaded each lane is."""
+        return self.request(
+            "GET",
+            "/scheduler/lanes",
+            response_type=LaneListBody,
+            query={"projectId": project_id, "find": find},
+        )
+
+    def reserve(
+        self,
+        reservation_id: str,
+        scope: str,
+        *,
+        usd: Amount = 0,
+        tokens: int = 0,
+        also: Sequence[str] = (),
+        lease_seconds: float = 60.0,
+        dispatched: bool = False,
+    ) -> ReservationBody:
+        """Hold an amount before the work; call the provider only while the response `is_live`."""
+        body = {
+            "id": reservation_id,
+            "scope": scope,
+            "usd": usd,
+            "tokens": tokens,
+            "also": also,
+            "leaseSeconds": lease_seconds,
+            "dispatched": dispatched,
+        }
+        return self._ledger("reserve", body, ReservationBody)
+
+    def dispatched(self, reservation_id: str, scope: str) -> ReservationBody:
+        """Note that the provider is about to be called."""
+        body = {"id": reservation_id, "scope": scope}
+        return self._ledger("dispatched", body, ReservationBody)
+
+    def commit(
+        self, reservation_id: str, scope: str, *, usd: Amount = 0, tokens: int = 0
+    ) -> SettledBody:
+        """Book what the work has cost."""
+        body = {"id": reservation_id, "scope": scope, "usd": usd, "tokens": tokens}
+        return self._ledger("commit", body, SettledBody)
+
+    def release(self, reservation_id: str, scope: str) -> SettledBody:
+        """Give back what was held."""
+        body = {"id": reservation_id, "scope": scope}
+        return self._ledger("release", body, SettledBody)
+
+    def list_tokens(self) -> TokenListBody:
+        """Return all tokens, without their secrets."""
+        return self.request("GET", "/tokens", response_type=TokenListBody)
+
+    def create_token(
+        self,
+        name: str,
+        permissions: Sequence[Permission],
+        *,
+        expires_at: datetime | None = None,
+        agent_id: str | None = None,
+        project_id: str | None = None,
+        least_priority: int | None = None,
+    ) -> CreatedTokenBody:
+        """Make a token; its secret is in this response and nowhere else."""
+        body = NewTokenBody(
+            name=name,
+            permissions=list(permissions),
+            expires_at=expires_at,
+            agent_id=agent_id,
+            project_id=project_id,
+            least_priority=least_priority,
+        )
+        return self.request("POST", "/tokens", response_type=CreatedTokenBody, body=body)
+
+    def revoke_token(self, token_id: str) -> TokenBody:
+        """End a token for good."""
+        return self.request("DELETE", resource_path("tokens", token_id), response_type=TokenBody)
+
+    def list_webhooks(
+        self,
+        *,
+        state: Literal["pending", "delivered", "dead"] | None = None,
+        task: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> DeliveryListBody:
+        """Return one page of webhooks, newest first."""
+        return self.request(
+            "GET",
+            "/webhooks",
+            response_type=DeliveryListBody,
+            query={"state": state, "task": task, "limit": limit, "cursor": cursor},
+        )
+
+    def get_webhook(self, webhook_id: str) -> DeliveryBody:
+        """Return what is known of a webhook."""
+        return self.request(
+            "GET", resource_path("webhooks", webhook_id), response_type=DeliveryBody
+        )
+
+    def redeliver(self, webhook_id: str) -> DeliveryBody:
+        """Send a webhook again, from its first try on."""
+        return self.request(
+            "POST",
+            resource_path("webhooks", webhook_id, "redeliver"),
+            response_type=DeliveryBody,
+            body={},
+        )
+
+    def ping_webhook(self, url: str, *, timeout_seconds: float = 90.0) -> PingedBody:
+        """Send a signed message to an address now, and return what it answered."""
+        return self.request(
+            "POST",
+            "/webhooks/ping",
+            response_type=PingedBody,
+            body={"url": url},
+            timeout_seconds=timeout_seconds,
+        )
+
+    def webhook_secrets(self) -> SecretListBody:
+        """Return the secrets that webhooks are signed with."""
+        return self.request("GET", "/webhooks/secret", response_type=SecretListBody)
+
+    def rotate_webhook_secret(self) -> SecretListBody:
+        """Make a new secret; the one before signs as well for a while."""
+        return self.request(
+            "POST", "/webhooks/secret/rotate", response_type=SecretListBody, body={}
+        )
+
+    def slots(self) -> SlotListBody:
+        """Return all slots: how much of each quota is used, when it resets, who waits."""
+        return self.request("GET", "/slots", response_type=SlotListBody)
+
+    def slot(self, name: str) -> SlotBody:
+        """Return a slot."""
+        return self.request("GET", resource_path("slots", name), response_type=SlotBody)
+
+    def slot_log(self, name: str, *, limit: int | None = None) -> SlotLogBody:
+        """Return what a node has logged of a slot lately, oldest first."""
+        return self.request(
+            "GET",
+            resource_path("slots", name, "log"),
+            response_type=SlotLogBody,
+            query={"limit": limit},
+        )
+
+    def warm_slot(self, name: str, *, timeout_seconds: float = 60.0) -> SlotBody:
+        """Open a slot's window now; refused while it is open already."""
+        return self.request(
+            "POST",
+            resource_path("slots", name, "warm"),
+            response_type=SlotBody,
+            timeout_seconds=timeout_seconds,
+        )
+
+    def enable_slot(self, name: str) -> SlotBody:
+        """Poll and wake a slot again, whatever has disabled it."""
+        return self.request(
+            "POST",
+            resource_path("slots", name, "enable"),
+            response_type=SlotBody,
+            is_repeatable=True,
+        )
+
+    def disable_slot(self, name: str) -> SlotBody:
+        """Neither poll nor wake a slot until it is enabled; its tasks wait."""
+        return self.request(
+            "POST",
+            resource_path("slots", name, "disable"),
+            response_type=SlotBody,
+            is_repeatable=True,
+        )
+
+    def settings(
+        self,
+        *,
+        section: str | None = None,
+        text: str | None = None,
+        changed: bool = False,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> SettingsBody:
+        """Return one page of the settings in force, and what the last reload changed."""
+        query = {
+            "section": section,
+            "text": text,
+            "changed": "true" if changed else None,
+            "limit": limit,
+            "cursor": cursor,
+        }
+        return self.request("GET", "/settings", response_type=SettingsBody, query=query)
+
+    def audit(self, *, limit: int | None = None, cursor: str | None = None) -> AuditListBody:
+        """Return one page of who changed what, newest first."""
+        return self.request(
+            "GET", "/audit", response_type=AuditListBody, query={"limit": limit, "cursor": cursor}
+        )
 
     def request(
         self,
         method: str,
         path: str,
         *,
-        answer: type[Answered],
+        response_type: type[Body],
         body: object = None,
         query: Query | None = None,
         headers: Mapping[str, str] | None = None,
         is_repeatable: bool | None = None,
         timeout_seconds: float | None = None,
-    ) -> Answered:
-        """Send any request, and return its answer as this type."""
-        return self._send(
-            calls.request(
-                method,
-                path,
-                answer=answer,
-                body=body,
-                query=query,
-                headers=headers,
-                is_repeatable=is_repeatable,
-                timeout_seconds=timeout_seconds,
-            )
+    ) -> Body:
+        """Send any request, and return the body of its response as this type."""
+        call = new_call(
+            method,
+            path,
+            response_type=response_type,
+            body=body,
+            query=query,
+            headers=headers,
+            is_repeatable=is_repeatable,
+            timeout_seconds=timeout_seconds,
+        )
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return read_body(self._transport.send(call), response_type)
+            except ServiceError as error:
+                pause = pause_seconds(call, error, attempt)
+                if pause is None or attempt > self._retries:
+                    raise
+            time.sleep(pause)
+
+    def _ledger(self, verb: str, body: Mapping[str, object], response_type: type[Body]) -> Body:
+        # A reservation has a name, so that any of these may be sent twice.
+        return self.request(
+            "POST", f"/budgets/{verb}", response_type=response_type, body=body, is_repeatable=True
         )
 
-    def _send(self, call: Call[Answered]) -> Answered:
-        return self._carry_out(steps.attempts(call, retries=self._retries))
+    def _next_change(self, seen: TaskSnapshot, *, until: float | None) -> TaskSnapshot:
+        """Return a task when it is no longer as it was seen.
 
-    def _carry_out(self, todo: steps.Steps[Answered]) -> Answered:
-        outcome: steps.Outcome = None
+        Events say when to read it again, and only what is read counts. Where there are no events,
+        because a proxy keeps them back, reading alone does.
+        """
+        reads = 0
         while True:
-            try:
-                step = todo.send(outcome)
-            except StopIteration as end:
-                answer: Answered = end.value
-                return answer
-            outcome = self._do(step)
+            reads += 1
+            self._until_news(seen, reads, until=until)
+            task = self.get(seen.task_id)
+            if (task.state, task.attempt) != (seen.state, seen.attempt):
+                return task
+            if until is not None and time.monotonic() >= until:
+                line = f"task {task.task_id} is still {task.state.value}; it goes on"
+                raise WaitTimeoutError(line, code="wait_timeout", task_id=task.task_id)
+            if reads > 1:
+                # Events that promise a change which cannot be seen must not make this spin.
+                time.sleep(_POLLING.seconds(reads, draw=random.random()))  # noqa: S311
 
-    def _do(self, step: steps.Step) -> steps.Outcome:
-        if isinstance(step, Call):
-            return self._transport.send(step)
-        if isinstance(step, steps.Listen):
-            return self._listen(step)
-        time.sleep(step.seconds)
-        return None
-
-    def _listen(self, step: steps.Listen) -> bool:
-        until = time.monotonic() + step.seconds
-        call = calls.events(step.seen.task_id)
-        try:
-            for message in self._transport.stream(call, silence_seconds=step.seconds):
-                if is_news(message, step.seen) or time.monotonic() >= until:
-                    return True
-        except StreamOverError:
-            return True
-        except ServiceError:
-            return False
-        return False
+    def _until_news(self, seen: TaskSnapshot, reads: int, *, until: float | None) -> None:
+        left = LISTEN_SECONDS if until is None else max(0.0, until - time.monotonic())
+        if not left:
+            return
+        is_heard = self._transport.listen(
+            events_call(seen.task_id),
+            lambda message: is_news(message, seen),
+            seconds=min(left, LISTEN_SECONDS),
+        )
+        if not is_heard:
+            draw = random.random()  # noqa: S311 - spreads load, no secret
+            time.sleep(min(left, _POLLING.seconds(reads, draw=draw)))

@@ -10,26 +10,31 @@ import http.client
 import select
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
-from headgate.client.address import Address
-from headgate.client.calls import Call
-from headgate.client.replies import MAX_ANSWER_BYTES, Reply, error_of, no_answer, not_reached
-from headgate.client.steps import SILENCE_SECONDS, Message, MessageReader, StreamOverError
+from headgate.client.event_stream import SILENCE_SECONDS, Message, MessageReader, StreamOverError
+from headgate.client.requests import Address, Call
+from headgate.client.responses import (
+    MAX_RESPONSE_BYTES,
+    Response,
+    error_of,
+    no_response,
+    not_reached,
+)
 from headgate.errors import ServiceError
 
 CONNECT_SECONDS = 5.0
-KEPT_SECONDS = 30.0
-MAX_KEPT = 8
+KEEPALIVE_SECONDS = 30.0
+MAX_IDLE = 8
 PIECE_BYTES = 64 * 1024
 
 _OK = 200
 _NO_CONTENT = 204
 
 
-class _Kept(NamedTuple):
+class _IdleConnection(NamedTuple):
     connection: http.client.HTTPConnection
     since: float
 
@@ -44,58 +49,68 @@ class SyncTransport:
         self._headers = headers
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
-        self._kept: list[_Kept] = []
+        self._idle: list[_IdleConnection] = []
 
-    def send(self, call: Call[Any]) -> Reply | ServiceError:
-        """Return what comes back, or why nothing did."""
+    def send(self, call: Call[Any]) -> Response:
+        """Return what comes back, or raise why nothing did."""
+        connection = self._connected(call.timeout_seconds or self._timeout_seconds)
         try:
-            connection = self._connected(call.timeout_seconds or self._timeout_seconds)
-        except ServiceError as error:
-            return error
-        try:
-            reply = self._exchange(connection, call)
+            response = _read(self._request(connection, call))
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
-            return no_answer(self._address.url, _why(error))
+            raise no_response(self._address.url, _why(error)) from None
         except BaseException:
             # Ctrl-C: what is left of the answer must not be taken for the next one.
             connection.close()
             raise
         self._keep(connection)
-        return reply
+        return response
 
     def stream(
         self, call: Call[Any], *, silence_seconds: float = SILENCE_SECONDS
-    ) -> Iterator[Message]:
+    ) -> Generator[Message, None, None]:
         """Give the messages of a stream until it ends; raise the error if it is refused."""
         connection = self._connected(silence_seconds)
         try:
-            response = self._asked(connection, call)
+            response = self._request(connection, call)
             if response.status == _NO_CONTENT:
                 raise StreamOverError
             if response.status != _OK:
-                reply = _reply(response)
-                raise error_of(reply) or no_answer(self._address.url, "not a stream")
+                refusal = _read(response)
+                raise error_of(refusal) or no_response(self._address.url, "not a stream")
             yield from _messages(response)
         except ServiceError:
             # What the service refuses is a ValueError too, and no fault of the connection.
             raise
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise no_answer(self._address.url, _why(error)) from None
+            raise no_response(self._address.url, _why(error)) from None
         finally:
             connection.close()
+
+    def listen(
+        self, call: Call[Any], is_news: Callable[[Message], bool], *, seconds: float
+    ) -> bool:
+        """Return when a message is news or time is up; False if there is no stream."""
+        until = time.monotonic() + seconds
+        try:
+            with closing(self.stream(call, silence_seconds=seconds)) as messages:
+                for message in messages:
+                    if is_news(message) or time.monotonic() >= until:
+                        return True
+        except StreamOverError:
+            return True
+        except ServiceError:
+            return False
+        return False
 
     def close(self) -> None:
         """Close the connections that are kept."""
         with self._lock:
-            kept, self._kept = self._kept, []
-        for one in kept:
+            idle, self._idle = self._idle, []
+        for one in idle:
             one.connection.close()
 
-    def _exchange(self, connection: http.client.HTTPConnection, call: Call[Any]) -> Reply:
-        return _reply(self._asked(connection, call))
-
-    def _asked(
+    def _request(
         self, connection: http.client.HTTPConnection, call: Call[Any]
     ) -> http.client.HTTPResponse:
         headers = {**self._headers, **call.headers}
@@ -105,16 +120,16 @@ class SyncTransport:
         return connection.getresponse()
 
     def _connected(self, timeout_seconds: float) -> http.client.HTTPConnection:
-        connection = self._taken() or self._opened()
+        connection = self._reused() or self._opened()
         if connection.sock is not None:
             connection.sock.settimeout(timeout_seconds)
         return connection
 
-    def _taken(self) -> http.client.HTTPConnection | None:
-        oldest = time.monotonic() - KEPT_SECONDS
+    def _reused(self) -> http.client.HTTPConnection | None:
+        oldest = time.monotonic() - KEEPALIVE_SECONDS
         with self._lock:
-            while self._kept:
-                connection, since = self._kept.pop()
+            while self._idle:
+                connection, since = self._idle.pop()
                 # The service closes what is idle for longer, and would do so while it is used.
                 if since > oldest and not _is_dropped(connection):
                     return connection
@@ -136,8 +151,8 @@ class SyncTransport:
         if connection.sock is None:
             return
         with self._lock:
-            if len(self._kept) < MAX_KEPT:
-                self._kept.append(_Kept(connection, time.monotonic()))
+            if len(self._idle) < MAX_IDLE:
+                self._idle.append(_IdleConnection(connection, time.monotonic()))
                 return
         connection.close()
 
@@ -153,16 +168,16 @@ def _is_dropped(connection: http.client.HTTPConnection) -> bool:
     return bool(watch.poll(0))
 
 
-def _reply(response: http.client.HTTPResponse) -> Reply:
+def _read(response: http.client.HTTPResponse) -> Response:
     headers = {name.lower(): value for name, value in response.getheaders()}
-    body = response.read(MAX_ANSWER_BYTES + 1)
-    if len(body) > MAX_ANSWER_BYTES:
+    body = response.read(MAX_RESPONSE_BYTES + 1)
+    if len(body) > MAX_RESPONSE_BYTES:
         message = "the answer is too long"
         raise ValueError(message)
     with suppress(OSError):
         # A bounded read leaves the end of a chunked body unread, and the connection unusable.
         response.read()
-    return Reply(response.status, headers, body)
+    return Response(response.status, headers, body)
 
 
 def _messages(response: http.client.HTTPResponse) -> Iterator[Message]:

@@ -73,7 +73,7 @@ class Asks(Protocol):
         method: str,
         path: str,
         *,
-        answer: type[Answered],
+        response_type: type[Answered],
         body: object = None,
         timeout_seconds: float | None = None,
     ) -> Answered:
@@ -103,7 +103,7 @@ class ServiceLine:
             "POST",
             f"{self._agent}/claim",
             body=body,
-            answer=ClaimedBody,
+            response_type=ClaimedBody,
             timeout_seconds=body.wait_seconds + ANSWER_SECONDS,
         )
 
@@ -113,7 +113,7 @@ class ServiceLine:
             "POST",
             f"{self._agent}/heartbeat",
             body=body,
-            answer=BeatBody,
+            response_type=BeatBody,
             timeout_seconds=BEAT_SECONDS,
         )
 
@@ -122,7 +122,7 @@ class ServiceLine:
         verb = "complete" if isinstance(body, CompleteBody) else "fail"
         path = f"/tasks/{quote(task_id, safe='')}/{verb}"
         return await self.insist(
-            lambda: self._client.request("POST", path, body=body, answer=SettledTaskBody)
+            lambda: self._client.request("POST", path, body=body, response_type=SettledTaskBody)
         )
 
     async def insist(self, ask: Callable[[], Awaitable[Answered]]) -> Answered:

@@ -22,9 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from headgate.api.schema.tasks import BatchBody, BatchEntryBody, WhyBody
-from headgate.client.calls import IDEMPOTENCY_KEY, shared_by
 from headgate.client.client import Client
-from headgate.client.task_fields import TaskFields, task_body
+from headgate.client.requests import IDEMPOTENCY_KEY, TaskFields, shared_by, task_body
 from headgate.core.events import LAST_RANK, EventKind, TaskEvent, rank_of
 from headgate.core.idempotency import KEPT_SECONDS
 from headgate.core.money import plain_usd, to_limit_micro_usd
@@ -701,7 +700,7 @@ class ServerSending:
         return await self._client.request(
             "POST",
             "/tasks/batch",
-            answer=BatchBody,
+            response_type=BatchBody,
             body=sent.body,
             headers={IDEMPOTENCY_KEY: sent.key},
         )

@@ -90,7 +90,7 @@ def _tasks(client: SyncClient, states: str) -> object:
     from headgate.cli.top.picture import ShownTasks, query_of_tasks  # noqa: PLC0415
 
     query = query_of_tasks(states)
-    return client.request("GET", "/tasks", answer=ShownTasks, query=query).tasks
+    return client.request("GET", "/tasks", response_type=ShownTasks, query=query).tasks
 
 
 async def shown(url: str, token: str | None) -> int:

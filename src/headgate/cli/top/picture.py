@@ -17,7 +17,7 @@ import msgspec
 
 from headgate.api.schema.admin import LaneListBody, ProjectListBody
 from headgate.api.schema.tasks import BudgetStatusBody, StatsBody, WhyBody
-from headgate.client.calls import Query
+from headgate.client.requests import Query
 from headgate.core.slots.status import SlotListBody
 from headgate.core.task import TaskStatus
 from headgate.core.task_view import CONTENTS

@@ -30,7 +30,7 @@ from headgate.cli.top.picture import (
     query_of_tasks,
 )
 from headgate.client.client import Client
-from headgate.client.replies import NO_ANSWER, NOT_REACHED
+from headgate.client.responses import NO_RESPONSE, NOT_REACHED
 from headgate.core.events import TaskEvent
 from headgate.core.retries import Backoff
 from headgate.errors import RequestRefusedError, ServiceError, ServiceUnavailableError
@@ -52,7 +52,7 @@ TOO_MANY_SECONDS = 60.0
 NO_GOOD_TOKEN = 401
 
 _AWAY = Backoff(base_seconds=1.0, max_seconds=10.0, spread=0.0)
-_AWAY_WORDS = {NOT_REACHED: "no service answers", NO_ANSWER: "the service gave no answer"}
+_AWAY_WORDS = {NOT_REACHED: "no service answers", NO_RESPONSE: "the service gave no answer"}
 _STATS = Question(Topic.STATS)
 _MONEY = Question(Topic.BUDGETS)
 
@@ -244,7 +244,7 @@ class Watcher:
     async def _ask_tasks(self, name: str, states: str) -> None:
         wanted = self.interest.wanted
         query = query_of_tasks(states, wanted)
-        page = await self._client.request("GET", "/tasks", answer=ShownTasks, query=query)
+        page = await self._client.request("GET", "/tasks", response_type=ShownTasks, query=query)
         if wanted == self.interest.wanted:
             setattr(self.picture, name, page)
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headgate.api.submission import TASK_FIELDS
-from headgate.client.task_fields import TaskFields, camel, task_body
+from headgate.client.requests import TaskFields, camel, new_call, task_body, task_query
 from headgate.errors import InvalidFieldError
 
 NOW = datetime(2027, 1, 15, 8, tzinfo=UTC)
@@ -52,3 +52,16 @@ def test_what_the_service_could_not_read_is_refused_by_name(fields: Any, field: 
     with pytest.raises(InvalidFieldError) as caught:
         task_body(fields, now=NOW)
     assert caught.value.field == field
+
+
+def test_every_filter_is_sent_under_its_name_in_the_api() -> None:
+    since = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    query = task_query(
+        {"agent_id": "a b", "label": "k=v", "created_after": since, "text": None, "omit": "params"},
+        limit=5,
+    )
+    assert new_call("GET", "/tasks", response_type=bytes, query=query).path == (
+        "/tasks?agentId=a+b&label=k%3Dv&createdAfter=2026-01-31T12%3A00%3A00%2B00%3A00"
+        "&omit=params&limit=5"
+    )
+    assert new_call("GET", "/tasks", response_type=bytes, query=task_query({})).path == "/tasks"
