@@ -91,7 +91,7 @@ class Bench:
         usage = self.state.project_token_usage
         for action in actions:
             usage[action.project_id] += 800
-            self.index.free_place(action.agent_id)
+            self.index.give_back_permit(action.agent_id)
         present = list(usage)
         self.state = replace(
             self.state, tick=self.state.tick + len(actions), projects_present=present

@@ -17,7 +17,7 @@ from doc_pages import ROOT, rows_under
 from headgate.app import Service, build_app, build_service
 from headgate.budgets.tracker import LedgerTracker
 from headgate.config import load_settings
-from headgate.core.dispatch_plan import Waiting
+from headgate.core.dispatch_state import Waiting
 from headgate.core.snapshot import Project
 from headgate.core.task import Progress, Task, TaskRecord, TaskStatus, Terms
 from headgate.engine.events import EventFeed

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from budgets.support import drift_of, flat
 from headgate.budgets.connect import connect_budget
 from headgate.budgets.tracker import MAX_JOURNAL_ENTRIES, LedgerTracker
-from headgate.core.budgets.accounts import EMPTY, Balance, JournalEntry
+from headgate.core.budgets.ledger import EMPTY, Balance, JournalEntry
 from headgate.core.budgets.reservations import Call
 from headgate.errors import LedgerUnavailableError
 from torture.backends import SHARED, running_books

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from budgets.support import drift_of
-from headgate.core.budgets.accounts import Balance
-from headgate.core.budgets.ledger import Audit, Ledger
+from headgate.core.budgets.ledger import Audit, Balance, Ledger
 from headgate.core.task import TaskStatus
 from headgate.storage import ledger
 from headgate.storage.rows import TaskRow, to_task_row

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from budgets.support import drift_of
-from headgate.core.budgets.accounts import Balance, JournalEntry
-from headgate.core.budgets.ledger import Audit, Ledger
+from headgate.core.budgets.ledger import Audit, Balance, JournalEntry, Ledger
 from headgate.core.budgets.reservations import Call
 from headgate.core.budgets.scopes import ROOT
 from headgate.core.task import TaskStatus

@@ -38,7 +38,7 @@ from headgate.config.messages import key_path
 from headgate.config.reload import LiveConfig, SettingsWatch, Upkeep
 from headgate.config.slot_keys import place_of, read_key, slot_config
 from headgate.core.budgets.ledger import Ledger
-from headgate.core.dispatch_plan import DispatchSettings
+from headgate.core.dispatch_state import DispatchSettings
 from headgate.core.slots.slot import SlotConfig
 from headgate.core.snapshot import ProjectStatus, Standing
 from headgate.dashboard.dashboard import attach_dashboard

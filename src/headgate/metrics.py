@@ -28,11 +28,10 @@ from prometheus_client.registry import Collector
 import headgate
 from headgate.budgets.status import ScopeStatus
 from headgate.budgets.tracker import BudgetTracker, LedgerTracker
-from headgate.core.budgets.accounts import Refused
-from headgate.core.budgets.ledger import Ledger, ReserveRequest
+from headgate.core.budgets.ledger import Ledger, Refused, ReserveRequest
 from headgate.core.budgets.reservations import Reservation
 from headgate.core.budgets.scopes import ROOT, Scope, ancestors, depth, leaf_kind, leaf_name
-from headgate.core.dispatch_plan import Waiting
+from headgate.core.dispatch_state import Waiting
 from headgate.core.events import EventKind
 from headgate.core.fair_share import shares
 from headgate.core.money import to_usd_float
@@ -563,7 +562,7 @@ class ServiceMetrics(Collector):
         text = "How long the oldest task has waited that could start."
         yield gauge("headgate_oldest_queued_seconds", text, age)
         yield from share_metrics(
-            dispatch_state.settings.projects, dispatch_state.figures.tokens, self._projects
+            dispatch_state.settings.projects, dispatch_state.usage.tokens, self._projects
         )
 
     def _webhooks(self) -> Metric:

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from headgate.budgets.local import LocalLedger
 from headgate.budgets.status import ScopeStatus
 from headgate.budgets.tracker import LedgerTracker
-from headgate.core.budgets.accounts import Balance
-from headgate.core.budgets.ledger import Audit, Clock
+from headgate.core.budgets.ledger import Audit, Balance, Clock
 from headgate.testing import VirtualClock
 
 Result = TypeVar("Result")

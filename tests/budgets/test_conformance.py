@@ -12,7 +12,7 @@ import pytest
 import headgate.budgets.tracker
 from budgets.support import Sums, TrackerFactory, assert_books_are_right, flat, tokens, usd
 from headgate.budgets.tracker import LedgerTracker, ReservationToken
-from headgate.core.budgets.accounts import JournalEntry
+from headgate.core.budgets.ledger import JournalEntry
 from headgate.core.budgets.reservations import Call, ReservationState
 from headgate.core.budgets.scopes import parse_scope
 from headgate.errors import (

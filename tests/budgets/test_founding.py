@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from budgets.support import TrackerFactory, assert_books_are_right, flat
-from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import parse_scope
 from headgate.core.budgets.windows import parse_window
 from headgate.core.money import MicroUsd, Tokens

@@ -11,8 +11,7 @@ import pytest
 
 from headgate.budgets.local import LocalBudgetTracker, LocalLedger
 from headgate.budgets.tracker import SETTLE_SECONDS, HeldMoney, LedgerTracker, hold
-from headgate.core.budgets.accounts import Refused
-from headgate.core.budgets.ledger import Clock, ReserveRequest, SettleRequest
+from headgate.core.budgets.ledger import Clock, Refused, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import Call, Reservation
 from headgate.errors import (
     BudgetExceededError,

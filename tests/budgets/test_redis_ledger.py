@@ -16,7 +16,7 @@ from budgets.support import A_DAY_SECONDS, assert_books_are_right, usd
 from headgate.budgets.redis import RedisBudgetTracker, RedisLedger
 from headgate.budgets.redis_script import Bounds
 from headgate.budgets.tracker import LedgerTracker, ReservationToken
-from headgate.core.budgets.ledger import Books, ReserveRequest, SettleRequest
+from headgate.core.budgets.ledger import LedgerState, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import RULES, Call, Reservation, ReservationState
 from headgate.core.budgets.scopes import Scope
 from headgate.core.money import MicroUsd, Tokens
@@ -85,7 +85,7 @@ def admin(server: ValkeyServer) -> Redis:
     return cast("Redis", server.client())
 
 
-def by_core(books: Books, step: Step, now: float) -> object:
+def by_core(books: LedgerState, step: Step, now: float) -> object:
     try:
         if isinstance(step, ReserveRequest):
             return books.reserve(step, now)
@@ -112,7 +112,7 @@ async def test_every_state_answers_every_call_as_the_core_does(
     valkey_url: str, state: ReservationState, request_made: Step
 ) -> None:
     clock = VirtualClock()
-    books = Books(zone)
+    books = LedgerState(zone)
     ledger = RedisLedger(valkey_url, clock=clock)
     await ledger.open()
     for step in (*WAYS[state], request_made):

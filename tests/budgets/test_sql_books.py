@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from budgets.support import drift_of
-from headgate.core.budgets.accounts import Limit, Refused
-from headgate.core.budgets.ledger import FINISHED_KEPT_SECONDS, ReserveRequest, SettleRequest
+from headgate.core.budgets.ledger import (
+    FINISHED_KEPT_SECONDS,
+    Limit,
+    Refused,
+    ReserveRequest,
+    SettleRequest,
+)
 from headgate.core.budgets.reservations import Call, Reservation, ReservationState
 from headgate.core.budgets.scopes import ROOT, Scope, charged_scopes
 from headgate.core.budgets.windows import parse_window

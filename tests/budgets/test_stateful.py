@@ -18,8 +18,7 @@ from budgets.servers import ValkeyServer
 from budgets.support import TrackerFactory, local_factory, placed_factory
 from headgate.budgets.local import LocalLedger
 from headgate.budgets.tracker import LedgerTracker
-from headgate.core.budgets.accounts import Refused, first_refusal
-from headgate.core.budgets.ledger import Clock, ReserveRequest
+from headgate.core.budgets.ledger import Clock, Refused, ReserveRequest, first_refusal
 from headgate.core.budgets.reservations import Reservation
 
 pytestmark = pytest.mark.hypothesis

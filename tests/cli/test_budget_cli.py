@@ -23,8 +23,8 @@ from headgate.budgets.status import ScopeStatus
 from headgate.budgets.tracker import LedgerTracker
 from headgate.cli.budget import NOT_KNOWN, BudgetReport, Parent, budget, journal_row, report_lines
 from headgate.cli.main import run
-from headgate.core.budgets.accounts import JournalEntry
 from headgate.core.budgets.burn_rate import BurnRate
+from headgate.core.budgets.ledger import JournalEntry
 from headgate.core.budgets.reservations import Call, Charge, Delta
 from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.money import MicroUsd, Tokens

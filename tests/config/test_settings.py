@@ -42,7 +42,7 @@ from headgate.config.loading import decode, hidden, shown_settings, variables_of
 from headgate.config.messages import described_type, key_path
 from headgate.config.settings import NAMED_TABLES, TABLES
 from headgate.config.sources import MAX_FILE_BYTES, merge, merge_tables
-from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.budgets.windows import Window, WindowKind, parse_window
 from headgate.core.load import OPTIMIZE_FOR

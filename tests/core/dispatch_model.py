@@ -10,10 +10,9 @@ from typing import Any
 
 import msgspec
 
-from headgate.core.budgets.accounts import Refused, Unit
+from headgate.core.budgets.ledger import Refused, Unit
 from headgate.core.budgets.scopes import Scope, ancestors
-from headgate.core.dispatch_plan import DispatchSettings, Planned
-from headgate.core.dispatch_state import DispatchState
+from headgate.core.dispatch_state import DispatchSettings, DispatchState, Planned
 from headgate.core.fair_share import UsageRow, hour_of
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.rate_limits import RateLimit
@@ -89,7 +88,7 @@ def desk_of(
 ) -> DispatchState:
     """Return a desk that has seen these records, with one node."""
     dispatch_state = DispatchState(settings(**fields))
-    dispatch_state.flights.set_node("n1", places)
+    dispatch_state.in_flight.set_node("n1", places)
     for record in records:
         dispatch_state.observe(record, now)
     return dispatch_state
@@ -253,7 +252,7 @@ class StoreModel:
         )
         dispatch_state.set_slots(self.standings)
         for node_id, places in nodes.items():
-            dispatch_state.flights.set_node(node_id, places)
+            dispatch_state.in_flight.set_node(node_id, places)
         for node_id, (agent_id, places) in (workers or {}).items():
             dispatch_state.workers.set_node(node_id, places, agent_id=agent_id, now=self.now)
         return dispatch_state

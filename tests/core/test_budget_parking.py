@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.budgets.accounts import Refused, Unit
+from headgate.core.budgets.ledger import Refused, Unit
 from headgate.core.budgets.scopes import Scope
-from headgate.core.dispatch_plan import Waiting
-from headgate.core.parking import (
+from headgate.core.dispatch_state import (
     ASK_AGAIN_SECONDS,
     MAX_SET_ASIDE,
     BudgetParking,
+    Waiting,
     ask_again_at,
     closure_of,
 )
@@ -183,8 +183,8 @@ def test_a_closed_scope_is_woken_though_nobody_is_set_aside_for_it() -> None:
 @pytest.mark.parametrize(
     ("unit", "words"),
     [
-        (Unit.TOKENS, "100 tokens of 100 tokens are used or held, and 50 tokens asked for"),
-        (Unit.MICRO_USD, "$0.0001 of $0.0001 are used or held, and $0.00005 asked for"),
+        (Unit.TOKENS, "100 tokens of 100 tokens are used or reserved, and 50 tokens asked for"),
+        (Unit.MICRO_USD, "$0.0001 of $0.0001 are used or reserved, and $0.00005 asked for"),
     ],
 )
 def test_a_closed_gate_says_how_much_is_used_and_needed(unit: Unit, words: str) -> None:

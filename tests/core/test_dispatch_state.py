@@ -7,12 +7,10 @@ from time import perf_counter
 import pytest
 
 from core.dispatch_model import START, desk_of, ended, queued, taken
-from headgate.core.budgets.accounts import Refused, Unit
+from headgate.core.budgets.ledger import Refused, Unit
 from headgate.core.budgets.scopes import Scope
-from headgate.core.dispatch_plan import Planned
-from headgate.core.dispatch_state import DispatchState
+from headgate.core.dispatch_state import ASK_AGAIN_SECONDS, DispatchState, Planned
 from headgate.core.gates import GateClosure, GatePart
-from headgate.core.parking import ASK_AGAIN_SECONDS
 from headgate.core.rate_limits import RateLimit
 from headgate.core.snapshot import Agent, Project
 from headgate.core.task import OnExhausted, TaskStatus
@@ -52,7 +50,7 @@ def only_line(dispatch_state: DispatchState, now: float = START) -> Planned:
 def test_a_plan_takes_its_places_at_once() -> None:
     dispatch_state = desk_of(queued("t1"), queued("t2"))
     assert planned_ids(dispatch_state) == ["t1", "t2"]
-    assert (len(dispatch_state.flights), len(dispatch_state.waiting)) == (2, 0)
+    assert (len(dispatch_state.in_flight), len(dispatch_state.waiting)) == (2, 0)
     assert planned_ids(dispatch_state) == []
 
 
@@ -63,13 +61,13 @@ def test_a_plan_stops_where_nodes_have_no_places_left() -> None:
 
 def test_without_a_node_nothing_is_planned() -> None:
     dispatch_state = desk_of(queued("t1"))
-    dispatch_state.flights.drop_node("n1")
+    dispatch_state.in_flight.drop_node("n1")
     assert planned_ids(dispatch_state) == []
 
 
 def test_the_node_with_the_most_free_places_is_next() -> None:
     dispatch_state = desk_of(*(queued(f"t{n}") for n in range(3)), places=1, agents=_agents(3))
-    dispatch_state.flights.set_node("n2", 3)
+    dispatch_state.in_flight.set_node("n2", 3)
     nodes = [line.node_id for line in dispatch_state.plan(START, most=10)]
     assert nodes == ["n2", "n2", "n1"]
 
@@ -99,11 +97,11 @@ def test_a_task_starts_at_its_time_and_not_before() -> None:
 
 def test_a_queued_task_expires_at_its_deadline_and_again_until_the_store_has_ended_it() -> None:
     dispatch_state = desk_of(queued("t1", deadline=START + 5))
-    assert dispatch_state.fall_due(START + 4.9) == []
-    assert dispatch_state.fall_due(START + 5) == ["t1"]
+    assert dispatch_state.fall_due(START + 4.9).expired == []
+    assert dispatch_state.fall_due(START + 5).expired == ["t1"]
     assert planned_ids(dispatch_state, START + 5) == []
-    assert dispatch_state.fall_due(START + 5.5) == []
-    assert dispatch_state.fall_due(START + 6) == ["t1"]
+    assert dispatch_state.fall_due(START + 5.5).expired == []
+    assert dispatch_state.fall_due(START + 6).expired == ["t1"]
     dispatch_state.observe(ended(queued("t1"), TaskStatus.FAILED), START + 6)
     assert dispatch_state.next_at() is None
 
@@ -111,7 +109,7 @@ def test_a_queued_task_expires_at_its_deadline_and_again_until_the_store_has_end
 def test_a_task_in_flight_does_not_expire_here() -> None:
     dispatch_state = desk_of(queued("t1", deadline=START + 5))
     assert planned_ids(dispatch_state) == ["t1"]
-    assert dispatch_state.fall_due(START + 100) == []
+    assert dispatch_state.fall_due(START + 100).expired == []
 
 
 def test_a_record_of_a_landed_attempt_that_comes_late_takes_no_place() -> None:
@@ -120,7 +118,7 @@ def test_a_record_of_a_landed_attempt_that_comes_late_takes_no_place() -> None:
     running = taken(record, only_line(dispatch_state))
     dispatch_state.observe(ended(running, TaskStatus.DONE), START)
     dispatch_state.observe(running, START)
-    assert (len(dispatch_state.flights), dispatch_state.tick) == (0, 1)
+    assert (len(dispatch_state.in_flight), dispatch_state.tick) == (0, 1)
 
 
 def test_a_late_record_of_an_attempt_does_not_take_the_next_one_out_of_the_queue() -> None:
@@ -138,9 +136,9 @@ def test_a_task_cancelled_while_its_plan_is_on_the_way_frees_its_place_once() ->
     line = only_line(dispatch_state)
     cancelled = ended(record, TaskStatus.CANCELLED)
     dispatch_state.observe(cancelled, START)
-    assert (len(dispatch_state.flights), dispatch_state.tick) == (0, 0)
+    assert (len(dispatch_state.in_flight), dispatch_state.tick) == (0, 0)
     assert dispatch_state.refuse(line, cancelled, None, START) is None
-    assert (dispatch_state.flights.active, dispatch_state.figures.started) == ({"x": 0}, {"x": 0})
+    assert (dispatch_state.in_flight.active, dispatch_state.usage.started) == ({"x": 0}, {"x": 0})
     assert planned_ids(dispatch_state) == []
 
 
@@ -149,7 +147,7 @@ def test_a_queued_record_from_before_the_plan_leaves_the_plan_alone() -> None:
     dispatch_state = desk_of(record)
     only_line(dispatch_state)
     dispatch_state.observe(record, START)
-    assert (len(dispatch_state.flights), len(dispatch_state.waiting)) == (1, 0)
+    assert (len(dispatch_state.in_flight), len(dispatch_state.waiting)) == (1, 0)
 
 
 def test_what_a_plan_asked_for_in_vain_is_offered_again() -> None:
@@ -166,7 +164,11 @@ def test_a_task_that_is_gone_is_forgotten_wherever_it_is() -> None:
     dispatch_state.forget("t1", START)
     dispatch_state.forget("t2", START)
     assert dispatch_state.refuse(line, None, None, START) is None
-    assert (len(dispatch_state.flights), len(dispatch_state.waiting), dispatch_state.next_at()) == (
+    assert (
+        len(dispatch_state.in_flight),
+        len(dispatch_state.waiting),
+        dispatch_state.next_at(),
+    ) == (
         0,
         0,
         None,
@@ -178,7 +180,7 @@ def test_a_project_with_work_in_flight_has_had_its_guaranteed_start() -> None:
     dispatch_state = desk_of(
         queued("x1"), projects=projects, agents=_agents(1, capacity=2), places=2
     )
-    dispatch_state.figures.add("x", START, tokens=0)
+    dispatch_state.usage.add("x", START, tokens=0)
     assert planned_ids(dispatch_state) == ["x1"]
     for number in range(2, 4):
         dispatch_state.observe(queued(f"x{number}"), START)
@@ -341,13 +343,13 @@ def test_loading_finds_what_is_in_flight_and_who_has_it() -> None:
     )
     entry = dispatch_state.index.agents.get("made")
     assert entry is not None
-    assert (entry.inflight, dispatch_state.flights.on_node("n1"), dispatch_state.tick) == (
+    assert (entry.inflight, dispatch_state.in_flight.on_node("n1"), dispatch_state.tick) == (
         1,
         ["t1"],
         7,
     )
     dispatch_state.observe(ended(running, TaskStatus.DONE, tokens=5), START)
-    assert (entry.inflight, len(dispatch_state.flights), dispatch_state.figures.tokens) == (
+    assert (entry.inflight, len(dispatch_state.in_flight), dispatch_state.usage.tokens) == (
         0,
         0,
         {"x": 5},
@@ -358,14 +360,14 @@ def test_lag_is_forgiven_once_to_a_project_that_comes_back() -> None:
     dispatch_state = desk_of(
         queued("x1"), queued("x2"), agents=_agents(1), places=1, max_lag_tokens=100
     )
-    dispatch_state.figures.add("x", START, tokens=100_000)
+    dispatch_state.usage.add("x", START, tokens=100_000)
     dispatch_state.plan(START, most=1)
     dispatch_state.observe(queued("y1", project_id="y"), START)
-    dispatch_state.flights.set_node("n1", 2)
+    dispatch_state.in_flight.set_node("n1", 2)
     dispatch_state.index.set_agent(Agent(id="more"))
     dispatch_state.plan(START, most=1)
     assert dispatch_state.forgiven_now["y"] > 0
-    assert dispatch_state.figures.forgiven["y"] == dispatch_state.forgiven_now["y"]
+    assert dispatch_state.usage.forgiven["y"] == dispatch_state.forgiven_now["y"]
 
 
 def test_parked_tasks_cost_a_round_nothing() -> None:

@@ -12,10 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from core.dispatch_model import IN_FLIGHT, Purse, StoreModel
 from core.dispatch_model import settings as dispatch_settings
-from headgate.core.dispatch_plan import Planned
-from headgate.core.dispatch_state import DispatchState
+from headgate.core.dispatch_state import (
+    AGAIN_SECONDS,
+    DEADLINE_GRACE_SECONDS,
+    DispatchState,
+    InFlightAttempt,
+    Planned,
+)
 from headgate.core.gates import GateClosure
-from headgate.core.in_flight import AGAIN_SECONDS, DEADLINE_GRACE_SECONDS
 from headgate.core.rate_limits import RateLimit
 from headgate.core.reasons import (
     AgentFull,
@@ -203,8 +207,8 @@ class DeskBesideAStore(RuleBasedStateMachine):
     def lose_a_node(self, node_id: str) -> None:
         lost = [node for node in self.nodes if node.startswith(node_id)]
         for node in lost:
-            self.dispatch_state.flights.drop_node(node)
-            for task_id in self.dispatch_state.flights.on_node(node):
+            self.dispatch_state.in_flight.drop_node(node)
+            for task_id in self.dispatch_state.in_flight.on_node(node):
                 record = self.model.records[task_id]
                 is_running = record.task.status is TaskStatus.RUNNING
                 tokens = record.progress.reserved_tokens if is_running else 0
@@ -213,7 +217,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
             self.number += 1
             self.nodes[f"{node_id}-{self.number}"] = places
         for node, places in self.nodes.items():
-            self.dispatch_state.flights.set_node(node, places)
+            self.dispatch_state.in_flight.set_node(node, places)
 
     @precondition(lambda self: len(self.workers) < 4)
     @rule(agent_id=st.sampled_from(["a", "b", "made-1"]), places=st.integers(0, 2))
@@ -233,7 +237,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
         node = data.draw(st.sampled_from(sorted(self.workers)))
         del self.workers[node]
         self.dispatch_state.workers.drop_node(node, self.model.now)
-        for task_id in self.dispatch_state.flights.on_node(node):
+        for task_id in self.dispatch_state.in_flight.on_node(node):
             tokens = self.model.records[task_id].progress.reserved_tokens
             self.show(self.model.land(task_id, TaskStatus.QUEUED, tokens=tokens))
 
@@ -248,7 +252,9 @@ class DeskBesideAStore(RuleBasedStateMachine):
     def pass_time(self, seconds: float) -> None:
         self.model.pass_time(seconds)
         self.expire()
-        for flight in self.dispatch_state.workers.take_overdue(self.model.now):
+
+    def give_up(self, overdue: list[InFlightAttempt]) -> None:
+        for flight in overdue:
             assert (flight.task.deadline or 9e99) + DEADLINE_GRACE_SECONDS <= self.model.now
             tokens = self.model.records[flight.task.id].progress.reserved_tokens
             if flight.task.id in self.model.in_state(*IN_FLIGHT):
@@ -262,16 +268,17 @@ class DeskBesideAStore(RuleBasedStateMachine):
             for task_id in self.model.in_state(TaskStatus.QUEUED)
             if (self.model.records[task_id].task.deadline or 9e99) <= self.model.now
         }
-        expired = self.dispatch_state.fall_due(self.model.now)
-        assert set(expired) == late - planned
-        for task_id in expired:
+        due = self.dispatch_state.fall_due(self.model.now)
+        assert set(due.expired) == late - planned
+        for task_id in due.expired:
             if self.model.records[task_id].task.status is TaskStatus.QUEUED:
                 self.show(self.model.end(task_id, TaskStatus.FAILED))
-        for task_id in self.dispatch_state.take_hopeless():
+        for task_id in due.rejected:
             record = self.model.records[task_id]
             assert record.terms.on_exhausted is OnExhausted.REJECT
             if record.task.status is TaskStatus.QUEUED:
                 self.show(self.model.end(task_id, TaskStatus.REJECTED))
+        self.give_up(due.overdue)
 
     @rule(name=st.sampled_from(["t", "u"]), seconds=st.sampled_from([5.0, 50.0]))
     def pause_a_target(self, name: str, seconds: float) -> None:
@@ -361,7 +368,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
         dispatch_state = self.dispatch_state
         assert (
             len(dispatch_state.waiting),
-            len(dispatch_state.flights),
+            len(dispatch_state.in_flight),
             len(dispatch_state.index),
         ) == (0, 0, 0)
         assert dispatch_state.next_at() is None
@@ -371,8 +378,8 @@ class DeskBesideAStore(RuleBasedStateMachine):
             {},
             {},
         )
-        assert not any(dispatch_state.flights.active.values())
-        assert not any(dispatch_state.flights.reserved.values())
+        assert not any(dispatch_state.in_flight.active.values())
+        assert not any(dispatch_state.in_flight.reserved.values())
 
     def show(self, changed: list[TaskRecord]) -> None:
         for record in changed:
@@ -400,16 +407,16 @@ class DeskBesideAStore(RuleBasedStateMachine):
         assert record.task.agent_id in (None, line.agent_id)
         assert ("target", record.task.target) not in self.model.closures
         self.check_slot(line)
-        counts = Counter(flight.agent_id for flight in dispatch_state.flights)
+        counts = Counter(flight.agent_id for flight in dispatch_state.in_flight)
         assert counts[line.agent_id] <= CAPACITY[line.agent_id]
-        on_node = Counter(flight.node_id for flight in dispatch_state.flights)
+        on_node = Counter(flight.node_id for flight in dispatch_state.in_flight)
         assert on_node[line.node_id] <= self.places_on(line.node_id)
         if record.task.target in PULL:
             assert self.workers[line.node_id][0] == line.agent_id
         else:
             assert line.node_id in self.nodes
-        assert len(dispatch_state.flights) <= dispatch_state.settings.max_inflight
-        assert dispatch_state.flights.active.get("y", 0) <= 2
+        assert len(dispatch_state.in_flight) <= dispatch_state.settings.max_inflight
+        assert dispatch_state.in_flight.active.get("y", 0) <= 2
         self.check_rates(line)
 
     def check_slot(self, line: Planned) -> None:
@@ -449,13 +456,13 @@ class DeskBesideAStore(RuleBasedStateMachine):
                 is_true = hold.inflight == CAPACITY[hold.agent_id] == in_flight
             case ProjectConcurrencyReached():
                 is_true = (
-                    hold.active == hold.limit == dispatch_state.flights.active[hold.project_id]
+                    hold.active == hold.limit == dispatch_state.in_flight.active[hold.project_id]
                 )
             case NoWorker() | WorkersFull():
                 is_true = self.lacks_a_worker(hold, record.task)
             case InflightCapReached():
-                is_full = dispatch_state.flights.free_places() == 0
-                is_true = hold.inflight == len(dispatch_state.flights) and (
+                is_full = dispatch_state.in_flight.free_capacity() == 0
+                is_true = hold.inflight == len(dispatch_state.in_flight) and (
                     is_full or hold.limit == 5
                 )
             case _ if task_id in dispatch_state.hopeless:
@@ -467,7 +474,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
     def lacks_a_worker(self, hold: NoWorker | WorkersFull, task: Task) -> bool:
         assert task.target in PULL
         assert hold.agent_id == (task.agent_id or "")
-        used = Counter(flight.node_id for flight in self.dispatch_state.flights)
+        used = Counter(flight.node_id for flight in self.dispatch_state.in_flight)
         own = {
             node: places
             for node, (agent_id, places) in self.workers.items()
@@ -511,18 +518,18 @@ def picture(dispatch_state: DispatchState, now: float) -> dict[str, object]:
         "waiting": {name: (w.attempt, w.waiting_for) for name, w in dispatch_state.waiting.items()},
         "offered": offered,
         "flights": {
-            flight.task.id: (flight.attempt, flight.agent_id, flight.node_id, flight.tokens)
-            for flight in dispatch_state.flights
+            flight.task.id: (flight.number, flight.agent_id, flight.node_id, flight.tokens)
+            for flight in dispatch_state.in_flight
         },
-        "active": {name: count for name, count in dispatch_state.flights.active.items() if count},
-        "slots": dispatch_state.flights.by_slot,
+        "active": {name: count for name, count in dispatch_state.in_flight.active.items() if count},
+        "slots": dispatch_state.in_flight.by_slot,
         "reserved": {
-            name: tokens for name, tokens in dispatch_state.flights.reserved.items() if tokens
+            name: tokens for name, tokens in dispatch_state.in_flight.reserved.items() if tokens
         },
-        "used": {name: tokens for name, tokens in dispatch_state.figures.tokens.items() if tokens},
-        "free": dispatch_state.flights.free_places(),
+        "used": {name: tokens for name, tokens in dispatch_state.usage.tokens.items() if tokens},
+        "free": dispatch_state.in_flight.free_capacity(),
         "workers": {
-            name: free for name, free in dispatch_state.flights.free_by_agent().items() if free
+            name: free for name, free in dispatch_state.in_flight.free_by_agent().items() if free
         },
         "pulling": dispatch_state.index.agents.pulling,
         # One that was due and is still planned is due again soon, whenever it was due first.

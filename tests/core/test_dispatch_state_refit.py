@@ -11,15 +11,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from core.dispatch_model import START, desk_of, queued, settings
-from headgate.core.budgets.accounts import Refused, Unit
+from headgate.core.budgets.ledger import Refused, Unit
 from headgate.core.budgets.scopes import Scope
-from headgate.core.dispatch_plan import DispatchSettings
 from headgate.core.dispatch_state import (
     MAX_REBUILT,
+    DispatchSettings,
     DispatchState,
-    ask_budgets_again,
-    needs_new_state,
-    refit,
 )
 from headgate.core.gates import GateClosure
 from headgate.core.rate_limits import RateLimit
@@ -33,7 +30,7 @@ TARGETS = ("t", "u")
 
 
 def changed(dispatch_state: DispatchState, **fields: Any) -> None:
-    refit(dispatch_state, msgspec.structs.replace(dispatch_state.settings, **fields))
+    dispatch_state.refit(msgspec.structs.replace(dispatch_state.settings, **fields))
 
 
 def ids(dispatch_state: DispatchState, now: float = START) -> list[str]:
@@ -111,7 +108,7 @@ def fresh(
     settings_: DispatchSettings, waiting: list[TaskRecord], running: list[TaskRecord]
 ) -> DispatchState:
     dispatch_state = DispatchState(settings_)
-    dispatch_state.flights.set_node("n1", 20)
+    dispatch_state.in_flight.set_node("n1", 20)
     dispatch_state.load_more([*running, *waiting], START)
     return dispatch_state
 
@@ -129,7 +126,7 @@ def test_a_desk_that_was_refitted_plans_as_a_new_one(
     running = [in_flight(record) for record in running]
     dispatch_state = fresh(first, waiting, running)
     for other in others:
-        refit(dispatch_state, other)
+        dispatch_state.refit(other)
     new = fresh(others[-1], waiting, running)
     # Agents that nobody declares are in the order in which they came, which no settings say.
     for moved in new.index.agents.arrange(
@@ -145,7 +142,7 @@ def test_a_limit_below_what_runs_stops_new_starts_only() -> None:
     )
     assert len(ids(dispatch_state)) == 5
     changed(dispatch_state, max_inflight=2)
-    assert (len(dispatch_state.flights), ids(dispatch_state)) == (5, [])
+    assert (len(dispatch_state.in_flight), ids(dispatch_state)) == (5, [])
 
 
 def test_a_paused_target_holds_its_tasks_and_says_so() -> None:
@@ -216,7 +213,7 @@ def test_a_raised_budget_is_asked_again_at_once() -> None:
     )
     dispatch_state.refuse(line, queued("t1", scopes=("session:s",)), refused, START)
     assert ids(dispatch_state) == []
-    ask_budgets_again(dispatch_state)
+    dispatch_state.ask_budgets_again()
     assert ids(dispatch_state) == ["t1"]
 
 
@@ -237,12 +234,12 @@ def test_a_lane_is_ranked_again_when_its_agent_has_another_place() -> None:
 
 def test_another_past_or_another_order_of_many_tasks_needs_a_new_desk() -> None:
     few = desk_of(queued("t1"))
-    assert not needs_new_state(few, settings(max_inflight=1, agents=(), is_paused=True))
-    assert not needs_new_state(few, settings(priority_ageing_seconds=60.0))
-    assert needs_new_state(few, settings(usage_window_hours=1))
+    assert not few.must_be_rebuilt(settings(max_inflight=1, agents=(), is_paused=True))
+    assert not few.must_be_rebuilt(settings(priority_ageing_seconds=60.0))
+    assert few.must_be_rebuilt(settings(usage_window_hours=1))
     many = desk_of(*(queued(f"t{number}") for number in range(MAX_REBUILT + 1)))
-    assert needs_new_state(many, settings(priority_ageing_seconds=60.0))
-    assert not needs_new_state(many, settings(max_inflight=1))
+    assert many.must_be_rebuilt(settings(priority_ageing_seconds=60.0))
+    assert not many.must_be_rebuilt(settings(max_inflight=1))
 
 
 def test_a_refit_costs_the_same_however_many_tasks_wait() -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from core.dispatch_model import START, desk_of, ended, queued, settings, taken
-from headgate.core.dispatch_plan import Planned
-from headgate.core.dispatch_state import DispatchState, refit
+from headgate.core.dispatch_state import DispatchState, Planned
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.rate_limits import RateLimit
 from headgate.core.reasons import GateClosed
@@ -70,7 +69,7 @@ def test_only_another_standing_opens_a_held_slot(until: float | None) -> None:
     dispatch_state = with_slots(held_slot("work", until), records=[queued("t1", slot="work")])
     assert dispatch_state.next_at() is None, "its time is only shown"
     for now in (START, START + 2, RESET + 1):
-        assert dispatch_state.fall_due(now) == []
+        assert dispatch_state.fall_due(now).expired == []
         assert planned(dispatch_state, now) == []
     dispatch_state.set_slots([open_slot("work")])
     assert planned(dispatch_state, RESET + 1) == [("t1", None)]
@@ -122,7 +121,7 @@ def test_a_pause_of_an_administrator_and_one_of_a_provider_end_apart() -> None:
     dispatch_state = desk_of(queued("t1", target="t"), paused_targets=("t",))
     dispatch_state.close(GateClosure(kind="target", name="t", until=START + 9, why="429"), START)
     assert [hold.why for hold in why(dispatch_state)] == ["paused by an administrator", "429"]
-    refit(dispatch_state, settings())
+    dispatch_state.refit(settings())
     assert planned(dispatch_state) == []
     dispatch_state.fall_due(START + 9)
     assert planned(dispatch_state, START + 9) == [("t1", None)]
@@ -156,7 +155,7 @@ def test_tasks_of_a_provider_spread_over_slots_that_are_used_alike() -> None:
     records = [queued(f"t{number}", provider="zai") for number in range(3)]
     dispatch_state = with_slots(open_slot("a", 5), open_slot("b", 5), records=records)
     assert [slot for _, slot in planned(dispatch_state)] == ["a", "b", "a"]
-    assert dispatch_state.flights.by_slot == {"a": 2, "b": 1}
+    assert dispatch_state.in_flight.by_slot == {"a": 2, "b": 1}
 
 
 def test_named_slots_count_for_the_choice_as_well() -> None:
@@ -212,7 +211,7 @@ def test_what_a_store_refuses_leaves_its_slot_again() -> None:
     record = queued("t1", provider="zai")
     dispatch_state = with_slots(open_slot("a", 5), records=[record])
     dispatch_state.refuse(only_line(dispatch_state), record, None, START)
-    assert dispatch_state.flights.by_slot == {}
+    assert dispatch_state.in_flight.by_slot == {}
     assert planned(dispatch_state) == [("t1", "a")]
 
 
@@ -222,7 +221,7 @@ def test_a_desk_that_is_loaded_counts_the_slots_of_attempts_under_way() -> None:
     running = taken(record, line)
     dispatch_state = desk_of()
     dispatch_state.load_more([running], START)
-    assert dispatch_state.flights.by_slot == {"a": 1}
+    assert dispatch_state.in_flight.by_slot == {"a": 1}
 
 
 def requests(slot: str, most: int) -> RateLimit:
@@ -279,7 +278,7 @@ def test_a_task_that_no_open_slot_can_hold_waits_alone_and_is_tried_again() -> N
 def test_gates_are_as_they_were_after_all_lanes_were_built_again() -> None:
     records = [queued("t1", slot="work"), queued("t2", provider="zai"), queued("t3")]
     dispatch_state = with_slots(held_slot("work"), records=records)
-    refit(dispatch_state, settings(lane_policy=LanePolicy.HIGHEST_LOAD))
+    dispatch_state.refit(settings(lane_policy=LanePolicy.HIGHEST_LOAD))
     assert planned(dispatch_state) == [("t3", None)]
     dispatch_state.set_slots([open_slot("work")])
     assert sorted(planned(dispatch_state)) == [("t1", None), ("t2", "work")]

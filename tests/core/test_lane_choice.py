@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headgate import Agent, Task
-from headgate.core.lane_index import LaneIndex
+from headgate.core.lane_index import AgentPermits, Lane, LaneIndex
 from headgate.core.lane_policy import lane_chooser
-from headgate.core.lanes import AgentPermits, Lane
 from headgate.core.snapshot import LanePolicy
 
 
@@ -19,8 +18,8 @@ def test_the_lane_of_an_agent_that_lands_a_task_goes_first_though_it_was_free_be
         index.set_agent(Agent(id=agent_id, capacity=10), inflight=inflight)
         index.add(Task(id=f"of-{agent_id}", project_id="x", agent_id=agent_id))
     assert _first(index) == "a"
-    index.free_place("b")
-    index.free_place("b")
+    index.give_back_permit("b")
+    index.give_back_permit("b")
     assert _first(index) == "b"
 
 

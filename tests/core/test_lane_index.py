@@ -151,7 +151,7 @@ class KeptIndex(RuleBasedStateMachine):
     def finish(self, agent_id: str) -> None:
         if self.inflight.get(agent_id, 0):
             self.inflight[agent_id] -= 1
-            self.index.free_place(agent_id)
+            self.index.give_back_permit(agent_id)
 
     @rule(agent_type=st.sampled_from(["even", "odd"]), until=st.sampled_from([None, 9.0]))
     def limit(self, agent_type: str, until: float | None) -> None:
@@ -188,7 +188,7 @@ class KeptIndex(RuleBasedStateMachine):
             self.served.setdefault(task.project_id, {})[task.agent_id or ""] = self.tick
             if position < refused:
                 self.index.add(task)
-                self.index.free_place(action.agent_id)
+                self.index.give_back_permit(action.agent_id)
             else:
                 del self.tasks[action.task_id]
                 self.inflight[action.agent_id] += 1
@@ -277,7 +277,7 @@ def test_long_use_leaves_no_garbage_behind(policy: LanePolicy | None) -> None:
         if step % 50 == 25:
             index.open(GatePart("target", "t"))
         for action in decide(index, state):
-            index.free_place(action.agent_id)
+            index.give_back_permit(action.agent_id)
         if step % 1_000 == 999:
             sizes.append(_footprint(index))
     assert max(sizes) <= 4 * min(sizes) + 2_000
@@ -317,7 +317,7 @@ def test_a_plan_that_is_refused_again_and_again_leaves_no_garbage(
     for _ in range(2_000):
         for action in decide(index, snapshot(projects=PROJECTS)):
             index.add(waiting[action.task_id])
-            index.free_place(action.agent_id)
+            index.give_back_permit(action.agent_id)
         sizes.append(_footprint(index) if len(sizes) % 500 == 0 else 0)
     assert max(sizes) <= 2 * sizes[0] + 200
 
@@ -407,7 +407,7 @@ def test_an_agent_that_is_removed_takes_nothing_and_leaves_no_history() -> None:
     index.add(Task(id="t", project_id="x", agent_id="a"))
     decide(index, snapshot(projects=PROJECTS, tick=7))
     assert index.served() == {"x": {"a": 7}}
-    index.free_place("a")
+    index.give_back_permit("a")
     index.add(Task(id="u", project_id="x"))
     index.remove_agent("a")
     assert index.served() == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.in_flight import SLACK, Timers
+from headgate.core.dispatch_state import TIMER_SLACK, Timers
 
 KEYS = st.sampled_from("abcde")
 STEPS = st.lists(
@@ -55,11 +55,11 @@ def test_memory_follows_the_live_timers() -> None:
     for number in range(50_000):
         timers.set(number, 1e9 + number)
         timers.drop(number)
-    assert len(timers._heap) <= SLACK + 1
+    assert len(timers._heap) <= TIMER_SLACK + 1
 
 
 def test_one_key_that_is_set_often_takes_no_more_memory() -> None:
     timers: Timers[str] = Timers()
     for number in range(50_000):
         timers.set("a", float(number))
-    assert len(timers._heap) <= SLACK + 3
+    assert len(timers._heap) <= TIMER_SLACK + 3

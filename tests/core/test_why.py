@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.dispatch_model import START, desk_of, queued, taken
-from headgate.core.budgets.accounts import Refused, Unit
+from headgate.core.budgets.ledger import Refused, Unit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.dispatch_state import DispatchState
 from headgate.core.gates import GateClosure
@@ -143,7 +143,7 @@ def test_tasks_of_others_are_counted_and_not_named() -> None:
     agents = (Agent(id="a", capacity=50),)
     dispatch_state = desk_of(*records, places=26, agents=agents, projects=projects, max_inflight=50)
     dispatch_state.plan(START, most=50)
-    own = {flight.task.id for flight in dispatch_state.flights if flight.task.project_id == "x"}
+    own = {flight.task.id for flight in dispatch_state.in_flight if flight.task.project_id == "x"}
     waiting = next(
         one for one in dispatch_state.waiting if dispatch_state.waiting[one].task.project_id == "x"
     )

@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from core.dispatch_model import START, desk_of, ended, queued, taken
-from headgate.core.dispatch_state import DispatchState
+from headgate.core.dispatch_state import CANCEL_GRACE_SECONDS, DEADLINE_GRACE_SECONDS, DispatchState
 from headgate.core.gates import GateClosure
-from headgate.core.in_flight import CANCEL_GRACE_SECONDS, DEADLINE_GRACE_SECONDS
 from headgate.core.snapshot import Agent, LanePolicy
 from headgate.core.task import Progress, TaskStatus, Terms
 from headgate.core.why import reasons
@@ -157,7 +156,7 @@ def test_a_cancelled_attempt_is_overdue_after_a_grace(
     deadline: float | None, ends_after: float
 ) -> None:
     dispatch_state = deadline_desk(deadline)
-    flight = dispatch_state.flights.get("t1")
+    flight = dispatch_state.in_flight.get("t1")
     assert flight is not None
     running = ended(queued("t1", agent_id="a", target="pull"), TaskStatus.RUNNING)
     progress = Progress(attempt=1, cancel_requested=True, node_id="worker-1")
@@ -228,17 +227,17 @@ def test_news_of_workers_that_have_not_changed_cost_no_count_of_all(
 ) -> None:
     dispatch_state = desk_of()
     counted: list[str] = []
-    look = dispatch_state.workers.look
+    refresh = dispatch_state.workers.refresh
 
     def counting(agent_id: str, now: float) -> None:
         counted.append(agent_id)
-        look(agent_id, now)
+        refresh(agent_id, now)
 
-    monkeypatch.setattr(dispatch_state.workers, "look", counting)
+    monkeypatch.setattr(dispatch_state.workers, "refresh", counting)
     for _ in range(3):
         for number in range(5):
             dispatch_state.workers.set_node(f"worker-{number}", 2, agent_id="a", now=START)
     assert len(counted) == 5
     dispatch_state.workers.set_node("worker-0", 3, agent_id="a", now=START)
-    assert dispatch_state.flights.free_at_workers("a") == 11
+    assert dispatch_state.in_flight.free_at_workers("a") == 11
     assert len(counted) == 6

@@ -207,7 +207,7 @@ async def test_what_holds_the_longest_wait_is_in_dollars_with_its_time(tmp_path:
         await until(is_refused)
         page = (await Browser(app).get("/")).body
     held = text_of(page).partition("Waiting longest")[2]
-    assert "$0.50 of $0.50 are used or held, and $0.25 asked for" in held
+    assert "$0.50 of $0.50 are used or reserved, and $0.25 asked for" in held
     assert "micro-dollars" not in held
     assert re.search(r"until 20\S+ 00:00:00 UTC \( in [^)]+\) \.", held)
     assert b"<time" in page.partition(b"Waiting longest")[2].partition(b'class="reasons"')[2]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from engine.simulated_work import SimulatedExecutor, Work, always
 from headgate.core.admission import QueueLimits
 from headgate.core.budgets.ledger import Ledger
-from headgate.core.dispatch_plan import DispatchSettings
+from headgate.core.dispatch_state import DispatchSettings
 from headgate.core.lifecycle import RetryPolicy
 from headgate.core.snapshot import Agent, Project
 from headgate.core.task import Submission, Task, TaskRecord, Terms

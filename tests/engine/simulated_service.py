@@ -22,9 +22,9 @@ from engine.simulated_work import SimulatedExecutor, by_chance
 from engine.simulated_workers import SimulatedWorker
 from engine.witness import WatchedDatabase, Witness
 from headgate.core.admission import QueueLimits
-from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import Scope
-from headgate.core.dispatch_plan import DispatchSettings
+from headgate.core.dispatch_state import DispatchSettings
 from headgate.core.gates import GateClosure
 from headgate.core.lifecycle import Outcome
 from headgate.core.money import Tokens
@@ -414,7 +414,7 @@ class SimulatedService:
             if (
                 dispatch_state is None
                 or dispatch_state.waiting
-                or len(dispatch_state.flights)
+                or len(dispatch_state.in_flight)
                 or len(dispatch_state.index)
             ):
                 self.witness.problems.append("the desk believes in tasks that have ended")

@@ -13,8 +13,7 @@ from engine.simulated_workers import SimulatedClient
 from headgate.budgets.local import LocalLedger
 from headgate.client.worker import ServiceLine, Worker
 from headgate.core.budgets.scopes import ROOT
-from headgate.core.dispatch_plan import Planned
-from headgate.core.in_flight import DEADLINE_GRACE_SECONDS
+from headgate.core.dispatch_state import DEADLINE_GRACE_SECONDS, Planned
 from headgate.core.lifecycle import Failed, Succeeded, Usage
 from headgate.core.task import Task, TaskRecord, TaskStatus, Terms
 from headgate.engine.dispatcher import GRACE_SECONDS, NO_DEADLINE_SECONDS, reserve_request

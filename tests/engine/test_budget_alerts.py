@@ -12,8 +12,7 @@ import structlog
 from engine.one_service import Service, play
 from engine.simulated_work import always
 from headgate.budgets.local import LocalLedger
-from headgate.core.budgets.accounts import Limit, Refused
-from headgate.core.budgets.ledger import ReserveRequest, SettleRequest
+from headgate.core.budgets.ledger import Limit, Refused, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import Call
 from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.budgets.windows import parse_window

@@ -12,7 +12,7 @@ import pytest
 from engine.one_service import Service, play
 from engine.simulated_work import always
 from engine.test_settlement_outbox import new_ledger, spent
-from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.lifecycle import Succeeded, Usage
 from headgate.core.money import Tokens

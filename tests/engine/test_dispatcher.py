@@ -9,7 +9,7 @@ import pytest
 
 from engine.one_service import Service, play
 from engine.simulated_work import DONE, FOREVER_SECONDS, always, in_turn
-from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.budgets.windows import parse_window
 from headgate.core.lifecycle import Failed, Outcome, Succeeded, Usage
@@ -439,7 +439,7 @@ def test_what_changes_while_the_backlog_is_read_is_seen() -> None:
         assert (await service.ended(waiting, within_seconds=8)).task.status is TaskStatus.DONE
         dispatch_state = service.engine.dispatcher.dispatch_state
         assert dispatch_state is not None
-        assert (len(dispatch_state.flights), len(dispatch_state.waiting)) == (0, 0)
+        assert (len(dispatch_state.in_flight), len(dispatch_state.waiting)) == (0, 0)
 
     play(scenario, always(2.0), max_inflight=1, tick_seconds=1e6)
 
@@ -455,7 +455,7 @@ def test_more_doubts_than_are_worth_asking_about_make_the_desk_anew() -> None:
         await asyncio.sleep(2)
         assert dispatcher.dispatch_state is not None
         assert dispatcher.dispatch_state is not before
-        assert dispatcher.dispatch_state.flights.on_node(service.engine.node.node_id) == [task_id]
+        assert dispatcher.dispatch_state.in_flight.on_node(service.engine.node.node_id) == [task_id]
 
     play(scenario, always(FOREVER_SECONDS))
 

@@ -185,7 +185,7 @@ def test_a_task_that_is_cancelled_before_its_submit_is_answered_ends_once(seed: 
         record = await service.ended(TASK.id)
         assert record.task.status is TaskStatus.CANCELLED
         await asyncio.sleep(1)
-        assert (len(_dispatch_state(service).waiting), len(_dispatch_state(service).flights)) == (
+        assert (len(_dispatch_state(service).waiting), len(_dispatch_state(service).in_flight)) == (
             0,
             0,
         )
@@ -258,7 +258,7 @@ def test_an_id_that_has_run_is_not_run_again() -> None:
         assert again.record.task.status is TaskStatus.DONE
         await asyncio.sleep(1)
         assert service.ordered() == [TASK.id]
-        assert (len(_dispatch_state(service).waiting), len(_dispatch_state(service).flights)) == (
+        assert (len(_dispatch_state(service).waiting), len(_dispatch_state(service).in_flight)) == (
             0,
             0,
         )
@@ -336,5 +336,5 @@ def _submit(engine: Engine, **fields: Any) -> asyncio.Future[Submitted]:
 
 def _has_nothing(service: Service) -> None:
     dispatch_state = _dispatch_state(service)
-    assert (len(dispatch_state.waiting), len(dispatch_state.flights)) == (0, 0)
+    assert (len(dispatch_state.waiting), len(dispatch_state.in_flight)) == (0, 0)
     assert not service.executor.orders

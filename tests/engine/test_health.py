@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from headgate.budgets.local import LocalLedger
-from headgate.core.budgets.accounts import Account, Refused
-from headgate.core.budgets.ledger import MAX_ACCOUNTS, ReserveRequest
+from headgate.core.budgets.ledger import MAX_ACCOUNTS, Account, Refused, ReserveRequest
 from headgate.core.budgets.reservations import Reservation
 from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.money import MicroUsd, Tokens

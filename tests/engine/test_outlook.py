@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.dispatch_plan import Waiting
+from headgate.core.dispatch_state import Waiting
 from headgate.core.task import DEFAULT_TERMS, Task
 from headgate.engine.engine import longest_wait
 from headgate.storage.tokens import UNBOUND, Bounds

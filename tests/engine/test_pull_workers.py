@@ -14,11 +14,10 @@ from engine.simulated_workers import SimulatedClient
 from headgate.budgets.local import LocalLedger
 from headgate.client import worker as pulling
 from headgate.client.worker import ServiceLine
-from headgate.core.budgets.accounts import Limit
-from headgate.core.budgets.ledger import SettleRequest
+from headgate.core.budgets.ledger import Limit, SettleRequest
 from headgate.core.budgets.reservations import Call, Reservation
 from headgate.core.budgets.scopes import ROOT, Scope
-from headgate.core.in_flight import CANCEL_GRACE_SECONDS, DEADLINE_GRACE_SECONDS
+from headgate.core.dispatch_state import CANCEL_GRACE_SECONDS, DEADLINE_GRACE_SECONDS
 from headgate.core.lifecycle import UNKNOWN_USAGE, Failed, Limited, Outcome, Succeeded, Usage
 from headgate.core.money import Tokens
 from headgate.core.snapshot import Agent
@@ -397,7 +396,7 @@ def test_a_worker_may_speak_to_any_node_at_any_time() -> None:
         await asyncio.sleep(5.0)
         dispatch_state = service.engine.dispatcher.dispatch_state
         assert dispatch_state is not None
-        assert len(dispatch_state.flights) == 0
+        assert len(dispatch_state.in_flight) == 0
 
     play(scenario, **PULL)
 

@@ -11,8 +11,7 @@ from structlog.testing import capture_logs
 from engine.one_service import Service, play
 from engine.simulated_work import FOREVER_SECONDS, always
 from headgate.budgets.local import LocalLedger
-from headgate.core.budgets.accounts import Limit, Refused
-from headgate.core.budgets.ledger import Clock, ReserveRequest, SettleRequest
+from headgate.core.budgets.ledger import Clock, Limit, Refused, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import Call, Reservation
 from headgate.core.budgets.scopes import Scope
 from headgate.core.lifecycle import Succeeded, Usage

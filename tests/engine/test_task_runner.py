@@ -10,7 +10,7 @@ import pytest
 
 from engine.one_service import Service, play
 from engine.simulated_work import DONE, FOREVER_SECONDS, always, in_turn
-from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.lifecycle import Failed, Limited, Outcome, Succeeded, Usage
 from headgate.core.money import Tokens

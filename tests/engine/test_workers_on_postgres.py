@@ -62,7 +62,7 @@ async def play(url: str) -> None:
 
 def _flights(engine: Engine) -> int:
     dispatch_state = engine.dispatcher.dispatch_state
-    return 1 if dispatch_state is None else len(dispatch_state.flights)
+    return 1 if dispatch_state is None else len(dispatch_state.in_flight)
 
 
 @pytest.mark.timeout(60)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.budgets.windows import live_from
 from headgate.core.task import Progress, is_worker

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from headgate.core.admission import QueueLimits
-from headgate.core.budgets.accounts import Limit
-from headgate.core.budgets.ledger import Clock, ReserveRequest
+from headgate.core.budgets.ledger import Clock, Limit, ReserveRequest
 from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.gates import GateClosure
 from headgate.core.lifecycle import Finish, TryAgain, Usage

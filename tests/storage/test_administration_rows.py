@@ -7,7 +7,7 @@ from functools import partial
 
 from headgate.config import overrides
 from headgate.config.overrides import Adoption, Override
-from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.money import Tokens
 from headgate.core.task import TaskStatus

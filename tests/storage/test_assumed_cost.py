@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Usage
 from headgate.core.money import MicroUsd

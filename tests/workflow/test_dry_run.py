@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.budgets.connect import connect_budget
-from headgate.core.budgets.accounts import Account, Balance, Limit
+from headgate.core.budgets.ledger import Account, Balance, Limit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.money import MicroUsd
 from headgate.errors import BudgetMismatchError

@@ -16,7 +16,7 @@ import pytest
 from budgets.servers import running_valkey
 from executors.endpoint import free_port
 from headgate.budgets.connect import connect_budget
-from headgate.core.parking import ASK_AGAIN_SECONDS
+from headgate.core.dispatch_state import ASK_AGAIN_SECONDS
 from headgate.errors import (
     BudgetMismatchError,
     InvalidSettingError,

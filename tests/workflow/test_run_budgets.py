@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.errors import InvalidFieldError, InvalidSettingError, WorkflowError
-from headgate.workflow.budgets import Books, books_again, choose_books, run_scopes, with_own_limit
+from headgate.workflow.budgets import (
+    Books,
+    books_again,
+    choose_books,
+    run_scopes,
+    with_own_limit,
+)
 from headgate.workflow.placeholders import parsed_text
 from headgate.workflow.run_record import RunOptions, RunRecord, RunScope
 from headgate.workflow.workflow import BudgetScope, Workflow

@@ -34,8 +34,8 @@ from headgate.api.schema.tasks import (
 from headgate.api.submission import check_unknown, read_body
 from headgate.budgets.status import ScopeStatus, empty_status
 from headgate.budgets.tracker import LedgerTracker, ReservationToken
-from headgate.core.budgets.accounts import JournalEntry
 from headgate.core.budgets.burn_rate import BURN_SECONDS, BurnRate, burn_rates, exhausted_at
+from headgate.core.budgets.ledger import JournalEntry
 from headgate.core.budgets.scopes import Scope, ancestors, depth, parse_scope
 from headgate.core.budgets.windows import format_window
 from headgate.core.money import plain_usd

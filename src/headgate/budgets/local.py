@@ -13,23 +13,21 @@ from math import inf
 from threading import Lock
 
 from headgate.budgets.tracker import LedgerTracker
-from headgate.core.budgets.accounts import (
-    EMPTY,
-    Account,
-    Balance,
-    JournalEntry,
-    Limit,
-    Refused,
-    balances_from,
-)
 from headgate.core.budgets.ledger import (
+    EMPTY,
     FINISHED_KEPT_SECONDS,
     MAX_ACCOUNTS,
+    Account,
     Audit,
-    Books,
+    Balance,
     Clock,
+    JournalEntry,
+    LedgerState,
+    Limit,
+    Refused,
     ReserveRequest,
     SettleRequest,
+    balances_from,
 )
 from headgate.core.budgets.reservations import LIVE, Call, Reservation
 from headgate.core.budgets.scopes import Scope, depth, is_within
@@ -45,7 +43,7 @@ PURGED_PER_CALL = 8
 
 
 class LocalLedger:
-    """Books in memory; a journal that is old or long is folded into a checkpoint.
+    """A ledger in memory; a journal that is old or long is folded into a checkpoint.
 
     Buckets that left their window long ago are dropped, from both sides of the audit at once.
     """
@@ -53,7 +51,7 @@ class LocalLedger:
     def __init__(self, *, clock: Clock = time.time) -> None:
         self._clock = clock
         self._lock = Lock()
-        self._books = Books(zone)
+        self._books = LedgerState(zone)
         self._leases: list[tuple[float, str]] = []
         self._finished: dict[str, float] = {}
         self._journal: deque[JournalEntry] = deque()

@@ -47,15 +47,19 @@ from headgate.budgets.redis_script import (
 )
 from headgate.budgets.redis_server import DEADLINE_SECONDS, RedisServer, split_url
 from headgate.budgets.tracker import LedgerTracker
-from headgate.core.budgets.accounts import (
+from headgate.core.budgets.ledger import (
+    MAX_ACCOUNTS,
     Account,
+    Audit,
+    Clock,
     JournalEntry,
     Limit,
     Refused,
+    ReserveRequest,
+    SettleRequest,
     balances_from,
     read_account,
 )
-from headgate.core.budgets.ledger import MAX_ACCOUNTS, Audit, Clock, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import Reservation, unknown_reservation
 from headgate.core.budgets.scopes import Scope, depth
 from headgate.core.budgets.windows import NO_WINDOW, Window, parse_window

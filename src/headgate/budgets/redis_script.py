@@ -16,15 +16,17 @@ from importlib.resources import files
 
 import msgspec
 
-from headgate.core.budgets.accounts import (
+from headgate.core.budgets.ledger import (
     Account,
     Balance,
     JournalEntry,
+    LedgerState,
     Limit,
     Refused,
+    ReserveRequest,
+    SettleRequest,
     first_refusal,
 )
-from headgate.core.budgets.ledger import Books, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import (
     RULES,
     Call,
@@ -262,7 +264,7 @@ def reservation_from(reservation_id: str, known: Known) -> Reservation:
 
 def illegal(request: Request, reply: Illegal, now: float) -> Exception:
     """Give the core's own error for a call that the script refused."""
-    books = Books(zone)
+    books = LedgerState(zone)
     reservation_id = request.reservation_id
     books.reservations[reservation_id] = reservation_from(reservation_id, reply)
     try:

@@ -11,8 +11,17 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TypeVar, cast
 
-from headgate.core.budgets.accounts import Account, JournalEntry, Limit, Refused
-from headgate.core.budgets.ledger import MAX_ACCOUNTS, Audit, Clock, ReserveRequest, SettleRequest
+from headgate.core.budgets.ledger import (
+    MAX_ACCOUNTS,
+    Account,
+    Audit,
+    Clock,
+    JournalEntry,
+    Limit,
+    Refused,
+    ReserveRequest,
+    SettleRequest,
+)
 from headgate.core.budgets.reservations import Reservation
 from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.errors import CallerError, LedgerUnavailableError

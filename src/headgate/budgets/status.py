@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headgate.core.budgets.accounts import Account, Limit
 from headgate.core.budgets.alerts import share_used
+from headgate.core.budgets.ledger import Account, Limit
 from headgate.core.budgets.scopes import Scope, is_within, parent
 from headgate.core.budgets.windows import format_window, resets_at
 

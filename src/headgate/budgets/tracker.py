@@ -19,8 +19,17 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from headgate.budgets.status import ScopeStatus, status_tree
-from headgate.core.budgets.accounts import JournalEntry, Limit, Refused, check_founded, exceeded
-from headgate.core.budgets.ledger import MAX_ACCOUNTS, Ledger, ReserveRequest, SettleRequest
+from headgate.core.budgets.ledger import (
+    MAX_ACCOUNTS,
+    JournalEntry,
+    Ledger,
+    Limit,
+    Refused,
+    ReserveRequest,
+    SettleRequest,
+    check_founded,
+    exceeded,
+)
 from headgate.core.budgets.reservations import LIVE, Call, Reservation, ReservationState
 from headgate.core.budgets.scopes import Scope, charged_scopes, parse_scope
 from headgate.core.budgets.windows import Window, parse_window

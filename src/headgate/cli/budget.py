@@ -16,9 +16,8 @@ from headgate.budgets.connect import EXAMPLES, SCHEMES, URL_VARIABLE, scheme_of
 from headgate.budgets.status import ScopeStatus
 from headgate.cli.connection import data_directory
 from headgate.cli.output import print_json, print_table
-from headgate.core.budgets.accounts import JournalEntry
 from headgate.core.budgets.burn_rate import BurnRate, burn_rate, exhausted_at, last_read_at
-from headgate.core.budgets.ledger import MAX_ACCOUNTS
+from headgate.core.budgets.ledger import MAX_ACCOUNTS, JournalEntry
 from headgate.core.budgets.reservations import Delta
 from headgate.core.budgets.scopes import Scope, ancestors, is_within, leaf_kind, parse_scope
 from headgate.core.budgets.windows import window_words

@@ -52,7 +52,7 @@ from headgate.cli.run_progress import (
     told_money,
 )
 from headgate.config.settings import LogSettings
-from headgate.core.budgets.accounts import Account, Unit
+from headgate.core.budgets.ledger import Account, Unit
 from headgate.core.money import format_usd
 from headgate.core.text import printable
 from headgate.errors import CallerError, HeadgateError, InvalidSettingError, LedgerUnavailableError

@@ -10,7 +10,7 @@ import msgspec
 from headgate.config.messages import key_path
 from headgate.config.settings import BudgetSettings, RateLimitSettings, Settings
 from headgate.config.validation import at_key, slot_label_warnings
-from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import ROOT, Scope, parse_scope
 from headgate.core.budgets.windows import Window, parse_window
 from headgate.core.money import to_limit_micro_usd, to_limit_tokens

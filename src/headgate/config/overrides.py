@@ -17,7 +17,7 @@ from headgate.config.loading import ECHO_NAME, Origins, hidden
 from headgate.config.messages import key_path
 from headgate.config.settings import DEFAULT_PROJECT, NAMED_TABLES, Settings
 from headgate.config.sources import Table
-from headgate.core.budgets.accounts import Limit
+from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.task import TERMINAL, TaskStatus
 from headgate.executors.targets import ECHO, PULL, PULL_NAME, Target

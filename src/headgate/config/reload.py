@@ -58,8 +58,7 @@ from headgate.config.overrides import (
 )
 from headgate.config.settings import DEFAULT_PROJECT
 from headgate.config.sources import Merged, Table
-from headgate.core.budgets.accounts import Limit
-from headgate.core.budgets.ledger import Ledger
+from headgate.core.budgets.ledger import Ledger, Limit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.snapshot import Standing
 from headgate.engine.engine import Engine, EngineSettings, in_force, reconfigure

@@ -1,148 +1,780 @@
-"""The desk: the dispatcher's picture of everything that waits and runs, kept between rounds.
+"""The dispatch state: the dispatcher's picture of everything that waits and runs.
 
-Whatever changes in the store is shown to the desk as a record, and `see` brings the picture in line
-with it: the record carries the whole truth of its attempt, so seeing it twice or late does no harm.
-`plan` makes a round of decisions and takes what it plans as in flight at once; what the store then
-refuses is given back. The desk may be behind the store, and is never asked whether a limit holds:
-it plans, and the transaction that applies the plan decides.
+The dispatcher keeps it between rounds. Every change in the store reaches it as a record, and
+`observe` brings the picture in line with it: a record carries the whole truth of its attempt, so a
+late or repeated one does no harm. `plan` decides a round and counts what it plans as in flight at
+once; what the store then refuses is given back. The state may be behind the store, and nobody asks
+it whether a limit holds: it plans, and the transaction that applies the plan decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from itertools import islice
+from typing import Generic, TypeVar
 
 import msgspec
 
-from headgate.core.budgets.accounts import Refused, Unit
-from headgate.core.dispatch_plan import DispatchSettings, Planned, Waiting
+from headgate.core.budgets.ledger import Refused, Unit, exceeded
+from headgate.core.budgets.scopes import ROOT, Scope, ancestors
 from headgate.core.fair_share import ProjectUsage, UsageRow
 from headgate.core.gates import GateClosure, GateKind, GatePart
-from headgate.core.in_flight import InFlightAttempt, InFlightAttempts, Timers, WorkerWatch
-from headgate.core.lane_index import LaneIndex, ProjectLanes
-from headgate.core.lanes import Lane, waited
+from headgate.core.lane_index import Lane, LaneIndex, ProjectLanes, waited
 from headgate.core.load import AdaptiveAlpha, load_score
-from headgate.core.parking import BudgetParking, Closures, SlotGates, ask_again_at
+from headgate.core.money import amount_of
 from headgate.core.rate_limits import NoRoom, RateCharge, RateLimit, RateTable
 from headgate.core.scheduler import Round, eligible_turns
-from headgate.core.slots.slot import SlotStanding
-from headgate.core.snapshot import WORKING, Agent, AgentState, AssignAction, SchedulerState
-from headgate.core.task import Choice, Task, TaskRecord, TaskStatus, slot_of
+from headgate.core.slots.slot import SlotStanding, most_headroom, provider_closure
+from headgate.core.snapshot import (
+    DEFAULT_TOKENS,
+    WORKING,
+    Agent,
+    AgentState,
+    AssignAction,
+    LanePolicy,
+    Project,
+    SchedulerState,
+    tokens_charged,
+)
+from headgate.core.task import (
+    Choice,
+    OnExhausted,
+    Task,
+    TaskRecord,
+    TaskStatus,
+    Terms,
+    is_worker,
+    slot_of,
+)
 
-# The figures of a desk as the decision wants them, without the tasks, agents and gates.
-
-
-def state_of(
-    dispatch_state: DispatchState, now: float, *, max_started: int | None
-) -> SchedulerState:
-    """Return the figures of this moment; at most `max_started` tasks may be added to them."""
-    settings = dispatch_state.settings
-    total = len(dispatch_state.flights)
-    most = settings.max_inflight
-    if max_started is not None:
-        most = min(most, total + max_started)
-    return SchedulerState(
-        projects=list(settings.projects),
-        tasks=[],
-        agents=[],
-        project_token_usage=dispatch_state.figures.tokens,
-        project_active_agent_counts=dispatch_state.flights.active,
-        tasks_completed_in_window=dispatch_state.figures.completed,
-        charge_in_round=True,
-        default_tokens=settings.default_tokens,
-        project_reserved=dispatch_state.flights.reserved,
-        project_started=dispatch_state.figures.started,
-        # The index has the agents one by one; a round only asks for the sum.
-        agent_inflight={"": total},
-        max_inflight=most,
-        lane_policy=settings.lane_policy,
-        tick=dispatch_state.tick,
-        alpha=dispatch_state.tuning.alpha,
-        max_wait_ticks=settings.max_wait_ticks,
-        max_lag_tokens=settings.max_lag_tokens,
-        projects_present=dispatch_state.present,
-        project_forgiven=dispatch_state.figures.forgiven,
-        priority_ageing_seconds=settings.priority_ageing_seconds,
-        now=now,
-    )
+PAUSED = "paused by an administrator"
+MISSING = "it is not configured; put it back into the file, or cancel the task"
 
 
-def forgive(dispatch_state: DispatchState, state: SchedulerState, now: float) -> None:
-    """Note which projects take part now, and what those that join are forgiven."""
-    if state.max_lag_tokens is None:
-        return
-    turns = eligible_turns(dispatch_state.index, state)
-    for turn in turns:
-        tokens = turn.forgiven - state.project_forgiven.get(turn.project.id, 0)
-        if tokens:
-            dispatch_state.figures.add(turn.project.id, now, forgiven=tokens)
-            known = dispatch_state.forgiven_now.get(turn.project.id, 0)
-            dispatch_state.forgiven_now[turn.project.id] = known + tokens
-    dispatch_state.present = [turn.project.id for turn in turns]
+class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How to decide, for whom, and with which agents."""
+
+    projects: tuple[Project, ...]
+    agents: tuple[Agent, ...] = ()
+    rate_limits: tuple[RateLimit, ...] = ()
+    lane_policy: LanePolicy = LanePolicy.FEWEST_IN_FLIGHT
+    alpha: float = 0.25
+    auto_tune: bool = False
+    max_wait_ticks: int | None = None
+    priority_ageing_seconds: float = 0.0
+    default_tokens: int = DEFAULT_TOKENS
+    default_micro_usd: int = 0
+    max_inflight: int = 20
+    max_per_agent_inflight: int = 10
+    max_lag_tokens: int | None = None
+    usage_window_hours: int = 24
+    pull_targets: frozenset[str] = frozenset()
+    paused_targets: tuple[str, ...] = ()
+    missing_targets: tuple[str, ...] = ()
+    is_paused: bool = False
+    counts_free_work: bool = True
+    """Whether work that is said to use no tokens reserves one, so that projects of it are fair."""
+
+    def new_index(self) -> LaneIndex:
+        """Return an index in which nothing waits and nobody works."""
+        return LaneIndex(
+            policy=self.lane_policy,
+            max_wait_ticks=self.max_wait_ticks,
+            priority_ageing_seconds=self.priority_ageing_seconds,
+            counts_inflight=True,
+            pull_targets=self.pull_targets,
+        )
+
+    def pauses(self) -> dict[GatePart, GateClosure]:
+        """Return the closures that stand for paused targets, and for those nobody configured.
+
+        Only other settings open them.
+        """
+        closures = [
+            GateClosure(kind="target", name=name, why=why)
+            for why, names in ((PAUSED, self.paused_targets), (MISSING, self.missing_targets))
+            for name in names
+        ]
+        return {closure.part: closure for closure in closures}
+
+    def needs(self, waiting: Waiting) -> dict[Unit, int]:
+        """Return what an attempt at a task has to reserve."""
+        fixed = waiting.terms.cost_micro_usd
+        estimated = waiting.terms.estimate_micro_usd or self.default_micro_usd
+        micro_usd = estimated if fixed is None else fixed
+        tokens = tokens_charged(waiting.task, self.default_tokens)
+        if waiting.task.estimate_tokens == 0 and not self.counts_free_work:
+            tokens = 0
+        return {Unit.TOKENS: tokens, Unit.MICRO_USD: micro_usd}
 
 
-# How attempts leave a desk: their places come back, and what they used is counted.
+class Waiting(msgspec.Struct, frozen=True):
+    """A queued task, the conditions of it, and how often it was assigned before."""
 
-IN_FLIGHT = (TaskStatus.ASSIGNED, TaskStatus.RUNNING)
+    task: Task
+    terms: Terms
+    attempt: int
+    waiting_for: int
+
+    def is_after(self, other: Waiting) -> bool:
+        """Say whether the task has come further: another attempt, or fewer parents to wait for."""
+        if self.attempt != other.attempt:
+            return self.attempt > other.attempt
+        return self.waiting_for < other.waiting_for
 
 
-def lands(
-    dispatch_state: DispatchState, flight: InFlightAttempt, record: TaskRecord, now: float
-) -> bool:
-    """Say whether a record ends an attempt, and if so let it land."""
-    is_before = record.progress.attempt < flight.attempt
-    if is_before and record.is_terminal:
-        take_back(dispatch_state, flight, now)
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of a plan, with what is to be reserved; `slot` is set if one was chosen."""
+
+    task: Task
+    terms: Terms
+    attempt: int
+    agent_id: str
+    node_id: str
+    tokens: int
+    micro_usd: int
+    rate_charges: tuple[RateCharge, ...] = ()
+    slot: str | None = None
+    choice: Choice | None = None
+
+    @property
+    def used_slot(self) -> str | None:
+        """The slot that the attempt uses, chosen or named."""
+        return self.slot or self.task.slot
+
+
+# Attempts in flight: which capacity they use, on which node, and what projects have at stake.
+#
+# An attempt counts from its plan until the store says that it is over, or that it never began. So
+# the sums here are never below the truth. The capacity of a worker serves one agent, and is counted
+# apart from that of the nodes.
+
+
+class InFlightAttempt(msgspec.Struct, frozen=True):
+    """An attempt in attempt: whose it is, where it runs, what it has reserved, for how long."""
+
+    task: Task
+    number: int
+    agent_id: str
+    node_id: str
+    tokens: int
+    slot: str | None = None
+    attempt_seconds: float | None = None
+
+
+class InFlightAttempts:
+    """All attempts in attempt, with the sums over nodes, projects and slots."""
+
+    def __init__(self) -> None:
+        self.active: dict[str, int] = {}
+        self.reserved: dict[str, int] = {}
+        self.capacity: dict[str, int] = {}
+        self.by_slot: dict[str, int] = {}
+        self._workers: dict[str, dict[str, int]] = {}
+        self._agents: dict[str, str] = {}
+        self._attempts: dict[str, InFlightAttempt] = {}
+        self._used: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    def __contains__(self, task_id: str) -> bool:
+        return task_id in self._attempts
+
+    def __iter__(self) -> Iterator[InFlightAttempt]:
+        return iter(self._attempts.values())
+
+    def get(self, task_id: str) -> InFlightAttempt | None:
+        """Return the attempt that a task is in."""
+        return self._attempts.get(task_id)
+
+    def add(self, attempt: InFlightAttempt) -> None:
+        """Count an attempt that starts."""
+        task, node_id = attempt.task, attempt.node_id
+        self._attempts[task.id] = attempt
+        self._used[node_id] = self._used.get(node_id, 0) + 1
+        self.active[task.project_id] = self.active.get(task.project_id, 0) + 1
+        self.reserved[task.project_id] = self.reserved.get(task.project_id, 0) + attempt.tokens
+        if attempt.slot is not None:
+            self.by_slot[attempt.slot] = self.by_slot.get(attempt.slot, 0) + 1
+
+    def remove(self, attempt: InFlightAttempt) -> None:
+        """Stop counting an attempt that is over."""
+        task, node_id = attempt.task, attempt.node_id
+        del self._attempts[task.id]
+        self.active[task.project_id] -= 1
+        self.reserved[task.project_id] -= attempt.tokens
+        self._used[node_id] -= 1
+        if attempt.slot is not None:
+            self._leave_slot(attempt.slot)
+        is_known = node_id in self.capacity or node_id in self._agents
+        if not self._used[node_id] and not is_known:
+            del self._used[node_id]
+
+    def _leave_slot(self, slot: str) -> None:
+        self.by_slot[slot] -= 1
+        if not self.by_slot[slot]:
+            del self.by_slot[slot]
+
+    def set_node(self, node_id: str, capacity: int) -> None:
+        """Set how many tasks a node takes; 0 takes no more, and keeps those it has."""
+        self.capacity[node_id] = capacity
+
+    def set_worker(self, node_id: str, capacity: int, *, agent_id: str) -> None:
+        """Set how many tasks of its agent a worker takes."""
+        self._agents[node_id] = agent_id
+        self._workers.setdefault(agent_id, {})[node_id] = capacity
+
+    def agent_of(self, node_id: str) -> str | None:
+        """Return the agent that a worker serves; None of a node."""
+        return self._agents.get(node_id)
+
+    def drop_node(self, node_id: str) -> None:
+        """Forget a node or a worker that is gone."""
+        self.capacity.pop(node_id, None)
+        agent_id = self._agents.pop(node_id, None)
+        if agent_id is not None:
+            del self._workers[agent_id][node_id]
+            if not self._workers[agent_id]:
+                del self._workers[agent_id]
+        if not self._used.get(node_id):
+            self._used.pop(node_id, None)
+
+    def on_node(self, node_id: str) -> list[str]:
+        """Return the tasks that a node has."""
+        return [attempt.task.id for attempt in self if attempt.node_id == node_id]
+
+    def nodes(self) -> set[str]:
+        """Return every node that has a task."""
+        return {attempt.node_id for attempt in self}
+
+    def known_nodes(self) -> set[str]:
+        """Return every node and worker with a capacity, used or not."""
+        return self.capacity.keys() | self._agents.keys()
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether any worker is connected."""
+        return bool(self._agents)
+
+    def workers_of(self, agent_id: str) -> dict[str, int]:
+        """Return the workers of an agent with their capacity."""
+        return self._workers.get(agent_id, {})
+
+    def free_at_workers(self, agent_id: str) -> int:
+        """Return how many more tasks the workers of an agent take together."""
+        own = self._workers.get(agent_id, {})
+        return sum(max(0, capacity - self._used.get(node, 0)) for node, capacity in own.items())
+
+    def free_by_agent(self) -> dict[str, int]:
+        """Return how many more tasks workers take, for each agent that has any."""
+        return {agent_id: self.free_at_workers(agent_id) for agent_id in self._workers}
+
+    def free_capacity(self) -> int:
+        """Return how many more tasks the nodes take together."""
+        return sum(max(0, self._free_on(node_id)) for node_id in self.capacity)
+
+    def node_for_next(self, agent_id: str = "") -> str:
+        """Return the node, or the worker of an agent, with the most free capacity; there is one."""
+        capacity = self._workers[agent_id] if agent_id else self.capacity
+        return max(capacity, key=lambda node: capacity[node] - self._used.get(node, 0))
+
+    def _free_on(self, node_id: str) -> int:
+        return self.capacity[node_id] - self._used.get(node_id, 0)
+
+
+# Timers: what falls due when, with a cost that depends on what falls due.
+#
+# A timer is replaced or dropped by its key. The old entry stays in the heap until it comes to the
+# top, or until most of the heap is old and it is built anew; so memory follows the live timers.
+
+Key = TypeVar("Key", bound=Hashable)
+
+TIMER_SLACK = 1_024
+
+
+class Timers(Generic[Key]):
+    """Keys by the time at which they fall due; a key has one time."""
+
+    __slots__ = ("_count", "_due", "_heap")
+
+    def __init__(self) -> None:
+        self._due: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def set(self, key: Key, at: float) -> None:
+        """Let a key fall due at a time, instead of the one it had."""
+        if self._due.get(key) == at:
+            return
+        self._due[key] = at
+        self._count += 1
+        heappush(self._heap, (at, self._count, key))
+        if len(self._heap) > 2 * len(self._due) + TIMER_SLACK:
+            self._rebuild()
+
+    def drop(self, key: Key) -> None:
+        """Forget a key."""
+        self._due.pop(key, None)
+        if len(self._heap) > 2 * len(self._due) + TIMER_SLACK:
+            self._rebuild()
+
+    def at(self, key: Key) -> float | None:
+        """Return when a key falls due."""
+        return self._due.get(key)
+
+    def next_at(self) -> float | None:
+        """Return when the first key falls due."""
+        while self._heap:
+            at, _, key = self._heap[0]
+            if self._due.get(key) == at:
+                return at
+            heappop(self._heap)
+        return None
+
+    def pop_due(self, now: float, *, most: int) -> list[Key]:
+        """Take out the keys that are due, the earliest first, at most so many."""
+        due: list[Key] = []
+        while len(due) < most and (at := self.next_at()) is not None and at <= now:
+            key = heappop(self._heap)[2]
+            del self._due[key]
+            due.append(key)
+        return due
+
+    def _rebuild(self) -> None:
+        self._heap = [(at, number, key) for number, (key, at) in enumerate(self._due.items())]
+        self._count = len(self._heap)
+        heapify(self._heap)
+
+
+# Workers: which have free capacity, and which attempts take too long there.
+#
+# The service cannot stop what runs at a worker. It tells the worker of a cancel, and a worker
+# keeps deadlines and the time of an attempt by itself. One that does neither has a grace, and its
+# attempt is then given up.
+#
+# Rule: an attempt at a worker always comes to an end: by the worker's word, by the end of its
+# lease, or by the end of a grace.
+
+DEADLINE_GRACE_SECONDS = 5.0
+CANCEL_GRACE_SECONDS = 30.0
+AGAIN_SECONDS = 1.0
+MAX_OVERDUE = 500
+MAX_REMEMBERED = 10_000
+
+
+class WorkerWatch:
+    """Keeps the index in line with the free capacity of workers, and times their attempts."""
+
+    def __init__(self, index: LaneIndex, in_flight: InFlightAttempts) -> None:
+        self.index = index
+        self._in_flight = in_flight
+        self._overdue: Timers[str] = Timers()
+        self._since: dict[str, float] = {}
+
+    def set_node(self, node_id: str, capacity: int, *, agent_id: str, now: float) -> None:
+        """Set how many tasks a node takes, or a worker of an agent."""
+        if not agent_id:
+            self._in_flight.set_node(node_id, capacity)
+            return
+        if self._in_flight.workers_of(agent_id).get(node_id) == capacity:
+            # The news name all workers each time, and a refresh counts all those of an agent.
+            return
+        self._in_flight.set_worker(node_id, capacity, agent_id=agent_id)
+        self.refresh(agent_id, now)
+
+    def drop_node(self, node_id: str, now: float) -> None:
+        """Forget a node or a worker that is gone."""
+        agent_id = self._in_flight.agent_of(node_id)
+        self._in_flight.drop_node(node_id)
+        if agent_id is not None:
+            self.refresh(agent_id, now)
+
+    def refresh(self, agent_id: str, now: float) -> None:
+        """Have the index know how many more tasks the workers of an agent take."""
+        free = self._in_flight.free_at_workers(agent_id)
+        if free:
+            self._since.pop(agent_id, None)
+        elif agent_id not in self._since:
+            self._since[agent_id] = now
+            if len(self._since) > MAX_REMEMBERED:
+                del self._since[next(iter(self._since))]
+        self.index.set_workers(agent_id, free)
+
+    def since(self, agent_id: str) -> float | None:
+        """Return since when the workers of an agent have had no free capacity, if it had any."""
+        return self._since.get(agent_id)
+
+    def start(self, attempt: InFlightAttempt, now: float) -> None:
+        """Time an attempt that starts at a worker; others need none of this."""
+        if is_worker(attempt.node_id):
+            self._time(attempt, now)
+            self.refresh(attempt.agent_id, now)
+
+    def observe(self, attempt: InFlightAttempt, record: TaskRecord, now: float) -> None:
+        """Time an attempt by its record, which tells when the worker has begun it."""
+        if not is_worker(attempt.node_id):
+            return
+        if record.progress.cancel_requested:
+            self.cancel(attempt, now)
+        elif attempt.attempt_seconds is not None:
+            is_running = record.task.status is TaskStatus.RUNNING
+            # One that has not begun has all of its time before it.
+            began_at = record.progress.started_at if is_running else None
+            self._time(attempt, now if began_at is None else began_at)
+
+    def _time(self, attempt: InFlightAttempt, began_at: float) -> None:
+        deadline, seconds = attempt.task.deadline, attempt.attempt_seconds
+        if seconds is not None:
+            over_at = began_at + seconds
+            deadline = over_at if deadline is None else min(deadline, over_at)
+        if deadline is not None:
+            self._overdue.set(attempt.task.id, deadline + DEADLINE_GRACE_SECONDS)
+
+    def cancel(self, attempt: InFlightAttempt, now: float) -> None:
+        """Give a worker some time to stop an attempt that somebody wants cancelled."""
+        if not is_worker(attempt.node_id):
+            return
+        ends_at = now + CANCEL_GRACE_SECONDS
+        deadline = attempt.task.deadline
+        if deadline is not None:
+            ends_at = min(ends_at, deadline + DEADLINE_GRACE_SECONDS)
+        known = self._overdue.at(attempt.task.id)
+        if known is None or ends_at < known:
+            self._overdue.set(attempt.task.id, ends_at)
+
+    def settle(self, attempt: InFlightAttempt, now: float) -> None:
+        """Free the capacity of an attempt that is over."""
+        if is_worker(attempt.node_id):
+            self._overdue.drop(attempt.task.id)
+            self.refresh(attempt.agent_id, now)
+
+    def next_at(self) -> float | None:
+        """Return when an attempt has had its time."""
+        return self._overdue.next_at()
+
+    def take_overdue(self, now: float) -> list[InFlightAttempt]:
+        """Return attempts that had their time; they are due again until they are over."""
+        found = []
+        for task_id in self._overdue.pop_due(now, most=MAX_OVERDUE):
+            attempt = self._in_flight.get(task_id)
+            if attempt is not None:
+                self._overdue.set(task_id, now + AGAIN_SECONDS)
+                found.append(attempt)
+        return found
+
+
+# Closed gates: for a time, or as long as things stand as they do.
+#
+# A closure for a time ends by itself, or when whoever closed opens again: a budget, a rate limit,
+# a pause that a provider asked for. A standing one says how things are: an administrator's pause,
+# a slot without room. Its time is only shown, and nothing ends it but another standing. Rule: a
+# part is open when neither closes it, and the end of one leaves the other as it is.
+
+
+class Closures:
+    """Both kinds of closures, and the index that is kept in line with them."""
+
+    def __init__(self, index: LaneIndex) -> None:
+        self.index = index
+        self.timed: dict[GatePart, GateClosure] = {}
+        self.standing: dict[GatePart, GateClosure] = {}
+        self._openings: Timers[GatePart] = Timers()
+
+    def close(self, closure: GateClosure, now: float) -> None:
+        """Close a part until its time; one that is closed for longer stays so."""
+        part = closure.part
+        if closure.until is not None and closure.until <= now:
+            return
+        known = self.timed.get(part)
+        if known is not None and (known.until or 0.0) > (closure.until or 0.0):
+            return
+        self.timed[part] = closure
+        if part not in self.standing:
+            self.index.close(closure)
+        if closure.until is not None:
+            self._openings.set(part, closure.until)
+
+    def open(self, part: GatePart) -> bool:
+        """End what closes a part for a time; return whether anything did."""
+        if self.timed.pop(part, None) is None:
+            return False
+        self._openings.drop(part)
+        if part not in self.standing:
+            self.index.open(part)
         return True
-    is_under_way = record.task.status in IN_FLIGHT and record.progress.attempt == flight.attempt
-    if is_under_way:
-        dispatch_state.workers.observe(flight, record, now)
-    if is_before or is_under_way:
-        return False
-    _land(dispatch_state, flight, record, now)
-    return True
+
+    def set_standing(self, kind: GateKind, closures: Mapping[GatePart, GateClosure]) -> None:
+        """Have these and no others of their kind stand, until this is called again."""
+        ended = [part for part in self.standing if part.kind == kind and part not in closures]
+        for part in ended:
+            self.stand(part, None)
+        for part, closure in closures.items():
+            self.stand(part, closure)
+
+    def stand(self, part: GatePart, closure: GateClosure | None) -> None:
+        """Have one closure stand, or none."""
+        if closure == self.standing.get(part):
+            return
+        if closure is not None:
+            self.standing[part] = closure
+            self.index.close(closure)
+            return
+        del self.standing[part]
+        timed = self.timed.get(part)
+        if timed is None:
+            self.index.open(part)
+        else:
+            self.index.close(timed)
+
+    def of(self, part: GatePart) -> list[GateClosure]:
+        """Return everything that closes a part, what stands first."""
+        found = (self.standing.get(part), self.timed.get(part))
+        return [closure for closure in found if closure is not None]
+
+    def is_closed(self, part: GatePart) -> bool:
+        """Say whether anything closes a part."""
+        return part in self.standing or part in self.timed
+
+    def shown(self) -> list[GateClosure]:
+        """Return one closure for each part that is closed, as the index has it."""
+        return list((self.timed | self.standing).values())
+
+    def recheck_at(self, part: GatePart, at: float) -> None:
+        """Have a part fall due at a time, though it may open before or stay closed."""
+        self._openings.set(part, at)
+
+    def next_at(self) -> float | None:
+        """Return when a part falls due."""
+        return self._openings.next_at()
+
+    def pop_due(self, now: float, *, most: int) -> list[GatePart]:
+        """Return the parts whose time has come."""
+        return self._openings.pop_due(now, most=most)
 
 
-def take_back(dispatch_state: DispatchState, flight: InFlightAttempt, now: float) -> None:
-    """Give back the place of an attempt that never began."""
-    give_back_place(dispatch_state, flight, now)
-    dispatch_state.figures.add(flight.task.project_id, now, started=-1)
+# Slots: which have no room, and which providers have none that is open.
+#
+# Rule: the gate of a provider follows from those of its slots, whatever closes them: a used-up
+# quota, a pause that the provider asked for, a rate limit. So what may be planned for it can be
+# given a slot.
 
 
-def give_back_place(dispatch_state: DispatchState, flight: InFlightAttempt, now: float) -> None:
-    """Have the place of an attempt free again, for whatever reason."""
-    dispatch_state.flights.remove(flight)
-    dispatch_state.index.free_place(flight.agent_id)
-    dispatch_state.workers.land(flight, now)
+class SlotGates:
+    """The standings of all slots, and the gates of the providers that tasks name."""
+
+    def __init__(self, closures: Closures, in_flight: InFlightAttempts) -> None:
+        self.standings: dict[str, SlotStanding] = {}
+        self._closures = closures
+        self._in_flight = in_flight
+        self._by_provider: dict[str, list[SlotStanding]] = {}
+        self._named: set[str] = set()
+
+    def set(self, standings: Sequence[SlotStanding]) -> None:
+        """Go by these standings, and no others; their order is that of the file."""
+        self.standings = {standing.name: standing for standing in standings}
+        self._by_provider = {}
+        for standing in self.standings.values():
+            self._by_provider.setdefault(standing.provider, []).append(standing)
+        closed = {_part(one.name): one.hold for one in self.standings.values() if one.hold}
+        self._closures.set_standing("slot", closed)
+        for provider in sorted(self._named):
+            self._refresh(provider)
+
+    def track(self, provider: str) -> None:
+        """Keep the gate of a provider from now on, because a task names it."""
+        if provider not in self._named:
+            self._named.add(provider)
+            self._refresh(provider)
+
+    def changed(self, slot: str) -> None:
+        """Look again at the provider of a slot that was closed or opened."""
+        standing = self.standings.get(slot)
+        if standing is not None and standing.provider in self._named:
+            self._refresh(standing.provider)
+
+    def choose(self, provider: str, *, without: Collection[str]) -> str | None:
+        """Return the open slot of a provider with the most headroom."""
+        return most_headroom(
+            self._by_provider.get(provider, ()),
+            is_closed=lambda slot: self._closures.is_closed(_part(slot)),
+            in_flight=self._in_flight.by_slot,
+            without=without,
+        )
+
+    def _refresh(self, provider: str) -> None:
+        standings = self._by_provider.get(provider, ())
+        closure = provider_closure(provider, standings, self._closures_of)
+        self._closures.stand(GatePart("provider", provider), closure)
+
+    def _closures_of(self, slot: str) -> list[GateClosure]:
+        return self._closures.of(_part(slot))
 
 
-def _land(
-    dispatch_state: DispatchState, flight: InFlightAttempt, record: TaskRecord, now: float
-) -> None:
-    give_back_place(dispatch_state, flight, now)
-    dispatch_state.tick += 1
-    tokens = record.tokens or 0
-    is_done = record.task.status is TaskStatus.DONE
-    dispatch_state.figures.add(flight.task.project_id, now, tokens=tokens, completed=int(is_done))
-    _count_overrun(dispatch_state, flight, tokens, now)
-    has_freed = tokens < flight.tokens or (record.micro_usd or 0) < (
-        record.progress.reserved_micro_usd
+def _part(slot: str) -> GatePart:
+    return GatePart("slot", slot)
+
+
+# Tasks that a budget refused: which wait, behind what, and which never can start.
+#
+# A scope without any room is closed whole. One with some room left may still take smaller tasks, so
+# only the refused task is set aside, up to a number; otherwise one dear task would stand before
+# many cheap ones. Both come back when the scope may have room: when its window frees some, when an
+# attempt that was charged to it ends, and every few seconds while somebody else may give money
+# back. A task that asked to be refused does not wait behind a closed scope: it is refused by what
+# the scope said last.
+
+Needs = Mapping[Unit, int]
+"""What an attempt has to reserve."""
+
+MAX_SET_ASIDE = 64
+"""How many tasks are tried one by one against a scope with a little room, before it is closed."""
+
+ASK_AGAIN_SECONDS = 5.0
+"""When money that others have reserved is asked for again: nobody says that they gave it back."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do with a refused task: end it with an error, close the gate, or set it aside.
+
+    Without any of them the task is set aside.
+    """
+
+    error: str | None = None
+    closure: GateClosure | None = None
+
+
+class BudgetParking:
+    """What waits for budgets."""
+
+    def __init__(self) -> None:
+        self._aside: dict[str, dict[str, None]] = {}
+        self._scope_of: dict[str, str] = {}
+        self._closed: set[str] = set()
+        self._unwilling: dict[str, dict[str, None]] = {}
+        self.refusals: dict[str, Refused] = {}
+
+    def judge(self, task_id: str, refused: Refused, terms: Terms) -> Verdict:
+        """Decide what becomes of a task that a scope refused."""
+        if not refused.may_clear or terms.on_exhausted is OnExhausted.REJECT:
+            return Verdict(error=str(exceeded(refused)))
+        scope = refused.scope
+        self.refusals[scope] = refused
+        has_room = refused.spent + refused.reserved + refused.overrun < refused.limit
+        if has_room and len(self._aside.get(scope, ())) < MAX_SET_ASIDE:
+            self._aside.setdefault(scope, {})[task_id] = None
+            self._scope_of[task_id] = scope
+            return Verdict()
+        self._closed.add(scope)
+        return Verdict(closure=closure_of(refused))
+
+    def refuses(self, waiting: Waiting, needs: Callable[[Waiting], Needs]) -> str | None:
+        """Return why a task that will not wait cannot start; None if it may be asked for."""
+        if waiting.terms.on_exhausted is not OnExhausted.REJECT:
+            return None
+        reached = _reached(waiting.task.scopes)
+        for scope in reached:
+            self._unwilling.setdefault(scope, {})[waiting.task.id] = None
+        for scope in sorted(reached & self._closed):
+            refused = self.refusals[scope]
+            used = refused.spent + refused.reserved + refused.overrun
+            requested = needs(waiting)[refused.unit]
+            if used + requested > refused.limit:
+                return str(exceeded(msgspec.structs.replace(refused, requested=requested)))
+        return None
+
+    def unwilling(self, scope: str) -> list[str]:
+        """Return the tasks behind a scope that will not wait for it."""
+        return list(self._unwilling.get(scope, ()))
+
+    def leave(self, scope: str) -> list[str]:
+        """Take out the tasks that were set aside for a scope."""
+        self.refusals.pop(scope, None)
+        self._closed.discard(scope)
+        tasks = list(self._aside.pop(scope, ()))
+        for task_id in tasks:
+            self._scope_of.pop(task_id, None)
+        return tasks
+
+    def drop(self, task_id: str, scopes: Iterable[str]) -> None:
+        """Forget a task that has ended, or waits no more."""
+        self._forget_unwilling(task_id, scopes)
+        scope = self._scope_of.pop(task_id, None)
+        if scope is None:
+            return
+        aside = self._aside[scope]
+        del aside[task_id]
+        if not aside:
+            del self._aside[scope]
+            if scope not in self._closed:
+                del self.refusals[scope]
+
+    def set_aside(self, scope: str) -> int:
+        """Return how many tasks were set aside for a scope."""
+        return len(self._aside.get(scope, ()))
+
+    def all_aside(self) -> Iterable[str]:
+        """Return the tasks that were set aside one by one, for any scope."""
+        return self._scope_of.keys()
+
+    def scope_of(self, task_id: str) -> str | None:
+        """Return the scope that a task was set aside for."""
+        return self._scope_of.get(task_id)
+
+    def wake(self, scopes: Iterable[str], *, has_freed: bool) -> list[str]:
+        """Return the refusing scopes in which an attempt that ended may have left room.
+
+        One without a window is asked again in any case: its tasks wait only for what is in
+        attempt, and are refused for good when nothing is.
+        """
+        if not self.refusals:
+            return []
+        refusing = sorted(_reached(scopes) & self.refusals.keys())
+        return [scope for scope in refusing if has_freed or self.refusals[scope].resets_at is None]
+
+    def _forget_unwilling(self, task_id: str, scopes: Iterable[str]) -> None:
+        if not self._unwilling:
+            return
+        for scope in _reached(scopes) & self._unwilling.keys():
+            tasks = self._unwilling[scope]
+            tasks.pop(task_id, None)
+            if not tasks:
+                del self._unwilling[scope]
+
+
+def _reached(scopes: Iterable[str]) -> set[str]:
+    return {charged for scope in (ROOT, *scopes) for charged in ancestors(Scope(scope))}
+
+
+def ask_again_at(refused: Refused, now: float) -> float | None:
+    """Return when a scope that refused is asked again by itself; None is never."""
+    times = [] if refused.resets_at is None else [float(refused.resets_at)]
+    if refused.reserved:
+        times.append(now + ASK_AGAIN_SECONDS)
+    return min(times, default=None)
+
+
+def closure_of(refused: Refused) -> GateClosure:
+    """Return the closed gate of a scope without room."""
+    used = refused.spent + refused.reserved + refused.overrun
+    unit = refused.unit.value
+    most, asked = amount_of(refused.limit, unit), amount_of(refused.requested, unit)
+    return GateClosure(
+        kind="scope",
+        name=refused.scope,
+        until=refused.resets_at,
+        why=f"{amount_of(used, unit)} of {most} are used or reserved, and {asked} asked for",
     )
-    dispatch_state.ask_again(flight.task.scopes, has_freed=has_freed)
 
 
-def _count_overrun(
-    dispatch_state: DispatchState, flight: InFlightAttempt, tokens: int, now: float
-) -> None:
-    if tokens > flight.tokens:
-        limits = dispatch_state.rate_limits_on(flight.task, flight.slot, flight.agent_id)
-        dispatch_state.rates.count_more(limits, tokens=tokens - flight.tokens, now=now)
-
-
-# Agents that nobody declared: made by their first task, and forgotten when they are idle.
+# Agents that nobody declared: made by their first task, and dropped when they are idle.
 #
 # Clients name them, so their number has no bound of its own. Rule: beyond `MAX_KNOWN_AGENTS` those
-# with nothing queued and nothing in flight are dropped; the next task makes them anew.
+# with nothing queued and nothing in attempt are dropped; the next task makes them anew.
 
 MAX_KNOWN_AGENTS = 10_000
 
@@ -150,9 +782,9 @@ MAX_KNOWN_AGENTS = 10_000
 class MadeAgents:
     """Makes agents in an index, and drops those that nobody needs."""
 
-    def __init__(self, index: LaneIndex, flights: InFlightAttempts, *, capacity: int) -> None:
+    def __init__(self, index: LaneIndex, in_flight: InFlightAttempts, *, capacity: int) -> None:
         self.index = index
-        self._flights = flights
+        self._in_flight = in_flight
         self._capacity = capacity
         self._made: dict[str, None] = {}
         self._most = MAX_KNOWN_AGENTS
@@ -165,7 +797,7 @@ class MadeAgents:
         return Agent(id=agent_id, capacity=self._capacity, accepts_open=False)
 
     def set_capacity(self, capacity: int) -> None:
-        """Give all of them, and those to come, this many places; what is in flight stays."""
+        """Give all of them, and those to come, this many capacity; what is in attempt stays."""
         self._capacity = capacity
         for agent_id in self._made:
             self.index.set_agent(self.make(agent_id), inflight=self._inflight(agent_id))
@@ -187,7 +819,7 @@ class MadeAgents:
         entry = self.index.agents.get(agent_id)
         return 0 if entry is None else entry.inflight
 
-    def know(self, agent_id: str | None) -> None:
+    def ensure(self, agent_id: str | None) -> None:
         """Make the agent that a task names, unless it is there; it takes only its own tasks."""
         if agent_id is None or self.index.agents.get(agent_id) is not None:
             return
@@ -199,15 +831,105 @@ class MadeAgents:
             self._most = max(MAX_KNOWN_AGENTS, 2 * len(self._made))
 
     def _forget_idle(self, needed: str) -> None:
-        busy = {flight.agent_id for flight in self._flights} | {needed}
+        busy = {attempt.agent_id for attempt in self._in_flight} | {needed}
         for agent_id in list(self._made):
             if agent_id not in busy and not self.index.has_own_lane(agent_id):
                 del self._made[agent_id]
                 self.index.remove_agent(agent_id)
 
 
+# What people ask about lanes and budgets that only the dispatch state knows. The cost grows with
+# the lanes and gates that have work, never with the tasks behind them.
+
+MAX_GATES_COUNTED = 2_000
+MAX_ASIDE_READ = 2_000
+_STOPPED_AGENTS = (AgentState.PAUSED, AgentState.ERROR)
+
+
+class LaneStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A lane that has tasks; an `agent_id` of "" is the open one.
+
+    Tasks that wait for nothing but free capacity are `ready`: none where a gate, a pause or the end
+    of the project stops them. `load` compares it with the other lanes of its project that have
+    ready tasks; None is none of its own. `longest_wait_seconds` is None where waits are not kept.
+    """
+
+    project_id: str
+    agent_id: str
+    ready: int = 0
+    longest_wait_seconds: float | None = None
+    load: float | None = None
+
+
+class _Stopped:
+    """The lanes that start nothing, whatever they have, because somebody wants it so."""
+
+    def __init__(self, settings: DispatchSettings) -> None:
+        self._is_paused = settings.is_paused
+        self._projects = {one.id for one in settings.projects if one.status not in WORKING}
+        self._agents = {one.id for one in settings.agents if one.state in _STOPPED_AGENTS}
+
+    def __contains__(self, lane: Lane) -> bool:
+        is_stopped = lane.project_id in self._projects or lane.owner in self._agents
+        return self._is_paused or is_stopped
+
+
+def _lane_loads(
+    project: ProjectLanes, stopped: _Stopped, *, tick: int, alpha: float
+) -> list[tuple[Lane, float | None]]:
+    waits = {lane: max(0, tick - lane.oldest_tick()) for lane in project.lanes.values()}
+    competing = {lane for lane in waits if lane.ready and lane not in stopped}
+    deepest = max((lane.depth_micro for lane in competing), default=0)
+    longest = max((waits[lane] for lane in competing), default=0)
+    return [
+        (
+            lane,
+            load_score(
+                alpha=alpha,
+                queue_depth=lane.depth_micro,
+                max_queue_depth=deepest,
+                oldest_wait=waits[lane],
+                max_oldest_wait=longest,
+            )
+            if lane in competing
+            else None,
+        )
+        for lane in waits
+    ]
+
+
+def _stats_of(lane: Lane, load: float | None, now: float, aside: float | None) -> LaneStats:
+    waits = [wait for wait in (lane.longest_wait(now), aside) if wait is not None]
+    return LaneStats(
+        project_id=lane.project_id,
+        agent_id=lane.owner or "",
+        # A lane that could start something has a load, be it 0.
+        ready=0 if load is None else lane.ready,
+        longest_wait_seconds=max(waits, default=None),
+        load=load,
+    )
+
+
+IN_FLIGHT = (TaskStatus.ASSIGNED, TaskStatus.RUNNING)
 MAX_DUE = 1_000
 ASIDE_SECONDS = 60.0
+
+_ORDERS = ("lane_policy", "max_wait_ticks", "priority_ageing_seconds", "pull_targets")
+"""What lanes and gates are built by: with another one, all of them are built again."""
+
+MAX_REBUILT = 2_000
+"""How many tasks may wait for all lanes to be built again at once; more would take too long."""
+
+
+class Due(msgspec.Struct, frozen=True, kw_only=True):
+    """What fell due: deadlines that passed, tasks that can never start, attempts out of time.
+
+    `expired` are queued tasks, `rejected` has the reason of each, `overdue` are at workers.
+    """
+
+    expired: list[str]
+    rejected: dict[str, str]
+    overdue: list[InFlightAttempt]
 
 
 class DispatchState:
@@ -217,28 +939,28 @@ class DispatchState:
         self.settings = settings
         self.tick = 0
         self.waiting: dict[str, Waiting] = {}
-        self.flights = InFlightAttempts()
+        self.in_flight = InFlightAttempts()
         self.rate_closed: dict[GatePart, GateClosure] = {}
         self.limited: dict[str, NoRoom] = {}
         self.too_large: dict[str, NoRoom] = {}
-        self.hopeless: dict[str, str] = {}
-        self.figures = ProjectUsage(window_hours=settings.usage_window_hours)
+        self.usage = ProjectUsage(window_hours=settings.usage_window_hours)
         self.rates = RateTable(settings.rate_limits)
         self.parking = BudgetParking()
         self.tuning = AdaptiveAlpha(alpha=settings.alpha)
         self.forgiven_now: dict[str, int] = {}
         self.present: list[str] = []
+        self.hopeless: dict[str, str] = {}
         self._starts: Timers[str] = Timers()
         self._deadlines: Timers[str] = Timers()
         self._lifts: Timers[str] = Timers()
         self.index = settings.new_index()
         self.closures = Closures(self.index)
-        self.slots = SlotGates(self.closures, self.flights)
-        self.workers = WorkerWatch(self.index, self.flights)
+        self.slots = SlotGates(self.closures, self.in_flight)
+        self.workers = WorkerWatch(self.index, self.in_flight)
         for agent in settings.agents:
             self.index.set_agent(agent)
         capacity = settings.max_per_agent_inflight
-        self.made_agents = MadeAgents(self.index, self.flights, capacity=capacity)
+        self.made_agents = MadeAgents(self.index, self.in_flight, capacity=capacity)
         self.set_pauses(settings.pauses())
 
     def load(
@@ -252,9 +974,9 @@ class DispatchState:
         tick: int,
         now: float,
     ) -> None:
-        """Start from what the store has; only on a new desk."""
+        """Start from what the store has; only on a new state."""
         window_hours = self.settings.usage_window_hours
-        self.figures = ProjectUsage(window_hours=window_hours, rows=usage)
+        self.usage = ProjectUsage(window_hours=window_hours, rows=usage)
         self.rates.load(rate_counts)
         self.tick = tick
         self.index.remember_served(lane_served)
@@ -263,22 +985,42 @@ class DispatchState:
         self.load_more(records, now)
 
     def load_more(self, records: Iterable[TaskRecord], now: float) -> None:
-        """Go on loading, where all of it at once would take too long; before anything is seen."""
+        """Go on loading, where all of it at once would take too long; before any `observe`."""
         for record in records:
             if record.task.status in IN_FLIGHT:
-                self._take_off(record, now)
+                self._load_attempt(record, now)
             else:
                 self.observe(record, now)
+
+    def _load_attempt(self, record: TaskRecord, now: float) -> None:
+        task, progress = record.task, record.progress
+        agent_id = record.agent_id or task.agent_id or ""
+        self.made_agents.ensure(agent_id)
+        self.index.take_permit(agent_id)
+        attempt = InFlightAttempt(
+            task,
+            progress.attempt,
+            agent_id,
+            progress.node_id or "",
+            progress.reserved_tokens,
+            slot_of(record),
+            record.terms.attempt_seconds,
+        )
+        self.in_flight.add(attempt)
+        self.workers.start(attempt, now)
+        self.workers.observe(attempt, record, now)
+
+    # Records that changed: what waits is queued, what is over gives back what it took.
 
     def observe(self, record: TaskRecord, now: float) -> None:
         """Bring the picture in line with a record; one from before what is known changes nothing.
 
-        Only loading finds attempts that the desk has not planned. Later a record of an attempt
-        that it does not know is an old one, of an attempt that has landed since.
+        Only loading finds attempts that this state has not planned. Later a record of an attempt
+        that it does not know is an old one, of an attempt that has ended since.
         """
         task_id, status = record.task.id, record.task.status
-        flight = self.flights.get(task_id)
-        if flight is not None and not lands(self, flight, record, now):
+        attempt = self.in_flight.get(task_id)
+        if attempt is not None and not self._ends(attempt, record, now):
             return
         if status is TaskStatus.QUEUED:
             self._queue(record, now)
@@ -287,10 +1029,95 @@ class DispatchState:
 
     def forget(self, task_id: str, now: float) -> None:
         """Drop a task that the store no longer has."""
-        known = self.flights.get(task_id)
-        if known is not None:
-            give_back_place(self, known, now)
+        attempt = self.in_flight.get(task_id)
+        if attempt is not None:
+            self._free_capacity(attempt, now)
         self._unqueue(task_id)
+
+    def _ends(self, attempt: InFlightAttempt, record: TaskRecord, now: float) -> bool:
+        """Say whether a record ends an attempt, and if so settle it."""
+        is_before = record.progress.attempt < attempt.number
+        if is_before and record.is_terminal:
+            self._take_back(attempt, now)
+            return True
+        is_under_way = record.task.status in IN_FLIGHT and record.progress.attempt == attempt.number
+        if is_under_way:
+            self.workers.observe(attempt, record, now)
+        if is_before or is_under_way:
+            return False
+        self._settle(attempt, record, now)
+        return True
+
+    def _settle(self, attempt: InFlightAttempt, record: TaskRecord, now: float) -> None:
+        """Free the capacity of an attempt that is over, and count what it used."""
+        self._free_capacity(attempt, now)
+        self.tick += 1
+        task, tokens = attempt.task, record.tokens or 0
+        is_done = record.task.status is TaskStatus.DONE
+        self.usage.add(task.project_id, now, tokens=tokens, completed=int(is_done))
+        if tokens > attempt.tokens:
+            limits = self.rate_limits_on(task, attempt.slot, attempt.agent_id)
+            self.rates.count_more(limits, tokens=tokens - attempt.tokens, now=now)
+        reserved_micro_usd = record.progress.reserved_micro_usd
+        has_freed = tokens < attempt.tokens or (record.micro_usd or 0) < reserved_micro_usd
+        self.ask_again(task.scopes, has_freed=has_freed)
+
+    def _take_back(self, attempt: InFlightAttempt, now: float) -> None:
+        """Undo an attempt that never began."""
+        self._free_capacity(attempt, now)
+        self.usage.add(attempt.task.project_id, now, started=-1)
+
+    def _free_capacity(self, attempt: InFlightAttempt, now: float) -> None:
+        self.in_flight.remove(attempt)
+        self.index.give_back_permit(attempt.agent_id)
+        self.workers.settle(attempt, now)
+
+    def _queue(self, record: TaskRecord, now: float) -> None:
+        task, progress = record.task, record.progress
+        waiting = Waiting(task, record.terms, progress.attempt, progress.waiting_for)
+        known = self.waiting.get(task.id)
+        if known is not None and not waiting.is_after(known):
+            return
+        self.waiting[task.id] = waiting
+        if task.deadline is not None:
+            self._deadlines.set(task.id, task.deadline)
+        if task.not_before is not None and task.not_before > now:
+            self._starts.set(task.id, task.not_before)
+            return
+        self._offer(task.id)
+
+    def _offer(self, task_id: str) -> None:
+        waiting = self.waiting.get(task_id)
+        if waiting is None or waiting.waiting_for:
+            return
+        self.too_large.pop(task_id, None)
+        error = self.parking.refuses(waiting, self.settings.needs)
+        if error is not None:
+            self.hopeless[task_id] = error
+            self.index.remove(task_id)
+            return
+        task = waiting.task
+        if task.provider is not None:
+            self.slots.track(task.provider)
+        self.made_agents.ensure(task.agent_id)
+        self.index.add(task)
+
+    def offer_again(self, task_id: str) -> None:
+        """Try a task that a rule had set aside, because the rule has changed."""
+        self._starts.drop(task_id)
+        self._offer(task_id)
+
+    def _unqueue(self, task_id: str) -> None:
+        waiting = self.waiting.pop(task_id, None)
+        if waiting is not None:
+            self.index.remove(task_id)
+            self._starts.drop(task_id)
+            self._deadlines.drop(task_id)
+            self.parking.drop(task_id, waiting.task.scopes)
+            self.too_large.pop(task_id, None)
+            self.hopeless.pop(task_id, None)
+
+    # Gates that close and open.
 
     def close(self, closure: GateClosure, now: float) -> None:
         """Park what stands behind a scope, target or slot, until its time."""
@@ -313,35 +1140,18 @@ class DispatchState:
         for scope in self.parking.wake(scopes, has_freed=has_freed):
             self.open(GatePart("scope", scope))
 
+    def ask_budgets_again(self) -> None:
+        """Offer again what waits for any budget, because limits may have been raised."""
+        for scope in list(self.parking.refusals):
+            self.open(GatePart("scope", scope))
+
     def set_pauses(self, pauses: dict[GatePart, GateClosure]) -> None:
-        """Hold what an administrator has paused, and offer again what is paused no more."""
-        self.closures.hold("target", pauses)
+        """Park what an administrator has paused, and offer again what is paused no more."""
+        self.closures.set_standing("target", pauses)
 
     def set_slots(self, standings: Iterable[SlotStanding]) -> None:
-        """Hold what uses slots that have no room, and offer again what uses those that have."""
+        """Park what uses slots that have no room, and offer again what uses those that have."""
         self.slots.set(tuple(standings))
-
-    def next_at(self) -> float | None:
-        """Return when something falls due by itself."""
-        timers = (self._starts, self._deadlines, self.closures, self._lifts, self.workers)
-        times = (timer.next_at() for timer in timers)
-        return min((at for at in times if at is not None), default=None)
-
-    def fall_due(self, now: float) -> list[str]:
-        """Let everything due happen; return the queued tasks that missed their deadline."""
-        self.figures.roll(now)
-        for part in self.closures.pop_due(now, most=MAX_DUE):
-            self.open(part)
-        for agent_type in self._lifts.pop_due(now, most=MAX_DUE):
-            self.lift(agent_type)
-        for task_id in self._starts.pop_due(now, most=MAX_DUE):
-            self._offer(task_id)
-        due = self._deadlines.pop_due(now, most=MAX_DUE)
-        # A task stays on the desk until the store says that it ended; until then it is due again.
-        for task_id in due:
-            self._deadlines.set(task_id, now + 1.0)
-            self.index.remove(task_id)
-        return due
 
     def lift(self, agent_type: str) -> None:
         """Let the agents of a type work again."""
@@ -349,51 +1159,73 @@ class DispatchState:
         self.limited.pop(agent_type, None)
         self.index.limit_agent_type(agent_type, None)
 
-    def take_hopeless(self) -> dict[str, str]:
-        """Return why tasks can never start that a budget would refuse and that will not wait."""
-        hopeless, self.hopeless = self.hopeless, {}
-        return hopeless
+    # Time that passes.
+
+    def next_at(self) -> float | None:
+        """Return when something falls due by itself."""
+        timers = (self._starts, self._deadlines, self.closures, self._lifts, self.workers)
+        times = [at for timer in timers if (at := timer.next_at()) is not None]
+        return min(times) if times else None
+
+    def fall_due(self, now: float) -> Due:
+        """Let everything due happen; return what the store has to be told of it."""
+        self.usage.roll(now)
+        for part in self.closures.pop_due(now, most=MAX_DUE):
+            self.open(part)
+        for agent_type in self._lifts.pop_due(now, most=MAX_DUE):
+            self.lift(agent_type)
+        for task_id in self._starts.pop_due(now, most=MAX_DUE):
+            self._offer(task_id)
+        expired = self._deadlines.pop_due(now, most=MAX_DUE)
+        # A task stays here until the store says that it ended; until then it is due again.
+        for task_id in expired:
+            self._deadlines.set(task_id, now + 1.0)
+            self.index.remove(task_id)
+        rejected, self.hopeless = self.hopeless, {}
+        return Due(expired=expired, rejected=rejected, overdue=self.workers.take_overdue(now))
+
+    # Decisions.
 
     def plan(self, now: float, *, most: int) -> list[Planned]:
         """Decide a round; what is planned is in flight from now on, until it is refused."""
         planned: list[Planned] = []
         while not self.settings.is_paused:
             room = most - len(planned)
-            has_places = self.index.begin_round(self.flights.free_places())
-            if not len(self.index) or room <= 0 or not has_places:
+            has_capacity = self.index.begin_round(self.in_flight.free_capacity())
+            if not len(self.index) or room <= 0 or not has_capacity:
                 return planned
-            # Who waits for a place on a node has not left, though it is not asked now.
+            # Who waits for a node with free capacity has not left, though it is not asked now.
             if not self.index.offers.are_nodes_shut:
-                forgive(self, self.state(now, max_started=room), now)
+                self._forgive(self.state(now, max_started=room), now)
             decided = Round(self.index, self.state(now, max_started=room))
             chosen = zip(decided.run(), decided.choices, strict=True)
-            lines = [line for one in chosen if (line := self._line(*one, now))]
-            planned += lines
-            # What met a rate limit has left its place to others, who are asked at once.
-            if len(lines) == len(decided.actions):
+            accepted = [one for pair in chosen if (one := self._plan_attempt(*pair, now))]
+            planned += accepted
+            # What met a rate limit has left its permit to others, who are asked at once.
+            if len(accepted) == len(decided.actions):
                 break
         return planned
 
     def refuse(
-        self, line: Planned, record: TaskRecord | None, refused: Refused | None, now: float
+        self, planned: Planned, record: TaskRecord | None, refused: Refused | None, now: float
     ) -> str | None:
         """Give back what was planned; return why the task can never start, if it cannot.
 
         The gate of the scope that refused is parked, or only this task if others may still fit.
         """
-        task_id = line.task.id
-        flight = self.flights.get(task_id)
-        if flight is not None and flight.attempt == line.attempt:
-            take_back(self, flight, now)
-        own = len(self.rate_limits_on(line.task, line.used_slot, line.agent_id))
-        self.rates.take_back(line.rate_charges, own=own)
+        task_id = planned.task.id
+        attempt = self.in_flight.get(task_id)
+        if attempt is not None and attempt.number == planned.attempt:
+            self._take_back(attempt, now)
+        own = len(self.rate_limits_on(planned.task, planned.used_slot, planned.agent_id))
+        self.rates.take_back(planned.rate_charges, own=own)
         if record is None:
             self._unqueue(task_id)
             return None
         self.observe(record, now)
         if refused is None or task_id not in self.waiting:
             return None
-        verdict = self.parking.judge(task_id, refused, line.terms)
+        verdict = self.parking.judge(task_id, refused, planned.terms)
         if verdict.error is not None:
             self.index.remove(task_id)
             return verdict.error
@@ -405,14 +1237,58 @@ class DispatchState:
             self.index.remove(task_id)
         ask_at = ask_again_at(refused, now)
         if ask_at is not None:
-            self.closures.look_at(GatePart("scope", refused.scope), ask_at)
+            self.closures.recheck_at(GatePart("scope", refused.scope), ask_at)
         return None
 
     def state(self, now: float, *, max_started: int | None = None) -> SchedulerState:
-        """Return the figures of this moment; tasks, agents and gates are in the index."""
-        return state_of(self, now, max_started=max_started)
+        """Return this moment as the decision wants it; at most `max_started` tasks may be added.
 
-    def _line(self, action: AssignAction, choice: Choice, now: float) -> Planned | None:
+        Tasks, agents and gates are in the index.
+        """
+        settings = self.settings
+        total = len(self.in_flight)
+        most = settings.max_inflight
+        if max_started is not None:
+            most = min(most, total + max_started)
+        return SchedulerState(
+            projects=list(settings.projects),
+            tasks=[],
+            agents=[],
+            project_token_usage=self.usage.tokens,
+            project_active_agent_counts=self.in_flight.active,
+            tasks_completed_in_window=self.usage.completed,
+            charge_in_round=True,
+            default_tokens=settings.default_tokens,
+            project_reserved=self.in_flight.reserved,
+            project_started=self.usage.started,
+            # The index has the agents one by one; a round only asks for the sum.
+            agent_inflight={"": total},
+            max_inflight=most,
+            lane_policy=settings.lane_policy,
+            tick=self.tick,
+            alpha=self.tuning.alpha,
+            max_wait_ticks=settings.max_wait_ticks,
+            max_lag_tokens=settings.max_lag_tokens,
+            projects_present=self.present,
+            project_forgiven=self.usage.forgiven,
+            priority_ageing_seconds=settings.priority_ageing_seconds,
+            now=now,
+        )
+
+    def _forgive(self, state: SchedulerState, now: float) -> None:
+        """Note which projects take part now, and what those that join are forgiven."""
+        if state.max_lag_tokens is None:
+            return
+        turns = eligible_turns(self.index, state)
+        for turn in turns:
+            tokens = turn.forgiven - state.project_forgiven.get(turn.project.id, 0)
+            if tokens:
+                self.usage.add(turn.project.id, now, forgiven=tokens)
+                known = self.forgiven_now.get(turn.project.id, 0)
+                self.forgiven_now[turn.project.id] = known + tokens
+        self.present = [turn.project.id for turn in turns]
+
+    def _plan_attempt(self, action: AssignAction, choice: Choice, now: float) -> Planned | None:
         waiting = self.waiting[action.task_id]
         task, terms = waiting.task, waiting.terms
         needs = self.settings.needs(waiting)
@@ -421,30 +1297,30 @@ class DispatchState:
         if slot is None and task.provider is not None:
             slot = self._chosen_slot(task, task.provider, tokens, now)
             if slot is None:
-                self._leave_place(action.agent_id, now)
+                self._give_back_permit(action.agent_id, now)
                 return None
         limits = self.rate_limits_on(task, slot, action.agent_id)
         no_room = self.rates.reached(limits, tokens=tokens, now=now)
         if no_room is not None:
-            self._leave_place(action.agent_id, now)
+            self._give_back_permit(action.agent_id, now)
             self._limit(task, no_room, now)
             return None
         if self.settings.auto_tune:
             wait_ticks = max(0, self.tick - task.enqueued_tick)
             self.tuning = self.tuning.observe(wait_ticks=wait_ticks, queue_depth=len(self.index))
-        attempt = waiting.attempt + 1
+        number = waiting.attempt + 1
         is_pull = task.target in self.settings.pull_targets
-        node_id = self.flights.node_for_next(action.agent_id if is_pull else "")
+        node_id = self.in_flight.node_for_next(action.agent_id if is_pull else "")
         seconds = terms.attempt_seconds
-        flight = InFlightAttempt(task, attempt, action.agent_id, node_id, tokens, slot, seconds)
-        self.flights.add(flight)
-        self.workers.take_off(flight, now)
-        self.figures.add(task.project_id, now, started=1)
+        attempt = InFlightAttempt(task, number, action.agent_id, node_id, tokens, slot, seconds)
+        self.in_flight.add(attempt)
+        self.workers.start(attempt, now)
+        self.usage.add(task.project_id, now, started=1)
         self._unqueue(task.id)
         return Planned(
             task=task,
             terms=terms,
-            attempt=attempt,
+            attempt=number,
             agent_id=action.agent_id,
             node_id=node_id,
             tokens=tokens,
@@ -454,9 +1330,9 @@ class DispatchState:
             choice=choice,
         )
 
-    def _leave_place(self, agent_id: str, now: float) -> None:
-        self.index.free_place(agent_id)
-        self.workers.look(agent_id, now)
+    def _give_back_permit(self, agent_id: str, now: float) -> None:
+        self.index.give_back_permit(agent_id)
+        self.workers.refresh(agent_id, now)
 
     def _chosen_slot(self, task: Task, provider: str, tokens: int, now: float) -> str | None:
         """Return the slot for a task that leaves it open; without one, the task waits."""
@@ -512,151 +1388,56 @@ class DispatchState:
         self.rate_closed[closure.part] = closure
         self.close(closure, now)
 
-    def _queue(self, record: TaskRecord, now: float) -> None:
-        task, progress = record.task, record.progress
-        waiting = Waiting(task, record.terms, progress.attempt, progress.waiting_for)
-        known = self.waiting.get(task.id)
-        if known is not None and not waiting.is_after(known):
-            return
-        self.waiting[task.id] = waiting
-        if task.deadline is not None:
-            self._deadlines.set(task.id, task.deadline)
-        if task.not_before is not None and task.not_before > now:
-            self._starts.set(task.id, task.not_before)
-            return
-        self._offer(task.id)
+    # Other settings for a state at work, in place: nothing that waits is touched one by one.
+    #
+    # Rule: afterwards the state plans as one would that was made with the new settings from the
+    # same records, but for ties between agents that nobody declares. What is in flight stays, also
+    # beyond a limit that was lowered; only new starts obey it. Another order within lanes builds
+    # all of them again; where many tasks wait, and where usage of another stretch of the past is
+    # needed, a new state is made from the store instead.
 
-    def _offer(self, task_id: str) -> None:
-        waiting = self.waiting.get(task_id)
-        if waiting is None or waiting.waiting_for:
-            return
-        self.too_large.pop(task_id, None)
-        error = self.parking.refuses(waiting, self.settings.needs)
-        if error is not None:
-            self.hopeless[task_id] = error
-            self.index.remove(task_id)
-            return
-        task = waiting.task
-        if task.provider is not None:
-            self.slots.know(task.provider)
-        self.made_agents.know(task.agent_id)
-        self.index.add(task)
+    def must_be_rebuilt(self, settings: DispatchSettings) -> bool:
+        """Tell whether a new state from the store is better, step by step, than a changed one."""
+        before = self.settings
+        if len(self.waiting) > MAX_REBUILT and _differ(before, settings, *_ORDERS):
+            return True
+        return _differ(before, settings, "usage_window_hours")
 
-    def offer_again(self, task_id: str) -> None:
-        """Try a task that a rule had set aside, because the rule has changed."""
-        self._starts.drop(task_id)
-        self._offer(task_id)
-
-    def _unqueue(self, task_id: str) -> None:
-        waiting = self.waiting.pop(task_id, None)
-        if waiting is not None:
-            self.index.remove(task_id)
-            self._starts.drop(task_id)
-            self._deadlines.drop(task_id)
-            self.parking.drop(task_id, waiting.task.scopes)
-            self.too_large.pop(task_id, None)
-            self.hopeless.pop(task_id, None)
-
-    def _take_off(self, record: TaskRecord, now: float) -> None:
-        task, progress = record.task, record.progress
-        agent_id = record.agent_id or task.agent_id or ""
-        self.made_agents.know(agent_id)
-        self.index.take_place(agent_id)
-        node_id = progress.node_id or ""
-        slot, tokens = slot_of(record), progress.reserved_tokens
-        seconds = record.terms.attempt_seconds
-        flight = InFlightAttempt(task, progress.attempt, agent_id, node_id, tokens, slot, seconds)
-        self.flights.add(flight)
-        self.workers.take_off(flight, now)
-        self.workers.observe(flight, record, now)
-
-
-# Other settings for a desk that is at work, in place: nothing that waits is touched one by one.
-#
-# Rule: afterwards the desk plans as one would that was made with the new settings from the same
-# records, but for ties between agents that nobody declares. What is in flight stays, also beyond a
-# limit that was lowered; only new starts obey it. Another order within lanes builds all of them
-# again; where many tasks wait, and where figures of another stretch of the past are needed, a new
-# desk is made from the store instead.
-
-_ORDERS = ("lane_policy", "max_wait_ticks", "priority_ageing_seconds", "pull_targets")
-"""What lanes and gates are built by: with another one, all of them are built again."""
-
-
-MAX_REBUILT = 2_000
-"""How many tasks may wait for all lanes to be built again at once; more would take too long."""
-
-
-def needs_new_state(dispatch_state: DispatchState, after: DispatchSettings) -> bool:
-    """Tell whether a desk is better made anew from the store, step by step, than changed."""
-    before = dispatch_state.settings
-    if len(dispatch_state.waiting) > MAX_REBUILT and _differ(before, after, _ORDERS):
-        return True
-    return _differ(before, after, ("usage_window_hours",))
-
-
-def refit(dispatch_state: DispatchState, settings: DispatchSettings) -> None:
-    """Have a desk decide by other settings from now on."""
-    _Refit(dispatch_state, settings).run()
-
-
-def ask_budgets_again(dispatch_state: DispatchState) -> None:
-    """Offer again what waits for budgets, because their limits may have been raised."""
-    _Refit(dispatch_state, dispatch_state.settings).ask_budgets_again()
-
-
-class _Refit:
-    """One change of one desk."""
-
-    def __init__(self, dispatch_state: DispatchState, after: DispatchSettings) -> None:
-        self._dispatch_state = dispatch_state
-        self._before = dispatch_state.settings
-        self._after = after
-
-    def run(self) -> None:
-        self._dispatch_state.settings = self._after
-        if self._differs(*_ORDERS):
-            self._build_index()
-        if self._differs("agents", "max_per_agent_inflight"):
-            self._set_agents()
-        if self._differs("alpha", "auto_tune"):
-            self._dispatch_state.tuning = AdaptiveAlpha(alpha=self._after.alpha)
-        if self._differs("rate_limits"):
+    def refit(self, settings: DispatchSettings) -> None:
+        """Decide by other settings from now on."""
+        before, self.settings = self.settings, settings
+        if _differ(before, settings, *_ORDERS):
+            self._rebuild_index()
+        if _differ(before, settings, "agents", "max_per_agent_inflight"):
+            self._set_agents(before)
+        if _differ(before, settings, "alpha", "auto_tune"):
+            self.tuning = AdaptiveAlpha(alpha=settings.alpha)
+        if _differ(before, settings, "rate_limits"):
             self._set_rate_limits()
-        if self._differs("default_tokens", "default_micro_usd"):
+        if _differ(before, settings, "default_tokens", "default_micro_usd"):
             self.ask_budgets_again()
-        self._dispatch_state.set_pauses(self._after.pauses())
+        self.set_pauses(settings.pauses())
 
-    def ask_budgets_again(self) -> None:
-        for scope in list(self._dispatch_state.parking.refusals):
-            self._dispatch_state.open(GatePart("scope", scope))
-
-    def _differs(self, *names: str) -> bool:
-        return _differ(self._before, self._after, names)
-
-    def _build_index(self) -> None:
-        dispatch_state, old = self._dispatch_state, self._dispatch_state.index
-        new = self._after.new_index()
+    def _rebuild_index(self) -> None:
+        old, new = self.index, self.settings.new_index()
         new.remember_served(old.served())
         for entry in old.agents:
             new.set_agent(entry.agent, inflight=entry.inflight)
             new.set_workers(entry.agent.id, old.agents.workers(entry.agent.id))
-        for agent_type, no_room in dispatch_state.limited.items():
+        for agent_type, no_room in self.limited.items():
             new.limit_agent_type(agent_type, no_room.until)
-        for closure in dispatch_state.closures.shown():
+        for closure in self.closures.shown():
             new.close(closure)
         new.load(old)
-        dispatch_state.index = dispatch_state.workers.index = dispatch_state.made_agents.index = (
-            dispatch_state.closures.index
-        ) = new
+        self.index = self.workers.index = self.made_agents.index = self.closures.index = new
 
-    def _set_agents(self) -> None:
-        index, made = self._dispatch_state.index, self._dispatch_state.made_agents
-        if self._differs("max_per_agent_inflight"):
-            made.set_capacity(self._after.max_per_agent_inflight)
-        known = {agent.id: agent for agent in self._before.agents}
-        declared = {agent.id for agent in self._after.agents}
-        for agent in self._after.agents:
+    def _set_agents(self, before: DispatchSettings) -> None:
+        after, index, made = self.settings, self.index, self.made_agents
+        if _differ(before, after, "max_per_agent_inflight"):
+            made.set_capacity(after.max_per_agent_inflight)
+        known = {agent.id: agent for agent in before.agents}
+        declared = {agent.id for agent in after.agents}
+        for agent in after.agents:
             if known.get(agent.id) != agent:
                 entry = index.agents.get(agent.id)
                 index.set_agent(agent, inflight=0 if entry is None else entry.inflight)
@@ -664,139 +1445,59 @@ class _Refit:
         for agent_id in known:
             if agent_id not in declared:
                 made.take_over(agent_id)
-        # A lane is ranked by the place of its agent, so those that moved are ranked again.
-        for moved in index.agents.arrange(agent.id for agent in self._after.agents):
+        # A lane is ranked by the position of its agent, so those that moved are ranked again.
+        for moved in index.agents.arrange(agent.id for agent in after.agents):
             index.set_agent(moved.agent, inflight=moved.inflight)
 
     def _set_rate_limits(self) -> None:
-        """Count by other limits; who was held by one is asked again, and held again if need be."""
-        dispatch_state = self._dispatch_state
-        dispatch_state.rates.change(self._after.rate_limits)
-        for agent_type in list(dispatch_state.limited):
-            dispatch_state.lift(agent_type)
-        for part, closure in list(dispatch_state.rate_closed.items()):
-            if dispatch_state.closures.timed.get(part) is closure:
-                self._dispatch_state.open(part)
-        dispatch_state.rate_closed.clear()
-        for task_id in list(dispatch_state.too_large):
-            dispatch_state.offer_again(task_id)
+        """Count by other limits; who was stopped by one is asked again, and stopped if need be."""
+        self.rates.change(self.settings.rate_limits)
+        for agent_type in list(self.limited):
+            self.lift(agent_type)
+        for part, closure in list(self.rate_closed.items()):
+            if self.closures.timed.get(part) is closure:
+                self.open(part)
+        self.rate_closed.clear()
+        for task_id in list(self.too_large):
+            self.offer_again(task_id)
+
+    # What people ask; nothing changes by it.
+
+    def lane_stats(self, now: float) -> tuple[LaneStats, ...]:
+        """Return every lane in which a task waits that is due and needs no parent."""
+        aside = self._waits_aside(now)
+        stopped = _Stopped(self.settings)
+        stats = [
+            _stats_of(lane, load, now, aside.pop((lane.project_id, lane.owner or ""), None))
+            for project in self.index.projects.values()
+            for lane, load in _lane_loads(project, stopped, tick=self.tick, alpha=self.tuning.alpha)
+        ]
+        stats += [
+            LaneStats(project_id=project_id, agent_id=agent_id, longest_wait_seconds=wait)
+            for (project_id, agent_id), wait in aside.items()
+        ]
+        return tuple(stats)
+
+    def waiting_for_scopes(self) -> dict[str, int]:
+        """Return how many tasks wait for each budget that has refused some."""
+        return {
+            scope: self.parking.set_aside(scope) + self._behind(GatePart("scope", scope))
+            for scope in self.parking.refusals
+        }
+
+    def _waits_aside(self, now: float) -> dict[tuple[str, str], float]:
+        """Return the longest wait, by lane, of tasks that a budget refused one by one."""
+        waits: dict[tuple[str, str], float] = {}
+        for task_id in islice(self.parking.all_aside(), MAX_ASIDE_READ):
+            task = self.waiting[task_id].task
+            key = (task.project_id, task.agent_id or "")
+            waits[key] = max(waits.get(key, 0.0), waited(task, now))
+        return waits
+
+    def _behind(self, part: GatePart) -> int:
+        gates = islice(self.index.gates.behind(part), MAX_GATES_COUNTED)
+        return sum(lane.behind(gate) for gate in gates for lane in self.index.gate_lanes[gate])
 
 
-def _differ(before: DispatchSettings, after: DispatchSettings, names: tuple[str, ...]) -> bool:
+def _differ(before: DispatchSettings, after: DispatchSettings, *names: str) -> bool:
     return any(getattr(before, name) != getattr(after, name) for name in names)
-
-
-# What people ask about lanes and budgets that is known at the desk alone.
-#
-# Rule: the cost grows with the lanes and gates that have work, never with the tasks behind them,
-# and nothing changes by looking.
-
-MAX_GATES_COUNTED = 2_000
-MAX_ASIDE_LOOKED_AT = 2_000
-_HELD_AGENTS = (AgentState.PAUSED, AgentState.ERROR)
-
-
-class LaneStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane that has tasks; an `agent_id` of "" is the open one.
-
-    Tasks that nothing but a free place holds are `ready`: none where a gate, a pause or the end of
-    the project holds them. `load` compares it with the other lanes of its project that have ready
-    tasks; None is none of its own. `longest_wait_seconds` is None where waits are not kept.
-    """
-
-    project_id: str
-    agent_id: str
-    ready: int = 0
-    longest_wait_seconds: float | None = None
-    load: float | None = None
-
-
-def lane_stats(dispatch_state: DispatchState, now: float) -> tuple[LaneStats, ...]:
-    """Return every lane in which a task waits that is due and needs no parent."""
-    aside = _waits_aside(dispatch_state, now)
-    stopped = _Stopped(dispatch_state.settings)
-    figures = [
-        _figure(lane, load, now, aside.pop((lane.project_id, lane.owner or ""), None))
-        for project in dispatch_state.index.projects.values()
-        for lane, load in _loads(
-            project, stopped, tick=dispatch_state.tick, alpha=dispatch_state.tuning.alpha
-        )
-    ]
-    figures += [
-        LaneStats(project_id=project_id, agent_id=agent_id, longest_wait_seconds=wait)
-        for (project_id, agent_id), wait in aside.items()
-    ]
-    return tuple(figures)
-
-
-def waiting_for_scopes(dispatch_state: DispatchState) -> dict[str, int]:
-    """Return how many tasks wait for each budget that has refused some."""
-    return {
-        scope: dispatch_state.parking.set_aside(scope)
-        + _behind(dispatch_state.index, GatePart("scope", scope))
-        for scope in dispatch_state.parking.refusals
-    }
-
-
-class _Stopped:
-    """The lanes that start nothing, whatever they hold, because somebody wants it so."""
-
-    def __init__(self, settings: DispatchSettings) -> None:
-        self._is_paused = settings.is_paused
-        self._projects = {one.id for one in settings.projects if one.status not in WORKING}
-        self._agents = {one.id for one in settings.agents if one.state in _HELD_AGENTS}
-
-    def __contains__(self, lane: Lane) -> bool:
-        is_held = lane.project_id in self._projects or lane.owner in self._agents
-        return self._is_paused or is_held
-
-
-def _figure(lane: Lane, load: float | None, now: float, aside: float | None) -> LaneStats:
-    waits = [wait for wait in (lane.longest_wait(now), aside) if wait is not None]
-    return LaneStats(
-        project_id=lane.project_id,
-        agent_id=lane.owner or "",
-        # A lane that could start something has a load, be it 0.
-        ready=0 if load is None else lane.ready,
-        longest_wait_seconds=max(waits, default=None),
-        load=load,
-    )
-
-
-def _waits_aside(dispatch_state: DispatchState, now: float) -> dict[tuple[str, str], float]:
-    """Return the longest wait, by lane, of tasks that a budget refused one by one."""
-    waits: dict[tuple[str, str], float] = {}
-    for task_id in islice(dispatch_state.parking.all_aside(), MAX_ASIDE_LOOKED_AT):
-        task = dispatch_state.waiting[task_id].task
-        key = (task.project_id, task.agent_id or "")
-        waits[key] = max(waits.get(key, 0.0), waited(task, now))
-    return waits
-
-
-def _behind(index: LaneIndex, part: GatePart) -> int:
-    gates = islice(index.gates.behind(part), MAX_GATES_COUNTED)
-    return sum(lane.behind(gate) for gate in gates for lane in index.gate_lanes[gate])
-
-
-def _loads(
-    project: ProjectLanes, stopped: _Stopped, *, tick: int, alpha: float
-) -> list[tuple[Lane, float | None]]:
-    waits = {lane: max(0, tick - lane.oldest_tick()) for lane in project.lanes.values()}
-    competing = {lane for lane in waits if lane.ready and lane not in stopped}
-    deepest = max((lane.depth_micro for lane in competing), default=0)
-    longest = max((waits[lane] for lane in competing), default=0)
-    return [
-        (
-            lane,
-            load_score(
-                alpha=alpha,
-                queue_depth=lane.depth_micro,
-                max_queue_depth=deepest,
-                oldest_wait=waits[lane],
-                max_oldest_wait=longest,
-            )
-            if lane in competing
-            else None,
-        )
-        for lane in waits
-    ]

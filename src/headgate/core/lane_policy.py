@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from headgate.core.lanes import AgentPermits, Lane
 from headgate.core.load import LoadRanking
 from headgate.core.snapshot import LanePolicy
+
+if TYPE_CHECKING:
+    from headgate.core.lane_index import AgentPermits, Lane
+
+    AgentFor = Callable[[Lane], AgentPermits | None]
+    """Names the agent that would take a lane's next task, or None while none is free."""
 
 SLACK = 16
 OPEN_LANE_ORDER = -1
 _NEVER_OFFERED = 1 << 62
 
-AgentFor = Callable[[Lane], AgentPermits | None]
-"""Names the agent that would take a lane's next task, or None while none is free."""
 
 Key = tuple[int, ...]
 

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from headgate.core.fair_share import ShareOrder, Turn, forgiven_lag, set_targets, total_tokens
-from headgate.core.lane_index import LaneIndex
-from headgate.core.lanes import AgentPermits, Lane
+from headgate.core.lane_index import AgentPermits, Lane, LaneIndex
 from headgate.core.reasons import (
     AgentFull,
     AgentUnavailable,
@@ -334,7 +333,7 @@ def _why_nobody_is_free(index: LaneIndex, free: set[str]) -> Reason | None:
 
 
 def _has_room(entry: AgentPermits) -> bool:
-    return entry.limited_until is not None and entry.inflight < entry.places
+    return entry.limited_until is not None and entry.inflight < entry.permits
 
 
 def _soonest(limited: list[AgentPermits]) -> RateLimited:
@@ -345,8 +344,8 @@ def _soonest(limited: list[AgentPermits]) -> RateLimited:
 def _why_not_free(entry: AgentPermits) -> Reason:
     if _has_room(entry):
         return _soonest([entry])
-    if entry.places:
-        return AgentFull(agent_id=entry.agent.id, inflight=entry.inflight, capacity=entry.places)
+    if entry.permits:
+        return AgentFull(agent_id=entry.agent.id, inflight=entry.inflight, capacity=entry.permits)
     return AgentUnavailable(agent_id=entry.agent.id, state=entry.agent.state.value)
 
 

@@ -13,10 +13,8 @@ import msgspec
 from msgspec.structs import replace as replaced
 
 from headgate.core.budgets.scopes import Scope, is_within
-from headgate.core.dispatch_plan import Waiting
-from headgate.core.dispatch_state import DispatchState
+from headgate.core.dispatch_state import DispatchState, InFlightAttempt, Waiting
 from headgate.core.gates import GatePart
-from headgate.core.in_flight import InFlightAttempt
 from headgate.core.reasons import (
     AgentFull,
     BudgetShort,
@@ -120,7 +118,7 @@ def _round_holds(dispatch_state: DispatchState, waiting: Waiting, now: float) ->
     is_pull = waiting.task.target in dispatch_state.settings.pull_targets
     state = replace(
         dispatch_state.state(
-            now, max_started=None if is_pull else dispatch_state.flights.free_places()
+            now, max_started=None if is_pull else dispatch_state.in_flight.free_capacity()
         ),
         tasks=[waiting.task],
         agents=agents,
@@ -128,7 +126,7 @@ def _round_holds(dispatch_state: DispatchState, waiting: Waiting, now: float) ->
         closed_gates=dispatch_state.closures.shown(),
         rate_limited={name: until for name, until in limited if until is not None},
         pull_targets=dispatch_state.settings.pull_targets,
-        worker_places=dispatch_state.flights.free_by_agent(),
+        worker_places=dispatch_state.in_flight.free_by_agent(),
     )
     explanation = Explanation(state)
     if not explanation.is_waiting(waiting.task):
@@ -163,9 +161,9 @@ def _worker_hold(dispatch_state: DispatchState, hold: GateClosed) -> Reason:
     """Say of a gate that is closed for want of a worker which it is."""
     since = dispatch_state.workers.since(hold.name) if hold.name else None
     owners = [hold.name] if hold.name else _open_agents(dispatch_state)
-    places = sum(sum(dispatch_state.flights.workers_of(agent_id).values()) for agent_id in owners)
+    places = sum(sum(dispatch_state.in_flight.workers_of(agent_id).values()) for agent_id in owners)
     is_full = places and not any(
-        dispatch_state.flights.free_at_workers(agent_id) for agent_id in owners
+        dispatch_state.in_flight.free_at_workers(agent_id) for agent_id in owners
     )
     if is_full:
         return WorkersFull(agent_id=hold.name, places=places, since=since)
@@ -187,7 +185,7 @@ def _behind(dispatch_state: DispatchState, waiting: Waiting) -> Reason:
 def _reason(dispatch_state: DispatchState, hold: Reason, is_own: IsHolder) -> TaskReason:
     is_holder = _holder_test(hold)
     holders = (
-        [flight for flight in dispatch_state.flights if is_holder(flight)] if is_holder else []
+        [flight for flight in dispatch_state.in_flight if is_holder(flight)] if is_holder else []
     )
     held_by = [flight.task.id for flight in holders if is_own(flight)]
     return TaskReason(

@@ -27,9 +27,9 @@ from headgate.api.schema.admin import BudgetPatchBody, ProjectPatchBody
 from headgate.budgets.status import ScopeStatus
 from headgate.config import Settings
 from headgate.config.limits import ROOT_NAME, budgets
-from headgate.core.budgets.accounts import JournalEntry, Limit
 from headgate.core.budgets.alerts import NEARLY_USED_UP
 from headgate.core.budgets.burn_rate import BurnRate
+from headgate.core.budgets.ledger import JournalEntry, Limit
 from headgate.core.budgets.scopes import (
     ROOT,
     Scope,

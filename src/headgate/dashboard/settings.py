@@ -153,12 +153,12 @@ def _nodes(view: View) -> tuple[list[NodeRow], int]:
 
 def node_rows(dispatch_state: DispatchState) -> list[NodeRow]:
     """Return the nodes and workers that a desk knows, the nodes first."""
-    flights = dispatch_state.flights
+    flights = dispatch_state.in_flight
     taken = Counter(flight.node_id for flight in flights)
     rows = []
     for node_id in sorted(flights.known_nodes()):
         agent_id = flights.agent_of(node_id) or ""
-        places = flights.workers_of(agent_id) if agent_id else flights.places
+        places = flights.workers_of(agent_id) if agent_id else flights.capacity
         rows.append(
             NodeRow(
                 id=node_id,

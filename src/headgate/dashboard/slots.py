@@ -214,7 +214,7 @@ def _card(view: View, slot: SlotBody) -> Card:
         window=window_of(slot, view.now),
         inflight=None
         if dispatch_state is None
-        else dispatch_state.flights.by_slot.get(slot.name, 0),
+        else dispatch_state.in_flight.by_slot.get(slot.name, 0),
         waiting_path=_tasks_path(slot=slot.name),
         sharing_path=_tasks_path(provider=slot.provider),
     )

@@ -14,9 +14,8 @@ from datetime import datetime
 import msgspec
 import structlog
 
-from headgate.core.budgets.accounts import Account, Unit
 from headgate.core.budgets.alerts import Crossing, crossings
-from headgate.core.budgets.ledger import Ledger
+from headgate.core.budgets.ledger import Account, Ledger, Unit
 from headgate.core.budgets.scopes import ROOT
 from headgate.core.budgets.windows import format_window
 from headgate.core.money import to_usd_float

@@ -15,12 +15,14 @@ from functools import lru_cache
 import msgspec
 import structlog
 
-from headgate.core.budgets.accounts import Refused
-from headgate.core.budgets.ledger import Ledger, ReserveRequest, SettleRequest
+from headgate.core.budgets.ledger import Ledger, Refused, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import LIVE, Call, Reservation
 from headgate.core.budgets.scopes import ROOT, Scope, charged_scopes
-from headgate.core.dispatch_plan import DispatchSettings, Planned
-from headgate.core.dispatch_state import DispatchState, ask_budgets_again, needs_new_state, refit
+from headgate.core.dispatch_state import (
+    DispatchSettings,
+    DispatchState,
+    Planned,
+)
 from headgate.core.gates import GateClosure
 from headgate.core.lifecycle import EXPIRED_WHILE_QUEUED
 from headgate.core.money import MicroUsd, Tokens
@@ -484,11 +486,11 @@ class PendingSettings:
         self._in_force.set()
         if dispatch_state is None:
             return True
-        if needs_new_state(dispatch_state, settings):
+        if dispatch_state.must_be_rebuilt(settings):
             return False
-        refit(dispatch_state, settings)
+        dispatch_state.refit(settings)
         if asks_budgets:
-            ask_budgets_again(dispatch_state)
+            dispatch_state.ask_budgets_again()
         return True
 
     async def in_force(self) -> None:
@@ -644,8 +646,10 @@ class Dispatcher:
         if self._has_news or self._store.now() >= self._news_at + self._patience(dispatch_state):
             await self._read_news(dispatch_state, epoch)
         due = dispatch_state.fall_due(self._store.now())
-        drops = [*expired(due), *rejected(dispatch_state.take_hopeless())]
-        await self._give_up(dispatch_state, epoch)
+        drops = [*expired(due.expired), *rejected(due.rejected)]
+        if due.overdue:
+            attempts = [Overdue(task_id=one.task.id, attempt=one.number) for one in due.overdue]
+            self._look_at(dispatch_state, await self._store.give_up(epoch, attempts))
         if drops:
             self._look_at(dispatch_state, await self._store.drop(epoch, drops))
         # Asked again: rates count from when they are taken, and time has passed since.
@@ -664,7 +668,7 @@ class Dispatcher:
             return
         for node_id in dead_nodes:
             dispatch_state.workers.drop_node(node_id, self._store.now())
-            tasks = dispatch_state.flights.on_node(node_id)
+            tasks = dispatch_state.in_flight.on_node(node_id)
             for start in range(0, len(tasks), MAX_RECOVERED):
                 batch = tasks[start : start + MAX_RECOVERED]
                 self.observe(await self._store.recover(epoch, batch))
@@ -710,7 +714,7 @@ class Dispatcher:
 
     def _patience(self, dispatch_state: DispatchState | None) -> float:
         """Return how long nobody need look for nodes that are gone; workers go without a word."""
-        has_workers = dispatch_state is not None and dispatch_state.flights.has_workers
+        has_workers = dispatch_state is not None and dispatch_state.in_flight.has_workers
         return min(self._news_seconds, NEWS_SECONDS) if has_workers else self._news_seconds
 
     def _start_anew(self) -> None:
@@ -739,16 +743,18 @@ class Dispatcher:
         dispatch_state.set_slots(self.standings)
         self._look_at(dispatch_state, self._unseen.take(dispatch_state, self._store.now()))
         self._feed.start_anew(
-            lambda one: one in dispatch_state.waiting or dispatch_state.flights.get(one) is not None
+            lambda one: (
+                one in dispatch_state.waiting or dispatch_state.in_flight.get(one) is not None
+            )
         )
         self._has_news = True
         log.info(
             "dispatching",
             epoch=epoch,
             waiting=len(dispatch_state.waiting),
-            running=len(dispatch_state.flights),
+            running=len(dispatch_state.in_flight),
         )
-        own = dispatch_state.flights.on_node(self._node_id)
+        own = dispatch_state.in_flight.on_node(self._node_id)
         self._forgotten.suspect(task_id for task_id in own if not self._runs(task_id))
         return dispatch_state
 
@@ -781,14 +787,8 @@ class Dispatcher:
             dispatch_state.close(closure, now)
         for node in news.nodes:
             dispatch_state.workers.set_node(node.id, node.places, agent_id=node.agent_id, now=now)
-        known = dispatch_state.flights.nodes() | dispatch_state.flights.known_nodes()
+        known = dispatch_state.in_flight.nodes() | dispatch_state.in_flight.known_nodes()
         await self.recover(sorted(known - {node.id for node in news.nodes}))
-
-    async def _give_up(self, dispatch_state: DispatchState, epoch: int) -> None:
-        overdue = dispatch_state.workers.take_overdue(self._store.now())
-        if overdue:
-            attempts = [Overdue(task_id=one.task.id, attempt=one.attempt) for one in overdue]
-            self._look_at(dispatch_state, await self._store.give_up(epoch, attempts))
 
     async def _apply(
         self, dispatch_state: DispatchState, epoch: int, planned: list[Planned]

@@ -19,15 +19,18 @@ import msgspec
 import structlog
 
 from headgate.core.admission import QueueLimits
-from headgate.core.budgets.accounts import Limit
-from headgate.core.budgets.ledger import Ledger
+from headgate.core.budgets.ledger import Ledger, Limit
 from headgate.core.budgets.scopes import Scope
-from headgate.core.dispatch_plan import DispatchSettings, Waiting
-from headgate.core.dispatch_state import DispatchState, LaneStats, lane_stats, waiting_for_scopes
+from headgate.core.dispatch_state import (
+    DispatchSettings,
+    DispatchState,
+    InFlightAttempt,
+    LaneStats,
+    Waiting,
+)
 from headgate.core.fair_share import Share, shares
 from headgate.core.gates import GateClosure
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitKey
-from headgate.core.in_flight import InFlightAttempt
 from headgate.core.lifecycle import DEFAULT_POLICY, RetryPolicy
 from headgate.core.slots.slot import SlotStanding
 from headgate.core.task import (
@@ -170,7 +173,7 @@ def from_the_oldest_live(query: TaskQuery, dispatch_state: DispatchState | None)
     if not TERMINAL.isdisjoint(query.states):
         return query
     oldest = min(
-        chain(dispatch_state.waiting, (one.task.id for one in dispatch_state.flights)), default=""
+        chain(dispatch_state.waiting, (one.task.id for one in dispatch_state.in_flight)), default=""
     )
     # Everything behind a beginning of an id comes after it, the id itself too.
     return msgspec.structs.replace(query, before=max(query.before or "", oldest[:-1]) or None)
@@ -210,11 +213,11 @@ def only_in_flight(wanted: Filter, dispatch_state: DispatchState | None) -> Filt
     if (
         dispatch_state is None
         or not _is_of_flights(wanted)
-        or len(dispatch_state.flights) > MAX_AMONG
+        or len(dispatch_state.in_flight) > MAX_AMONG
     ):
         return wanted
     return msgspec.structs.replace(
-        wanted, among=tuple(one.task.id for one in dispatch_state.flights)
+        wanted, among=tuple(one.task.id for one in dispatch_state.in_flight)
     )
 
 
@@ -377,26 +380,26 @@ class Outlook:
         dispatch_state = self.dispatch_state
         if dispatch_state is None:
             return None
-        return Present(queued=len(dispatch_state.waiting), inflight=len(dispatch_state.flights))
+        return Present(queued=len(dispatch_state.waiting), inflight=len(dispatch_state.in_flight))
 
     def shares(self) -> tuple[Share, ...] | None:
         """Return the share of each project that it should have, and that it had."""
         dispatch_state = self.dispatch_state
         if dispatch_state is None:
             return None
-        return shares(dispatch_state.settings.projects, dispatch_state.figures.tokens)
+        return shares(dispatch_state.settings.projects, dispatch_state.usage.tokens)
 
     def lanes(self, now: float) -> tuple[LaneStats, ...] | None:
         """Return the lanes in which tasks wait, with their load and longest wait."""
         dispatch_state = self.dispatch_state
         if dispatch_state is None:
             return None
-        return lane_stats(dispatch_state, now)
+        return dispatch_state.lane_stats(now)
 
     def waiting_for_scopes(self) -> dict[str, int] | None:
         """Return how many tasks wait for each budget that has no room for them."""
         dispatch_state = self.dispatch_state
-        return None if dispatch_state is None else waiting_for_scopes(dispatch_state)
+        return None if dispatch_state is None else dispatch_state.waiting_for_scopes()
 
     def longest_wait(self, now: float, bounds: Bounds = UNBOUND) -> LongestWait | None:
         """Return who waits longest within bounds; None if nobody does, or nobody knows."""

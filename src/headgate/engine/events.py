@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from headgate.core.budgets.accounts import Refused
+from headgate.core.budgets.ledger import Refused
 from headgate.core.events import LAST_RANK, EventKind, TaskEvent, kind_of, rank_of, shortened_error
 from headgate.core.task import TaskRecord, TaskStatus
 from headgate.core.task_view import exact_moment

@@ -15,8 +15,17 @@ from typing import TypeVar
 
 import structlog
 
-from headgate.core.budgets.accounts import Account, JournalEntry, Limit, Refused
-from headgate.core.budgets.ledger import MAX_ACCOUNTS, Audit, Ledger, ReserveRequest, SettleRequest
+from headgate.core.budgets.ledger import (
+    MAX_ACCOUNTS,
+    Account,
+    Audit,
+    JournalEntry,
+    Ledger,
+    Limit,
+    Refused,
+    ReserveRequest,
+    SettleRequest,
+)
 from headgate.core.budgets.reservations import Reservation
 from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.errors import CallerError, LedgerUnavailableError, StoreError, StoreUnavailableError

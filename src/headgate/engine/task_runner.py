@@ -17,8 +17,8 @@ import msgspec
 import structlog
 
 from headgate.core.budgets.ledger import Ledger
+from headgate.core.dispatch_state import Timers
 from headgate.core.gates import GateClosure
-from headgate.core.in_flight import Timers
 from headgate.core.lifecycle import (
     DEADLINE_EXCEEDED,
     DEFAULT_POLICY,

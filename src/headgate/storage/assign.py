@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from headgate.core.budgets.accounts import Refused
+from headgate.core.budgets.ledger import Refused
 from headgate.core.budgets.reservations import LIVE
 from headgate.core.lifecycle import NOTHING_USED, TryAgain
 from headgate.core.task import Progress, TaskStatus, is_worker

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headgate.core.fair_share import SECONDS_PER_HOUR
-from headgate.core.lanes import NEVER_SERVED
+from headgate.core.lane_index import NEVER_SERVED
 from headgate.core.rate_limits import RateCharge
 from headgate.core.task import TaskStatus
 from headgate.storage.transaction import Insert, Transaction

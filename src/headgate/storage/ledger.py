@@ -1,6 +1,6 @@
 """The books in SQL: functions on a transaction that somebody else opens and commits.
 
-A batch of requests becomes a `Books` with the rows that it touches, the requests are applied
+A batch of requests becomes a `LedgerState` with the rows that it touches, the requests are applied
 there, and what changed is written back: one row a balance, however many requests changed it.
 
 Rule: whoever calls these functions calls `lock_books` first, and before any other lock that the
@@ -16,12 +16,16 @@ from math import inf
 
 import msgspec
 
-from headgate.core.budgets.accounts import Account, Balance, JournalEntry, Limit, Refused
 from headgate.core.budgets.ledger import (
     FINISHED_KEPT_SECONDS,
     MAX_ACCOUNTS,
+    Account,
     Audit,
-    Books,
+    Balance,
+    JournalEntry,
+    LedgerState,
+    Limit,
+    Refused,
     ReserveRequest,
     SettleRequest,
 )
@@ -382,7 +386,7 @@ def expire_due(transaction: Transaction, now: float) -> int:
     return expired
 
 
-def load(transaction: Transaction, requests: Sequence[Request], now: float) -> Books:
+def load(transaction: Transaction, requests: Sequence[Request], now: float) -> LedgerState:
     """Read everything that the requests touch, after what is due has been expired."""
     reserves = [request for request in requests if isinstance(request, ReserveRequest)]
     scopes = list({scope for request in reserves for scope in request.scopes})
@@ -392,14 +396,14 @@ def load(transaction: Transaction, requests: Sequence[Request], now: float) -> B
     if any_due:
         expire_due(transaction, now)
         known, limits = transaction.read_all(touched)
-    books = Books(zone, at=now)
+    books = LedgerState(zone, at=now)
     books.reservations = {row[0]: to_reservation(row) for row in known}
     books.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in limits}
     _load_balances(transaction, books, scopes, now)
     return books
 
 
-def write(transaction: Transaction, books: Books, now: float) -> None:
+def write(transaction: Transaction, books: LedgerState, now: float) -> None:
     """Write what a batch has changed."""
     balances = [
         (scope, start, *amounts_of(books.balances[scope][start]))
@@ -418,7 +422,7 @@ def accounts(
     """Return the scope and everything within it that has a limit or a balance, root first."""
     within = _scopes_within(transaction, scope, most - 1) if most > 1 else []
     scopes = [scope, *within]
-    books = Books(zone)
+    books = LedgerState(zone)
     limits = transaction.read(*_limits(transaction.dialect, scopes))
     books.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in limits}
     _load_balances(transaction, books, scopes, now)
@@ -431,7 +435,7 @@ def limited_accounts(
     """Return scopes that have a limit, in their order, from behind one on."""
     where, values = ("", ()) if after is None else (" WHERE scope > ?", (after,))
     rows = transaction.read(f"{_LIMITS}{where} ORDER BY scope LIMIT ?", (*values, most))
-    books = Books(zone)
+    books = LedgerState(zone)
     books.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in rows}
     _load_balances(transaction, books, list(books.limits), now)
     return [books.account(scope, now) for scope in books.limits]
@@ -460,7 +464,7 @@ def journal(
     return found
 
 
-def _apply(books: Books, request: Request, now: float) -> Answer | CallerError:
+def _apply(books: LedgerState, request: Request, now: float) -> Answer | CallerError:
     try:
         if isinstance(request, ReserveRequest):
             return books.reserve(request, now)
@@ -470,7 +474,7 @@ def _apply(books: Books, request: Request, now: float) -> Answer | CallerError:
 
 
 def _expire(transaction: Transaction, due: Sequence[Reservation], now: float) -> None:
-    books = Books(zone)
+    books = LedgerState(zone)
     books.reservations = {reservation.id: reservation for reservation in due}
     _load_balances(transaction, books, (), now)
     for reservation in due:
@@ -479,7 +483,7 @@ def _expire(transaction: Transaction, due: Sequence[Reservation], now: float) ->
 
 
 def _load_balances(
-    transaction: Transaction, books: Books, scopes: Sequence[Scope], now: float
+    transaction: Transaction, books: LedgerState, scopes: Sequence[Scope], now: float
 ) -> None:
     """Read the buckets of these scopes that count now, and all that reservations may change."""
     earliest = _charged_buckets(books.reservations.values())

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, partial
 
-from headgate.core.budgets.accounts import Account
-from headgate.core.budgets.ledger import SettleRequest
+from headgate.core.budgets.ledger import Account, SettleRequest
 from headgate.core.budgets.reservations import Call
-from headgate.core.lanes import NEVER_SERVED
+from headgate.core.lane_index import NEVER_SERVED
 from headgate.core.rate_limits import BUCKETS_PER_WINDOW
 from headgate.core.retention import usage_kept_since
 from headgate.storage import ledger, usage

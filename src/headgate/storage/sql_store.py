@@ -14,8 +14,17 @@ from itertools import count
 from math import inf
 from typing import Any, Protocol, TypeVar
 
-from headgate.core.budgets.accounts import Account, JournalEntry, Limit, Refused
-from headgate.core.budgets.ledger import MAX_ACCOUNTS, Audit, Clock, ReserveRequest, SettleRequest
+from headgate.core.budgets.ledger import (
+    MAX_ACCOUNTS,
+    Account,
+    Audit,
+    Clock,
+    JournalEntry,
+    Limit,
+    Refused,
+    ReserveRequest,
+    SettleRequest,
+)
 from headgate.core.budgets.reservations import Reservation
 from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.idempotency import KeyRefusal

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from headgate.core.admission import QueueLimits, Rejected
-from headgate.core.budgets.accounts import Limit, Refused
-from headgate.core.budgets.ledger import ReserveRequest, SettleRequest
+from headgate.core.budgets.ledger import Limit, Refused, ReserveRequest, SettleRequest
 from headgate.core.budgets.scopes import Scope
 from headgate.core.fair_share import UsageRow
 from headgate.core.gates import GateClosure

@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Protocol
 
-from headgate.core.budgets.ledger import Books, ReserveRequest, SettleRequest
+from headgate.core.budgets.ledger import LedgerState, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import Call
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.money import MicroUsd, Tokens
@@ -179,7 +179,7 @@ class UnitOfWork:
         self.now = now
         self.keeps_books = keeps_books
         self.tallies = Counters(now)
-        self.books = Books(zone)
+        self.books = LedgerState(zone)
         self._rows: dict[str, TaskRow | None] = {}
         self._changed: dict[str, TaskRow] = {}
         self._submissions: dict[str, Submission] = {}

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from headgate.core.admission import QueueLimits, Rejected
-from headgate.core.budgets.accounts import Refused
+from headgate.core.budgets.ledger import Refused
 from headgate.core.gates import GateClosure
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitEntry, SubmitKey
 from headgate.core.lifecycle import Finish, TryAgain, Usage

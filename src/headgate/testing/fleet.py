@@ -159,7 +159,7 @@ class SimulatedFleet:
             self.used[project_id] += done.tokens
             self.active[project_id] -= 1
             self.completed[project_id] += not self.workloads[project_id].fails
-            self.index.free_place(done.action.agent_id)
+            self.index.give_back_permit(done.action.agent_id)
             del self._tasks[done.action.task_id]
 
     def _submit(self) -> None:

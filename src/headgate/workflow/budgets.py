@@ -16,8 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from headgate.budgets.connect import EXAMPLES, SCHEMES, URL_VARIABLE, scheme_of, sqlite_path
-from headgate.core.budgets.accounts import Limit, check_founded
-from headgate.core.budgets.ledger import Ledger
+from headgate.core.budgets.ledger import Ledger, Limit, check_founded
 from headgate.core.budgets.scopes import (
     MAX_PART_LENGTH,
     Scope,

@@ -18,7 +18,7 @@ import msgspec
 
 from headgate.budgets.connect import SCHEMES, connect_budget, scheme_of, sqlite_path
 from headgate.client.client import Client
-from headgate.core.budgets.accounts import Account, Balance, Limit, Refused, first_refusal
+from headgate.core.budgets.ledger import Account, Balance, Limit, Refused, first_refusal
 from headgate.core.budgets.reservations import Delta
 from headgate.core.budgets.scopes import Scope, ancestors
 from headgate.core.money import MicroUsd, Tokens

@@ -24,11 +24,9 @@ from headgate.api.submission import Draft
 from headgate.budgets.connect import connect_budget
 from headgate.config import StoreSettings, settings_file
 from headgate.core.admission import QueueLimits
-from headgate.core.budgets.accounts import Limit, Refused, Unit
-from headgate.core.budgets.ledger import Ledger
+from headgate.core.budgets.ledger import Ledger, Limit, Refused, Unit
 from headgate.core.budgets.scopes import Scope
-from headgate.core.dispatch_plan import DispatchSettings
-from headgate.core.dispatch_state import DispatchState
+from headgate.core.dispatch_state import DispatchSettings, DispatchState
 from headgate.core.events import LAST_RANK, rank_of
 from headgate.core.money import format_usd
 from headgate.core.reasons import BudgetShort, GateClosed, LaneBehind, NotYetDue, Reason
@@ -407,7 +405,7 @@ def why_line(why: Why, dispatch_state: DispatchState | None, now: float) -> str:
 
 def waits_for_windows(dispatch_state: DispatchState, now: float) -> bool:
     """Tell whether all that waits can start only when the window of a budget moves on."""
-    if not dispatch_state.waiting or len(dispatch_state.flights):
+    if not dispatch_state.waiting or len(dispatch_state.in_flight):
         return False
     return all(
         _waits_for_window(dispatch_state, reasons(dispatch_state, one, now))

@@ -260,7 +260,7 @@ def stats(done: int, failed: int = 0) -> StatsBody:
 
 
 LONG_REASON = (
-    "scope session:load-test is closed: $0.30 of $0.30 are used or held, and $0.10 asked for"
+    "scope session:load-test is closed: $0.30 of $0.30 are used or reserved, and $0.10 asked for"
 )
 
 

@@ -12,13 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.budgets.accounts import (
+from headgate.core.budgets.ledger import (
     EMPTY,
     Account,
     Balance,
     JournalEntry,
+    LedgerState,
     Limit,
     Refused,
+    ReserveRequest,
+    SettleRequest,
     Unit,
     balances_from,
     charges_at,
@@ -26,7 +29,6 @@ from headgate.core.budgets.accounts import (
     journal_entry,
     read_account,
 )
-from headgate.core.budgets.ledger import Books, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import (
     Call,
     Reservation,
@@ -243,7 +245,7 @@ class PlayedBooks:
     """The books under test, played with short calls; the record of changes is the journal."""
 
     def __init__(self, limits: Mapping[Scope, Limit]) -> None:
-        self.books = Books(lambda _: UTC)
+        self.books = LedgerState(lambda _: UTC)
         self.books.limits.update(limits)
         self.account = self.books.account
         self.reservations = self.books.reservations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.budgets.accounts import Account, Balance, Limit, Unit
 from headgate.core.budgets.alerts import NEARLY_USED_UP, SHARES_PERCENT, crossings, share_used
+from headgate.core.budgets.ledger import Account, Balance, Limit, Unit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.budgets.windows import parse_window
 from headgate.core.money import MicroUsd, Tokens

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headgate.core.budgets.accounts import JournalEntry
 from headgate.core.budgets.burn_rate import BurnRate, burn_rate, burn_rates, exhausted_at
+from headgate.core.budgets.ledger import JournalEntry
 from headgate.core.budgets.reservations import Call, Charge, Delta
 from headgate.core.budgets.scopes import Scope
 from headgate.core.money import MicroUsd, Tokens

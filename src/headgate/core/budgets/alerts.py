@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from headgate.core.budgets.accounts import Account, Unit
+from headgate.core.budgets.ledger import Account, Unit
 from headgate.core.budgets.windows import Window, resets_at
 
 NEARLY_PERCENT = 80

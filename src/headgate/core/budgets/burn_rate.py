@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headgate.core.budgets.accounts import JournalEntry
+from headgate.core.budgets.ledger import JournalEntry
 from headgate.core.budgets.scopes import Scope
 
 BURN_SECONDS = 3_600.0

@@ -7,10 +7,13 @@ from time import process_time
 import msgspec
 import pytest
 
-from headgate.core.budgets.accounts import Refused, Unit
+from headgate.core.budgets.ledger import Refused, Unit
 from headgate.core.budgets.scopes import Scope
-from headgate.core.dispatch_plan import DispatchSettings
-from headgate.core.dispatch_state import DispatchState, LaneStats, lane_stats, waiting_for_scopes
+from headgate.core.dispatch_state import (
+    DispatchSettings,
+    DispatchState,
+    LaneStats,
+)
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.snapshot import Agent, AgentState, LanePolicy, Project, ProjectStatus
 from headgate.core.task import DEFAULT_TERMS, Progress, Submission, Task, TaskRecord, TaskStatus
@@ -38,7 +41,7 @@ def queue(dispatch_state: DispatchState, *tasks: Task) -> None:
 
 
 def figure(dispatch_state: DispatchState, project_id: str, agent_id: str = "") -> LaneStats:
-    found = {(one.project_id, one.agent_id): one for one in lane_stats(dispatch_state, NOW)}
+    found = {(one.project_id, one.agent_id): one for one in dispatch_state.lane_stats(NOW)}
     return found[project_id, agent_id]
 
 
@@ -111,7 +114,7 @@ def test_a_lane_that_may_start_nothing_is_no_measure_for_the_others() -> None:
 
 def test_each_lane_has_its_own_line_and_nothing_that_waits_is_none() -> None:
     dispatch_state = new_desk()
-    assert lane_stats(dispatch_state, NOW) == ()
+    assert dispatch_state.lane_stats(NOW) == ()
     queue(
         dispatch_state,
         task("1", "a"),
@@ -120,7 +123,7 @@ def test_each_lane_has_its_own_line_and_nothing_that_waits_is_none() -> None:
         task("4"),
         task("5", "a", "q"),
     )
-    found = [(one.project_id, one.agent_id, one.ready) for one in lane_stats(dispatch_state, NOW)]
+    found = [(one.project_id, one.agent_id, one.ready) for one in dispatch_state.lane_stats(NOW)]
     assert sorted(found) == [("p", "", 1), ("p", "a", 2), ("p", "b", 1), ("q", "a", 1)]
 
 
@@ -175,8 +178,8 @@ def test_looking_changes_nothing() -> None:
         queue(dispatch_state, *(task(f"t{n}", "a", tick=n, priority=n % 3) for n in range(9)))
         dispatch_state.forget("t0", NOW)
         dispatch_state.index.set_agent(dispatch_state.index.agents.get("a").agent)  # type: ignore[union-attr]
-        dispatch_state.flights.set_node("node", 4)
-    lane_stats(looked, NOW)
+        dispatch_state.in_flight.set_node("node", 4)
+    looked.lane_stats(NOW)
     plans = [
         [line.task.id for line in dispatch_state.plan(NOW, most=9)]
         for dispatch_state in (looked, other)
@@ -190,15 +193,15 @@ def test_tasks_that_wait_for_a_budget_are_counted_behind_it_and_set_aside_for_it
     queue(
         dispatch_state, *(task(f"t{n}", "a", scopes=(EVAL,)) for n in range(3)), task("free", "b")
     )
-    assert waiting_for_scopes(dispatch_state) == {}
+    assert dispatch_state.waiting_for_scopes() == {}
     dispatch_state.parking.judge("t0", refused(), DEFAULT_TERMS)
     dispatch_state.close(closure(), NOW)
-    assert waiting_for_scopes(dispatch_state) == {EVAL: 3}
+    assert dispatch_state.waiting_for_scopes() == {EVAL: 3}
     aside = new_desk()
     queue(aside, task("dear", "a", created_at=600.0, scopes=(EVAL,)))
     aside.parking.judge("dear", refused(spent=6), DEFAULT_TERMS)
     aside.index.remove("dear")
-    assert waiting_for_scopes(aside) == {EVAL: 1}
+    assert aside.waiting_for_scopes() == {EVAL: 1}
     assert figure(aside, "p", "a").longest_wait_seconds == 400.0
 
 
@@ -207,5 +210,5 @@ def test_the_cost_grows_with_the_lanes_and_not_with_the_tasks(tasks: int) -> Non
     dispatch_state = new_desk()
     queue(dispatch_state, *(task(f"{n:06d}", f"a{n % 100}", tick=n) for n in range(tasks)))
     began = process_time()
-    assert len(lane_stats(dispatch_state, NOW)) == 100
+    assert len(dispatch_state.lane_stats(NOW)) == 100
     assert process_time() - began < 0.05

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.in_flight import InFlightAttempt, InFlightAttempts
+from headgate.core.dispatch_state import InFlightAttempt, InFlightAttempts
 from headgate.core.task import Task
 
 
@@ -54,7 +54,7 @@ def _check(flights: InFlightAttempts, model: dict[str, InFlightAttempt]) -> None
     assert len(flights) == len(model)
     assert Counter(flights.active) == projects
     assert +Counter(flights.reserved) == +tokens
-    assert flights.free_places() == max(0, 5 - nodes["n1"]) + max(0, 3 - nodes["n2"])
+    assert flights.free_capacity() == max(0, 5 - nodes["n1"]) + max(0, 3 - nodes["n2"])
     assert flights.nodes() == set(nodes)
     for node_id in nodes:
         assert sorted(flights.on_node(node_id)) == sorted(
@@ -87,7 +87,7 @@ def test_a_node_with_more_tasks_than_places_takes_none_from_the_others() -> None
     flights.set_node("n1", 0)
     flights.set_node("n2", 2)
     flights.add(flight("t1", node_id="n1"))
-    assert flights.free_places() == 2
+    assert flights.free_capacity() == 2
 
 
 def test_a_node_that_is_gone_has_no_places_and_keeps_its_tasks_until_they_land() -> None:
@@ -96,7 +96,7 @@ def test_a_node_that_is_gone_has_no_places_and_keeps_its_tasks_until_they_land()
     lost = flight("t1")
     flights.add(lost)
     flights.drop_node("n1")
-    assert (flights.free_places(), flights.on_node("n1")) == (0, ["t1"])
+    assert (flights.free_capacity(), flights.on_node("n1")) == (0, ["t1"])
     flights.remove(lost)
     assert (flights.nodes(), len(flights)) == (set(), 0)
 
@@ -110,4 +110,4 @@ def test_nodes_that_came_and_went_leave_nothing_behind() -> None:
         flights.add(one)
         flights.remove(one)
         flights.drop_node(node_id)
-    assert (flights.places, flights._used) == ({}, {})
+    assert (flights.capacity, flights._used) == ({}, {})
