@@ -367,3 +367,13 @@ def test_the_three_questions_name_methods_that_exist() -> None:
 
 def test_decision_records_are_numbered_without_gaps() -> None:
     assert [int(page.name[:4]) for page in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=name_of)
+def test_a_decision_record_says_why_what_and_what_follows(page: Path) -> None:
+    text = page.read_text()
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings == ["Context", "Decision", "Consequences"]
+    index = (page.parent / "README.md").read_text()
+    number, title = re.findall(r"^# (\d{4}): (.+)$", text, re.MULTILINE)[0]
+    assert f"| [{number}]({page.name}) | {title} |" in index
