@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -77,13 +76,10 @@ async def screen(
     *,
     token: str | None = None,
     size: tuple[int, int] = (80, 24),
-    ahead_seconds: float = 0.0,
 ) -> AsyncIterator[Terminal]:
-    """Open a screen over the service at an address; its clock may be ahead."""
+    """Open a screen over the service at an address."""
     async with Client(url, token=token, retries=0, timeout_seconds=5.0) as client:
-        app = Top(
-            client, TEXTS, pause_seconds=PAUSE_SECONDS, now=lambda: time.time() + ahead_seconds
-        )
+        app = Top(client, TEXTS, pause_seconds=PAUSE_SECONDS)
         async with app.run_test(size=size) as pilot:
             yield Terminal(app, pilot)
 

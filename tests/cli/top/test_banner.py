@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 import pytest
 from rich.cells import cell_len
@@ -16,9 +14,8 @@ from headgate.api.schema.tasks import (
     QueueBody,
     StatsBody,
 )
-from headgate.cli.top.banner import Part, cut, key_parts, said_parts, tab_parts, total_parts
-from headgate.cli.top.panes import PANES
-from headgate.cli.top.picture import Contact, Picture
+from headgate.cli.top.banner import Part, cut, said_parts, total_parts
+from headgate.cli.top.picture import Picture
 
 WIDTHS = (200, 160, 120, 100, 80, 70, 60, 40, 20)
 
@@ -48,35 +45,6 @@ def busy(*, paused: bool = False) -> Picture:
 
 def text(parts: list[Part]) -> str:
     return "".join(text for text, _ in parts).rstrip()
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_totals_are_whole_or_left_out(width: int) -> None:
-    shown = text(total_parts(busy(), width=width))
-    assert cell_len(shown) <= width
-    assert shown.endswith(("1 min 23 s", "/min", "1,234", "9,876", "$1,039.88", "$8,140.12", "/1h"))
-
-
-@pytest.mark.parametrize("width", [200, 80, 70, 60, 40])
-@pytest.mark.parametrize("current", range(len(PANES)))
-def test_which_pane_is_shown_is_told_in_any_width(width: int, current: int) -> None:
-    shown = text(cut(tab_parts(busy(), current, width=width), width))
-    assert f"[{current + 1} {PANES[current].name}" in shown
-    assert "…" not in shown
-    assert re.findall(r"[ [](\d) ", f"{shown} ") == ["1", "2", "3", "4", "5", "6"]
-
-
-@pytest.mark.parametrize("current", range(len(PANES)))
-@pytest.mark.parametrize("contact", Contact)
-def test_totals_that_are_no_longer_asked_for_are_faint(contact: Contact, current: int) -> None:
-    picture = busy()
-    picture.contact = contact
-    is_faint = contact in (Contact.LOST, Contact.REFUSED)
-    tabs = tab_parts(picture, current, width=200)
-    figures = {text.strip(): "dim" in style for text, style in tabs if text.strip().isdigit()}
-    assert figures == {"1234": is_faint, "9876": is_faint}
-    assert not any("dim" in style for text, style in tabs if not text.strip().isdigit())
-    assert ("dim" in total_parts(picture, width=200)[-1][1]) is is_faint
 
 
 def rates(picture: Picture, done: int, failed: int) -> Picture:
@@ -113,27 +81,11 @@ def test_limits_go_before_figures_do_and_what_is_spent_stays_in_eighty_columns(
     assert text(total_parts(rates(busy(), 4_321, 12), width=width)) == shown
 
 
-def test_without_a_limit_nothing_is_said_of_what_is_left_and_without_books_nothing_at_all() -> None:
-    picture = busy()
-    assert picture.budgets is not None
-    picture.budgets = msgspec.structs.replace(picture.budgets, limit_usd=None, remaining_usd=None)
-    assert "spent $1,039.88  wait" in text(total_parts(picture, width=200))
-    picture.budgets = None
-    assert "failed -/min  wait" in text(total_parts(picture, width=200))
-
-
 def test_a_pause_of_everything_is_said_in_any_width() -> None:
     for width in WIDTHS:
         shown = text(total_parts(busy(paused=True), width=width))
         assert shown.startswith("PAUSED")
         assert cell_len(shown) <= width
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_help_and_quit_are_the_keys_that_are_always_told(width: int) -> None:
-    shown = text(key_parts(width))
-    assert shown.endswith("? help  q quit")
-    assert cell_len(shown) <= width
 
 
 def test_a_line_that_is_too_long_shows_that_it_was_cut() -> None:
@@ -144,23 +96,6 @@ def test_a_line_that_is_too_long_shows_that_it_was_cut() -> None:
     assert cut(parts, 0) == []
 
 
-@pytest.mark.parametrize("contact", Contact)
-def test_what_is_looked_for_is_told_whatever_else_is(contact: Contact) -> None:
-    picture = Picture()
-    picture.contact, picture.contact_problem = contact, "no service answers"
-    for said in ("", "Sorted by project."):
-        shown = text(said_parts(said, picture, is_problem=False, wanted="sup"))
-        assert shown.startswith("Only what contains “sup”")
-        assert said in shown
-
-
 def test_a_long_text_to_look_for_leaves_room_for_what_is_said() -> None:
     shown = text(said_parts("Sorted.", Picture(), is_problem=False, wanted="x" * 200))
     assert shown.index("Sorted.") < 70
-
-
-def test_a_lost_service_is_told_in_words_that_fit() -> None:
-    picture = Picture()
-    picture.contact, picture.contact_problem = Contact.LOST, "no service answers"
-    shown = text(said_parts("", picture, is_problem=False, wanted=""))
-    assert shown == "Trying again: no service answers."

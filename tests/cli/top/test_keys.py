@@ -12,23 +12,6 @@ from cli.top.scene import Terminal
 from headgate.core.task import TaskStatus
 
 
-def test_digits_and_tab_go_from_pane_to_pane(fleet: Fleet) -> None:
-    async def body(terminal: Terminal) -> None:
-        await terminal.sees("[1 Projects]", "search", "40 %")
-        await terminal.press("tab")
-        await terminal.sees("[2 Lanes]", "tight", "oldest")
-        await terminal.press("5")
-        await terminal.sees("[5 Budgets]", "session:eval", "$50.00")
-        await terminal.press("6")
-        await terminal.sees("[6 Slots]", "disabled in the configuration")
-        await terminal.press("tab")
-        await terminal.sees("[1 Projects]")
-        await terminal.press("shift+tab")
-        await terminal.sees("[6 Slots]")
-
-    at(fleet, body)
-
-
 def test_a_text_is_looked_for_and_shown_until_it_is_taken_away(fleet: Fleet) -> None:
     async def body(terminal: Terminal) -> None:
         await terminal.press("4")
@@ -60,14 +43,6 @@ def test_a_filter_that_is_pasted_presses_no_other_key(fleet: Fleet) -> None:
     assert fleet.service.task(fleet.waiting)["state"] == TaskStatus.QUEUED.value
 
 
-def test_a_filter_is_told_beside_what_was_said_last(fleet: Fleet) -> None:
-    async def body(terminal: Terminal) -> None:
-        await terminal.press("slash", *"evals", "enter", "s")
-        await terminal.sees("contains “evals”", "Sorted by project.")
-
-    at(fleet, body)
-
-
 def test_a_cancel_asks_first_and_no_means_no(fleet: Fleet) -> None:
     victim = fleet.service.submit(
         agentId="judge", projectId="off", target="slow", action="victim", labels={"v": "1"}
@@ -85,22 +60,6 @@ def test_a_cancel_asks_first_and_no_means_no(fleet: Fleet) -> None:
         await terminal.sees(f"Task {victim} is cancelled.")
         await terminal.sees("Nothing here contains “victim”.")
         assert fleet.service.task(victim)["state"] == TaskStatus.CANCELLED.value
-
-    at(fleet, body)
-
-
-def test_what_a_question_is_about_is_seen_behind_it_in_any_size(fleet: Fleet) -> None:
-    async def body(terminal: Terminal) -> None:
-        await terminal.press("3")
-        await terminal.sees("tight   search")
-        await terminal.press("c")
-        await terminal.sees(f"Cancel task {fleet.running}?", "[3 Running 1]", "tight   search")
-        await terminal.resize(200, 50)
-        await terminal.sees(f"Cancel task {fleet.running}?", "6 Slots", "held because")
-        await terminal.resize(80, 24)
-        await terminal.sees("[3 Running 1]", "tight   search", without="held because")
-        await terminal.press("n")
-        await terminal.sees("[3 Running 1]", without="Cancel task")
 
     at(fleet, body)
 
@@ -196,18 +155,6 @@ def test_a_pane_is_sorted_by_its_columns_in_turn_and_turned_round(fleet: Fleet) 
         await terminal.press("r", *"ssssssss")
         await terminal.sees("In the order of the service.")
         assert await names(terminal) == first
-
-    at(fleet, body)
-
-
-def test_the_keys_are_explained_and_q_leaves(fleet: Fleet) -> None:
-    async def body(terminal: Terminal) -> None:
-        await terminal.press("question_mark")
-        await terminal.sees("headgate top: keys", "cancel a task; it asks first")
-        await terminal.press("q")
-        await terminal.sees("[1 Projects]")
-        await terminal.press("q")
-        assert not terminal.app.is_running
 
     at(fleet, body)
 

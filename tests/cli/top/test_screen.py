@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from pathlib import Path
-
-import pytest
 
 from cli.top.fleet import SETTINGS, Fleet, at
 from cli.top.scene import Terminal, screen, serving
@@ -14,68 +11,7 @@ from config.running import running
 from headgate.cli.top.panes import Pane
 from headgate.cli.top.picture import Contact
 
-AHEAD_SECONDS = 7_200.0
 HOSTILE = "\x1b[2J\u202e"
-
-
-def masked(text: str) -> str:
-    """Return a screen without what differs from run to run; nothing moves by it."""
-    text = re.sub(r"tsk_[0-9a-z]{26}", "tsk_" + "x" * 26, text)
-    text = re.sub(r"…[0-9a-z]+", lambda cut: "…" + "x" * (len(cut[0]) - 1), text)
-    text = re.sub(r"  wait .*", "", text)
-    return re.sub(r"http://[0-9.:]+ +", "URL ", text)
-
-
-TOTALS = """\
-headgate URL live
-queued 2 of 1,000  in flight 1 of 20  done -/min  failed -/min  spent $0.00
- 1 Projects  2 Lanes [3 Running 1] 4 Waiting 2  5 Budgets  6 Slots
-"""
-RUNNING = {
-    80: """\
-task                              time   try  agent   project   target   action
-…xxxxxxxxxxxxxxxxxxxxxxxx          2 h   1/1  tight   search    slow     crawl""",
-    120: """\
-task                                   time   try  agent   project   target   action
-tsk_xxxxxxxxxxxxxxxxxxxxxxxxxx          2 h   1/1  tight   search    slow     crawl""",
-}
-KEYS = "/ filter  c cancel  p pause  w why  Enter more  s sort  ? help  q quit"
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_a_screen_of_running_tasks(fleet: Fleet, width: int) -> None:
-    async def body(terminal: Terminal) -> None:
-        await terminal.press("3")
-        text = masked(await terminal.sees("[3 Running 1]", "crawl", "live", "spent"))
-        lines = text.splitlines()
-        assert "\n".join(lines[:5]) == TOTALS + RUNNING[width]
-        assert lines[-1] == KEYS
-
-    at(fleet, body, size=(width, 24), ahead_seconds=AHEAD_SECONDS)
-
-
-WAITING = {
-    80: """\
- 1 Projects  2 Lanes  3 Running 1 [4 Waiting 2] 5 Budgets  6 Slots
-task               waits  agent   project   reason
-…xxxxxxxxxx          2 h  tight   search    agent tight has 1 of 1 places in use
-…xxxxxxxxxx          2 h  judge   off       project off is paused""",
-    120: """\
- 1 Projects  2 Lanes  3 Running 1 [4 Waiting 2] 5 Budgets  6 Slots
-task                                  waits  agent   project   reason
-tsk_xxxxxxxxxxxxxxxxxxxxxxxxxx          2 h  tight   search    agent tight has 1 of 1 places in use
-tsk_xxxxxxxxxxxxxxxxxxxxxxxxxx          2 h  judge   off       project off is paused""",
-}
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_a_screen_of_waiting_tasks_with_their_reasons(fleet: Fleet, width: int) -> None:
-    async def body(terminal: Terminal) -> None:
-        await terminal.press("4")
-        text = masked(await terminal.sees("places in use", "is paused"))
-        assert "\n".join(text.splitlines()[2:6]) == WAITING[width]
-
-    at(fleet, body, size=(width, 24), ahead_seconds=AHEAD_SECONDS)
 
 
 def test_a_large_terminal_shows_all_panes_and_a_small_one_again_one(fleet: Fleet) -> None:
@@ -93,23 +29,6 @@ def test_a_large_terminal_shows_all_panes_and_a_small_one_again_one(fleet: Fleet
         await terminal.sees(*shown)
 
     at(fleet, body, size=(200, 60))
-
-
-def test_a_wider_terminal_has_more_columns_and_sorts_by_those_that_are_seen(fleet: Fleet) -> None:
-    async def body(terminal: Terminal) -> None:
-        await terminal.sees("search", "40 %", "target", without="owed")
-        await terminal.press(*"ssssss")
-        await terminal.sees("Sorted by queued.")
-        await terminal.resize(120, 24)
-        await terminal.sees("owed", "queued▲", "cap", "weight", "tokens")
-        await terminal.press(*"sss")
-        await terminal.sees("Sorted by weight.")
-        await terminal.press("5")
-        await terminal.sees("session:eval", "ends", "overrun", "an hour")
-        await terminal.press("6")
-        await terminal.sees("work", "woken", "errors", "held because")
-
-    at(fleet, body)
 
 
 def test_a_token_for_one_agent_is_told_why_it_sees_no_projects(fleet: Fleet) -> None:

@@ -31,7 +31,6 @@ PLAIN = Column(title="name", least=4)
 FIGURE = Column(title="n", least=2, holds=Holds.FIGURE)
 CUT = Column(title="task", least=5, holds=Holds.ID)
 NAME = Column(title="agent", least=6, holds=Holds.NAME)
-REASON = Column(title="why", least=6, holds=Holds.REASON)
 
 
 @pytest.mark.parametrize(
@@ -103,16 +102,6 @@ def test_figures_have_their_room_before_texts_and_those_before_names_and_bars() 
     assert widths_of(columns, rows, 70 + gaps) == [30, 12, 24, 4]
 
 
-def test_a_reason_has_its_room_before_the_names_beside_it() -> None:
-    cells = (text_cell("a" * 12), text_cell("p" * 9), text_cell("r" * 40))
-    rows = [Row(key="a", cells=cells)]
-    columns = (NAME, PLAIN, REASON)
-    gaps = len(GAP) * 2
-    assert widths_of(columns, rows, 40 + gaps) == [6, 4, 30]
-    assert widths_of(columns, rows, 55 + gaps) == [6, 9, 40]
-    assert widths_of(columns, rows, 70 + gaps) == [12, 9, 49]
-
-
 @pytest.mark.parametrize("width", [1, 2, 3, 10, 20, 40, 41, 42, 60, 70, 79])
 @pytest.mark.parametrize("kind", PANES, ids=lambda kind: kind.name)
 def test_a_table_that_is_too_narrow_is_cut_at_its_right_and_shows_where(
@@ -127,14 +116,6 @@ def test_a_table_that_is_too_narrow_is_cut_at_its_right_and_shows_where(
     ]
     assert cell_len(GAP.join(cells)) in range(width - len(GAP), width + 1)
     assert all(ELLIPSIS in cell for cell in cells)
-
-
-def test_a_column_is_there_as_soon_as_the_table_is_wide_enough_for_it() -> None:
-    wide = Column(title="more", least=4, holds=Holds.FIGURE, from_width=30)
-    cells = (text_cell("n" * 6), number_cell("1234567", 1), text_cell("end"))
-    rows = [Row(key="a", cells=cells)]
-    assert widths_of((PLAIN, wide, PLAIN), rows, 29) == [6, 0, 29 - 6 - len(GAP)]
-    assert widths_of((PLAIN, wide, PLAIN), rows, 30) == [6, 7, 30 - 13 - 2 * len(GAP)]
 
 
 @pytest.mark.parametrize("width", [79, 80, 88, 94, 98, 99, 100, 104, 114, 120, 200])

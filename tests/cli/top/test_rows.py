@@ -1,8 +1,9 @@
-"""The figures of each pane, from answers as a service gives them."""
+"""The rows of each pane, from what a service answers; money to the micro-dollar."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from rich.cells import cell_len
 
 from headgate.api.schema.admin import LaneBody, LaneListBody, ProjectBody, ProjectListBody
 from headgate.api.schema.tasks import (
+    BudgetStatusBody,
     LimitsShown,
     MetricsBody,
     QueueBody,
@@ -18,25 +20,20 @@ from headgate.api.schema.tasks import (
     WhyBody,
 )
 from headgate.cli.top import rows as top_rows
-from headgate.cli.top.panes import PANES, SLOTS, WAITING, PaneKind, note
+from headgate.cli.top.panes import SLOTS, WAITING, note
 from headgate.cli.top.picture import Picture, ShownTask, ShownTasks, Throughput
+from headgate.cli.top.rows import budget_rows, left_text, spent_text
 from headgate.cli.top.tables import (
-    GAP,
+    BAD,
+    CAREFUL,
     Arranged,
-    Holds,
     Row,
     fitted,
-    number_cell,
-    since_cell,
-    text_cell,
     widths_of,
 )
 from headgate.core.slots.status import NextWakeBody, SlotBody, SlotListBody
-from headgate.core.slots.wakes import ENDED, WakeMode, mode_words
 from headgate.core.task import TaskStatus
 
-TIMES = ("oldest", "time", "waits", "ends", "room in", "resets", "wake")
-"""The columns of times, in whichever pane they are."""
 NOW = datetime(2030, 1, 31, 12, tzinfo=UTC).timestamp()
 
 
@@ -70,14 +67,6 @@ def test_a_project_has_the_share_that_it_had_beside_its_target() -> None:
     bar = row.cells[2].bar
     assert bar is not None
     assert (bar.used, bar.mark) == (0.25, 0.4)
-
-
-def test_where_nobody_knows_shares_none_is_made_up() -> None:
-    picture = Picture()
-    picture.projects = ProjectListBody(projects=[project()])
-    (row,) = top_rows.project_rows(picture, NOW)
-    assert texts(row)[2:6] == ["-", "-", "-", "-"]
-    assert texts(row)[8:] == ["-", "2", "-"]
 
 
 def test_lanes_are_in_the_order_of_the_service() -> None:
@@ -172,26 +161,6 @@ def slot(**given: object) -> SlotBody:
     return SlotBody(**fields)  # type: ignore[arg-type]
 
 
-def test_a_slot_counts_down_to_its_reset_and_says_what_holds_its_tasks() -> None:
-    picture = Picture()
-    full = slot(state="exhausted", percent_used=100.0, resets_at=moment(3700), hold="used up")
-    picture.slots = SlotListBody(slots=[full, slot(state="unknown")], count=2)
-    rows = top_rows.slot_rows(picture, NOW)
-    assert texts(rows[0]) == [
-        "work", "exhausted", "", "100 %", "1 h 1 min", "-", "-", "0", "used up",
-    ]  # fmt: skip
-    assert texts(rows[1])[2:7] == ["-", "-", "-", "-", "-"]
-    assert texts(top_rows.slot_rows(picture, NOW + 3700)[0])[4] == ENDED
-
-
-def test_a_slot_that_is_disabled_says_that_once() -> None:
-    picture = Picture()
-    why = "disabled, the provider refused the key"
-    picture.slots = SlotListBody(slots=[slot(state="disabled", hold=why)], count=1)
-    (row,) = top_rows.slot_rows(picture, NOW)
-    assert (texts(row)[1], texts(row)[-1]) == ("disabled", "the provider refused the key")
-
-
 def test_a_slot_says_what_wakes_it_next_and_how_often_something_went_wrong() -> None:
     picture = Picture()
     wake = NextWakeBody(at=moment(90), mode="after_reset", reason="after_reset mode (1 min)")
@@ -214,39 +183,6 @@ def test_columns_stay_where_they_are_while_their_times_count_down(width: int) ->
     assert {tuple(widths(seconds)) for seconds in counted} == {tuple(widths(60.0))}
 
 
-@pytest.mark.parametrize("kind", PANES, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("seconds", [0.4, 9.4, 3_599.0, 86_399.0])
-def test_a_time_is_whole_in_eighty_columns(kind: PaneKind, seconds: float) -> None:
-    others = {Holds.FIGURE: number_cell("12.3k", 12_300.0)}
-    cells = [
-        since_cell(seconds)
-        if column.title in TIMES
-        else others.get(column.holds, text_cell("x" * 60))
-        for column in kind.columns
-    ]
-    widths = widths_of(kind.columns, [Row(key="a", cells=tuple(cells))], 80)
-    shown = {
-        fitted(cell, column, width).strip()
-        for cell, column, width in zip(cells, kind.columns, widths, strict=True)
-        if column.title in TIMES
-    }
-    assert shown <= {since_cell(seconds).text}
-
-
-@pytest.mark.parametrize("mode", [*(mode.value for mode in WakeMode), "retry"])
-def test_the_words_for_a_wake_have_their_room_wherever_their_column_is_shown(mode: str) -> None:
-    picture = Picture()
-    wake = NextWakeBody(at=moment(90), mode=mode, reason="")
-    busy = slot(next_wake=wake, last_error="x" * 200, state="exhausted", resets_at=moment(90_000))
-    picture.slots = SlotListBody(slots=[busy], count=1)
-    rows = top_rows.slot_rows(picture, NOW)
-    woken = [column.title for column in SLOTS.columns].index("woken")
-    widths = widths_of(SLOTS.columns, rows, SLOTS.columns[woken].from_width)
-    shown = fitted(rows[0].cells[woken], SLOTS.columns[woken], widths[woken])
-    assert shown.rstrip() == mode_words(mode)
-    assert sum(widths) + len(GAP) * (len(widths) - 1) <= SLOTS.columns[woken].from_width
-
-
 def stats(done: int, failed: int = 0) -> StatsBody:
     counts = dict.fromkeys(
         ("tasks_submitted", "tasks_cancelled", "tasks_rejected", "tasks_expired", "dispatch_count"),
@@ -262,23 +198,6 @@ def stats(done: int, failed: int = 0) -> StatsBody:
 LONG_REASON = (
     "scope session:load-test is closed: $0.30 of $0.30 are used or reserved, and $0.10 asked for"
 )
-
-
-@pytest.mark.parametrize(("width", "least"), [(80, 37), (100, 57), (120, 77)])
-def test_a_long_reason_has_the_room_that_long_names_leave(width: int, least: int) -> None:
-    picture = Picture()
-    waiting = task(
-        f"tsk_{'x' * 26}", state=TaskStatus.QUEUED, agent_id="researcher-large-1",
-        project_id="research-of-the-spring", created_at=moment(-3_599),
-    )  # fmt: skip
-    picture.waiting = ShownTasks(tasks=(waiting,))
-    picture.reasons[waiting.task_id] = WhyBody(
-        task_id=waiting.task_id,
-        state=TaskStatus.QUEUED,
-        reasons=(ReasonBody(hold={}, message=LONG_REASON),),
-    )
-    rows = top_rows.waiting_rows(picture, NOW)
-    assert widths_of(WAITING.columns, rows, width)[4] >= least
 
 
 @pytest.mark.parametrize(
@@ -325,3 +244,98 @@ def test_a_list_keeps_nothing_of_what_clients_sent() -> None:
     page = {"tasks": [{**sent, "params": {"x": "y" * 1000}, "result": [1]}], "count": 1}
     read = msgspec.json.decode(msgspec.json.encode(page), type=ShownTasks)
     assert msgspec.json.encode(read.tasks[0]).count(b"y" * 10) == 0
+
+
+def budget(**given: object) -> BudgetStatusBody:
+    fields = {
+        "scope": "", "window": "none", "spent_usd": "0", "reserved_usd": "0", "overrun_usd": "0",
+        "spent_tokens": 0, "reserved_tokens": 0, "overrun_tokens": 0, **given,
+    }  # fmt: skip
+    status = BudgetStatusBody(**fields)  # type: ignore[arg-type]
+    used_usd = (status.spent_usd, status.reserved_usd, status.overrun_usd)
+    if status.limit_usd is not None:
+        status.remaining_usd = str(Decimal(status.limit_usd) - sum(map(Decimal, used_usd)))
+    used_tokens = status.spent_tokens + status.reserved_tokens + status.overrun_tokens
+    if status.limit_tokens is not None:
+        status.remaining_tokens = status.limit_tokens - used_tokens
+    return status
+
+
+def test_a_budget_has_one_bar_of_whatever_is_nearer_to_its_limit() -> None:
+    child = budget(
+        scope="session:a/run:1", window="rolling:24h", limit_usd="10", spent_usd="2",
+        overrun_usd="1", reserved_usd="1", limit_tokens=1000, spent_tokens=100,
+        resets_at=moment(90),
+    )  # fmt: skip
+    picture = Picture()
+    picture.budgets = budget(children=[budget(scope="session:a", children=[child])])
+    rows = budget_rows(picture, NOW)
+    assert [texts(row)[0] for row in rows] == [
+        "the whole service", "  session:a", "    run:1",
+    ]  # fmt: skip
+    assert texts(rows[0])[3] == "no limit"
+    assert texts(rows[2])[2:] == [
+        "$3.00", "$10.00, 1,000 tokens/24h", "-", "1 min 30 s", "100", "$1.00", "-",
+    ]  # fmt: skip
+    bar = rows[2].cells[1].bar
+    assert bar is not None
+    assert (round(bar.used, 3), round(bar.held, 3)) == (0.3, 0.1)
+
+
+def test_a_limit_of_nothing_is_used_up() -> None:
+    picture = Picture()
+    picture.budgets = budget(limit_usd="0")
+    (row,) = budget_rows(picture, NOW)
+    assert row.cells[1].bar is not None
+    assert (row.cells[1].bar.used, row.cells[1].style) == (1.0, BAD)
+
+
+def one(**given: object) -> list[str]:
+    """Return the row of one scope."""
+    picture = Picture()
+    picture.budgets = budget(**given)
+    return texts(budget_rows(picture, NOW)[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "ends"),
+    [
+        ({}, "-"),
+        ({"limit_usd": "10"}, "-"),
+        ({"limit_usd": "10", "spent_usd": "4", "exhausted_at": moment(720)}, "12 min"),
+        ({"limit_usd": "10", "spent_usd": "4", "reserved_usd": "6"}, "now"),
+        ({"limit_usd": "10", "spent_usd": "4", "overrun_usd": "6.5"}, "now"),
+        ({"limit_tokens": 5, "spent_tokens": 5, "exhausted_at": moment(-1)}, "now"),
+    ],
+)
+def test_a_budget_says_when_it_ends_if_anybody_knows(given: dict[str, object], ends: str) -> None:
+    assert one(**given)[4] == ends
+
+
+def test_a_budget_has_the_colour_of_the_share_that_is_told_elsewhere() -> None:
+    # The two parts, each rounded, are a little less than the eight tenths that they are together.
+    picture = Picture()
+    picture.budgets = budget(limit_usd="10", spent_usd="1", reserved_usd="7")
+    assert budget_rows(picture, NOW)[0].cells[1].style == CAREFUL
+
+
+def test_money_is_added_up_to_the_micro_dollar() -> None:
+    # As floats, these would be a micro-dollar less.
+    status = budget(spent_usd="4503599627.370497", overrun_usd="4503599627.370498")
+    assert spent_text(status) == "$9,007,199,254.74"
+    picture = Picture()
+    picture.budgets = status
+    assert budget_rows(picture, NOW)[0].cells[2].order == 9_007_199_254_740_995
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ({}, ""),
+        ({"remaining_usd": "140.12"}, "$140.12"),
+        ({"remaining_usd": "-1.50", "remaining_tokens": 7}, "$0.00"),
+        ({"remaining_tokens": 1_200_000}, "1.2M tokens"),
+    ],
+)
+def test_what_is_left_is_never_less_than_nothing(given: dict[str, object], left: str) -> None:
+    assert left_text(budget(**given)) == left
