@@ -10,7 +10,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,12 +21,10 @@ from headgate.api.app import build_app as build_web_app
 from headgate.api.auth import Authenticator, AuthRules, is_loopback
 from headgate.api.bulk import BulkWork
 from headgate.api.schema.tasks import LimitsShown
-from headgate.api.submission import Defaults, Draining, SubmissionParser
+from headgate.api.submission import SubmissionParser
 from headgate.budgets.connect import connect_budget
 from headgate.budgets.tracker import LedgerTracker
 from headgate.config import (
-    AgentSettings,
-    ProjectSettings,
     Settings,
     SlotSettings,
     budgets,
@@ -36,11 +33,11 @@ from headgate.config import (
 from headgate.config.loading import Loaded, loaded_from
 from headgate.config.messages import key_path
 from headgate.config.reload import LiveConfig, SettingsWatch, Upkeep
-from headgate.config.slot_keys import place_of, read_key, slot_config
+from headgate.config.slot_keys import SlotKeys, place_of, read_key, slot_config
 from headgate.core.budgets.ledger import Ledger
 from headgate.core.dispatch_state import DispatchSettings
 from headgate.core.slots.slot import SlotConfig
-from headgate.core.snapshot import ProjectStatus, Standing
+from headgate.core.snapshot import Standing
 from headgate.dashboard.dashboard import attach_dashboard
 from headgate.engine.budget_alerts import (
     LEDGER_LOOK_SECONDS,
@@ -54,10 +51,10 @@ from headgate.engine.slots.slot_log import LOG_FOLDER, SlotLog
 from headgate.engine.slots.slots import Slots
 from headgate.engine.webhooks import Webhooks
 from headgate.errors import InvalidSettingError
-from headgate.executors.build import build_executor
+from headgate.executors.build import build_executors
 from headgate.executors.executor import Executor
-from headgate.executors.targets import PullTarget, Target
-from headgate.executors.templates import VARIABLE, Environment, no_slot_keys
+from headgate.executors.targets import Target
+from headgate.executors.templates import VARIABLE, Environment
 from headgate.metrics import Beside, ServiceMetrics
 from headgate.providers.endpoints import ProviderEndpoint
 from headgate.providers.http_headers import check_header_value
@@ -128,23 +125,6 @@ class SlotParts:
         provider = build_provider(slot.provider, place, setting=setting, clock=self._clock)
         self._providers[slot.name] = (slot.provider, place, provider)
         return provider
-
-
-class SlotKeys:
-    """Reads the keys that targets write into requests, of the slots that are configured now."""
-
-    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-        self._slots = settings.slots
-
-    def __call__(self, name: str) -> str:
-        """Read a key anew, or raise `InvalidSettingError`."""
-        slot = self._slots.get(name)
-        return no_slot_keys(name) if slot is None else read_key(slot, self._environ)
-
-    def reconfigure(self, settings: Settings) -> None:
-        """Go by other settings, for what starts from now on."""
-        self._slots = settings.slots
 
 
 class SlotWork:
@@ -419,7 +399,7 @@ def build_service(
     administration.listen(lambda settings, _is_paused: slot_work.reconfigure(settings))
     return Service(
         engine=engine,
-        intake=build_intake(settings),
+        intake=_parser(settings),
         settings=settings,
         administration=administration,
         bulk=BulkWork(engine, store),
@@ -472,7 +452,7 @@ def build_app(service: Service) -> App:
     app = build_web_app(service.engine, intake=service.intake, limits=limits)
 
     def come_into_force(settings: Settings, is_paused: bool) -> None:  # noqa: FBT001
-        app.api.intake, app.api.limits = build_intake(settings), limits_shown(settings)
+        app.api.intake, app.api.limits = _parser(settings), limits_shown(settings)
         app.api.is_paused = is_paused
 
     service.administration.listen(come_into_force)
@@ -526,6 +506,10 @@ def auth_rules(settings: Settings) -> AuthRules:
     )
 
 
+def _parser(settings: Settings) -> SubmissionParser:
+    return SubmissionParser.from_settings(settings, callback_check(settings))
+
+
 def engine_settings(settings: Settings, *, is_paused: bool = False) -> EngineSettings:
     """Return the part of the settings that the engine goes by."""
     scheduler = settings.scheduler
@@ -573,44 +557,6 @@ def dispatch_settings(settings: Settings, *, is_paused: bool = False) -> Dispatc
         is_paused=is_paused,
         pull_targets=settings.pull_targets,
     )
-
-
-def build_intake(settings: Settings) -> SubmissionParser:
-    """Return what turns requests into tasks."""
-    scheduler = settings.scheduler
-    return SubmissionParser(
-        projects=settings.projects,
-        targets={name: target.slot for name, target in settings.all_targets.items()},
-        default_target=settings.default_target,
-        agent_targets=settings.agent_targets,
-        target_providers={
-            name: target.provider
-            for name, target in settings.all_targets.items()
-            if target.provider is not None
-        },
-        slots={name: slot.provider for name, slot in settings.slots.items()},
-        defaults=Defaults(
-            timeout_seconds=scheduler.default_timeout_seconds,
-            max_attempts=scheduler.max_attempts,
-        ),
-        draining=Draining(
-            projects=_having(settings.projects, ProjectStatus.DRAINING),
-            agents=_having(settings.agents, Standing.DRAINING),
-            targets=_having(settings.targets, Standing.DRAINING),
-        ),
-        check_url=callback_check(settings),
-    )
-
-
-def build_executors(
-    targets: Mapping[str, Target], environ: Mapping[str, str], slot_keys: SlotKeys
-) -> dict[str, Executor]:
-    """Return the executor of every target; what workers pull has none."""
-    return {
-        name: build_executor(name, target, environ=environ, clock=time.time, slot_keys=slot_keys)
-        for name, target in targets.items()
-        if not isinstance(target, PullTarget)
-    }
 
 
 def build_store(
@@ -662,9 +608,3 @@ def held_folder(settings: Settings, data: Path) -> Path | None:
 def _ledger(settings: Settings) -> Ledger | None:
     url = settings.ledger.url
     return None if url is None or url == settings.store.url else connect_budget(url).ledger
-
-
-def _having(
-    tables: Mapping[str, ProjectSettings | AgentSettings | Target], status: Enum
-) -> frozenset[str]:
-    return frozenset(name for name, one in tables.items() if one.status is status)

@@ -18,12 +18,12 @@ from headgate.api.submission import (
     MAX_SCOPES,
     TASK_FIELDS,
     Defaults,
-    Draft,
     SubmissionParser,
 )
 from headgate.core.task import (
     MAX_ATTEMPT_SECONDS,
     MAX_ATTEMPTS,
+    Draft,
     OnExhausted,
     OnParentFailure,
     TaskRecord,

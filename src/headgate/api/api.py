@@ -15,11 +15,11 @@ from headgate.api.forwarding import Forwarder
 from headgate.api.http.request import Request
 from headgate.api.http.response import Answer
 from headgate.api.schema.tasks import LimitsShown
-from headgate.api.submission import Draft, SubmissionParser
+from headgate.api.submission import SubmissionParser
 from headgate.budgets.tracker import LedgerTracker
 from headgate.config.reload import LiveConfig
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitKey
-from headgate.core.task import Submission, Task, TaskRecord, Terms, read_traceparent
+from headgate.core.task import Draft, Submission, Task, TaskRecord, Terms, read_traceparent
 from headgate.engine.engine import Outlook
 from headgate.engine.events import EventFeed
 from headgate.engine.history import History

@@ -14,8 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from headgate.api.submission import Draft
-from headgate.core.task import TaskRecord
+from headgate.core.task import Draft, TaskRecord
 from headgate.engine.engine import Engine, only_in_flight
 from headgate.errors import HeadgateError, IllegalMoveError, StoreError
 from headgate.storage import queries

@@ -9,19 +9,26 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from functools import cache, lru_cache
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 import msgspec
 
-from headgate.config.settings import DEFAULT_PROJECT
+from headgate.config.settings import (
+    DEFAULT_PROJECT,
+    AgentSettings,
+    ProjectSettings,
+    Settings,
+)
 from headgate.core.budgets.scopes import ROOT, Scope, charged_scopes, parse_scope
 from headgate.core.lifecycle import IN_THE_PAST, INVALID_FORMAT, parse_rfc3339
 from headgate.core.money import to_micro_usd, to_tokens
-from headgate.core.snapshot import MAX_PRIORITY, MAX_WEIGHT
+from headgate.core.snapshot import MAX_PRIORITY, MAX_WEIGHT, ProjectStatus, Standing
 from headgate.core.task import (
     MAX_ATTEMPT_SECONDS,
     MAX_ATTEMPTS,
+    Draft,
     OnExhausted,
     OnParentFailure,
     Submission,
@@ -31,6 +38,7 @@ from headgate.core.task import (
 )
 from headgate.core.text import is_deeper
 from headgate.errors import InvalidAmountError, InvalidScopeError, InvalidTaskError
+from headgate.executors.targets import Target
 from headgate.storage.tokens import UNBOUND, Bounds
 
 # The JSON of a submission as it comes in: its fields, and what is wrong where it does not fit.
@@ -478,18 +486,16 @@ class Draining(msgspec.Struct, frozen=True, kw_only=True):
 NOTHING_DRAINS = Draining()
 
 
-class Draft(NamedTuple):
-    """A task that can be submitted; it has no id yet."""
-
-    task: Task
-    terms: Terms
-    submission: Submission
-
-
 class Batch(NamedTuple):
     """The tasks of one request in their order; those that cannot be taken are their errors."""
 
     entries: list[Draft | InvalidTaskError]
+
+
+def _having(
+    tables: Mapping[str, ProjectSettings | AgentSettings | Target], status: Enum
+) -> frozenset[str]:
+    return frozenset(name for name, one in tables.items() if one.status is status)
 
 
 class SubmissionParser:
@@ -527,6 +533,35 @@ class SubmissionParser:
         self._check_url = check_url
         self._draining = draining
         self._bodies = BodyReader()
+
+    @classmethod
+    def from_settings(
+        cls, settings: Settings, check_url: Callable[[str], str | None] | None = None
+    ) -> Self:
+        """Return the parser that takes what a service of these settings takes."""
+        scheduler = settings.scheduler
+        return cls(
+            projects=settings.projects,
+            targets={name: target.slot for name, target in settings.all_targets.items()},
+            default_target=settings.default_target,
+            agent_targets=settings.agent_targets,
+            target_providers={
+                name: target.provider
+                for name, target in settings.all_targets.items()
+                if target.provider is not None
+            },
+            slots={name: slot.provider for name, slot in settings.slots.items()},
+            defaults=Defaults(
+                timeout_seconds=scheduler.default_timeout_seconds,
+                max_attempts=scheduler.max_attempts,
+            ),
+            draining=Draining(
+                projects=_having(settings.projects, ProjectStatus.DRAINING),
+                agents=_having(settings.agents, Standing.DRAINING),
+                targets=_having(settings.targets, Standing.DRAINING),
+            ),
+            check_url=check_url,
+        )
 
     def knows_project(self, project_id: str) -> bool:
         """Tell whether there is such a project."""

@@ -34,7 +34,7 @@ from headgate.api.schema.tasks import (
     SubmittedBody,
     TaskListBody,
 )
-from headgate.api.submission import Draft, check_unknown, read_body, shown
+from headgate.api.submission import check_unknown, read_body, shown
 from headgate.core.budgets.scopes import parse_scope
 from headgate.core.idempotency import (
     KEY_RULE,
@@ -48,7 +48,7 @@ from headgate.core.idempotency import (
     is_key,
 )
 from headgate.core.lifecycle import parse_rfc3339
-from headgate.core.task import TERMINAL, TaskRecord, TaskStatus
+from headgate.core.task import TERMINAL, Draft, TaskRecord, TaskStatus
 from headgate.core.task_view import CONTENTS, exact_moment, snapshot_of, whole_snapshot_of
 from headgate.errors import HeadgateError, InvalidTaskError, NotDispatchingError, StoreError
 from headgate.storage.audit import Detail

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Row = Sequence[str]
 
 
+FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+"""The pictures of a spinner, one after another."""
+
 NARROW_COLUMNS = 40
 WIDEST_COLUMNS = 10_000
 

@@ -95,7 +95,7 @@ def run(
     with naming_extras("headgate run"):
         options = _options(given)
         if is_dry and file is not None:
-            from headgate.cli.run_session import print_dry_run  # noqa: PLC0415
+            from headgate.cli.dry_run import print_dry_run  # noqa: PLC0415
 
             context.exit(print_dry_run(file, options, as_json=as_json))
         from headgate.cli.run_session import carry_out  # noqa: PLC0415

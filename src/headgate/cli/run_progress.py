@@ -25,6 +25,7 @@ from rich.text import Text
 
 from headgate.cli.connection import default_directory
 from headgate.cli.output import (
+    FRAMES,
     Row,
     clock_time,
     is_drawable,
@@ -33,7 +34,6 @@ from headgate.cli.output import (
     print_json,
     print_table,
 )
-from headgate.cli.submit_lines import FRAMES
 from headgate.core.budgets.scopes import Scope, leaf_kind
 from headgate.core.money import format_usd
 from headgate.core.text import printable

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, TextIO, cast
 
 import click
-import msgspec
 
 from headgate.cli.connection import TOKEN_FILE, Connection, found_service
 from headgate.cli.logs import configure_logs
@@ -36,30 +35,24 @@ from headgate.cli.main import (
     loop_factory,
     tune_interpreter,
 )
-from headgate.cli.output import print_json, print_table
 from headgate.cli.run_progress import (
     LogStream,
     Progress,
     count_of,
     ending_text,
     followed,
-    money_text,
     print_end,
     print_json_end,
     progress_here,
     resume_command,
     show_command,
-    told_money,
 )
 from headgate.config.settings import LogSettings
-from headgate.core.budgets.ledger import Account, Unit
-from headgate.core.money import format_usd
 from headgate.core.text import printable
-from headgate.errors import CallerError, HeadgateError, InvalidSettingError, LedgerUnavailableError
-from headgate.workflow.backend import Backend, Money
+from headgate.errors import CallerError, HeadgateError, InvalidSettingError
+from headgate.workflow.backend import Backend
 from headgate.workflow.budgets import (
     check_resume,
-    choose_books,
     raise_command,
     run_scopes,
     said_by,
@@ -70,20 +63,17 @@ from headgate.workflow.checks import in_file
 from headgate.workflow.conductor import Conductor
 from headgate.workflow.costs import check_prices
 from headgate.workflow.document import MAX_FILE_BYTES
-from headgate.workflow.dry_run import DryPart, DryRun, DryStop, budgets_before, check_here, rehearse
-from headgate.workflow.expansion import load_items
 from headgate.workflow.local_backend import LocalBackend, local_backend
 from headgate.workflow.parser import read_workflow
-from headgate.workflow.remote_backend import ServerBackend
-from headgate.workflow.remote_tasks import check_for_service
 from headgate.workflow.report import RunReport, RunState, StepState
 from headgate.workflow.run_folder import JOURNAL, LAST, Run, create_run, damage, open_run
-from headgate.workflow.run_record import RunOptions, RunScope, resumed_options
+from headgate.workflow.run_record import RunOptions, resumed_options
 from headgate.workflow.run_tasks import recorded_tasks
-from headgate.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+    from headgate.workflow.remote_backend import ServerBackend
 
 
 # The file of a workflow as bytes: read once, so that what was checked is what is kept and run.
@@ -383,8 +373,6 @@ def _begun(file: Path, options: RunOptions) -> Run:
 
 def _backend(run: Run, options: RunOptions, *, sets_own_limit: bool) -> Backend:
     if options.server is not None:
-        # Most runs are none of a service, and need none of this.
-
         return service_backend(run, options, sets_own_limit=sets_own_limit)
     return local_backend(run, run.workflow, options, os.environ)
 
@@ -467,154 +455,6 @@ def _warnings_told(progress: Progress) -> Iterator[None]:
         yield
 
 
-# `headgate run --dry-run`: in which order steps would run, what they would cost, where it ends.
-
-PARTS_SHOWN = 50
-ANSWER_SECONDS = 30.0
-HEADER = ("step", "runs", "", "each", "together", "cumulated", "why")
-
-
-def print_dry_run(file: Path, options: RunOptions, *, as_json: bool) -> int:
-    """Write what a run of a file would do, and return the exit code of a run that a budget ends."""
-    workflow = read_workflow(file, read_source(file))
-    check_prices(workflow)
-    if options.server is None:
-        # A module may print while it is imported; standard output is for what comes below.
-        with own_output(lambda line: click.echo(line, err=True)):
-            asyncio.run(check_here(workflow, options, os.environ))
-    found = rehearse(
-        workflow,
-        load_items(workflow, copies=None),
-        asyncio.run(_budgets(workflow, options)),
-        concurrency=options.concurrency or workflow.concurrency,
-        now=time.time(),
-    )
-    if as_json:
-        print_json(as_keys(found))
-    else:
-        print_order(found)
-        for line in dry_lines(found):
-            click.echo(printable(line))
-    return 0 if found.stop is None else EXIT_EXHAUSTED
-
-
-def as_keys(found: DryRun) -> dict[str, object]:
-    """Give the keys of a dry run; budgets as a status of them has them."""
-    return {**msgspec.structs.asdict(found), "accounts": _budgets_of(found)}
-
-
-def print_order(found: DryRun) -> None:
-    """Write the table of what would run, as far as it is not too long."""
-    at_once = f"{found.concurrency:,} at once"
-    title = f"Dry run of {found.workflow}: {_counted(found.total, 'run')} of steps, {at_once}"
-    shown = found.parts[:PARTS_SHOWN]
-    print_table(title, HEADER, [_row(part) for part in shown], whole=("step",))
-    more = len(found.parts) + found.parts_left_out - len(shown)
-    if more:
-        click.echo(f"  and {more:,} more; --json lists them")
-
-
-def dry_lines(found: DryRun) -> Iterator[str]:
-    """Give the lines below the table: the budgets as they stand, and what comes of it."""
-    for money in told_money(_budgets_of(found)):
-        yield money_text(money)
-    if found.stop is not None:
-        yield _stop_text(found.stop, not_run=found.counts["not run"])
-    least = "at least " if found.is_least else ""
-    tokens = f", {found.tokens:,} tokens" if found.tokens else ""
-    line = f"estimated: {least}{format_usd(found.micro_usd)}{tokens}"
-    if found.stop is not None:
-        line += f"; all of it would need {least}{format_usd(found.needed_micro_usd)}"
-    yield f"{line}; nothing was run"
-
-
-def part_name(part: DryPart) -> str:
-    """Return runs of a step as people read them: `case[0…99]`."""
-    if part.first is None:
-        return part.step
-    if part.first == part.last:
-        return f"{part.step}[{part.first}]"
-    return f"{part.step}[{part.first}…{part.last}]"
-
-
-def _row(part: DryPart) -> tuple[str, ...]:
-    if part.fate != "runs":
-        return (part_name(part), f"{part.runs:,}", part.fate, "", "", "", part.why)
-    least = "at least " if part.is_least else ""
-    each = format_usd(part.least_micro_usd)
-    if part.most_micro_usd != part.least_micro_usd:
-        each = f"{each} to {format_usd(part.most_micro_usd)}"
-    return (
-        part_name(part),
-        f"{part.runs:,}",
-        "may be skipped" if part.may_skip else "",
-        f"{least}{each}",
-        f"{least}{format_usd(part.micro_usd)}",
-        f"{'~' if part.is_least else ''}{format_usd(part.cumulated_micro_usd)}",
-        part.why,
-    )
-
-
-def _stop_text(stop: DryStop, *, not_run: int) -> str:
-    refused = stop.refused
-    scope = refused.scope or "(root)"
-    after = "before anything has run" if stop.after is None else f"after {stop.after}"
-    needs = _dry_amount(refused.requested, refused.unit)
-    left = _dry_amount(
-        refused.limit - refused.spent - refused.overrun - refused.reserved, refused.unit
-    )
-    lost = f"{_counted(not_run, 'run')} of steps would not run"
-    return f"{scope} would stop it at {stop.at}, {after}: {needs} needed, {left} left; {lost}"
-
-
-def _dry_amount(amount: int, unit: Unit) -> str:
-    return format_usd(amount) if unit is Unit.MICRO_USD else f"{amount:,} tokens"
-
-
-def _counted(count: int, name: str) -> str:
-    return f"{count:,} {name}{'' if count == 1 else 's'}"
-
-
-def _budgets_of(found: DryRun) -> list[Money]:
-    """Return the budgets around a run; the root is one if it is limited."""
-    return [_money(one) for one in found.accounts if one.scope or one.limit is not None]
-
-
-def _money(account: Account) -> Money:
-    balance, limit = account.balance, account.limit
-    return Money(
-        scope=account.scope or "(root)",
-        spent_micro_usd=balance.spent_micro_usd + balance.overrun_micro_usd,
-        reserved_micro_usd=balance.reserved_micro_usd,
-        limit_micro_usd=None if limit is None else limit.limit_micro_usd,
-    )
-
-
-async def _budgets(workflow: Workflow, options: RunOptions) -> list[Account]:
-    scopes = run_scopes(workflow, options, os.environ)
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            if options.server is not None:
-                return await _of_service(workflow, options, scopes)
-            books = choose_books(scopes, options, os.environ)
-            return await budgets_before(books, scopes, options)
-    except TimeoutError:
-        problem = f"the books did not answer within {ANSWER_SECONDS:g} seconds"
-        raise LedgerUnavailableError(problem) from None
-
-
-async def _of_service(
-    workflow: Workflow, options: RunOptions, scopes: Sequence[RunScope]
-) -> list[Account]:
-    # Most runs are none of a service, and need none of this.
-    from headgate.workflow.dry_run import service_budgets  # noqa: PLC0415
-    from headgate.workflow.remote_tasks import check_for_service  # noqa: PLC0415
-
-    check_for_service(workflow, workflow.file)
-    url, token = found_address(options)
-    return await service_budgets(url, token, scopes, options, workflow=workflow)
-
-
 # Runs on a service: its address and the token for it, from where all commands have them.
 
 
@@ -627,6 +467,10 @@ def found_address(options: RunOptions) -> tuple[str, str | None]:
 
 def service_backend(run: Run, options: RunOptions, *, sets_own_limit: bool) -> ServerBackend:
     """Return what has a service carry out a run; what no service runs is refused at once."""
+    # Most runs are not for a service: they do without its client.
+    from headgate.workflow.remote_backend import ServerBackend  # noqa: PLC0415
+    from headgate.workflow.remote_tasks import check_for_service  # noqa: PLC0415
+
     check_for_service(run.workflow, run.workflow.file)
     url, token = found_address(options)
     scopes = scopes_again(run.record, options)

@@ -11,11 +11,11 @@ import msgspec
 
 from headgate.cli.connection import Connection, connection_options
 from headgate.cli.output import duration, moment
-from headgate.cli.submit_lines import BYTE_ORDER_MARK
 from headgate.client.requests import TaskFields
 from headgate.errors import InvalidFieldError
 
 STANDARD_INPUT = "-"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @click.command(

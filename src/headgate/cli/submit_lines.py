@@ -25,7 +25,8 @@ import msgspec
 from headgate.api.schema.tasks import BatchBody, BatchEntryBody, SubmittedBody
 from headgate.cli.connection import Connection, connect
 from headgate.cli.main import EXIT_FAILED, EXIT_INTERRUPTED
-from headgate.cli.output import is_terminal, length_of, print_json
+from headgate.cli.output import FRAMES, is_terminal, length_of, print_json
+from headgate.cli.submit import BYTE_ORDER_MARK
 from headgate.cli.task_view import has_colour, in_colour_of, shortened
 from headgate.client.requests import TaskFields, key_headers, shared_by, task_body
 from headgate.core.retries import Backoff
@@ -54,7 +55,6 @@ MOST_LINE_BYTES = 1_000_000
 MOST_BATCH_BYTES = 700_000
 IDLE_SECONDS = 0.1
 PIECE_BYTES = 64 * 1024
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _STANDARD_INPUT = 0
 
@@ -339,7 +339,6 @@ def _result(number: int, entry: BatchEntryBody) -> LineResult:
 
 # What is told while a task is waited for: a line that changes, or a line for each change.
 
-FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 FRAME_SECONDS = 0.1
 _CLEAR = "\r\x1b[2K"
 

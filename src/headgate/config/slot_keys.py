@@ -19,6 +19,7 @@ from headgate.config.sources import regular_content
 from headgate.core.slots.slot import SlotConfig
 from headgate.core.slots.wakes import WakeConfig
 from headgate.errors import InvalidSettingError
+from headgate.executors.templates import no_slot_keys
 from headgate.providers.endpoints import ProviderEndpoint, settled
 from headgate.storage.zones import zone
 
@@ -37,6 +38,23 @@ def read_key(slot: SlotSettings, environ: Mapping[str, str]) -> str:
             raise _unreadable(slot, "key_env", problem)
         return _checked(slot, "key_env", f"the variable {slot.key_env}", text)
     return _key_in_file(slot, slot.key_file or "")
+
+
+class SlotKeys:
+    """Reads the keys that targets write into requests, of the slots that are configured now."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._slots = settings.slots
+
+    def __call__(self, name: str) -> str:
+        """Read a key anew, or raise `InvalidSettingError`."""
+        slot = self._slots.get(name)
+        return no_slot_keys(name) if slot is None else read_key(slot, self._environ)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Go by other settings, for what starts from now on."""
+        self._slots = settings.slots
 
 
 def place_of(slot: SlotSettings) -> ProviderEndpoint:

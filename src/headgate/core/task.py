@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from typing import NamedTuple
 
 import msgspec
 
@@ -300,6 +301,14 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     labels: dict[str, str] = {}
     retry_of: str | None = None
     traceparent: str | None = None
+
+
+class Draft(NamedTuple):
+    """A task that can be submitted; it has no id yet."""
+
+    task: Task
+    terms: Terms
+    submission: Submission
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ Everything that is wrong with a target and can be known without a network or an 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 from headgate.errors import InvalidSettingError
@@ -15,6 +16,17 @@ from headgate.executors.executor import Executor
 from headgate.executors.targets import CallableTarget, CommandTarget, HttpTarget, PullTarget, Target
 from headgate.executors.templates import SlotKeys, no_slot_keys
 from headgate.providers.prices import PriceList
+
+
+def build_executors(
+    targets: Mapping[str, Target], environ: Mapping[str, str], slot_keys: SlotKeys
+) -> dict[str, Executor]:
+    """Return the executor of every target; what workers pull has none."""
+    return {
+        name: build_executor(name, target, environ=environ, clock=time.time, slot_keys=slot_keys)
+        for name, target in targets.items()
+        if not isinstance(target, PullTarget)
+    }
 
 
 def build_executor(

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headgate.api.submission import Draft
 from headgate.budgets.connect import connect_budget
 from headgate.config import StoreSettings, settings_file
 from headgate.core.admission import QueueLimits
@@ -31,7 +30,7 @@ from headgate.core.events import LAST_RANK, rank_of
 from headgate.core.money import format_usd
 from headgate.core.reasons import BudgetShort, GateClosed, LaneBehind, NotYetDue, Reason
 from headgate.core.snapshot import Project
-from headgate.core.task import TERMINAL, Submission, Task, TaskRecord, TaskStatus, Terms
+from headgate.core.task import TERMINAL, Draft, Submission, Task, TaskRecord, TaskStatus, Terms
 from headgate.core.why import TaskReason, reasons
 from headgate.engine.engine import Engine, EngineSettings, Why
 from headgate.engine.events import Happening
@@ -95,7 +94,7 @@ from headgate.workflow.workflow import (
 )
 
 if TYPE_CHECKING:
-    from headgate.workflow.step_executors import TargetSteps
+    from headgate.workflow.target_steps import TargetSteps
 
 
 # Runs of steps as tasks of the engine, and back.
@@ -297,7 +296,7 @@ def named_targets(
     if not any(isinstance(step.work, TargetWork) for step in workflow.steps):
         return None
     # It brings the service along, which most runs do without.
-    from headgate.workflow.step_executors import target_steps  # noqa: PLC0415
+    from headgate.workflow.target_steps import target_steps  # noqa: PLC0415
 
     return target_steps(workflow, settings_file(options.config), environ, agent_id=AGENT)
 
