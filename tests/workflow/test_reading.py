@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headgate.api import submission as intake
 from headgate.core.task import OnParentFailure
 from headgate.providers.prices import Price
-from headgate.workflow import steps
+from headgate.workflow import parser
 from headgate.workflow.config import BUILT_IN
 from headgate.workflow.parser import read_workflow
 from headgate.workflow.placeholders import (
@@ -278,9 +278,9 @@ def test_amounts_are_read_from_their_digits() -> None:
 
 
 def test_labels_fit_what_a_task_may_have() -> None:
-    assert steps.MAX_LABELS + len(steps.OWN_LABELS) == intake.MAX_LABELS
-    assert steps.MAX_LABEL_KEY_LENGTH == intake.MAX_LABEL_KEY_LENGTH
-    assert steps.MAX_LABEL_VALUE_LENGTH == intake.MAX_LABEL_VALUE_LENGTH
+    assert parser.MAX_LABELS + len(parser.OWN_LABELS) == intake.MAX_LABELS
+    assert parser.MAX_LABEL_KEY_LENGTH == intake.MAX_LABEL_KEY_LENGTH
+    assert parser.MAX_LABEL_VALUE_LENGTH == intake.MAX_LABEL_VALUE_LENGTH
 
 
 def test_ten_thousand_steps_are_read_quickly() -> None:

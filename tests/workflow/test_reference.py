@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from doc_pages import PAGES, blocks_of, name_of, rows_under
-from headgate.workflow import conditions, config, document, expansion, parser, placeholders, steps
+from headgate.workflow import conditions, config, document, expansion, parser, placeholders
 from headgate.workflow.config import ESTIMATE_KEYS
-from headgate.workflow.steps import HTTP_KEYS, WORK_KEYS
+from headgate.workflow.parser import HTTP_KEYS, WORK_KEYS
 
 PAGE = (Path(__file__).parent.parent.parent / "docs/reference/workflow-file.md").read_text()
 
@@ -20,8 +20,8 @@ TABLES = {
     "defaults": config.DEFAULT_KEYS,
     "An endpoint": config.ENDPOINT_KEYS,
     "A price": config.PRICE_KEYS,
-    "A step": steps.STEP_KEYS,
-    "foreach": steps.FOREACH_KEYS,
+    "A step": parser.STEP_KEYS,
+    "foreach": parser.FOREACH_KEYS,
     "An estimate": ESTIMATE_KEYS,
     "A command": WORK_KEYS["command"],
     "http": HTTP_KEYS,
@@ -54,7 +54,7 @@ def test_the_bounds_are_those_of_the_code() -> None:
         for bound in (
             document.MAX_FILE_BYTES,
             document.MAX_VALUES,
-            steps.MAX_STEPS,
+            parser.MAX_STEPS,
             expansion.MAX_RUNS,
             expansion.MAX_FILE_BYTES,
             expansion.MAX_LINE_BYTES,

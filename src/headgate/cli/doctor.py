@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from headgate.cli.connection import config_option, data_option, json_option, store_option
 from headgate.cli.main import EXIT_FAILED
 from headgate.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from headgate.cli.doctor_checks import Finding
 
 
 @click.command(
@@ -34,7 +36,7 @@ def doctor(
     store_url: str | None,
     as_json: bool,
 ) -> None:
-    """Check settings, directory, store, books, disk, clock, targets, slots, token and port.
+    """Check settings, directory, store, ledger, disk, clock, targets, slots, token and port.
 
     Nothing is changed, and nothing is sent to a target. Ends with 1 if something would keep the
     service from its work.
@@ -53,32 +55,3 @@ def doctor(
 
 def _row(finding: Finding) -> tuple[str, str, str, str]:
     return finding.check, finding.verdict, finding.found, finding.advice
-
-
-# What a check found: a verdict, what is so, and what to do about it.
-
-Verdict = Literal["ok", "warn", "fail"]
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a doctor's report; what is ok needs no advice."""
-
-    check: str
-    verdict: Verdict
-    found: str
-    advice: str = ""
-
-
-def ok(check: str, found: str) -> Finding:
-    """Find that something is as it should be."""
-    return Finding(check=check, verdict="ok", found=found)
-
-
-def warn(check: str, found: str, advice: str) -> Finding:
-    """Find something that works, and may not be meant so."""
-    return Finding(check=check, verdict="warn", found=found, advice=advice)
-
-
-def fail(check: str, found: str, advice: str) -> Finding:
-    """Find something that keeps the service from its work."""
-    return Finding(check=check, verdict="fail", found=found, advice=advice)

@@ -15,12 +15,14 @@ import time
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
+
+import msgspec
 
 from headgate.app import held_folder, is_shared, sqlite_file
 from headgate.budgets.connect import connect_budget
 from headgate.cli.connection import TOKEN_FILE, data_directory, settings_of
-from headgate.cli.doctor import Finding, fail, ok, warn
 from headgate.config import Settings, SlotSettings, settings_file, warnings_of
 from headgate.config.loading import variables_of, variables_of_slot
 from headgate.config.slot_keys import read_key
@@ -31,6 +33,33 @@ from headgate.storage.data_lock import Holder, holder_of, is_held
 from headgate.storage.migrations import schema_version
 from headgate.storage.sql_store import PARTS
 from headgate.storage.transaction import Database, Transaction
+
+Verdict = Literal["ok", "warn", "fail"]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a doctor's report; what is ok needs no advice."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def ok(check: str, found: str) -> Finding:
+    """Find that something is as it should be."""
+    return Finding(check=check, verdict="ok", found=found)
+
+
+def warn(check: str, found: str, advice: str) -> Finding:
+    """Find something that works, and may not be meant so."""
+    return Finding(check=check, verdict="warn", found=found, advice=advice)
+
+
+def fail(check: str, found: str, advice: str) -> Finding:
+    """Find something that keeps the service from its work."""
+    return Finding(check=check, verdict="fail", found=found, advice=advice)
+
 
 # Whether slots could be used: their keys can be read, by the service alone; nothing is sent.
 

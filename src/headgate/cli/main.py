@@ -117,7 +117,7 @@ COMMANDS = {
     "decide": "Print which agent runs which task, and why the others wait.",
     "demo": "Run a simulated fleet: three projects, six agents, one noisy.",
     "doctor": (
-        "Check settings, directory, store, books, disk, clock, targets, slots, token and port."
+        "Check settings, directory, store, ledger, disk, clock, targets, slots, token and port."
     ),
     "pause": "Start nothing new, until it is resumed; tasks are still taken.",
     "reload": "Have the service read its settings file again, and print what changed.",

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from codecs import BOM_UTF8
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 import msgspec
 
 from headgate.cli.connection import Connection, connection_options
 from headgate.cli.output import duration, moment
-from headgate.client.requests import TaskFields
 from headgate.errors import InvalidFieldError
 
+if TYPE_CHECKING:
+    from headgate.client.requests import TaskFields
+
 STANDARD_INPUT = "-"
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @click.command(
@@ -197,4 +199,4 @@ def _read(option: str, name: str) -> bytes:
         raise InvalidFieldError(option, f"cannot read {name}: {error.strerror}") from None
     if len(content) > MOST_FILE_BYTES:
         raise InvalidFieldError(option, f"{name} has more than {MOST_FILE_BYTES} bytes")
-    return content.removeprefix(BYTE_ORDER_MARK)
+    return content.removeprefix(BOM_UTF8)

@@ -14,6 +14,7 @@ import select
 import sys
 import threading
 import time
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from types import TracebackType
@@ -26,7 +27,6 @@ from headgate.api.schema.tasks import BatchBody, BatchEntryBody, SubmittedBody
 from headgate.cli.connection import Connection, connect
 from headgate.cli.main import EXIT_FAILED, EXIT_INTERRUPTED
 from headgate.cli.output import FRAMES, is_terminal, length_of, print_json
-from headgate.cli.submit import BYTE_ORDER_MARK
 from headgate.cli.task_view import has_colour, in_colour_of, shortened
 from headgate.client.requests import TaskFields, key_headers, shared_by, task_body
 from headgate.core.retries import Backoff
@@ -118,9 +118,9 @@ def _unmarked(pieces: Iterator[bytes | None]) -> Iterator[bytes | None]:
     begin = b""
     for piece in pieces:
         begin += piece or b""
-        if len(begin) >= len(BYTE_ORDER_MARK) or not BYTE_ORDER_MARK.startswith(begin):
+        if len(begin) >= len(BOM_UTF8) or not BOM_UTF8.startswith(begin):
             break
-    yield begin.removeprefix(BYTE_ORDER_MARK)
+    yield begin.removeprefix(BOM_UTF8)
     yield from pieces
 
 

@@ -11,6 +11,7 @@ import stat
 import weakref
 from array import array
 from bisect import bisect_right
+from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -82,7 +83,6 @@ MAX_FILE_BYTES = 1 << 30
 MAX_LINE_BYTES = 1 << 20
 MAX_DEPTH = 200
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels; write it more simply"
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
 
@@ -218,8 +218,8 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
         offset += len(line)
         if len(line) > MAX_LINE_BYTES:
             _refuse(path, number, f"has more than {MAX_LINE_BYTES:,} bytes; shorten it")
-        if number == 1 and line.startswith(_BYTE_ORDER_MARK):
-            start, line = start + len(_BYTE_ORDER_MARK), line[len(_BYTE_ORDER_MARK) :]
+        if number == 1 and line.startswith(BOM_UTF8):
+            start, line = start + len(BOM_UTF8), line[len(BOM_UTF8) :]
         if not line.strip():
             continue
         _check_line(line, path, number)

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
 from headgate.errors import WorkflowError
-from headgate.workflow.config import read_config
-from headgate.workflow.document import Value, read_document
+from headgate.providers.prices import MAX_MODEL_LENGTH
+from headgate.workflow.config import (
+    BUILT_IN,
+    TERMS,
+    Config,
+    Defaults,
+    read_config,
+    read_endpoint_name,
+    read_max_tokens,
+    read_name,
+    read_terms,
+)
+from headgate.workflow.document import Uses, Value, read_document, read_headers, read_url
 from headgate.workflow.expansion import circle_in
 from headgate.workflow.placeholders import (
     ALL_RUNS_FIELDS,
@@ -27,10 +38,531 @@ from headgate.workflow.placeholders import (
     ItemPlaceholder,
     Place,
     StepPlaceholder,
+    Template,
+    Text,
+    as_string,
     place_text,
 )
-from headgate.workflow.steps import ReadStep, read_steps
-from headgate.workflow.workflow import Step, StepItems, Workflow
+from headgate.workflow.workflow import (
+    CallWork,
+    CommandWork,
+    Endpoint,
+    FileItems,
+    HttpWork,
+    Items,
+    ListItems,
+    ModelWork,
+    Step,
+    StepItems,
+    TargetWork,
+    Work,
+    Workflow,
+)
+
+ROOT_KEYS = ("name", "config", "steps")
+MAX_NAME_LENGTH = 100
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_MADE_OF = "write letters, digits and . _ -, beginning with a letter or a digit"
+
+
+def read_workflow(path: Path, source: bytes, *, name: str | None = None) -> Workflow:
+    """Read a workflow, or raise `WorkflowError`; relative paths in it begin beside `path`.
+
+    Nothing is read but `source`. A name that is given goes before that of the file.
+    """
+    with _collecting_later():
+        return _read(path, source, name)
+
+
+@contextmanager
+def _collecting_later() -> Iterator[None]:
+    """Leave the garbage alone meanwhile: the values of a large file are looked through too often.
+
+    There is next to none, and a file is bounded.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _read(path: Path, source: bytes, name: str | None) -> Workflow:
+    file = str(path)
+    root = Value(file, read_document(file, source))
+    fields = root.fields(ROOT_KEYS, "a workflow")
+    if "steps" not in fields:
+        root.refuse("has no steps; write them")
+    folder = path.absolute().parent
+    written = (
+        fields["name"].name(_NAME, _MADE_OF, most=MAX_NAME_LENGTH) if "name" in fields else None
+    )
+    config = read_config(fields.get("config"))
+    return Workflow(
+        name=name or written or _name_of(path),
+        folder=folder,
+        steps=linked(read_steps(fields["steps"], config, folder)),
+        micro_usd=config.micro_usd,
+        scopes=config.scopes,
+        endpoints=config.endpoints,
+        prices=config.prices,
+        concurrency=config.concurrency,
+        fail_fast=config.fail_fast,
+        on_exhausted=config.on_exhausted,
+        file=file,
+    )
+
+
+def _name_of(path: Path) -> str:
+    name = path.stem
+    if len(name) > MAX_NAME_LENGTH or _NAME.fullmatch(name) is None:
+        problem = f"{name[:60]!r} is no name of a workflow; write name: … into the file"
+        raise WorkflowError(str(path), problem)
+    return name
+
+
+# A step: what it does, and on which terms.
+
+MODEL_KEYS = (
+    "model",
+    "prompt",
+    "messages",
+    "system",
+    "max_tokens",
+    "temperature",
+    "endpoint",
+    "options",
+)
+MAX_TEMPERATURE = 2
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""The names under which requests say how long an answer may be."""
+
+_OWN_KEYS = ("model", "messages", "system", "temperature")
+_ANTHROPIC_MODELS = ("claude",)
+
+WORK_KEYS: dict[str, tuple[str, ...]] = {
+    "command": ("command", "env", "pass_env", "stdin", "cwd"),
+    "http": ("http",),
+    "call": ("call", "with"),
+    "model": MODEL_KEYS,
+    "target": (
+        "target",
+        "action",
+        "params",
+        "input",
+        "tab_id",
+        "selector",
+        "ref",
+        "slot",
+        "provider",
+    ),
+}
+"""By the kind of work, the keys that a step of it may have; the first names the kind."""
+HTTP_KEYS = ("url", "method", "headers", "body")
+METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE", "HEAD")
+MAX_ARGUMENTS = 1_000
+
+_WITHOUT_BODY = ("GET", "HEAD")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OWN_PREFIX = "HEADGATE_"
+_KIND_OF = {key: kind for kind, keys in WORK_KEYS.items() for key in keys}
+_QUESTIONS = ("prompt", "messages")
+
+STEP_KEYS = ("id", "foreach", "depends_on", "when", *TERMS, "cost_usd", "labels")
+FOREACH_KEYS = ("file", "step")
+MAX_STEPS = 10_000
+MAX_ID_LENGTH = 64
+OWN_LABELS = ("run", "step")
+"""Labels that every task of a run has, and that tell which run and step it is of."""
+MAX_LABELS = 30
+MAX_LABEL_KEY_LENGTH = 64
+MAX_LABEL_VALUE_LENGTH = 256
+
+_ALL_KEYS = (*STEP_KEYS, *(key for keys in WORK_KEYS.values() for key in keys))
+_ID = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_ID_MADE_OF = "write letters, digits, _ and -, beginning with a letter"
+
+
+class ReadStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step, and where in the file it said what has to do with other steps."""
+
+    step: Step
+    value: Value
+    fields: dict[str, Value]
+    uses: Uses
+
+
+def read_steps(value: Value, config: Config, folder: Path) -> list[ReadStep]:
+    """Read all steps."""
+    entries = value.items("steps")
+    if not entries:
+        value.refuse("has no steps; write at least one")
+    if len(entries) > MAX_STEPS:
+        value.refuse(f"has {len(entries):,} steps, at most {MAX_STEPS:,} are run; use foreach")
+    return [_step(entry, config, folder) for entry in entries]
+
+
+def read_id(value: Value) -> str:
+    """Read the id of a step."""
+    return value.name(_ID, _ID_MADE_OF, most=MAX_ID_LENGTH)
+
+
+def _step(value: Value, config: Config, folder: Path) -> ReadStep:
+    fields = value.fields(_ALL_KEYS, "a step")
+    if "id" not in fields:
+        value.refuse("has no id; write one")
+    uses = Uses()
+    step = Step(
+        id=read_id(fields["id"]),
+        line=value.line,
+        work=read_work(value, fields, uses, defaults=config.defaults, endpoints=config.endpoints),
+        depends_on=_parents(fields),
+        foreach=_foreach(fields["foreach"], folder) if "foreach" in fields else None,
+        when=uses.condition(fields["when"]) if "when" in fields else None,
+        labels=_labels(fields["labels"]) if "labels" in fields else {},
+        **_terms(fields, config),
+    )
+    return ReadStep(step=step, value=value, fields=fields, uses=uses)
+
+
+def _terms(fields: dict[str, Value], config: Config) -> dict[str, Any]:
+    own = read_terms(fields)
+    terms = config.defaults.terms | own
+    if "cost_usd" not in fields:
+        return terms
+    terms["cost_micro_usd"] = fields["cost_usd"].amount()
+    if "estimate" not in own:
+        terms.pop("estimate", None)
+    elif own["estimate"].micro_usd is not None:
+        problem = "says usd beside cost_usd, which is what the step costs; keep one of them"
+        fields["estimate"].refuse(problem)
+    return terms
+
+
+def _parents(fields: dict[str, Value]) -> tuple[str, ...]:
+    value = fields.get("depends_on")
+    if value is None:
+        return ()
+    return tuple(dict.fromkeys(value.words("steps")))
+
+
+def _foreach(value: Value, folder: Path) -> Items:
+    if value.is_list:
+        return ListItems(values=tuple(value.plain()))
+    if not value.is_object:
+        return _file(value, folder)
+    fields = value.fields(FOREACH_KEYS, "foreach")
+    if len(fields) != 1:
+        value.refuse("must have either file or step; write one of them")
+    return (
+        _file(fields["file"], folder) if "file" in fields else StepItems(step=fields["step"].word())
+    )
+
+
+def _file(value: Value, folder: Path) -> FileItems:
+    name = value.word() if value.is_text else ""
+    if "{" in name or not name.strip():
+        problem = "must be a list, the name of a JSONL file, or {step: other}"
+        value.refuse(f"{problem}; items are known before the run, so no places stand here")
+    return FileItems(path=folder / name)
+
+
+def _labels(value: Value) -> dict[str, str]:
+    entries = value.entries("labels")
+    if len(entries) > MAX_LABELS:
+        value.refuse(f"has {len(entries)} labels, at most {MAX_LABELS} are kept; leave some out")
+    labels = {key: entry.word() for key, entry in entries.items()}
+    for key in OWN_LABELS:
+        if key in entries:
+            entries[key].refuse("is set for every step; take another name")
+    for key, label in labels.items():
+        if not key or len(key) > MAX_LABEL_KEY_LENGTH or not key.isprintable():
+            problem = f"is no label; a name has 1 to {MAX_LABEL_KEY_LENGTH} printable characters"
+            entries[key].refuse(problem)
+        if len(label) > MAX_LABEL_VALUE_LENGTH or not label.isprintable():
+            problem = f"must be up to {MAX_LABEL_VALUE_LENGTH} printable characters; shorten it"
+            entries[key].refuse(problem)
+    return labels
+
+
+# The work of a step: a command, an HTTP request, a call, a model or a target.
+#
+# Rule: a step does exactly one of them, and has no key of another.
+
+
+def read_work(
+    step: Value,
+    fields: Mapping[str, Value],
+    uses: Uses,
+    *,
+    defaults: Defaults,
+    endpoints: Mapping[str, Endpoint],
+) -> Work:
+    """Read what a step does."""
+    kind = _kind(step, fields)
+    for key, value in fields.items():
+        if _KIND_OF.get(key, kind) != kind:
+            value.refuse(f"is for steps with {_KIND_OF[key]}, and this has {kind}; leave it out")
+    match kind:
+        case "command":
+            return _command(fields, uses)
+        case "http":
+            return _http(fields["http"], uses)
+        case "call":
+            return _call(fields, uses)
+        case "model":
+            return read_model(step, fields, uses, defaults=defaults, endpoints=endpoints)
+    return _target(fields, uses, defaults)
+
+
+def _kind(step: Value, fields: Mapping[str, Value]) -> str:
+    named = [kind for kind in WORK_KEYS if kind in fields]
+    if len(named) > 1:
+        problem = f"stands beside {named[0]}, and a step does one thing; make two steps of it"
+        fields[named[1]].refuse(problem)
+    if not named and any(key in fields for key in _QUESTIONS):
+        named = ["model"]
+    if not named and any(_KIND_OF.get(key) == "target" for key in fields):
+        named = ["target"]
+    if not named:
+        step.refuse(f"does nothing; write one of {', '.join(WORK_KEYS)}")
+    return named[0]
+
+
+def _command(fields: Mapping[str, Value], uses: Uses) -> CommandWork:
+    value = fields["command"]
+    if not value.is_list:
+        value.refuse('must be a list, as ["./evaluate", "{item}"]; there is no shell')
+    arguments = tuple(uses.text(argument) for argument in value.items("arguments"))
+    if not arguments or not arguments[0].parts:
+        value.refuse("has no program; write it and its arguments as a list")
+    if len(arguments) > MAX_ARGUMENTS:
+        value.refuse(f"has more than {MAX_ARGUMENTS:,} arguments; put them into stdin")
+    stdin, cwd = fields.get("stdin"), fields.get("cwd")
+    return CommandWork(
+        command=arguments,
+        env=_env(fields["env"], uses) if "env" in fields else {},
+        pass_env=_pass_env(fields["pass_env"]) if "pass_env" in fields else (),
+        stdin=None if stdin is None else uses.stored_text(stdin),
+        cwd=None if cwd is None else uses.text(cwd),
+    )
+
+
+def _env(value: Value, uses: Uses) -> dict[str, Text]:
+    variables: dict[str, Text] = {}
+    for name, entry in value.entries("variables").items():
+        _check_variable(entry, name)
+        variables[name] = uses.text(entry)
+    return variables
+
+
+def _pass_env(value: Value) -> tuple[str, ...]:
+    entries = value.items("variables") if value.is_list else [value]
+    for entry in entries:
+        _check_variable(entry, entry.word())
+    return tuple(dict.fromkeys([entry.word() for entry in entries]))
+
+
+def _check_variable(value: Value, name: str) -> None:
+    if _VARIABLE.fullmatch(name) is None:
+        value.refuse(f"{name[:60]!r} is no name of a variable; write letters, digits and _")
+    if name.startswith(_OWN_PREFIX):
+        value.refuse(f"names with {_OWN_PREFIX} are set for every task; take another")
+
+
+def _http(value: Value, uses: Uses) -> HttpWork:
+    fields = value.fields(HTTP_KEYS, "http")
+    if "url" not in fields:
+        value.refuse("has no url; write it")
+    method = fields["method"].choice(METHODS) if "method" in fields else METHODS[0]
+    body = fields.get("body")
+    if body is not None and method in _WITHOUT_BODY:
+        body.refuse(f"cannot go with {method}; leave it out, or write method: POST")
+    return HttpWork(
+        url=read_url(fields["url"], uses.text),
+        method=method,
+        headers=read_headers(fields["headers"], uses.text) if "headers" in fields else {},
+        body=None if body is None else uses.template(body),
+    )
+
+
+def _call(fields: Mapping[str, Value], uses: Uses) -> CallWork:
+    entry_point = fields["call"].word()
+    module, _, function = entry_point.partition(":")
+    if not all(name.isidentifier() for name in [*module.split("."), *function.split(".")]):
+        fields["call"].refuse("must be written as package.module:function")
+    given = fields.get("with")
+    return CallWork(entry_point=entry_point, given=None if given is None else uses.template(given))
+
+
+def _target(fields: Mapping[str, Value], uses: Uses, defaults: Defaults) -> TargetWork:
+    if "slot" in fields and "provider" in fields:
+        fields["provider"].refuse("stands beside slot; keep one of them")
+    readers: dict[str, Callable[[Value], Any]] = {
+        **dict.fromkeys(("target", "slot", "provider"), read_name),
+        **dict.fromkeys(("action", "tab_id", "selector", "ref"), uses.stored_text),
+        **dict.fromkeys(("params", "input"), uses.template),
+    }
+    read = {key: reader(fields[key]) for key, reader in readers.items() if key in fields}
+    return TargetWork(**{"target": defaults.target, **read})
+
+
+# Calls to models: from the keys of a step to the whole request that its endpoint wants.
+#
+# Rule: every request says how long its answer may be, because that is what its money is held for.
+
+
+def read_model(
+    step: Value,
+    fields: Mapping[str, Value],
+    uses: Uses,
+    *,
+    defaults: Defaults,
+    endpoints: Mapping[str, Endpoint],
+) -> ModelWork:
+    """Read a call to a model."""
+    model_value = fields.get("model") or defaults.model
+    if model_value is None:
+        step.refuse("has no model; write model, or config.defaults.model")
+    model = _model(model_value, uses)
+    endpoint = _endpoint(step, fields, model, defaults, endpoints)
+    options = _options(fields.get("options"), uses)
+    max_tokens = _max_tokens(fields, options, defaults)
+    return ModelWork(
+        endpoint=endpoint.name,
+        model=model_value.word(),
+        body=Template(
+            value={
+                "model": model,
+                **_conversation(step, fields, uses, endpoint),
+                **({} if _has_limit(options) else {_limit_name(endpoint): max_tokens}),
+                **_temperature(fields),
+                **options,
+            }
+        ),
+        max_tokens=max_tokens,
+    )
+
+
+def _model(value: Value, uses: Uses) -> str | Text:
+    model = _string(uses.stored_text(value))
+    if not value.word() or len(value.word()) > MAX_MODEL_LENGTH:
+        value.refuse(f"must be a name of 1 to {MAX_MODEL_LENGTH} characters")
+    return model
+
+
+def _endpoint(
+    step: Value,
+    fields: Mapping[str, Value],
+    model: str | Text,
+    defaults: Defaults,
+    endpoints: Mapping[str, Endpoint],
+) -> Endpoint:
+    if "endpoint" in fields:
+        return endpoints[read_endpoint_name(fields["endpoint"], endpoints)]
+    if defaults.endpoint is not None:
+        return endpoints[defaults.endpoint]
+    if len(endpoints) > len(BUILT_IN):
+        # Whoever lists an endpoint may mean it, and is not billed by another one for a guess.
+        problem = f"has no endpoint; write endpoint as one of {', '.join(endpoints)}"
+        step.refuse(f"{problem}, or config.defaults.endpoint")
+    is_claude = isinstance(model, str) and model.lower().startswith(_ANTHROPIC_MODELS)
+    return endpoints["anthropic" if is_claude else "openai"]
+
+
+def _options(value: Value | None, uses: Uses) -> dict[str, Any]:
+    if value is None:
+        return {}
+    for key, entry in value.entries("options").items():
+        if key in _OWN_KEYS:
+            entry.refuse(f"is a key of the step; write {key} beside options")
+        if key == "stream":
+            entry.refuse("is not for steps, which take answers whole; leave it out")
+        if key in LIMITS:
+            read_max_tokens(entry)
+    options: dict[str, Any] = uses.template(value).value
+    return options
+
+
+def _max_tokens(fields: Mapping[str, Value], options: Mapping[str, Any], defaults: Defaults) -> int:
+    if not _has_limit(options):
+        return (
+            read_max_tokens(fields["max_tokens"]) if "max_tokens" in fields else defaults.max_tokens
+        )
+    if "max_tokens" in fields:
+        fields["max_tokens"].refuse("is in options, too; keep one of them")
+    limits: list[int] = [options[name] for name in LIMITS if name in options]
+    return max(limits)
+
+
+def _has_limit(options: Mapping[str, Any]) -> bool:
+    return any(name in options for name in LIMITS)
+
+
+def _limit_name(endpoint: Endpoint) -> str:
+    """Return how an endpoint calls the limit of an answer.
+
+    OpenAI's later models know only the later name; servers that speak its language know the
+    earlier one, and some of them pass over the later.
+    """
+    return "max_completion_tokens" if endpoint is BUILT_IN["openai"] else "max_tokens"
+
+
+def _temperature(fields: Mapping[str, Value]) -> dict[str, float]:
+    value = fields.get("temperature")
+    return {} if value is None else {"temperature": value.number(0, MAX_TEMPERATURE)}
+
+
+def _conversation(
+    step: Value, fields: Mapping[str, Value], uses: Uses, endpoint: Endpoint
+) -> dict[str, Any]:
+    """Return the messages, and what goes before them as the kind of the endpoint wants it."""
+    messages = _messages(step, fields, uses)
+    if "system" not in fields:
+        return {"messages": messages}
+    system = _string(uses.stored_text(fields["system"]))
+    if endpoint.kind == "anthropic":
+        return {"system": system, "messages": messages}
+    if not isinstance(messages, list):
+        problem = "cannot go before messages that are a place; put it into them"
+        fields["system"].refuse(problem)
+    return {"messages": [{"role": "system", "content": system}, *messages]}
+
+
+def _messages(step: Value, fields: Mapping[str, Value], uses: Uses) -> list[Any] | Text:
+    if "prompt" in fields and "messages" in fields:
+        fields["messages"].refuse("stands beside prompt; keep one of them")
+    if "prompt" in fields:
+        return [{"role": "user", "content": _string(uses.stored_text(fields["prompt"]))}]
+    if "messages" not in fields:
+        step.refuse("has nothing to ask; write prompt or messages")
+    return _written_messages(fields["messages"], uses)
+
+
+def _written_messages(value: Value, uses: Uses) -> list[Any] | Text:
+    messages = uses.template(value).value
+    if isinstance(messages, Text) and len(messages.parts) == 1:
+        return messages
+    entries = value.items("messages, or one place such as {item.messages}")
+    if not entries:
+        value.refuse("has no messages; write at least one")
+    for number, entry in enumerate(entries):
+        message = messages[number]
+        if isinstance(message, Text) and len(message.parts) == 1:
+            continue
+        if "role" not in entry.entries("role and content"):
+            entry.refuse("has no role; write one, as user")
+    found: list[Any] = messages
+    return found
+
+
+def _string(text: Text) -> str | Text:
+    places: list[Place] = [part for part in text.parts if not isinstance(part, str)]
+    return as_string(text) if places else "".join(map(str, text.parts))
+
 
 # What steps say of each other: names that must exist, fields that a step has, and no circles.
 #
@@ -123,68 +655,3 @@ def _check_field(place: StepPlaceholder, step: Step, value: Value, other: Step) 
     else:
         problem = f"it runs for each item; write outputs, or foreach: {{step: {other.id}}}"
     value.refuse(f"{other.id!r} has no {place.field} here: {problem}")
-
-
-ROOT_KEYS = ("name", "config", "steps")
-MAX_NAME_LENGTH = 100
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_MADE_OF = "write letters, digits and . _ -, beginning with a letter or a digit"
-
-
-def read_workflow(path: Path, source: bytes, *, name: str | None = None) -> Workflow:
-    """Read a workflow, or raise `WorkflowError`; relative paths in it begin beside `path`.
-
-    Nothing is read but `source`. A name that is given goes before that of the file.
-    """
-    with _collecting_later():
-        return _read(path, source, name)
-
-
-@contextmanager
-def _collecting_later() -> Iterator[None]:
-    """Leave the garbage alone meanwhile: the values of a large file are looked through too often.
-
-    There is next to none, and a file is bounded.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _read(path: Path, source: bytes, name: str | None) -> Workflow:
-    file = str(path)
-    root = Value(file, read_document(file, source))
-    fields = root.fields(ROOT_KEYS, "a workflow")
-    if "steps" not in fields:
-        root.refuse("has no steps; write them")
-    folder = path.absolute().parent
-    written = (
-        fields["name"].name(_NAME, _MADE_OF, most=MAX_NAME_LENGTH) if "name" in fields else None
-    )
-    config = read_config(fields.get("config"))
-    return Workflow(
-        name=name or written or _name_of(path),
-        folder=folder,
-        steps=linked(read_steps(fields["steps"], config, folder)),
-        micro_usd=config.micro_usd,
-        scopes=config.scopes,
-        endpoints=config.endpoints,
-        prices=config.prices,
-        concurrency=config.concurrency,
-        fail_fast=config.fail_fast,
-        on_exhausted=config.on_exhausted,
-        file=file,
-    )
-
-
-def _name_of(path: Path) -> str:
-    name = path.stem
-    if len(name) > MAX_NAME_LENGTH or _NAME.fullmatch(name) is None:
-        problem = f"{name[:60]!r} is no name of a workflow; write name: … into the file"
-        raise WorkflowError(str(path), problem)
-    return name
