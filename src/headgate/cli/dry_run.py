@@ -15,7 +15,7 @@ from headgate.cli.main import EXIT_EXHAUSTED
 from headgate.cli.output import print_json, print_table
 from headgate.cli.run_progress import money_text, told_money
 from headgate.cli.run_session import found_address, own_output, read_source
-from headgate.core.budgets.accounts import Account, Unit
+from headgate.core.budgets.ledger import Account, Unit
 from headgate.core.money import format_usd
 from headgate.core.text import printable
 from headgate.errors import LedgerUnavailableError
