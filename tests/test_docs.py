@@ -6,8 +6,9 @@ UPDATE_DOCS=1 in the environment writes outputs and generated parts anew; see CO
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import importlib
 import inspect
+import pydoc
 import re
 from collections.abc import Iterator
 from enum import Enum
@@ -31,6 +32,7 @@ from doc_pages import (
     generated_names,
     links_of,
     name_of,
+    prose_of,
     regenerated,
     rows_under,
     run_page,
@@ -54,6 +56,8 @@ REASONS = (ROOT / "docs/how-to/read-the-reasons.md").read_text()
 LANGUAGES = {
     *("python", "text", "output", "console", "shell", "sh", "json", "toml", "yaml", "mermaid"),
 }
+
+PACKAGES = {path.parent.name for path in (ROOT / "src/headgate").glob("*/__init__.py")}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
@@ -340,19 +344,23 @@ def test_every_reason_is_explained() -> None:
     }
 
 
-def test_everything_that_the_architecture_page_names_exists() -> None:
-    package = ROOT / "src/headgate"
-    paths = set(re.findall(r"\b[\w/]+\.py\b", ARCHITECTURE))
-    assert [path for path in sorted(paths) if not (package / path).is_file()] == []
-    for name in re.findall(r"\bheadgate(?:\.\w+)+", ARCHITECTURE):
-        assert importlib.util.find_spec(name), name
+@every_page
+def test_every_module_that_a_page_names_exists(page: Path) -> None:
+    text = prose_of(page.read_text())
+    paths = re.findall(r"(?<![\w./-])(?:\w+/)+\w+\.py\b", text)
+    folders = (ROOT / "src/headgate", ROOT / "src", ROOT)
+    assert [
+        path for path in paths if not any((folder / path).is_file() for folder in folders)
+    ] == []
+    for name in re.findall(r"\bheadgate\.(?:\w+\.)*\w+", text):
+        if name.split(".")[1] in PACKAGES:
+            assert pydoc.locate(name) is not None, name
 
 
 def test_the_table_of_packages_is_the_folder_list() -> None:
-    folders = {path.parent.name for path in (ROOT / "src/headgate").glob("*/__init__.py")}
-    rows = rows_under(ARCHITECTURE, "Packages")
-    assert {row[0] for row in rows} == folders
-    assert len(rows) == len(folders)
+    assert sorted(row[0] for row in rows_under(ARCHITECTURE, "Packages")) == sorted(PACKAGES)
+    beside = {path.name for path in (ROOT / "src/headgate").glob("[!_]*.py")}
+    assert beside <= set(re.findall(r"`(\w+\.py)`", ARCHITECTURE))
 
 
 def test_the_three_questions_name_methods_that_exist() -> None:
