@@ -136,7 +136,7 @@ def sql_floor(database: Database) -> float:
     source = batches()
     started = time.perf_counter()
     transaction = database.begin()
-    ledger.lock_books(transaction)
+    ledger.lock_ledger(transaction)
     for _ in range(FLOOR_BATCHES):
         reserves, commits = next(source)
         ledger.apply_batch(transaction, reserves, time.time())

@@ -44,7 +44,7 @@ TOP_LEVEL = {"__init__", "py", *" | ".join(LAYERS).split(" | ")}
 ENTRIES = {
     "headgate",
     "headgate.__main__",
-    "headgate.storage.writer_process",
+    "headgate.storage.writer",
     *(f"headgate.cli.{COMMAND_MODULES.get(name, name)}" for name in COMMANDS),
 }
 ENDS_IN_A_SPACE = re.compile(r"[ \t]$", re.MULTILINE)

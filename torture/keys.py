@@ -77,7 +77,7 @@ def _torture(service: ServiceProcess, *, kills: int, seed: int) -> KeyedClients:
 
 async def _stored(config: Path) -> list[str]:
     """Read the ids of all tasks, page by page."""
-    store = build_store(load_settings(config, {}, {}), data=config.parent, keeps_books=True)
+    store = build_store(load_settings(config, {}, {}), data=config.parent, keeps_ledger=True)
     await store.open()
     found: list[str] = []
     page = await store.find(TaskQuery(limit=PAGE))

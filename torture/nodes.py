@@ -29,7 +29,7 @@ from torture.service import (
     until,
 )
 from torture.service_audit import look
-from torture.service_load import Workplace, callers, dismiss
+from torture.service_load import WriterSetup, callers, dismiss
 
 NODES = 2
 KILLS_PER_FALL = 10
@@ -128,11 +128,11 @@ class Fleet:
 
 async def torture(place: Place, *, falls: int, seed: int) -> NodeFindings:
     """Let dispatchers fall under load, let the system come to rest, and look at what it left."""
-    findings, workplace = NodeFindings(), Workplace()
+    findings, writer_setup = NodeFindings(), WriterSetup()
     findings.memory.longest_seconds = LONGEST_TASK_SECONDS
     findings.memory.long_ratio = LONG_RATIO
     started = time.monotonic()
-    async with running_endpoint(workplace.answer) as endpoint:
+    async with running_endpoint(writer_setup.answer) as endpoint:
         place.write_settings(endpoint.url, rounds=falls + 1)
         fleet = Fleet(place)
         try:
@@ -147,7 +147,7 @@ async def torture(place: Place, *, falls: int, seed: int) -> NodeFindings:
             findings.exit_code = await fleet.drain()
         finally:
             fleet.kill()
-    executions = [*workplace.executions, *place.traced()]
+    executions = [*writer_setup.executions, *place.traced()]
     findings.executions = len(executions)
     findings.remains = await look(place.store(), findings.memory, executions, limit_of)
     findings.seconds = time.monotonic() - started

@@ -17,9 +17,9 @@ from budgets.support import drift_of
 from headgate.core.budgets.ledger import Audit, Balance, Ledger
 from headgate.core.task import TaskStatus
 from headgate.storage import ledger
-from headgate.storage.rows import TaskRow, to_task_row
 from headgate.storage.schema import TASK_COLUMNS
 from headgate.storage.sqlite import SqliteReader
+from headgate.storage.unit_of_work import TaskRow, to_task_row
 
 STORE_NAME = "headgate.db"
 LEASES_SECONDS = 7_200.0

@@ -30,8 +30,8 @@ from headgate.budgets.redis import RedisLedger
 from headgate.config import Settings, load_settings
 from headgate.storage.sql_store import SqlTaskStore
 from service.support import ServiceProcess
-from torture.service_audit import Books, Remains, books_outside, look
-from torture.service_load import Memory, Workplace, callers, dismiss, settings
+from torture.service_audit import LedgerState, Remains, books_outside, look
+from torture.service_load import Memory, WriterSetup, callers, dismiss, settings
 from torture.service_tasks import Execution, traced
 
 BACKENDS = ("sqlite", "postgres", "redis")
@@ -118,11 +118,11 @@ class Place:
         """Return the tables without any service."""
         given = {} if self._store_url is None else {"store.url": self._store_url}
         loaded: Settings = load_settings(self._config, {}, given)
-        store = build_store(loaded, data=self.folder / "data", keeps_books=True)
+        store = build_store(loaded, data=self.folder / "data", keeps_ledger=True)
         assert isinstance(store, SqlTaskStore)
         return store
 
-    async def books(self) -> Books | None:
+    async def books(self) -> LedgerState | None:
         """Return the books that lie outside the store, as they are when every lease has ended."""
         if self._ledger_url is None:
             return None
@@ -150,9 +150,9 @@ def new_place(backend: str) -> Iterator[Place]:
 
 async def torture(place: Place, *, kills: int, seed: int) -> Findings:
     """Kill a service under load, let it come to rest, and look at what it left."""
-    findings, workplace = Findings(), Workplace()
+    findings, writer_setup = Findings(), WriterSetup()
     source, started = random.Random(seed), time.monotonic()
-    async with running_endpoint(workplace.answer) as endpoint:
+    async with running_endpoint(writer_setup.answer) as endpoint:
         place.write_settings(endpoint.url, rounds=kills // KILLS_PER_ROUND + 2)
         port = free_port()
         service = place.service(port)
@@ -172,7 +172,7 @@ async def torture(place: Place, *, kills: int, seed: int) -> Findings:
         finally:
             await dismiss(clients)
             service.kill()
-    executions = [*workplace.executions, *place.traced()]
+    executions = [*writer_setup.executions, *place.traced()]
     findings.executions = len(executions)
     findings.remains = await look(
         place.store(), findings.memory, executions, limit_of, outside=await place.books()

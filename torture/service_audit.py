@@ -20,12 +20,11 @@ from headgate.core.budgets.scopes import ROOT
 from headgate.core.task import TaskStatus
 from headgate.core.task_view import exact_moment
 from headgate.storage import ledger
-from headgate.storage.counters import ENDED
 from headgate.storage.ledger import AMOUNTS, to_entry
-from headgate.storage.rows import TaskRow, to_task_row
 from headgate.storage.schema import TASK_COLUMNS
 from headgate.storage.sql_store import SqlTaskStore
 from headgate.storage.transaction import Transaction
+from headgate.storage.unit_of_work import ENDED, TaskRow, to_task_row
 from torture.ledger import Findings as LedgerFindings
 from torture.ledger import play_back
 from torture.service_load import End, Memory
@@ -78,7 +77,7 @@ class Remains:
         }
 
 
-class Books(NamedTuple):
+class LedgerState(NamedTuple):
     """What the books say when everything has ended; `lie_outside` if the store has none."""
 
     journal: list[JournalEntry]
@@ -92,7 +91,7 @@ async def look(
     executions: Iterable[Execution],
     limit_of: Callable[[str], int | None],
     *,
-    outside: Books | None = None,
+    outside: LedgerState | None = None,
 ) -> Remains:
     """Hold everything in a store at rest against what is known of it."""
     await store.open()
@@ -106,21 +105,21 @@ async def look(
         await store.close()
 
 
-async def books_outside(ledger: Ledger) -> Books:
+async def books_outside(ledger: Ledger) -> LedgerState:
     """Read the books of a ledger whose clock is past the end of every lease."""
     await ledger.open()
     try:
         while await ledger.sweep():
             pass
         journal = await ledger.journal(ROOT, since=0.0, limit=MOST_ENTRIES)
-        return Books(journal[::-1], await ledger.audit(), lie_outside=True)
+        return LedgerState(journal[::-1], await ledger.audit(), lie_outside=True)
     finally:
         await ledger.close()
 
 
-def _books_in(transaction: Transaction) -> Books:
+def _books_in(transaction: Transaction) -> LedgerState:
     journal = [to_entry(row) for row in transaction.read(_JOURNAL)]
-    return Books(journal, ledger.audit(transaction))
+    return LedgerState(journal, ledger.audit(transaction))
 
 
 def _look(
@@ -128,7 +127,7 @@ def _look(
     memory: Memory,
     executions: Iterable[Execution],
     limit_of: Callable[[str], int | None],
-    books: Books,
+    books: LedgerState,
 ) -> Remains:
     found = Remains()
     sql = f"SELECT {', '.join(TASK_COLUMNS)} FROM tasks"
@@ -185,7 +184,7 @@ def _look_at_executions(
             found.stale_results.append(f"{row.id}: {row.result}, attempt {row.progress.attempt}")
 
 
-def _look_at_journal(found: Remains, books: Books) -> None:
+def _look_at_journal(found: Remains, books: LedgerState) -> None:
     """Have each reservation end once, and each attempt begin after the one before has ended.
 
     What a crash left held outside the store, and never began, is given back by its lease alone.

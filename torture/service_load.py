@@ -203,7 +203,7 @@ class Caller:
         return self._memory.longest_seconds if is_long else SHORT_SECONDS
 
 
-class Workplace:
+class WriterSetup:
     """Executes tasks that come over HTTP, and remembers each time."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from benchmarks.http_load import Client
 
 from executors.endpoint import free_port
-from headgate.storage.delivery_contract import TASK_EVENTS, message_id
+from headgate.storage.unit_of_work import TASK_EVENTS, message_id
 from service.support import TERMINAL, ServiceProcess
 from torture.service import BACKENDS, Place, come_to_rest, is_ready, new_place
 from torture.webhook_receiver import Receiver, told_state

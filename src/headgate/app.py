@@ -60,13 +60,13 @@ from headgate.providers.endpoints import ProviderEndpoint
 from headgate.providers.http_headers import check_header_value
 from headgate.providers.provider import Provider, build_provider
 from headgate.storage.audit import AuditLog, StoredAudit
-from headgate.storage.deliveries import DeliveryCounts, SqlDeliveries
+from headgate.storage.deliveries import Deliveries, DeliveryCounts
 from headgate.storage.maintenance import SqlAccounts
 from headgate.storage.slot_rows import SqlSlots
 from headgate.storage.sql_store import SqlTaskStore, StoreLedger
 from headgate.storage.tokens import SqlTokens, Tokens
 from headgate.storage.usage import SqlUsage, UsageReports
-from headgate.storage.writer_process import ChildStarter
+from headgate.storage.writer import ChildStarter
 from headgate.telemetry import Telemetry, build_telemetry
 from headgate.webhooks.guard import UrlGuard, parse_allow_list
 from headgate.webhooks.sender import WebhookSender
@@ -266,7 +266,7 @@ def attach_webhooks(
         return None
     guard = UrlGuard(parse_allow_list(given.allow))
     webhooks = Webhooks(
-        SqlDeliveries(store),
+        Deliveries(store),
         WebhookSender(
             guard, timeout_seconds=given.timeout_seconds, max_connections=given.concurrency
         ),
@@ -368,7 +368,7 @@ def build_service(
     process of its own writes to the store.
     """
     ledger = _ledger(settings)
-    store = build_store(settings, data=data, keeps_books=ledger is None, starter=starter)
+    store = build_store(settings, data=data, keeps_ledger=ledger is None, starter=starter)
     telemetry = build_telemetry(environ) if settings.telemetry.otel else None
     slot_keys = SlotKeys(settings, environ)
     parts = Parts(environ, telemetry, slot_keys)
@@ -560,7 +560,7 @@ def dispatch_settings(settings: Settings, *, is_paused: bool = False) -> Dispatc
 
 
 def build_store(
-    settings: Settings, *, data: Path, keeps_books: bool, starter: ChildStarter | None = None
+    settings: Settings, *, data: Path, keeps_ledger: bool, starter: ChildStarter | None = None
 ) -> SqlTaskStore:
     """Return the store that the URL names; the modules of the others are not loaded."""
     url = settings.store.url
@@ -568,15 +568,15 @@ def build_store(
     if url is not None and scheme in POSTGRES_SCHEMES:
         from headgate.storage.postgres import PostgresTaskStore  # noqa: PLC0415
 
-        return PostgresTaskStore(url, keeps_books=keeps_books, starter=starter)
+        return PostgresTaskStore(url, keeps_ledger=keeps_ledger, starter=starter)
     if scheme == "memory":
         from headgate.storage.memory import MemoryTaskStore  # noqa: PLC0415
 
-        return MemoryTaskStore(keeps_books=keeps_books)
+        return MemoryTaskStore(keeps_ledger=keeps_ledger)
     from headgate.storage.sqlite import SqliteTaskStore  # noqa: PLC0415
 
     path = sqlite_file(settings, data)
-    return SqliteTaskStore(path, keeps_books=keeps_books, starter=starter)
+    return SqliteTaskStore(path, keeps_ledger=keeps_ledger, starter=starter)
 
 
 def sqlite_file(settings: Settings, data: Path) -> Path:

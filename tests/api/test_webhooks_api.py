@@ -10,8 +10,7 @@ import pytest
 from api.asgi_client import Client
 from headgate.engine.webhooks import Webhooks
 from headgate.storage.audit import StoredAudit
-from headgate.storage.deliveries import SqlDeliveries
-from headgate.storage.delivery_contract import Alert, Message, SendReport, TryOutcome
+from headgate.storage.deliveries import Alert, Deliveries, Message, SendReport, TryOutcome
 from headgate.storage.memory import MemoryTaskStore
 from headgate.testing import VirtualClock
 
@@ -49,7 +48,7 @@ class Stage:
         self.clock = VirtualClock()
         self.store = MemoryTaskStore(clock=self.clock)
         self.wire = Wire()
-        self.deliveries = SqlDeliveries(self.store)
+        self.deliveries = Deliveries(self.store)
         self.client = Client()
         self.client.app.api.webhooks = Webhooks(self.deliveries, self.wire)
         asyncio.run(self.store.open())

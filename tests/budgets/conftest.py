@@ -1,4 +1,4 @@
-"""Fresh books for the tests of ledgers."""
+"""Fresh ledgers for the tests of ledgers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from budgets.support import BACKENDS, TrackerFactory, local_factory, placed_factory
 
 
-def books_on(backend: str, request: pytest.FixtureRequest) -> TrackerFactory:
-    """Make fresh books on a backend, starting its server with the first that needs it."""
+def ledger_on(backend: str, request: pytest.FixtureRequest) -> TrackerFactory:
+    """Make a fresh ledger on a backend, starting its server with the first that needs it."""
     if backend == "local":
         return local_factory()
     if backend == "sqlite":
@@ -25,5 +25,5 @@ def books_on(backend: str, request: pytest.FixtureRequest) -> TrackerFactory:
 
 @pytest.fixture(params=BACKENDS)
 def tracker_factory(request: pytest.FixtureRequest) -> TrackerFactory:
-    """Give fresh books on each backend in turn."""
-    return books_on(request.param, request)
+    """Give a fresh ledger on each backend in turn."""
+    return ledger_on(request.param, request)

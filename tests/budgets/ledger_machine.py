@@ -35,7 +35,7 @@ def dollars(micro_usd: int) -> str:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Two trackers on the same books, turn about, beside one model."""
+    """Two trackers on the same ledger, turn about, beside one model."""
 
     make_factory: ClassVar[Callable[[], TrackerFactory]]
 
@@ -217,7 +217,7 @@ async def answer_of(call: Awaitable[ReservationToken | None]) -> Answer:
 def check_against_the_model(
     make_factory: Callable[[], TrackerFactory], *, examples: int, shrinks: bool = True
 ) -> None:
-    """Run the machine on fresh books for each example; raises at the first difference."""
+    """Run the machine on a fresh ledger for each example; raises at the first difference."""
     phases = (Phase.generate, Phase.shrink) if shrinks else (Phase.generate,)
     run_state_machine_as_test(
         type("Machine", (LedgerMachine,), {"make_factory": staticmethod(make_factory)}),

@@ -1,4 +1,4 @@
-"""Lifecycles through a proxy that loses replies, and a count of what ended up in the books.
+"""Lifecycles through a proxy that loses replies, and a count of what ended up in the ledger.
 
 A caller whose reply was lost makes the same call again, under the same id, until it is answered.
 Rule: whatever was lost, each amount is booked once, and the repeated call gets the answer that the
@@ -28,7 +28,7 @@ PAUSE_SECONDS = 0.001
 
 @dataclass
 class Outcome:
-    """What the callers know, to be held against the books."""
+    """What the callers know, to be held against the ledger."""
 
     lifecycles: int = 0
     calls: int = 0

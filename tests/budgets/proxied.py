@@ -13,7 +13,7 @@ from headgate.budgets.tracker import LedgerTracker
 
 
 class Proxied:
-    """How to reach the same books through a proxy and past it."""
+    """How to reach the same ledger through a proxy and past it."""
 
     def __init__(
         self,

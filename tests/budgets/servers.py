@@ -174,7 +174,7 @@ class PostgresServer:
 
     def _create(self, kind: str) -> str:
         self._created += 1
-        name = f"books_{self._created}"
+        name = f"ledger_{self._created}"
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(f"CREATE {kind} {name}".encode())
         return name

@@ -1,4 +1,4 @@
-"""What the tests of ledgers share: fresh books on any backend, and shorthands for reading them."""
+"""What the tests of ledgers share: a fresh ledger on any backend, and shorthands for reading it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(scenario: Coroutine[Any, Any, Result]) -> Result:
 
 
 class TrackerFactory:
-    """Trackers over one set of fresh books, all with the same virtual clock.
+    """Trackers over one fresh ledger, all with the same virtual clock.
 
     Each call makes a further tracker, with its own connection where the backend has connections.
     """
@@ -39,12 +39,12 @@ class TrackerFactory:
         self._make = make
 
     def __call__(self) -> LedgerTracker:
-        """Make a tracker over these books; it is not open yet."""
+        """Make a tracker over this ledger; it is not open yet."""
         return self._make(self.clock)
 
     @asynccontextmanager
     async def two(self) -> AsyncIterator[tuple[LedgerTracker, LedgerTracker]]:
-        """Open two trackers over the same books, as two processes would."""
+        """Open two trackers over the same ledger, as two processes would."""
         async with AsyncExitStack() as stack:
             first = await stack.enter_async_context(self())
             yield first, await stack.enter_async_context(self())
@@ -96,7 +96,7 @@ async def tokens(tracker: LedgerTracker, scope: str = "") -> Sums:
     return Sums(status.spent_tokens, status.reserved_tokens, status.overrun_tokens)
 
 
-async def assert_books_are_right(tracker: LedgerTracker) -> None:
+async def assert_ledger_is_right(tracker: LedgerTracker) -> None:
     """Hold the balances against the journal; a balance of nothing may be missing on a side."""
     audit = await tracker.ledger.audit()
     assert drift_of(audit) == {}

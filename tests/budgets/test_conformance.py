@@ -10,7 +10,7 @@ from decimal import Decimal
 import pytest
 
 import headgate.budgets.tracker
-from budgets.support import Sums, TrackerFactory, assert_books_are_right, flat, tokens, usd
+from budgets.support import Sums, TrackerFactory, assert_ledger_is_right, flat, tokens, usd
 from headgate.budgets.tracker import LedgerTracker, ReservationToken
 from headgate.core.budgets.ledger import JournalEntry
 from headgate.core.budgets.reservations import Call, ReservationState
@@ -45,7 +45,7 @@ async def test_an_estimate_is_held_in_its_scope_and_in_every_ancestor(
             assert await usd(tracker, scope) == (0, 70_000, 0)
             assert await tokens(tracker, scope) == (0, 900, 0)
         assert await usd(tracker, OTHER_FLOW) == NOTHING
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 async def commit_less(tracker: LedgerTracker, token: ReservationToken) -> None:
@@ -120,7 +120,7 @@ async def test_each_end_of_a_reservation_books_the_same_in_every_scope(
                 assert await tokens(tracker, reached) == want_tokens, name
         total = [sum(column) for column in zip(*(row[4] for row in ENDINGS), strict=True)]
         assert await usd(tracker) == tuple(total)
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 async def test_dispatched_marks_the_reservation_and_books_nothing(
@@ -144,7 +144,7 @@ async def test_further_scopes_are_held_with_their_ancestors_and_each_scope_once(
         await tracker.commit(token, "0.12")
         for scope in ("", SESSION, FLOW, "tenant:acme", TENANT):
             assert await usd(tracker, scope) == (100_000, 0, 20_000)
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 @pytest.mark.parametrize("full", [FLOW, SESSION, TENANT, "tenant:acme"])
@@ -161,7 +161,7 @@ async def test_a_refusal_anywhere_leaves_nothing_anywhere(
         assert await tracker.journal() == []
         with pytest.raises(IllegalSettlementError, match="unknown"):
             await tracker.commit("r", "0.01")
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 async def test_a_refused_id_may_be_used_again(tracker_factory: TrackerFactory) -> None:
@@ -268,7 +268,7 @@ async def test_a_limit_lowered_below_what_is_used_stops_admissions_and_nothing_e
         assert await usd(tracker, SESSION) == (600_000, 0, 100_000)
         await tracker.set_budget(SESSION, "0.80")
         await tracker.reserve(FLOW, "0.10")
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 async def test_a_limit_is_replaced_whole_and_can_be_removed(
@@ -329,7 +329,7 @@ async def test_sums_stay_exact_at_the_largest_amounts(tracker_factory: TrackerFa
         assert await tokens(tracker) == (count * (10**12 - 1), 0, count)
         await tracker.reserve("", 1_000_000)
         assert (await tracker.status()).remaining_micro_usd == (999 - count) * 10**12
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 async def test_the_status_of_a_scope_nests_what_lies_within_it(

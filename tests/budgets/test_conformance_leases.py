@@ -1,4 +1,4 @@
-"""What every ledger keeps over time and between callers: leases, finished ids, shared books."""
+"""What every ledger keeps over time and between callers: leases, finished ids, a shared ledger."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from budgets.support import A_DAY_SECONDS, TrackerFactory, assert_books_are_right, usd
+from budgets.support import A_DAY_SECONDS, TrackerFactory, assert_ledger_is_right, usd
 from headgate.budgets.tracker import LedgerTracker
 from headgate.core.budgets.reservations import ReservationState
 from headgate.errors import BudgetExceededError, IllegalSettlementError
@@ -26,7 +26,7 @@ async def test_a_lease_ends_at_its_second_and_not_before(tracker_factory: Tracke
         assert await usd(tracker, FLOW) == (0, 110_000, 0)
         clock.advance(0.5)
         assert await usd(tracker, FLOW) == (10_000, 0, 0)
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 async def test_sweep_expires_what_is_due_and_counts_it(tracker_factory: TrackerFactory) -> None:
@@ -39,7 +39,7 @@ async def test_sweep_expires_what_is_due_and_counts_it(tracker_factory: TrackerF
         assert await tracker.ledger.sweep() == 250
         assert await tracker.ledger.sweep() == 0
         assert await usd(tracker, FLOW) == (1_250_000, 10_000, 0)
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 async def test_a_renewed_lease_holds_and_is_never_shortened(
@@ -83,7 +83,7 @@ async def test_no_refusal_while_due_leases_hold_the_room(tracker_factory: Tracke
         tracker_factory.clock.advance(10)
         await tracker.reserve(FLOW, "2.50")
         assert await usd(tracker, SESSION) == (0, 2_500_000, 0)
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 async def test_a_late_call_finds_its_lease_ended(tracker_factory: TrackerFactory) -> None:
@@ -120,10 +120,10 @@ async def test_a_finished_id_is_remembered_for_a_day_and_then_forgotten(
         assert (await tracker.reserve(FLOW, "0.10", reservation_id="done")).is_live
         await tracker.release(live)
         assert await usd(tracker, FLOW) == (40_000, 100_000, 0)
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
-async def test_everybody_on_the_same_books_sees_the_same(tracker_factory: TrackerFactory) -> None:
+async def test_everybody_on_the_same_ledger_sees_the_same(tracker_factory: TrackerFactory) -> None:
     async with tracker_factory.two() as (one, other):
         await one.set_budget(SESSION, "0.10")
         token = await one.reserve(FLOW, "0.08")
@@ -137,7 +137,7 @@ async def test_everybody_on_the_same_books_sees_the_same(tracker_factory: Tracke
         await other.set_budget(SESSION, "0.06")
         with pytest.raises(BudgetExceededError):
             await one.reserve(FLOW, "0.02")
-        await assert_books_are_right(other)
+        await assert_ledger_is_right(other)
 
 
 async def test_concurrent_reserves_admit_exactly_as_many_as_fit(
@@ -152,7 +152,7 @@ async def test_concurrent_reserves_admit_exactly_as_many_as_fit(
         refused = [answer for answer in answers if isinstance(answer, BudgetExceededError)]
         assert (len(answers) - len(refused), len(refused)) == (ROOM_FOR, CALLERS - ROOM_FOR)
         assert await usd(pair[1], SESSION) == (0, ROOM_FOR * 10_000, 0)
-        await assert_books_are_right(pair[0])
+        await assert_ledger_is_right(pair[0])
 
 
 async def test_the_same_id_from_many_callers_is_booked_once(
@@ -181,7 +181,7 @@ async def test_concurrent_lifecycles_leave_what_they_spent(tracker_factory: Trac
     async with tracker_factory.two() as pair:
         await asyncio.gather(*(lifecycle(pair[n % 2], n) for n in range(CALLERS)))
         assert await usd(pair[0], SESSION) == (CALLERS // 2 * 10_000, 0, 0)
-        await assert_books_are_right(pair[1])
+        await assert_ledger_is_right(pair[1])
 
 
 async def test_a_bad_call_does_not_spoil_those_beside_it(tracker_factory: TrackerFactory) -> None:
@@ -220,14 +220,14 @@ async def test_a_cancelled_caller_breaks_nobody_and_its_money_comes_back(
         assert failed == []
         reserved = (await usd(tracker, FLOW)).reserved
         assert CALLERS // 2 * 10_000 <= reserved <= CALLERS * 10_000
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
         tracker_factory.clock.advance(10)
         assert await usd(tracker, FLOW) == (0, 0, 0)
         await tracker.reserve(FLOW, "0.01")
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
-async def test_the_books_outlive_a_tracker(tracker_factory: TrackerFactory) -> None:
+async def test_the_ledger_outlives_a_tracker(tracker_factory: TrackerFactory) -> None:
     async with tracker_factory() as tracker:
         await tracker.set_budget(SESSION, "1.00", 500, "week@Europe/Berlin")
         await tracker.reserve(FLOW, "0.10", reservation_id="r", lease_seconds=10)
@@ -236,4 +236,4 @@ async def test_the_books_outlive_a_tracker(tracker_factory: TrackerFactory) -> N
         assert await tracker.status() == before
         tracker_factory.clock.advance(10)
         assert await usd(tracker, SESSION) == (0, 0, 0)
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)

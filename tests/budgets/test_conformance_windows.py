@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from budgets.support import A_DAY_SECONDS, TrackerFactory, assert_books_are_right, usd
+from budgets.support import A_DAY_SECONDS, TrackerFactory, assert_ledger_is_right, usd
 from headgate.budgets.tracker import LedgerTracker
 from headgate.errors import BudgetExceededError
 from headgate.testing import VirtualClock
@@ -68,7 +68,7 @@ async def test_a_window_that_is_used_up_says_when_it_frees_and_then_does(
         assert await tracker.get_spent(SESSION) == 0.1
         # The scope below has no window, so all of it counts there.
         assert await tracker.get_spent(FLOW) == 0.2
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 async def test_a_rolling_window_frees_bucket_by_bucket(tracker_factory: TrackerFactory) -> None:
@@ -88,7 +88,7 @@ async def test_a_rolling_window_frees_bucket_by_bucket(tracker_factory: TrackerF
         clock.advance(2 * A_DAY_SECONDS)
         assert (await tracker.status(SESSION)).resets_at is None
         assert await usd(tracker, SESSION) == (0, 0, 0)
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 async def test_an_amount_stays_in_the_window_in_which_it_was_reserved(
@@ -106,7 +106,7 @@ async def test_an_amount_stays_in_the_window_in_which_it_was_reserved(
         assert await usd(tracker, SESSION) == (0, 0, 0)
         assert await usd(tracker, FLOW) == (100_000, 0, 200_000)
         await tracker.reserve(FLOW, "0.10")
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 async def test_each_scope_has_its_own_window(tracker_factory: TrackerFactory) -> None:
@@ -156,7 +156,7 @@ async def test_what_was_spent_without_a_window_counts_again_when_the_window_goes
         assert await usd(tracker, SESSION) == (100_000, 0, 0)
         with pytest.raises(BudgetExceededError):
             await tracker.reserve(FLOW, "0.01")
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 # The window of the reservation, then the one that leaves it behind, then one that counts it again.
@@ -181,7 +181,7 @@ async def test_a_late_commit_finds_the_bucket_in_which_its_amount_was_assumed(
         await tracker.commit(token, "0.10")
         await tracker.set_budget(SESSION, "1.00", window=wide)
         assert await usd(tracker, SESSION) == (100_000, 0, 0)
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 # Spent, reserved, asked for; whether waiting can help, of a limit of $1.00 without a window.

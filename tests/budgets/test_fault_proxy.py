@@ -12,7 +12,7 @@ from budgets.fault_proxy import FaultProxy, running_proxy
 from budgets.lost_replies import Outcome, lose_replies
 from budgets.proxied import Proxied, proxied_postgres, proxied_redis
 from budgets.servers import PostgresServer, ValkeyServer
-from budgets.support import assert_books_are_right, usd
+from budgets.support import assert_ledger_is_right, usd
 from headgate.budgets.tracker import LedgerTracker
 from headgate.core.budgets.reservations import Call
 
@@ -22,7 +22,7 @@ CALLERS = 8
 
 @pytest.fixture(params=["redis", "postgres"])
 def proxied(request: pytest.FixtureRequest) -> Proxied:
-    """Give fresh books behind a proxy, and the way to them past it."""
+    """Give a fresh ledger behind a proxy, and the way to it past it."""
     if request.param == "redis":
         server: ValkeyServer = request.getfixturevalue("valkey")
         server.flush()
@@ -52,7 +52,7 @@ async def assert_each_call_was_booked_once(tracker: LedgerTracker, outcome: Outc
     assert len(reserves) == len(set(reserves)) == outcome.lifecycles
     commits = [row.reservation_id for row in rows if row.call is Call.COMMIT]
     assert len(commits) == len(set(commits))
-    await assert_books_are_right(tracker)
+    await assert_ledger_is_right(tracker)
 
 
 async def test_a_connection_that_is_cut_is_made_again_without_a_restart(proxied: Proxied) -> None:

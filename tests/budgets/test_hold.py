@@ -30,7 +30,7 @@ LEASE_SECONDS = 60.0
 
 
 def run(scenario: Callable[[LedgerTracker], Awaitable[T]]) -> T:
-    """Run a scenario in virtual time, on fresh books."""
+    """Run a scenario in virtual time, on a fresh ledger."""
 
     async def main(loop: SimulatedLoop) -> T:
         async with LocalBudgetTracker(clock=loop.clock) as tracker:
@@ -39,7 +39,7 @@ def run(scenario: Callable[[LedgerTracker], Awaitable[T]]) -> T:
     return simulate(main).result
 
 
-async def books(tracker: LedgerTracker) -> tuple[int, int, int]:
+async def amounts(tracker: LedgerTracker) -> tuple[int, int, int]:
     """Return spent, reserved and overrun of the session, in micro-dollars."""
     status = await tracker.status("session:eval")
     return status.spent_micro_usd, status.reserved_micro_usd, status.overrun_micro_usd
@@ -125,9 +125,9 @@ def test_the_end_of_the_body_decides_what_is_booked(
             async with hold(
                 tracker, SCOPE, "0.07", not_charged_on=(ConnectionRefusedError,)
             ) as held:
-                assert await books(tracker) == (0, 70_000, 0)
+                assert await amounts(tracker) == (0, 70_000, 0)
                 body(held)
-        assert await books(tracker) == expected
+        assert await amounts(tracker) == expected
 
     run(scenario)
 
@@ -171,7 +171,7 @@ def test_a_refused_hold_does_not_run_its_body() -> None:
         with pytest.raises(BudgetExceededError):
             async with hold(tracker, SCOPE, "0.07"):
                 pytest.fail("the body ran")
-        assert await books(tracker) == (0, 0, 0)
+        assert await amounts(tracker) == (0, 0, 0)
 
     run(scenario)
 
@@ -183,7 +183,7 @@ def test_an_id_whose_call_is_over_does_not_run_its_body_again() -> None:
         with pytest.raises(IllegalSettlementError, match="use a new id"):
             async with hold(tracker, SCOPE, "0.07", reservation_id="call-1"):
                 pytest.fail("the body ran")
-        assert await books(tracker) == (70_000, 0, 0)
+        assert await amounts(tracker) == (70_000, 0, 0)
 
     run(scenario)
 
@@ -193,7 +193,7 @@ def test_an_impossible_charge_is_refused_where_it_is_made() -> None:
         with pytest.raises(InvalidAmountError):
             async with hold(tracker, SCOPE, "0.07") as held:
                 held.charge(-1)
-        assert await books(tracker) == (70_000, 0, 0)
+        assert await amounts(tracker) == (70_000, 0, 0)
 
     run(scenario)
 
@@ -202,10 +202,10 @@ def test_the_lease_is_renewed_while_the_body_runs() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
         async with hold(tracker, SCOPE, "0.07", lease_seconds=LEASE_SECONDS) as held:
             await asyncio.sleep(20.5 * LEASE_SECONDS)
-            assert await books(tracker) == (0, 70_000, 0)
+            assert await amounts(tracker) == (0, 70_000, 0)
             assert held.renewal_error is None
             held.charge("0.05")
-        assert await books(tracker) == (50_000, 0, 0)
+        assert await amounts(tracker) == (50_000, 0, 0)
 
     run(scenario)
 
@@ -234,7 +234,7 @@ def test_renewal_goes_on_when_the_ledger_comes_back() -> None:
             await asyncio.sleep(LEASE_SECONDS)
             assert held.renewal_error is None
             held.charge("0.05")
-        assert await books(tracker) == (50_000, 0, 0)
+        assert await amounts(tracker) == (50_000, 0, 0)
 
     run(scenario)
 
@@ -245,9 +245,9 @@ def test_a_late_report_corrects_what_the_end_of_the_lease_assumed() -> None:
             await tracker.ledger.close()
             await asyncio.sleep(2 * LEASE_SECONDS)
             await tracker.ledger.open()
-            assert await books(tracker) == (70_000, 0, 0)
+            assert await amounts(tracker) == (70_000, 0, 0)
             held.charge("0.05")
-        assert await books(tracker) == (50_000, 0, 0)
+        assert await amounts(tracker) == (50_000, 0, 0)
 
     run(scenario)
 
@@ -257,7 +257,7 @@ def test_a_cancelled_body_is_assumed_to_have_been_charged() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(5), hold(tracker, SCOPE, "0.07"):
                 await asyncio.sleep(LEASE_SECONDS)
-        assert await books(tracker) == (70_000, 0, 0)
+        assert await amounts(tracker) == (70_000, 0, 0)
 
     run(scenario)
 
@@ -273,9 +273,9 @@ def test_an_error_keeps_its_place_when_the_ledger_is_unreachable_too() -> None:
             await call()
         assert "was not settled" in caught.value.__notes__[0]
         await tracker.ledger.open()
-        assert await books(tracker) == (0, 70_000, 0)
+        assert await amounts(tracker) == (0, 70_000, 0)
         await asyncio.sleep(LEASE_SECONDS)
-        assert await books(tracker) == (70_000, 0, 0)
+        assert await amounts(tracker) == (70_000, 0, 0)
 
     run(scenario)
 
@@ -338,7 +338,7 @@ def test_a_settlement_is_not_lost_to_a_second_cancellation() -> None:
             task.cancel()
         await asyncio.wait({task})
         assert task.cancelled()
-        assert await books(tracker) == (50_000, 0, 0)
+        assert await amounts(tracker) == (50_000, 0, 0)
 
     run_slowly(scenario, slow=Call.COMMIT, seconds=5)
 
@@ -353,7 +353,7 @@ def test_a_cancellation_during_the_settlement_is_not_swallowed() -> None:
 
         with pytest.raises(TimeoutError):
             await call()
-        assert await books(tracker) == (50_000, 0, 0)
+        assert await amounts(tracker) == (50_000, 0, 0)
 
     run_slowly(scenario, slow=Call.COMMIT, seconds=5)
 
@@ -373,7 +373,7 @@ def test_a_renewal_that_hangs_is_given_up_and_tried_again() -> None:
         async with hold(tracker, SCOPE, "0.07", lease_seconds=LEASE_SECONDS) as held:
             await asyncio.sleep(LEASE_SECONDS)
             assert isinstance(held.renewal_error, LedgerUnavailableError)
-        assert await books(tracker) == (70_000, 0, 0)
+        assert await amounts(tracker) == (70_000, 0, 0)
 
     run_slowly(scenario, slow=Call.EXTEND, seconds=100_000)
 
@@ -383,7 +383,7 @@ def test_what_a_cancelled_reserve_may_hold_is_given_back() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1), hold(tracker, SCOPE, "0.07"):
                 pytest.fail("the body ran")
-        assert await books(tracker) == (0, 0, 0)
+        assert await amounts(tracker) == (0, 0, 0)
 
     run_slowly(scenario, slow=Call.RESERVE, seconds=5)
 
@@ -393,7 +393,7 @@ def test_under_an_id_of_the_caller_a_cancelled_reserve_is_left_to_its_lease() ->
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1), hold(tracker, SCOPE, "0.07", reservation_id="call-1"):
                 pytest.fail("the body ran")
-        assert await books(tracker) == (0, 70_000, 0)
+        assert await amounts(tracker) == (0, 70_000, 0)
 
     run_slowly(scenario, slow=Call.RESERVE, seconds=5)
 
@@ -414,7 +414,7 @@ def test_an_argument_of_a_wrong_type_is_told_and_holds_nothing(
         with pytest.raises(InvalidFieldError, match=line):
             async with tracker.hold(SCOPE, "0.07", **arguments):
                 pytest.fail("the body must not run")
-        return await books(tracker)
+        return await amounts(tracker)
 
     assert run(scenario) == (0, 0, 0)
 

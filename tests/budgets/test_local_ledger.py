@@ -1,4 +1,4 @@
-"""The ledger in memory over a long time: what it lets go, and that its books stay right."""
+"""The ledger in memory over a long time: what it lets go, and that it stays right."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def switches_often() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("switches_often")
-def test_threads_with_a_loop_each_share_the_books() -> None:
+def test_threads_with_a_loop_each_share_the_ledger() -> None:
     threads, calls = 8, 150
     tracker = LocalBudgetTracker()
 

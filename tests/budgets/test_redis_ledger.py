@@ -1,4 +1,4 @@
-"""What is special about books on Redis: the script, its bounds, and what this process remembers."""
+"""What is special about a ledger on Redis: the script, its bounds, what this process remembers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from budgets.servers import ValkeyServer
-from budgets.support import A_DAY_SECONDS, assert_books_are_right, usd
+from budgets.support import A_DAY_SECONDS, assert_ledger_is_right, usd
 from headgate.budgets.redis import RedisBudgetTracker, RedisLedger
 from headgate.budgets.redis_script import Bounds
 from headgate.budgets.tracker import LedgerTracker, ReservationToken
@@ -85,11 +85,11 @@ def admin(server: ValkeyServer) -> Redis:
     return cast("Redis", server.client())
 
 
-def by_core(books: LedgerState, step: Step, now: float) -> object:
+def by_core(rules: LedgerState, step: Step, now: float) -> object:
     try:
         if isinstance(step, ReserveRequest):
-            return books.reserve(step, now)
-        return books.settle(step, now)
+            return rules.reserve(step, now)
+        return rules.settle(step, now)
     except IllegalSettlementError as error:
         return str(error)
 
@@ -112,23 +112,23 @@ async def test_every_state_answers_every_call_as_the_core_does(
     valkey_url: str, state: ReservationState, request_made: Step
 ) -> None:
     clock = VirtualClock()
-    books = LedgerState(zone)
+    rules = LedgerState(zone)
     ledger = RedisLedger(valkey_url, clock=clock)
     await ledger.open()
     for step in (*WAYS[state], request_made):
         if step is EXPIRE:
             clock.advance(60)
             await ledger.sweep()
-            by_core(books, step, clock())
+            by_core(rules, step, clock())
             continue
-        assert await by_redis(ledger, step) == by_core(books, step, clock())
+        assert await by_redis(ledger, step) == by_core(rules, step, clock())
     assert (await ledger.audit()).kept == {
         (scope, start): balance
-        for scope, buckets in books.balances.items()
+        for scope, buckets in rules.balances.items()
         for start, balance in buckets.items()
     }
-    assert (await ledger.journal(SCOPES[0], since=0, limit=100))[::-1] == books.entries
-    assert await by_redis(ledger, RESERVE) == books.reservations["r"]
+    assert (await ledger.journal(SCOPES[0], since=0, limit=100))[::-1] == rules.entries
+    assert await by_redis(ledger, RESERVE) == rules.reservations["r"]
     await ledger.close()
 
 
@@ -147,7 +147,7 @@ async def test_a_tracker_learns_from_the_script_that_a_window_changed(valkey_url
         await first.set_budget(SESSION, "0.01", window="day")
         with pytest.raises(BudgetExceededError):
             await second.reserve(FLOW, "0.10")
-        await assert_books_are_right(first)
+        await assert_ledger_is_right(first)
 
 
 async def test_limits_that_change_while_others_reserve_are_never_passed(valkey_url: str) -> None:
@@ -172,7 +172,7 @@ async def test_limits_that_change_while_others_reserve_are_never_passed(valkey_u
 
         await asyncio.gather(change(), *(spend() for _ in range(8)))
         assert (await usd(second, SESSION)).reserved == 100_000
-        await assert_books_are_right(first)
+        await assert_ledger_is_right(first)
 
 
 async def test_a_zone_that_only_another_machine_knows_fails_its_own_calls_alone(
@@ -199,7 +199,7 @@ async def test_a_zone_that_only_another_machine_knows_fails_its_own_calls_alone(
         await tracker.reserve("session:far", "0.10")
 
 
-async def test_two_ledgers_on_one_server_are_two_books(valkey_url: str) -> None:
+async def test_two_ledgers_on_one_server_stay_apart(valkey_url: str) -> None:
     named = RedisBudgetTracker(f"{valkey_url}&ledger=team-a")
     argued = RedisBudgetTracker(valkey_url, ledger="team-a")
     async with named, argued, RedisBudgetTracker(valkey_url) as other:
@@ -240,7 +240,7 @@ async def test_the_journal_is_folded_and_the_audit_holds_at_every_step(
             if number % 3:
                 await tracker.commit(token, "0.12")
             clock.advance(40)
-            await assert_books_are_right(tracker)
+            await assert_ledger_is_right(tracker)
         with admin(valkey) as client:
             assert cast("int", client.llen("{headgate:budget:default}:journal")) < 20 + 64
             assert cast("int", client.hlen("{headgate:budget:default}:checkpoint")) == 3
@@ -262,7 +262,7 @@ async def test_finished_reservations_are_forgotten_beyond_a_number_and_live_ones
         with admin(valkey) as client:
             assert cast("int", client.hlen("{headgate:budget:default}:reservations")) == 6
         await tracker.commit(live, "0.10")
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 async def test_one_that_finished_twice_is_remembered_from_the_second_time(valkey_url: str) -> None:
@@ -291,7 +291,7 @@ async def test_old_buckets_leave_both_sides_of_the_audit(valkey_url: str) -> Non
         buckets = [start for scope, start in audit.kept if scope == SESSION]
         assert len(buckets) <= 27
         assert (await usd(tracker)).spent == 6_000_000
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 async def test_no_refusal_is_given_while_ended_leases_hold_the_room(valkey_url: str) -> None:
@@ -358,7 +358,7 @@ async def test_the_balance_of_an_old_bucket_is_kept_while_what_it_assumed_can_be
         # Forgotten now; so the next that comes takes the bucket away, and later ones the others.
         await tracker.release(await tracker.reserve(FLOW, "0.01"))
         assert 100_000 not in await spent_in_buckets(tracker)
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 async def spent_in_buckets(tracker: LedgerTracker) -> list[int]:

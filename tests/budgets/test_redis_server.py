@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 from budgets.servers import ValkeyServer, running_valkey
-from budgets.support import assert_books_are_right, usd
+from budgets.support import assert_ledger_is_right, usd
 from headgate.budgets import redis_server
 from headgate.budgets.redis import RedisBudgetTracker, RedisLedger
 from headgate.budgets.redis_server import RedisPersistenceWarning
@@ -151,7 +151,7 @@ async def test_out_of_memory_grants_nothing_and_recovers(own_valkey: ValkeyServe
             client.config_set("maxmemory", "0")
         assert await usd(tracker) == (0, 100_000, 0)
         await tracker.commit(token, "0.10")
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 async def test_a_flushed_script_is_loaded_again(valkey: ValkeyServer, valkey_url: str) -> None:
@@ -202,7 +202,7 @@ async def test_a_server_restarted_under_load_loses_nothing_that_was_acknowledged
             await asyncio.gather(*workers, return_exceptions=True)
             entries = await tracker.journal(limit=10_000)
             assert set(load.granted) <= {entry.reservation_id for entry in entries}
-            await assert_books_are_right(tracker)
+            await assert_ledger_is_right(tracker)
 
 
 async def test_a_server_that_is_down_is_said_to_be_and_is_found_again(
@@ -232,16 +232,16 @@ async def test_a_server_that_does_not_answer_is_given_up(own_valkey: ValkeyServe
         assert await usd(tracker) == (0, 100_000, 0)
 
 
-async def test_a_server_that_lost_the_books_grants_nothing_until_it_is_opened_again(
+async def test_a_server_that_lost_the_ledger_grants_nothing_until_it_is_opened_again(
     valkey: ValkeyServer, valkey_url: str
 ) -> None:
     tracker = RedisBudgetTracker(valkey_url)
     async with tracker:
         await tracker.set_budget("session:eval", "1.00")
         valkey.flush()
-        with pytest.raises(LedgerUnavailableError, match="lost the books"):
+        with pytest.raises(LedgerUnavailableError, match="lost this ledger"):
             await tracker.reserve(FLOW, "100.00")
-        with pytest.raises(LedgerUnavailableError, match="lost the books"):
+        with pytest.raises(LedgerUnavailableError, match="lost this ledger"):
             await tracker.journal()
     async with tracker:
         await tracker.reserve(FLOW, "100.00")

@@ -1,7 +1,7 @@
 """The table of reservation rules, as the documentation shows it, is what every ledger answers.
 
 Each row is driven on each backend: a reservation is brought into the state, the call is made, and
-the answer, the weight on the books and the wording of a refusal are held against the page.
+the answer, the weight on the ledger and the wording of a refusal are held against the page.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from budgets.support import (
     A_DAY_SECONDS,
     Sums,
     TrackerFactory,
-    assert_books_are_right,
+    assert_ledger_is_right,
     local_factory,
     tokens,
     usd,
@@ -63,7 +63,7 @@ WEIGHTS = {
 
 
 class Case:
-    """One row on one set of books, under an id and in a scope of its own."""
+    """One row on one ledger, under an id and in a scope of its own."""
 
     def __init__(self, tracker: LedgerTracker, row: Row) -> None:
         self.tracker = tracker
@@ -138,7 +138,7 @@ async def answer_of(ask: Callable[[], Awaitable[object]]) -> object:
 
 
 async def check(case: Case, answer: object) -> None:
-    """Hold what the books show after the call against the words of the page."""
+    """Hold what the ledger shows after the call against the words of the page."""
     row = case.row
     if row.answer == "refused":
         assert isinstance(answer, tuple)
@@ -167,7 +167,7 @@ async def test_every_row_of_the_documented_table_is_what_the_ledger_answers(
         tracker_factory.clock.advance(SHORT_SECONDS)
         for case, expected in pairs:
             await check_row(case, expected)
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
 async def check_row(case: Case, expected: Case) -> None:

@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from budgets.servers import PostgresServer, running_postgres
-from budgets.support import assert_books_are_right, usd
+from budgets.support import assert_ledger_is_right, usd
 from headgate.budgets.connect import connect_budget
 from headgate.budgets.postgres import PostgresBudgetTracker
 from headgate.budgets.sql import SqlLedger
@@ -64,10 +64,10 @@ async def test_a_full_disk_grants_nothing_and_recovers(tmp_path: Path) -> None:
         await run_sql(tracker, "PRAGMA max_page_count = 100000")
         assert (await usd(tracker)).reserved == 100_000 * (1 + granted)
         await tracker.reserve(FLOW, "0.10")
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
 
 
-async def test_books_of_a_newer_program_are_refused(tmp_path: Path) -> None:
+async def test_a_ledger_of_a_newer_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     async with SqliteBudgetTracker(path) as tracker:
         await run_sql(tracker, "UPDATE headgate_schema SET version = 99")
@@ -88,7 +88,7 @@ async def test_two_trackers_on_one_file_never_pass_the_limit_together(tmp_path: 
         assert (await usd(second, "session:eval")).reserved == 1_000_000
 
 
-def test_a_url_of_books_in_memory_is_refused_as_a_file() -> None:
+def test_a_url_of_a_ledger_in_memory_is_refused_as_a_file() -> None:
     with pytest.raises(InvalidSettingError, match="use memory:"):
         connect_budget("sqlite:///:memory:")
 
@@ -136,20 +136,20 @@ async def test_a_database_that_restarts_under_load_loses_and_doubles_nothing() -
             # A commit whose answer was lost may stand, but only for a call that was told so.
             cents = (await usd(tracker)).spent // 10_000
             assert load.acknowledged <= cents <= load.acknowledged + load.unavailable
-            await assert_books_are_right(tracker)
+            await assert_ledger_is_right(tracker)
 
 
 async def test_an_unreachable_server_is_named_and_nothing_is_left_running(
     tmp_path: Path,
 ) -> None:
-    tracker = PostgresBudgetTracker(f"postgresql://postgres@/books?host={tmp_path}")
+    tracker = PostgresBudgetTracker(f"postgresql://postgres@/ledger?host={tmp_path}")
     with pytest.raises(LedgerUnavailableError, match=r"PostgreSQL: .* nothing was granted"):
         await tracker.ledger.open()
     with pytest.raises(LedgerUnavailableError, match="closed"):
         await tracker.reserve(FLOW, "0.10")
 
 
-async def test_books_that_somebody_else_locks_are_waited_for_only_so_long(
+async def test_a_ledger_that_somebody_else_locks_is_waited_for_only_so_long(
     postgres_url: str,
 ) -> None:
     async with PostgresBudgetTracker(postgres_url, lock_timeout_seconds=0.05) as tracker:
@@ -201,7 +201,7 @@ async def test_a_database_made_read_only_grants_nothing_and_recovers(
         assert (await usd(tracker)).reserved == 200_000
 
 
-async def test_books_cannot_be_made_where_the_url_says_read_only(postgres_url: str) -> None:
+async def test_a_ledger_cannot_be_made_where_the_url_says_read_only(postgres_url: str) -> None:
     url = f"{postgres_url}%20-cdefault_transaction_read_only%3Don"
     with pytest.raises(LedgerUnavailableError, match=READ_ONLY):
         await PostgresBudgetTracker(url).ledger.open()

@@ -11,14 +11,14 @@ from pathlib import Path
 import apsw
 import pytest
 
-from budgets.support import assert_books_are_right, usd
+from budgets.support import assert_ledger_is_right, usd
 from headgate.budgets.connect import connect_budget
 from headgate.budgets.sqlite import SqliteBudgetTracker
 from headgate.errors import BudgetExceededError, LedgerUnavailableError, StoreError
 
 FLOW = "session:eval/workflow:w1"
 IS_GONE = r"ledger\.db is gone, nothing was granted; put it back"
-HAS_NO_BOOKS = "has no books any more, nothing was granted; put them back"
+HAS_NO_LEDGER = "has no ledger any more, nothing was granted; put it back"
 
 
 def remove(path: Path) -> None:
@@ -38,14 +38,14 @@ async def test_a_file_that_is_gone_grants_nothing_and_is_not_founded_anew(tmp_pa
         (tmp_path / "away.db").rename(path)
         await tracker.reserve(FLOW, "0.10")
         assert (await usd(tracker)).reserved == 200_000
-        await assert_books_are_right(tracker)
+        await assert_ledger_is_right(tracker)
     remove(path)
     with pytest.raises(LedgerUnavailableError, match=IS_GONE):
         await tracker.ledger.open()
     assert not path.exists()
 
 
-@pytest.mark.parametrize("delete", [remove, Path.unlink], ids=["all three", "the books alone"])
+@pytest.mark.parametrize("delete", [remove, Path.unlink], ids=["all three", "the ledger alone"])
 async def test_a_file_that_was_replaced_is_the_one_that_is_written(
     delete: Callable[[Path], None], tmp_path: Path
 ) -> None:
@@ -64,25 +64,27 @@ async def test_a_file_that_was_replaced_is_the_one_that_is_written(
             assert path.with_name("ledger.db-wal").exists()
     async with SqliteBudgetTracker(path) as third:
         assert (await usd(third)).reserved == 1_000_000
-        await assert_books_are_right(third)
+        await assert_ledger_is_right(third)
 
 
-async def test_a_file_without_books_in_place_of_the_books_grants_nothing(tmp_path: Path) -> None:
+async def test_a_file_without_a_ledger_in_place_of_the_ledger_grants_nothing(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "ledger.db"
     async with SqliteBudgetTracker(path) as tracker:
         await tracker.reserve(FLOW, "0.10")
         remove(path)
         path.touch()
         for call in (tracker.reserve(FLOW, "0.10"), tracker.status(), tracker.journal()):
-            with pytest.raises(LedgerUnavailableError, match=HAS_NO_BOOKS):
+            with pytest.raises(LedgerUnavailableError, match=HAS_NO_LEDGER):
                 await call
         remove(path)
-        path.write_text("these are not the books that you are looking for, " * 40)
+        path.write_text("this is not the ledger that you are looking for, " * 40)
         with pytest.raises(LedgerUnavailableError, match="not a database"):
             await tracker.reserve(FLOW, "0.10")
 
 
-async def test_books_of_a_newer_program_in_place_of_the_books_are_refused(tmp_path: Path) -> None:
+async def test_a_newer_ledger_in_place_of_the_ledger_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     newer = tmp_path / "newer.db"
     async with SqliteBudgetTracker(newer):
@@ -113,8 +115,8 @@ async def test_a_relative_path_is_that_of_the_folder_in_which_it_was_given(
 
 # Takes the bytes on which SQLite has a lock for as long as a connection is open.
 TAKE_LOCK = """import fcntl, sys
-with open(sys.argv[1], "r+b") as books:
-    fcntl.lockf(books, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 0x40000002)"""
+with open(sys.argv[1], "r+b") as ledger:
+    fcntl.lockf(ledger, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 0x40000002)"""
 
 
 def take_lock(path: Path) -> str:

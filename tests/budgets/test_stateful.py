@@ -1,4 +1,4 @@
-"""Any sequence of calls, from two trackers, leaves the books as a plain model has them.
+"""Any sequence of calls, from two trackers, leaves the ledger as a plain model has it.
 
 The last tests are tests of the tests: ledgers with a planted bug, which the machine must catch.
 """
@@ -50,7 +50,7 @@ class ReadsThenWrites(LocalLedger):
     """Checks the limits, and books in a second step: what every naive tracker does."""
 
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
-        if request.reservation_id in self._books.reservations:
+        if request.reservation_id in self._state.reservations:
             return await super().reserve(request)
         accounts = [(await self.accounts(scope))[0] for scope in request.scopes]
         refused = first_refusal(
@@ -62,24 +62,24 @@ class ReadsThenWrites(LocalLedger):
         return await self._book_without_looking(request)
 
     async def _book_without_looking(self, request: ReserveRequest) -> Reservation | Refused:
-        limits = self._books.limits
-        self._books.limits = {
+        limits = self._state.limits
+        self._state.limits = {
             scope: msgspec.structs.replace(limit, limit_micro_usd=None, limit_tokens=None)
             for scope, limit in limits.items()
         }
         try:
             return await super().reserve(request)
         finally:
-            self._books.limits = limits
+            self._state.limits = limits
 
 
 class LeaksOnExpiry(LocalLedger):
     """Ends leases without giving the money back."""
 
     def _expire(self, now: float) -> int:
-        before = {scope: dict(buckets) for scope, buckets in self._books.balances.items()}
+        before = {scope: dict(buckets) for scope, buckets in self._state.balances.items()}
         expired = super()._expire(now)
-        self._books.balances = before
+        self._state.balances = before
         return expired
 
 
@@ -87,7 +87,7 @@ class ForgetsTheId(LocalLedger):
     """Books a repeated reserve again, as a client that retries without an id does."""
 
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
-        self._books.drop([request.reservation_id])
+        self._state.drop([request.reservation_id])
         return await super().reserve(request)
 
 

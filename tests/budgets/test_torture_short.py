@@ -1,4 +1,4 @@
-"""A short form of `make torture`: processes are killed, and the books stay right."""
+"""A short form of `make torture`: processes are killed, and the ledger stays right."""
 
 from __future__ import annotations
 

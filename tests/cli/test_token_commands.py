@@ -163,7 +163,7 @@ def test_whoever_lost_all_tokens_makes_one_where_the_store_is(
 
 def found_store(folder: Path) -> None:
     async def found() -> None:
-        store = SqliteTaskStore(folder / "headgate.db", keeps_books=True)
+        store = SqliteTaskStore(folder / "headgate.db", keeps_ledger=True)
         await store.open()
         await store.close()
 

@@ -14,8 +14,8 @@ from dashboard.test_login import token_of
 from dashboard.test_webhooks_page import ALLOWED, NOWHERE, end
 from headgate.api.auth import AuthRules
 from headgate.dashboard.lists import scope_href
-from headgate.storage.delivery_contract import message_id
 from headgate.storage.tokens import UNBOUND, Bounds, Permission
+from headgate.storage.unit_of_work import message_id
 
 SETTINGS = """
 [projects.default]

@@ -14,7 +14,7 @@ from headgate.core.snapshot import ProjectStatus, Standing
 from headgate.core.task import TaskStatus
 from headgate.dashboard.rendering import Rendering
 from headgate.dashboard.static_files import StaticFiles
-from headgate.storage.delivery_contract import DeliveryState
+from headgate.storage.deliveries import DeliveryState
 
 PAGES = Path(__file__).parents[2] / "src/headgate/dashboard"
 TEMPLATES = PAGES / "templates"

@@ -19,7 +19,7 @@ from headgate.dashboard.formats import (
     said,
 )
 from headgate.engine.slots.loops import ACTIONS
-from headgate.storage.delivery_contract import DeliveryState
+from headgate.storage.deliveries import DeliveryState
 
 ENGINE = Path(__file__).parents[2] / "src/headgate/engine"
 

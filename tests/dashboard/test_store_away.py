@@ -14,7 +14,7 @@ from dashboard.browser import Browser, serving, submit, text_of, until
 from headgate.api.app import App
 from headgate.dashboard.dashboard import Dashboard
 from headgate.errors import StoreUnavailableError
-from headgate.storage.delivery_contract import DeliveryPage, DeliveryQuery
+from headgate.storage.deliveries import DeliveryPage, DeliveryQuery
 from headgate.storage.store import Totals
 
 SETTINGS = """

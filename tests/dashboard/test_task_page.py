@@ -33,7 +33,7 @@ from headgate.dashboard.task import (
     timeline,
 )
 from headgate.errors import LedgerUnavailableError
-from headgate.storage.delivery_contract import Delivery, DeliveryState
+from headgate.storage.deliveries import Delivery, DeliveryState
 
 HELD = '[projects.default]\nstatus = "paused"\n'
 SCRIPT = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"

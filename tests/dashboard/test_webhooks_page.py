@@ -19,7 +19,8 @@ from headgate.api.webhooks import one_webhook
 from headgate.app import Service
 from headgate.dashboard.formats import unheard_words
 from headgate.dashboard.webhooks import PAGE_ROWS, answer_words
-from headgate.storage.delivery_contract import Alert, DeliveryState, TryOutcome, message_id
+from headgate.storage.deliveries import Alert, DeliveryState, TryOutcome
+from headgate.storage.unit_of_work import message_id
 
 ALLOWED = '[webhooks]\nallow = ["127.0.0.1"]\n'
 NOWHERE = "http://127.0.0.1:9/hook?key=canary-of-the-query"

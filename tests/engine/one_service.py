@@ -75,7 +75,7 @@ class Service:
             self.database,
             clock=self.loop.clock,
             is_shared=True,
-            keeps_books=self.ledger is None,
+            keeps_ledger=self.ledger is None,
             faults=lambda: Fault.REFUSED if number in self.away else self.fault(),
         )
 

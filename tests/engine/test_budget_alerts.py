@@ -19,8 +19,7 @@ from headgate.core.budgets.windows import parse_window
 from headgate.core.lifecycle import Succeeded, Usage
 from headgate.core.money import MicroUsd, Tokens
 from headgate.engine.budget_alerts import BudgetAlerts, LedgerAccounts
-from headgate.storage.deliveries import SqlDeliveries
-from headgate.storage.delivery_contract import DeliveryQuery, Message
+from headgate.storage.deliveries import Deliveries, DeliveryQuery, Message
 from headgate.storage.maintenance import SqlAccounts
 from headgate.storage.memory import MemoryTaskStore
 from headgate.storage.writer import Fault
@@ -41,7 +40,7 @@ class Watch:
     def __init__(self, service: Service, *, leads: bool = True) -> None:
         store = service.new_store()
         self._store = store
-        self.deliveries = SqlDeliveries(store)
+        self.deliveries = Deliveries(store)
         self.filed = 0
         ledger = service.ledger
         accounts = SqlAccounts(store) if ledger is None else LedgerAccounts(ledger)
@@ -128,7 +127,7 @@ def test_a_new_window_is_told_of_anew(window: str, seconds: float) -> None:
         ledger, store = LocalLedger(clock=loop.clock), MemoryTaskStore(clock=loop.clock)
         await store.open()
         await ledger.set_limit(S, limits(window)[S])
-        deliveries = SqlDeliveries(store)
+        deliveries = Deliveries(store)
         accounts = LedgerAccounts(ledger)
         watch = BudgetAlerts(
             deliveries, accounts.after, url=URL, leads=lambda: True, filed=lambda: None

@@ -15,9 +15,9 @@ import structlog
 from engine.one_service import Service
 from engine.one_service import play as play_service
 from headgate.engine.webhooks import CLAIM_SECONDS, HOSTS_AT_LEAST, Webhooks
-from headgate.storage.deliveries import SqlDeliveries
-from headgate.storage.delivery_contract import (
+from headgate.storage.deliveries import (
     Alert,
+    Deliveries,
     DeliveryQuery,
     DeliveryState,
     Message,
@@ -91,7 +91,7 @@ class Stage:
         self.database = MemoryDatabase()
         self.fault: Callable[[], Fault | None] = lambda: None
         self.receiver = Receiver(loop.clock, answer)
-        self.deliveries = SqlDeliveries(self.new_store())
+        self.deliveries = Deliveries(self.new_store())
         self._numbers = count()
 
     def new_store(self) -> MemoryTaskStore:
@@ -107,7 +107,7 @@ class Stage:
         store = self.new_store()
         await store.open()
         return Webhooks(
-            SqlDeliveries(store),
+            Deliveries(store),
             self.receiver,
             concurrency=concurrency,
             draws=self.loop.random,
@@ -446,7 +446,7 @@ def test_a_fault_of_the_sender_is_a_failed_try() -> None:
     play(scenario, answer)
 
 
-class Strange(SqlDeliveries):
+class Strange(Deliveries):
     """Cannot read what is told."""
 
     async def body(self, message: Message) -> str | None:
@@ -500,7 +500,7 @@ def test_a_task_that_ends_wakes_its_own_node() -> None:
         receiver = Receiver(service.loop.clock, always(ARRIVED))
         store = service.engine.store
         assert isinstance(store, MemoryTaskStore)
-        sender = Webhooks(SqlDeliveries(store), receiver, draws=service.loop.random)
+        sender = Webhooks(Deliveries(store), receiver, draws=service.loop.random)
         service.engine.told = sender.observe
         running = asyncio.create_task(sender.run())
         await asyncio.sleep(10.4)

@@ -16,8 +16,8 @@ from headgate.core.budgets.windows import live_from
 from headgate.core.task import Progress, is_worker
 from headgate.engine.engine import EngineSettings
 from headgate.storage.memory import MemoryDatabase
-from headgate.storage.rows import Spec
 from headgate.storage.sqlite import SqliteTransaction
+from headgate.storage.unit_of_work import Spec
 from headgate.storage.zones import zone
 
 TERMINAL = {"done", "failed", "cancelled", "rejected"}

@@ -12,8 +12,7 @@ from typing import Any
 
 from headgate.storage.sqlite import SqliteDatabase
 from headgate.storage.transaction import Transaction
-from headgate.storage.writer import Job
-from headgate.storage.writer_process import Asked, Workplace
+from headgate.storage.writer import Asked, Job, WriterSetup
 
 
 class PickleWire:
@@ -40,11 +39,11 @@ class PickleWire:
         return answered
 
 
-def workplace(path: Path, needed: Path | None = None) -> Workplace:
-    """Make a workplace, unless a file is missing that must be there."""
+def writer_setup(path: Path, needed: Path | None = None) -> WriterSetup:
+    """Make a writer_setup, unless a file is missing that must be there."""
     if needed is not None and not needed.exists():
         raise FileNotFoundError(f"{needed.name} must be there")
-    return Workplace(SqliteDatabase(path), PickleWire())
+    return WriterSetup(SqliteDatabase(path), PickleWire())
 
 
 def create(transaction: Transaction) -> None:

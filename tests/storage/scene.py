@@ -1,6 +1,6 @@
 """What the tests of task stores share: a place for stores, and a scene with a dispatcher on it.
 
-A scene ends with an audit: whatever a test did, the counts must equal the rows and the books.
+A scene ends with an audit: whatever a test did, the counts must equal the rows and the ledger.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ class Place:
         self.clock = VirtualClock()
         self._make = make
 
-    def store(self, *, keeps_books: bool = True) -> SqlTaskStore:
+    def store(self, *, keeps_ledger: bool = True) -> SqlTaskStore:
         """Make a store here that several nodes share; it is not open yet."""
-        store = self._make(self.clock, keeps_books)
+        store = self._make(self.clock, keeps_ledger)
         store.is_shared = True
         return store
 
     @asynccontextmanager
     async def scene(
-        self, *, keeps_books: bool = True, evicts: bool = False
+        self, *, keeps_ledger: bool = True, evicts: bool = False
     ) -> AsyncIterator[Scene]:
         """Open a store with one node that dispatches, and audit it at the end."""
-        store = self.store(keeps_books=keeps_books)
+        store = self.store(keeps_ledger=keeps_ledger)
         await store.open()
         try:
             scene = Scene(self, store)
@@ -296,15 +296,19 @@ def fresh_place(kind: str, request: pytest.FixtureRequest) -> Place:
     if kind == "memory":
         database = MemoryDatabase()
         return Place(
-            kind, lambda clock, books: MemoryTaskStore(database, clock=clock, keeps_books=books)
+            kind, lambda clock, ledger: MemoryTaskStore(database, clock=clock, keeps_ledger=ledger)
         )
     if kind == "wired":
         shared = MemoryDatabase()
-        return Place(kind, lambda clock, books: wired_store(shared, clock=clock, keeps_books=books))
+        return Place(
+            kind, lambda clock, ledger: wired_store(shared, clock=clock, keeps_ledger=ledger)
+        )
     if kind == "sqlite":
         path = request.getfixturevalue("tmp_path") / "tasks.db"
         return Place(
-            kind, lambda clock, books: SqliteTaskStore(path, clock=clock, keeps_books=books)
+            kind, lambda clock, ledger: SqliteTaskStore(path, clock=clock, keeps_ledger=ledger)
         )
     url = request.getfixturevalue("postgres_url")
-    return Place(kind, lambda clock, books: PostgresTaskStore(url, clock=clock, keeps_books=books))
+    return Place(
+        kind, lambda clock, ledger: PostgresTaskStore(url, clock=clock, keeps_ledger=ledger)
+    )

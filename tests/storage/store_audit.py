@@ -10,10 +10,10 @@ from headgate.core.retention import StoredResult, evictable_at
 from headgate.core.task import TaskStatus, is_worker
 from headgate.storage import ledger
 from headgate.storage.queries import totals
-from headgate.storage.rows import TaskRow, to_task_row
 from headgate.storage.schema import TASK_COLUMNS
 from headgate.storage.sql_store import SqlTaskStore
 from headgate.storage.transaction import Transaction
+from headgate.storage.unit_of_work import TaskRow, to_task_row
 
 RESERVATION_OF = {TaskStatus.ASSIGNED: "held", TaskStatus.RUNNING: "dispatched"}
 ENDED = {
@@ -36,8 +36,8 @@ async def audit(store: SqlTaskStore, *, has_evicted: bool = False) -> None:
     ]
     if not has_evicted:
         checks += [_audit_counters, _audit_usage]
-    if store.tables.keeps_books:
-        checks.append(_audit_books)
+    if store.tables.keeps_ledger:
+        checks.append(_audit_ledger)
 
     def check(transaction: Transaction) -> None:
         sql = f"SELECT {', '.join(TASK_COLUMNS)} FROM tasks"
@@ -140,7 +140,7 @@ def _audit_counters(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
     assert counted.completed == sum(row[1] for row in usage)
 
 
-def _audit_books(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
+def _audit_ledger(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
     drift = drift_of(ledger.audit(transaction))
     assert drift == {}
     live: dict[str | None, str] = dict(

@@ -23,7 +23,7 @@ LIVE = (TaskStatus.QUEUED, TaskStatus.ASSIGNED, TaskStatus.RUNNING)
 
 async def adopted(store: SqlTaskStore, **fields: object) -> None:
     adoption = Adoption(**fields)  # type: ignore[arg-type]
-    await store.run(partial(overrides.adopt, adoption=adoption, keeps_books=True))
+    await store.run(partial(overrides.adopt, adoption=adoption, keeps_ledger=True))
 
 
 async def test_an_entry_is_there_once_however_often_it_is_written(place: Place) -> None:
@@ -90,7 +90,7 @@ def test_what_is_run_in_the_store_can_be_sent_to_another_process() -> None:
     entry = AuditEntry(actor=WHO, action="act")
     for operation in (
         partial(audit._write_one, entry=entry),
-        partial(overrides.adopt, adoption=Adoption(entry=entry), keeps_books=True),
+        partial(overrides.adopt, adoption=Adoption(entry=entry), keeps_ledger=True),
         partial(overrides.busy_names, asked=(("projects", "a"),)),
         partial(queries.count_part, wanted=BulkFilter(states=LIVE)),
         partial(queries.take_up, pairs=[("a", "b")]),

@@ -150,7 +150,7 @@ async def test_a_task_shows_what_is_assumed_of_its_usage(place: Place) -> None:
         assert (shown.usage.assumed_tokens, shown.usage.assumed_usd) == (None, 0.07)
 
 
-async def test_the_books_of_a_store_found_a_limit_once(place: Place) -> None:
+async def test_the_ledger_of_a_store_creates_a_limit_once(place: Place) -> None:
     async with place.scene() as scene:
         ledger, session = StoreLedger(scene.store), Scope("session:s")
         limits = [Limit(limit_micro_usd=MicroUsd(n + 1)) for n in range(FOUNDERS)]

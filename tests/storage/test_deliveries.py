@@ -14,35 +14,36 @@ from headgate.core.admission import QueueLimits
 from headgate.core.task import Submission, TaskStatus, Terms
 from headgate.storage import deliveries
 from headgate.storage.audit import Actor, AuditEntry, StoredAudit
-from headgate.storage.deliveries import TOO_MANY, SqlDeliveries
-from headgate.storage.delivery_contract import (
+from headgate.storage.deliveries import (
+    TOO_MANY,
     Alert,
     Choice,
     Claim,
+    Deliveries,
     Delivery,
     DeliveryQuery,
     DeliveryState,
     Message,
     NothingLeft,
     TryOutcome,
-    message_id,
 )
 from headgate.storage.store import Expiration, TurnedAway
+from headgate.storage.unit_of_work import message_id
 from storage.scene import FAILED, Place, Scene
 
 URL = "https://hooks.example/done?key=1"
 HOOK = Terms(callback_url=URL)
 ME, OTHER = "me", "other"
 
-Body = Callable[[Scene, SqlDeliveries], Coroutine[Any, Any, None]]
+Body = Callable[[Scene, Deliveries], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
 async def on_stage(
     place: Place, *, evicts: bool = False
-) -> AsyncIterator[tuple[Scene, SqlDeliveries]]:
+) -> AsyncIterator[tuple[Scene, Deliveries]]:
     async with place.scene(evicts=evicts) as scene:
-        yield scene, SqlDeliveries(scene.store)
+        yield scene, Deliveries(scene.store)
 
 
 def play(place: Place, body: Body, *, evicts: bool = False) -> None:
@@ -53,12 +54,12 @@ def play(place: Place, body: Body, *, evicts: bool = False) -> None:
     asyncio.run(scenario())
 
 
-async def claimed(deliveries: SqlDeliveries, *ids: str, by: str = ME) -> Claim:
+async def claimed(deliveries: Deliveries, *ids: str, by: str = ME) -> Claim:
     wanted = ids or [one.id for one in await deliveries.due(limit=10)]
     return await deliveries.claim(wanted, claimed_by=by, seconds=30.0)
 
 
-async def only(deliveries: SqlDeliveries) -> Delivery:
+async def only(deliveries: Deliveries) -> Delivery:
     (found,) = (await deliveries.find(DeliveryQuery())).deliveries
     return found
 
@@ -80,7 +81,7 @@ def arrived(message: Message, *, by: str = ME) -> TryOutcome:
 
 
 def test_each_way_in_which_a_task_ends_files_one_delivery(place: Place) -> None:
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         for task_id in ("t1-done", "t2-failed", "t3-running", "t4-queued", "t5-late"):
             await scene.submit(task_id, terms=HOOK)
         await scene.submit("t6-child", terms=HOOK, depends_on=("t2-failed",))
@@ -121,7 +122,7 @@ def test_each_way_in_which_a_task_ends_files_one_delivery(place: Place) -> None:
 
 
 def test_what_is_told_is_the_task_as_it_ended(place: Place) -> None:
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         submission = Submission(action="click", labels={"a": "b"})
         await scene.submit("tsk_1", terms=HOOK, submission=submission)
         await scene.assign("tsk_1")
@@ -139,7 +140,7 @@ def test_what_is_told_is_the_task_as_it_ended(place: Place) -> None:
 
 
 def test_one_sender_at_a_time_has_a_delivery(place: Place) -> None:
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         await scene.run("t1", terms=HOOK)
         await scene.settle("t1")
         (message,) = (await claimed(deliveries)).messages
@@ -159,7 +160,7 @@ def test_one_sender_at_a_time_has_a_delivery(place: Place) -> None:
 
 
 def test_a_try_that_fails_keeps_what_was_sent_and_lets_the_task_go(place: Place) -> None:
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         await scene.run("t1", terms=HOOK)
         await scene.settle("t1")
         await scene.let_time_pass(1_000)
@@ -185,7 +186,7 @@ def test_a_try_that_fails_keeps_what_was_sent_and_lets_the_task_go(place: Place)
 
 
 def test_a_delivered_task_goes_with_its_time(place: Place) -> None:
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         await scene.run("t1", terms=HOOK)
         await scene.settle("t1")
         (message,) = (await claimed(deliveries)).messages
@@ -204,7 +205,7 @@ def test_a_delivered_task_goes_with_its_time(place: Place) -> None:
 
 
 def test_what_was_given_up_can_be_sent_again_after_its_task_has_gone(place: Place) -> None:
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         await scene.run("t1", terms=HOOK)
         await scene.settle("t1")
         (message,) = (await claimed(deliveries)).messages
@@ -224,7 +225,7 @@ def test_what_was_given_up_can_be_sent_again_after_its_task_has_gone(place: Plac
 
 
 def test_claims_end_with_their_sender(place: Place) -> None:
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         for task_id in ("t1", "t2"):
             await scene.run(task_id, terms=HOOK)
             await scene.settle(task_id)
@@ -239,7 +240,7 @@ def test_claims_end_with_their_sender(place: Place) -> None:
 
 
 def test_hosts_without_a_place_are_passed_over(place: Place) -> None:
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         for number, host in enumerate(("slow.example", "slow.example", "fast.example:81")):
             await scene.run(f"t{number}", terms=Terms(callback_url=f"http://{host}/"))
             await scene.settle(f"t{number}")
@@ -263,7 +264,7 @@ def test_hosts_without_a_place_are_passed_over(place: Place) -> None:
 
 
 def test_deliveries_are_listed_in_pages_by_state_and_task(place: Place) -> None:
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         for number in range(5):
             await scene.run(f"t{number}", terms=HOOK)
             await scene.settle(f"t{number}")
@@ -285,7 +286,7 @@ def test_deliveries_are_listed_in_pages_by_state_and_task(place: Place) -> None:
 
 
 def test_secrets_are_made_at_need_and_overlap_for_a_day(place: Place) -> None:
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         (first,) = await deliveries.secrets()
         assert first.secret.startswith("whsec_")
         assert await deliveries.secrets() == (first,)
@@ -304,7 +305,7 @@ def test_secrets_are_made_at_need_and_overlap_for_a_day(place: Place) -> None:
 
 
 def test_however_often_secrets_are_rotated_few_are_kept(place: Place) -> None:
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         made = []
         for _ in range(12):
             await scene.let_time_pass(1)
@@ -328,7 +329,7 @@ def an_alert(percent: int, *, limit: int = 100, until: float | None = None) -> A
 
 
 def test_an_alert_is_filed_once_in_its_window(place: Place) -> None:
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         ends_at = scene.clock() + 100
         both = [an_alert(50, until=ends_at), an_alert(80, until=ends_at)]
         assert await deliveries.alert(both, URL) == 2
@@ -345,7 +346,7 @@ def test_an_alert_is_filed_once_in_its_window(place: Place) -> None:
 
 
 def test_an_alert_without_a_window_is_filed_once(place: Place) -> None:
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         assert await deliveries.alert([an_alert(100)], URL) == 1
         await scene.let_time_pass(10_000_000)
         assert await deliveries.alert([an_alert(100)], URL) == 0
@@ -362,7 +363,7 @@ def test_what_ended_is_forgotten_by_age_number_and_size(
     # Shorter than usage rows are kept, which the audit at the end sums up.
     monkeypatch.setattr(deliveries, "DEAD_KEPT_SECONDS", 10 * 86_400.0)
 
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         for number in range(8):
             await scene.run(f"t{number}", terms=HOOK)
             await scene.settle(f"t{number}")
@@ -390,7 +391,7 @@ def test_what_ended_is_forgotten_by_age_number_and_size(
 def test_a_delivery_is_filed_with_the_end_or_not_at_all(place: Place) -> None:
     """The two are one transaction: a step that is undone leaves neither."""
 
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         await scene.run("t1", terms=HOOK)
         assert await scene.is_stale(scene.settlement("t1", attempt=7))
         assert (await deliveries.find(DeliveryQuery())).deliveries == ()
@@ -406,7 +407,7 @@ def test_beyond_a_number_those_that_are_due_last_are_given_up(
 ) -> None:
     monkeypatch.setattr(deliveries, "MAX_PENDING", 3)
 
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         for number in range(5):
             await scene.run(f"t{number}", terms=HOOK)
             await scene.settle(f"t{number}")
@@ -431,7 +432,7 @@ def test_beyond_a_size_those_that_are_due_last_are_given_up(
 ) -> None:
     monkeypatch.setattr(deliveries, "MAX_PENDING_BYTES", 250)
 
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         for number in range(4):
             await scene.run(f"t{number}", terms=HOOK)
             await scene.settle(f"t{number}")
@@ -445,7 +446,7 @@ def test_beyond_a_size_those_that_are_due_last_are_given_up(
 
 
 def test_a_change_and_who_made_it_are_one_commit(place: Place) -> None:
-    async def body(scene: Scene, deliveries: SqlDeliveries) -> None:
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
         def entry(action: str) -> AuditEntry:
             return AuditEntry(actor=Actor(name="x"), action=action)
 

@@ -9,18 +9,20 @@ import pytest
 
 from headgate.storage import deliveries as delivery_rows
 from headgate.storage import schema as delivery_schema
-from headgate.storage.deliveries import SqlDeliveries, get, settle
-from headgate.storage.delivery_contract import (
+from headgate.storage.deliveries import (
     MAX_KEPT_TRIES,
+    Deliveries,
     Delivery,
     DeliveryQuery,
     DeliveryTry,
     TryOutcome,
+    get,
+    settle,
 )
-from headgate.storage.schema import DELIVERIES_DELIVERIES
+from headgate.storage.schema import DELIVERY_ROWS
 from headgate.storage.sql_store import migrate_all
 from headgate.storage.transaction import Transaction
-from headgate.storage.unit_of_work import new_row
+from headgate.storage.unit_of_work import delivery_row
 from storage.scene import Place, Scene
 from storage.tables import DIALECTS, fresh_tables
 from storage.test_deliveries import HOOK, ME, OTHER, arrived, claimed, failed
@@ -28,14 +30,14 @@ from storage.test_deliveries import HOOK, ME, OTHER, arrived, claimed, failed
 BEYOND = 1e10
 
 
-async def filed(scene: Scene) -> SqlDeliveries:
+async def filed(scene: Scene) -> Deliveries:
     """End a task that somebody is to be told of."""
     await scene.run("t1", terms=HOOK)
     await scene.settle("t1")
-    return SqlDeliveries(scene.store)
+    return Deliveries(scene.store)
 
 
-async def tried(scene: Scene, deliveries: SqlDeliveries, **fields: object) -> None:
+async def tried(scene: Scene, deliveries: Deliveries, **fields: object) -> None:
     """Try once, an hour after the last time."""
     await scene.let_time_pass(3_600)
     await deliveries.claim(["msg_t1"], claimed_by=ME, seconds=30.0)
@@ -43,7 +45,7 @@ async def tried(scene: Scene, deliveries: SqlDeliveries, **fields: object) -> No
     await deliveries.settle(msgspec.structs.replace(outcome, **fields))
 
 
-async def tries_of(deliveries: SqlDeliveries) -> tuple[DeliveryTry, ...]:
+async def tries_of(deliveries: Deliveries) -> tuple[DeliveryTry, ...]:
     found = await deliveries.get("msg_t1")
     assert found is not None
     return found.latest_tries
@@ -108,8 +110,8 @@ def test_a_message_that_is_filed_anew_has_none_of_the_tries_before(
     dialect: str, request: pytest.FixtureRequest
 ) -> None:
     def file(transaction: Transaction, at: float) -> None:
-        delivery = Delivery(id="msg_1", event="x", url="https://x/", created_at=at, due_at=at)
-        transaction.insert(DELIVERIES_DELIVERIES, [new_row(delivery)])
+        row = delivery_row("msg_1", event="x", url="https://x/", now=at)
+        transaction.insert(DELIVERY_ROWS, [row])
 
     def note(transaction: Transaction, status: int) -> None:
         outcome = TryOutcome(id="msg_1", claimed_by=ME, has_arrived=False, status=status)
@@ -133,8 +135,8 @@ def test_deliveries_of_a_database_from_before_go_on(
         transaction.run("DROP TABLE delivery_tries")
         sql = "UPDATE headgate_schema SET version = 1 WHERE part = ?"
         transaction.run(sql, (delivery_schema.DELIVERIES,))
-        delivery = Delivery(id="msg_1", event="x", url="https://x/", created_at=1.0, due_at=1.0)
-        transaction.insert(DELIVERIES_DELIVERIES, [new_row(delivery)])
+        row = delivery_row("msg_1", event="x", url="https://x/", now=1.0)
+        transaction.insert(DELIVERY_ROWS, [row])
         transaction.run("UPDATE deliveries SET tries = 3, status = 500")
 
     outcome = TryOutcome(id="msg_1", claimed_by=ME, has_arrived=True, status=204)

@@ -256,7 +256,7 @@ def test_whatever_commits_are_refused_and_replies_lost_each_key_has_one_task(
         store = MemoryTaskStore(
             MemoryDatabase(), clock=loop.clock, faults=lambda: faults_of(random, share)
         )
-        scene = Scene(Place("memory", lambda _clock, _books: store), store)
+        scene = Scene(Place("memory", lambda _clock, _ledger: store), store)
 
         async def submit(name: str) -> KeyedAnswer:
             return await answer_of(scene, keyed(scene.new(f"t{next(numbers)}"), name=name))

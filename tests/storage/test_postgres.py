@@ -27,7 +27,7 @@ def test_rows_are_looked_up_by_key_even_when_the_plan_was_made_for_an_empty_tabl
 
 
 def test_a_server_that_stays_away_is_waited_for_once(tmp_path: Path) -> None:
-    database = PostgresDatabase(f"postgresql://me@/books?host={tmp_path}")
+    database = PostgresDatabase(f"postgresql://me@/ledger?host={tmp_path}")
     took_seconds = []
     for _ in range(2):
         asked_at = time.monotonic()

@@ -16,14 +16,13 @@ from headgate.core.money import MicroUsd, Tokens
 from headgate.core.task import Submission, Terms
 from headgate.errors import IllegalSettlementError, StaleEpochError
 from headgate.storage.audit import Actor, AuditEntry, StoredAudit
-from headgate.storage.deliveries import SqlDeliveries
-from headgate.storage.delivery_contract import DeliveryQuery
+from headgate.storage.deliveries import Deliveries, DeliveryQuery
 from headgate.storage.postgres import PostgresTaskStore
 from headgate.storage.sql_store import SqlTaskStore, StoreLedger
 from headgate.storage.sqlite import SqliteTaskStore
 from headgate.storage.store import KeyedAnswer, KeyedSubmit, Overdue, Settled, Visit
 from headgate.storage.tokens import SqlTokens, new_token
-from headgate.storage.writer_process import ChildStarter, ProcessWriter
+from headgate.storage.writer import ChildStarter, ProcessWriter
 from storage.scene import HERE, Place, Scene
 
 WORKER = "worker-1"
@@ -46,7 +45,7 @@ async def opened(store: SqlTaskStore) -> AsyncIterator[Scene]:
     assert isinstance(store.writer, ProcessWriter)
     await store.open()
     try:
-        scene = Scene(Place("process", lambda _clock, _books: store), store)
+        scene = Scene(Place("process", lambda _clock, _ledger: store), store)
         await scene.start()
         yield scene
     finally:
@@ -97,7 +96,7 @@ async def test_a_keyed_task_of_a_worker_is_whole_from_submit_to_its_webhook(
         assert settled.records[0] == msgspec.structs.replace(
             found, submission=settled.records[0].submission
         )
-        deliveries = await SqlDeliveries(store).find(DeliveryQuery())
+        deliveries = await Deliveries(store).find(DeliveryQuery())
         assert [one.task_id for one in deliveries.deliveries] == ["t1"]
 
 

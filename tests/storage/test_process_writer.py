@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from headgate.errors import LedgerUnavailableError
 from headgate.storage.sqlite import SqliteDatabase
 from headgate.storage.transaction import Transaction
-from headgate.storage.writer import MAX_BATCH
-from headgate.storage.writer_process import (
+from headgate.storage.writer import (
+    MAX_BATCH,
     MAX_SHORT_LIVES,
     ChildStarter,
     Frames,
@@ -37,11 +37,11 @@ import asyncio, os, signal, sys
 from functools import partial
 from pathlib import Path
 from storage import number_work
-from headgate.storage.writer_process import ChildStarter
-from headgate.storage.writer_process import ProcessWriter
+from headgate.storage.writer import ChildStarter
+from headgate.storage.writer import ProcessWriter
 
 async def main():
-    recipe = partial(number_work.workplace, Path(sys.argv[1]))
+    recipe = partial(number_work.writer_setup, Path(sys.argv[1]))
     writer = ProcessWriter(recipe, number_work.PickleWire(), ChildStarter())
     writer.start()
     print(await writer.submit(number_work.pid), flush=True)
@@ -55,7 +55,7 @@ asyncio.run(main())
 async def opened(
     path: Path, *, needed: Path | None = None, max_queued: int = 100_000
 ) -> AsyncIterator[ProcessWriter]:
-    recipe = partial(number_work.workplace, path, needed)
+    recipe = partial(number_work.writer_setup, path, needed)
     writer = ProcessWriter(recipe, number_work.PickleWire(), ChildStarter(), max_queued=max_queued)
     writer.start()
     try:
@@ -277,7 +277,7 @@ def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
 async def test_a_process_started_ahead_is_the_one_that_is_used(tmp_path: Path) -> None:
     starter = ChildStarter(modules=("headgate.storage.sqlite",))
     starter.start_ahead()
-    recipe = partial(number_work.workplace, tmp_path / "n.db")
+    recipe = partial(number_work.writer_setup, tmp_path / "n.db")
     writer = ProcessWriter(recipe, number_work.PickleWire(), starter)
     writer.start()
     try:

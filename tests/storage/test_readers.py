@@ -13,9 +13,9 @@ import pytest
 from budgets.servers import PostgresServer
 from headgate.errors import StoreError, StoreUnavailableError
 from headgate.storage.postgres import PostgresDatabase, PostgresReader
-from headgate.storage.readers import ReaderPool
 from headgate.storage.sqlite import SqliteDatabase, SqliteReader
 from headgate.storage.transaction import Database, LostTransactionError, Transaction
+from headgate.storage.writer import ReaderPool
 
 BACKENDS = ("sqlite", "postgres")
 

@@ -8,10 +8,9 @@ import pytest
 
 from headgate.core.task import Task, TaskStatus, Terms
 from headgate.errors import LedgerUnavailableError
-from headgate.storage.rows import Spec, TaskRow
 from headgate.storage.sqlite import SqliteDatabase
 from headgate.storage.transaction import Transaction
-from headgate.storage.unit_of_work import RowCache
+from headgate.storage.unit_of_work import RowCache, Spec, TaskRow
 from storage.scene import Place, fresh_place
 
 

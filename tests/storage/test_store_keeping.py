@@ -105,7 +105,7 @@ async def test_a_lane_in_which_nothing_ever_ran_goes_when_it_is_empty(place: Pla
         assert kept == {"", "coder", "taker", "waits"}
 
 
-async def test_the_store_keeps_its_books_from_growing(place: Place) -> None:
+async def test_the_store_keeps_its_ledger_from_growing(place: Place) -> None:
     def journal(transaction: Transaction) -> int:
         return int(transaction.read("SELECT COUNT(*) FROM ledger_journal")[0][0])
 
@@ -118,7 +118,7 @@ async def test_the_store_keeps_its_books_from_growing(place: Place) -> None:
 
 
 async def test_settlements_for_a_ledger_outside_wait_in_the_outbox(place: Place) -> None:
-    async with place.scene(keeps_books=False) as scene:
+    async with place.scene(keeps_ledger=False) as scene:
         for number in range(3):
             await scene.submit(f"t{number}")
             await scene.assign(f"t{number}", reserves=False)

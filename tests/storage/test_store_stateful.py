@@ -23,7 +23,7 @@ pytestmark = pytest.mark.hypothesis
 
 
 def in_memory() -> Place:
-    return Place("memory", lambda clock, books: MemoryTaskStore(clock=clock, keeps_books=books))
+    return Place("memory", lambda clock, ledger: MemoryTaskStore(clock=clock, keeps_ledger=ledger))
 
 
 def test_the_store_in_memory_does_what_the_model_does() -> None:
@@ -35,8 +35,8 @@ def test_a_step_whose_reply_was_lost_is_done_once() -> None:
         faults = cycle([Fault.REPLY_LOST, None])
         return Place(
             "memory",
-            lambda clock, books: MemoryTaskStore(
-                MemoryDatabase(), clock=clock, keeps_books=books, faults=lambda: next(faults)
+            lambda clock, ledger: MemoryTaskStore(
+                MemoryDatabase(), clock=clock, keeps_ledger=ledger, faults=lambda: next(faults)
             ),
         )
 
@@ -49,7 +49,7 @@ def test_the_sqlite_store_does_what_the_model_does(tmp_path: Path) -> None:
     def fresh() -> Place:
         path = tmp_path / f"{next(numbers)}.db"
         return Place(
-            "sqlite", lambda clock, books: SqliteTaskStore(path, clock=clock, keeps_books=books)
+            "sqlite", lambda clock, ledger: SqliteTaskStore(path, clock=clock, keeps_ledger=ledger)
         )
 
     check_against_the_model(fresh, examples=6, steps=20)
@@ -59,7 +59,8 @@ def test_the_postgres_store_does_what_the_model_does(postgres: PostgresServer) -
     def fresh() -> Place:
         url = postgres.new_schema()
         return Place(
-            "postgres", lambda clock, books: PostgresTaskStore(url, clock=clock, keeps_books=books)
+            "postgres",
+            lambda clock, ledger: PostgresTaskStore(url, clock=clock, keeps_ledger=ledger),
         )
 
     check_against_the_model(fresh, examples=3, steps=20)
@@ -69,7 +70,7 @@ def ignores_the_fence(_row: object, _line: object) -> bool:
     return True
 
 
-def books_nothing(*_arguments: object, **_amounts: object) -> None:
+def writes_nothing(*_arguments: object, **_amounts: object) -> None:
     """Stand in for a step that is forgotten."""
 
 
@@ -77,12 +78,12 @@ def books_nothing(*_arguments: object, **_amounts: object) -> None:
     ("place", "bug"),
     [
         ("assign._is_as_planned", ignores_the_fence),
-        ("assign.leave_queue", books_nothing),
-        ("finish.release_parents", books_nothing),
-        ("finish.free_place", books_nothing),
-        ("finish.leave_queue", books_nothing),
-        ("counters.Counters.fly", books_nothing),
-        ("unit_of_work.UnitOfWork.settle_money", books_nothing),
+        ("assign.leave_queue", writes_nothing),
+        ("finish.release_parents", writes_nothing),
+        ("finish.free_permit", writes_nothing),
+        ("finish.leave_queue", writes_nothing),
+        ("unit_of_work.Counters.fly", writes_nothing),
+        ("unit_of_work.UnitOfWork.settle_money", writes_nothing),
     ],
 )
 def test_a_planted_bug_is_caught(

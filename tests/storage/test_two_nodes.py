@@ -15,7 +15,7 @@ from headgate.core.admission import QueueLimits
 from headgate.core.lifecycle import NOTHING_USED, Finish
 from headgate.core.task import Lease, Submission, Task, TaskStatus, Terms
 from headgate.errors import StaleEpochError, StoreUnavailableError
-from headgate.storage.ledger import lock_books
+from headgate.storage.ledger import lock_ledger
 from headgate.storage.postgres import PostgresDatabase, PostgresTaskStore
 from headgate.storage.store import (
     DISPATCHER,
@@ -276,7 +276,7 @@ async def test_a_lock_is_taken_back_from_a_node_that_stands_still(
     )
     async with two_nodes(postgres_url) as pair:
         transaction = standing_still.begin()
-        lock_books(transaction)
+        lock_ledger(transaction)
         transaction.read("SELECT 1")
         async with asyncio.timeout(PATIENCE_SECONDS):
             answer = await pair.second.submit(new_task("t1", by="n2"))

@@ -9,9 +9,9 @@ import pytest
 from headgate.core.lifecycle import Succeeded, Usage, cost_of
 from headgate.core.retention import USAGE_KEPT_SECONDS
 from headgate.storage import usage
-from headgate.storage.counters import TICK, Counters
 from headgate.storage.tokens import UNBOUND, Bounds
 from headgate.storage.transaction import Transaction
+from headgate.storage.unit_of_work import TICK, Counters
 from headgate.storage.usage import (
     MAX_PER_HOUR,
     MAX_ROWS,
@@ -29,12 +29,12 @@ DAY = 86_400.0
 
 def used(transaction: Transaction, now: float, *, keys: list[tuple[str, str, str]]) -> None:
     """Write one attempt for each key, the first the cheapest."""
-    tallies = Counters(now)
+    counters = Counters(now)
     for place, key in enumerate(keys):
-        tallies.use(key, is_over=True, tokens=10, micro_usd=place)
-        tallies.spend(key[0], tokens=10, micro_usd=place)
-        tallies.count(TICK)
-    tallies.write(transaction)
+        counters.use(key, is_over=True, tokens=10, micro_usd=place)
+        counters.spend(key[0], tokens=10, micro_usd=place)
+        counters.count(TICK)
+    counters.write(transaction)
 
 
 async def report(scene: Scene, by: Grouping, bounds: Bounds = UNBOUND) -> UsageReport:

@@ -376,7 +376,7 @@ def test_several_event_loops_can_share_a_writer(tmp_path: Path) -> None:
 
 def test_a_writer_whose_thread_is_in_another_process_says_so(tmp_path: Path) -> None:
     async def submit() -> None:
-        writer = GroupCommitWriter(SqliteDatabase(tmp_path / "books.db"))
+        writer = GroupCommitWriter(SqliteDatabase(tmp_path / "ledger.db"))
         # What a forked child finds: the object, but a thread that does not run here.
         writer._thread = threading.Thread(target=print)
         with pytest.raises(LedgerUnavailableError, match="another process"):

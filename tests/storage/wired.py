@@ -39,9 +39,9 @@ class WiredWriter(InlineWriter):
         assert self._near.unpack_answers(answers, deque(jobs)) == jobs
 
 
-def wired_store(database: MemoryDatabase, *, clock: Clock, keeps_books: bool) -> SqlTaskStore:
+def wired_store(database: MemoryDatabase, *, clock: Clock, keeps_ledger: bool) -> SqlTaskStore:
     """Make a store over tables that others may share within this thread."""
-    tables = TaskTables(clock=clock, keeps_books=keeps_books)
+    tables = TaskTables(clock=clock, keeps_ledger=keeps_ledger)
     writer = WiredWriter(database, tables)
     return SqlTaskStore(tables, writer, writer)
 

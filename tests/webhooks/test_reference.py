@@ -7,7 +7,8 @@ import msgspec
 from doc_pages import ROOT, rows_under
 from headgate.core.retries import WAITS_SECONDS
 from headgate.engine.budget_alerts import AlertBody
-from headgate.storage.delivery_contract import ALERT_EVENT, PING_EVENT, TASK_EVENTS, DeliveryState
+from headgate.storage.deliveries import ALERT_EVENT, PING_EVENT, DeliveryState
+from headgate.storage.unit_of_work import TASK_EVENTS
 
 PAGE = (ROOT / "docs/reference/webhooks.md").read_text()
 UNITS = {"second": 1, "minute": 60, "hour": 3_600}

@@ -13,8 +13,7 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from executors.endpoint import Answer, Endpoint, Seen, reply, running_endpoint
-from headgate.storage.deliveries import new_secret
-from headgate.storage.delivery_contract import MAX_ANSWER_CHARACTERS, Message, SendReport
+from headgate.storage.deliveries import MAX_ANSWER_CHARACTERS, Message, SendReport, new_secret
 from headgate.webhooks.guard import UrlGuard, parse_allow_list
 from headgate.webhooks.sender import WebhookSender
 from webhooks.battery import BY_NAME, WRITTEN_OUT

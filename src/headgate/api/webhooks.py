@@ -22,7 +22,7 @@ from headgate.api.submission import MAX_URL_LENGTH, check_unknown, read_body, sh
 from headgate.core.task_view import exact_moment, moment
 from headgate.engine.webhooks import Webhooks
 from headgate.storage.audit import AuditEntry
-from headgate.storage.delivery_contract import (
+from headgate.storage.deliveries import (
     Delivery,
     DeliveryQuery,
     DeliveryState,

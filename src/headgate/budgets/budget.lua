@@ -1,4 +1,4 @@
--- The books of a budget ledger. One run is one atomic step.
+-- A budget ledger. One run is one atomic step.
 --
 -- The arithmetic is that of headgate.core; it is repeated here because a decision and its booking
 -- must not be apart. The table of headgate.core.budgets.reservations is put before this text when the

@@ -1,4 +1,4 @@
-"""One door to every budget: the URL says what keeps the books.
+"""One door to every budget: the URL says what keeps the ledger.
 
 A backend's module, and the package that it needs, is loaded only when its URL is asked for. Rule: a
 URL may carry a password, so no error repeats more of it than its scheme.

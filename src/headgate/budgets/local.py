@@ -51,7 +51,7 @@ class LocalLedger:
     def __init__(self, *, clock: Clock = time.time) -> None:
         self._clock = clock
         self._lock = Lock()
-        self._books = LedgerState(zone)
+        self._state = LedgerState(zone)
         self._leases: list[tuple[float, str]] = []
         self._finished: dict[str, float] = {}
         self._journal: deque[JournalEntry] = deque()
@@ -64,11 +64,11 @@ class LocalLedger:
         return self._clock()
 
     async def open(self) -> None:
-        """Start with the books as they are."""
+        """Start with the ledger as it is."""
         self._is_closed = False
 
     async def close(self) -> None:
-        """Refuse further calls; the books stay in memory."""
+        """Refuse further calls; the ledger stays in memory."""
         self._is_closed = True
 
     async def set_limit(self, scope: Scope, limit: Limit) -> None:
@@ -77,9 +77,9 @@ class LocalLedger:
         with self._lock:
             self._begin()
             if limit.has_amount:
-                self._books.limits[scope] = limit
+                self._state.limits[scope] = limit
             else:
-                self._books.limits.pop(scope, None)
+                self._state.limits.pop(scope, None)
 
     async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
         """Set the limit of a scope that has none, and return the one that is in force then."""
@@ -87,14 +87,14 @@ class LocalLedger:
         with self._lock:
             self._begin()
             if not limit.has_amount:
-                return self._books.limits.get(scope, limit)
-            return self._books.limits.setdefault(scope, limit)
+                return self._state.limits.get(scope, limit)
+            return self._state.limits.setdefault(scope, limit)
 
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
         """Hold the money in all scopes or in none; a known id gets its answer again."""
         with self._lock:
             now = self._begin()
-            answer = self._books.reserve(request, now)
+            answer = self._state.reserve(request, now)
             self._end(now)
         return answer
 
@@ -102,7 +102,7 @@ class LocalLedger:
         """Apply a further call, or raise `IllegalSettlementError`."""
         with self._lock:
             now = self._begin()
-            reservation = self._books.settle(request, now)
+            reservation = self._state.settle(request, now)
             self._end(now)
         return reservation
 
@@ -110,12 +110,12 @@ class LocalLedger:
         """Return the scope and everything within it that has a limit or a balance."""
         with self._lock:
             now = self._begin()
-            known = set(self._books.limits) | set(self._books.balances)
+            known = set(self._state.limits) | set(self._state.balances)
             within = sorted(
                 (name for name in known if is_within(name, scope) and name != scope),
                 key=lambda name: (depth(name), name),
             )
-            return [self._books.account(name, now) for name in [scope, *within[: most - 1]]]
+            return [self._state.account(name, now) for name in [scope, *within[: most - 1]]]
 
     async def journal(
         self, scope: Scope, *, since: float, until: float = inf, limit: int
@@ -142,7 +142,7 @@ class LocalLedger:
             self._begin()
             kept = {
                 (scope, start): balance
-                for scope, buckets in self._books.balances.items()
+                for scope, buckets in self._state.balances.items()
                 for start, balance in buckets.items()
             }
             journalled = balances_from(self._journal, checkpoint=self._checkpoint)
@@ -162,24 +162,24 @@ class LocalLedger:
         expired = 0
         while self._leases and self._leases[0][0] <= now:
             _, reservation_id = heappop(self._leases)
-            reservation = self._books.reservations.get(reservation_id)
+            reservation = self._state.reservations.get(reservation_id)
             # A renewed lease stands in the heap again, further back.
             if reservation is not None and _is_due(reservation, now):
                 request = SettleRequest(reservation_id=reservation_id, call=Call.EXPIRE)
-                self._books.settle(request, now)
+                self._state.settle(request, now)
                 expired += 1
         self._end(now)
         return expired
 
     def _end(self, now: float) -> None:
-        for reservation in self._books.changed_reservations.values():
+        for reservation in self._state.changed_reservations.values():
             if reservation.state in LIVE:
                 heappush(self._leases, (reservation.lease_until, reservation.id))
             else:
                 self._finished.pop(reservation.id, None)
                 self._finished[reservation.id] = now
-        self._journal.extend(self._books.entries)
-        self._books.forget_changes()
+        self._journal.extend(self._state.entries)
+        self._state.forget_changes()
         self._forget(now)
         self._fold(now)
         self._purge(now)
@@ -191,7 +191,7 @@ class LocalLedger:
             if not is_old and len(self._finished) <= MAX_FINISHED:
                 return
             del self._finished[reservation_id]
-            self._books.drop([reservation_id])
+            self._state.drop([reservation_id])
 
     def _fold(self, now: float) -> None:
         for _ in range(FOLDED_PER_CALL):
@@ -216,14 +216,14 @@ class LocalLedger:
                 self._folded_buckets.append((scope, start))
                 return
             del self._checkpoint[scope, start]
-            del self._books.balances[scope][start]
-            if not self._books.balances[scope]:
-                del self._books.balances[scope]
+            del self._state.balances[scope][start]
+            if not self._state.balances[scope]:
+                del self._state.balances[scope]
 
     def _is_over(self, scope: Scope, start: int, now: float) -> bool:
         """Whether a bucket left its window long ago, and the checkpoint has all of it."""
-        limit = self._books.limits.get(scope)
-        balance = self._books.balances[scope][start]
+        limit = self._state.limits.get(scope)
+        balance = self._state.balances[scope][start]
         if limit is None or balance.reserved_micro_usd or balance.reserved_tokens:
             return False
         first_live = live_from(limit.window, now, zone(limit.window.zone))

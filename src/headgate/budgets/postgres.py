@@ -10,7 +10,7 @@ from headgate.storage.transaction import Transaction
 
 
 class PostgresLedger(SqlLedger):
-    """Books in PostgreSQL; unless a clock is given, the server's clock decides."""
+    """A ledger in PostgreSQL; unless a clock is given, the server's clock decides."""
 
     def __init__(self, database: PostgresDatabase, *, clock: Clock | None = None) -> None:
         self._server_clock = ServerClock() if clock is None else None

@@ -3,7 +3,7 @@
 All keys of a ledger have one hash tag, and each call is one run of one script: one round trip, one
 atomic step, whoever else calls. Callers of one process share a pipeline.
 
-The books have an identity, made when a ledger is first opened. Rule: a server that came back
+A ledger has an identity, made when a ledger is first opened. Rule: a server that came back
 without it grants nothing, since it has forgotten the limits as well as what was spent.
 """
 
@@ -206,7 +206,7 @@ Answer = Reservation | Refused | Again
 
 
 class RedisLedger:
-    """Books on a server; `ledger` names them, so that one server can keep several."""
+    """A ledger on a server; `ledger` names it, so that one server can keep several."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class RedisLedger:
         return self._server.now() if self._clock is None else self._clock()
 
     async def open(self) -> None:
-        """Connect, check that the server is fit to keep books, and find or found the ledger."""
+        """Connect, check that the server is fit to keep a ledger, and find or create it."""
         await self.close()
         self._loop = asyncio.get_running_loop()
         try:
@@ -467,7 +467,7 @@ def _latest(
 
 
 def _lost() -> LedgerUnavailableError:
-    problem = "Redis has lost the books of this ledger, or they were replaced, and grants nothing"
+    problem = "Redis has lost this ledger, or it was replaced, and grants nothing"
     return LedgerUnavailableError(f"{problem}; set the budgets and open the ledger again")
 
 

@@ -264,14 +264,14 @@ def reservation_from(reservation_id: str, known: Known) -> Reservation:
 
 def illegal(request: Request, reply: Illegal, now: float) -> Exception:
     """Give the core's own error for a call that the script refused."""
-    books = LedgerState(zone)
+    state = LedgerState(zone)
     reservation_id = request.reservation_id
-    books.reservations[reservation_id] = reservation_from(reservation_id, reply)
+    state.reservations[reservation_id] = reservation_from(reservation_id, reply)
     try:
         if isinstance(request, SettleRequest):
-            books.settle(request, now)
+            state.settle(request, now)
         else:
-            books.reserve(request, now)
+            state.reserve(request, now)
     except ValueError as error:
         return error
     return LedgerUnavailableError("the script and this version disagree about a call; upgrade both")

@@ -44,7 +44,7 @@ class RedisPersistenceWarning(UserWarning):
 
 
 class RedisServer:
-    """A server that holds one script, and whose clock is the clock of the books."""
+    """A server that holds one script, and whose clock is the clock of the ledger."""
 
     def __init__(
         self, url: str, script: str, *, deadline_seconds: float, accepts_unseen_policy: bool

@@ -38,7 +38,7 @@ UPKEEP_SECONDS = 60.0
 
 
 class SqlLedger:
-    """Books in SQLite or PostgreSQL."""
+    """A ledger in SQLite or PostgreSQL."""
 
     def __init__(self, database: Database, *, clock: Clock | None = None) -> None:
         self.writer = GroupCommitWriter(database)
@@ -68,12 +68,12 @@ class SqlLedger:
     async def set_limit(self, scope: Scope, limit: Limit) -> None:
         """Replace the limit of a scope; one without any amount removes it."""
         zone(limit.window.zone)
-        await self._run(lambda books, _now: ledger.set_limit(books, scope, limit))
+        await self._run(lambda tables, _now: ledger.set_limit(tables, scope, limit))
 
     async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
         """Set the limit of a scope that has none, and return the one that is in force then."""
         zone(limit.window.zone)
-        return await self._run(lambda books, _now: ledger.create_limit(books, scope, limit))
+        return await self._run(lambda tables, _now: ledger.create_limit(tables, scope, limit))
 
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
         """Hold the money in all scopes or in none; a known id gets its answer again."""
@@ -86,14 +86,16 @@ class SqlLedger:
 
     async def accounts(self, scope: Scope, *, most: int = MAX_ACCOUNTS) -> list[Account]:
         """Return the scope and everything within it that has a limit or a balance."""
-        return await self._run(lambda books, now: ledger.accounts(books, scope, now, most=most))
+        return await self._run(lambda tables, now: ledger.accounts(tables, scope, now, most=most))
 
     async def journal(
         self, scope: Scope, *, since: float, until: float = inf, limit: int
     ) -> list[JournalEntry]:
         """Return the latest entries of a time that charge the scope, newest first."""
         return await self._run(
-            lambda books, _now: ledger.journal(books, scope, since=since, until=until, limit=limit)
+            lambda tables, _now: ledger.journal(
+                tables, scope, since=since, until=until, limit=limit
+            )
         )
 
     async def sweep(self) -> int:
@@ -106,7 +108,7 @@ class SqlLedger:
 
     async def audit(self) -> Audit:
         """Return both sides of the promise that balances equal the journal."""
-        return await self._run(lambda books, _now: ledger.audit(books))
+        return await self._run(lambda tables, _now: ledger.audit(tables))
 
     async def _run(self, operation: Callable[[Transaction, float], Result]) -> Result:
         def on_books(transaction: Transaction) -> Result:
@@ -132,19 +134,19 @@ class SqlLedger:
 
     def _begin(self, transaction: Transaction) -> float:
         if transaction is not self._checked:
-            self._check_books(transaction)
-        ledger.lock_books(transaction)
+            self._check_tables(transaction)
+        ledger.lock_ledger(transaction)
         now = self.now()
         if now - self._tidied_at >= UPKEEP_SECONDS:
             self._keep_up(transaction, now)
         return now
 
-    def _check_books(self, transaction: Transaction) -> None:
-        """Look whether a new connection leads to the books: a file or a server can be replaced."""
+    def _check_tables(self, transaction: Transaction) -> None:
+        """Look whether a new connection leads to the ledger: a file or a server can be replaced."""
         version = schema_version(transaction, PART)
         if not version:
-            advice = "put them back, or open the ledger again to found new ones"
-            line = f"the database has no books any more, nothing was granted; {advice}"
+            advice = "put it back, or open the ledger again to create a new one"
+            line = f"the database has no ledger any more, nothing was granted; {advice}"
             raise LedgerUnavailableError(line)
         if version == MIGRATIONS[-1].number:
             self._checked = transaction

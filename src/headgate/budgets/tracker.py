@@ -79,7 +79,7 @@ class ReservationToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetTracker(Protocol):
-    """Tracks cumulative cost against budgets, across everybody who shares the same books."""
+    """Tracks cumulative cost against budgets, across everybody who shares the same ledger."""
 
     async def reserve(
         self,

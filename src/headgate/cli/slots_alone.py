@@ -72,8 +72,8 @@ async def _run(loaded: Loaded, directory: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     settings = loaded.settings
-    keeps_books = settings.ledger.url in (None, settings.store.url)
-    store = build_store(settings, data=directory, keeps_books=keeps_books)
+    keeps_ledger = settings.ledger.url in (None, settings.store.url)
+    store = build_store(settings, data=directory, keeps_ledger=keeps_ledger)
     work = build_slots(settings, store, os.environ, data=directory, is_shared=is_shared(settings))
     await store.open()
     try:

@@ -292,7 +292,7 @@ async def _create(wish: NewTokenBody, settings: Settings, directory: Path) -> Cr
     from headgate.app import build_store  # noqa: PLC0415
     from headgate.storage.tokens import SqlTokens  # noqa: PLC0415
 
-    store = build_store(settings, data=directory, keeps_books=True)
+    store = build_store(settings, data=directory, keeps_ledger=True)
     await store.open()
     try:
         tokens = SqlTokens(store)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from headgate.cli.up_demo import Demo
     from headgate.config import Settings
     from headgate.config.loading import Loaded
-    from headgate.storage.writer_process import ChildStarter
+    from headgate.storage.writer import ChildStarter
 
 
 EXIT_AT_ONCE = 130
@@ -171,7 +171,7 @@ def _starter(settings: Settings, lock: int | None) -> ChildStarter | None:
     """Start the process that writes, if one shall; the rest is loaded while it starts."""
     if not settings.store.writes_in_process:
         return None
-    from headgate.storage.writer_process import ChildStarter  # noqa: PLC0415
+    from headgate.storage.writer import ChildStarter  # noqa: PLC0415
 
     kind = "sqlite" if lock is not None else "postgres"
     modules = (f"headgate.storage.{kind}",)

@@ -24,9 +24,9 @@ from headgate.executors.targets import ECHO, PULL, PULL_NAME, Target
 from headgate.storage import audit, ledger
 from headgate.storage.audit import AuditEntry
 from headgate.storage.queries import lanes
-from headgate.storage.rows import states_of
 from headgate.storage.schema import OVERRIDES
 from headgate.storage.transaction import Dialect, Row, Transaction
+from headgate.storage.unit_of_work import states_of
 
 OverrideKind = Literal["projects", "agents", "targets", "budgets", "scheduler"]
 Tables = Mapping[str, Table]
@@ -280,13 +280,13 @@ class Adoption(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.begun or self.ended or self.entry) and self.budgets is None
 
 
-def adopt(transaction: Transaction, now: float, *, adoption: Adoption, keeps_books: bool) -> None:
+def adopt(transaction: Transaction, now: float, *, adoption: Adoption, keeps_ledger: bool) -> None:
     """Write a change of settings."""
     for place in adoption.ended:
         transaction.run(_END, place)
     transaction.insert(OVERRIDES, [_row(one) for one in adoption.begun])
     if adoption.budgets is not None:
-        ledger.set_limits(transaction, adoption.budgets, keeps_books=keeps_books)
+        ledger.set_limits(transaction, adoption.budgets, keeps_ledger=keeps_ledger)
     if adoption.entry is not None:
         audit.write(transaction, adoption.entry, now)
 

@@ -593,8 +593,8 @@ class LiveConfig:
         executors, opened = await self._opened(before, after)
         try:
             if not adoption.is_empty:
-                keeps_books = self._ledger is None
-                await self._access.run(partial(adopt, adoption=adoption, keeps_books=keeps_books))
+                keeps_ledger = self._ledger is None
+                await self._access.run(partial(adopt, adoption=adoption, keeps_ledger=keeps_ledger))
             await reconfigure(self._engine, self._engine_settings(after), executors)
         except BaseException:
             for executor in opened:

@@ -50,7 +50,7 @@ from headgate.dashboard.task import ReasonShown, WhyShown, why_shown
 from headgate.engine.history import LONG_STEP_SECONDS, STEP_SECONDS, History, Present, Step, summed
 from headgate.engine.supervisor import OK, STORE_FAILS
 from headgate.errors import StoreError
-from headgate.storage.delivery_contract import DeliveryQuery, DeliveryState
+from headgate.storage.deliveries import DeliveryQuery, DeliveryState
 
 # `/ui/history`: the figures over time, as columns for the charts, and as rows for a table.
 #

@@ -38,7 +38,8 @@ from headgate.dashboard.page import (
 from headgate.dashboard.tasks import TASKS
 from headgate.errors import FAR, HeadgateError, StoreError, utc_time
 from headgate.redaction import hidden_address
-from headgate.storage.delivery_contract import Delivery, DeliveryState, message_id
+from headgate.storage.deliveries import Delivery, DeliveryState
+from headgate.storage.unit_of_work import message_id
 
 # What a task was thought to cost, and what it did, as rows of a table and as bars.
 #

@@ -29,7 +29,7 @@ from headgate.dashboard.forms import WEBHOOK_FIELDS, told
 from headgate.dashboard.lists import address
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
 from headgate.redaction import hidden_address
-from headgate.storage.delivery_contract import MAX_KEPT_TRIES, DeliveryState, Secret
+from headgate.storage.deliveries import MAX_KEPT_TRIES, DeliveryState, Secret
 
 WEBHOOKS = "/ui/webhooks"
 OK, BAD_REQUEST = 200, 400

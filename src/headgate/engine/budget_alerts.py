@@ -21,8 +21,9 @@ from headgate.core.budgets.windows import format_window
 from headgate.core.money import to_usd_float
 from headgate.core.task_view import AmountBody, exact_moment, moment
 from headgate.errors import StoreUnavailableError
-from headgate.storage.delivery_contract import ALERT_EVENT, MESSAGE_PREFIX, Alert, Deliveries
+from headgate.storage.deliveries import ALERT_EVENT, Alert, Deliveries
 from headgate.storage.task_ids import PREFIX, TaskIds
+from headgate.storage.unit_of_work import MESSAGE_PREFIX
 
 log = structlog.get_logger("headgate.budget_alerts")
 

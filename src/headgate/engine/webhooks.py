@@ -25,10 +25,9 @@ from headgate.core.task import TaskRecord
 from headgate.core.task_view import exact_moment
 from headgate.errors import StoreUnavailableError
 from headgate.storage.audit import AuditEntry
-from headgate.storage.delivery_contract import (
+from headgate.storage.deliveries import (
     ANYWHERE,
     MAX_PURGED,
-    MESSAGE_PREFIX,
     PING_EVENT,
     Candidate,
     Choice,
@@ -39,8 +38,8 @@ from headgate.storage.delivery_contract import (
     Sender,
     SendReport,
     TryOutcome,
-    host_of,
 )
+from headgate.storage.unit_of_work import MESSAGE_PREFIX, host_of
 
 # The places of one sender, and which message gets the next one.
 #

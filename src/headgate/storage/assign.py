@@ -16,13 +16,11 @@ from headgate.core.lifecycle import NOTHING_USED, TryAgain
 from headgate.core.task import Progress, TaskStatus, is_worker
 from headgate.errors import CallerError
 from headgate.storage import nodes
-from headgate.storage.counters import STARTED, WAIT_MS, Counters
 from headgate.storage.finish import conclude, leave_queue
 from headgate.storage.nodes import Kind, Message
-from headgate.storage.rows import TaskRow
 from headgate.storage.store import Assigned, Assignment, Collected, NotAssigned
 from headgate.storage.transaction import Transaction
-from headgate.storage.unit_of_work import UnitOfWork
+from headgate.storage.unit_of_work import STARTED, WAIT_MS, Counters, TaskRow, UnitOfWork
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -55,7 +53,7 @@ def assign(work: UnitOfWork, line: Assignment, *, dead: set[str]) -> Assigned | 
         return NotAssigned(task_id=line.task_id, record=row.record(), refused=refused)
     _take(work, row, line)
     if not line.starts:
-        work.tell(line.node_id, Kind.ASSIGNED, row.id)
+        work.notify(line.node_id, Kind.ASSIGNED, row.id)
         if is_worker(line.node_id):
             work.give_to_worker(line.node_id, row.id)
     return _assigned(work, row, line)
@@ -64,9 +62,9 @@ def assign(work: UnitOfWork, line: Assignment, *, dead: set[str]) -> Assigned | 
 def count_start(work: UnitOfWork, row: TaskRow) -> None:
     """Count an attempt that begins to run now."""
     lane = (row.agent_id, row.project_id)
-    work.tallies.happen(STARTED, *lane)
-    work.tallies.happen(WAIT_MS, *lane, _waited_ms(row, work.now))
-    work.tallies.start(row.project_id)
+    work.counters.happen(STARTED, *lane)
+    work.counters.happen(WAIT_MS, *lane, _waited_ms(row, work.now))
+    work.counters.start(row.project_id)
 
 
 def _is_assigned(row: TaskRow, line: Assignment) -> bool:
@@ -91,12 +89,12 @@ def _is_as_planned(row: TaskRow, line: Assignment) -> bool:
 def _reserve(work: UnitOfWork, line: Assignment) -> tuple[bool, Refused | None]:
     """Hold the money of a line; return whether it is held, and if a budget refused, its reasons."""
     request = line.reserve
-    if request is None or not work.keeps_books:
+    if request is None or not work.keeps_ledger:
         return True, None
     if request.dispatched is not line.starts:
         request = msgspec.structs.replace(request, dispatched=line.starts)
     try:
-        answer = work.books.reserve(request, work.now)
+        answer = work.ledger.reserve(request, work.now)
     except CallerError:
         # An id that is taken, or a window whose zone this machine does not know: the line is not
         # applied, and the others in the same plan are not to suffer from it.
@@ -113,7 +111,7 @@ def _take(work: UnitOfWork, row: TaskRow, line: Assignment) -> None:
     row.agent_id = line.agent_id
     if line.starts:
         count_start(work, row)
-    old, tallies = row.progress, work.tallies
+    old, counters = row.progress, work.counters
     row.status = TaskStatus.RUNNING if line.starts else TaskStatus.ASSIGNED
     row.settled_by = None
     row.progress = msgspec.structs.replace(
@@ -127,9 +125,9 @@ def _take(work: UnitOfWork, row: TaskRow, line: Assignment) -> None:
         slot=line.slot,
         choice=line.choice,
     )
-    tallies.fly(line.agent_id, row.project_id, 1)
-    tallies.serve(row.spec.task.agent_id, row.project_id, line.tick)
-    tallies.charge(line.rate_charges)
+    counters.fly(line.agent_id, row.project_id, 1)
+    counters.serve(row.spec.task.agent_id, row.project_id, line.tick)
+    counters.charge(line.rate_charges)
     work.change(row)
 
 
@@ -161,7 +159,7 @@ def collect(work: UnitOfWork, node_id: str, received: Sequence[Message]) -> Coll
         for row in work.rows(message.task_id for message in received)
         if row.progress.node_id == node_id
     ]
-    work.load_books((), [row for row in rows if row.status is TaskStatus.ASSIGNED])
+    work.load_ledger((), [row for row in rows if row.status is TaskStatus.ASSIGNED])
     assigned = {message.task_id for message in received if message.kind is Kind.ASSIGNED}
     started = [row for row in rows if row.id in assigned and is_running(work, row)]
     work.load_submissions(row.id for row in started)
@@ -199,7 +197,7 @@ def give_back(work: UnitOfWork, row: TaskRow, progress: Progress) -> None:
         rate_limit_hits=progress.rate_limit_hits,
     )
     conclude(work, row, again, NOTHING_USED)
-    work.tell_dispatcher((row,), by="")
+    work.notify_dispatcher((row,), by="")
 
 
 # Forgiving: lag that a project is not owed any more is remembered as if it had been used.
@@ -208,11 +206,11 @@ def give_back(work: UnitOfWork, row: TaskRow, progress: Progress) -> None:
 # each call of a dispatcher has a number, higher than the last one, and what comes again is left
 # out.
 
-LAST_PARDON = "last_pardon"
+LAST_FORGIVENESS = "last_pardon"
 _CALLS_PER_EPOCH = 2**32
 
 
-class Pardon(msgspec.Struct, frozen=True):
+class Forgiveness(msgspec.Struct, frozen=True):
     """One call of a dispatcher: its epoch, its number, and the tokens of each project."""
 
     epoch: int
@@ -220,16 +218,16 @@ class Pardon(msgspec.Struct, frozen=True):
     tokens: dict[str, int]
 
 
-def forgive(transaction: Transaction, pardon: Pardon, now: float) -> None:
+def forgive(transaction: Transaction, forgiveness: Forgiveness, now: float) -> None:
     """Add forgiven tokens to the usage of projects, unless this very call has done so before."""
-    mark = pardon.epoch * _CALLS_PER_EPOCH + pardon.number
+    mark = forgiveness.epoch * _CALLS_PER_EPOCH + forgiveness.number
     sql = "SELECT amount FROM counters WHERE name = ?"
-    rows = transaction.read(sql, (LAST_PARDON,))
+    rows = transaction.read(sql, (LAST_FORGIVENESS,))
     last = rows[0][0] if rows else 0
     if mark <= last:
         return
-    tallies = Counters(now)
-    tallies.count(LAST_PARDON, mark - last)
-    for project_id, tokens in pardon.tokens.items():
-        tallies.forgive(project_id, tokens)
-    tallies.write(transaction)
+    counters = Counters(now)
+    counters.count(LAST_FORGIVENESS, mark - last)
+    for project_id, tokens in forgiveness.tokens.items():
+        counters.forgive(project_id, tokens)
+    counters.write(transaction)

@@ -1,7 +1,11 @@
-"""Deliveries in the database of the tasks: what is due, who has claimed it, what came of it.
+"""The contract of deliveries: what is to be told to whom, how often it was tried, what came of it.
 
-Rule: an arrival counts whoever reports it. A failure counts only from the sender that still holds
-the claim; another may have tried meanwhile, and its outcome is the later one.
+A delivery is one message for one address: the end of a task, or a budget alert. Its id is the same
+on every try, so that a receiver recognises a repeat. Rule: a delivery is written in the transaction
+of what it tells of, and ends as delivered or dead; nothing that happens to it changes a task.
+
+Whoever sends claims first, for a bounded time. A claim that ends without an outcome, as after a
+crash, lets the next sender try: a message may arrive twice, and is never lost.
 """
 
 from __future__ import annotations
@@ -9,36 +13,212 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Sequence
+from enum import Enum
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
 from headgate.core.task_view import snapshot_of
 from headgate.storage import audit, queries
 from headgate.storage.audit import AuditEntry
-from headgate.storage.delivery_contract import (
-    ALERT_EVENT,
-    ANYWHERE,
-    MAX_KEPT_TRIES,
-    MAX_PURGED,
-    Alert,
-    Candidate,
-    Choice,
-    Claim,
-    Delivery,
-    DeliveryPage,
-    DeliveryQuery,
-    DeliveryState,
-    DeliveryTry,
-    Message,
-    NothingLeft,
-    Secret,
-    TryOutcome,
-    message_id,
-)
-from headgate.storage.schema import ALERTS, BODIES, DELIVERIES_DELIVERIES, TRIES
+from headgate.storage.schema import ALERTS, BODIES, DELIVERY_ROWS, TRIES
 from headgate.storage.transaction import Access, Row, Transaction, Value, about
-from headgate.storage.unit_of_work import new_row
+from headgate.storage.unit_of_work import delivery_row, message_id
+
+MAX_PURGED = 2_000
+"""How many deliveries are forgotten or given up at a time; if so many were, there may be more."""
+
+MAX_KEPT_TRIES = 10
+"""How many tries of a delivery are kept, the latest; all are counted."""
+
+MAX_ANSWER_CHARACTERS = 200
+"""How much is kept of what a receiver said to a try."""
+
+ALERT_EVENT = "budget.alert"
+PING_EVENT = "ping"
+
+
+class DeliveryState(Enum):
+    """Whether a delivery is still tried, has arrived, or was given up."""
+
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    DEAD = "dead"
+
+
+class DeliveryTry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One try, at the time at which it ended: a status came back, or `error` says why none did.
+
+    `answer` is the beginning of what the receiver said, which may be anything.
+    """
+
+    at: float
+    duration_ms: int = 0
+    status: int | None = None
+    error: str | None = None
+    answer: str | None = None
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """One message for one address; `task_id` is empty where it is about no task.
+
+    `due_at` is set while it is pending. `status` and `error` are those of the latest try.
+    `latest_tries`, the oldest first, also those before it was sent again, are there where one
+    delivery is asked for, and not in lists.
+    """
+
+    id: str
+    event: str
+    url: str
+    state: DeliveryState = DeliveryState.PENDING
+    task_id: str = ""
+    tries: int = 0
+    created_at: float
+    due_at: float | None = None
+    ended_at: float | None = None
+    status: int | None = None
+    error: str | None = None
+    latest_tries: tuple[DeliveryTry, ...] = ()
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """A delivery that somebody has claimed, and how often it was tried before."""
+
+    id: str
+    event: str
+    url: str
+    task_id: str = ""
+    tries: int = 0
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """What one sender may try now, with the secrets to sign it with, the newest first."""
+
+    messages: tuple[Message, ...] = ()
+    secrets: tuple[str, ...] = ()
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A delivery that is due, and the host that it goes to."""
+
+    id: str
+    host: str
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """To whom a sender has a place to send.
+
+    Neither to `busy_hosts` nor to any host at or below one of `busy_sites`; and if `only_hosts` is
+    given, to those alone.
+    """
+
+    busy_hosts: tuple[str, ...] = ()
+    busy_sites: tuple[str, ...] = ()
+    only_hosts: tuple[str, ...] | None = None
+
+
+ANYWHERE = Choice()
+
+
+class TryOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one try; `due_at` None gives the delivery up unless it has arrived.
+
+    `body` is what was sent: it is kept for the next try, and with what was given up.
+    """
+
+    id: str
+    claimed_by: str
+    has_arrived: bool
+    status: int | None = None
+    error: str | None = None
+    due_at: float | None = None
+    body: str | None = None
+    duration_ms: int = 0
+    answer: str | None = None
+
+
+class DeliveryQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which deliveries to list, newest first; `before` is the last id of the page before."""
+
+    state: DeliveryState | None = None
+    task_id: str | None = None
+    before: str | None = None
+    limit: int = 100
+
+
+class DeliveryPage(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of a list; `next_before` is None if it is the last."""
+
+    deliveries: tuple[Delivery, ...]
+    next_before: str | None = None
+
+
+class NothingLeft(msgspec.Struct, frozen=True):
+    """The delivery has arrived and its task is forgotten, so there is nothing to send again."""
+
+
+class Secret(msgspec.Struct, frozen=True, kw_only=True):
+    """A signing secret; one that was replaced signs beside the newer one until `ends_at`."""
+
+    secret: str
+    created_at: float
+    ends_at: float | None = None
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """A scope has used a share of its limit; `until` is when the same may be told again.
+
+    None is never. A limit that was changed is told of anew.
+    """
+
+    message_id: str
+    scope: str
+    unit: str
+    percent: int
+    limit: int
+    until: float | None
+    body: str
+
+
+class SendReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one request: a status, or the reason for which there is none.
+
+    `error` may repeat what the receiver said, and so a secret of its own. `problem` says the same
+    in words that are all our own, for the log. `answer` is the beginning of what the receiver said,
+    on one line, without what is known to be a secret or looks like one.
+
+    `is_final` says that the address must not be tried again: it is refused, or gone for good.
+    """
+
+    status: int | None = None
+    error: str | None = None
+    problem: str | None = None
+    has_arrived: bool = False
+    is_final: bool = False
+    asked_seconds: float | None = None
+    answer: str | None = None
+
+
+class Sender(Protocol):
+    """Sends signed messages to addresses that anybody may have named."""
+
+    async def open(self) -> None:
+        """Get ready, so that the first message is not held up by it."""
+
+    async def close(self) -> None:
+        """Close every connection; the next message opens new ones."""
+
+    async def send(
+        self, message: Message, body: bytes, secrets: Sequence[str], *, now: float
+    ) -> SendReport:
+        """Send a message once, within its time; whatever goes wrong is in the report."""
+
+
+# Deliveries in the database of the tasks: what is due, who has claimed it, what came of it.
+#
+# Rule: an arrival counts whoever reports it. A failure counts only from the sender that still holds
+# the claim; another may have tried meanwhile, and its outcome is the later one.
 
 # How much is kept of deliveries: what is forgotten, and what is given up before its time.
 #
@@ -238,7 +418,7 @@ _TOLD = (
 )
 
 
-class SqlDeliveries:
+class Deliveries:
     """Deliveries beside the tasks of a store."""
 
     def __init__(self, access: Access) -> None:
@@ -403,10 +583,8 @@ def alert(transaction: Transaction, now: float, *, alerts: tuple[Alert, ...], ur
         ALERTS, [(one.scope, one.unit, one.percent, one.limit, one.until) for one in new]
     )
     for one in new:
-        delivery = Delivery(
-            id=one.message_id, event=ALERT_EVENT, url=url, created_at=now, due_at=now
-        )
-        transaction.insert(DELIVERIES_DELIVERIES, [new_row(delivery)])
+        filed = delivery_row(one.message_id, event=ALERT_EVENT, url=url, now=now)
+        transaction.insert(DELIVERY_ROWS, [filed])
         transaction.insert(BODIES, [(one.message_id, one.body)])
     return len(new)
 

@@ -33,9 +33,7 @@ from headgate.core.task import (
     with_latest,
 )
 from headgate.storage import nodes
-from headgate.storage.counters import ENDED, EXPIRED, TICK
 from headgate.storage.nodes import Kind
-from headgate.storage.rows import TaskRow
 from headgate.storage.store import (
     CancelAnswer,
     Expiration,
@@ -44,7 +42,7 @@ from headgate.storage.store import (
     Settlement,
     StaleLease,
 )
-from headgate.storage.unit_of_work import UnitOfWork
+from headgate.storage.unit_of_work import ENDED, EXPIRED, TICK, TaskRow, UnitOfWork
 
 # How a task leaves the queue or its place, how it ends, and what its end does to others.
 #
@@ -63,15 +61,15 @@ def parent_error(parent: TaskRow) -> str:
 
 def leave_queue(work: UnitOfWork, row: TaskRow) -> None:
     """Count a task out of its lane."""
-    work.tallies.queue(row.spec.task.agent_id, row.project_id, -1)
+    work.counters.queue(row.spec.task.agent_id, row.project_id, -1)
 
 
 def enter_queue(work: UnitOfWork, row: TaskRow) -> None:
     """Count a task into its lane."""
-    work.tallies.queue(row.spec.task.agent_id, row.project_id, 1)
+    work.counters.queue(row.spec.task.agent_id, row.project_id, 1)
 
 
-def free_place(work: UnitOfWork, row: TaskRow, cost: Usage) -> tuple[int, int]:
+def free_permit(work: UnitOfWork, row: TaskRow, cost: Usage) -> tuple[int, int]:
     """Take an attempt out of flight, book what it cost, and return the tokens and micro-dollars.
 
     What nobody knows of the cost is booked as it was held, and the task shows it as assumed.
@@ -80,10 +78,10 @@ def free_place(work: UnitOfWork, row: TaskRow, cost: Usage) -> tuple[int, int]:
     assumed_tokens = old.reserved_tokens if cost.tokens is None else 0
     assumed_micro_usd = old.reserved_micro_usd if cost.micro_usd is None else 0
     tokens, micro_usd = cost.tokens or assumed_tokens, cost.micro_usd or assumed_micro_usd
-    work.tallies.fly(row.agent_id, row.project_id, -1)
-    work.tallies.count(TICK)
+    work.counters.fly(row.agent_id, row.project_id, -1)
+    work.counters.count(TICK)
     if tokens or micro_usd:
-        work.tallies.spend(row.project_id, tokens=tokens, micro_usd=micro_usd)
+        work.counters.spend(row.project_id, tokens=tokens, micro_usd=micro_usd)
     work.settle_money(row.progress.reservation_id, tokens=tokens, micro_usd=micro_usd)
     node_id = row.progress.node_id
     if node_id is not None and is_worker(node_id):
@@ -171,13 +169,13 @@ def _end(work: UnitOfWork, row: TaskRow, end: Finish) -> None:
         row.progress, not_before=None, node_id=None, completed_at=work.now
     )
     row.error = _storable(end.error)
-    work.tallies.happen(ENDED[end.status], row.agent_id, row.project_id)
+    work.counters.happen(ENDED[end.status], row.agent_id, row.project_id)
     if end.error == EXPIRED_WHILE_QUEUED:
-        work.tallies.happen(EXPIRED, row.agent_id, row.project_id)
+        work.counters.happen(EXPIRED, row.agent_id, row.project_id)
     if row.spec.terms.depends_on:
         release_parents(work, row)
     if row.spec.terms.callback_url is not None:
-        work.tell_receiver(row, row.spec.terms.callback_url)
+        work.file_delivery(row, row.spec.terms.callback_url)
 
 
 def _note(row: TaskRow, cost: Usage, *, error: str | None, now: float) -> PastAttempt:
@@ -235,8 +233,8 @@ def conclude(work: UnitOfWork, row: TaskRow, step: Finish | TryAgain, cost: Usag
 
     A task that somebody wants cancelled is not tried again.
     """
-    tokens, micro_usd = free_place(work, row, cost)
-    work.tallies.use(
+    tokens, micro_usd = free_permit(work, row, cost)
+    work.counters.use(
         (row.project_id, row.agent_id or "", cost.model or ""),
         is_over=row.progress.cancel_requested or isinstance(step, Finish),
         tokens=tokens,
@@ -248,7 +246,7 @@ def conclude(work: UnitOfWork, row: TaskRow, step: Finish | TryAgain, cost: Usag
             return []
         step = CANCELLED_ON_REQUEST
     if step.status is TaskStatus.DONE:
-        work.tallies.complete(row.project_id)
+        work.counters.complete(row.project_id)
     return finish(work, row, step)
 
 
@@ -260,7 +258,7 @@ def _apply(work: UnitOfWork, row: TaskRow, settlement: Settlement) -> list[TaskR
     if settlement.closure is not None:
         work.close_gate(settlement.closure)
     changed = [row, *others]
-    work.tell_dispatcher(changed, by=settlement.node_id or settlement.lease.node_id)
+    work.notify_dispatcher(changed, by=settlement.node_id or settlement.lease.node_id)
     return changed
 
 
@@ -302,10 +300,10 @@ def _ask_to_stop(work: UnitOfWork, row: TaskRow, asked_at: str) -> None:
     row.progress = msgspec.structs.replace(row.progress, cancel_requested=True)
     work.change(row)
     if row.progress.node_id not in (None, asked_at):
-        work.tell(row.progress.node_id, Kind.CANCELLED, row.id)
+        work.notify(row.progress.node_id, Kind.CANCELLED, row.id)
     if is_worker(row.progress.node_id):
         # Whoever dispatches sees to it that a worker which does not stop is not waited for.
-        work.tell_dispatcher((row,), by=asked_at)
+        work.notify_dispatcher((row,), by=asked_at)
 
 
 def _cancel(work: UnitOfWork, row: TaskRow, request: Cancellation) -> list[TaskRow]:
@@ -315,7 +313,7 @@ def _cancel(work: UnitOfWork, row: TaskRow, request: Cancellation) -> list[TaskR
     else:
         leave_queue(work, row)
         others = finish(work, row, CANCELLED_ON_REQUEST)
-    work.tell_dispatcher([row, *others], by=request.node_id)
+    work.notify_dispatcher([row, *others], by=request.node_id)
     return others
 
 
@@ -337,7 +335,7 @@ def drop(work: UnitOfWork, drops: Sequence[Expiration]) -> list[TaskRow]:
 def recover(work: UnitOfWork, task_ids: Sequence[str]) -> list[TaskRow]:
     """Take attempts from nodes that are not alive; what is not in flight is returned as it is."""
     rows = work.rows(task_ids)
-    work.load_books((), rows)
+    work.load_ledger((), rows)
     owners = {row.progress.node_id for row in rows if row.progress.node_id is not None}
     dead = nodes.lease_ended(work.transaction, owners, work.now) if owners else set()
     changed: dict[str, TaskRow] = {}
@@ -351,7 +349,7 @@ def recover(work: UnitOfWork, task_ids: Sequence[str]) -> list[TaskRow]:
 def give_up(work: UnitOfWork, overdue: Sequence[Overdue]) -> list[TaskRow]:
     """End attempts at workers that have had their time; all that was held for them is booked."""
     rows = work.rows(wanted.task_id for wanted in overdue)
-    work.load_books((), rows)
+    work.load_ledger((), rows)
     attempts = {wanted.task_id: wanted.attempt for wanted in overdue}
     changed: dict[str, TaskRow] = {}
     for row in rows:

@@ -1,11 +1,11 @@
-"""The books in SQL: functions on a transaction that somebody else opens and commits.
+"""The ledger in SQL: functions on a transaction that somebody else opens and commits.
 
 A batch of requests becomes a `LedgerState` with the rows that it touches, the requests are applied
 there, and what changed is written back: one row a balance, however many requests changed it.
 
-Rule: whoever calls these functions calls `lock_books` first, and before any other lock that the
+Rule: whoever calls these functions calls `lock_ledger` first, and before any other lock that the
 same transaction takes. Then no two transactions read the same balances and write them one after
-the other, and none waits for the books while another waits for it.
+the other, and none waits for the ledger while another waits for it.
 """
 
 from __future__ import annotations
@@ -327,8 +327,8 @@ _JOURNAL = (
 _POSITION = {Dialect.SQLITE: "instr", Dialect.POSTGRES: "strpos"}
 
 
-def lock_books(transaction: Transaction) -> None:
-    """Keep all others away from the books until the transaction ends.
+def lock_ledger(transaction: Transaction) -> None:
+    """Keep all others away from the ledger until the transaction ends.
 
     SQLite has one writer at a time by itself. In PostgreSQL everybody takes the row of the root
     first, since every request charges the root: so whoever has it has everything below, and with
@@ -361,9 +361,9 @@ def apply_batch(
     transaction: Transaction, requests: Sequence[Request], now: float
 ) -> list[Answer | CallerError]:
     """Expire what is due, then apply requests in their order; each has an answer of its own."""
-    books = load(transaction, requests, now)
-    answers = [_apply(books, request, now) for request in requests]
-    write(transaction, books, now)
+    state = load(transaction, requests, now)
+    answers = [_apply(state, request, now) for request in requests]
+    write(transaction, state, now)
     return answers
 
 
@@ -396,24 +396,24 @@ def load(transaction: Transaction, requests: Sequence[Request], now: float) -> L
     if any_due:
         expire_due(transaction, now)
         known, limits = transaction.read_all(touched)
-    books = LedgerState(zone, at=now)
-    books.reservations = {row[0]: to_reservation(row) for row in known}
-    books.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in limits}
-    _load_balances(transaction, books, scopes, now)
-    return books
+    state = LedgerState(zone, at=now)
+    state.reservations = {row[0]: to_reservation(row) for row in known}
+    state.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in limits}
+    _load_balances(transaction, state, scopes, now)
+    return state
 
 
-def write(transaction: Transaction, books: LedgerState, now: float) -> None:
+def write(transaction: Transaction, state: LedgerState, now: float) -> None:
     """Write what a batch has changed."""
     balances = [
-        (scope, start, *amounts_of(books.balances[scope][start]))
-        for scope, start in sorted(books.changed_balances)
+        (scope, start, *amounts_of(state.balances[scope][start]))
+        for scope, start in sorted(state.changed_balances)
     ]
     transaction.insert(BALANCES, balances)
-    reservations = books.changed_reservations.values()
+    reservations = state.changed_reservations.values()
     transaction.insert(RESERVATIONS, [reservation_row(item, now) for item in reservations])
-    transaction.insert(JOURNAL, [entry_row(entry) for entry in books.entries])
-    books.forget_changes()
+    transaction.insert(JOURNAL, [entry_row(entry) for entry in state.entries])
+    state.forget_changes()
 
 
 def accounts(
@@ -422,11 +422,11 @@ def accounts(
     """Return the scope and everything within it that has a limit or a balance, root first."""
     within = _scopes_within(transaction, scope, most - 1) if most > 1 else []
     scopes = [scope, *within]
-    books = LedgerState(zone)
+    state = LedgerState(zone)
     limits = transaction.read(*_limits(transaction.dialect, scopes))
-    books.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in limits}
-    _load_balances(transaction, books, scopes, now)
-    return [books.account(name, now) for name in scopes]
+    state.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in limits}
+    _load_balances(transaction, state, scopes, now)
+    return [state.account(name, now) for name in scopes]
 
 
 def limited_accounts(
@@ -435,10 +435,10 @@ def limited_accounts(
     """Return scopes that have a limit, in their order, from behind one on."""
     where, values = ("", ()) if after is None else (" WHERE scope > ?", (after,))
     rows = transaction.read(f"{_LIMITS}{where} ORDER BY scope LIMIT ?", (*values, most))
-    books = LedgerState(zone)
-    books.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in rows}
-    _load_balances(transaction, books, list(books.limits), now)
-    return [books.account(scope, now) for scope in books.limits]
+    state = LedgerState(zone)
+    state.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in rows}
+    _load_balances(transaction, state, list(state.limits), now)
+    return [state.account(scope, now) for scope in state.limits]
 
 
 def journal(
@@ -464,36 +464,36 @@ def journal(
     return found
 
 
-def _apply(books: LedgerState, request: Request, now: float) -> Answer | CallerError:
+def _apply(state: LedgerState, request: Request, now: float) -> Answer | CallerError:
     try:
         if isinstance(request, ReserveRequest):
-            return books.reserve(request, now)
-        return books.settle(request, now)
+            return state.reserve(request, now)
+        return state.settle(request, now)
     except CallerError as error:
         return error
 
 
 def _expire(transaction: Transaction, due: Sequence[Reservation], now: float) -> None:
-    books = LedgerState(zone)
-    books.reservations = {reservation.id: reservation for reservation in due}
-    _load_balances(transaction, books, (), now)
+    state = LedgerState(zone)
+    state.reservations = {reservation.id: reservation for reservation in due}
+    _load_balances(transaction, state, (), now)
     for reservation in due:
-        books.settle(SettleRequest(reservation_id=reservation.id, call=Call.EXPIRE), now)
-    write(transaction, books, now)
+        state.settle(SettleRequest(reservation_id=reservation.id, call=Call.EXPIRE), now)
+    write(transaction, state, now)
 
 
 def _load_balances(
-    transaction: Transaction, books: LedgerState, scopes: Sequence[Scope], now: float
+    transaction: Transaction, state: LedgerState, scopes: Sequence[Scope], now: float
 ) -> None:
     """Read the buckets of these scopes that count now, and all that reservations may change."""
-    earliest = _charged_buckets(books.reservations.values())
+    earliest = _charged_buckets(state.reservations.values())
     for scope in scopes:
-        counted = _counted_from(books.limits.get(scope), now)
+        counted = _counted_from(state.limits.get(scope), now)
         earliest[scope] = min(counted, earliest.get(scope, counted))
     if earliest:
         wanted = json_rows(list(earliest.items()))
         for row in transaction.read(_balances_sql(transaction.dialect), (wanted,)):
-            books.balances.setdefault(row[0], {})[row[1]] = to_balance(row[2:])
+            state.balances.setdefault(row[0], {})[row[1]] = to_balance(row[2:])
 
 
 def _charged_buckets(reservations: Iterable[Reservation]) -> dict[Scope, int]:
@@ -702,12 +702,12 @@ NO_LIMIT = Limit()
 
 
 def set_limits(
-    transaction: Transaction, limits: dict[Scope, Limit], *, keeps_books: bool
+    transaction: Transaction, limits: dict[Scope, Limit], *, keeps_ledger: bool
 ) -> tuple[Scope, ...]:
     """Put the budgets of the configuration in force; return the scopes that it has left out."""
     rows = transaction.read("SELECT scope FROM configured_budgets ORDER BY scope")
     left_out = tuple(Scope(row[0]) for row in rows if row[0] not in limits)
-    if keeps_books:
+    if keeps_ledger:
         for scope in left_out:
             set_limit(transaction, scope, NO_LIMIT)
         for scope, limit in limits.items():

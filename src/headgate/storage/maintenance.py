@@ -17,8 +17,8 @@ from headgate.core.lane_index import NEVER_SERVED
 from headgate.core.rate_limits import BUCKETS_PER_WINDOW
 from headgate.core.retention import usage_kept_since
 from headgate.storage import ledger, usage
-from headgate.storage.rows import parents_in
 from headgate.storage.transaction import Access, Dialect, Transaction, about, json_rows
+from headgate.storage.unit_of_work import parents_in
 
 LANE_KEPT_TICKS = 10_000
 
@@ -81,7 +81,7 @@ MOST_READ = 500
 
 
 class SqlAccounts:
-    """Reads the accounts with limits from the books beside the tasks."""
+    """Reads the accounts with limits from the ledger beside the tasks."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

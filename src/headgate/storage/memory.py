@@ -63,12 +63,12 @@ class MemoryTaskStore(SqlTaskStore):
         database: MemoryDatabase | None = None,
         *,
         clock: Clock | None = None,
-        keeps_books: bool = True,
+        keeps_ledger: bool = True,
         is_shared: bool = False,
         faults: Faults | None = None,
         reply_seconds: Callable[[], float] | None = None,
     ) -> None:
         self.database = MemoryDatabase() if database is None else database
         writer = InlineWriter(self.database, faults=faults, reply_seconds=reply_seconds)
-        tables = TaskTables(clock=clock, keeps_books=keeps_books)
+        tables = TaskTables(clock=clock, keeps_ledger=keeps_ledger)
         super().__init__(tables, writer, writer, is_shared=is_shared)

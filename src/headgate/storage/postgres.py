@@ -1,8 +1,8 @@
 """PostgreSQL: one connection, made again when it is lost.
 
-Several processes share the books, so every wait has a bound: to connect, for a lock, for a
+Several processes share the ledger, so every wait has a bound: to connect, for a lock, for a
 statement, for an acknowledgement on the wire. A server that is away, starting, read-only or full
-makes the books unavailable, and the next transaction tries again.
+makes the ledger unavailable, and the next transaction tries again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from headgate.errors import (
     UnfitValueError,
 )
 from headgate.storage.nodes import CHANNEL
-from headgate.storage.readers import ReaderPool
 from headgate.storage.sql_store import SqlTaskStore, TaskTables, be_here
 from headgate.storage.store import Beat
 from headgate.storage.transaction import (
@@ -44,8 +43,14 @@ from headgate.storage.transaction import (
     percent_placeholders,
 )
 from headgate.storage.wire import StepWire
-from headgate.storage.writer import GroupCommitWriter, Writer
-from headgate.storage.writer_process import ChildStarter, ProcessWriter, Workplace
+from headgate.storage.writer import (
+    ChildStarter,
+    GroupCommitWriter,
+    ProcessWriter,
+    ReaderPool,
+    Writer,
+    WriterSetup,
+)
 
 LOCK_TIMEOUT_SECONDS = 10.0
 STATEMENT_TIMEOUT_SECONDS = 30.0
@@ -195,7 +200,7 @@ class PostgresDatabase:
     """
 
     # Each statement must see what was committed before it, and not before the transaction: a lock
-    # on the books is only worth something if what is read after it is fresh. Whether it may write
+    # on the ledger is only worth something if what is read after it is fresh. Whether it may write
     # is left to the server, which may have been made read-only on purpose.
     _begin_sql = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
@@ -470,9 +475,9 @@ STORE_TRANSACTION_TIMEOUT_SECONDS = 3.0
 class PostgresTables(TaskTables):
     """Tables whose time is that of the server, unless a clock is given."""
 
-    def __init__(self, *, clock: Clock | None = None, keeps_books: bool = True) -> None:
+    def __init__(self, *, clock: Clock | None = None, keeps_ledger: bool = True) -> None:
         self._server_clock = ServerClock() if clock is None else None
-        super().__init__(clock=self._server_clock or clock, keeps_books=keeps_books)
+        super().__init__(clock=self._server_clock or clock, keeps_ledger=keeps_ledger)
 
     def prepare(self, transaction: Transaction) -> None:
         """Bring the schema up to date, and ask for the time: the server may be another one."""
@@ -505,11 +510,11 @@ def task_database(url: str, lock_timeout_seconds: float) -> PostgresDatabase:
     )
 
 
-def postgres_workplace(url: str, lock_timeout_seconds: float, keeps_books: bool) -> Workplace:  # noqa: FBT001
-    """Make a workplace on a server."""
-    tables = PostgresTables(keeps_books=keeps_books)
+def postgres_workplace(url: str, lock_timeout_seconds: float, keeps_ledger: bool) -> WriterSetup:  # noqa: FBT001
+    """Make a writer_setup on a server."""
+    tables = PostgresTables(keeps_ledger=keeps_ledger)
     be_here(tables)
-    return Workplace(task_database(url, lock_timeout_seconds), StepWire(tables))
+    return WriterSetup(task_database(url, lock_timeout_seconds), StepWire(tables))
 
 
 # The task store in PostgreSQL: for nodes on many machines, judged by the server's clock.
@@ -526,7 +531,7 @@ READ_SECONDS = 3.0
 
 
 class PostgresTaskStore(SqlTaskStore):
-    """Tasks that many nodes share, with the books of their budgets beside them.
+    """Tasks that many nodes share, with the ledger of their budgets beside them.
 
     With a `starter` a process of its own writes for this node.
     """
@@ -538,15 +543,15 @@ class PostgresTaskStore(SqlTaskStore):
         url: str,
         *,
         clock: Clock | None = None,
-        keeps_books: bool = True,
+        keeps_ledger: bool = True,
         lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
         starter: ChildStarter | None = None,
     ) -> None:
         self._listener = PostgresListener(url, CHANNEL)
-        tables = PostgresTables(clock=clock, keeps_books=keeps_books)
+        tables = PostgresTables(clock=clock, keeps_ledger=keeps_ledger)
         writer: Writer
         if starter is not None:
-            recipe = partial(postgres_workplace, url, lock_timeout_seconds, keeps_books)
+            recipe = partial(postgres_workplace, url, lock_timeout_seconds, keeps_ledger)
             writer = ProcessWriter(recipe, StepWire(tables), starter)
         else:
             writer = GroupCommitWriter(task_database(url, lock_timeout_seconds))

@@ -13,9 +13,7 @@ from headgate.core.gates import GateClosure, GatePart
 from headgate.core.rate_limits import RateCharge
 from headgate.core.task import TERMINAL, TaskRecord, TaskStatus
 from headgate.storage import nodes
-from headgate.storage.counters import TICK
 from headgate.storage.nodes import Message
-from headgate.storage.rows import states_of, to_submission, to_task_row
 from headgate.storage.schema import TASK_COLUMNS
 from headgate.storage.store import (
     MAX_PAGE_BYTES,
@@ -29,7 +27,14 @@ from headgate.storage.store import (
 )
 from headgate.storage.task_ids import first_id_at
 from headgate.storage.transaction import Dialect, Insert, Row, Transaction, Value, about, json_rows
-from headgate.storage.unit_of_work import UnitOfWork, read_submissions
+from headgate.storage.unit_of_work import (
+    TICK,
+    UnitOfWork,
+    read_submissions,
+    states_of,
+    to_submission,
+    to_task_row,
+)
 
 _COLUMNS = ", ".join(TASK_COLUMNS)
 _CHOSEN = ("agent", "slot")

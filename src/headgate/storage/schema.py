@@ -150,7 +150,7 @@ _CHANGING = (
 )
 TASK_COLUMNS = ("id", "project_id", "spec", *(name for name, _ in _CHANGING))
 
-TASKS_TASKS = Insert(
+TASK_ROWS = Insert(
     table="tasks",
     columns=(("id", "TEXT"), ("project_id", "TEXT"), ("spec", "TEXT"), *_CHANGING),
     key=("id",),
@@ -267,7 +267,7 @@ _COLUMNS = (
     ("error", "TEXT"),
 )
 
-DELIVERIES_DELIVERIES = Insert(
+DELIVERY_ROWS = Insert(
     table="deliveries",
     columns=_COLUMNS,
     key=("id",),

@@ -37,19 +37,15 @@ from headgate.storage import (
     maintenance,
     nodes,
     queries,
+    schema,
     slot_rows,
     submit,
     tokens,
     usage,
 )
-from headgate.storage import schema as administration_schema
-from headgate.storage import schema as delivery_schema
-from headgate.storage import schema as task_schema
-from headgate.storage import schema as worker_schema
 from headgate.storage.assign import Plan, collect
 from headgate.storage.finish import Cancellation, cancel, settle
 from headgate.storage.migrations import migrate, schema_version
-from headgate.storage.rows import TaskRow
 from headgate.storage.store import (
     DISPATCHER,
     Assigned,
@@ -78,15 +74,15 @@ from headgate.storage.store import (
 )
 from headgate.storage.submit import Keys, SubmitAnswer, new_tasks, submit_keyed, submit_task
 from headgate.storage.transaction import Access, Result, Transaction
-from headgate.storage.unit_of_work import RowCache, UnitOfWork
+from headgate.storage.unit_of_work import RowCache, TaskRow, UnitOfWork
 from headgate.storage.workers import WorkerSteps
 from headgate.storage.writer import Batch, Writer
 from headgate.storage.zones import zone
 
 # One batch of steps: whatever callers asked for at the same time, in one transaction.
 #
-# Steps of all kinds share a worksheet, so that each table is read and written once for all of them,
-# however they are mixed. They are applied in the order in which they came.
+# Steps of all kinds share a unit of work, so that each table is read and written once for all of
+# them, however they are mixed. They are applied in the order in which they came.
 
 Step = NewTask | Settlement | Cancellation | Plan | KeyedSubmit
 StepAnswer = (
@@ -153,7 +149,7 @@ def _load(work: UnitOfWork, batch: _Batch) -> None:
     submit.prepare_submits(work, batch.new)
     rows = work.rows(step.task_id for step in batch.other)
     work.load(parent for row in rows for parent in row.spec.terms.depends_on)
-    work.load_books([line.reserve for line in lines if line.reserve is not None], rows)
+    work.load_ledger([line.reserve for line in lines if line.reserve is not None], rows)
 
 
 def _apply(
@@ -193,13 +189,13 @@ def _stale(
 
 PARTS = (
     (ledger.PART, ledger.MIGRATIONS),
-    (task_schema.TASKS, task_schema.TASK_MIGRATIONS),
-    (delivery_schema.DELIVERIES, delivery_schema.DELIVERY_MIGRATIONS),
+    (schema.TASKS, schema.TASK_MIGRATIONS),
+    (schema.DELIVERIES, schema.DELIVERY_MIGRATIONS),
     (submit.PART, submit.MIGRATIONS),
     (tokens.PART, tokens.MIGRATIONS),
     (usage.PART, usage.MIGRATIONS),
-    (administration_schema.ADMINISTRATION, administration_schema.ADMINISTRATION_MIGRATIONS),
-    (worker_schema.WORKERS, worker_schema.WORKER_MIGRATIONS),
+    (schema.ADMINISTRATION, schema.ADMINISTRATION_MIGRATIONS),
+    (schema.WORKERS, schema.WORKER_MIGRATIONS),
     (slot_rows.PART, slot_rows.MIGRATIONS),
 )
 
@@ -224,16 +220,16 @@ UPKEEP_SECONDS = 60.0
 
 
 class TaskTables:
-    """The tables of tasks, with those of the books beside them if it `keeps_books`."""
+    """The tables of tasks, with those of the ledger beside them if it `keeps_ledger`."""
 
     def __init__(
         self,
         *,
         clock: Clock | None = None,
-        keeps_books: bool = True,
+        keeps_ledger: bool = True,
         cache: RowCache | None = None,
     ) -> None:
-        self.keeps_books = keeps_books
+        self.keeps_ledger = keeps_ledger
         self._clock = time.time if clock is None else clock
         self._cache = cache
         self._tidied_at = float("-inf")
@@ -255,7 +251,7 @@ class TaskTables:
     def apply(self, transaction: Transaction, steps: Sequence[Step]) -> Sequence[StepAnswer]:
         """Apply steps in their order; each has an answer of its own."""
         now = self.begin(transaction)
-        return apply_steps(self._sheet(transaction, now), steps)
+        return apply_steps(self._unit_of_work(transaction, now), steps)
 
     def run(
         self, operation: Callable[[Transaction, float], Read], transaction: Transaction
@@ -264,8 +260,8 @@ class TaskTables:
         return operation(transaction, self.begin(transaction))
 
     def work(self, operation: Callable[[UnitOfWork], Read], transaction: Transaction) -> Read:
-        """Run an operation on a worksheet, and write what it has changed."""
-        work = self._sheet(transaction, self.begin(transaction))
+        """Run an operation on a unit of work, and write what it has changed."""
+        work = self._unit_of_work(transaction, self.begin(transaction))
         result = operation(work)
         work.write()
         return result
@@ -276,19 +272,19 @@ class TaskTables:
             self._check(transaction)
         if self._cache is not None:
             self._cache.begin(transaction)
-        ledger.lock_books(transaction)
+        ledger.lock_ledger(transaction)
         now = self.now()
         if now - self._tidied_at >= UPKEEP_SECONDS:
             self._keep_up(transaction, now)
         return now
 
-    def _sheet(self, transaction: Transaction, now: float) -> UnitOfWork:
-        return UnitOfWork(transaction, now, keeps_books=self.keeps_books, cache=self._cache)
+    def _unit_of_work(self, transaction: Transaction, now: float) -> UnitOfWork:
+        return UnitOfWork(transaction, now, keeps_ledger=self.keeps_ledger, cache=self._cache)
 
     def _check(self, transaction: Transaction) -> None:
         """Look whether a new connection leads to the tasks: a file or server can be replaced."""
-        if not schema_version(transaction, task_schema.TASKS):
-            advice = "put them back, or open the store again to found new ones"
+        if not schema_version(transaction, schema.TASKS):
+            advice = "put them back, or open the store again to create new ones"
             line = f"the database has no tasks any more, nothing was done; {advice}"
             raise LedgerUnavailableError(line)
         self.prepare(transaction)
@@ -350,7 +346,7 @@ class SqlTaskStore(WorkerSteps):
         self._reader = reader
         self._long_reader = long_reader or reader
         self._seen: dict[str, int] = {}
-        self._pardons = count(1)
+        self._forgiveness_numbers = count(1)
         self._inbox_lock = asyncio.Lock()
         # Each kind of step has its own kind of answer, which the types of a batch cannot say.
         self._steps: Batch[Any, Any] = tables.apply
@@ -487,14 +483,14 @@ class SqlTaskStore(WorkerSteps):
 
     async def forgive(self, epoch: int, tokens: dict[str, int]) -> None:
         """Remember lag that was forgiven to projects now."""
-        pardon = assign.Pardon(epoch, next(self._pardons), tokens)
-        await self.run(partial(_forgive, pardon))
+        forgiveness = assign.Forgiveness(epoch, next(self._forgiveness_numbers), tokens)
+        await self.run(partial(_forgive, forgiveness))
 
     async def set_limits(self, limits: dict[Scope, Limit]) -> tuple[Scope, ...]:
         """Set the budgets that the configuration names, and remove those that it named before."""
         for limit in limits.values():
             zone(limit.window.zone)
-        return await self.run(partial(_set_limits, limits, keeps_books=self.tables.keeps_books))
+        return await self.run(partial(_set_limits, limits, keeps_ledger=self.tables.keeps_ledger))
 
     async def run(self, operation: Callable[[Transaction, float], Result]) -> Result:
         """Change something, at a time that is given; the answer means that it is on disk."""
@@ -586,15 +582,15 @@ def _backlog(tables: TaskTables, tasks: Transaction) -> Backlog:
     return queries.backlog(tasks, tables.now())
 
 
-def _forgive(pardon: assign.Pardon, tasks: Transaction, now: float) -> None:
-    nodes.check_epoch(tasks, pardon.epoch, now)
-    assign.forgive(tasks, pardon, now)
+def _forgive(forgiveness: assign.Forgiveness, tasks: Transaction, now: float) -> None:
+    nodes.check_epoch(tasks, forgiveness.epoch, now)
+    assign.forgive(tasks, forgiveness, now)
 
 
 def _set_limits(
-    limits: dict[Scope, Limit], tasks: Transaction, _now: float, *, keeps_books: bool
+    limits: dict[Scope, Limit], tasks: Transaction, _now: float, *, keeps_ledger: bool
 ) -> tuple[Scope, ...]:
-    return ledger.set_limits(tasks, limits, keeps_books=keeps_books)
+    return ledger.set_limits(tasks, limits, keeps_ledger=keeps_ledger)
 
 
 def _take_back(
@@ -621,14 +617,14 @@ def _take(work: UnitOfWork, recipient: str, seen: int) -> list[nodes.Message]:
     return nodes.take(work.transaction, recipient, seen=seen, limit=MAX_MESSAGES)
 
 
-# The books of a task store as a ledger, for whoever asks about budgets and not about tasks.
+# The ledger of a task store, for whoever asks about budgets and not about tasks.
 #
 # Money that tasks hold and money that is asked for here lie in the same rows, under the same lock:
 # neither can pass a limit because of the other.
 
 
 class StoreLedger:
-    """A ledger over a store that keeps its books; whoever has the store opens and closes it."""
+    """The ledger that a store keeps; whoever has the store opens and closes it."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -651,7 +647,7 @@ class StoreLedger:
     async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
         """Set the limit of a scope that has none, and return the one that is in force then."""
         zone(limit.window.zone)
-        return await self._access.run(partial(_found_limit, scope=scope, limit=limit))
+        return await self._access.run(partial(_create_limit, scope=scope, limit=limit))
 
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
         """Hold the money in all scopes or in none; a known id gets its answer again."""
@@ -661,7 +657,7 @@ class StoreLedger:
         """Apply a further call, or raise `IllegalSettlementError`."""
         answer = await self._access.run(partial(_apply_to_ledger, request=request))
         if isinstance(answer, Refused):
-            raise StoreError("the books refused a settlement")
+            raise StoreError("the ledger refused a settlement")
         return answer
 
     async def accounts(self, scope: Scope, *, most: int = MAX_ACCOUNTS) -> list[Account]:
@@ -691,7 +687,7 @@ def _set_limit(transaction: Transaction, _: float, *, scope: Scope, limit: Limit
     ledger.set_limit(transaction, scope, limit)
 
 
-def _found_limit(transaction: Transaction, _: float, *, scope: Scope, limit: Limit) -> Limit:
+def _create_limit(transaction: Transaction, _: float, *, scope: Scope, limit: Limit) -> Limit:
     return ledger.create_limit(transaction, scope, limit)
 
 

@@ -2,7 +2,7 @@
 
 The file may be shared with other processes: a transaction takes the write lock when it begins, so
 what it reads cannot be changed before it writes. A lock that is held for longer than the busy
-timeout, a full disk or a file that cannot be written make the books unavailable, and the next
+timeout, a full disk or a file that cannot be written make the ledger unavailable, and the next
 transaction tries again.
 
 Rule: what is written is the file at the path. One that was deleted is not made again by whoever had
@@ -24,13 +24,18 @@ import apsw
 
 from headgate.core.budgets.ledger import Clock
 from headgate.errors import InvalidSettingError, LedgerUnavailableError, StoreError
-from headgate.storage.readers import ReaderPool
 from headgate.storage.sql_store import SqlTaskStore, TaskTables, be_here
 from headgate.storage.transaction import Dialect, Insert, Row, Statement, Value, first_line
 from headgate.storage.unit_of_work import RowCache
 from headgate.storage.wire import StepWire
-from headgate.storage.writer import GroupCommitWriter, Writer
-from headgate.storage.writer_process import ChildStarter, ProcessWriter, Workplace
+from headgate.storage.writer import (
+    ChildStarter,
+    GroupCommitWriter,
+    ProcessWriter,
+    ReaderPool,
+    Writer,
+    WriterSetup,
+)
 
 BUSY_TIMEOUT_SECONDS = 10.0
 # One step for many rows: the driver lets other threads run at each step, and has to wait for its
@@ -121,8 +126,8 @@ class SqliteDatabase:
         self, path: str | Path, *, busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS
     ) -> None:
         if str(Path(path)) == ":memory:":
-            problem = "is not a file, and the books would be gone at every new connection"
-            raise InvalidSettingError("path", f"{problem}; use memory: for books without a file")
+            problem = "is not a file, and the ledger would be gone at every new connection"
+            raise InvalidSettingError("path", f"{problem}; use memory: for a ledger without a file")
         self._path = Path(path).absolute()
         self._busy_timeout_ms = int(busy_timeout_seconds * 1_000)
         self._connection: apsw.Connection | None = None
@@ -183,7 +188,7 @@ class SqliteDatabase:
         try:
             found = self._path.stat()
         except FileNotFoundError:
-            advice = "put it back, or restart this process to found new books"
+            advice = "put it back, or restart this process to create a new ledger"
             line = f"{self._path} is gone, nothing was granted; {advice}"
             raise LedgerUnavailableError(line) from None
         except OSError as error:
@@ -276,12 +281,12 @@ def _insert_sql(insert: Insert, rows: int) -> str:
 # What a process needs that writes to a task store in an SQLite file.
 
 
-def sqlite_workplace(path: Path, busy_timeout_seconds: float, keeps_books: bool) -> Workplace:  # noqa: FBT001
-    """Make a workplace on a file."""
+def sqlite_writer_setup(path: Path, busy_timeout_seconds: float, keeps_ledger: bool) -> WriterSetup:  # noqa: FBT001
+    """Make what a process needs to write to a file."""
     database = SqliteDatabase(path, busy_timeout_seconds=busy_timeout_seconds)
-    tables = TaskTables(keeps_books=keeps_books, cache=RowCache(database))
+    tables = TaskTables(keeps_ledger=keeps_ledger, cache=RowCache(database))
     be_here(tables)
-    return Workplace(database, StepWire(tables))
+    return WriterSetup(database, StepWire(tables))
 
 
 # The task store in an SQLite file: durable, for one process of one machine, with no server.
@@ -291,7 +296,7 @@ STORE_BUSY_TIMEOUT_SECONDS = 2.0
 
 
 class SqliteTaskStore(SqlTaskStore):
-    """Tasks in a file, with the books of their budgets beside them.
+    """Tasks in a file, with the ledger of their budgets beside them.
 
     With a `starter` a process of its own writes, by its own clock.
     """
@@ -301,20 +306,20 @@ class SqliteTaskStore(SqlTaskStore):
         path: str | Path,
         *,
         clock: Clock | None = None,
-        keeps_books: bool = True,
+        keeps_ledger: bool = True,
         busy_timeout_seconds: float = STORE_BUSY_TIMEOUT_SECONDS,
         starter: ChildStarter | None = None,
     ) -> None:
         database = SqliteDatabase(path, busy_timeout_seconds=busy_timeout_seconds)
         writer: Writer
         if starter is not None:
-            tables = TaskTables(keeps_books=keeps_books)
+            tables = TaskTables(keeps_ledger=keeps_ledger)
             recipe = partial(
-                sqlite_workplace, Path(path).absolute(), busy_timeout_seconds, keeps_books
+                sqlite_writer_setup, Path(path).absolute(), busy_timeout_seconds, keeps_ledger
             )
             writer = ProcessWriter(recipe, StepWire(tables), starter)
         else:
-            tables = TaskTables(clock=clock, keeps_books=keeps_books, cache=RowCache(database))
+            tables = TaskTables(clock=clock, keeps_ledger=keeps_ledger, cache=RowCache(database))
             writer = GroupCommitWriter(database)
         reader = ReaderPool(partial(SqliteReader, path))
         super().__init__(tables, writer, reader, is_shared=False)

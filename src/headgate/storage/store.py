@@ -489,8 +489,8 @@ class TaskStore(WorkerStore, Protocol):
     async def set_limits(self, limits: dict[Scope, Limit]) -> tuple[Scope, ...]:
         """Set the budgets that the configuration names, and remove those that it named before.
 
-        Budgets that were set otherwise stay. Return the scopes that lost theirs; where the books
-        are outside the store, only the names are kept here.
+        Budgets that were set otherwise stay. Return the scopes that lost theirs; where the ledger
+        is outside the store, only the names are kept here.
         """
 
     async def outbox(self, *, limit: int) -> list[SettleRequest]:

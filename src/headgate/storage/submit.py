@@ -29,10 +29,8 @@ from headgate.core.idempotency import (
     is_kept,
 )
 from headgate.core.task import OnParentFailure, Progress, TaskStatus
-from headgate.storage.counters import ENDED, SUBMITTED, Tally
 from headgate.storage.finish import enter_queue, parent_error
 from headgate.storage.migrations import Migration
-from headgate.storage.rows import Spec, TaskRow
 from headgate.storage.store import (
     KeyedAnswer,
     KeyedSubmit,
@@ -42,7 +40,7 @@ from headgate.storage.store import (
     UnknownParent,
 )
 from headgate.storage.transaction import Dialect, Insert, Row, Transaction, about, json_rows
-from headgate.storage.unit_of_work import UnitOfWork
+from headgate.storage.unit_of_work import ENDED, SUBMITTED, CounterInsert, Spec, TaskRow, UnitOfWork
 
 SubmitAnswer = Queued | TurnedAway | UnknownParent
 
@@ -87,9 +85,9 @@ def _store(work: UnitOfWork, new: NewTask, parents: list[TaskRow]) -> SubmitAnsw
     row = _row(work, new, position=answer.position)
     if parents:
         _depend(work, row, parents)
-    work.tallies.happen(SUBMITTED, row.agent_id, row.project_id)
+    work.counters.happen(SUBMITTED, row.agent_id, row.project_id)
     enter_queue(work, row)
-    work.tell_dispatcher((row,), by=new.node_id)
+    work.notify_dispatcher((row,), by=new.node_id)
     return Queued(record=row.record(new.submission), position=answer.position)
 
 
@@ -120,8 +118,8 @@ def _depend(work: UnitOfWork, row: TaskRow, parents: list[TaskRow]) -> None:
 def _store_failed(work: UnitOfWork, new: NewTask, parent: TaskRow) -> Queued:
     row = _row(work, new, position=0)
     _end_at_once(work, row, TaskStatus.FAILED, parent_error(parent))
-    work.tallies.happen(SUBMITTED, row.agent_id, row.project_id)
-    work.tell_dispatcher((row,), by=new.node_id)
+    work.counters.happen(SUBMITTED, row.agent_id, row.project_id)
+    work.notify_dispatcher((row,), by=new.node_id)
     return Queued(record=row.record(new.submission), position=0)
 
 
@@ -132,16 +130,16 @@ def _store_rejected(work: UnitOfWork, new: NewTask, rejected: Rejected) -> Turne
     row = _row(work, new, position=0, rejected=rejected)
     _end_at_once(work, row, TaskStatus.REJECTED, rejected.message)
     # It has nothing to decide there, but tells those who listen.
-    work.tell_dispatcher((row,), by=new.node_id)
+    work.notify_dispatcher((row,), by=new.node_id)
     return TurnedAway(record=row.record(new.submission), rejected=rejected)
 
 
 def _end_at_once(work: UnitOfWork, row: TaskRow, status: TaskStatus, error: str) -> None:
     row.status, row.error = status, error
     row.progress = Progress(completed_at=work.now)
-    work.tallies.happen(ENDED[status], row.agent_id, row.project_id)
+    work.counters.happen(ENDED[status], row.agent_id, row.project_id)
     if row.spec.terms.callback_url is not None:
-        work.tell_receiver(row, row.spec.terms.callback_url)
+        work.file_delivery(row, row.spec.terms.callback_url)
 
 
 def _row(
@@ -220,7 +218,7 @@ _KEEP = Insert(
         ("kept_at", "DOUBLE PRECISION"),
     ),
 )
-_ADD = Tally(
+_ADD = CounterInsert(
     table="submit_key_owners",
     columns=(("owner", "TEXT"), ("key_count", "BIGINT"), ("bytes", "BIGINT")),
     key=("owner",),
@@ -262,7 +260,7 @@ class Keys:
     """What is kept under the keys of one transaction, and what it adds."""
 
     def __init__(self, work: UnitOfWork, steps: Sequence[KeyedSubmit]) -> None:
-        self._sheet = work
+        self._work = work
         self._kept: dict[tuple[str, str], tuple[str, Entries]] = {}
         self._new: list[Row] = []
         self._added: dict[str, _Held] = {}
@@ -296,16 +294,16 @@ class Keys:
         texts = (key.owner, key.name, key.digest, text)
         size = ROW_BYTES + sum(len(one) for one in texts)
         self._kept[key.owner, key.name] = (key.digest, entries)
-        self._new.append((*texts, size, self._sheet.now))
+        self._new.append((*texts, size, self._work.now))
         self._all = self._all.plus(size)
         for sums in (self._held, self._added):
             sums[key.owner] = sums.get(key.owner, _NOTHING).plus(size)
-        self._sheet.tallies.count(_COUNT)
-        self._sheet.tallies.count(_BYTES, size)
+        self._work.counters.count(_COUNT)
+        self._work.counters.count(_BYTES, size)
 
     def write(self) -> None:
         """Write the answers that were kept."""
-        transaction = self._sheet.transaction
+        transaction = self._work.transaction
         transaction.insert(_KEEP, self._new)
         transaction.insert(_ADD, [(owner, *held) for owner, held in self._added.items()])
 

@@ -1,4 +1,4 @@
-"""The worksheet: the rows that one transaction works on, and everything it has to write.
+"""The unit of work: the rows that one transaction works on, and everything it has to write.
 
 A batch of steps first says what it needs, which is read with one statement each. The steps then
 change rows in memory, one after the other, and `write` puts all of it back. Everybody who writes
@@ -11,43 +11,413 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Protocol
+from urllib.parse import urlsplit
 
+import msgspec
+
+from headgate.core.admission import Rejected
 from headgate.core.budgets.ledger import LedgerState, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import Call
+from headgate.core.fair_share import SECONDS_PER_HOUR
 from headgate.core.gates import GateClosure, GatePart
+from headgate.core.lane_index import NEVER_SERVED
 from headgate.core.money import MicroUsd, Tokens
-from headgate.core.task import Submission, is_worker
+from headgate.core.rate_limits import RateCharge
+from headgate.core.task import (
+    NO_PROGRESS,
+    Progress,
+    Submission,
+    Task,
+    TaskRecord,
+    TaskStatus,
+    Terms,
+    is_worker,
+)
 from headgate.errors import IllegalSettlementError
 from headgate.storage import ledger, nodes
-from headgate.storage.counters import QUEUED, TICK, Counters
-from headgate.storage.delivery_contract import (
-    TASK_EVENTS,
-    Delivery,
-    DeliveryState,
-    host_of,
-    message_id,
-)
-from headgate.storage.rows import (
-    NOT_SHOWN,
-    TaskRow,
-    from_task_row,
-    submission_text,
-    to_submission,
-    to_task_row,
-)
 from headgate.storage.schema import (
     CLOSURES,
-    DELIVERIES_DELIVERIES,
+    DELIVERY_ROWS,
     INPUTS,
     OUTBOX,
     PARENTS,
     TASK_COLUMNS,
-    TASKS_TASKS,
+    TASK_ROWS,
     WORKER_TASKS,
 )
 from headgate.storage.store import DISPATCHER
-from headgate.storage.transaction import Row, Transaction, about
+from headgate.storage.transaction import Insert, Row, Transaction, about
 from headgate.storage.zones import zone
+
+# Rows of the task table, and the records that they stand for.
+#
+# What is fixed when a task is submitted is its `Spec`, one JSON text that is never written again. A
+# `TaskRow` has that and everything that changes; one transaction at a time works on it.
+
+NOT_SHOWN = Submission()
+"""What stands in a record for a submission that was not asked for."""
+
+_STATUSES = {status.value: status for status in TaskStatus}
+
+
+class Spec(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a task was submitted with, and the answer that it got."""
+
+    task: Task
+    terms: Terms
+    position: int
+    rejected: Rejected | None = None
+
+
+class _Work(msgspec.Struct, frozen=True, rename="camel"):
+    """A submission as it is read: the decoder keeps JSON unread only where it must be there."""
+
+    action: str = ""
+    tab_id: str | None = None
+    selector: str | None = None
+    ref: str | None = None
+    params: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    labels: dict[str, str] = {}
+    retry_of: str | None = None
+    traceparent: str | None = None
+
+
+_encoder = msgspec.json.Encoder()
+_specs = msgspec.json.Decoder(Spec)
+_progresses = msgspec.json.Decoder(Progress)
+_works = msgspec.json.Decoder(_Work)
+
+
+class TaskRow:
+    """One row, with the columns as values; `spec_text` is empty until a new row is written.
+
+    `submission` is there only where it happens to be known.
+    """
+
+    __slots__ = (
+        "agent_id",
+        "error",
+        "id",
+        "micro_usd",
+        "progress",
+        "project_id",
+        "result",
+        "settled_by",
+        "spec",
+        "spec_text",
+        "status",
+        "submission",
+        "tokens",
+    )
+
+    def __init__(self, spec: Spec) -> None:
+        self.id = spec.task.id
+        self.project_id = spec.task.project_id
+        self.agent_id = spec.task.agent_id
+        self.status = spec.task.status
+        self.spec = spec
+        self.spec_text = ""
+        self.progress = NO_PROGRESS
+        self.submission: Submission | None = None
+        self.settled_by: str | None = None
+        self.error: str | None = None
+        self.result: str | None = None
+        self.tokens: int | None = None
+        self.micro_usd: int | None = None
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether an attempt has a place."""
+        # By identity, here and below: to hash a member of an enumeration is a call in itself.
+        return self.status is TaskStatus.RUNNING or self.status is TaskStatus.ASSIGNED
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether nothing can happen to the task any more."""
+        return self.status is not TaskStatus.QUEUED and not self.is_in_flight
+
+    @property
+    def evictable_since(self) -> float | None:
+        """When the task ended, if nothing needs it any more."""
+        # What `core.retention` says, in fewer words: this is asked at every write.
+        return None if self.progress.dependants else self.progress.completed_at
+
+    def record(self, submission: Submission = NOT_SHOWN) -> TaskRecord:
+        """Return the task as it is now."""
+        return TaskRecord(
+            task=self._task(),
+            terms=self.spec.terms,
+            submission=submission,
+            progress=self.progress,
+            agent_id=self.agent_id,
+            position=self.spec.position,
+            result=None if self.result is None else msgspec.Raw(self.result),
+            error=self.error,
+            tokens=self.tokens,
+            micro_usd=self.micro_usd,
+        )
+
+    def written_spec(self) -> str:
+        """Return the text of what the task was submitted with."""
+        if not self.spec_text:
+            self.spec_text = _text(self.spec)
+        return self.spec_text
+
+    def _task(self) -> Task:
+        task, not_before = self.spec.task, self.progress.not_before
+        if not_before is None:
+            if self.status is task.status:
+                return task
+            not_before = task.not_before
+        return msgspec.structs.replace(task, status=self.status, not_before=not_before)
+
+
+def to_task_row(row: Row) -> TaskRow:
+    """Read the columns of a task, in the order of the schema."""
+    read = TaskRow(_specs.decode(row[2]))
+    read.spec_text = row[2]
+    read.agent_id = row[3]
+    read.status = _STATUSES[row[4]]
+    read.progress = _progresses.decode(row[5])
+    read.settled_by, read.error, read.result, read.tokens, read.micro_usd = row[7:12]
+    return read
+
+
+def from_task_row(row: TaskRow) -> Row:
+    """Write the columns of a task, in the order of the schema."""
+    return (
+        row.id,
+        row.project_id,
+        row.written_spec(),
+        row.agent_id,
+        row.status._value_,
+        _text(row.progress),
+        row.evictable_since,
+        row.settled_by,
+        row.error,
+        row.result,
+        row.tokens,
+        row.micro_usd,
+    )
+
+
+def parents_in(spec_text: str) -> tuple[str, ...]:
+    """Return what a task depends on; most texts need not be read for that."""
+    if '"depends_on"' not in spec_text:
+        return ()
+    return _specs.decode(spec_text).terms.depends_on
+
+
+def submission_text(submission: Submission) -> str:
+    """Write what is to be done."""
+    return _text(submission)
+
+
+def to_submission(text: str) -> Submission:
+    """Read what is to be done."""
+    work = _works.decode(text)
+    return Submission(
+        action=work.action,
+        tab_id=work.tab_id,
+        selector=work.selector,
+        ref=work.ref,
+        params=work.params or None,
+        input=work.input or None,
+        labels=work.labels,
+        retry_of=work.retry_of,
+        traceparent=work.traceparent,
+    )
+
+
+def states_of(statuses: tuple[TaskStatus, ...]) -> list[str]:
+    """Write states as the column has them."""
+    return [status.value for status in statuses]
+
+
+def _text(value: object) -> str:
+    return _encoder.encode(value).decode()
+
+
+# Counters: what a batch of steps adds to the counts, as one sum a row.
+#
+# Lanes, counters, usage and rate counts are sums over everything that happened. A transaction adds
+# up its own part here and writes it at the end: one row update each, however many steps changed it.
+#
+# Rule: a count is changed by the step that changes the task, in the same transaction. So the counts
+# always equal what the rows say, and nothing that is retried is counted twice.
+
+QUEUED = "queued"
+TICK = "tick"
+SUBMITTED = "submitted"
+STARTED = "started"
+EXPIRED = "expired"
+WAIT_MS = "wait_ms"
+ENDED = {
+    TaskStatus.DONE: "completed",
+    TaskStatus.FAILED: "failed",
+    TaskStatus.CANCELLED: "cancelled",
+    TaskStatus.REJECTED: "rejected",
+}
+HAPPENINGS = (SUBMITTED, *ENDED.values(), EXPIRED, STARTED, WAIT_MS)
+"""What is counted for the whole store and for each lane."""
+
+OPEN_LANE = ""
+
+
+class CounterInsert(Insert, frozen=True, kw_only=True):
+    """Rows of amounts: one whose key exists has them added, or keeps the highest."""
+
+    highest: tuple[str, ...] = ()
+
+    @property
+    def on_conflict(self) -> str:
+        """The end of the statement, after its rows."""
+        table = self.table
+        changes = [f"{name} = {table}.{name} + excluded.{name}" for name in self.updated]
+        changes += [_higher(table, name) for name in self.highest]
+        return f" ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET {', '.join(changes)}"
+
+
+def _counter_insert(
+    table: str, key: dict[str, str], added: tuple[str, ...], highest: tuple[str, ...] = ()
+) -> CounterInsert:
+    amounts = [(name, "BIGINT") for name in (*added, *highest)]
+    return CounterInsert(
+        table=table,
+        columns=(*key.items(), *amounts),
+        key=tuple(key),
+        updated=added,
+        highest=highest,
+    )
+
+
+def _higher(table: str, name: str) -> str:
+    is_higher = f"excluded.{name} > {table}.{name}"
+    return f"{name} = CASE WHEN {is_higher} THEN excluded.{name} ELSE {table}.{name} END"
+
+
+COUNTERS = _counter_insert("counters", {"name": "TEXT"}, ("amount",))
+LANES = _counter_insert(
+    "lanes",
+    {"agent_id": "TEXT", "project_id": "TEXT"},
+    ("queued", "inflight", *HAPPENINGS),
+    ("served_tick",),
+)
+_PLACES = {name: place for place, name in enumerate(HAPPENINGS, start=2)}
+_NEW_LANE = (0,) * (2 + len(HAPPENINGS))
+USAGE = _counter_insert(
+    "project_usage",
+    {"project_id": "TEXT", "hour": "BIGINT"},
+    ("tokens", "micro_usd", "started", "completed", "forgiven"),
+)
+USED = _counter_insert(
+    "usage_rows",
+    {"hour": "BIGINT", "project_id": "TEXT", "agent_id": "TEXT", "model": "TEXT"},
+    ("tasks", "attempts", "tokens", "micro_usd"),
+)
+RATES = _counter_insert("rate_counts", {"limit_id": "TEXT", "bucket": "BIGINT"}, ("amount",))
+
+
+class Counters:
+    """What one transaction adds to the counts."""
+
+    __slots__ = ("_hour", "_lanes", "_rates", "_usage", "_used", "queued_by_agent", "totals")
+
+    def __init__(self, now: float) -> None:
+        self.totals: dict[str, int] = {QUEUED: 0}
+        self.queued_by_agent: dict[str, int] = {}
+        self._hour = int(now) // SECONDS_PER_HOUR * SECONDS_PER_HOUR
+        self._lanes: dict[tuple[str, str], list[int]] = {}
+        self._usage: dict[str, list[int]] = {}
+        self._used: dict[tuple[str, str, str], list[int]] = {}
+        self._rates: dict[tuple[str, int], int] = {}
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to a counter."""
+        self.totals[name] = self.totals.get(name, 0) + amount
+
+    def happen(self, name: str, agent_id: str | None, project_id: str, amount: int = 1) -> None:
+        """Count something that happened to a task, for the store and for the lane."""
+        self.totals[name] = self.totals.get(name, 0) + amount
+        self._lane(agent_id or OPEN_LANE, project_id)[_PLACES[name]] += amount
+
+    def queue(self, agent_id: str | None, project_id: str, amount: int) -> None:
+        """Count tasks into or out of the lane that they wait in."""
+        agent = agent_id or OPEN_LANE
+        self._lane(agent, project_id)[0] += amount
+        self.totals[QUEUED] += amount
+        self.queued_by_agent[agent] = self.queued_by_agent.get(agent, 0) + amount
+
+    def fly(self, agent_id: str | None, project_id: str, amount: int) -> None:
+        """Count places that are taken or freed."""
+        self._lane(agent_id or OPEN_LANE, project_id)[1] += amount
+
+    def serve(self, agent_id: str | None, project_id: str, tick: int) -> None:
+        """Note when a lane was last served."""
+        lane = self._lane(agent_id or OPEN_LANE, project_id)
+        lane[-1] = max(lane[-1], tick)
+
+    def spend(self, project_id: str, *, tokens: int, micro_usd: int) -> None:
+        """Add to what a project used in this hour."""
+        sums = self._project(project_id)
+        sums[0] += tokens
+        sums[1] += micro_usd
+
+    def use(self, key: tuple[str, str, str], *, is_over: bool, tokens: int, micro_usd: int) -> None:
+        """Add an attempt to what a project, an agent and a model used; its task may be over."""
+        sums = self._used.get(key)
+        if sums is None:
+            sums = self._used[key] = [0, 0, 0, 0]
+        sums[0] += is_over
+        sums[1] += 1
+        sums[2] += tokens
+        sums[3] += micro_usd
+
+    def start(self, project_id: str) -> None:
+        """Count a task of a project that was started."""
+        self._project(project_id)[2] += 1
+
+    def complete(self, project_id: str) -> None:
+        """Count a task of a project that was done."""
+        self._project(project_id)[3] += 1
+
+    def forgive(self, project_id: str, tokens: int) -> None:
+        """Add to the lag that a project was forgiven in this hour."""
+        self._project(project_id)[4] += tokens
+
+    def charge(self, charges: Iterable[RateCharge]) -> None:
+        """Add to the counts of rate limits."""
+        for charge in charges:
+            key = (charge.limit_id, charge.bucket)
+            self._rates[key] = self._rates.get(key, 0) + charge.amount
+
+    def write(self, transaction: Transaction) -> None:
+        """Write all sums."""
+        counters = [(name, amount) for name, amount in self.totals.items() if amount]
+        transaction.insert(COUNTERS, counters)
+        transaction.insert(LANES, [(*key, *sums) for key, sums in self._lanes.items()])
+        usage = [(project_id, self._hour, *sums) for project_id, sums in self._usage.items()]
+        transaction.insert(USAGE, usage)
+        if self._used:
+            transaction.insert(
+                USED, [(self._hour, *key, *sums) for key, sums in self._used.items()]
+            )
+        transaction.insert(RATES, [(*key, amount) for key, amount in self._rates.items()])
+
+    def _lane(self, agent_id: str, project_id: str) -> list[int]:
+        key = (agent_id, project_id)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = [*_NEW_LANE, NEVER_SERVED]
+        return lane
+
+    def _project(self, project_id: str) -> list[int]:
+        sums = self._usage.get(project_id)
+        if sums is None:
+            sums = self._usage[project_id] = [0, 0, 0, 0, 0]
+        return sums
+
 
 # Rows of unfinished tasks as this process last wrote them, so that they need not be read again.
 #
@@ -119,37 +489,36 @@ class RowCache:
 # Rule: a task with a receiver has one delivery, under an id that is made from its own, so whichever
 # step ended it, and however often that step is run, the receiver is told of one end.
 
+MESSAGE_PREFIX = "msg_"
+TASK_EVENTS = {
+    "done": "task.completed",
+    "failed": "task.failed",
+    "cancelled": "task.cancelled",
+    "rejected": "task.rejected",
+}
+"""The event of each state in which a task ends."""
 
-def row_for_end(row: TaskRow, url: str, now: float) -> Row:
-    """Return the row of the delivery that tells of the end of a task."""
-    delivery = Delivery(
-        id=message_id(row.id),
-        event=TASK_EVENTS[row.status.value],
-        url=url,
-        task_id=row.id,
-        created_at=now,
-        due_at=now,
-    )
-    return new_row(delivery)
+PENDING = "pending"
+"""The state of a delivery that is still to be tried."""
 
 
-def new_row(delivery: Delivery) -> Row:
-    """Return the row of a delivery that nobody has tried."""
-    return (
-        delivery.id,
-        delivery.task_id,
-        delivery.event,
-        delivery.url,
-        host_of(delivery.url),
-        DeliveryState.PENDING.value,
-        0,
-        delivery.created_at,
-        delivery.due_at,
-        None,
-        None,
-        None,
-        None,
-    )
+def message_id(task_id: str) -> str:
+    """Return the id of the message that tells of the end of a task."""
+    return MESSAGE_PREFIX + task_id.replace("tsk_", "")
+
+
+def host_of(url: str) -> str:
+    """Return the host of an address, by which senders share their permits; empty if it has none."""
+    try:
+        return (urlsplit(url).hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def delivery_row(delivery_id: str, *, event: str, url: str, now: float, task_id: str = "") -> Row:
+    """Return the row of a delivery that nobody has tried and that is due now."""
+    host = host_of(url)
+    return (delivery_id, task_id, event, url, host, PENDING, 0, now, now, None, None, None, None)
 
 
 SHORT_SUBMISSION = 2_000
@@ -171,15 +540,15 @@ class UnitOfWork:
         transaction: Transaction,
         now: float,
         *,
-        keeps_books: bool,
+        keeps_ledger: bool,
         cache: RowCache | None = None,
     ) -> None:
         self.transaction = transaction
         self._cache = cache
         self.now = now
-        self.keeps_books = keeps_books
-        self.tallies = Counters(now)
-        self.books = LedgerState(zone)
+        self.keeps_ledger = keeps_ledger
+        self.counters = Counters(now)
+        self.ledger = LedgerState(zone)
         self._rows: dict[str, TaskRow | None] = {}
         self._changed: dict[str, TaskRow] = {}
         self._submissions: dict[str, Submission] = {}
@@ -237,9 +606,9 @@ class UnitOfWork:
         for agent_id, queued in lanes:
             self._queued_by_agent[agent_id] = self._queued_by_agent.get(agent_id, 0) + queued
 
-    def load_books(self, reserves: Sequence[ReserveRequest], held: Iterable[TaskRow]) -> None:
+    def load_ledger(self, reserves: Sequence[ReserveRequest], held: Iterable[TaskRow]) -> None:
         """Read the balances and reservations that these requests and tasks in flight touch."""
-        if not self.keeps_books:
+        if not self.keeps_ledger:
             return
         settles = [
             SettleRequest(reservation_id=row.progress.reservation_id, call=Call.RELEASE)
@@ -247,7 +616,7 @@ class UnitOfWork:
             if row.is_in_flight and row.progress.reservation_id
         ]
         if reserves or settles:
-            self.books = ledger.load(self.transaction, [*reserves, *settles], self.now)
+            self.ledger = ledger.load(self.transaction, [*reserves, *settles], self.now)
 
     def row(self, task_id: str) -> TaskRow | None:
         """Return the row of a task, None if there is none."""
@@ -267,16 +636,16 @@ class UnitOfWork:
 
     def queued(self) -> int:
         """Return how many tasks wait now."""
-        return self._queued_before + self.tallies.counters[QUEUED]
+        return self._queued_before + self.counters.totals[QUEUED]
 
     def queued_for(self, agent_id: str) -> int:
         """Return how many tasks of an agent wait now."""
-        added = self.tallies.queued_by_agent.get(agent_id, 0)
+        added = self.counters.queued_by_agent.get(agent_id, 0)
         return self._queued_by_agent.get(agent_id, 0) + added
 
     def tick(self) -> int:
         """Return how many attempts have ended."""
-        return self._tick_before + self.tallies.counters.get(TICK, 0)
+        return self._tick_before + self.counters.totals.get(TICK, 0)
 
     def children(self, parents: Sequence[TaskRow]) -> list[tuple[TaskRow, TaskRow]]:
         """Return pairs of a task and one that depends on it, and have their other parents ready."""
@@ -320,7 +689,7 @@ class UnitOfWork:
         if not reservation_id:
             return
         call = Call.COMMIT if tokens or micro_usd else Call.RELEASE
-        if not self.keeps_books:
+        if not self.keeps_ledger:
             self._outbox.append((reservation_id, call.value, micro_usd, tokens))
             return
         request = SettleRequest(
@@ -329,27 +698,29 @@ class UnitOfWork:
             micro_usd=MicroUsd(micro_usd),
             tokens=Tokens(tokens),
         )
-        # The books may have closed it, or forgotten it a day after its lease ended: then what was
+        # The ledger may have closed it, or forgotten it a day after its lease ended: then what was
         # held is booked already, and the task must end all the same.
         with suppress(IllegalSettlementError):
-            self.books.settle(request, self.now)
+            self.ledger.settle(request, self.now)
 
     def mark_dispatched(self, reservation_id: str | None) -> bool:
         """Note that the provider is about to be called; False if the money is not held any more."""
-        if not reservation_id or not self.keeps_books:
+        if not reservation_id or not self.keeps_ledger:
             return True
         request = SettleRequest(reservation_id=reservation_id, call=Call.DISPATCHED)
         try:
-            self.books.settle(request, self.now)
+            self.ledger.settle(request, self.now)
         except IllegalSettlementError:
             return False
         return True
 
-    def tell_receiver(self, row: TaskRow, url: str) -> None:
+    def file_delivery(self, row: TaskRow, url: str) -> None:
         """File what tells an address of the end of a task."""
-        self._deliveries.append(row_for_end(row, url, self.now))
+        event = TASK_EVENTS[row.status.value]
+        filed = delivery_row(message_id(row.id), event=event, url=url, now=self.now, task_id=row.id)
+        self._deliveries.append(filed)
 
-    def tell(self, node_id: str, kind: nodes.Kind, task_id: str) -> None:
+    def notify(self, node_id: str, kind: nodes.Kind, task_id: str) -> None:
         """Leave a message for a node; a worker looks at the tasks that it has."""
         if is_worker(node_id):
             self._called.add(node_id)
@@ -368,7 +739,7 @@ class UnitOfWork:
         """Have a recipient look for itself when this is written."""
         self._called.add(recipient)
 
-    def tell_dispatcher(self, rows: Iterable[TaskRow], *, by: str) -> None:
+    def notify_dispatcher(self, rows: Iterable[TaskRow], *, by: str) -> None:
         """Have the dispatcher look at tasks, unless it is the node that changed them.
 
         While nobody dispatches nobody is told: whoever is elected next reads everything.
@@ -381,17 +752,17 @@ class UnitOfWork:
     def write(self) -> None:
         """Write everything that the steps have changed."""
         transaction = self.transaction
-        transaction.insert(TASKS_TASKS, [from_task_row(row) for row in self._changed.values()])
+        transaction.insert(TASK_ROWS, [from_task_row(row) for row in self._changed.values()])
         transaction.insert(INPUTS, self._inputs)
         pairs = [(parent, child) for parent, its in self._parents.items() for child in its]
         transaction.insert(PARENTS, pairs)
         keep_closures(transaction, self._closures.values())
         transaction.insert(OUTBOX, self._outbox)
         if self._deliveries:
-            transaction.insert(DELIVERIES_DELIVERIES, self._deliveries)
-        self.tallies.write(transaction)
-        if self.keeps_books:
-            ledger.write(transaction, self.books, self.now)
+            transaction.insert(DELIVERY_ROWS, self._deliveries)
+        self.counters.write(transaction)
+        if self.keeps_ledger:
+            ledger.write(transaction, self.ledger, self.now)
         if self._messages:
             nodes.post(transaction, self._messages)
         if self._called:

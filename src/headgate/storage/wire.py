@@ -37,7 +37,6 @@ from headgate.core.task import (
 from headgate.errors import HeadgateError, StoreError
 from headgate.storage.assign import Plan
 from headgate.storage.finish import Cancellation
-from headgate.storage.rows import NOT_SHOWN, submission_text, to_submission
 from headgate.storage.sql_store import TaskTables
 from headgate.storage.store import (
     Assigned,
@@ -56,9 +55,13 @@ from headgate.storage.store import (
 )
 from headgate.storage.submit import SubmitAnswer, new_tasks
 from headgate.storage.transaction import Transaction
-from headgate.storage.unit_of_work import SHORT_SUBMISSION
-from headgate.storage.writer import Batch, Job
-from headgate.storage.writer_process import Asked
+from headgate.storage.unit_of_work import (
+    NOT_SHOWN,
+    SHORT_SUBMISSION,
+    submission_text,
+    to_submission,
+)
+from headgate.storage.writer import Asked, Batch, Job
 
 # Records on their way from the process that writes to the one that asked.
 #

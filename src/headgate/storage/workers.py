@@ -15,7 +15,6 @@ from headgate.core.task import TaskRecord, TaskStatus
 from headgate.storage import finish, nodes
 from headgate.storage.assign import is_running
 from headgate.storage.finish import take_from_worker
-from headgate.storage.rows import TaskRow
 from headgate.storage.store import (
     DISPATCHER,
     MAX_HANDED_OUT,
@@ -26,7 +25,7 @@ from headgate.storage.store import (
     Visit,
 )
 from headgate.storage.transaction import Result, about
-from headgate.storage.unit_of_work import UnitOfWork
+from headgate.storage.unit_of_work import TaskRow, UnitOfWork
 
 _HELD = "SELECT task_id FROM worker_tasks WHERE node_id = ? ORDER BY task_id"
 _SIZES = "SELECT id, octet_length(submission) FROM task_inputs"
@@ -57,7 +56,7 @@ def receive(work: UnitOfWork, visit: Visit) -> Orders:
     if visit.places == 0 and not named:
         nodes.leave(work.transaction, visit.worker_id)
     # By nobody: a reply that gets lost must not hide these from a dispatcher on the same node.
-    work.tell_dispatcher(changed, by="")
+    work.notify_dispatcher(changed, by="")
     return Orders(
         is_alive=True,
         tasks=tuple([row.record(work.submission(row.id)) for row in tasks]),
@@ -93,7 +92,7 @@ def _admit(work: UnitOfWork, visit: Visit) -> nodes.Offer | None:
 def _held(work: UnitOfWork, worker_id: str) -> list[TaskRow]:
     rows = work.transaction.read(_HELD, (worker_id,))
     held = work.rows(row[0] for row in rows)
-    work.load_books((), held)
+    work.load_ledger((), held)
     return [row for row in held if row.is_in_flight and row.progress.node_id == worker_id]
 
 

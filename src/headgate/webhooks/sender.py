@@ -21,7 +21,7 @@ from urllib.parse import unquote_plus, urlsplit
 import httpcore2
 
 from headgate.redaction import redacted
-from headgate.storage.delivery_contract import MAX_ANSWER_CHARACTERS, Message, SendReport
+from headgate.storage.deliveries import MAX_ANSWER_CHARACTERS, Message, SendReport
 from headgate.webhooks.guard import (
     Destination,
     ForbiddenAddressError,

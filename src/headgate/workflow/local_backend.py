@@ -49,7 +49,7 @@ from headgate.storage import queries
 from headgate.storage.sql_store import StoreLedger
 from headgate.storage.sqlite import SqliteTaskStore
 from headgate.storage.store import TaskQuery
-from headgate.storage.writer_process import ChildStarter
+from headgate.storage.writer import ChildStarter
 from headgate.workflow.backend import STATES, Backend, Money, StepOrder, StepTask, Told
 from headgate.workflow.budgets import (
     Books,
@@ -734,7 +734,7 @@ def local_backend(
         search(workflow.folder)
     places = options.concurrency or workflow.concurrency
     ledger = None if books.url is None else connect_budget(books.url).ledger
-    store = SqliteTaskStore(run.path / STORE, keeps_books=ledger is None, starter=starter_of(run))
+    store = SqliteTaskStore(run.path / STORE, keeps_ledger=ledger is None, starter=starter_of(run))
     prices = PriceList(workflow.prices)
     engine = Engine(
         store,

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from budgets.support import TrackerFactory, assert_books_are_right, flat
+from budgets.support import TrackerFactory, assert_ledger_is_right, flat
 from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import parse_scope
 from headgate.core.budgets.windows import parse_window
@@ -124,7 +124,7 @@ async def test_a_founded_limit_holds_for_what_was_reserved_before_it(
             await one.reserve(SESSION, "0.31")
         await one.reserve(SESSION, "0.30")
         assert flat(await one.status())[SESSION].limit_micro_usd == 1_000_000
-        await assert_books_are_right(one)
+        await assert_ledger_is_right(one)
 
 
 async def test_a_founder_with_another_limit_is_told_both_and_what_to_do(

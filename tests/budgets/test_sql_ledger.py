@@ -36,7 +36,7 @@ SESSION = Scope("session:eval")
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     database: Database
     if request.param == "sqlite":
-        database = SqliteDatabase(tmp_path / "books.db")
+        database = SqliteDatabase(tmp_path / "ledger.db")
     else:
         database = PostgresDatabase(request.getfixturevalue("postgres_url"))
     migrate(database.begin(), PART, MIGRATIONS)
@@ -48,7 +48,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
 @pytest.fixture
 def transaction(database: Database) -> Transaction:
     transaction = database.begin()
-    ledger.lock_books(transaction)
+    ledger.lock_ledger(transaction)
     return transaction
 
 
@@ -91,7 +91,7 @@ def test_what_is_rolled_back_leaves_nothing(database: Database, transaction: Tra
     assert ledger.audit(transaction).kept == {}
 
 
-def test_what_else_the_transaction_writes_is_one_commit_with_the_books(
+def test_what_else_the_transaction_writes_is_one_commit_with_the_ledger(
     database: Database, transaction: Transaction
 ) -> None:
     transaction.run("CREATE TABLE tasks (id TEXT)")
