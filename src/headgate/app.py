@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from headgate.api.api import Api, EventStreams
 from headgate.api.app import App
-from headgate.api.app import build_app as build_web_app
 from headgate.api.auth import Authenticator, AuthRules, is_loopback
 from headgate.api.bulk import BulkWork
 from headgate.api.schema.tasks import LimitsShown
@@ -319,9 +319,9 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     engine: Engine
-    intake: SubmissionParser
+    submission_parser: SubmissionParser
     settings: Settings
-    administration: LiveConfig
+    config: LiveConfig
     bulk: BulkWork
     audit: AuditLog
     tokens: Tokens
@@ -384,7 +384,7 @@ def build_service(
     webhooks = attach_webhooks(
         engine, store, settings, ledger=ledger, is_alone=not is_shared(settings)
     )
-    administration = _administration(
+    config = _config(
         engine,
         store,
         loaded or loaded_from(settings),
@@ -392,16 +392,16 @@ def build_service(
         executors=executors,
         ledger=ledger,
     )
-    administration.listen(lambda settings, _is_paused: slot_keys.reconfigure(settings))
+    config.listen(lambda settings, _is_paused: slot_keys.reconfigure(settings))
     slot_work = attach_slots(
         engine, store, settings, environ, data=data, is_shared=is_shared(settings)
     )
-    administration.listen(lambda settings, _is_paused: slot_work.reconfigure(settings))
+    config.listen(lambda settings, _is_paused: slot_work.reconfigure(settings))
     return Service(
         engine=engine,
-        intake=_parser(settings),
+        submission_parser=build_submission_parser(settings),
         settings=settings,
-        administration=administration,
+        config=config,
         bulk=BulkWork(engine, store),
         audit=StoredAudit(store),
         webhooks=webhooks,
@@ -413,7 +413,7 @@ def build_service(
     )
 
 
-def _administration(
+def _config(
     engine: Engine,
     store: SqlTaskStore,
     loaded: Loaded,
@@ -422,14 +422,14 @@ def _administration(
     executors: dict[str, Executor],
     ledger: Ledger | None,
 ) -> LiveConfig:
-    administration = LiveConfig(engine, store, parts, loaded, executors=executors, ledger=ledger)
-    engine.before_start(administration.prepare)
-    upkeep = Upkeep(administration, is_shared=is_shared(loaded.settings))
-    engine.also_run("administration", upkeep.run)
+    config = LiveConfig(engine, store, parts, loaded, executors=executors, ledger=ledger)
+    engine.before_start(config.prepare)
+    upkeep = Upkeep(config, is_shared=is_shared(loaded.settings))
+    engine.also_run("overrides", upkeep.run)
     origin = loaded.origin
     if origin is not None and origin.path is not None:
-        engine.also_run("settings", SettingsWatch(administration, origin.path).run)
-    return administration
+        engine.also_run("settings", SettingsWatch(config, origin.path).run)
+    return config
 
 
 def limits_shown(settings: Settings) -> LimitsShown:
@@ -448,36 +448,42 @@ def limits_shown(settings: Settings) -> LimitsShown:
 
 def build_app(service: Service) -> App:
     """Return the HTTP application of a service."""
-    limits = limits_shown(service.settings)
-    app = build_web_app(service.engine, intake=service.intake, limits=limits)
+    settings, streams = service.settings, EventStreams()
+    api = Api(
+        engine=service.engine,
+        config=service.config,
+        submission_parser=service.submission_parser,
+        limits=limits_shown(settings),
+        auth=Authenticator(service.tokens, auth_rules(settings)),
+        tokens=service.tokens,
+        audit=service.audit,
+        bulk=service.bulk,
+        tracker=service.tracker,
+        usage=service.usage,
+        slots=service.slots,
+        webhooks=service.webhooks,
+        metrics=build_metrics(service, streams),
+        streams=streams,
+        telemetry=service.telemetry,
+    )
 
     def come_into_force(settings: Settings, is_paused: bool) -> None:  # noqa: FBT001
-        app.api.intake, app.api.limits = _parser(settings), limits_shown(settings)
-        app.api.is_paused = is_paused
+        api.submission_parser = build_submission_parser(settings)
+        api.limits = limits_shown(settings)
+        api.is_paused = is_paused
 
-    service.administration.listen(come_into_force)
-    app.api.administration = service.administration
-    app.api.bulk = service.bulk
-    app.api.audit = service.audit
-    app.api.webhooks = service.webhooks
-    app.api.entrance = Authenticator(service.tokens, auth_rules(service.settings))
-    app.api.tokens = service.tokens
-    app.api.tracker = service.tracker
-    app.api.usage = service.usage
-    app.api.workers = service.engine.workers
-    app.api.slots = service.slots
-    app.api.metrics = _metrics(service, app)
-    app.api.telemetry = service.telemetry
-    app.api.outlook, app.api.history = service.engine.outlook, service.engine.history
-    attach_dashboard(app, service.settings.dashboard.mode)
+    service.config.listen(come_into_force)
+    app = App(api)
+    attach_dashboard(app, settings.dashboard.mode)
     return app
 
 
-def _metrics(service: Service, app: App) -> ServiceMetrics:
+def build_metrics(service: Service, streams: EventStreams) -> ServiceMetrics:
+    """Return all metrics of a service."""
     store = service.engine.store
     beside = Beside(
         tracker=service.tracker,
-        streams=lambda: app.api.streams,
+        streams=lambda: streams.count,
         slots=service.slots.statuses,
     )
     if isinstance(store, SqlTaskStore):
@@ -506,7 +512,8 @@ def auth_rules(settings: Settings) -> AuthRules:
     )
 
 
-def _parser(settings: Settings) -> SubmissionParser:
+def build_submission_parser(settings: Settings) -> SubmissionParser:
+    """Return what turns requests into tasks."""
     return SubmissionParser.from_settings(settings, callback_check(settings))
 
 

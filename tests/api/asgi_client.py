@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from api.fake_app import fake_app
 from api.fake_engine import FakeEngine
-from headgate.api.app import App, build_app
+from headgate.api.app import App
 from headgate.api.errors import CODES
 from headgate.api.submission import SubmissionParser
 
@@ -48,9 +49,9 @@ class Client:
 
     def __init__(self, engine: FakeEngine | None = None) -> None:
         self.engine = engine or FakeEngine()
-        self.app: App = build_app(
+        self.app: App = fake_app(
             self.engine,
-            intake=SubmissionParser(
+            SubmissionParser(
                 projects=["search"], targets={"browser": None}, default_target="browser"
             ),
         )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from headgate.api.api import HealthReport
 from headgate.core.admission import Admitted, QueueLimits, admit
+from headgate.core.dispatch_state import DispatchSettings
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitEntry, SubmitKey, is_kept
 from headgate.core.reasons import GlobalBudgetExhausted
 from headgate.core.task import (
@@ -21,7 +21,11 @@ from headgate.core.task import (
     Terms,
     check_move,
 )
+from headgate.core.why import TaskReason
+from headgate.engine.engine import Engine, EngineSettings, Why
 from headgate.engine.events import EventFeed
+from headgate.engine.supervisor import Health
+from headgate.storage.memory import MemoryTaskStore
 from headgate.storage.store import (
     KeyedAnswer,
     LaneCount,
@@ -39,34 +43,31 @@ from headgate.storage.tokens import UNBOUND, Bounds
 Outcome = Queued | TurnedAway | UnknownParent
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """How the fake says that it is."""
-
-    is_ready: bool = True
-    role: str = "dispatcher"
-    problem: str = ""
-    parts: dict[str, str] = msgspec.field(
-        default_factory=lambda: {"store": "ok", "ledger": "ok", "dispatcher": "ok"}
-    )
-
-
-class Why(msgspec.Struct, kw_only=True, rename="camel"):
-    """One reason."""
-
-    task_id: str
-    reasons: list[GlobalBudgetExhausted]
+def health(
+    *,
+    is_ready: bool = True,
+    role: str = "dispatcher",
+    problem: str = "",
+    parts: dict[str, str] | None = None,
+) -> Health:
+    """Return how a node is; it is well unless the test says otherwise."""
+    well = {"store": "ok", "ledger": "ok", "dispatcher": "ok"}
+    return Health(is_ready=is_ready, role=role, problem=problem, parts=parts or well)
 
 
-class FakeEngine:
+class FakeEngine(Engine):
     """Answers at once; `failure`, if set, is raised by everything that needs a store."""
 
     def __init__(self, *, limits: QueueLimits | None = None, now: float = 1_800_000_000.0) -> None:
+        super().__init__(
+            MemoryTaskStore(), {}, EngineSettings(dispatch=DispatchSettings(projects=()))
+        )
         self.limits = limits or QueueLimits()
         self.time = now
         self.records: dict[str, TaskRecord] = {}
         self.failure: Exception | None = None
         self.failing_actions: dict[str, Exception] = {}
-        self.state = Health()
+        self.state = health()
         self.cancel_takes_effect = True
         self.most_under_way = 0
         self.keyed: dict[tuple[str, str], tuple[str, tuple[SubmitEntry, ...]]] = {}
@@ -85,23 +86,28 @@ class FakeEngine:
     def now(self) -> float:
         return self.time
 
-    def submit(self, task: Task, terms: Terms, submission: Submission) -> Awaitable[Outcome]:
+    def submit(self, task: Task, terms: Terms, submission: Submission) -> asyncio.Future[Outcome]:
         self._check()
         if submission.action in self.failing_actions:
             raise self.failing_actions[submission.action]
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._under_way += 1
         self.most_under_way = max(self.most_under_way, self._under_way)
-        asyncio.get_running_loop().call_soon(self._answer, future, task, terms, submission)
+        asyncio.get_running_loop().call_soon(self._set_answer, future, task, terms, submission)
         return future
 
-    def _answer(
+    def _set_answer(
         self, future: asyncio.Future[Outcome], task: Task, terms: Terms, submission: Submission
     ) -> None:
         self._under_way -= 1
         future.set_result(self._store(task, terms, submission))
 
-    async def submit_keyed(
+    def submit_keyed(
+        self, key: SubmitKey, drafts: Sequence[tuple[Task, Terms, Submission] | InvalidEntry]
+    ) -> asyncio.Future[KeyedAnswer | KeyRefusal]:
+        return asyncio.ensure_future(self._submit_keyed(key, drafts))
+
+    async def _submit_keyed(
         self, key: SubmitKey, drafts: Sequence[tuple[Task, Terms, Submission] | InvalidEntry]
     ) -> KeyedAnswer | KeyRefusal:
         self._check()
@@ -210,14 +216,20 @@ class FakeEngine:
             )
         )
 
-    async def why(self, task_id: str, bounds: Bounds = UNBOUND) -> msgspec.Struct | None:
+    async def why(self, task_id: str, bounds: Bounds = UNBOUND) -> Why | None:
         self._check()
         self.asked_for = bounds
-        if task_id not in self.records:
+        record = self.records.get(task_id)
+        if record is None:
             return None
-        return Why(task_id=task_id, reasons=[GlobalBudgetExhausted(used=5, limit=5)])
+        reason = GlobalBudgetExhausted(used=5, limit=5)
+        return Why(
+            task_id=task_id,
+            state=record.task.status,
+            reasons=(TaskReason(hold=reason, message="the budget is used up"),),
+        )
 
-    def health(self) -> HealthReport:
+    def health(self) -> Health:
         return self.state
 
     def _check(self) -> None:

@@ -68,7 +68,7 @@ class Door:
         self.tokens = FakeTokens()
         api = self.client.app.api
         api.tokens = self.tokens
-        api.entrance = Authenticator(self.tokens, AuthRules(**rules))  # type: ignore[arg-type]
+        api.auth = Authenticator(self.tokens, AuthRules(**rules))  # type: ignore[arg-type]
 
     def token(
         self,

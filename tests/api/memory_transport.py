@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from api.fake_engine import FakeEngine
-from headgate.api.app import App, build_app
+from api.fake_app import fake_app
+from headgate.api.app import App
 from headgate.api.http.connection import Connections
-from headgate.api.submission import SubmissionParser
 
 
 class MemoryTransport(asyncio.Transport):
@@ -50,9 +49,7 @@ class MemoryTransport(asyncio.Transport):
 
 async def fed(pieces: list[bytes], app: App | None = None) -> MemoryTransport:
     """Give a connection these pieces, each when it wants one, and let it come to rest."""
-    app = app or build_app(
-        FakeEngine(), intake=SubmissionParser(targets={"x": None}, default_target="x")
-    )
+    app = app or fake_app()
     transport, connection = MemoryTransport(), Connections(app).new()
     connection.connection_made(transport)
     for piece in pieces:

@@ -108,7 +108,7 @@ def test_a_token_that_is_revoked_elsewhere_ends_within_five_seconds() -> None:
     clock = VirtualClock()
     door = closed()
     api = door.client.app.api
-    api.entrance = Authenticator(door.tokens, api.entrance.rules, ticks=clock)
+    api.auth = Authenticator(door.tokens, api.auth.rules, ticks=clock)
     token = door.token("read")
     assert door.get("/tasks", token).status == 200
     asyncio.run(door.tokens.revoke(token.split("_")[1]))
@@ -126,8 +126,8 @@ async def test_a_token_that_is_revoked_while_it_is_looked_up_is_not_remembered()
             gate.forget()
             return kept
 
-    gate = Authenticator(Slow(), door.client.app.api.entrance.rules)
-    door.client.app.api.entrance = gate
+    gate = Authenticator(Slow(), door.client.app.api.auth.rules)
+    door.client.app.api.auth = gate
     headers = {"authorization": f"Bearer {token}"}
     assert (await answer_of(door.client.app, "GET", "/tasks", headers=headers)).status == 200
     assert gate._known == {}
@@ -145,7 +145,7 @@ def test_a_token_that_is_no_good_is_not_looked_up_again_for_a_while() -> None:
     clock = VirtualClock()
     door = closed()
     api = door.client.app.api
-    api.entrance = Authenticator(door.tokens, api.entrance.rules, ticks=clock)
+    api.auth = Authenticator(door.tokens, api.auth.rules, ticks=clock)
     unknown = "hg_0123456789ab_" + "0" * 48
     answers = {door.get("/tasks", unknown).status for _ in range(5)}
     assert (answers, door.tokens.looked_up) == ({401}, 1)
@@ -167,7 +167,7 @@ def test_no_more_tokens_are_remembered_than_may_be(monkeypatch: pytest.MonkeyPat
     door = closed()
     for _ in range(6):
         assert door.get("/tasks", door.token("read")).status == 200
-    assert len(door.client.app.api.entrance._known) == 3
+    assert len(door.client.app.api.auth._known) == 3
 
 
 def test_while_the_store_is_away_nobody_is_let_in() -> None:
@@ -241,7 +241,7 @@ def test_elsewhere_any_host_is_taken_unless_some_are_named() -> None:
     door = closed()
     token = door.token()
     assert door.get("/tasks", token, host="whatever.test").status == 200
-    door.client.app.api.entrance.rules = auth.AuthRules(
+    door.client.app.api.auth.rules = auth.AuthRules(
         is_loopback=False, needs_token=True, hosts=frozenset({"a.test"})
     )
     assert door.get("/tasks", token, host="whatever.test").status == 421

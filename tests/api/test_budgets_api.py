@@ -36,7 +36,7 @@ class Bank:
         self.clock = clock
         self.tokens = FakeTokens()
         self.client.app.api.tracker = tracker
-        self.client.app.api.entrance = Authenticator(self.tokens)
+        self.client.app.api.auth = Authenticator(self.tokens)
 
     def token(self, *permissions: Permission, bounds: Bounds = UNBOUND) -> str:
         new = new_token(name="t", permissions=permissions, now=self.tokens.time, bounds=bounds)

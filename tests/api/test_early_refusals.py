@@ -8,14 +8,13 @@ import re
 
 import pytest
 
-from api.fake_engine import FakeEngine
+from api.fake_app import fake_app
 from api.fake_tokens import FakeTokens
 from api.memory_transport import MemoryTransport, fed
-from headgate.api.app import ROUTES, App, build_app
+from headgate.api.app import ROUTES, App
 from headgate.api.auth import Authenticator, AuthRules
 from headgate.api.http import connection
 from headgate.api.http.connection import Connections
-from headgate.api.submission import SubmissionParser
 
 BODY = b'{"agentId": "a", "action": "click"}'
 NO_SUCH_TOKEN = b"Authorization: Bearer hg_0123456789ab_" + b"0" * 48 + b"\r\n"
@@ -36,9 +35,9 @@ def length(size: int) -> bytes:
 
 def closed() -> App:
     """Give a service that asks for tokens, and has none."""
-    app = build_app(FakeEngine(), intake=SubmissionParser(targets={"x": None}, default_target="x"))
+    app = fake_app()
     rules = AuthRules(is_loopback=True, needs_token=True)
-    app.api.entrance = Authenticator(FakeTokens(), rules)
+    app.api.auth = Authenticator(FakeTokens(), rules)
     return app
 
 
@@ -121,7 +120,7 @@ def connected(shared: Connections) -> tuple[connection.Connection, MemoryTranspo
 
 async def test_bodies_have_one_bound_over_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MAX_HELD_BYTES", 1_000)
-    app = build_app(FakeEngine(), intake=SubmissionParser(targets={"x": None}, default_target="x"))
+    app = fake_app()
     shared = Connections(app)
     first, _ = connected(shared)
     first.data_received(head(HOST, length(900)) + b" " * 800)
@@ -135,7 +134,7 @@ async def test_bodies_have_one_bound_over_all_connections(monkeypatch: pytest.Mo
 
 
 async def test_what_was_answered_is_not_held_any_more() -> None:
-    app = build_app(FakeEngine(), intake=SubmissionParser(targets={"x": None}, default_target="x"))
+    app = fake_app()
     shared = Connections(app)
     client, transport = connected(shared)
     client.data_received((head(HOST, length(len(BODY))) + BODY) * 2)
@@ -147,7 +146,7 @@ async def test_what_was_answered_is_not_held_any_more() -> None:
 
 
 async def test_what_is_worked_on_when_its_client_goes_is_let_go_of_once() -> None:
-    app = build_app(FakeEngine(), intake=SubmissionParser(targets={"x": None}, default_target="x"))
+    app = fake_app()
     shared = Connections(app)
     client, _ = connected(shared)
     client.data_received(head(HOST, length(len(BODY))) + BODY)

@@ -13,17 +13,17 @@ import uvloop
 
 from api.asgi_client import answer_of
 from api.event_stream import EventStream, Open, Sent, opened
+from api.fake_app import fake_app
 from api.fake_engine import FakeEngine
 from api.fake_tokens import FakeTokens
 from headgate.api import app as web_app
 from headgate.api import events
-from headgate.api.app import App, build_app
+from headgate.api.app import App
 from headgate.api.auth import Authenticator
 from headgate.api.callers import Caller
 from headgate.api.errors import Refusal
 from headgate.api.http import connection, request
 from headgate.api.http.server import serve
-from headgate.api.submission import SubmissionParser
 from headgate.core.task import Progress, Task, TaskRecord, TaskStatus
 from headgate.engine.events import EventFeed
 from headgate.errors import NotDispatchingError, StoreUnavailableError
@@ -50,7 +50,7 @@ def happen(engine: FakeEngine, *records: TaskRecord) -> None:
 
 
 def new_app(engine: FakeEngine) -> App:
-    return build_app(engine, intake=SubmissionParser(targets={"x": None}, default_target="x"))
+    return fake_app(engine)
 
 
 @asynccontextmanager
@@ -417,15 +417,15 @@ def test_a_stream_ends_soon_after_its_token_was_revoked(
 
     async def main() -> None:
         engine = FakeEngine()
-        app, entrance = new_app(engine), Revocable()
-        monkeypatch.setattr(app.api, "entrance", entrance)
+        app, auth = new_app(engine), Revocable()
+        monkeypatch.setattr(app.api, "auth", auth)
         happen(engine, record("t", QUEUED))
         async with asyncio.timeout(10), serving(app) as open_stream:
             streams = [await open_stream(path) for path in ("/events", "/tasks/t/events")]
             for stream in streams:
                 await stream.block()
                 await stream.block()
-            entrance.is_revoked = True
+            auth.is_revoked = True
             for stream in streams:
                 await stream.rest()
 
@@ -437,13 +437,13 @@ def test_an_event_does_not_put_off_the_look_at_the_token(monkeypatch: pytest.Mon
 
     async def main() -> None:
         engine = FakeEngine()
-        app, entrance = new_app(engine), Revocable()
-        monkeypatch.setattr(app.api, "entrance", entrance)
+        app, auth = new_app(engine), Revocable()
+        monkeypatch.setattr(app.api, "auth", auth)
         now = asyncio.get_running_loop().time
         async with asyncio.timeout(10), serving(app) as open_stream:
             stream = await open_stream("/events")
             await stream.block()
-            opened_at, entrance.is_revoked = now(), True
+            opened_at, auth.is_revoked = now(), True
             await asyncio.sleep(0.8)
             happen(engine, record("t", QUEUED))
             await stream.rest()
@@ -456,7 +456,7 @@ def test_a_token_that_is_revoked_at_this_node_ends_its_streams_at_once() -> None
     async def main() -> None:
         engine, tokens = FakeEngine(), FakeTokens()
         app = new_app(engine)
-        app.api.tokens, app.api.entrance = tokens, Authenticator(tokens)
+        app.api.tokens, app.api.auth = tokens, Authenticator(tokens)
         happen(engine, record("t", QUEUED))
         made = [new_token(name="t", permissions=("read",), now=tokens.time) for _ in range(2)]
         for new in made:

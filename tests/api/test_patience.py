@@ -7,10 +7,9 @@ import asyncio
 import pytest
 
 from api.asgi_client import answer_of
+from api.fake_app import fake_app
 from api.fake_engine import FakeEngine
 from headgate.api import app as web_app
-from headgate.api.app import build_app
-from headgate.api.submission import SubmissionParser
 from headgate.core.task import TaskRecord
 
 
@@ -29,8 +28,7 @@ def test_a_request_that_nobody_answers_is_503_and_says_that_its_fate_is_not_know
     monkeypatch.setattr(web_app, "ANSWER_SECONDS", 0.02)
 
     async def main() -> None:
-        intake = SubmissionParser(targets={"echo": None}, default_target="echo")
-        app = build_app(HangingEngine(), intake=intake)
+        app = fake_app(HangingEngine())
         answers = await asyncio.gather(
             *(answer_of(app, "GET", f"/tasks/t{n}") for n in range(3)),
             answer_of(app, "GET", "/livez"),
@@ -44,8 +42,7 @@ def test_a_request_that_nobody_answers_is_503_and_says_that_its_fate_is_not_know
 
 def test_a_request_that_is_cancelled_by_its_server_stays_cancelled() -> None:
     async def main() -> None:
-        intake = SubmissionParser(targets={"echo": None}, default_target="echo")
-        app = build_app(HangingEngine(), intake=intake)
+        app = fake_app(HangingEngine())
         request = asyncio.ensure_future(answer_of(app, "GET", "/tasks/t"))
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -14,12 +14,10 @@ import pytest
 import uvloop
 
 from api.asgi_client import Response
-from api.fake_engine import FakeEngine
-from headgate.api.app import build_app
+from api.fake_app import fake_app
 from headgate.api.http import connection
 from headgate.api.http.request import MAX_BODY_BYTES
 from headgate.api.http.server import listen, serve
-from headgate.api.submission import SubmissionParser
 from headgate.errors import InvalidSettingError
 
 BODY = b'{"agentId": "a", "action": "click"}'
@@ -60,9 +58,7 @@ Serve = Callable[..., None]
 
 @asynccontextmanager
 async def serving(app: Any = None, *, drain_seconds: float = 5.0) -> AsyncIterator[Connect]:
-    app = app or build_app(
-        FakeEngine(), intake=SubmissionParser(targets={"x": None}, default_target="x")
-    )
+    app = app or fake_app()
     ready: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(
         serve(

@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 
 from api.asgi_client import Client, answer_of
+from api.fake_app import fake_app
 from headgate.api import slots as slot_routes
 from headgate.core.slots.quota import (
     QuotaFailure,
@@ -114,7 +115,7 @@ def test_slots_are_listed_in_the_order_of_the_file(stage: Stage) -> None:
 
 
 def test_a_service_without_slots_has_an_empty_list(stage: Stage) -> None:
-    stage.client.app.api.slots = None
+    stage.client.app.api.slots = fake_app().api.slots
     assert stage.client.get("/slots").json == {"slots": [], "count": 0}
     assert stage.client.get("/slots/work").status == 404
     assert stage.client.post("/slots/work/warm").status == 404

@@ -36,7 +36,7 @@ NOW = 1_800_000_000.0
 LEAST = {"agentId": "a", "action": "click"}
 
 
-def intake(**defaults: object) -> SubmissionParser:
+def submission_parser(**defaults: object) -> SubmissionParser:
     return SubmissionParser(
         projects=["search", "Web.2"],
         targets={"browser": None, "claude": "work", "chat": None},
@@ -47,7 +47,7 @@ def intake(**defaults: object) -> SubmissionParser:
     )
 
 
-INTAKE = intake()
+INTAKE = submission_parser()
 
 
 def at(seconds: float) -> str:
@@ -250,12 +250,12 @@ def test_a_task_that_starts_later_has_its_whole_time_from_then_on() -> None:
 
 
 def test_without_a_default_timeout_there_is_no_deadline() -> None:
-    draft = intake(timeout_seconds=None).read_task(json.dumps(LEAST).encode(), now=NOW)
+    draft = submission_parser(timeout_seconds=None).read_task(json.dumps(LEAST).encode(), now=NOW)
     assert draft.task.deadline is None
 
 
 def test_defaults_hold_where_nothing_else_was_said() -> None:
-    given_defaults = intake(max_attempts=4)
+    given_defaults = submission_parser(max_attempts=4)
     task, terms, _ = given_defaults.read_task(json.dumps(LEAST).encode(), now=NOW)
     assert (task.estimate_tokens, terms.estimate_micro_usd, terms.max_attempts) == (None, 0, 4)
     body = LEAST | {"estimate": {"tokens": 0}, "maxAttempts": 2}
@@ -265,7 +265,7 @@ def test_defaults_hold_where_nothing_else_was_said() -> None:
 
 @pytest.mark.parametrize("seconds", [0.001, 30, MAX_ATTEMPT_SECONDS])
 def test_the_time_of_an_attempt_is_kept_and_goes_with_a_retry(seconds: float) -> None:
-    judge = intake()
+    judge = submission_parser()
     draft = judge.read_task(json.dumps(LEAST | {"timeoutSeconds": seconds}).encode(), now=NOW)
     assert draft.terms.attempt_seconds == seconds
     record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
@@ -274,7 +274,7 @@ def test_the_time_of_an_attempt_is_kept_and_goes_with_a_retry(seconds: float) ->
 
 @pytest.mark.parametrize(("usd", "micro_usd"), [("0.07", 70_000), (0.07, 70_000), (0, 0)])
 def test_a_fixed_cost_is_kept_and_goes_with_a_retry(usd: float | str, micro_usd: int) -> None:
-    judge = intake()
+    judge = submission_parser()
     draft = judge.read_task(json.dumps(LEAST | {"costUsd": usd}).encode(), now=NOW)
     assert (draft.terms.cost_micro_usd, draft.terms.estimate_micro_usd) == (micro_usd, 0)
     record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
@@ -292,12 +292,12 @@ def test_a_fixed_cost_is_kept_and_goes_with_a_retry(usd: float | str, micro_usd:
 )
 def test_a_cost_that_cannot_be_held_is_refused(given: dict[str, object], problem: str) -> None:
     with pytest.raises(InvalidTaskError, match=f"^{problem}"):
-        intake().read_task(json.dumps(LEAST | given).encode(), now=NOW)
+        submission_parser().read_task(json.dumps(LEAST | given).encode(), now=NOW)
 
 
 def test_tokens_may_be_estimated_beside_a_fixed_cost() -> None:
     body = LEAST | {"costUsd": 1, "estimate": {"tokens": 5}}
-    task, terms, _ = intake().read_task(json.dumps(body).encode(), now=NOW)
+    task, terms, _ = submission_parser().read_task(json.dumps(body).encode(), now=NOW)
     assert (task.estimate_tokens, terms.cost_micro_usd) == (5, 1_000_000)
 
 

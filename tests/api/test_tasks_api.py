@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.asgi_client import Client
-from api.fake_engine import FakeEngine, Health
+from api.fake_engine import FakeEngine, health
 from headgate.api.errors import CODES, STORE_FAILS
 from headgate.api.http.request import MAX_BODY_BYTES
 from headgate.core.admission import QueueLimits
@@ -299,7 +299,7 @@ def test_why_answers_with_the_reasons(client: Client) -> None:
     task_id = submitted(client)
     body = client.get(f"/tasks/{task_id}/why").json
     assert body["taskId"] == task_id
-    assert body["reasons"][0]["reason"] == "global_budget"
+    assert body["reasons"][0]["hold"]["reason"] == "global_budget"
 
 
 def test_a_batch_is_handed_over_whole_before_anything_is_waited_for(client: Client) -> None:
@@ -405,7 +405,7 @@ def test_alive_asks_nobody_and_ready_asks_the_engine(client: Client) -> None:
     ready = {"status": "ready", "role": "dispatcher", "paused": False, **well}
     assert client.get("/readyz").json == ready
     parts = {**well, "store": "the store is gone"}
-    client.engine.state = Health(
+    client.engine.state = health(
         is_ready=False, role="follower", problem="the store is gone", parts=parts
     )
     answer = client.get("/readyz")

@@ -51,6 +51,7 @@ class Stage:
         self.deliveries = Deliveries(self.store)
         self.client = Client()
         self.client.app.api.webhooks = Webhooks(self.deliveries, self.wire)
+        self.client.app.api.audit = StoredAudit(self.store)
         asyncio.run(self.store.open())
 
     def file(self, count: int) -> list[str]:

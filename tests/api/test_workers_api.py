@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from api.asgi_client import Response, answer_of
+from api.fake_tokens import FakeTokens
 from headgate.api.app import App
 from headgate.api.auth import Authenticator
 from headgate.api.callers import Caller
@@ -244,7 +245,7 @@ class OneCaller(Authenticator):
     """Lets everybody in as the same caller."""
 
     def __init__(self, caller: Caller) -> None:
-        super().__init__()
+        super().__init__(FakeTokens())
         self._caller = caller
 
     def let_in(self, *_: object) -> Caller:
@@ -268,7 +269,7 @@ def test_a_worker_needs_a_token_of_its_agent_or_an_administrators(
         task_id = await submit(app)
         worker_id = (await claimed(app))["workerId"]
         caller = Caller(name="it", permissions=frozenset(permissions), bounds=bounds)
-        app.api.entrance = OneCaller(caller)
+        app.api.auth = OneCaller(caller)
         claim = await post(app, "/agents/coder/claim", workerId=worker_id)
         beat = await post(app, "/agents/coder/heartbeat", workerId=worker_id)
         body = {"workerId": worker_id, "attempt": 1}

@@ -44,9 +44,9 @@ class LateAnswers:
 
 async def change_during(service: Running, looking: Callable[[], asyncio.Future[None]]) -> None:
     """Change a project while somebody is looking for overrides."""
-    administration = service.service.administration
-    late = LateAnswers(administration._access)
-    administration._access = late
+    config = service.service.config
+    late = LateAnswers(config._access)
+    config._access = late
     look = looking()
     await late.has_read.wait()
     changing = asyncio.ensure_future(
@@ -63,7 +63,7 @@ async def test_a_change_is_not_undone_by_a_look_that_began_before_it(
     tmp_path: Path, name: str
 ) -> None:
     async with running(tmp_path, FILE) as service:
-        looks = getattr(service.service.administration, name)
+        looks = getattr(service.service.config, name)
         await change_during(service, lambda: asyncio.ensure_future(looks()))
         shown = await service.get("/projects/a")
         assert (shown["status"], shown["creditWeight"]) == ("paused", 7.0)
@@ -76,10 +76,10 @@ async def test_a_node_does_not_adopt_its_own_change_a_second_time(
     urls = {"memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/headgate.db"}
     store = urls.get(kind) or request.getfixturevalue("postgres_url")
     async with running(tmp_path, FILE, store=store) as service:
-        administration = service.service.administration
+        config = service.service.config
         await service.ask("PATCH", "/projects/a", {"status": "paused", "creditWeight": 7})
         await service.ask("POST", "/scheduler/pause")
-        before = administration.situation
-        assert await administration._access.ask(overrides.read_overrides) == before.overrides
-        await administration.look()
-        assert administration.situation is before
+        before = config.situation
+        assert await config._access.ask(overrides.read_overrides) == before.overrides
+        await config.look()
+        assert config.situation is before

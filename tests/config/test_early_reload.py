@@ -31,20 +31,20 @@ async def test_a_reload_that_comes_while_the_service_starts_waits_for_the_store(
     loaded = load(Origin(path=path, options={"store.url": f"sqlite:///{tmp_path}/headgate.db"}))
     service = build_service(loaded.settings, data=tmp_path, environ={}, loaded=loaded)
     path.write_text(FAST + "max_inflight = 7\n" + WORK)
-    reloading = asyncio.ensure_future(service.administration.reload(SIGNAL))
+    reloading = asyncio.ensure_future(service.config.reload(SIGNAL))
     await asyncio.wait({reloading}, timeout=0.05)
     await service.engine.start()
     try:
         async with asyncio.timeout(10.0):
             assert [one.key for one in (await reloading).changed] == ["scheduler.max_inflight"]
-        assert service.administration.settings.scheduler.max_inflight == 7
+        assert service.config.settings.scheduler.max_inflight == 7
     finally:
         await service.engine.stop(drain_seconds=1.0)
 
 
 async def test_a_signal_whose_reload_fails_unforeseen_is_told_of_in_the_log(tmp_path: Path) -> None:
     async with running(tmp_path, FAST + WORK) as service:
-        service.service.administration.origin = Broken(path=service.path)
+        service.service.config.origin = Broken(path=service.path)
         with capture_logs() as lines:
             await up._reload(service.service)
         assert [(line["event"], line["log_level"]) for line in lines] == [

@@ -41,5 +41,5 @@ async def test_a_target_that_came_back_drains_as_any_other(tmp_path: Path) -> No
             await service.ask("POST", "/scheduler/reload")
         await service.ask("POST", "/scheduler/resume")
         assert (await service.ended(waiting))["state"] == "done"
-        await service.service.administration.finish_draining()
+        await service.service.config.finish_draining()
         assert (await service.ask("GET", "/targets/old")).status == 404

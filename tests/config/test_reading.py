@@ -55,15 +55,15 @@ async def test_a_file_that_is_not_read_in_time_keeps_nobody_waiting(
 ) -> None:
     monkeypatch.setattr(reload, "READ_SECONDS", 0.2)
     async with running(tmp_path, FAST + WORK) as service, asyncio.timeout(20.0):
-        administration = service.service.administration
+        config = service.service.config
         stuck = Stuck(path=service.path, answers=threading.Event())
-        administration.origin = stuck
-        reloading = asyncio.create_task(administration.reload(SIGNAL))
+        config.origin = stuck
+        reloading = asyncio.create_task(config.reload(SIGNAL))
         assert (await service.ask("POST", "/scheduler/pause")).status == 200
         with pytest.raises(InvalidSettingError, match="was not read within"):
             await reloading
         with pytest.raises(InvalidSettingError, match="has not been read since"):
-            await administration.reload(SIGNAL)
+            await config.reload(SIGNAL)
         stuck.answers.set()
         while (await service.ask("POST", "/scheduler/reload")).status != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -38,13 +38,13 @@ async def test_a_file_that_is_wrong_changes_nothing_and_says_why(
     tmp_path: Path, text: str, line: str
 ) -> None:
     async with running(tmp_path, FAST + WORK) as service:
-        before = service.service.administration.situation
+        before = service.service.config.situation
         service.path.write_text(text)
         response = await service.ask("POST", "/scheduler/reload")
         assert response.status == 422
         assert response.refusal["code"] == "invalid_settings"
         assert line in response.refusal["error"]
-        assert service.service.administration.situation is before
+        assert service.service.config.situation is before
         assert (await service.ended(await service.submit()))["state"] == "done"
 
 
@@ -72,7 +72,7 @@ async def test_slots_come_change_and_go_without_a_restart(tmp_path: Path) -> Non
     slot = "[[slots]]\nname = 'a'\nprovider = 'zai'\nkey_env = 'NOT_SET_ANYWHERE'\n"
     heard: list[dict[str, int]] = []
     async with running(tmp_path, FAST + WORK) as service:
-        service.service.administration.listen(
+        service.service.config.listen(
             lambda settings, _: heard.append(
                 {name: one.poll_interval_minutes for name, one in settings.slots.items()}
             )
@@ -102,7 +102,7 @@ async def test_what_left_the_file_finishes_what_it_has_and_takes_nothing_new(
         assert (refused.status, refused.refusal["code"]) == (409, "draining")
         assert "project 'old' is draining" in refused.refusal["error"]
         assert (await service.ended(waiting))["state"] == "done"
-        await service.service.administration.finish_draining()
+        await service.service.config.finish_draining()
         assert (await service.ask("GET", "/projects/old")).status == 404
 
 
@@ -113,13 +113,13 @@ async def test_a_target_that_left_runs_what_waits_for_it(tmp_path: Path) -> None
         waiting = await service.submit(target="old")
         service.path.write_text(FAST + WORK)
         await service.ask("POST", "/scheduler/reload")
-        administration = service.service.administration
-        await administration.finish_draining()
-        assert "old" in administration.settings.targets
+        config = service.service.config
+        await config.finish_draining()
+        assert "old" in config.settings.targets
         await service.ask("POST", "/scheduler/resume")
         assert (await service.ended(waiting))["state"] == "done"
-        await administration.finish_draining()
-        assert list(administration.settings.targets) == ["work"]
+        await config.finish_draining()
+        assert list(config.settings.targets) == ["work"]
         assert list(service.service.engine.executors) == ["work"]
 
 
@@ -139,29 +139,29 @@ async def test_a_file_that_is_wrong_on_its_own_is_refused_whatever_drains_beside
 ) -> None:
     old = "[targets.old]\nkind = 'callable'\nentry_point = 'config.reload_work:work'\n"
     async with running(tmp_path, FAST + WORK + old + before) as service:
-        administration = service.service.administration
-        situation = administration.situation
+        config = service.service.config
+        situation = config.situation
         service.path.write_text(FAST + WORK + after)
         response = await service.ask("POST", "/scheduler/reload")
         assert response.status == 422, response.body
         assert line in response.refusal["error"]
-        assert administration.situation is situation
+        assert config.situation is situation
 
 
 async def test_upkeep_goes_on_beside_settings_that_contradict_each_other(tmp_path: Path) -> None:
     async with running(tmp_path, FAST + WORK + "[projects.gone]\n") as service:
-        administration = service.service.administration
+        config = service.service.config
         service.path.write_text(FAST + WORK)
         await service.ask("POST", "/scheduler/reload")
-        right = administration.situation
+        right = config.situation
         wrong = right.tables | {"agents": {"x": {"target": "nowhere"}}}
-        administration.situation = msgspec.structs.replace(right, tables=wrong)
-        upkeep = Upkeep(administration, is_shared=False)
+        config.situation = msgspec.structs.replace(right, tables=wrong)
+        upkeep = Upkeep(config, is_shared=False)
         for _ in range(2):
             await upkeep.run_once()
-        administration.situation = right
+        config.situation = right
         await upkeep.run_once()
-        assert administration.situation.left == frozenset()
+        assert config.situation.left == frozenset()
 
 
 async def test_workers_have_the_lease_that_the_file_says_now(tmp_path: Path) -> None:
@@ -175,8 +175,8 @@ async def test_workers_have_the_lease_that_the_file_says_now(tmp_path: Path) -> 
 
 async def test_the_watch_reads_a_file_when_it_has_come_to_rest(tmp_path: Path) -> None:
     async with running(tmp_path, FAST + WORK) as service:
-        administration = service.service.administration
-        watch = SettingsWatch(administration, service.path)
+        config = service.service.config
+        watch = SettingsWatch(config, service.path)
         assert not await watch.run_once()
         # An editor puts another file in its place.
         other = tmp_path / "other"
@@ -184,25 +184,25 @@ async def test_the_watch_reads_a_file_when_it_has_come_to_rest(tmp_path: Path) -
         other.replace(service.path)
         assert not await watch.run_once()
         assert await watch.run_once()
-        assert administration.settings.scheduler.max_inflight == 7
+        assert config.settings.scheduler.max_inflight == 7
         assert not await watch.run_once()
 
 
 async def test_the_watch_is_not_disturbed_by_a_wrong_or_missing_file(tmp_path: Path) -> None:
     async with running(tmp_path, FAST + WORK) as service:
-        watch = SettingsWatch(service.service.administration, service.path)
+        watch = SettingsWatch(service.service.config, service.path)
         service.path.write_text("wrong")
         assert [await watch.run_once() for _ in range(3)] == [False, True, False]
         service.path.unlink()
         assert not await watch.run_once()
         service.path.write_text(FAST + "max_inflight = 7\n" + WORK)
         assert [await watch.run_once() for _ in range(2)] == [False, True]
-        assert service.service.administration.settings.scheduler.max_inflight == 7
+        assert service.service.config.settings.scheduler.max_inflight == 7
 
 
 async def test_a_service_that_a_program_made_has_nothing_to_reload(tmp_path: Path) -> None:
     async with running(tmp_path, FAST + WORK) as service:
-        service.service.administration.origin = None
+        service.service.config.origin = None
         response = await service.ask("POST", "/scheduler/reload")
         assert response.status == 422
 

@@ -18,7 +18,7 @@ async def test_a_change_at_one_node_is_in_force_at_the_other(
         response = await second.ask("PATCH", "/projects/a", {"status": "paused"})
         assert response.status == 200
         await second.ask("POST", "/scheduler/pause")
-        await first.service.administration.look()
+        await first.service.config.look()
         waiting = await first.submit(projectId="a")
         lines = await first.why(waiting)
         assert "project a is paused" in lines
@@ -27,7 +27,7 @@ async def test_a_change_at_one_node_is_in_force_at_the_other(
         first.path.write_text(FILE + "status = 'active'\n")
         await first.ask("POST", "/scheduler/reload")
         await first.ask("POST", "/scheduler/resume")
-        await second.service.administration.look()
+        await second.service.config.look()
         assert (await second.get("/projects/a"))["status"] == "active"
         assert (await second.get("/scheduler/stats"))["paused"] is False
         assert (await first.ended(waiting))["state"] == "done"
@@ -44,5 +44,5 @@ async def test_projects_that_have_tasks_and_no_settings_drain_after_a_restart(
         assert (await service.get("/projects/a"))["status"] == "draining"
         await service.ask("POST", "/scheduler/resume")
         assert (await service.ended(waiting))["state"] == "done"
-        await service.service.administration.finish_draining()
+        await service.service.config.finish_draining()
         assert (await service.ask("GET", "/projects/a")).status == 404

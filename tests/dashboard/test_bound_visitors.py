@@ -41,7 +41,7 @@ async def test_no_link_of_a_page_is_refused(kind: str, tmp_path: Path) -> None:
     async with serving(tmp_path, SETTINGS) as (service, app):
         task = await submit(app, callbackUrl="https://hooks.example/x?sig=SECRETSIG")
         token = await token_of(service, "read", bounds=KINDS[kind])
-        app.api.entrance.rules = AuthRules(needs_token=True)
+        app.api.auth.rules = AuthRules(needs_token=True)
         browser = Browser(app)
         browser.cookies["headgate_token"] = token
         own = scope_href(KINDS[kind].own_name)
@@ -55,7 +55,7 @@ async def test_no_link_of_a_page_is_refused(kind: str, tmp_path: Path) -> None:
 
 async def test_the_overview_of_an_agent_names_no_project(tmp_path: Path) -> None:
     async with serving(tmp_path, SETTINGS) as (service, app):
-        app.api.entrance.rules = AuthRules(needs_token=True)
+        app.api.auth.rules = AuthRules(needs_token=True)
         for kind, is_told in (("reader", True), ("of an agent", False), ("of a project", False)):
             browser = Browser(app)
             browser.cookies["headgate_token"] = await token_of(
@@ -72,7 +72,7 @@ async def test_webhooks_and_changes_are_told_to_administrators_alone(tmp_path: P
         own = scope_href("project:default")
         changed = await answer_of(app, "PATCH", own.removeprefix("/ui"), b'{"limitUsd": "1"}')
         assert changed.status == 200
-        app.api.entrance.rules = AuthRules(needs_token=True)
+        app.api.auth.rules = AuthRules(needs_token=True)
         for permission, is_told in ARE_TOLD.items():
             browser = Browser(app)
             browser.cookies["headgate_token"] = await token_of(

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from api.asgi_client import Client, scope_of
-from api.fake_engine import Health
+from api.fake_engine import health
 from dashboard.browser import WAIT_SECONDS, Browser, serving, submit
 from dashboard.test_login import LOCKED, token_of
 from dashboard.test_slots_page import with_slots
@@ -86,7 +86,7 @@ async def test_a_slot_and_new_settings_are_changes(tmp_path: Path) -> None:
 def test_a_problem_of_the_node_is_a_change() -> None:
     client = Client()
     before = look(view_of(client.app))
-    client.engine.state = Health(problem="the store fails")
+    client.engine.state = health(problem="the store fails")
     assert changes(before, look(view_of(client.app))) == ["changed"]
 
 
@@ -158,7 +158,7 @@ async def test_the_stream_of_a_token_that_was_revoked_at_another_node_ends(
     async with serving(tmp_path, LOCKED) as (service, app):
         token = await token_of(service, "read")
         view = view_of(app, authorization=f"Bearer {token}")
-        view.request.caller = await app.api.entrance.look_up(view.request, "read")
+        view.request.caller = await app.api.auth.look_up(view.request, "read")
         answer = await Live().stream(view, "")
         assert answer.stream is not None
         await anext(answer.stream)
@@ -177,14 +177,14 @@ async def test_a_stream_ends_at_once_when_its_token_is_revoked_at_the_same_node(
         opened = []
         for one in (token, other):
             view = view_of(app, authorization=f"Bearer {one}")
-            view.request.caller = await app.api.entrance.look_up(view.request, "read")
+            view.request.caller = await app.api.auth.look_up(view.request, "read")
             stream = (await streams.stream(view, "")).stream
             assert stream is not None
             await anext(stream)
             opened.append(asyncio.ensure_future(anext(stream, b"ended")))
         await asyncio.sleep(0)
         await service.tokens.revoke(token.split("_")[1])
-        app.api.entrance.forget()
+        app.api.auth.forget()
         async with asyncio.timeout(WAIT_SECONDS):
             assert await opened[0] == b"ended"
         assert not opened[1].done(), "that of another token goes on"

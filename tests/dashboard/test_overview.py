@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from api.asgi_client import Client, answer_of
-from api.fake_engine import Health
+from api.fake_engine import health
 from dashboard.browser import Browser, serving, submit, text_of, until
 from dashboard.test_webhooks_page import ALLOWED, end, file
 from headgate.config.settings import DashboardMode
@@ -152,7 +152,7 @@ async def test_a_part_that_fails_is_on_top(
     parts: dict[str, str], problem: str, lines: list[str]
 ) -> None:
     client = drawn_client()
-    client.engine.state = Health(is_ready=False, problem=problem, parts=parts)
+    client.engine.state = health(is_ready=False, problem=problem, parts=parts)
     text = await overview(client.app)
     for line in lines:
         assert line in text

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from api.asgi_client import answer_of
+from api.fake_engine import FakeEngine
 from dashboard.browser import Browser, quickest, serving, submit, text_of, until
 from dashboard.test_login import logged_in, token_of
 from headgate.api import status
@@ -388,7 +389,7 @@ async def test_where_this_node_does_not_dispatch_waits_and_loads_are_unknown(
 ) -> None:
     async with serving(tmp_path, PROJECTS) as (_, app):
         await submit(app, projectId="evals")
-        app.api.outlook = None
+        app.api.engine.outlook = FakeEngine().outlook
         assert "evals a 1 unknown 0 unknown unknown" in await shown(app)
 
 

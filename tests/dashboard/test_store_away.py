@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from api.asgi_client import Client, answer_of
-from api.fake_engine import Health
+from api.fake_engine import health
 from budgets.servers import PostgresServer, ValkeyServer
 from dashboard.browser import Browser, serving, submit, text_of, until
 from headgate.api.app import App
@@ -101,8 +101,7 @@ async def test_what_the_desk_knows_is_shown_without_the_store(tmp_path: Path) ->
 
 
 async def _has_waiting(app: App) -> bool:
-    outlook = app.api.outlook
-    present = None if outlook is None else outlook.present()
+    present = app.api.engine.outlook.present()
     return present is not None and present.queued == 1
 
 
@@ -120,7 +119,7 @@ async def test_the_notice_does_not_wait_for_the_node_to_find_out(client: Client)
     assert client.engine.state.parts["store"] == "ok"
     assert (await overview(client.app)).count("The store has a problem") == 1
     parts = {"store": "it is away", "ledger": "ok", "dispatcher": "ok"}
-    client.engine.state = Health(is_ready=False, problem="it is away", parts=parts)
+    client.engine.state = health(is_ready=False, problem="it is away", parts=parts)
     text = await overview(client.app)
     assert text.count("The store has a problem") == 1
     assert "It is away." in text

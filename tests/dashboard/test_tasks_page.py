@@ -328,7 +328,7 @@ async def test_a_bound_token_sees_and_changes_only_its_own(tmp_path: Path) -> No
     async with serving(tmp_path, HELD) as (service, app):
         own, others = await submit(app), await submit(app, agentId="b", action="secret work")
         token = await token_of(service, "read", "cancel", "submit", bounds=Bounds(agent_id="a"))
-        app.api.entrance.rules = AuthRules(needs_token=True)
+        app.api.auth.rules = AuthRules(needs_token=True)
         browser = Browser(app)
         browser.cookies["headgate_token"] = token
         assert listed((await browser.get("/ui/tasks")).body) == [own]

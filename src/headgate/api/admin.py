@@ -46,7 +46,7 @@ from headgate.api.submission import check_unknown, read_body, shown
 from headgate.config import AgentSettings, budgets
 from headgate.config.limits import ROOT_NAME
 from headgate.config.overrides import PATCHABLE, Change, OverrideKind, written_table
-from headgate.config.reload import ConfigState, LiveConfig
+from headgate.config.reload import ConfigState
 from headgate.config.settings import DEFAULT_PROJECT
 from headgate.core.budgets.scopes import ROOT, parse_scope
 from headgate.core.budgets.windows import format_window
@@ -196,7 +196,7 @@ def project_bodies(api: Api, totals: Totals, caller: Caller = LOCAL) -> list[Pro
     A project is more than what one agent has in it, so whoever acts for an agent alone has none.
     What a project has of the whole is for those who are not bound.
     """
-    situation, counts = administration_of(api).situation, counts_by(totals.lanes, "project_id")
+    situation, counts = api.config.situation, counts_by(totals.lanes, "project_id")
     sees_all = caller.may("admin") or not caller.is_bound
     own = () if caller.agent_id is not None else (caller.project_id,)
     names = [name for name in situation.settings.projects if sees_all or name in own]
@@ -215,7 +215,7 @@ async def show_project(api: Api, request: Request, name: str) -> Answer:
 async def change_project(api: Api, request: Request, name: str) -> Answer:
     """Change a project beside the file."""
     body = read_body(await request.json_body(), ProjectPatchBody)
-    _check_known(name in administration_of(api).settings.projects, "project", name)
+    _check_known(name in api.config.settings.projects, "project", name)
     await patch(api, request, "projects", name, body)
     return await show_project(api, request, name)
 
@@ -227,13 +227,13 @@ async def list_agents(api: Api, _: Request, __: str) -> Answer:
 
 async def agent_bodies(api: Api) -> list[AgentBody]:
     """Return the agents that are configured, or have tasks now."""
-    situation, counts = administration_of(api).situation, await _counts(api, "agent_id")
+    situation, counts = api.config.situation, await _counts(api, "agent_id")
     return [agent_body(situation, name, counts) for name in agents_shown(situation, counts)]
 
 
 async def show_agent(api: Api, _: Request, name: str) -> Answer:
     """Answer with an agent; any name is one that a task may bring about."""
-    situation, counts = administration_of(api).situation, await _counts(api, "agent_id")
+    situation, counts = api.config.situation, await _counts(api, "agent_id")
     _check_known(name in situation.settings.agents or name in counts, "agent", name)
     return json_answer(OK, agent_body(situation, name, counts))
 
@@ -242,21 +242,19 @@ async def change_agent(api: Api, request: Request, name: str) -> Answer:
     """Change an agent beside the file; one that is not there yet is made."""
     body = read_body(await request.json_body(), AgentPatchBody)
     await patch(api, request, "agents", name, body)
-    return json_answer(
-        OK, agent_body(administration_of(api).situation, name, await _counts(api, "agent_id"))
-    )
+    return json_answer(OK, agent_body(api.config.situation, name, await _counts(api, "agent_id")))
 
 
 async def list_targets(api: Api, _: Request, __: str) -> Answer:
     """Answer with all targets."""
-    situation = administration_of(api).situation
+    situation = api.config.situation
     bodies = [target_body(situation, name) for name in situation.settings.all_targets]
     return json_answer(OK, TargetListBody(targets=bodies))
 
 
 async def show_target(api: Api, _: Request, name: str) -> Answer:
     """Answer with a target."""
-    situation = administration_of(api).situation
+    situation = api.config.situation
     _check_known(name in situation.settings.all_targets, "target", name)
     return json_answer(OK, target_body(situation, name))
 
@@ -264,14 +262,14 @@ async def show_target(api: Api, _: Request, name: str) -> Answer:
 async def change_target(api: Api, request: Request, name: str) -> Answer:
     """Pause, resume or drain a target."""
     body = read_body(await request.json_body(), TargetPatchBody)
-    _check_known(name in administration_of(api).settings.all_targets, "target", name)
+    _check_known(name in api.config.settings.all_targets, "target", name)
     await patch(api, request, "targets", name, body)
     return await show_target(api, request, name)
 
 
 async def list_budgets(api: Api, _: Request, __: str) -> Answer:
     """Answer with the limits of all budgets."""
-    return json_answer(OK, BudgetListBody(budgets=budget_bodies(administration_of(api).situation)))
+    return json_answer(OK, BudgetListBody(budgets=budget_bodies(api.config.situation)))
 
 
 async def change_budget(api: Api, request: Request, _: str) -> Answer:
@@ -288,13 +286,13 @@ async def change_budget(api: Api, request: Request, _: str) -> Answer:
 
 async def pause(api: Api, request: Request, _: str) -> Answer:
     """Start nothing new, until it is resumed; tasks are still taken."""
-    await administration_of(api).pause(actor_of(request), is_paused=True)
+    await api.config.pause(actor_of(request), is_paused=True)
     return json_answer(OK, SwitchBody(paused=True))
 
 
 async def resume(api: Api, request: Request, _: str) -> Answer:
     """Start tasks again."""
-    await administration_of(api).pause(actor_of(request), is_paused=False)
+    await api.config.pause(actor_of(request), is_paused=False)
     return json_answer(OK, SwitchBody(paused=False))
 
 
@@ -306,7 +304,7 @@ async def reload(api: Api, request: Request, _: str) -> Answer:
 async def reloaded(api: Api, request: Request) -> ReloadBody:
     """Read the settings file again, and return what changed."""
     try:
-        found = await administration_of(api).reload(actor_of(request))
+        found = await api.config.reload(actor_of(request))
     except InvalidSettingError as error:
         raise Refusal("invalid_settings", str(error), details={"field": error.field}) from None
     return ReloadBody(
@@ -314,15 +312,8 @@ async def reloaded(api: Api, request: Request) -> ReloadBody:
     )
 
 
-def administration_of(api: Api) -> LiveConfig:
-    """Return the settings of this node, which only change through it."""
-    if api.administration is None:
-        raise Refusal("not_found", "this service is not administered over HTTP")
-    return api.administration
-
-
 def _shares(api: Api) -> dict[str, Share]:
-    found = None if api.outlook is None else api.outlook.shares()
+    found = api.engine.outlook.shares()
     return {share.project_id: share for share in found or ()}
 
 
@@ -332,13 +323,13 @@ async def _counts(api: Api, column: str) -> Counts:
 
 async def patch(api: Api, request: Request, kind: OverrideKind, name: str, body: PatchBody) -> None:
     """Change something beside the file; a budget is named by its scope, the root as `root`."""
-    administration = administration_of(api)
-    if written_table(administration.situation.tables, kind, name) is None:
+    config = api.config
+    if written_table(config.situation.tables, kind, name) is None:
         raise _unknown(kind.removesuffix("s"), name)
     values = _values(kind, body)
     resets = tuple(_key(kind, field) for field in body.reset)
     if values or resets:
-        await administration.override(kind, name, values, actor_of(request), resets=resets)
+        await config.override(kind, name, values, actor_of(request), resets=resets)
 
 
 def _values(kind: OverrideKind, body: PatchBody) -> Mapping[str, object]:
@@ -385,8 +376,6 @@ async def list_audit(api: Api, request: Request, _: str) -> Answer:
 
 async def audit_list(api: Api, given: dict[str, str]) -> AuditListBody:
     """Return one page of changes; `given` may have its `limit` and `cursor`."""
-    if api.audit is None:
-        raise Refusal("not_found", "this service keeps no audit log")
     page = await api.audit.page(before=read_number(given, "cursor"), limit=read_limit(given))
     entries = [_body(row) for row in page.rows]
     cursor = None if page.next_before is None else str(page.next_before)

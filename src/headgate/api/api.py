@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,128 +18,67 @@ from headgate.api.schema.tasks import LimitsShown
 from headgate.api.submission import SubmissionParser
 from headgate.budgets.tracker import LedgerTracker
 from headgate.config.reload import LiveConfig
-from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitKey
-from headgate.core.task import Draft, Submission, Task, TaskRecord, Terms, read_traceparent
-from headgate.engine.engine import Outlook
-from headgate.engine.events import EventFeed
-from headgate.engine.history import History
+from headgate.core.task import Draft, read_traceparent
+from headgate.engine.engine import Engine
 from headgate.engine.slots.slot import SlotStatus
 from headgate.engine.slots.slots import Slots
 from headgate.engine.webhooks import Webhooks
-from headgate.engine.workers import PullWorkers
 from headgate.errors import InvalidTaskError
 from headgate.metrics import ServiceMetrics
 from headgate.storage.audit import Actor, AuditLog, Detail
-from headgate.storage.store import (
-    KeyedAnswer,
-    Queued,
-    TaskPage,
-    TaskQuery,
-    Totals,
-    TurnedAway,
-    UnknownParent,
-)
-from headgate.storage.tokens import UNBOUND, Bounds, Permission, Tokens
+from headgate.storage.tokens import Permission, Tokens
 from headgate.storage.usage import UsageReports
 from headgate.telemetry import Telemetry
 
-# What the API asks of the engine.
 
+class EventStreams:
+    """How many event streams are open at this node; metrics read it as well."""
 
-class HealthReport(Protocol):
-    """Whether this node can do its work, as what, and what is wrong."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether tasks are taken and run now."""
-
-    @property
-    def role(self) -> str:
-        """What this node does among others."""
-
-    @property
-    def problem(self) -> str:
-        """What keeps it from being ready; empty if nothing does."""
-
-    @property
-    def parts(self) -> dict[str, str]:
-        """The store, the ledger and the dispatcher, each with its problem or `ok`."""
-
-
-class TaskService(Protocol):
-    """Takes tasks and tells what became of them.
-
-    Every method may raise `StoreUnavailableError`.
-    """
-
-    def now(self) -> float:
-        """Return the time by which deadlines are judged."""
-
-    def submit(
-        self, task: Task, terms: Terms, submission: Submission
-    ) -> Awaitable[Queued | TurnedAway | UnknownParent]:
-        """Take a task without an id; the answer means that it is on disk."""
-
-    def submit_keyed(
-        self, key: SubmitKey, drafts: Sequence[tuple[Task, Terms, Submission] | InvalidEntry]
-    ) -> Awaitable[KeyedAnswer | KeyRefusal]:
-        """Take the tasks of a request once, or return what became of them the first time."""
-
-    async def cancel(self, task_id: str) -> TaskRecord | None:
-        """Cancel a task, and wait a while for it to stop; `IllegalTransitionError` if it ended."""
-
-    async def get(self, task_id: str) -> TaskRecord | None:
-        """Return a task; None if there is no such task."""
-
-    async def within(self, task_ids: Sequence[str], bounds: Bounds) -> frozenset[str]:
-        """Return which of these tasks are there and within the bounds."""
-
-    async def find(self, query: TaskQuery) -> TaskPage:
-        """List tasks, newest first, as many as fit on one page."""
-
-    async def totals(self) -> Totals:
-        """Count what waits, runs and has happened."""
-
-    async def why(self, task_id: str, bounds: Bounds = UNBOUND) -> msgspec.Struct | None:
-        """Return every rule that keeps a task waiting; None if there is no such task.
-
-        Of the tasks that hold it, those outside the bounds are counted and not named.
-        """
-
-    def events(self) -> EventFeed:
-        """Return what happens to tasks; `NotDispatchingError` where this node does not see it."""
-
-    def health(self) -> HealthReport:
-        """Say whether this node can do its work."""
+    def __init__(self) -> None:
+        self.count = 0
 
 
 class Api:
-    """The state behind the routes; a reload puts another `intake` and other `limits` in place."""
+    """What the handlers share. A reload replaces `submission_parser`, `limits` and `is_paused`."""
 
-    def __init__(self, engine: TaskService, intake: SubmissionParser, limits: LimitsShown) -> None:
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        config: LiveConfig,
+        submission_parser: SubmissionParser,
+        limits: LimitsShown,
+        auth: Authenticator,
+        tokens: Tokens,
+        audit: AuditLog,
+        bulk: BulkWork,
+        tracker: LedgerTracker,
+        usage: UsageReports,
+        slots: Slots,
+        webhooks: Webhooks | None,
+        metrics: ServiceMetrics,
+        streams: EventStreams,
+        telemetry: Telemetry | None,
+    ) -> None:
+        """Take all parts; without `webhooks` none are sent, without `telemetry` no span is made."""
         self.engine = engine
-        self.intake = intake
+        self.config = config
+        self.submission_parser = submission_parser
         self.limits = limits
+        self.auth = auth
+        self.tokens = tokens
+        self.audit = audit
+        self.bulk = bulk
+        self.tracker = tracker
+        self.usage = usage
+        self.slots = slots
+        self.webhooks = webhooks
+        self.metrics = metrics
+        self.streams = streams
+        self.telemetry = telemetry
         self.forwarder = Forwarder()
-        self.routes: tuple[Route, ...] = ()
-        self.openapi: bytes | None = None
-        self.entrance = Authenticator()
-        self.tokens: Tokens | None = None
-        self.tracker: LedgerTracker | None = None
-        self.usage: UsageReports | None = None
-        self.audit: AuditLog | None = None
-        self.administration: LiveConfig | None = None
-        self.bulk: BulkWork | None = None
-        self.is_paused = False
-        self.webhooks: Webhooks | None = None
-        self.streams = 0
-        self.telemetry: Telemetry | None = None
-        self.workers: PullWorkers | None = None
-        self.slots: Slots | None = None
         self.warming: set[asyncio.Task[SlotStatus]] = set()
-        self.metrics: ServiceMetrics | None = None
-        self.outlook: Outlook | None = None
-        self.history: History | None = None
+        self.is_paused = False
 
 
 Handler = Callable[[Api, Request, str], Awaitable[Answer]]
@@ -181,9 +120,8 @@ def actor_of(request: Request) -> Actor:
 async def record(
     api: Api, request: Request, action: str, subject: str = "", detail: Detail | None = None
 ) -> None:
-    """Write an entry for a change that was just made; a service without a log keeps none."""
-    if api.audit is not None:
-        await api.audit.record(actor_of(request), action, subject, detail)
+    """Write an entry for a change that was just made."""
+    await api.audit.record(actor_of(request), action, subject, detail)
 
 
 # The trace that a submit belongs to: as the client says, or a new one where spans are made.

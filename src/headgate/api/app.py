@@ -11,21 +11,23 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import cache
 from typing import Any, Protocol
 
+import msgspec
+
 from headgate.api.admin import ADMIN_ROUTES, BULK_ROUTES
-from headgate.api.api import Api, Route, TaskService
+from headgate.api.api import Api, Route
 from headgate.api.budgets import ROUTES as BUDGET_ROUTES
 from headgate.api.budgets import STATUS_ROUTES as BUDGET_FIGURE_ROUTES
 from headgate.api.errors import Refusal, refusal_of
 from headgate.api.events import ROUTES as EVENT_ROUTES
 from headgate.api.http.request import ClientGoneError, Head, Request, request_ids
 from headgate.api.http.response import Answer, refusal_answer
-from headgate.api.openapi import show_openapi
+from headgate.api.openapi import openapi
 from headgate.api.schema.tasks import BatchBody as SubmittedBatchBody
 from headgate.api.schema.tasks import (
     CancelledBody,
-    LimitsShown,
     ReadyBody,
     StatsBody,
     SubmittedBody,
@@ -35,7 +37,7 @@ from headgate.api.schema.tasks import (
 from headgate.api.settings import ROUTES as SETTINGS_ROUTES
 from headgate.api.slots import ROUTES as SLOT_ROUTES
 from headgate.api.status import LANE_ROUTES, METRIC_ROUTES, show_alive, show_ready, show_stats
-from headgate.api.submission import BatchBody, SubmissionParser, TaskBody
+from headgate.api.submission import BatchBody, TaskBody
 from headgate.api.tasks import QUERY_FIELDS as TASK_QUERY
 from headgate.api.tasks import (
     cancel_task,
@@ -54,6 +56,17 @@ from headgate.engine.task_runner import DeadlineWatch
 from headgate.errors import HeadgateError, StoreError
 
 # The table of routes: everything that the service answers to, subject by subject.
+
+
+async def show_openapi(_api: Api, _: Request, __: str) -> Answer:
+    """Answer with the description of all routes."""
+    return Answer(_OK, _openapi_document())
+
+
+@cache
+def _openapi_document() -> bytes:
+    return msgspec.json.encode(openapi(ROUTES))
+
 
 SUBMIT_REFUSES = (
     "unknown_project",
@@ -161,6 +174,7 @@ ANSWER_SECONDS = 30.0
 OUTAGE_LOG_SECONDS = 10.0
 _NO_ANSWER = "the store has not answered; whether the request was carried out is not known"
 _PLACEHOLDER = "{id}"
+_OK = 200
 _NO_CONTENT = 204
 _LOG = logging.getLogger("headgate.web")
 
@@ -182,13 +196,12 @@ class Pages(Protocol):
 class App:
     """The application of one node. `api` may be given other rules while it serves."""
 
-    def __init__(self, api: Api, routes: tuple[Route, ...] = ROUTES) -> None:
+    def __init__(self, api: Api) -> None:
         self.api = api
         self._fixed: dict[str, dict[str, Route]] = {}
         self._patterns: dict[tuple[str, ...], dict[str, Route]] = {}
-        api.routes = routes
-        self._open_paths = {route.path.encode() for route in routes if route.needs is None}
-        for route in routes:
+        self._open_paths = {route.path.encode() for route in ROUTES if route.needs is None}
+        for route in ROUTES:
             self._add(route)
         self._patience: DeadlineWatch[asyncio.Task[Any]] = DeadlineWatch(time.monotonic, self._lose)
         self._lost: set[asyncio.Task[Any]] = set()
@@ -214,9 +227,9 @@ class App:
         path = head.url.partition(b"?")[0]
         if self._pages is not None and self._pages.has(path.decode("latin-1")):
             # Who sends it is said by a cookie, which is looked at when the request is complete.
-            self.api.entrance.check_place(head.host, head.origin)
+            self.api.auth.check_place(head.host, head.origin)
         elif path not in self._open_paths:
-            self.api.entrance.meet(head)
+            self.api.auth.meet(head)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
         """Answer one request, as ASGI has it."""
@@ -262,10 +275,10 @@ class App:
             route = routes.get("GET" if request.method == "HEAD" else request.method)
             if route is None:
                 return _other_method(request.method, routes)
-            entrance = self.api.entrance
-            caller = entrance.let_in(request, route.needs)
+            auth = self.api.auth
+            caller = auth.let_in(request, route.needs)
             if caller is None:
-                caller = await entrance.look_up(request, route.needs)
+                caller = await auth.look_up(request, route.needs)
             request.caller = caller
             return await route.handler(self.api, request, name)
         except Refusal as refusal:
@@ -334,13 +347,6 @@ async def _send_pieces(pieces: AsyncGenerator[bytes, None], send: Any) -> None: 
     async with aclosing(pieces):
         async for piece in pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-
-
-def build_app(
-    engine: TaskService, *, intake: SubmissionParser, limits: LimitsShown | None = None
-) -> App:
-    """Return the application that serves an engine."""
-    return App(Api(engine, intake, limits or LimitsShown()))
 
 
 def _name(shape: tuple[str, ...], segments: list[str]) -> str | None:

@@ -76,7 +76,7 @@ class Authenticator:
 
     def __init__(
         self,
-        tokens: Tokens | None = None,
+        tokens: Tokens,
         rules: AuthRules | None = None,
         *,
         ticks: Callable[[], float] = time.monotonic,
@@ -183,7 +183,7 @@ class Authenticator:
 
     async def _found(self, authorization: bytes) -> Caller:
         read = read_token(authorization[len(_BEARER) :].decode("latin-1").strip())
-        if read is None or self._tokens is None:
+        if read is None:
             raise self._refuse("", _NOT_KNOWN)
         token_id, secret = read
         async with self._turns:
@@ -216,7 +216,7 @@ class Authenticator:
             raise self._refuse(refused.token_id, refused.line)
 
     def _now(self) -> float:
-        return 0.0 if self._tokens is None else self._tokens.now()
+        return self._tokens.now()
 
     def _check_host(self, host: bytes) -> None:
         name = host.decode("latin-1").lower()

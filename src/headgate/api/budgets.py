@@ -33,7 +33,7 @@ from headgate.api.schema.tasks import (
 )
 from headgate.api.submission import check_unknown, read_body
 from headgate.budgets.status import ScopeStatus, empty_status
-from headgate.budgets.tracker import LedgerTracker, ReservationToken
+from headgate.budgets.tracker import ReservationToken
 from headgate.core.budgets.burn_rate import BURN_SECONDS, BurnRate, burn_rates, exhausted_at
 from headgate.core.budgets.ledger import JournalEntry
 from headgate.core.budgets.scopes import Scope, ancestors, depth, parse_scope
@@ -63,7 +63,7 @@ async def found(api: Api, request: Request, _: str) -> Answer:
     if _is_configured(scope):
         request.caller.check("admin")
     with _in_words_of_the_body():
-        limit = await tracker_of(api).create_budget(
+        limit = await api.tracker.create_budget(
             scope, body.limit_usd, body.limit_tokens, body.window
         )
     answer = LimitBody(
@@ -81,7 +81,7 @@ async def reserve(api: Api, request: Request, _: str) -> Answer:
     scope = own_scope(body.scope, request.caller)
     also = [own_scope(text, request.caller, field="also") for text in body.also]
     with _in_words_of_the_caller(body.id, scope) as reservation_id:
-        token = await tracker_of(api).reserve(
+        token = await api.tracker.reserve(
             scope,
             body.usd,
             tokens=body.tokens,
@@ -98,7 +98,7 @@ async def dispatched(api: Api, request: Request, _: str) -> Answer:
     body = read_body(await request.json_body(), ReservationNameBody)
     scope = own_scope(body.scope, request.caller)
     with _in_words_of_the_caller(body.id, scope) as reservation_id:
-        token = await tracker_of(api).dispatched(reservation_id)
+        token = await api.tracker.dispatched(reservation_id)
     return json_answer(OK, _shown(token, body.id, scope))
 
 
@@ -107,7 +107,7 @@ async def commit(api: Api, request: Request, _: str) -> Answer:
     body = read_body(await request.json_body(), CommitBody)
     scope = own_scope(body.scope, request.caller)
     with _in_words_of_the_caller(body.id, scope) as reservation_id:
-        await tracker_of(api).commit(reservation_id, body.usd, tokens=body.tokens)
+        await api.tracker.commit(reservation_id, body.usd, tokens=body.tokens)
     return _settled(body.id, scope, "committed")
 
 
@@ -116,7 +116,7 @@ async def release(api: Api, request: Request, _: str) -> Answer:
     body = read_body(await request.json_body(), ReservationNameBody)
     scope = own_scope(body.scope, request.caller)
     with _in_words_of_the_caller(body.id, scope) as reservation_id:
-        await tracker_of(api).release(reservation_id)
+        await api.tracker.release(reservation_id)
     return _settled(body.id, scope, "released")
 
 
@@ -128,14 +128,7 @@ async def own_status(api: Api, caller: Caller, given: str = "") -> ScopeStatus:
     scope = given_or_own(given, caller)
     if scope is None:
         return empty_status(Scope(caller.bounds.own_name))
-    return await tracker_of(api).status(scope)
-
-
-def tracker_of(api: Api) -> LedgerTracker:
-    """Return the books of the service."""
-    if api.tracker is None:
-        raise Refusal("unavailable", "this service keeps no budgets")
-    return api.tracker
+    return await api.tracker.status(scope)
 
 
 def given_or_own(given: str, caller: Caller) -> Scope | None:
@@ -308,7 +301,7 @@ class JournalPage(msgspec.Struct, frozen=True, kw_only=True):
 async def budget_stats(api: Api, caller: Caller, given: str = "") -> BudgetFigures:
     """Return the figures of a scope and everything within it; without one, that of the caller."""
     status = await own_status(api, caller, given)
-    tracker = tracker_of(api)
+    tracker = api.tracker
     now = tracker.ledger.now()
     if given_or_own(given, caller) is None:
         return BudgetFigures(status=status, rates={}, waiting={}, now=now)
@@ -328,7 +321,7 @@ async def budgets_around(api: Api, caller: Caller, scope: Scope) -> list[ScopeSt
 
     Whoever is bound sees those of its own alone.
     """
-    tracker = tracker_of(api)
+    tracker = api.tracker
     return [
         await tracker.own_status(outer) for outer in ancestors(scope)[:-1] if _is_own(outer, caller)
     ]
@@ -344,7 +337,7 @@ async def journal_page(
     until, skipped = _position(cursor)
     # The books do not number their entries for us, so a page goes on at the time of the last one,
     # after as many of that very time as were shown.
-    found = await tracker_of(api).journal(scope, until=until, limit=skipped + limit + 1)
+    found = await api.tracker.journal(scope, until=until, limit=skipped + limit + 1)
     entries = found[skipped : skipped + limit]
     next_cursor = None
     if entries and len(found) > skipped + limit:
@@ -391,9 +384,9 @@ def _is_own(scope: Scope, caller: Caller) -> bool:
 
 def _waiting(api: Api, caller: Caller) -> Mapping[str, int]:
     # Tasks of others may wait for the same budget, so whoever is bound is not told how many.
-    if api.outlook is None or caller.is_bound:
+    if caller.is_bound:
         return {}
-    return api.outlook.waiting_for_scopes() or {}
+    return api.engine.outlook.waiting_for_scopes() or {}
 
 
 def _position(cursor: str) -> tuple[float | None, int]:

@@ -97,7 +97,7 @@ async def _passed_on(api: Api, request: Request, path: str, error: NotDispatchin
 
 
 def _check_room(api: Api) -> None:
-    if api.streams >= MAX_STREAMS:
+    if api.streams.count >= MAX_STREAMS:
         raise Refusal("limit_reached", f"there are {MAX_STREAMS} streams; try again later")
 
 
@@ -106,12 +106,12 @@ def _answer(api: Api, pieces: Pieces) -> Answer:
 
 
 async def _counted(api: Api, pieces: Pieces) -> Pieces:
-    api.streams += 1
+    api.streams.count += 1
     try:
         async for piece in pieces:
             yield piece
     finally:
-        api.streams -= 1
+        api.streams.count -= 1
         await pieces.aclose()
 
 
@@ -191,7 +191,7 @@ class _Clock:
         self._beat_at = self._now() + HEARTBEAT_SECONDS
         self._check_at = self._beat_at if request.caller.token_id else float("inf")
         self._waiting: asyncio.Timeout | None = None
-        api.entrance.watch(self._check_now)
+        api.auth.watch(self._check_now)
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -203,7 +203,7 @@ class _Clock:
 
     def leave(self) -> None:
         """Look at tokens no more: the stream has ended."""
-        self._api.entrance.leave(self._check_now)
+        self._api.auth.leave(self._check_now)
 
     def _check_now(self) -> None:
         """Have the token looked up at once: one was changed."""
@@ -230,14 +230,14 @@ class _Clock:
             return True
         self._check_at = self._now() + HEARTBEAT_SECONDS
         try:
-            await self._api.entrance.look_up(self._request, "read")
+            await self._api.auth.look_up(self._request, "read")
         except (Refusal, StoreError):
             return False
         return True
 
     async def keep_pace(self) -> None:
         """Let others have their turn; the more streams there are, the longer."""
-        await asyncio.sleep(self._api.streams * PACE_SECONDS_PER_STREAM)
+        await asyncio.sleep(self._api.streams.count * PACE_SECONDS_PER_STREAM)
 
     async def wait(self, signal: Coroutine[Any, Any, object]) -> None:
         """Wait for a signal, or until a heartbeat or a look at the token is due."""

@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 
 import headgate
-from headgate.api.api import Api, Route
+from headgate.api.api import Route
 from headgate.api.errors import CODES
-from headgate.api.http.request import Request
-from headgate.api.http.response import PROBLEM_JSON, Answer
+from headgate.api.http.response import PROBLEM_JSON
 from headgate.api.schema.tasks import RefusalBody
 
 OPENAPI_VERSION = "3.1.0"
@@ -66,13 +65,6 @@ _KEY_DESCRIPTION = (
     "1 to 255 visible ASCII characters. The same key with the same body gets the same answer"
     " again for at least a day; with another body it is refused."
 )
-
-
-async def show_openapi(api: Api, _: Request, __: str) -> Answer:
-    """Answer with the description of all routes."""
-    if api.openapi is None:
-        api.openapi = msgspec.json.encode(openapi(api.routes))
-    return Answer(OK, api.openapi)
 
 
 def openapi(routes: Sequence[Route]) -> dict[str, Any]:

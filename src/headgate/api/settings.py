@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from headgate.api.admin import administration_of, change_bodies, read_number
+from headgate.api.admin import change_bodies, read_number
 from headgate.api.api import Api, Route
 from headgate.api.errors import invalid_field
 from headgate.api.http.request import Request, read_limit
@@ -69,12 +69,12 @@ def read_query(given: dict[str, str]) -> SettingsQuery:
 
 def settings_body(api: Api, query: SettingsQuery) -> SettingsBody:
     """Return one page of the settings in force, with what became of the file."""
-    administration = administration_of(api)
-    situation = administration.situation
+    config = api.config
+    situation = config.situation
     found = [one for one in _values(situation) if _is_meant(query, one)]
     end = query.first + query.limit
     return SettingsBody(
-        file=_file(administration),
+        file=_file(config),
         settings=found[query.first : end],
         matching=len(found),
         next_cursor=str(end) if end < len(found) else None,
@@ -82,12 +82,12 @@ def settings_body(api: Api, query: SettingsQuery) -> SettingsBody:
         needs_restart=change_bodies(
             difference(situation.settings, situation.written).needs_restart
         ),
-        last_reload=_last_reload(administration.reloads.last),
+        last_reload=_last_reload(config.reloads.last),
     )
 
 
-def _file(administration: LiveConfig) -> str | None:
-    origin = administration.origin
+def _file(config: LiveConfig) -> str | None:
+    origin = config.origin
     return None if origin is None or origin.path is None else str(origin.path)
 
 

@@ -154,9 +154,8 @@ async def list_slots(api: Api, _: Request, __: str) -> Answer:
 
 def slot_bodies(api: Api) -> list[SlotBody]:
     """Return all slots, in the order of the file."""
-    statuses = () if api.slots is None else api.slots.statuses()
     now = api.engine.now()
-    return [slot_body(status, now) for status in statuses]
+    return [slot_body(status, now) for status in api.slots.statuses()]
 
 
 async def show_slot(api: Api, _: Request, name: str) -> Answer:
@@ -166,7 +165,7 @@ async def show_slot(api: Api, _: Request, name: str) -> Answer:
 
 def one_slot(api: Api, name: str) -> SlotBody:
     """Return a slot, or raise `SlotNotFoundError`."""
-    return slot_body(_status(_in(api, name), name), api.engine.now())
+    return slot_body(_status(api.slots, name), api.engine.now())
 
 
 async def show_log(api: Api, request: Request, name: str) -> Answer:
@@ -179,7 +178,7 @@ async def show_log(api: Api, request: Request, name: str) -> Answer:
 
 async def slot_lines(api: Api, name: str, most: int) -> list[LogLine]:
     """Return the latest lines that this node has logged of a slot, oldest first."""
-    return await _in(api, name).latest_lines(name, most)
+    return await api.slots.latest_lines(name, most)
 
 
 async def warm_slot(api: Api, request: Request, name: str) -> Answer:
@@ -192,7 +191,7 @@ async def warmed(api: Api, request: Request, name: str) -> SlotBody:
 
     Raises `WindowOpenError` or `SlotUnavailableError` where nothing was sent, or was not taken.
     """
-    slots = _in(api, name)
+    slots = api.slots
     warming = asyncio.create_task(slots.warm(name, _entry(request, "slot.warm", name)))
     # A task that nobody holds may be freed while it waits.
     api.warming.add(warming)
@@ -216,14 +215,8 @@ async def disable_slot(api: Api, request: Request, name: str) -> Answer:
 async def switched(api: Api, request: Request, name: str, *, is_on: bool) -> SlotBody:
     """Enable or disable a slot, and return it."""
     entry = _entry(request, "slot.enable" if is_on else "slot.disable", name)
-    status = await _in(api, name).switch(name, is_on=is_on, entry=entry)
+    status = await api.slots.switch(name, is_on=is_on, entry=entry)
     return slot_body(status, api.engine.now())
-
-
-def _in(api: Api, name: str) -> Slots:
-    if api.slots is None:
-        raise SlotNotFoundError(name)
-    return api.slots
 
 
 def _status(slots: Slots, name: str) -> SlotStatus:

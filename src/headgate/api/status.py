@@ -8,7 +8,7 @@ import msgspec
 
 from headgate.api.api import Api, Route
 from headgate.api.callers import Caller, own
-from headgate.api.errors import Refusal, not_found
+from headgate.api.errors import Refusal
 from headgate.api.http.request import Request
 from headgate.api.http.response import Answer, json_answer
 from headgate.api.schema.admin import LaneBody, LaneListBody
@@ -65,9 +65,9 @@ async def stats_body(api: Api, caller: Caller) -> StatsBody:
 
 def lately(api: Api, caller: Caller) -> Step | None:
     """Return what happened in the last minutes; None where nobody knows, or to whoever is bound."""
-    if api.history is None or caller.is_bound:
+    if caller.is_bound:
         return None
-    return api.history.lately(LATELY_SECONDS)
+    return api.engine.history.lately(LATELY_SECONDS)
 
 
 def _lately_body(step: Step | None) -> LatelyBody | None:
@@ -195,7 +195,7 @@ async def show_lanes(api: Api, request: Request, _: str) -> Answer:
 
 def lane_list(api: Api, totals: Totals, caller: Caller, query: LaneQuery) -> LaneListBody:
     """Return the lanes that have work and belong to the caller, the longest wait first."""
-    found = None if api.outlook is None else api.outlook.lanes(api.engine.now())
+    found = api.engine.outlook.lanes(api.engine.now())
     known = {(one.project_id, one.agent_id): one for one in found or ()}
     lanes = [
         (lane, known.get((lane.project_id, lane.agent_id)))
@@ -258,8 +258,6 @@ async def show_metrics(api: Api, request: Request, _: str) -> Answer:
     """Answer with all metrics; they name every agent, so a bound token does not read them."""
     if request.caller.is_bound:
         raise Refusal("forbidden", "metrics name every agent; use a token that is not bound")
-    if api.metrics is None:
-        raise not_found()
     return Answer(OK, await api.metrics.text(), (), CONTENT_TYPE)
 
 

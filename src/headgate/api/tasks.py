@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from headgate.api import submission
 from headgate.api.api import Api, record, traced, traced_all
-from headgate.api.bulk import MAX_TASKS, BulkWork
+from headgate.api.bulk import MAX_TASKS
 from headgate.api.callers import Caller
 from headgate.api.errors import (
     Refusal,
@@ -256,7 +256,7 @@ async def submit_unkeyed_task(api: Api, request: Request, _: str) -> Answer:
     """Take one task."""
     body = await request.json_body()
     engine = api.engine
-    draft = api.intake.read_task(body, now=engine.now(), bounds=request.caller.bounds)
+    draft = api.submission_parser.read_task(body, now=engine.now(), bounds=request.caller.bounds)
     draft = traced(api, request, draft)
     if draft.terms.depends_on and request.caller.is_bound:
         (checked,) = await bound(api, request.caller, [draft])
@@ -273,7 +273,9 @@ async def submit_unkeyed_task(api: Api, request: Request, _: str) -> Answer:
 async def submit_unkeyed_batch(api: Api, request: Request, _: str) -> Answer:
     """Take the tasks of a batch, each by itself."""
     body = await request.json_body()
-    batch = api.intake.read_batch(body, now=api.engine.now(), bounds=request.caller.bounds)
+    batch = api.submission_parser.read_batch(
+        body, now=api.engine.now(), bounds=request.caller.bounds
+    )
     entries = await bound(api, request.caller, batch.entries)
     handed_over = [_hand_over(api, entry) for entry in traced_all(api, request, entries)]
     outcomes = [
@@ -393,7 +395,9 @@ async def _task_once(api: Api, request: Request, keys: list[bytes]) -> Answer:
     key = _submit_key(request, keys, b"task", body)
     entry: Draft | InvalidTaskError
     try:
-        draft = api.intake.read_task(body, now=api.engine.now(), bounds=request.caller.bounds)
+        draft = api.submission_parser.read_task(
+            body, now=api.engine.now(), bounds=request.caller.bounds
+        )
         (entry,) = await bound(api, request.caller, [traced(api, request, draft)])
     except InvalidTaskError as error:
         entry = error
@@ -405,7 +409,9 @@ async def _batch_once(api: Api, request: Request, keys: list[bytes]) -> Answer:
     body = await request.json_body()
     key = _submit_key(request, keys, b"batch", body)
     try:
-        batch = api.intake.read_batch(body, now=api.engine.now(), bounds=request.caller.bounds)
+        batch = api.submission_parser.read_batch(
+            body, now=api.engine.now(), bounds=request.caller.bounds
+        )
         entries = await bound(api, request.caller, batch.entries)
         drafts = [_draft_or_invalid(entry) for entry in traced_all(api, request, entries)]
     except InvalidTaskError as error:
@@ -521,13 +527,13 @@ async def cancel_tasks(api: Api, request: Request, _: str) -> Answer:
     body = read_body(await request.json_body(), TaskFilterBody)
     if not body.confirm:
         wanted = cancel_filter(body, request.caller)
-        return json_answer(OK, BulkCancelBody(matched=await bulk_of(api).count(wanted)))
+        return json_answer(OK, BulkCancelBody(matched=await api.bulk.count(wanted)))
     return json_answer(OK, await cancel_matching(api, request, body))
 
 
 async def cancel_matching(api: Api, request: Request, body: TaskFilterBody) -> BulkCancelBody:
     """Cancel the tasks of the caller's that match, and note it."""
-    tally = await bulk_of(api).cancel(cancel_filter(body, request.caller), limit=body.limit)
+    tally = await api.bulk.cancel(cancel_filter(body, request.caller), limit=body.limit)
     answer = BulkCancelBody(
         matched=tally.matched,
         cancelled=tally.done,
@@ -543,7 +549,7 @@ async def retry_tasks(api: Api, request: Request, _: str) -> Answer:
     body = read_body(await request.json_body(), TaskFilterBody)
     if not body.confirm:
         wanted = retry_filter(body, request.caller)
-        return json_answer(OK, BulkRetryBody(matched=await bulk_of(api).count(wanted)))
+        return json_answer(OK, BulkRetryBody(matched=await api.bulk.count(wanted)))
     return json_answer(OK, await retry_matching(api, request, body))
 
 
@@ -554,7 +560,7 @@ async def retry_matching(api: Api, request: Request, body: TaskFilterBody) -> Bu
         return _again(api, request.caller, ended)
 
     wanted = retry_filter(body, request.caller)
-    tally = await bulk_of(api).retry(wanted, again, limit=body.limit)
+    tally = await api.bulk.retry(wanted, again, limit=body.limit)
     answer = BulkRetryBody(
         matched=tally.matched,
         retried=tally.done,
@@ -627,18 +633,11 @@ def _seconds(at: datetime | None, field: str) -> float | None:
 
 
 def _again(api: Api, caller: Caller, ended: TaskRecord) -> Draft:
-    draft = api.intake.again(ended, now=api.engine.now())
+    draft = api.submission_parser.again(ended, now=api.engine.now())
     least = caller.least_priority
     if least is None or draft.task.priority >= least:
         return draft
     return draft._replace(task=msgspec.structs.replace(draft.task, priority=least))
-
-
-def bulk_of(api: Api) -> BulkWork:
-    """Return what works on many tasks; a service without it has no such address."""
-    if api.bulk is None:
-        raise Refusal("not_found", "there is nothing at this address")
-    return api.bulk
 
 
 def _detail(body: TaskFilterBody, answer: msgspec.Struct) -> Detail:

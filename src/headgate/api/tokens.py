@@ -24,7 +24,7 @@ from headgate.core.snapshot import MAX_PRIORITY
 from headgate.core.task_view import exact_moment
 from headgate.errors import InvalidFieldError, InvalidTaskError
 from headgate.storage.audit import AuditEntry, Detail
-from headgate.storage.tokens import NO_OWN_BUDGET, Bounds, NewToken, Token, Tokens, new_token
+from headgate.storage.tokens import NO_OWN_BUDGET, Bounds, NewToken, Token, new_token
 
 OK = 200
 CREATED = 201
@@ -41,8 +41,8 @@ async def create_token(api: Api, request: Request, _: str) -> Answer:
 
 async def created(api: Api, request: Request, wish: NewTokenBody) -> CreatedTokenBody:
     """Make a token that has no more than its maker, and return it with its text."""
-    tokens = _tokens(api)
-    new = wished_token(wish, knows_project=api.intake.knows_project, now=tokens.now())
+    tokens = api.tokens
+    new = wished_token(wish, knows_project=api.submission_parser.knows_project, now=tokens.now())
     token = new.kept.token
     _check_no_more(request.caller, token)
     detail: Detail = {"name": token.name, "permissions": list(token.permissions)}
@@ -77,7 +77,7 @@ async def list_tokens(api: Api, _: Request, __: str) -> Answer:
 
 async def token_bodies(api: Api) -> list[TokenBody]:
     """Return all tokens that are remembered, the newest first."""
-    tokens = _tokens(api)
+    tokens = api.tokens
     now = tokens.now()
     return [_shown(one, now) for one in await tokens.list()]
 
@@ -89,13 +89,13 @@ async def revoke_token(api: Api, request: Request, token_id: str) -> Answer:
 
 async def revoked(api: Api, request: Request, token_id: str) -> TokenBody:
     """End a token for good, and return it."""
-    tokens = _tokens(api)
+    tokens = api.tokens
     if _TOKEN_ID.fullmatch(token_id) is None:
         raise _no_such_token()
     token = await tokens.revoke(token_id, _entry(request, "token.revoke", token_id, {}))
     if token is None:
         raise _no_such_token()
-    api.entrance.forget()
+    api.auth.forget()
     return _shown(token, tokens.now())
 
 
@@ -105,12 +105,6 @@ def _entry(request: Request, action: str, token_id: str, detail: Detail) -> Audi
 
 def _no_such_token() -> Refusal:
     return Refusal("not_found", "there is no such token")
-
-
-def _tokens(api: Api) -> Tokens:
-    if api.tokens is None:
-        raise Refusal("unavailable", "this service keeps no tokens")
-    return api.tokens
 
 
 def _bounds(wish: NewTokenBody, knows_project: Callable[[str], bool]) -> Bounds:

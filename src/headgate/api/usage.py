@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from headgate.api.api import Api, Route
-from headgate.api.errors import Refusal, invalid_field
+from headgate.api.errors import invalid_field
 from headgate.api.http.request import Request
 from headgate.api.http.response import Answer, json_answer
 from headgate.api.schema.tasks import UsageBody, UsageRowBody
@@ -23,8 +23,6 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 async def show_usage(api: Api, request: Request, _: str) -> Answer:
     """Answer with sums, of what belongs to the caller."""
-    if api.usage is None:
-        raise Refusal("unavailable", "this service keeps no usage")
     query = request.query()
     check_unknown(query, USAGE_QUERY)
     now = api.usage.now()

@@ -42,7 +42,7 @@ from headgate.core.lifecycle import (
 )
 from headgate.core.money import to_micro_usd, to_tokens
 from headgate.core.task_view import snapshot_of
-from headgate.engine.workers import MAX_WAIT_SECONDS, Claim, PullWorkers, Report
+from headgate.engine.workers import MAX_WAIT_SECONDS, Claim, Report
 from headgate.errors import InvalidAmountError, InvalidFieldError, StaleWorkerError
 from headgate.executors.executor import shortened
 from headgate.providers.prices import PriceList
@@ -63,7 +63,7 @@ async def claim(api: Api, request: Request, agent_id: str) -> Answer:
     _check_caller(request.caller, agent_id)
     _check_range("places", body.places, MAX_PLACES)
     _check_range("waitSeconds", body.wait_seconds, MAX_WAIT_SECONDS)
-    workers = _workers(api)
+    workers = api.engine.workers
     worker_id, orders = await workers.claim(
         Claim(
             agent_id=agent_id,
@@ -87,7 +87,7 @@ async def heartbeat(api: Api, request: Request, agent_id: str) -> Answer:
     """Renew the lease of a worker, and say what it is to stop."""
     body = read_body(await request.json_body(), HeartbeatBody)
     _check_caller(request.caller, agent_id)
-    workers = _workers(api)
+    workers = api.engine.workers
     worker_id, running = _worker_id(body.worker_id), _running(body.running)
     orders = await workers.beat(worker_id, agent_id, running)
     beat = BeatBody(
@@ -128,17 +128,11 @@ async def _settle(
         attempt=body.attempt,
         outcome=outcome,
     )
-    answer = await _workers(api).settle(report)
+    answer = await api.engine.workers.settle(report)
     if isinstance(answer, StaleLease):
         line = f"attempt {body.attempt} at the task is not this worker's any more; drop it"
         raise Refusal("stale_lease", line, task_id=task_id)
     return json_answer(OK, SettledTaskBody(task_id=task_id, state=answer.task.status))
-
-
-def _workers(api: Api) -> PullWorkers:
-    if api.workers is None:
-        raise Refusal("unavailable", "this service has no workers")
-    return api.workers
 
 
 def _check_caller(caller: Caller, agent_id: str) -> None:

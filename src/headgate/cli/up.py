@@ -266,7 +266,7 @@ async def _work(
         if demo is None:
             click.echo("headgate: finishing what runs; Ctrl-C again ends at once", err=True)
     finally:
-        await engine.stop(drain_seconds=service.administration.settings.scheduler.drain_seconds)
+        await engine.stop(drain_seconds=service.config.settings.scheduler.drain_seconds)
         if service.telemetry is not None:
             await asyncio.to_thread(service.telemetry.close)
         if engine.runner.has_left_behind:
@@ -332,7 +332,7 @@ async def _reload(service: Service) -> None:
 
     log = structlog.get_logger("headgate.settings")
     try:
-        found = await service.administration.reload(SIGNAL)
+        found = await service.config.reload(SIGNAL)
         waiting = [change.key for change in found.needs_restart]
         log.info("settings reloaded", changed=len(found.changed), needs_restart=waiting)
     except HeadgateError as error:

@@ -701,8 +701,8 @@ class Reloads(Protocol):
 class SettingsWatch:
     """Reloads when the file has changed."""
 
-    def __init__(self, administration: Reloads, path: Path) -> None:
-        self._administration = administration
+    def __init__(self, config: Reloads, path: Path) -> None:
+        self._config = config
         self._path = path
         self._known = signature_of(path)
         self._last = self._known
@@ -721,7 +721,7 @@ class SettingsWatch:
         if found is None or found == self._known or not is_settled:
             return False
         try:
-            await self._administration.reload(FILE)
+            await self._config.reload(FILE)
         except InvalidSettingError as error:
             log.warning("the file was not taken; nothing has changed", problem=str(error))
         except StoreError as error:
@@ -743,8 +743,8 @@ def signature_of(path: Path) -> Signature:
 class Upkeep:
     """Looks for changes at other nodes, and lets go of what has drained."""
 
-    def __init__(self, administration: LiveConfig, *, is_shared: bool) -> None:
-        self._administration = administration
+    def __init__(self, config: LiveConfig, *, is_shared: bool) -> None:
+        self._config = config
         self._is_shared = is_shared
         self._problem = ""
 
@@ -758,9 +758,9 @@ class Upkeep:
         """Look once; what cannot be done now is tried again at the next look."""
         try:
             if self._is_shared:
-                await self._administration.look()
-            await self._administration.finish_draining()
-            await self._administration.send_limits()
+                await self._config.look()
+            await self._config.finish_draining()
+            await self._config.send_limits()
             self._problem = ""
         except (StoreError, InvalidSettingError) as error:
             if self._problem != str(error):

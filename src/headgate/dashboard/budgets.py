@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec import UNSET
 
-from headgate.api.admin import administration_of, overridden_fields, patch
+from headgate.api.admin import overridden_fields, patch
 from headgate.api.budgets import (
     BudgetFigures,
     JournalPage,
@@ -350,9 +350,9 @@ async def set_limit(view: View, _: str, form: Form) -> Done:
     """Set what a scope may use; an amount that is left empty is no limit in that unit."""
 
     async def change() -> str:
-        scope, administration = _scope(form), administration_of(view.api)
-        name, before = scope_words(scope), _limit_of(administration.settings, scope)
-        key, wanted = limit_key(administration.settings, scope), _wanted(form, before)
+        scope, config = _scope(form), view.api.config
+        name, before = scope_words(scope), _limit_of(config.settings, scope)
+        key, wanted = limit_key(config.settings, scope), _wanted(form, before)
         if key == "project" and wanted.limit_usd:
             raise CallerError(_IN_TOKENS)
         if changes_nothing(wanted):
@@ -362,7 +362,7 @@ async def set_limit(view: View, _: str, form: Form) -> Done:
             await patch(view.api, view.request, "projects", _project_of(scope), project)
         else:
             await patch(view.api, view.request, "budgets", scope or ROOT_NAME, wanted)
-        amounts = _amounts(_limit_of(administration.settings, scope))
+        amounts = _amounts(_limit_of(config.settings, scope))
         return f"the budget of {name} is set to {amounts}; tasks that waited for it are asked again"
 
     return await changed_or_said(_back(form), change, BUDGET_FIELDS)
@@ -373,7 +373,7 @@ async def remove_limit(view: View, _: str, form: Form) -> Done:
 
     async def change() -> str:
         scope = _scope(form)
-        if limit_key(administration_of(view.api).settings, scope) == "project":
+        if limit_key(view.api.config.settings, scope) == "project":
             project = ProjectPatchBody(budget_limit=None)
             await patch(view.api, view.request, "projects", _project_of(scope), project)
         else:
@@ -413,10 +413,10 @@ def _names() -> dict[str, Any]:
 
 def _limit_form(view: View, status: ScopeStatus) -> dict[str, Any] | None:
     """Return what a form for the limit begins with; None where it cannot be changed."""
-    if not view.can("admin") or view.api.administration is None:
+    if not view.can("admin"):
         return None
     return {
-        "key": limit_key(view.api.administration.settings, status.scope),
+        "key": limit_key(view.api.config.settings, status.scope),
         "held": _limit_fields(status.limit_micro_usd, status.limit_tokens, status.window),
     }
 
@@ -458,9 +458,9 @@ def _wanted(form: Form, before: Limit) -> BudgetPatchBody:
 
 def _overridden(view: View) -> dict[str, list[str]]:
     """Return which fields of which scope are not as the file says, for whoever administers."""
-    if view.api.administration is None or not view.may("admin"):
+    if not view.may("admin"):
         return {}
-    situation = view.api.administration.situation
+    situation = view.api.config.situation
     names = {one.name for one in situation.overrides if one.kind == "budgets"}
     found = {name: overridden_fields(situation, "budgets", name) for name in names}
     return {("" if name == ROOT_NAME else name): fields for name, fields in found.items() if fields}

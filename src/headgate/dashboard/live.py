@@ -81,10 +81,10 @@ class Live:
             yield b"event: refused\ndata: %b\n\n" % refusal.encode()
             return
         clock, caller = asyncio.get_running_loop().time, _caller_of(view)
-        tokens, entrance = asyncio.Event(), view.api.entrance
+        tokens, auth = asyncio.Event(), view.api.auth
         self.streams += 1
         self.by_caller[caller] += 1
-        entrance.watch(tokens.set)
+        auth.watch(tokens.set)
         try:
             yield _BEGINNING
             seen, told_at, checked_at = look(view), clock(), clock()
@@ -107,7 +107,7 @@ class Live:
                     seen, told_at = now_seen, clock()
                     yield b"".join(b"event: %b\ndata:\n\n" % name.encode() for name in names)
         finally:
-            entrance.leave(tokens.set)
+            auth.leave(tokens.set)
             self.streams -= 1
             self.by_caller[caller] -= 1
             self.by_caller += Counter()  # Drops those that have none.
@@ -126,12 +126,10 @@ def look(view: View) -> Seen:
         tasks: object = (feed.life, feed.next)
     except (NotDispatchingError, StoreError):
         tasks = None
-    slots = () if api.slots is None else api.slots.statuses()
-    settings = None if api.administration is None else id(api.administration.settings)
     return Seen(
         tasks=tasks,
-        slots=tuple(status.row for status in slots),
-        rules=(api.is_paused, settings, api.engine.health().problem),
+        slots=tuple(status.row for status in api.slots.statuses()),
+        rules=(api.is_paused, id(api.config.settings), api.engine.health().problem),
     )
 
 
@@ -161,7 +159,7 @@ async def _is_let_in(view: View) -> bool:
     if not view.request.caller.token_id:
         return True
     try:
-        await view.api.entrance.look_up(view.request, "read")
+        await view.api.auth.look_up(view.request, "read")
     except (Refusal, StoreError):
         return False
     return True

@@ -99,10 +99,9 @@ async def show_history(view: View, _: str) -> Answer:
     chosen = view.request.query().get("range", RANGES[0])
     if chosen not in RANGES:
         raise invalid_field("range", f"must be one of {', '.join(RANGES)}")
-    history = view.api.history
-    if history is None or view.caller.is_bound:
+    if view.caller.is_bound:
         raise Refusal("forbidden", "the figures over time are of the whole service")
-    found = _encoded_figures(history, chosen)
+    found = _encoded_figures(view.api.engine.history, chosen)
     headers: Headers = (*PAGE_HEADERS, (b"vary", b"accept-encoding"))
     if not takes_gzip(view.request.header(b"accept-encoding")):
         return Answer(HTTP_OK, found.content, headers)
@@ -149,10 +148,9 @@ def with_gaps(steps: Iterable[Step], step_seconds: float) -> Iterable[tuple[floa
 
 def rows_of(view: View) -> list[Step]:
     """Return the last hour in rows of five minutes, the newest first, for those without a chart."""
-    history = view.api.history
-    if history is None or view.caller.is_bound:
+    if view.caller.is_bound:
         return []
-    grouped = groupby(history.hour, key=lambda step: int(step.at // ROW_SECONDS))
+    grouped = groupby(view.api.engine.history.hour, key=lambda step: int(step.at // ROW_SECONDS))
     rows = [row for _, group in grouped if (row := summed(group)) is not None]
     return rows[::-1][:MAX_ROWS]
 
@@ -440,8 +438,7 @@ def _present(view: View, stats: StatsBody | None) -> Present | None:
     """Return what waits and runs, as the store counts it, or else the desk; None if unknown."""
     if stats is not None:
         return Present(queued=stats.queue.total_queued, inflight=stats.queue.total_inflight)
-    outlook = view.api.outlook
-    return None if outlook is None or view.caller.is_bound else outlook.present()
+    return None if view.caller.is_bound else view.api.engine.outlook.present()
 
 
 def _why_no_budget(parts: Mapping[str, str]) -> str:
@@ -466,10 +463,7 @@ def _of_webhooks(dead: tuple[int, bool] | None, *, is_store_away: bool) -> Itera
 
 
 def _own_projects(view: View) -> dict[str, ProjectSettings]:
-    administration = view.api.administration
-    if administration is None:
-        return {}
-    projects, caller = administration.settings.projects, view.caller
+    projects, caller = view.api.config.settings.projects, view.caller
     if not caller.is_bound:
         return projects
     # Whoever acts for an agent alone is told of no project: which there are is not its business.
@@ -519,22 +513,20 @@ def _slot(slot: SlotBody) -> SlotMeter:
 
 def _shares(view: View) -> list[Share]:
     """List the shares of those projects that have any, the largest target first."""
-    outlook = view.api.outlook
-    found = None if outlook is None or view.caller.is_bound else outlook.shares()
+    found = None if view.caller.is_bound else view.api.engine.outlook.shares()
     return sorted(found or (), key=lambda one: (-one.target, one.project_id))
 
 
 def _has_history(view: View) -> bool:
-    return view.api.history is not None and not view.caller.is_bound
+    return not view.caller.is_bound
 
 
 def _is_dispatching(view: View) -> bool:
-    return view.api.outlook is not None and view.api.outlook.dispatch_state is not None
+    return view.api.engine.outlook.dispatch_state is not None
 
 
 async def _oldest(view: View) -> Oldest | None:
-    outlook, bounds = view.api.outlook, view.caller.bounds
-    found = None if outlook is None else outlook.longest_wait(view.now, bounds)
+    found = view.api.engine.outlook.longest_wait(view.now, view.caller.bounds)
     if found is None:
         return None
     asked = await _or_none(why_shown(view, found.task_id))

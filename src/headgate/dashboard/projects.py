@@ -14,7 +14,6 @@ from urllib.parse import quote
 from msgspec import UNSET
 
 from headgate.api.admin import (
-    administration_of,
     agent_bodies,
     agent_body,
     agents_shown,
@@ -187,13 +186,13 @@ async def reset_agent(view: View, name: str, form: Form) -> Done:
 
 async def pause_all(view: View, _: str, form: Form) -> Done:
     """Start nothing new."""
-    await administration_of(view.api).pause(actor_of(view.request), is_paused=True)
+    await view.api.config.pause(actor_of(view.request), is_paused=True)
     return Done(to=_back(form, PROJECTS), said="everything is paused; what runs goes on.")
 
 
 async def resume_all(view: View, _: str, form: Form) -> Done:
     """Start tasks again."""
-    await administration_of(view.api).pause(actor_of(view.request), is_paused=False)
+    await view.api.config.pause(actor_of(view.request), is_paused=False)
     return Done(to=_back(form, PROJECTS), said="tasks are started again.")
 
 
@@ -235,7 +234,7 @@ def _agents(view: View, totals: Totals, *, find: str) -> Part[AgentBody]:
     """Return the agents that a page shows: found by name first, since there may be thousands."""
     if not view.may("admin"):
         return part_of(view, (), AGENTS_FROM)
-    situation = administration_of(view.api).situation
+    situation = view.api.config.situation
     counts = counts_by(totals.lanes, "agent_id")
     found = named_like(agents_shown(situation, counts), find, lambda name: (name,))
     first = first_of(view, AGENTS_FROM)
@@ -246,7 +245,7 @@ def _agents(view: View, totals: Totals, *, find: str) -> Part[AgentBody]:
 def _shared(view: View, projects: Sequence[ProjectBody]) -> dict[str, Any]:
     known = [one for one in projects if one.target_share is not None]
     most = max((max(one.target_share or 0.0, one.actual_share or 0.0) for one in known), default=1)
-    scheduler = administration_of(view.api).settings.scheduler
+    scheduler = view.api.config.settings.scheduler
     return {
         "href": project_href,
         "agent_href": agent_href,
@@ -263,7 +262,7 @@ async def _projects(view: View) -> list[ProjectBody]:
 
 
 def _agent(view: View, name: str) -> AgentBody:
-    return agent_body(administration_of(view.api).situation, name, {})
+    return agent_body(view.api.config.situation, name, {})
 
 
 def _found(projects: Sequence[ProjectBody], name: str) -> ProjectBody:
@@ -287,7 +286,7 @@ def _with_query(view: View, path: str) -> str:
 
 def _target(view: View, name: str) -> float:
     """Return the share that the settings ask for; the desk has them from its next round on."""
-    settings = administration_of(view.api).settings
+    settings = view.api.config.settings
     projects = [one.to_project(key) for key, one in settings.projects.items()]
     return {one.project_id: one.target for one in shares(projects, {})}.get(name, 0.0)
 

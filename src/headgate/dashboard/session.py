@@ -162,13 +162,13 @@ async def let_in(api: Api, request: Request, needs: Permission | None) -> Reques
 
     Whatever else a page needs, it shows something, and leads to pages that do: it needs `read` too.
     """
-    entrance = api.entrance
+    auth = api.auth
     host, origin, _ = request.identity()
-    entrance.check_place(host, origin, is_secure=request.is_secure)
+    auth.check_place(host, origin, is_secure=request.is_secure)
     own = request.with_authorization(_authorization(api, request))
     if needs is not None:
-        caller = entrance.let_in(own, needs)
-        own.caller = await entrance.look_up(own, needs) if caller is None else caller
+        caller = auth.let_in(own, needs)
+        own.caller = await auth.look_up(own, needs) if caller is None else caller
         own.caller.check("read")
         request.caller = own.caller
     return own
@@ -189,9 +189,9 @@ async def known_visitor(api: Api, request: Request, *, may_ask: bool) -> Visitor
     """Return who sent a refused request; the store is asked only if it may be."""
     own = request.with_authorization(_authorization(api, request))
     try:
-        caller = api.entrance.let_in(own, "read")
+        caller = api.auth.let_in(own, "read")
         if caller is None and may_ask:
-            caller = await api.entrance.look_up(own, "read")
+            caller = await api.auth.look_up(own, "read")
     except Refusal:
         return Visitor(request)
     except StoreError:
@@ -208,7 +208,7 @@ async def token_problem(api: Api, request: Request, token: str) -> str:
         return "the token is not known here"
     own = request.with_authorization(f"Bearer {token}".encode("ascii"))
     try:
-        await api.entrance.look_up(own, "read")
+        await api.auth.look_up(own, "read")
     except Refusal as refusal:
         return refusal.body.error
     return ""
@@ -216,7 +216,7 @@ async def token_problem(api: Api, request: Request, token: str) -> str:
 
 def needs_login(api: Api) -> bool:
     """Tell whether a token is asked for; on a loopback address there may be none."""
-    return api.entrance.rules.needs_token
+    return api.auth.rules.needs_token
 
 
 def _authorization(api: Api, request: Request) -> bytes:

@@ -145,8 +145,7 @@ def _written(value: object) -> str:
 
 def _nodes(view: View) -> tuple[list[NodeRow], int]:
     """Return who has places, as far as the node that dispatches knows; elsewhere nobody does."""
-    outlook = view.api.outlook
-    dispatch_state = None if outlook is None else outlook.dispatch_state
+    dispatch_state = view.api.engine.outlook.dispatch_state
     rows = [] if dispatch_state is None else node_rows(dispatch_state)
     return rows[:MAX_NODES], max(0, len(rows) - MAX_NODES)
 

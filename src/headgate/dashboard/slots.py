@@ -204,8 +204,8 @@ async def disable(view: View, name: str, _: Form) -> Done:
 
 
 def _card(view: View, slot: SlotBody) -> Card:
-    outlook = view.api.outlook
-    dispatch_state = None if outlook is None or view.caller.is_bound else outlook.dispatch_state
+    outlook = view.api.engine.outlook
+    dispatch_state = None if view.caller.is_bound else outlook.dispatch_state
     return Card(
         slot=slot,
         path=slot_href(slot.name),

@@ -22,7 +22,6 @@ from headgate.api.schema.admin import TaskFilterBody
 from headgate.api.tasks import (
     ENDED,
     LIVE,
-    bulk_of,
     cancel_filter,
     cancel_matching,
     read_query,
@@ -289,7 +288,7 @@ async def ask(work: Work, view: View, _: str) -> Page:
         raise Refusal("forbidden", "the dashboard of this service is read-only")
     filters, at = read_filters(view), _end_of_moment(view.now)
     wanted = work.wanted(_until(filters.body(work.allowed), at), view.caller)
-    before, bulk = filters.checked_before(), bulk_of(view.api)
+    before, bulk = filters.checked_before(), view.api.bulk
     counted = await bulk.count_within(wanted, seconds=COUNT_SECONDS, before=before)
     further = counted.next_before
     # Whoever counts further found none so far, and some may have come since.
@@ -393,7 +392,7 @@ def _until(body: TaskFilterBody, at: datetime) -> TaskFilterBody:
 
 async def _are_more(work: Work, view: View, body: TaskFilterBody, number: int) -> bool:
     wanted = work.wanted(body, view.caller)
-    counted = await bulk_of(view.api).count_within(wanted, seconds=COUNT_SECONDS)
+    counted = await view.api.bulk.count_within(wanted, seconds=COUNT_SECONDS)
     return counted.matched > number
 
 
@@ -508,10 +507,9 @@ def _has_any(filters: Filters, statuses: Iterable[TaskStatus]) -> bool:
 
 def _names(view: View) -> dict[str, list[str]]:
     """Return the names that the form proposes, to those who may see the settings."""
-    administration = view.api.administration
-    if administration is None or not view.may("admin"):
+    if not view.may("admin"):
         return {}
-    settings = administration.settings
+    settings = view.api.config.settings
     found = {
         "project": list(settings.projects),
         "agent": list(settings.agents),
