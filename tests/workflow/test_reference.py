@@ -37,8 +37,8 @@ def test_every_key_is_in_the_reference_in_its_order(heading: str, keys: tuple[st
     assert tuple(row[0] for row in rows_under(PAGE, heading)) == keys
 
 
-def test_every_kind_of_place_is_in_the_reference() -> None:
-    written = " ".join(row[0] for row in rows_under(PAGE, "Places"))
+def test_every_kind_of_placeholder_is_in_the_reference() -> None:
+    written = " ".join(row[0] for row in rows_under(PAGE, "Placeholders"))
     assert all(f"{{{root}" in written for root in placeholders.ROOTS)
 
 
