@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dashboard.browser import Browser, serving, text_of
 from headgate.api.errors import Refusal, invalid_field
-from headgate.api.submission import identifier
+from headgate.api.submission import parse_identifier
 from headgate.dashboard.forms import (
     AGENT_FIELDS,
     BUDGET_FIELDS,
@@ -62,7 +62,7 @@ async def test_every_field_of_a_form_stands_beside_the_label_of_the_table(
 def test_a_problem_is_told_by_the_label_of_its_field_wherever_it_comes_from() -> None:
     labels = {"window": "Window", "agentId": "Agent", "url": "Address"}
     with pytest.raises(InvalidFieldError) as found:
-        identifier("\0", "agentId")
+        parse_identifier("\0", "agentId")
     for error, words in (
         (InvalidFieldError("window", "is no window"), "Window: is no window"),
         (InvalidSettingError('budgets."session:a.b".window', "is none"), "Window: is none"),

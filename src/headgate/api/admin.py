@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from headgate.api import tasks
 from headgate.api.api import Api, Route, actor_of
 from headgate.api.callers import LOCAL, Caller
 from headgate.api.errors import Refusal, invalid_field
@@ -27,8 +26,6 @@ from headgate.api.schema.admin import (
     BudgetBody,
     BudgetListBody,
     BudgetPatchBody,
-    BulkCancelBody,
-    BulkRetryBody,
     ChangeBody,
     PatchBody,
     ProjectBody,
@@ -39,10 +36,8 @@ from headgate.api.schema.admin import (
     TargetBody,
     TargetListBody,
     TargetPatchBody,
-    TaskFilterBody,
 )
-from headgate.api.schema.tasks import SubmittedBody
-from headgate.api.submission import check_unknown, read_body, shown
+from headgate.api.submission import check_unknown, excerpt, read_body
 from headgate.config import AgentSettings, budgets
 from headgate.config.limits import ROOT_NAME
 from headgate.config.overrides import PATCHABLE, Change, OverrideKind, written_table
@@ -341,7 +336,7 @@ def _values(kind: OverrideKind, body: PatchBody) -> Mapping[str, object]:
 def _key(kind: OverrideKind, field: str) -> str:
     keys = PATCHABLE[kind]
     if field not in keys:
-        message = f"field 'reset': '{shown(field)}' is none of {', '.join(keys)}"
+        message = f"field 'reset': '{excerpt(field)}' is none of {', '.join(keys)}"
         raise Refusal("invalid_field", message, details={"field": "reset"})
     return keys[field]
 
@@ -357,7 +352,7 @@ def _check_known(is_known: bool, noun: str, name: str) -> None:  # noqa: FBT001
 
 
 def _unknown(noun: str, name: str) -> Refusal:
-    return Refusal("not_found", f"there is no {noun} '{shown(name)}'")
+    return Refusal("not_found", f"there is no {noun} '{excerpt(name)}'")
 
 
 # `GET /audit`: who changed what, newest first.
@@ -399,49 +394,7 @@ def _body(row: AuditRow) -> AuditEntryBody:
 
 # The table of the routes of administration.
 
-AGAIN_REFUSES = (
-    "conflict",
-    "draining",
-    "unknown_project",
-    "unknown_target",
-    "unknown_slot",
-    "unknown_provider",
-    "queue_full",
-)
-
-BULK_ROUTES = (
-    Route(
-        "POST",
-        "/tasks/cancel",
-        tasks.cancel_tasks,
-        "count the tasks that match, or cancel them",
-        "cancel",
-        takes=TaskFilterBody,
-        answers={200: BulkCancelBody},
-        refuses=("not_found",),
-    ),
-    Route(
-        "POST",
-        "/tasks/retry",
-        tasks.retry_tasks,
-        "count the tasks that match, or try them again",
-        "submit",
-        takes=TaskFilterBody,
-        answers={200: BulkRetryBody},
-        refuses=("not_found",),
-    ),
-    Route(
-        "POST",
-        "/tasks/{id}/retry",
-        tasks.retry_task,
-        "make a new task of one that ended",
-        "submit",
-        answers={202: SubmittedBody},
-        refuses=("missing_field", *AGAIN_REFUSES),
-    ),
-)
-
-ADMIN_ROUTES = (
+ROUTES = (
     Route(
         "POST",
         "/scheduler/pause",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -18,12 +18,10 @@ from headgate.api.schema.tasks import LimitsShown
 from headgate.api.submission import SubmissionParser
 from headgate.budgets.tracker import LedgerTracker
 from headgate.config.reload import LiveConfig
-from headgate.core.task import Draft, read_traceparent
 from headgate.engine.engine import Engine
 from headgate.engine.slots.slot import SlotStatus
 from headgate.engine.slots.slots import Slots
 from headgate.engine.webhooks import Webhooks
-from headgate.errors import InvalidTaskError
 from headgate.metrics import ServiceMetrics
 from headgate.storage.audit import Actor, AuditLog, Detail
 from headgate.storage.tokens import Permission, Tokens
@@ -122,35 +120,3 @@ async def record(
 ) -> None:
     """Write an entry for a change that was just made."""
     await api.audit.record(actor_of(request), action, subject, detail)
-
-
-# The trace that a submit belongs to: as the client says, or a new one where spans are made.
-
-_TRACEPARENT = b"traceparent"
-
-
-def traced(api: Api, request: Request, draft: Draft) -> Draft:
-    """Return a draft that goes on in the trace of its request."""
-    traceparent = _traceparent(api, request)
-    return draft if traceparent is None else _with(draft, traceparent)
-
-
-def traced_all(
-    api: Api, request: Request, entries: Iterable[Draft | InvalidTaskError]
-) -> list[Draft | InvalidTaskError]:
-    """Return drafts that all go on in the trace of their request."""
-    traceparent = _traceparent(api, request)
-    if traceparent is None:
-        return list(entries)
-    return [_with(one, traceparent) if isinstance(one, Draft) else one for one in entries]
-
-
-def _traceparent(api: Api, request: Request) -> str | None:
-    sent = request.header(_TRACEPARENT)
-    given = read_traceparent(sent.decode("latin-1")) if sent else None
-    return given if api.telemetry is None else api.telemetry.submitted(given)
-
-
-def _with(draft: Draft, traceparent: str) -> Draft:
-    submission = msgspec.structs.replace(draft.submission, traceparent=traceparent)
-    return draft._replace(submission=submission)

@@ -16,42 +16,24 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headgate.api.admin import ADMIN_ROUTES, BULK_ROUTES
+from headgate.api import (
+    admin,
+    budgets,
+    events,
+    settings,
+    slots,
+    status,
+    tasks,
+    tokens,
+    usage,
+    webhooks,
+    workers,
+)
 from headgate.api.api import Api, Route
-from headgate.api.budgets import ROUTES as BUDGET_ROUTES
-from headgate.api.budgets import STATUS_ROUTES as BUDGET_FIGURE_ROUTES
 from headgate.api.errors import Refusal, refusal_of
-from headgate.api.events import ROUTES as EVENT_ROUTES
 from headgate.api.http.request import ClientGoneError, Head, Request, request_ids
 from headgate.api.http.response import Answer, refusal_answer
 from headgate.api.openapi import openapi
-from headgate.api.schema.tasks import BatchBody as SubmittedBatchBody
-from headgate.api.schema.tasks import (
-    CancelledBody,
-    ReadyBody,
-    StatsBody,
-    SubmittedBody,
-    TaskListBody,
-    WhyBody,
-)
-from headgate.api.settings import ROUTES as SETTINGS_ROUTES
-from headgate.api.slots import ROUTES as SLOT_ROUTES
-from headgate.api.status import LANE_ROUTES, METRIC_ROUTES, show_alive, show_ready, show_stats
-from headgate.api.submission import BatchBody, TaskBody
-from headgate.api.tasks import QUERY_FIELDS as TASK_QUERY
-from headgate.api.tasks import (
-    cancel_task,
-    explain_task,
-    list_tasks,
-    show_task,
-    submit_batch,
-    submit_task,
-)
-from headgate.api.tokens import ROUTES as TOKEN_ROUTES
-from headgate.api.usage import ROUTES as USAGE_ROUTES
-from headgate.api.webhooks import ROUTES as WEBHOOK_ROUTES
-from headgate.api.workers import ROUTES as WORKER_ROUTES
-from headgate.core.task_view import TaskSnapshot
 from headgate.engine.task_runner import DeadlineWatch
 from headgate.errors import HeadgateError, StoreError
 
@@ -68,97 +50,18 @@ def _openapi_document() -> bytes:
     return msgspec.json.encode(openapi(ROUTES))
 
 
-SUBMIT_REFUSES = (
-    "unknown_project",
-    "unknown_target",
-    "unknown_slot",
-    "unknown_provider",
-    "unknown_parent",
-    "draining",
-    "idempotency_mismatch",
-    "queue_full",
-    "idempotency_full",
-)
-
 ROUTES = (
-    Route(
-        "POST",
-        "/tasks",
-        submit_task,
-        "submit a task",
-        "submit",
-        takes=TaskBody,
-        answers={202: SubmittedBody},
-        refuses=SUBMIT_REFUSES,
-        headers=("Idempotency-Key",),
-    ),
-    Route(
-        "GET",
-        "/tasks",
-        list_tasks,
-        "list tasks, newest or oldest first",
-        "read",
-        answers={200: TaskListBody},
-        query=TASK_QUERY,
-    ),
-    Route(
-        "POST",
-        "/tasks/batch",
-        submit_batch,
-        "submit 1 to 50 tasks",
-        "submit",
-        takes=BatchBody,
-        answers={202: SubmittedBatchBody},
-        refuses=(*SUBMIT_REFUSES, "batch_empty", "batch_too_large"),
-        headers=("Idempotency-Key",),
-    ),
-    Route("GET", "/tasks/{id}", show_task, "show a task", "read", answers={200: TaskSnapshot}),
-    Route(
-        "POST",
-        "/tasks/{id}/cancel",
-        cancel_task,
-        "cancel a task",
-        "cancel",
-        answers={200: CancelledBody, 202: CancelledBody},
-        refuses=("conflict",),
-    ),
-    Route(
-        "GET",
-        "/tasks/{id}/why",
-        explain_task,
-        "say why a task waits",
-        "read",
-        answers={200: WhyBody},
-        refuses=("not_dispatching",),
-    ),
-    *BULK_ROUTES,
-    *WORKER_ROUTES,
-    *EVENT_ROUTES,
-    *WEBHOOK_ROUTES,
-    *BUDGET_ROUTES,
-    *BUDGET_FIGURE_ROUTES,
-    *USAGE_ROUTES,
-    *TOKEN_ROUTES,
-    Route(
-        "GET", "/scheduler/stats", show_stats, "counts and limits", "read", answers={200: StatsBody}
-    ),
-    *LANE_ROUTES,
-    *ADMIN_ROUTES,
-    *SETTINGS_ROUTES,
-    *SLOT_ROUTES,
-    *METRIC_ROUTES,
-    Route(
-        "GET", "/livez", show_alive, "say that the process serves", None, answers={200: ReadyBody}
-    ),
-    Route(
-        "GET",
-        "/readyz",
-        show_ready,
-        "say whether this node takes and runs tasks",
-        None,
-        answers={200: ReadyBody},
-        refuses=("not_ready",),
-    ),
+    *tasks.ROUTES,
+    *workers.ROUTES,
+    *events.ROUTES,
+    *webhooks.ROUTES,
+    *budgets.ROUTES,
+    *usage.ROUTES,
+    *tokens.ROUTES,
+    *admin.ROUTES,
+    *settings.ROUTES,
+    *slots.ROUTES,
+    *status.ROUTES,
     Route(
         "GET",
         "/openapi.json",

@@ -199,60 +199,6 @@ def _settled(given_id: str, scope: Scope, state: Literal["committed", "released"
     return json_answer(OK, SettledBody(id=given_id, scope=scope, state=state))
 
 
-ROUTES = (
-    Route(
-        "POST",
-        "/budgets/found",
-        found,
-        "set the limits of a scope that has none",
-        "submit",
-        takes=CreateBudgetBody,
-        answers={200: LimitBody},
-        refuses=("budget_mismatch",),
-    ),
-    Route(
-        "POST",
-        "/budgets/reserve",
-        reserve,
-        "hold an amount before the work",
-        "submit",
-        takes=ReserveBody,
-        answers={200: ReservationBody},
-        refuses=("budget_exceeded", "reservation_conflict"),
-    ),
-    Route(
-        "POST",
-        "/budgets/dispatched",
-        dispatched,
-        "note that the provider is about to be called",
-        "submit",
-        takes=ReservationNameBody,
-        answers={200: ReservationBody},
-        refuses=("not_found", "reservation_conflict"),
-    ),
-    Route(
-        "POST",
-        "/budgets/commit",
-        commit,
-        "book what the work has cost",
-        "submit",
-        takes=CommitBody,
-        answers={200: SettledBody},
-        refuses=("not_found", "reservation_conflict"),
-    ),
-    Route(
-        "POST",
-        "/budgets/release",
-        release,
-        "give back what was held",
-        "submit",
-        takes=ReservationNameBody,
-        answers={200: SettledBody},
-        refuses=("not_found", "reservation_conflict"),
-    ),
-)
-
-
 # The routes that show budgets: what is used, how fast, by when it is used up, and the journal.
 #
 # The burn rates of all scopes come from one look at the journal. Rule: a journal is read a page
@@ -446,7 +392,57 @@ def _entry(entry: JournalEntry, caller: Caller) -> JournalEntryBody:
     )
 
 
-STATUS_ROUTES = (
+ROUTES = (
+    Route(
+        "POST",
+        "/budgets/found",
+        found,
+        "set the limits of a scope that has none",
+        "submit",
+        takes=CreateBudgetBody,
+        answers={200: LimitBody},
+        refuses=("budget_mismatch",),
+    ),
+    Route(
+        "POST",
+        "/budgets/reserve",
+        reserve,
+        "hold an amount before the work",
+        "submit",
+        takes=ReserveBody,
+        answers={200: ReservationBody},
+        refuses=("budget_exceeded", "reservation_conflict"),
+    ),
+    Route(
+        "POST",
+        "/budgets/dispatched",
+        dispatched,
+        "note that the provider is about to be called",
+        "submit",
+        takes=ReservationNameBody,
+        answers={200: ReservationBody},
+        refuses=("not_found", "reservation_conflict"),
+    ),
+    Route(
+        "POST",
+        "/budgets/commit",
+        commit,
+        "book what the work has cost",
+        "submit",
+        takes=CommitBody,
+        answers={200: SettledBody},
+        refuses=("not_found", "reservation_conflict"),
+    ),
+    Route(
+        "POST",
+        "/budgets/release",
+        release,
+        "give back what was held",
+        "submit",
+        takes=ReservationNameBody,
+        answers={200: SettledBody},
+        refuses=("not_found", "reservation_conflict"),
+    ),
     Route(
         "GET",
         "/budgets/status",

@@ -21,7 +21,7 @@ from headgate.api.errors import Refusal, invalid_field
 from headgate.api.forwarding import EVENT_STREAM
 from headgate.api.http.request import Request
 from headgate.api.http.response import Answer
-from headgate.api.submission import check_unknown, shown
+from headgate.api.submission import check_unknown, excerpt
 from headgate.api.tasks import known_form
 from headgate.core.events import LAST_RANK, EventKind, TaskEvent
 from headgate.core.task import TaskStatus
@@ -309,8 +309,8 @@ def _filter(request: Request) -> Wants:
     check_unknown(given, QUERY_FIELDS)
     query = request.caller.narrowed(
         TaskQuery(
-            agent_id=submission.wanted(given.get("agentId"), "agentId"),
-            project_id=submission.wanted(given.get("projectId"), "projectId"),
+            agent_id=submission.parse_filter_name(given.get("agentId"), "agentId"),
+            project_id=submission.parse_filter_name(given.get("projectId"), "projectId"),
         )
     )
     kinds = _named(given, "kind", _KINDS)
@@ -331,7 +331,7 @@ def _named(given: dict[str, str], field: str, known: dict[str, Named]) -> frozen
     names = [name.strip() for name in given.get(field, "").split(",") if name.strip()]
     if all(name in known for name in names):
         return frozenset(known[name] for name in names)
-    raise invalid_field(field, f"'{shown(given[field])}' is not a list of {', '.join(known)}")
+    raise invalid_field(field, f"'{excerpt(given[field])}' is not a list of {', '.join(known)}")
 
 
 ROUTES = (

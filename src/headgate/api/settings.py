@@ -16,7 +16,7 @@ from headgate.api.errors import invalid_field
 from headgate.api.http.request import Request, read_limit
 from headgate.api.http.response import Answer, json_answer
 from headgate.api.schema.admin import LastReloadBody, OverrideBody, SettingBody, SettingsBody
-from headgate.api.submission import check_unknown, shown
+from headgate.api.submission import check_unknown, excerpt
 from headgate.config import Settings
 from headgate.config.loading import DEFAULT_ORIGIN, hidden, shown_settings
 from headgate.config.messages import key_path
@@ -55,7 +55,7 @@ def read_query(given: dict[str, str]) -> SettingsQuery:
     check_unknown(given, QUERY_FIELDS)
     section, flag = given.get("section", ""), given.get("changed", "")
     if section and section not in SECTIONS:
-        raise invalid_field("section", f"'{shown(section)}' is none of {', '.join(SECTIONS)}")
+        raise invalid_field("section", f"'{excerpt(section)}' is none of {', '.join(SECTIONS)}")
     if flag not in _FLAGS:
         raise invalid_field("changed", "must be true or false")
     return SettingsQuery(

@@ -237,20 +237,6 @@ def _body(lane: LaneCount, figure: LaneStats | None, *, is_known: bool) -> LaneB
     )
 
 
-LANE_ROUTES = (
-    Route(
-        "GET",
-        "/scheduler/lanes",
-        show_lanes,
-        "show where tasks wait",
-        "read",
-        answers={200: LaneListBody},
-        query=LANES_QUERY,
-        refuses=("unknown_field",),
-    ),
-)
-
-
 # `GET /metrics`: the figures of this node in the text format of Prometheus.
 
 
@@ -261,7 +247,20 @@ async def show_metrics(api: Api, request: Request, _: str) -> Answer:
     return Answer(OK, await api.metrics.text(), (), CONTENT_TYPE)
 
 
-METRIC_ROUTES = (
+ROUTES = (
+    Route(
+        "GET", "/scheduler/stats", show_stats, "counts and limits", "read", answers={200: StatsBody}
+    ),
+    Route(
+        "GET",
+        "/scheduler/lanes",
+        show_lanes,
+        "show where tasks wait",
+        "read",
+        answers={200: LaneListBody},
+        query=LANES_QUERY,
+        refuses=("unknown_field",),
+    ),
     Route(
         "GET",
         "/metrics",
@@ -269,5 +268,17 @@ METRIC_ROUTES = (
         "show the metrics of this node to Prometheus",
         "read",
         answers={OK: "text/plain"},
+    ),
+    Route(
+        "GET", "/livez", show_alive, "say that the process serves", None, answers={200: ReadyBody}
+    ),
+    Route(
+        "GET",
+        "/readyz",
+        show_ready,
+        "say whether this node takes and runs tasks",
+        None,
+        answers={200: ReadyBody},
+        refuses=("not_ready",),
     ),
 )

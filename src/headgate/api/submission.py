@@ -41,14 +41,13 @@ from headgate.errors import InvalidAmountError, InvalidScopeError, InvalidTaskEr
 from headgate.executors.targets import Target
 from headgate.storage.tokens import UNBOUND, Bounds
 
-# The JSON of a submission as it comes in: its fields, and what is wrong where it does not fit.
-#
-# Fields that nobody knows are ignored, as clients of other versions may send them. One that looks
-# like a known field is refused instead: a task whose `dedline` is ignored would run for too long.
+# The bodies as clients send them, and what is wrong where one does not fit. Fields that nobody
+# knows are ignored, as clients of other versions may send them. One that looks like a known field
+# is refused instead: a task whose `dedline` is ignored would run for too long.
 
 MAX_FIELDS = 64
 _SIMILAR = 0.8
-_SHOWN_CHARACTERS = 60
+_EXCERPT_CHARACTERS = 60
 _MISSING_FIELD = re.compile(r"Object missing required field `(.*?)`")
 _TOKEN = re.compile(r"hg_[0-9a-f]{12}_[0-9a-f]+")
 _UNKNOWN_FIELD = "Object contains unknown field"
@@ -135,7 +134,7 @@ class BodyReader:
             return self._strict_task.decode(body)
         except (ValueError, RecursionError) as error:
             if not str(error).startswith(_UNKNOWN_FIELD):
-                raise _refusal(error) from None
+                raise _body_error(error) from None
         return _lenient(self._task, body, TASK_FIELDS)
 
     def batch(self, body: bytes) -> BatchBody:
@@ -144,7 +143,7 @@ class BodyReader:
             return self._strict_batch.decode(body)
         except (ValueError, RecursionError) as error:
             if not str(error).startswith(_UNKNOWN_FIELD):
-                raise _refusal(error) from None
+                raise _body_error(error) from None
         return _lenient(self._batch, body, BATCH_FIELDS)
 
 
@@ -165,19 +164,19 @@ def check_unknown(names: Iterable[str], known: tuple[str, ...]) -> None:
     unknown = [name for name in names if name not in known]
     if len(unknown) > MAX_FIELDS:
         problem = f"{len(unknown)} fields are unknown, at most {MAX_FIELDS} are passed over"
-        raise InvalidTaskError("unknown_field", shown(unknown[0]), problem)
+        raise InvalidTaskError("unknown_field", excerpt(unknown[0]), problem)
     for name in unknown:
-        meant = _almost(shown(name), known)
+        meant = _almost(excerpt(name), known)
         if meant is not None:
-            message = f"unknown field '{shown(name)}'; did you mean '{meant}'?"
-            raise InvalidTaskError("unknown_field", shown(name), message)
+            message = f"unknown field '{excerpt(name)}'; did you mean '{meant}'?"
+            raise InvalidTaskError("unknown_field", excerpt(name), message)
 
 
-def shown(text: str) -> str:
+def excerpt(text: str) -> str:
     """Return as much of a client's text as fits in a message, and no token that is in it."""
     if "hg_" in text:
         text = _TOKEN.sub("hg_…", text)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"
 
 
 def _lenient(
@@ -190,7 +189,7 @@ def _lenient(
     except InvalidTaskError:
         raise
     except (ValueError, RecursionError) as error:
-        raise _refusal(error) from None
+        raise _body_error(error) from None
 
 
 @lru_cache(maxsize=1024)
@@ -202,11 +201,11 @@ def _almost(name: str, known: tuple[str, ...]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR)), None)
 
 
-def _refusal(error: Exception) -> InvalidTaskError:
+def _body_error(error: Exception) -> InvalidTaskError:
     if isinstance(error, RecursionError):
         return InvalidTaskError("bad_json", "", "the body is nested too deeply")
     if not isinstance(error, msgspec.ValidationError):
-        return InvalidTaskError("bad_json", "", f"the body is not JSON: {shown(str(error))}")
+        return InvalidTaskError("bad_json", "", f"the body is not JSON: {excerpt(str(error))}")
     missing = _MISSING_FIELD.match(str(error))
     if missing is not None:
         message = f"missing required field '{missing[1]}'"
@@ -220,12 +219,11 @@ def _refusal(error: Exception) -> InvalidTaskError:
 
 def _plain(problem: str) -> str:
     text = problem.replace(" | null", "").replace("`", "")
-    return shown(text[:1].lower() + text[1:])
+    return excerpt(text[:1].lower() + text[1:])
 
 
-# The rules for single fields of a submission; each returns the value to keep, or refuses it.
-#
-# Rule: whatever passes here fits every store, every ledger and every log line: texts are bounded
+# The rules of single fields: each function returns the value to keep, or raises `InvalidTaskError`.
+# Whatever passes here fits every store, every ledger and every log line: texts are bounded
 # and printable, times are within the calendar, amounts within what a reservation can hold.
 
 MAX_ID_LENGTH = 128
@@ -244,63 +242,67 @@ LATEST = 253_086_768_000.0
 _URL = re.compile(r"https?://[^\s/?#@]+(?:[/?#]\S*)?", re.IGNORECASE | re.ASCII)
 
 
-def refuse(field: str, problem: str) -> NoReturn:
+def reject_field(field: str, problem: str) -> NoReturn:
     """Raise the error for a field whose value cannot be used."""
     raise InvalidTaskError("invalid_field", field, f"field '{field}': {problem}")
 
 
-def identifier(text: str, field: str, *, most: int = MAX_ID_LENGTH) -> str:
+def parse_identifier(text: str, field: str, *, most: int = MAX_ID_LENGTH) -> str:
     """Check a name that ends up in columns, headers and log lines."""
     if len(text) > most:
-        refuse(field, f"has {len(text)} characters, at most {most} are kept")
+        reject_field(field, f"has {len(text)} characters, at most {most} are kept")
     if not text.isprintable() or text[0] == " " or text[-1] == " ":
-        refuse(field, "must be printable, without spaces at its ends")
+        reject_field(field, "must be printable, without spaces at its ends")
     return text
 
 
-def wanted(text: str | None, field: str) -> str | None:
+def parse_filter_name(text: str | None, field: str) -> str | None:
     """Check a name that is looked for; nothing is not looked for."""
-    return identifier(text, field) if text else None
+    return parse_identifier(text, field) if text else None
 
 
-def selector(text: str) -> str:
+def parse_selector(text: str) -> str:
     """Check a selector: it may have several lines, but no character that a store cannot keep."""
     if len(text) > MAX_SELECTOR_LENGTH:
-        refuse("selector", f"has {len(text)} characters, at most {MAX_SELECTOR_LENGTH} are kept")
+        reject_field(
+            "selector", f"has {len(text)} characters, at most {MAX_SELECTOR_LENGTH} are kept"
+        )
     if "\0" in text:
-        refuse("selector", "contains a null character")
+        reject_field("selector", "contains a null character")
     return text
 
 
-def callback_url(text: str) -> str:
+def parse_callback_url(text: str) -> str:
     """Check the shape of an address that is told of the result."""
     if len(text) > MAX_URL_LENGTH:
-        refuse("callbackUrl", f"has {len(text)} characters, at most {MAX_URL_LENGTH} are kept")
+        reject_field(
+            "callbackUrl", f"has {len(text)} characters, at most {MAX_URL_LENGTH} are kept"
+        )
     if not text.isprintable() or not _URL.fullmatch(text):
-        refuse("callbackUrl", "must be an http or https address, without a user name")
+        reject_field("callbackUrl", "must be an http or https address, without a user name")
     return text
 
 
-def json_value(raw: msgspec.Raw, field: str) -> msgspec.Raw | None:
+def parse_json_value(raw: msgspec.Raw, field: str) -> msgspec.Raw | None:
     """Check that every reader can read this JSON; None if it is absent or null."""
     if not raw:
         return None
     try:
         value = msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:
-        refuse(field, f"cannot be read: {shown(str(error))}")
+        reject_field(field, f"cannot be read: {excerpt(str(error))}")
     if value is None:
         return None
     if is_deeper(bytes(raw), value, levels=MAX_DEPTH):
-        refuse(field, f"is nested deeper than {MAX_DEPTH} levels")
+        reject_field(field, f"is nested deeper than {MAX_DEPTH} levels")
     return raw
 
 
-def json_object(raw: msgspec.Raw, field: str) -> msgspec.Raw | None:
+def parse_json_object(raw: msgspec.Raw, field: str) -> msgspec.Raw | None:
     """Check that this is an object; None if it is absent or null."""
-    value = json_value(raw, field)
+    value = parse_json_value(raw, field)
     if value is not None and not bytes(value).startswith(b"{"):
-        refuse(field, "must be an object")
+        reject_field(field, "must be an object")
     return value
 
 
@@ -318,67 +320,67 @@ def parse_not_before(text: str, *, now: float) -> float | None:
     """Return the Unix seconds before which the task may not start; None if that is past."""
     seconds = parse_rfc3339(text)
     if seconds is None or seconds > LATEST:
-        refuse("notBefore", "must be an RFC 3339 time, as in 2030-01-31T12:00:00Z")
+        reject_field("notBefore", "must be an RFC 3339 time, as in 2030-01-31T12:00:00Z")
     return seconds if seconds > now else None
 
 
-def priority(value: int) -> int:
+def parse_priority(value: int) -> int:
     """Check a priority; lower goes first."""
     if abs(value) > MAX_PRIORITY:
-        refuse("priority", f"must be within {MAX_PRIORITY} of 0")
+        reject_field("priority", f"must be within {MAX_PRIORITY} of 0")
     return value
 
 
-def weight(value: float) -> float:
+def parse_weight(value: float) -> float:
     """Check a weight."""
     if not 0 <= value <= MAX_WEIGHT:
-        refuse("weight", f"must be between 0 and {MAX_WEIGHT:.0f}")
+        reject_field("weight", f"must be between 0 and {MAX_WEIGHT:.0f}")
     return value
 
 
-def max_attempts(value: int) -> int:
+def parse_max_attempts(value: int) -> int:
     """Check a number of attempts."""
     if not 1 <= value <= MAX_ATTEMPTS:
-        refuse("maxAttempts", f"must be between 1 and {MAX_ATTEMPTS}")
+        reject_field("maxAttempts", f"must be between 1 and {MAX_ATTEMPTS}")
     return value
 
 
-def timeout_seconds(value: float) -> float:
+def parse_timeout_seconds(value: float) -> float:
     """Check how long one attempt may take."""
     if not 0 < value <= MAX_ATTEMPT_SECONDS:
-        refuse("timeoutSeconds", f"must be more than 0 and at most {MAX_ATTEMPT_SECONDS:.0f}")
+        reject_field("timeoutSeconds", f"must be more than 0 and at most {MAX_ATTEMPT_SECONDS:.0f}")
     return value
 
 
-def estimated_tokens(body: EstimateBody) -> int | None:
+def parse_estimated_tokens(body: EstimateBody) -> int | None:
     """Return the tokens that were estimated; None is not estimated."""
     if body.tokens is None:
         return None
     try:
         return to_tokens(body.tokens, field="estimate.tokens")
     except InvalidAmountError as error:
-        refuse(error.field, error.problem)
+        reject_field(error.field, error.problem)
 
 
-def estimated_micro_usd(body: EstimateBody) -> int:
+def parse_estimated_micro_usd(body: EstimateBody) -> int:
     """Return the micro-dollars that were estimated; 0 is not estimated."""
     if body.usd is None:
         return 0
     try:
         return to_micro_usd(body.usd, field="estimate.usd")
     except InvalidAmountError as error:
-        refuse(error.field, error.problem)
+        reject_field(error.field, error.problem)
 
 
-def cost_micro_usd(amount: float | str) -> int:
+def parse_cost_micro_usd(amount: float | str) -> int:
     """Return the micro-dollars that every attempt costs."""
     try:
         return to_micro_usd(amount, field="costUsd")
     except InvalidAmountError as error:
-        refuse(error.field, error.problem)
+        reject_field(error.field, error.problem)
 
 
-def scopes(texts: list[str], own: Scope) -> tuple[str, ...]:
+def parse_scopes(texts: list[str], own: Scope) -> tuple[str, ...]:
     """Return the scopes that a task is charged to: its project's own one first, each once."""
     return _charged(tuple(texts), own)
 
@@ -387,52 +389,52 @@ def scopes(texts: list[str], own: Scope) -> tuple[str, ...]:
 @lru_cache(maxsize=4_096)
 def _charged(texts: tuple[str, ...], own: Scope) -> tuple[str, ...]:
     if len(texts) > MAX_SCOPES:
-        refuse("scopes", f"has {len(texts)} entries, at most {MAX_SCOPES} are charged")
+        reject_field("scopes", f"has {len(texts)} entries, at most {MAX_SCOPES} are charged")
     try:
         given = [parse_scope(text, field=f"scopes[{n}]") for n, text in enumerate(texts)]
         charged_scopes(own, given)
     except InvalidScopeError as error:
-        refuse(error.field if error.field.startswith("scopes") else "scopes", error.problem)
+        reject_field(error.field if error.field.startswith("scopes") else "scopes", error.problem)
     for scope in given:
         if scope.startswith("project:") and scope.partition("/")[0] != own:
-            refuse("scopes", f"'{scope}' is the budget of another project than the task's")
+            reject_field("scopes", f"'{scope}' is the budget of another project than the task's")
     return tuple(dict.fromkeys([own, *(scope for scope in given if scope != ROOT)]))
 
 
-def depends_on(task_ids: list[str]) -> tuple[str, ...]:
+def parse_depends_on(task_ids: list[str]) -> tuple[str, ...]:
     """Return the ids of parents, each once."""
     if len(task_ids) > MAX_PARENTS:
-        refuse("dependsOn", f"has {len(task_ids)} entries, at most {MAX_PARENTS} are kept")
+        reject_field("dependsOn", f"has {len(task_ids)} entries, at most {MAX_PARENTS} are kept")
     if "" in task_ids:
-        refuse("dependsOn", "has an empty task id")
-    return tuple(dict.fromkeys([identifier(task_id, "dependsOn") for task_id in task_ids]))
+        reject_field("dependsOn", "has an empty task id")
+    return tuple(dict.fromkeys([parse_identifier(task_id, "dependsOn") for task_id in task_ids]))
 
 
-def labels(given: dict[str, str]) -> dict[str, str]:
+def parse_labels(given: dict[str, str]) -> dict[str, str]:
     """Check labels: few, short, printable."""
     if len(given) > MAX_LABELS:
-        refuse("labels", f"has {len(given)} entries, at most {MAX_LABELS} are kept")
+        reject_field("labels", f"has {len(given)} entries, at most {MAX_LABELS} are kept")
     for key, value in given.items():
         if not key or len(key) > MAX_LABEL_KEY_LENGTH or not key.isprintable():
-            refuse("labels", f"a key must be 1 to {MAX_LABEL_KEY_LENGTH} printable characters")
+            reject_field(
+                "labels", f"a key must be 1 to {MAX_LABEL_KEY_LENGTH} printable characters"
+            )
         if len(value) > MAX_LABEL_VALUE_LENGTH or not value.isprintable():
             problem = f"has a value that is not up to {MAX_LABEL_VALUE_LENGTH} printable characters"
-            refuse("labels", f"'{key}' {problem}")
+            reject_field("labels", f"'{key}' {problem}")
     return given
 
 
-# Submissions of callers who act for one agent or project alone.
-#
-# Rule: what a caller is bound to is filled in where a task does not say it, and whoever says
-# something else is refused; nothing is changed silently.
+# Callers whose token is restricted to one agent or project: what a task leaves out is filled in,
+# anything else is refused, and nothing is changed silently.
 
 
 def bind(body: TaskBody | BatchBody, bounds: Bounds) -> None:
     """Fill in whom a task or a batch is for, or raise `InvalidTaskError`."""
-    body.agent_id = _own("agentId", body.agent_id, bounds.agent_id)
-    body.project_id = _own("projectId", body.project_id, bounds.project_id)
+    body.agent_id = _bound_name("agentId", body.agent_id, bounds.agent_id)
+    body.project_id = _bound_name("projectId", body.project_id, bounds.project_id)
     if isinstance(body, TaskBody) and bounds.least_priority is not None:
-        body.priority = _priority(body.priority, bounds.least_priority)
+        body.priority = _bound_priority(body.priority, bounds.least_priority)
 
 
 def check_scopes(task: Task, bounds: Bounds) -> None:
@@ -444,13 +446,13 @@ def check_scopes(task: Task, bounds: Bounds) -> None:
             raise _forbidden("scopes", f"the token is not for the budget '{scope}'")
 
 
-def _own(field: str, given: str | None, bound: str | None) -> str | None:
+def _bound_name(field: str, given: str | None, bound: str | None) -> str | None:
     if bound is None or not given or given == bound:
         return bound or given
     raise _forbidden(field, f"the token is for '{bound}' only")
 
 
-def _priority(given: int | None, least: int) -> int:
+def _bound_priority(given: int | None, least: int) -> int:
     if given is None:
         return max(0, least)
     if given < least:
@@ -461,6 +463,8 @@ def _priority(given: int | None, least: int) -> int:
 def _forbidden(field: str, problem: str) -> InvalidTaskError:
     return InvalidTaskError("forbidden", field, f"field '{field}': {problem}")
 
+
+# The parser.
 
 MAX_BATCH = 50
 
@@ -619,14 +623,14 @@ class SubmissionParser:
         not_before = parse_not_before(body.not_before, now=now) if body.not_before else None
         return Task(
             project_id=project_id,
-            agent_id=identifier(body.agent_id, "agentId") if body.agent_id else None,
-            priority=priority(body.priority) if body.priority else 0,
-            weight=1.0 if body.weight is None else weight(body.weight),
+            agent_id=parse_identifier(body.agent_id, "agentId") if body.agent_id else None,
+            priority=parse_priority(body.priority) if body.priority else 0,
+            weight=1.0 if body.weight is None else parse_weight(body.weight),
             created_at=now,
-            estimate_tokens=estimated_tokens(body.estimate) if body.estimate else None,
+            estimate_tokens=parse_estimated_tokens(body.estimate) if body.estimate else None,
             deadline=self._deadline(body.deadline, now, not_before),
             not_before=not_before,
-            scopes=scopes(body.scopes, own) if body.scopes else (own,),
+            scopes=parse_scopes(body.scopes, own) if body.scopes else (own,),
             target=target,
             slot=slot,
             provider=provider,
@@ -636,7 +640,7 @@ class SubmissionParser:
         try:
             return self._scopes[project_id]
         except KeyError:
-            message = f"unknown project '{shown(project_id)}'"
+            message = f"unknown project '{excerpt(project_id)}'"
             raise InvalidTaskError("unknown_project", "projectId", message) from None
 
     def _target(self, name: str | None, agent_id: str | None) -> str:
@@ -645,7 +649,9 @@ class SubmissionParser:
             message = "missing required field 'target': there is no default target"
             raise InvalidTaskError("missing_field", "target", message)
         if wanted not in self._targets:
-            raise InvalidTaskError("unknown_target", "target", f"unknown target '{shown(wanted)}'")
+            raise InvalidTaskError(
+                "unknown_target", "target", f"unknown target '{excerpt(wanted)}'"
+            )
         return wanted
 
     def _slot(
@@ -656,14 +662,14 @@ class SubmissionParser:
         The slot of a target need not be configured; then only limits are counted on it.
         """
         if slot and provider:
-            refuse("provider", "cannot be named beside a slot; leave one of them out")
+            reject_field("provider", "cannot be named beside a slot; leave one of them out")
         if slot:
             if slot not in self._slots:
-                raise InvalidTaskError("unknown_slot", "slot", f"unknown slot '{shown(slot)}'")
+                raise InvalidTaskError("unknown_slot", "slot", f"unknown slot '{excerpt(slot)}'")
             return slot, None
         if provider:
             if provider not in self._slots.values():
-                message = f"unknown provider '{shown(provider)}': no slot has it"
+                message = f"unknown provider '{excerpt(provider)}': no slot has it"
                 raise InvalidTaskError("unknown_provider", "provider", message)
             return None, provider
         return self._targets[target], self._target_providers.get(target)
@@ -676,7 +682,7 @@ class SubmissionParser:
             ("target", "target", target, draining.targets),
         ):
             if name in names:
-                message = f"{noun} '{shown(name or '')}' is draining and takes no new tasks"
+                message = f"{noun} '{excerpt(name or '')}' is draining and takes no new tasks"
                 raise InvalidTaskError("draining", field, message)
 
     def again(self, record: TaskRecord, *, now: float) -> Draft:
@@ -710,7 +716,7 @@ class SubmissionParser:
         if text:
             deadline = parse_deadline(text, now=now)
             if not_before is not None and not_before >= deadline:
-                refuse("notBefore", "is not before the deadline")
+                reject_field("notBefore", "is not before the deadline")
             return deadline
         if self._defaults.timeout_seconds is None:
             return None
@@ -734,37 +740,37 @@ class SubmissionParser:
         default = self._default_terms
         attempts, seconds = body.max_attempts, body.timeout_seconds
         return Terms(
-            estimate_micro_usd=estimated_micro_usd(body.estimate) if body.estimate else 0,
-            max_attempts=default.max_attempts if attempts is None else max_attempts(attempts),
+            estimate_micro_usd=parse_estimated_micro_usd(body.estimate) if body.estimate else 0,
+            max_attempts=default.max_attempts if attempts is None else parse_max_attempts(attempts),
             on_exhausted=body.on_exhausted or default.on_exhausted,
             on_parent_failure=body.on_parent_failure or default.on_parent_failure,
-            depends_on=depends_on(body.depends_on) if body.depends_on else (),
+            depends_on=parse_depends_on(body.depends_on) if body.depends_on else (),
             callback_url=self._callback_url(body.callback_url) if body.callback_url else None,
             names_slot=bool(body.slot or body.provider),
-            attempt_seconds=None if seconds is None else timeout_seconds(seconds),
+            attempt_seconds=None if seconds is None else parse_timeout_seconds(seconds),
             cost_micro_usd=_cost(body),
         )
 
     def _callback_url(self, text: str) -> str:
-        url = callback_url(text)
+        url = parse_callback_url(text)
         problem = self._check_url(url) if self._check_url is not None else None
         if problem is not None:
-            refuse("callbackUrl", problem)
+            reject_field("callbackUrl", problem)
         return url
 
 
 def _submission(body: TaskBody) -> Submission:
-    given = json_value(body.input, "input") if body.input else None
+    given = parse_json_value(body.input, "input") if body.input else None
     if not body.action and given is None:
         raise _missing("action")
     return Submission(
-        action=identifier(body.action, "action") if body.action else "",
-        tab_id=identifier(body.tab_id, "tabId") if body.tab_id else None,
-        selector=selector(body.selector) if body.selector else None,
-        ref=identifier(body.ref, "ref") if body.ref else None,
-        params=json_object(body.params, "params") if body.params else None,
+        action=parse_identifier(body.action, "action") if body.action else "",
+        tab_id=parse_identifier(body.tab_id, "tabId") if body.tab_id else None,
+        selector=parse_selector(body.selector) if body.selector else None,
+        ref=parse_identifier(body.ref, "ref") if body.ref else None,
+        params=parse_json_object(body.params, "params") if body.params else None,
         input=given,
-        labels=labels(body.labels) if body.labels else {},
+        labels=parse_labels(body.labels) if body.labels else {},
     )
 
 
@@ -772,8 +778,8 @@ def _cost(body: TaskBody) -> int | None:
     if body.cost_usd is None:
         return None
     if body.estimate is not None and body.estimate.usd is not None:
-        refuse("costUsd", "cannot be named beside estimate.usd; leave one of them out")
-    return cost_micro_usd(body.cost_usd)
+        reject_field("costUsd", "cannot be named beside estimate.usd; leave one of them out")
+    return parse_cost_micro_usd(body.cost_usd)
 
 
 def _require_agent(agent_id: str | None, project_id: str | None) -> None:

@@ -1,10 +1,10 @@
-"""The routes of tasks that exist: show, list, cancel, why."""
+"""The routes of tasks: submit, show, list, cancel, why, retry, and many at once."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from hashlib import blake2b
 
@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headgate.api import submission
-from headgate.api.api import Api, record, traced, traced_all
+from headgate.api.api import Api, Route, record
 from headgate.api.bulk import MAX_TASKS
 from headgate.api.callers import Caller
 from headgate.api.errors import (
@@ -27,14 +27,15 @@ from headgate.api.http.request import Request, read_limit
 from headgate.api.http.response import Answer, json_answer, refusal_answer
 from headgate.api.schema.admin import BulkCancelBody, BulkRetryBody, TaskFilterBody
 from headgate.api.schema.tasks import (
-    BatchBody,
     BatchEntryBody,
     CancelledBody,
     Details,
+    SubmittedBatchBody,
     SubmittedBody,
     TaskListBody,
+    WhyBody,
 )
-from headgate.api.submission import check_unknown, read_body, shown
+from headgate.api.submission import BatchBody, TaskBody, check_unknown, excerpt, read_body
 from headgate.core.budgets.scopes import parse_scope
 from headgate.core.idempotency import (
     KEY_RULE,
@@ -48,15 +49,246 @@ from headgate.core.idempotency import (
     is_key,
 )
 from headgate.core.lifecycle import parse_rfc3339
-from headgate.core.task import TERMINAL, Draft, TaskRecord, TaskStatus
-from headgate.core.task_view import CONTENTS, exact_moment, snapshot_of, whole_snapshot_of
+from headgate.core.task import TERMINAL, Draft, TaskRecord, TaskStatus, read_traceparent
+from headgate.core.task_view import (
+    CONTENTS,
+    TaskSnapshot,
+    exact_moment,
+    snapshot_of,
+    whole_snapshot_of,
+)
 from headgate.errors import HeadgateError, InvalidTaskError, NotDispatchingError, StoreError
 from headgate.storage.audit import Detail
 from headgate.storage.queries import BulkFilter
-from headgate.storage.store import KeyedAnswer, Queued, TaskQuery, TurnedAway, UnknownParent
+from headgate.storage.store import KeyedAnswer, Queued, TaskQuery, TurnedAway
+from headgate.storage.submit import SubmitAnswer, entry_of
 
 OK = 200
 ACCEPTED = 202
+
+
+# `POST /tasks` and `POST /tasks/batch`: receive, parse, admit.
+#
+# They carry nearly all of the load, so they do little: read, ask the engine, write. What the engine
+# acknowledges is on disk. The tasks of a batch are handed over before the first is waited for, so
+# that they share a commit.
+#
+# A request with an `Idempotency-Key` may be sent again without being done again. A key belongs to
+# its caller and to one request: to its path and to the very bytes of its body. The store decides
+# whether it knows the key, in the transaction that would store the tasks; so a request is parsed
+# here whatever was answered before, and what is wrong with it is an entry like any other.
+
+KEY_HEADER = "Idempotency-Key"
+REPLAYED = "Idempotency-Replayed"
+
+_KEY_HEADER = KEY_HEADER.lower().encode()
+_TRACEPARENT = b"traceparent"
+_REPLAYED = (REPLAYED.lower().encode(), b"true")
+_MISMATCH = "this Idempotency-Key was used with another request; send a new key with a new request"
+_FULL = "no further Idempotency-Key can be kept now; send the request later, or without a key"
+
+Parsed = Draft | InvalidTaskError
+Submitted = SubmitEntry | HeadgateError
+"""What became of a task: taken, turned away, invalid, or not stored."""
+
+
+async def submit_task(api: Api, request: Request, _: str) -> Answer:
+    """Take one task, and only once if the request has a key."""
+    body = await request.json_body()
+    key = _idempotency_key(request, b"task", body)
+    parsed = await _parse_task(api, request, body)
+    if key is not None:
+        answer = await _submit_once(api, key, [_draft_or_invalid(parsed)])
+        return _marked(_task_answer(answer.entries[0], request.request_id), answer)
+    if isinstance(parsed, InvalidTaskError):
+        raise parsed
+    outcome = await api.engine.submit(parsed.task, parsed.terms, parsed.submission)
+    return _task_answer(entry_of(outcome), request.request_id)
+
+
+async def submit_batch(api: Api, request: Request, _: str) -> Answer:
+    """Take the tasks of a batch, each by itself, and only once if the request has a key."""
+    body = await request.json_body()
+    key = _idempotency_key(request, b"batch", body)
+    if key is None:
+        parsed = await _parse_batch(api, request, body)
+        return _batch_answer(await _submit_each(api, parsed), request.request_id)
+    try:
+        drafts = [_draft_or_invalid(one) for one in await _parse_batch(api, request, body)]
+    except InvalidTaskError as error:
+        drafts = [_invalid(error, is_whole=True)]
+    answer = await _submit_once(api, key, drafts)
+    return _marked(_batch_answer(answer.entries, request.request_id), answer)
+
+
+def _idempotency_key(request: Request, kind: bytes, body: bytes) -> SubmitKey | None:
+    keys = request.headers(_KEY_HEADER)
+    if not keys:
+        return None
+    if len(keys) != 1 or not is_key(keys[0].decode("latin-1")):
+        problem = f"field '{KEY_HEADER}': must be one key of {KEY_RULE}"
+        raise Refusal("invalid_field", problem, details={"field": KEY_HEADER})
+    digest = blake2b(body, digest_size=20, person=kind).hexdigest()
+    return SubmitKey(owner=request.caller.token_id, name=keys[0].decode(), digest=digest)
+
+
+async def _parse_task(api: Api, request: Request, body: bytes) -> Parsed:
+    try:
+        draft = api.submission_parser.read_task(
+            body, now=api.engine.now(), bounds=request.caller.bounds
+        )
+    except InvalidTaskError as error:
+        return error
+    (parsed,) = await _checked_parents(api, request.caller, _traced(api, request, [draft]))
+    return parsed
+
+
+async def _parse_batch(api: Api, request: Request, body: bytes) -> list[Parsed]:
+    """Return the tasks of a batch; raise `InvalidTaskError` if it is wrong as a whole."""
+    batch = api.submission_parser.read_batch(
+        body, now=api.engine.now(), bounds=request.caller.bounds
+    )
+    return await _checked_parents(api, request.caller, _traced(api, request, batch.entries))
+
+
+def _traced(api: Api, request: Request, entries: Sequence[Parsed]) -> Sequence[Parsed]:
+    """Return tasks that go on in the trace of their request; or in a new one, if spans are made."""
+    sent = request.header(_TRACEPARENT)
+    traceparent = read_traceparent(sent.decode("latin-1")) if sent else None
+    if api.telemetry is not None:
+        traceparent = api.telemetry.submitted(traceparent)
+    if traceparent is None:
+        return entries
+    return [
+        entry._replace(submission=replace(entry.submission, traceparent=traceparent))
+        if isinstance(entry, Draft)
+        else entry
+        for entry in entries
+    ]
+
+
+async def _checked_parents(api: Api, caller: Caller, entries: Sequence[Parsed]) -> list[Parsed]:
+    """Return tasks, or why their caller may not submit them: parents of others are not found."""
+    if not caller.is_bound:
+        return list(entries)
+    drafts = [entry for entry in entries if isinstance(entry, Draft)]
+    parents = {parent_id for draft in drafts for parent_id in draft.terms.depends_on}
+    if not parents:
+        return list(entries)
+    own = await api.engine.within(sorted(parents), caller.bounds)
+    return [_with_own_parents(entry, own) for entry in entries]
+
+
+def _with_own_parents(entry: Parsed, own: frozenset[str]) -> Parsed:
+    if isinstance(entry, Draft):
+        for parent_id in entry.terms.depends_on:
+            if parent_id not in own:
+                refused = unknown_parent(parent_id)
+                return InvalidTaskError(refused.body.code, "dependsOn", refused.body.error)
+    return entry
+
+
+async def _submit_once(
+    api: Api, key: SubmitKey, drafts: Sequence[Draft | InvalidEntry]
+) -> KeyedAnswer:
+    answer = await api.engine.submit_keyed(key, drafts)
+    if isinstance(answer, KeyedAnswer):
+        return answer
+    if answer is KeyRefusal.MISMATCH:
+        raise Refusal("idempotency_mismatch", _MISMATCH, details={"field": KEY_HEADER})
+    raise Refusal("idempotency_full", _FULL)
+
+
+def _draft_or_invalid(entry: Parsed) -> Draft | InvalidEntry:
+    return entry if isinstance(entry, Draft) else _invalid(entry)
+
+
+def _invalid(error: InvalidTaskError, *, is_whole: bool = False) -> InvalidEntry:
+    return InvalidEntry(code=error.code, field=error.field, message=str(error), is_whole=is_whole)
+
+
+async def _submit_each(api: Api, entries: Sequence[Parsed]) -> list[Submitted]:
+    """Submit all tasks before the first is waited for, and return what became of each."""
+    futures = [_submitted(api, entry) for entry in entries]
+    ends = await asyncio.gather(*futures, return_exceptions=True)
+    outcomes: list[Submitted] = []
+    for end in ends:
+        if isinstance(end, HeadgateError):
+            outcomes.append(end)
+        elif isinstance(end, BaseException):
+            raise end
+        else:
+            outcomes.append(entry_of(end))
+    outages = [outcome for outcome in outcomes if isinstance(outcome, StoreError)]
+    if outages and all(isinstance(outcome, HeadgateError) for outcome in outcomes):
+        # Nothing could be stored, so the batch fails as a whole: a client sends it again.
+        raise outages[0]
+    return outcomes
+
+
+def _submitted(api: Api, entry: Parsed) -> asyncio.Future[SubmitAnswer]:
+    error: HeadgateError
+    if isinstance(entry, Draft):
+        try:
+            return api.engine.submit(*entry)
+        except HeadgateError as problem:
+            error = problem
+    else:
+        error = entry
+    future: asyncio.Future[SubmitAnswer] = asyncio.get_running_loop().create_future()
+    future.set_exception(error)
+    return future
+
+
+def _task_answer(entry: SubmitEntry, request_id: bytes) -> Answer:
+    if not isinstance(entry, TakenEntry):
+        return refusal_answer(_refusal(entry), request_id)
+    at = exact_moment(entry.created_at)
+    return json_answer(ACCEPTED, SubmittedBody(entry.task_id, entry.state, entry.position, at))
+
+
+def _batch_answer(entries: Sequence[Submitted], request_id: bytes) -> Answer:
+    first = entries[0]
+    if isinstance(first, InvalidEntry) and first.is_whole:
+        return refusal_answer(_refusal(first), request_id)
+    submitted = sum(isinstance(entry, TakenEntry) for entry in entries)
+    tasks = [_entry_body(entry) for entry in entries]
+    return json_answer(ACCEPTED, SubmittedBatchBody(tasks=tasks, submitted=submitted))
+
+
+def _entry_body(entry: Submitted) -> BatchEntryBody:
+    if isinstance(entry, TakenEntry):
+        return BatchEntryBody(task_id=entry.task_id, state=entry.state, position=entry.position)
+    refused = _refusal(entry).body
+    rejected = entry if isinstance(entry, RejectedEntry) else None
+    return BatchEntryBody(
+        task_id=None if rejected is None else rejected.task_id,
+        state=None if rejected is None else TaskStatus.REJECTED,
+        code=refused.code,
+        error=refused.error,
+        retryable=refused.retryable,
+    )
+
+
+def _refusal(entry: RejectedEntry | OrphanEntry | InvalidEntry | HeadgateError) -> Refusal:
+    if isinstance(entry, HeadgateError):
+        return refusal_of(entry)
+    if isinstance(entry, RejectedEntry):
+        return queue_full(entry.rejected, entry.task_id)
+    if isinstance(entry, OrphanEntry):
+        return unknown_parent(entry.parent_id)
+    details: Details | None = {"field": entry.field} if entry.field else None
+    return Refusal(entry.code, entry.message, details=details)
+
+
+def _marked(response: Answer, answer: KeyedAnswer) -> Answer:
+    if not answer.is_replay:
+        return response
+    return response._replace(headers=(*response.headers, _REPLAYED))
+
+
+# The routes of tasks that exist.
+
 QUERY_FIELDS = (
     "agentId",
     "projectId",
@@ -160,12 +392,12 @@ def read_query(given: dict[str, str]) -> TaskQuery:
     """Read the filter and the page of a list."""
     check_unknown(given, QUERY_FIELDS)
     return TaskQuery(
-        agent_id=submission.wanted(given.get("agentId"), "agentId"),
-        project_id=submission.wanted(given.get("projectId"), "projectId"),
+        agent_id=submission.parse_filter_name(given.get("agentId"), "agentId"),
+        project_id=submission.parse_filter_name(given.get("projectId"), "projectId"),
         states=_states(given.get("state", "")),
-        target=submission.wanted(given.get("target"), "target"),
-        slot=submission.wanted(given.get("slot"), "slot"),
-        provider=submission.wanted(given.get("provider"), "provider"),
+        target=submission.parse_filter_name(given.get("target"), "target"),
+        slot=submission.parse_filter_name(given.get("slot"), "slot"),
+        provider=submission.parse_filter_name(given.get("provider"), "provider"),
         scope=read_scope(given.get("scope") or None),
         label=read_label(given.get("label") or None),
         created_after=_moment(given, "createdAfter"),
@@ -221,7 +453,7 @@ def _contents(text: str) -> list[str]:
     names = _names(text)
     if not set(names).issubset(CONTENTS):
         allowed = ", ".join(CONTENTS)
-        raise invalid_field("omit", f"'{shown(text)}' is not a list of {allowed}")
+        raise invalid_field("omit", f"'{excerpt(text)}' is not a list of {allowed}")
     return names
 
 
@@ -234,259 +466,13 @@ def _states(text: str) -> tuple[TaskStatus, ...]:
         return tuple(dict.fromkeys([TaskStatus(name) for name in _names(text)]))
     except ValueError:
         allowed = ", ".join(status.value for status in TaskStatus)
-        raise invalid_field("state", f"'{shown(text)}' is not a list of {allowed}") from None
+        raise invalid_field("state", f"'{excerpt(text)}' is not a list of {allowed}") from None
 
 
 def _cursor(text: str) -> str | None:
     if text and _TASK_ID.fullmatch(text) is None:
         raise invalid_field("cursor", "must be the nextCursor of the page before")
     return text or None
-
-
-# `POST /tasks` and `POST /tasks/batch`: the two routes that take work.
-#
-# They carry nearly all of the load, so they do little: read, ask the engine, write. What the engine
-# acknowledges is on disk. The tasks of a batch are handed over before the first is waited for, so
-# that they share a commit.
-
-Outcome = Queued | TurnedAway | UnknownParent
-
-
-async def submit_unkeyed_task(api: Api, request: Request, _: str) -> Answer:
-    """Take one task."""
-    body = await request.json_body()
-    engine = api.engine
-    draft = api.submission_parser.read_task(body, now=engine.now(), bounds=request.caller.bounds)
-    draft = traced(api, request, draft)
-    if draft.terms.depends_on and request.caller.is_bound:
-        (checked,) = await bound(api, request.caller, [draft])
-        if isinstance(checked, InvalidTaskError):
-            raise checked
-    outcome = await engine.submit(draft.task, draft.terms, draft.submission)
-    if not isinstance(outcome, Queued):
-        return refusal_answer(_refusal(outcome), request.request_id)
-    task = outcome.record.task
-    submitted = SubmittedBody(task.id, task.status, outcome.position, exact_moment(task.created_at))
-    return json_answer(ACCEPTED, submitted)
-
-
-async def submit_unkeyed_batch(api: Api, request: Request, _: str) -> Answer:
-    """Take the tasks of a batch, each by itself."""
-    body = await request.json_body()
-    batch = api.submission_parser.read_batch(
-        body, now=api.engine.now(), bounds=request.caller.bounds
-    )
-    entries = await bound(api, request.caller, batch.entries)
-    handed_over = [_hand_over(api, entry) for entry in traced_all(api, request, entries)]
-    outcomes = [
-        _expected(end) for end in await asyncio.gather(*handed_over, return_exceptions=True)
-    ]
-    _check_outage(outcomes)
-    tasks = [_entry(outcome) for outcome in outcomes]
-    submitted = sum(isinstance(outcome, Queued) for outcome in outcomes)
-    return json_answer(ACCEPTED, BatchBody(tasks=tasks, submitted=submitted))
-
-
-async def bound(
-    api: Api, caller: Caller, entries: Sequence[Draft | InvalidTaskError]
-) -> list[Draft | InvalidTaskError]:
-    """Return tasks, or why their caller may not submit them: parents of others are as none."""
-    drafts = [entry for entry in entries if isinstance(entry, Draft)]
-    parents = {parent_id for draft in drafts for parent_id in draft.terms.depends_on}
-    if not parents or not caller.is_bound:
-        return list(entries)
-    own = await api.engine.within(sorted(parents), caller.bounds)
-    return [_with_own_parents(entry, own) for entry in entries]
-
-
-def _with_own_parents(
-    entry: Draft | InvalidTaskError, own: frozenset[str]
-) -> Draft | InvalidTaskError:
-    if isinstance(entry, Draft):
-        for parent_id in entry.terms.depends_on:
-            if parent_id not in own:
-                refused = unknown_parent(parent_id)
-                return InvalidTaskError(refused.body.code, "dependsOn", refused.body.error)
-    return entry
-
-
-def _hand_over(api: Api, entry: Draft | InvalidTaskError) -> asyncio.Future[Outcome]:
-    if isinstance(entry, Draft):
-        try:
-            return asyncio.ensure_future(api.engine.submit(*entry))
-        except HeadgateError as error:
-            return _failed(error)
-    return _failed(entry)
-
-
-def _failed(error: HeadgateError) -> asyncio.Future[Outcome]:
-    future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-    future.set_exception(error)
-    return future
-
-
-def _expected(end: Outcome | BaseException) -> Outcome | HeadgateError:
-    if isinstance(end, BaseException) and not isinstance(end, HeadgateError):
-        raise end
-    return end
-
-
-def _check_outage(outcomes: list[Outcome | HeadgateError]) -> None:
-    """Answer as a whole where nothing could be stored: a client tries such a batch again."""
-    outages = [outcome for outcome in outcomes if isinstance(outcome, StoreError)]
-    is_answered = any(not isinstance(outcome, HeadgateError) for outcome in outcomes)
-    if outages and not is_answered:
-        raise outages[0]
-
-
-def _entry(outcome: Outcome | HeadgateError) -> BatchEntryBody:
-    if isinstance(outcome, Queued):
-        task = outcome.record.task
-        return BatchEntryBody(task_id=task.id, state=task.status, position=outcome.position)
-    refused = _refusal(outcome).body
-    rejected = outcome.record.task if isinstance(outcome, TurnedAway) else None
-    return BatchEntryBody(
-        task_id=None if rejected is None else rejected.id,
-        state=None if rejected is None else rejected.status,
-        code=refused.code,
-        error=refused.error,
-        retryable=refused.retryable,
-    )
-
-
-def _refusal(outcome: TurnedAway | UnknownParent | HeadgateError) -> Refusal:
-    if isinstance(outcome, HeadgateError):
-        return refusal_of(outcome)
-    if isinstance(outcome, TurnedAway):
-        return queue_full(outcome.rejected, outcome.record.task.id)
-    return unknown_parent(outcome.parent_id)
-
-
-# Submitting with an `Idempotency-Key`: a request that may be sent again without being done again.
-#
-# A key belongs to its caller and to one request: to its path and to the very bytes of its body.
-# The store decides whether it knows the key, in the transaction that would store the tasks; so a
-# request is read here whatever was answered before, and what is wrong with it is an entry like
-# any other.
-
-HEADER = "Idempotency-Key"
-REPLAYED = "Idempotency-Replayed"
-
-_NAME = HEADER.lower().encode()
-_REPLAYED = (REPLAYED.lower().encode(), b"true")
-_MISMATCH = "this Idempotency-Key was used with another request; send a new key with a new request"
-_FULL = "no further Idempotency-Key can be kept now; send the request later, or without a key"
-
-
-def submit_task(api: Api, request: Request, name: str) -> Awaitable[Answer]:
-    """Take one task, once if the request has a key."""
-    keys = request.headers(_NAME)
-    return _task_once(api, request, keys) if keys else submit_unkeyed_task(api, request, name)
-
-
-def submit_batch(api: Api, request: Request, name: str) -> Awaitable[Answer]:
-    """Take the tasks of a batch, once if the request has a key."""
-    keys = request.headers(_NAME)
-    return _batch_once(api, request, keys) if keys else submit_unkeyed_batch(api, request, name)
-
-
-async def _task_once(api: Api, request: Request, keys: list[bytes]) -> Answer:
-    body = await request.json_body()
-    key = _submit_key(request, keys, b"task", body)
-    entry: Draft | InvalidTaskError
-    try:
-        draft = api.submission_parser.read_task(
-            body, now=api.engine.now(), bounds=request.caller.bounds
-        )
-        (entry,) = await bound(api, request.caller, [traced(api, request, draft)])
-    except InvalidTaskError as error:
-        entry = error
-    answer = _checked(await api.engine.submit_keyed(key, [_draft_or_invalid(entry)]))
-    return _marked(_task_answer(answer.entries[0], request.request_id), answer)
-
-
-async def _batch_once(api: Api, request: Request, keys: list[bytes]) -> Answer:
-    body = await request.json_body()
-    key = _submit_key(request, keys, b"batch", body)
-    try:
-        batch = api.submission_parser.read_batch(
-            body, now=api.engine.now(), bounds=request.caller.bounds
-        )
-        entries = await bound(api, request.caller, batch.entries)
-        drafts = [_draft_or_invalid(entry) for entry in traced_all(api, request, entries)]
-    except InvalidTaskError as error:
-        drafts = [_invalid(error, is_whole=True)]
-    answer = _checked(await api.engine.submit_keyed(key, drafts))
-    return _marked(_batch_answer(answer.entries, request.request_id), answer)
-
-
-def _submit_key(request: Request, keys: list[bytes], kind: bytes, body: bytes) -> SubmitKey:
-    if len(keys) != 1 or not is_key(keys[0].decode("latin-1")):
-        problem = f"must be one key of {KEY_RULE}"
-        raise Refusal("invalid_field", f"field '{HEADER}': {problem}", details={"field": HEADER})
-    digest = blake2b(body, digest_size=20, person=kind).hexdigest()
-    return SubmitKey(owner=request.caller.token_id, name=keys[0].decode(), digest=digest)
-
-
-def _draft_or_invalid(entry: Draft | InvalidTaskError) -> Draft | InvalidEntry:
-    return entry if isinstance(entry, Draft) else _invalid(entry)
-
-
-def _invalid(error: InvalidTaskError, *, is_whole: bool = False) -> InvalidEntry:
-    return InvalidEntry(code=error.code, field=error.field, message=str(error), is_whole=is_whole)
-
-
-def _checked(answer: KeyedAnswer | KeyRefusal) -> KeyedAnswer:
-    if isinstance(answer, KeyedAnswer):
-        return answer
-    if answer is KeyRefusal.MISMATCH:
-        raise Refusal("idempotency_mismatch", _MISMATCH, details={"field": HEADER})
-    raise Refusal("idempotency_full", _FULL)
-
-
-def _marked(response: Answer, answer: KeyedAnswer) -> Answer:
-    if not answer.is_replay:
-        return response
-    return response._replace(headers=(*response.headers, _REPLAYED))
-
-
-def _task_answer(entry: SubmitEntry, request_id: bytes) -> Answer:
-    if not isinstance(entry, TakenEntry):
-        return refusal_answer(_key_refusal(entry), request_id)
-    at = exact_moment(entry.created_at)
-    return json_answer(ACCEPTED, SubmittedBody(entry.task_id, entry.state, entry.position, at))
-
-
-def _batch_answer(entries: tuple[SubmitEntry, ...], request_id: bytes) -> Answer:
-    first = entries[0]
-    if isinstance(first, InvalidEntry) and first.is_whole:
-        return refusal_answer(_key_refusal(first), request_id)
-    submitted = sum(isinstance(entry, TakenEntry) for entry in entries)
-    tasks = [_entry_body(entry) for entry in entries]
-    return json_answer(ACCEPTED, BatchBody(tasks=tasks, submitted=submitted))
-
-
-def _entry_body(entry: SubmitEntry) -> BatchEntryBody:
-    if isinstance(entry, TakenEntry):
-        return BatchEntryBody(task_id=entry.task_id, state=entry.state, position=entry.position)
-    refused = _key_refusal(entry).body
-    rejected = entry if isinstance(entry, RejectedEntry) else None
-    return BatchEntryBody(
-        task_id=None if rejected is None else rejected.task_id,
-        state=None if rejected is None else TaskStatus.REJECTED,
-        code=refused.code,
-        error=refused.error,
-        retryable=refused.retryable,
-    )
-
-
-def _key_refusal(entry: RejectedEntry | OrphanEntry | InvalidEntry) -> Refusal:
-    if isinstance(entry, RejectedEntry):
-        return queue_full(entry.rejected, entry.task_id)
-    if isinstance(entry, OrphanEntry):
-        return unknown_parent(entry.parent_id)
-    details: Details | None = {"field": entry.field} if entry.field else None
-    return Refusal(entry.code, entry.message, details=details)
 
 
 # The routes that work on tasks that ended, or on many at once: retry, bulk cancel, bulk retry.
@@ -615,13 +601,13 @@ def _bulk_states(names: list[str], allowed: tuple[TaskStatus, ...]) -> tuple[Tas
     by_name = {status.value: status for status in allowed}
     for name in names:
         if name not in by_name:
-            raise invalid_field("state", f"'{shown(name)}' is none of {', '.join(by_name)}")
+            raise invalid_field("state", f"'{excerpt(name)}' is none of {', '.join(by_name)}")
     return tuple(by_name[name] for name in dict.fromkeys(names))
 
 
 def _named(text: str | None, field: str) -> str | None:
     """Check a name; an empty one is nobody's, and must not come to mean everybody."""
-    return submission.identifier(text, field) if text else text
+    return submission.parse_identifier(text, field) if text else text
 
 
 def _seconds(at: datetime | None, field: str) -> float | None:
@@ -644,3 +630,108 @@ def _detail(body: TaskFilterBody, answer: msgspec.Struct) -> Detail:
     asked = msgspec.to_builtins(body)
     asked.pop("confirm", None)
     return {"filter": asked, **msgspec.structs.asdict(answer)}
+
+
+AGAIN_REFUSES = (
+    "conflict",
+    "draining",
+    "unknown_project",
+    "unknown_target",
+    "unknown_slot",
+    "unknown_provider",
+    "queue_full",
+)
+
+SUBMIT_REFUSES = (
+    "unknown_project",
+    "unknown_target",
+    "unknown_slot",
+    "unknown_provider",
+    "unknown_parent",
+    "draining",
+    "idempotency_mismatch",
+    "queue_full",
+    "idempotency_full",
+)
+
+ROUTES = (
+    Route(
+        "POST",
+        "/tasks",
+        submit_task,
+        "submit a task",
+        "submit",
+        takes=TaskBody,
+        answers={202: SubmittedBody},
+        refuses=SUBMIT_REFUSES,
+        headers=("Idempotency-Key",),
+    ),
+    Route(
+        "GET",
+        "/tasks",
+        list_tasks,
+        "list tasks, newest or oldest first",
+        "read",
+        answers={200: TaskListBody},
+        query=QUERY_FIELDS,
+    ),
+    Route(
+        "POST",
+        "/tasks/batch",
+        submit_batch,
+        "submit 1 to 50 tasks",
+        "submit",
+        takes=BatchBody,
+        answers={202: SubmittedBatchBody},
+        refuses=(*SUBMIT_REFUSES, "batch_empty", "batch_too_large"),
+        headers=("Idempotency-Key",),
+    ),
+    Route("GET", "/tasks/{id}", show_task, "show a task", "read", answers={200: TaskSnapshot}),
+    Route(
+        "POST",
+        "/tasks/{id}/cancel",
+        cancel_task,
+        "cancel a task",
+        "cancel",
+        answers={200: CancelledBody, 202: CancelledBody},
+        refuses=("conflict",),
+    ),
+    Route(
+        "GET",
+        "/tasks/{id}/why",
+        explain_task,
+        "say why a task waits",
+        "read",
+        answers={200: WhyBody},
+        refuses=("not_dispatching",),
+    ),
+    Route(
+        "POST",
+        "/tasks/cancel",
+        cancel_tasks,
+        "count the tasks that match, or cancel them",
+        "cancel",
+        takes=TaskFilterBody,
+        answers={200: BulkCancelBody},
+        refuses=("not_found",),
+    ),
+    Route(
+        "POST",
+        "/tasks/retry",
+        retry_tasks,
+        "count the tasks that match, or try them again",
+        "submit",
+        takes=TaskFilterBody,
+        answers={200: BulkRetryBody},
+        refuses=("not_found",),
+    ),
+    Route(
+        "POST",
+        "/tasks/{id}/retry",
+        retry_task,
+        "make a new task of one that ended",
+        "submit",
+        answers={202: SubmittedBody},
+        refuses=("missing_field", *AGAIN_REFUSES),
+    ),
+)

@@ -19,7 +19,7 @@ from headgate.api.errors import Refusal
 from headgate.api.http.request import Request
 from headgate.api.http.response import Answer, json_answer
 from headgate.api.schema.tasks import CreatedTokenBody, NewTokenBody, TokenBody, TokenListBody
-from headgate.api.submission import read_body, shown
+from headgate.api.submission import excerpt, read_body
 from headgate.core.snapshot import MAX_PRIORITY
 from headgate.core.task_view import exact_moment
 from headgate.errors import InvalidFieldError, InvalidTaskError
@@ -114,9 +114,9 @@ def _bounds(wish: NewTokenBody, knows_project: Callable[[str], bool]) -> Bounds:
         field = "agentId" if agent_id == "" else "projectId"
         raise InvalidFieldError(field, "is empty; name one, or leave it out for all")
     if agent_id is not None:
-        submission.identifier(agent_id, "agentId")
+        submission.parse_identifier(agent_id, "agentId")
     if project_id is not None and not knows_project(project_id):
-        line = f"unknown project '{shown(project_id)}'"
+        line = f"unknown project '{excerpt(project_id)}'"
         raise InvalidTaskError("unknown_project", "projectId", line)
     if least is not None and abs(least) > MAX_PRIORITY:
         raise InvalidFieldError("leastPriority", f"must be within {MAX_PRIORITY} of 0")

@@ -9,7 +9,7 @@ from headgate.api.errors import invalid_field
 from headgate.api.http.request import Request
 from headgate.api.http.response import Answer, json_answer
 from headgate.api.schema.tasks import UsageBody, UsageRowBody
-from headgate.api.submission import LATEST, check_unknown, shown
+from headgate.api.submission import LATEST, check_unknown, excerpt
 from headgate.core.lifecycle import parse_rfc3339
 from headgate.core.money import plain_usd
 from headgate.core.retention import USAGE_KEPT_SECONDS
@@ -38,7 +38,7 @@ async def show_usage(api: Api, request: Request, _: str) -> Answer:
 
 def _grouping(text: str) -> Grouping:
     if text and text not in GROUPINGS:
-        raise invalid_field("by", f"'{shown(text)}' is not one of {', '.join(GROUPINGS)}")
+        raise invalid_field("by", f"'{excerpt(text)}' is not one of {', '.join(GROUPINGS)}")
     return next(one for one in GROUPINGS if one == (text or "project"))
 
 

@@ -18,7 +18,7 @@ from headgate.api.schema.admin import (
     SecretBody,
     SecretListBody,
 )
-from headgate.api.submission import MAX_URL_LENGTH, check_unknown, read_body, shown
+from headgate.api.submission import MAX_URL_LENGTH, check_unknown, excerpt, read_body
 from headgate.core.task_view import exact_moment, moment
 from headgate.engine.webhooks import Webhooks
 from headgate.storage.audit import AuditEntry
@@ -125,7 +125,7 @@ def read_query(given: dict[str, str]) -> DeliveryQuery:
     check_unknown(given, QUERY_FIELDS)
     for name in ("task", "cursor"):
         if given.get(name) and _ID.fullmatch(given[name]) is None:
-            raise invalid_field(name, f"'{shown(given[name])}' is not an id")
+            raise invalid_field(name, f"'{excerpt(given[name])}' is not an id")
     return DeliveryQuery(
         state=_state(given.get("state", "")),
         task_id=given.get("task") or None,
@@ -139,7 +139,7 @@ def _state(text: str) -> DeliveryState | None:
         return DeliveryState(text) if text else None
     except ValueError:
         allowed = ", ".join(state.value for state in DeliveryState)
-        raise invalid_field("state", f"'{shown(text)}' is none of {allowed}") from None
+        raise invalid_field("state", f"'{excerpt(text)}' is none of {allowed}") from None
 
 
 def _entry(request: Request, action: str, subject: str = "") -> AuditEntry:

@@ -59,7 +59,7 @@ _PRICES = PriceList()
 async def claim(api: Api, request: Request, agent_id: str) -> Answer:
     """Answer with what a worker is to run, at once or when there is something."""
     body = read_body(await request.json_body(), ClaimBody)
-    submission.identifier(agent_id, "agentId")
+    submission.parse_identifier(agent_id, "agentId")
     _check_caller(request.caller, agent_id)
     _check_range("places", body.places, MAX_PLACES)
     _check_range("waitSeconds", body.wait_seconds, MAX_WAIT_SECONDS)
@@ -99,7 +99,7 @@ async def heartbeat(api: Api, request: Request, agent_id: str) -> Answer:
 async def complete(api: Api, request: Request, task_id: str) -> Answer:
     """Take the result of an attempt."""
     body = read_body(await request.json_body(), CompleteBody)
-    result = submission.json_value(body.result, "result") if body.result else None
+    result = submission.parse_json_value(body.result, "result") if body.result else None
     usage = usage_of(result, _PRICES) if result and body.usage is None else _usage(body.usage)
     outcome = Succeeded(result=result, usage=usage)
     return await _settle(api, request, task_id, body, outcome)

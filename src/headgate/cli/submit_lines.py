@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 import click
 import msgspec
 
-from headgate.api.schema.tasks import BatchBody, BatchEntryBody, SubmittedBody
+from headgate.api.schema.tasks import BatchEntryBody, SubmittedBatchBody, SubmittedBody
 from headgate.cli.connection import Connection, connect
 from headgate.cli.main import EXIT_FAILED, EXIT_INTERRUPTED
 from headgate.cli.output import FRAMES, is_terminal, length_of, print_json
@@ -276,7 +276,7 @@ class _Lines:
         headers = {"idempotency-key": os.urandom(16).hex()}
         answer = until_room(
             lambda: self._client.request(
-                "POST", "/tasks/batch", body=body, headers=headers, response_type=BatchBody
+                "POST", "/tasks/batch", body=body, headers=headers, response_type=SubmittedBatchBody
             ),
             patient=self._patient,
         )

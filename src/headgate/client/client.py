@@ -36,7 +36,6 @@ from headgate.api.schema.admin import (
     TargetListBody,
 )
 from headgate.api.schema.tasks import (
-    BatchBody,
     BudgetStatusBody,
     CancelledBody,
     CreatedTokenBody,
@@ -46,6 +45,7 @@ from headgate.api.schema.tasks import (
     ReservationBody,
     SettledBody,
     StatsBody,
+    SubmittedBatchBody,
     SubmittedBody,
     TaskListBody,
     TokenBody,
@@ -153,7 +153,7 @@ class Client:
         project_id: str | None = None,
         callback_url: str | None = None,
         idempotency_key: str | None = None,
-    ) -> BatchBody:
+    ) -> SubmittedBatchBody:
         """Submit up to 50 tasks; the response has an entry for each, in their order."""
         body = batch_body(
             tasks, agent_id=agent_id, project_id=project_id, callback_url=callback_url
@@ -161,7 +161,7 @@ class Client:
         return await self.request(
             "POST",
             "/tasks/batch",
-            response_type=BatchBody,
+            response_type=SubmittedBatchBody,
             body=body,
             headers=key_headers(idempotency_key),
         )

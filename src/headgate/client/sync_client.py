@@ -35,7 +35,6 @@ from headgate.api.schema.admin import (
     TargetListBody,
 )
 from headgate.api.schema.tasks import (
-    BatchBody,
     BudgetStatusBody,
     CancelledBody,
     CreatedTokenBody,
@@ -45,6 +44,7 @@ from headgate.api.schema.tasks import (
     ReservationBody,
     SettledBody,
     StatsBody,
+    SubmittedBatchBody,
     SubmittedBody,
     TaskListBody,
     TokenBody,
@@ -152,7 +152,7 @@ class SyncClient:
         project_id: str | None = None,
         callback_url: str | None = None,
         idempotency_key: str | None = None,
-    ) -> BatchBody:
+    ) -> SubmittedBatchBody:
         """Submit up to 50 tasks; the response has an entry for each, in their order."""
         body = batch_body(
             tasks, agent_id=agent_id, project_id=project_id, callback_url=callback_url
@@ -160,7 +160,7 @@ class SyncClient:
         return self.request(
             "POST",
             "/tasks/batch",
-            response_type=BatchBody,
+            response_type=SubmittedBatchBody,
             body=body,
             headers=key_headers(idempotency_key),
         )

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from headgate.api.schema.tasks import BatchBody, BatchEntryBody, WhyBody
+from headgate.api.schema.tasks import BatchEntryBody, SubmittedBatchBody, WhyBody
 from headgate.client.client import Client
 from headgate.client.requests import IDEMPOTENCY_KEY, TaskFields, shared_by, task_body
 from headgate.core.events import LAST_RANK, EventKind, TaskEvent, rank_of
@@ -696,11 +696,11 @@ class ServerSending:
             raise ServiceUnavailableError(line, code="bad_answer")
         return answer.tasks
 
-    async def _post(self, sent: Sent) -> BatchBody:
+    async def _post(self, sent: Sent) -> SubmittedBatchBody:
         return await self._client.request(
             "POST",
             "/tasks/batch",
-            response_type=BatchBody,
+            response_type=SubmittedBatchBody,
             body=sent.body,
             headers={IDEMPOTENCY_KEY: sent.key},
         )

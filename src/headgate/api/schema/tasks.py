@@ -38,7 +38,7 @@ class BatchEntryBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="c
     retryable: bool | None = None
 
 
-class BatchBody(msgspec.Struct):
+class SubmittedBatchBody(msgspec.Struct):
     """The answer to a batch; `submitted` counts the tasks that were taken."""
 
     tasks: list[BatchEntryBody]
