@@ -10,6 +10,7 @@ import importlib
 import inspect
 import pydoc
 import re
+import tomllib
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -361,6 +362,14 @@ def test_the_table_of_packages_is_the_folder_list() -> None:
     assert sorted(row[0] for row in rows_under(ARCHITECTURE, "Packages")) == sorted(PACKAGES)
     beside = {path.name for path in (ROOT / "src/headgate").glob("[!_]*.py")}
     assert beside <= set(re.findall(r"`(\w+\.py)`", ARCHITECTURE))
+
+
+def test_the_picture_of_the_packages_is_the_contract_of_their_layers() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    picture = next(block.body for block in blocks_of(ARCHITECTURE) if block.language == "text")
+    shown = [re.split(r" {2,}", line[16:])[0] for line in picture.splitlines()]
+    assert shown == [layer for layer in layers if layer != "__main__"]
 
 
 def test_the_three_questions_name_methods_that_exist() -> None:
