@@ -194,7 +194,7 @@ def test_the_oldest_wait_counts_from_when_a_task_could_start(
 def test_waits_and_runs_are_counted_by_bucket() -> None:
     feed, durations = EventFeed(lambda: 103.0), Durations()
     feed.open(1)
-    feed.witnesses.append(durations)
+    feed.subscribe(events=durations)
     for status, attempt in (
         (TaskStatus.QUEUED, 0),
         (TaskStatus.RUNNING, 1),

@@ -188,7 +188,7 @@ def attach_slots(
     work = build_slots(settings, store, environ, data=data, is_shared=is_shared)
     engine.before_start(work.slots.prepare)
     engine.also_run("slots", work.run)
-    engine.slot_paused = work.slots.look
+    engine.feed.subscribe(paused_slots=work.slots.look)
     work.slots.listen(engine.dispatcher.set_slots)
     return work
 
@@ -274,7 +274,7 @@ def attach_webhooks(
         timeout_seconds=given.timeout_seconds,
         is_alone=is_alone,
     )
-    engine.told = webhooks.observe
+    engine.feed.subscribe(records=webhooks.observe)
     engine.also_run("webhooks", webhooks.run)
     if given.alerts_url is not None:
         _check_alerts_url(guard, given.alerts_url)

@@ -90,7 +90,7 @@ class Histogram:
 
 
 class Durations:
-    """How long tasks waited and ran, as the feed tells; add it to the witnesses of one."""
+    """How long tasks waited and ran, as the feed tells; subscribe it to the events of one."""
 
     def __init__(self) -> None:
         self.wait = Histogram(
@@ -483,8 +483,7 @@ class ServiceMetrics(Collector):
         self._budgets = BudgetMetrics(self._registry)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
-        engine.feed.witnesses.append(self._durations)
-        engine.feed.count_refusal = self._refused
+        engine.feed.subscribe(events=self._durations, refusals=self._refused)
 
     async def text(self) -> bytes:
         """Return everything in the text format, as fresh as a fetch needs it."""

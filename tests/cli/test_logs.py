@@ -84,7 +84,7 @@ def logged(written: Written, *records: TaskRecord) -> list[dict[str, Any]]:
 async def tell(*records: TaskRecord) -> EventFeed:
     feed = EventFeed(lambda: 102.0)
     feed.open(1)
-    feed.witnesses.append(TaskLog(task_logger()))
+    feed.subscribe(events=TaskLog(task_logger()))
     for one in records:
         feed.observe([one])
     # Lines are written when the loop comes round.

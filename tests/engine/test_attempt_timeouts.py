@@ -13,10 +13,14 @@ from engine.simulated_workers import SimulatedClient
 from headgate.budgets.local import LocalLedger
 from headgate.client.worker import ServiceLine, Worker
 from headgate.core.budgets.scopes import ROOT
-from headgate.core.dispatch_state import DEADLINE_GRACE_SECONDS, Planned
+from headgate.core.dispatch_state import (
+    DEADLINE_GRACE_SECONDS,
+    GRACE_SECONDS,
+    NO_DEADLINE_SECONDS,
+    Planned,
+)
 from headgate.core.lifecycle import Failed, Succeeded, Usage
 from headgate.core.task import Task, TaskRecord, TaskStatus, Terms
-from headgate.engine.dispatcher import GRACE_SECONDS, NO_DEADLINE_SECONDS, reserve_request
 from headgate.engine.engine import Engine
 from headgate.engine.workers import Claim
 from headgate.testing import Host
@@ -124,7 +128,7 @@ def test_money_is_held_for_as_long_as_the_attempt_can_take_and_a_grace(
         tokens=1,
         micro_usd=1,
     )
-    request = reserve_request(line, "r", NOW, dispatched=True)
+    request = line.reserve_request("r", NOW, dispatched=True)
     assert request.lease_seconds == lasts_seconds + GRACE_SECONDS
 
 

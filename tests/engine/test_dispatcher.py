@@ -17,7 +17,7 @@ from headgate.core.money import Tokens
 from headgate.core.rate_limits import RateLimit
 from headgate.core.snapshot import Agent, Project
 from headgate.core.task import OnExhausted, OnParentFailure, TaskRecord, TaskStatus
-from headgate.engine.dispatcher import MAX_IN_DOUBT
+from headgate.engine.dispatcher import MAX_UNKNOWN_WRITES
 from headgate.engine.supervisor import DISPATCHER_FAILS, NO_DISPATCHER
 from headgate.errors import IllegalTransitionError, StoreUnavailableError
 from headgate.executors.executor import WorkOrder
@@ -311,7 +311,7 @@ def test_a_dispatcher_that_fails_again_and_again_is_told_of_until_it_works() -> 
             raise RuntimeError("nobody foresaw this")
 
         dispatcher._read_news = broken  # type: ignore[method-assign, assignment]
-        dispatcher.hear()
+        dispatcher.refresh()
         for _ in range(20):
             await asyncio.sleep(0.1)
             health = service.engine.health()
@@ -326,7 +326,7 @@ def test_a_dispatcher_that_fails_again_and_again_is_told_of_until_it_works() -> 
 def test_a_node_that_knows_no_dispatcher_is_not_ready() -> None:
     async def scenario(service: Service) -> None:
         service.engine.node.leader_id = ""
-        service.engine.dispatcher.follow()
+        service.engine.dispatcher.step_down()
         assert service.engine.health().parts["dispatcher"] == NO_DISPATCHER
         await asyncio.sleep(10)
         assert service.engine.health().is_ready
@@ -450,8 +450,8 @@ def test_more_doubts_than_are_worth_asking_about_make_the_desk_anew() -> None:
         task_id = await service.submit()
         await service.running(task_id)
         before = dispatcher.dispatch_state
-        for number in range(MAX_IN_DOUBT + 1):
-            dispatcher.doubt(f"t{number}")
+        for number in range(MAX_UNKNOWN_WRITES + 1):
+            dispatcher.recheck(f"t{number}")
         await asyncio.sleep(2)
         assert dispatcher.dispatch_state is not None
         assert dispatcher.dispatch_state is not before

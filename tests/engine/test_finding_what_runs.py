@@ -85,7 +85,6 @@ async def test_the_pages_that_lead_to_what_runs_show_it(tmp_path: Path) -> None:
 async def test_a_node_that_does_not_dispatch_looks_on_until_it_has_them(tmp_path: Path) -> None:
     async with running(tmp_path, SLOW) as one:
         newest, oldest = await two_that_run(one)
-        store = one.service.engine.store
         for query, found in (
             (TaskQuery(states=RUNNING), [newest, oldest]),
             (TaskQuery(states=RUNNING, agent_id="a"), [oldest]),
@@ -93,7 +92,7 @@ async def test_a_node_that_does_not_dispatch_looks_on_until_it_has_them(tmp_path
             (TaskQuery(states=RUNNING, project_id="nobody"), []),
             (TaskQuery(states=RUNNING, limit=1), [newest]),
         ):
-            page = await engine.find(store, query, None)
+            page = await one.service.engine._find_in_flight(query)
             assert [record.task.id for record in page.records] == found, query
             assert (page.next_before is None) == (query.limit > 1)
 
@@ -103,8 +102,7 @@ async def test_a_node_that_looks_on_ends_when_time_is_over(
 ) -> None:
     async with running(tmp_path, SLOW) as one:
         await two_that_run(one)
-        store = one.service.engine.store
         monkeypatch.setattr(engine, "LOOK_ON_SECONDS", 0.0)
-        page = await engine.find(store, TaskQuery(states=RUNNING), None)
+        page = await one.service.engine._find_in_flight(TaskQuery(states=RUNNING))
         assert page.records == ()
         assert page.next_before is not None

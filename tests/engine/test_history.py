@@ -32,7 +32,7 @@ class Watched:
         self.feed = EventFeed(lambda: self.now)
         self.feed.open(1)
         self.feed.load(())
-        self.feed.witnesses.append(self.history)
+        self.feed.subscribe(events=self.history)
         self._tasks = 0
 
     def step(self) -> None:

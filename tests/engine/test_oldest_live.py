@@ -8,13 +8,18 @@ from typing import Any
 import pytest
 
 from headgate.core.task import TaskStatus
-from headgate.engine.engine import from_the_oldest_live
+from headgate.engine.engine import Engine
 from headgate.storage.store import TaskQuery
 
 QUEUED, DONE = TaskStatus.QUEUED, TaskStatus.DONE
-FLIGHT = SimpleNamespace(task=SimpleNamespace(id="t6"))
-DESK: Any = SimpleNamespace(waiting={"t7": None, "t5": None}, flights=[FLIGHT])
-IDLE: Any = SimpleNamespace(waiting={}, flights=[])
+ATTEMPT = SimpleNamespace(task=SimpleNamespace(id="t6"))
+BUSY: Any = SimpleNamespace(waiting={"t7": None, "t5": None}, in_flight=[ATTEMPT])
+IDLE: Any = SimpleNamespace(waiting={}, in_flight=[])
+
+
+def first_page(query: TaskQuery, dispatch_state: object) -> TaskQuery:
+    engine: Any = SimpleNamespace(dispatcher=SimpleNamespace(dispatch_state=dispatch_state))
+    return Engine._from_the_oldest_live(engine, query)
 
 
 @pytest.mark.parametrize(
@@ -31,12 +36,12 @@ def test_what_ended_before_the_oldest_that_waits_is_passed_over(
     states: tuple[TaskStatus, ...], before: str | None, begins: str | None
 ) -> None:
     query = TaskQuery(states=states, before=before, is_oldest_first=True)
-    assert from_the_oldest_live(query, DESK).before == begins
+    assert first_page(query, BUSY).before == begins
 
 
 def test_nothing_is_passed_over_where_nobody_knows_or_the_newest_come_first() -> None:
     query = TaskQuery(states=(QUEUED,), is_oldest_first=True)
-    assert from_the_oldest_live(query, None) == query
-    assert from_the_oldest_live(query, IDLE) == query
+    assert first_page(query, None) == query
+    assert first_page(query, IDLE) == query
     newest = TaskQuery(states=(QUEUED,))
-    assert from_the_oldest_live(newest, DESK) == newest
+    assert first_page(newest, BUSY) == newest

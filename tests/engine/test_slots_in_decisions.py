@@ -106,7 +106,7 @@ def test_a_429_pauses_the_slot_that_was_given_and_nothing_else() -> None:
     slow_down = Limited(retry_after_seconds=300.0, error="slow down")
 
     async def scenario(service: Service) -> None:
-        service.engine.slot_paused = paused.append
+        service.engine.feed.subscribe(paused_slots=paused.append)
         set_slots(service, open_slot("a", 5.0), open_slot("b", 50.0))
         first = await service.submit(provider="zai")
         record = await service.ended(first, within_seconds=5.0)

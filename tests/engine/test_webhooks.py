@@ -501,7 +501,7 @@ def test_a_task_that_ends_wakes_its_own_node() -> None:
         store = service.engine.store
         assert isinstance(store, MemoryTaskStore)
         sender = Webhooks(Deliveries(store), receiver, draws=service.loop.random)
-        service.engine.told = sender.observe
+        service.engine.feed.subscribe(records=sender.observe)
         running = asyncio.create_task(sender.run())
         await asyncio.sleep(10.4)
         task_id = await service.submit(callback_url="http://a.example/")

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from headgate.core.task import Draft, TaskRecord
-from headgate.engine.engine import Engine, only_in_flight
+from headgate.engine.engine import Engine
 from headgate.errors import HeadgateError, IllegalMoveError, StoreError
 from headgate.storage import queries
 from headgate.storage.queries import BulkFilter
@@ -123,7 +123,7 @@ class BulkWork:
             yield batch
 
     def _narrowed(self, wanted: BulkFilter) -> BulkFilter:
-        return only_in_flight(wanted, self._engine.dispatcher.dispatch_state)
+        return self._engine.only_in_flight(wanted)
 
     async def _cancel(self, task_id: str) -> bool:
         try:

@@ -237,7 +237,7 @@ def _logging(service: Service, app: App) -> App | RequestLog:
     from headgate.engine.task_log import TaskLog  # noqa: PLC0415
 
     if is_told(logging.INFO):
-        service.engine.feed.witnesses.append(TaskLog(task_logger()))
+        service.engine.feed.subscribe(events=TaskLog(task_logger()))
     return RequestLog(app) if is_told(logging.DEBUG) else app
 
 

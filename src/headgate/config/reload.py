@@ -61,7 +61,7 @@ from headgate.config.sources import Merged, Table
 from headgate.core.budgets.ledger import Ledger, Limit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.snapshot import Standing
-from headgate.engine.engine import Engine, EngineSettings, in_force, reconfigure
+from headgate.engine.engine import Engine, EngineSettings
 from headgate.errors import InvalidSettingError, StoreError
 from headgate.executors.executor import Executor
 from headgate.executors.targets import PULL_NAME, Target, has_slot
@@ -547,7 +547,7 @@ class LiveConfig:
         self._under_way.add(task)
         task.add_done_callback(self._ended)
         result = await asyncio.shield(task)
-        await in_force(self._engine)
+        await self._engine.in_force()
         return result
 
     async def _when_prepared(self, change: Coroutine[Any, Any, Result]) -> Result:
@@ -595,7 +595,7 @@ class LiveConfig:
             if not adoption.is_empty:
                 keeps_ledger = self._ledger is None
                 await self._access.run(partial(adopt, adoption=adoption, keeps_ledger=keeps_ledger))
-            await reconfigure(self._engine, self._engine_settings(after), executors)
+            await self._engine.reconfigure(self._engine_settings(after), executors)
         except BaseException:
             for executor in opened:
                 await executor.close()

@@ -10,19 +10,20 @@ it whether a limit holds: it plans, and the transaction that applies the plan de
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Generic, TypeVar
 
 import msgspec
 
-from headgate.core.budgets.ledger import Refused, Unit, exceeded
-from headgate.core.budgets.scopes import ROOT, Scope, ancestors
+from headgate.core.budgets.ledger import Refused, ReserveRequest, Unit, exceeded
+from headgate.core.budgets.scopes import ROOT, Scope, ancestors, charged_scopes
 from headgate.core.fair_share import ProjectUsage, UsageRow
 from headgate.core.gates import GateClosure, GateKind, GatePart
 from headgate.core.lane_index import Lane, LaneIndex, ProjectLanes, waited
 from headgate.core.load import AdaptiveAlpha, load_score
-from headgate.core.money import amount_of
+from headgate.core.money import MicroUsd, Tokens, amount_of
 from headgate.core.rate_limits import NoRoom, RateCharge, RateLimit, RateTable
 from headgate.core.scheduler import Round, eligible_turns
 from headgate.core.slots.slot import SlotStanding, most_headroom, provider_closure
@@ -50,6 +51,10 @@ from headgate.core.task import (
 
 PAUSED = "paused by an administrator"
 MISSING = "it is not configured; put it back into the file, or cancel the task"
+GRACE_SECONDS = 60.0
+"""How long a reservation outlives the time of its attempt, so that settling comes first."""
+
+NO_DEADLINE_SECONDS = 86_400.0
 
 
 class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +147,38 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     def used_slot(self) -> str | None:
         """The slot that the attempt uses, chosen or named."""
         return self.slot or self.task.slot
+
+    def reservation_id(self, epoch: int) -> str:
+        """Return the name of its reservation: a plan that is tried again reserves nothing twice."""
+        return f"{self.task.id}:{self.attempt}:{epoch}"
+
+    def reserve_request(self, name: str, now: float, *, dispatched: bool) -> ReserveRequest:
+        """Return what the ledger is asked for.
+
+        The lease lasts as long as the attempt can: its settlement ends it, and after a crash the
+        task is recovered and its reservation with it. So nothing is renewed while a task runs.
+        """
+        return ReserveRequest(
+            reservation_id=name,
+            scopes=_charged(self.task.scopes),
+            micro_usd=MicroUsd(self.micro_usd),
+            tokens=Tokens(self.tokens),
+            lease_seconds=self._longest_seconds(now) + GRACE_SECONDS,
+            dispatched=dispatched,
+        )
+
+    def _longest_seconds(self, now: float) -> float:
+        """Return how long the attempt can take."""
+        deadline, attempt_seconds = self.task.deadline, self.terms.attempt_seconds
+        if deadline is None:
+            return NO_DEADLINE_SECONDS if attempt_seconds is None else attempt_seconds
+        left_seconds = max(0.0, deadline - now)
+        return left_seconds if attempt_seconds is None else min(left_seconds, attempt_seconds)
+
+
+@lru_cache(maxsize=4_096)
+def _charged(scopes: tuple[str, ...]) -> tuple[Scope, ...]:
+    return charged_scopes(ROOT, [Scope(scope) for scope in scopes])
 
 
 # Attempts in flight: which capacity they use, on which node, and what projects have at stake.
@@ -1026,6 +1063,21 @@ class DispatchState:
             self._queue(record, now)
         elif status not in IN_FLIGHT:
             self._unqueue(task_id)
+
+    def observe_early(self, task: Task, terms: Terms, now: float) -> bool:
+        """Take a task as it will most likely be stored; False if others could start, too."""
+        if self.index.offers.has_ready or task.id in self.waiting:
+            return False
+        if terms.depends_on or task.not_before is not None:
+            return False
+        queued = msgspec.structs.replace(task, status=TaskStatus.QUEUED, enqueued_tick=self.tick)
+        self.observe(TaskRecord(task=queued, terms=terms, agent_id=task.agent_id), now)
+        return True
+
+    def withdraw_early(self, task_id: str, now: float) -> None:
+        """Forget a task that was shown too early; what is planned already the store judges."""
+        if task_id in self.waiting:
+            self.forget(task_id, now)
 
     def forget(self, task_id: str, now: float) -> None:
         """Drop a task that the store no longer has."""

@@ -77,18 +77,17 @@ from headgate.storage.store import (
 from headgate.storage.task_ids import TaskIds
 from headgate.storage.tokens import UNBOUND, Bounds
 
-# Submits: new tasks on their way to the store, and who is told what came of them.
-#
-# The dispatcher may be shown a task before the store has answered. Rule: only while no other is
-# on its way. One that was sent before waits already, though the desk does not know of it yet, and
-# would be overtaken; and of those that come together none is planned before all of them are
-# there.
-
 Submitted = Queued | TurnedAway | UnknownParent
 
 
 class Submits:
-    """Sends new tasks; the dispatcher sees what is stored, also when nobody awaits the answer."""
+    """Sends new tasks to the store; the dispatcher hears of them, though nobody may await that.
+
+    The dispatcher may be shown a task before the store has answered. Rule: only while no other is
+    on its way. One that was sent before waits already, though the dispatch state does not know of
+    it yet, and would be overtaken; and of those that come together none is planned before all of
+    them are there.
+    """
 
     def __init__(
         self, store: TaskStore, dispatcher: Dispatcher, *, show: Callable[[Submitted], None]
@@ -97,20 +96,20 @@ class Submits:
         self._dispatcher = dispatcher
         self._show = show
         self._unanswered = 0
-        self._expected: str | None = None
+        self._early: str | None = None
 
     def send(self, new: NewTask) -> asyncio.Future[Submitted]:
         """Send a task; where there is nothing else to do, it is planned at once."""
         task_id = new.task.id
         if self._unanswered:
-            self._unexpect()
+            self._withdraw_early()
         # Before it is sent: a plan that is made at once shares its transaction.
-        elif self._dispatcher.expect(new):
-            self._expected = task_id
+        elif self._dispatcher.plan_early(new):
+            self._early = task_id
         try:
             future = self._store.submit(new)
         except BaseException:
-            self._unexpect()
+            self._withdraw_early()
             raise
         self._unanswered += 1
         # Not by whoever awaits the answer: a client that hangs up must not hide its task.
@@ -121,29 +120,29 @@ class Submits:
         """Send the tasks of a request that has a key."""
         future = self._store.submit_keyed(keyed)
         self._unanswered += 1
-        self._unexpect()
+        self._withdraw_early()
         ids = [one.task.id for one in keyed.tasks if isinstance(one, NewTask)]
         future.add_done_callback(partial(self._answered_keyed, ids))
         return future
 
-    def _unexpect(self) -> None:
-        """Take back what was expected, unless it is planned; its answer shows it as it is."""
-        if self._expected is not None:
-            self._dispatcher.unexpect(self._expected)
-            self._expected = None
+    def _withdraw_early(self) -> None:
+        """Take back what was shown early, unless it is planned; its answer shows it as it is."""
+        if self._early is not None:
+            self._dispatcher.withdraw_early(self._early)
+            self._early = None
 
     def _answered(self, task_id: str, future: asyncio.Future[Submitted]) -> None:
         self._unanswered -= 1
-        was_expected = task_id == self._expected
-        if was_expected:
-            self._expected = None
+        was_early = task_id == self._early
+        if was_early:
+            self._early = None
         if future.cancelled() or future.exception() is not None:
             # It may be on disk all the same.
-            self._dispatcher.doubt(task_id)
+            self._dispatcher.recheck(task_id)
             return
-        if was_expected:
+        if was_early:
             # If it still waits, then as what it is, and not as what it was thought to be.
-            self._dispatcher.unexpect(task_id)
+            self._dispatcher.withdraw_early(task_id)
         self._show(future.result())
 
     def _answered_keyed(
@@ -152,7 +151,7 @@ class Submits:
         self._unanswered -= 1
         if future.cancelled() or future.exception() is not None:
             for task_id in task_ids:
-                self._dispatcher.doubt(task_id)
+                self._dispatcher.recheck(task_id)
             return
         answer = future.result()
         if isinstance(answer, KeyedAnswer):
@@ -160,29 +159,10 @@ class Submits:
                 self._show(outcome)
 
 
-# Where a list of tasks that have not ended begins, if it begins with the oldest.
-#
-# There is no index by state, so a list from the oldest on would look at everything that ended long
-# ago first. The node that dispatches knows the oldest task that has not ended, and begins there.
-
-
-def from_the_oldest_live(query: TaskQuery, dispatch_state: DispatchState | None) -> TaskQuery:
-    """Return a query that passes over what ended before the oldest that has not."""
-    if dispatch_state is None or not query.is_oldest_first or not query.states:
-        return query
-    if not TERMINAL.isdisjoint(query.states):
-        return query
-    oldest = min(
-        chain(dispatch_state.waiting, (one.task.id for one in dispatch_state.in_flight)), default=""
-    )
-    # Everything behind a beginning of an id comes after it, the id itself too.
-    return msgspec.structs.replace(query, before=max(query.before or "", oldest[:-1]) or None)
-
-
 # Lists of tasks, where more is known of them than the store has an index for.
 #
 # There is none by state, and what is in flight is older than what waits. The node that dispatches
-# knows what is in flight, and looks at nothing else. Any other looks further and further back.
+# knows what is in flight, and reads nothing else. Any other reads further and further back.
 # Rule: a list of what is in flight has it, however many tasks wait; if that takes too long, it
 # says so.
 
@@ -192,33 +172,6 @@ LOOK_ON_SECONDS = 1.0
 """How long a node that does not dispatch looks for what is in flight."""
 
 Filter = TypeVar("Filter", bound=TaskFilter)
-
-
-async def find(
-    store: TaskStore, query: TaskQuery, dispatch_state: DispatchState | None
-) -> TaskPage:
-    """List tasks, by what the desk knows of them where there is one."""
-    if dispatch_state is None and _is_of_flights(query):
-        return await _find_in_flight(store, query)
-    return await store.find(
-        from_the_oldest_live(only_in_flight(query, dispatch_state), dispatch_state)
-    )
-
-
-def only_in_flight(wanted: Filter, dispatch_state: DispatchState | None) -> Filter:
-    """Return a filter of what is in flight that looks at nothing else.
-
-    The desk counts a flight from before the store does to after it, so none is missing.
-    """
-    if (
-        dispatch_state is None
-        or not _is_of_flights(wanted)
-        or len(dispatch_state.in_flight) > MAX_AMONG
-    ):
-        return wanted
-    return msgspec.structs.replace(
-        wanted, among=tuple(one.task.id for one in dispatch_state.in_flight)
-    )
 
 
 async def look_on(
@@ -239,21 +192,7 @@ async def look_on(
     return TaskPage(records=tuple(records), next_before=page.next_before)
 
 
-async def _find_in_flight(store: TaskStore, query: TaskQuery) -> TaskPage:
-    """Look for what is in flight until as much is found as the store has counted."""
-    lanes = (await store.totals()).lanes
-    most = sum(lane.inflight for lane in lanes if query.project_id in (None, lane.project_id))
-    if not most:
-        return TaskPage(records=())
-    limit = query.limit if query.before else min(query.limit, most)
-    narrow = msgspec.structs.replace(query, limit=limit)
-    page = await look_on(store.find, narrow, seconds=LOOK_ON_SECONDS)
-    if not query.before and len(page.records) >= most:
-        return TaskPage(records=page.records)
-    return page
-
-
-def _is_of_flights(wanted: TaskFilter) -> bool:
+def _is_of_attempts(wanted: TaskFilter) -> bool:
     return bool(wanted.states) and IN_FLIGHT.issuperset(wanted.states)
 
 
@@ -264,27 +203,11 @@ def _has_stopped(page: TaskPage) -> bool:
     return not page.records or page.next_before != page.records[-1].task.id
 
 
-# Waiting for a task to end, within bounds.
-
 WAITED_SECONDS = 5.0
 LOOK_SECONDS = 0.02
 
 
-async def wait_for_end(store: TaskStore, record: TaskRecord) -> TaskRecord:
-    """Return a task once it has ended, or as it is when time is over."""
-    latest = record
-    for _ in range(int(WAITED_SECONDS / LOOK_SECONDS)):
-        found = await store.get(record.task.id)
-        if found is None:
-            return latest
-        latest = found
-        if latest.is_terminal:
-            return latest
-        await asyncio.sleep(LOOK_SECONDS)
-    return latest
-
-
-# Why a task waits, as whoever asks is told: the rules that hold it, and the room of its slots.
+# Why a task waits: the rules that keep it waiting, and the room of its slots.
 
 MAX_SLOTS_SHOWN = 100
 
@@ -310,21 +233,24 @@ class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
     slot: SlotRoom | None = None
     slots: tuple[SlotRoom, ...] = ()
 
-
-def why_of(
-    record: TaskRecord, standings: Iterable[SlotStanding], reasons: tuple[TaskReason, ...] = ()
-) -> Why:
-    """Return the answer about a task."""
-    task = record.task
-    is_open = task.provider is not None and task.status is TaskStatus.QUEUED
-    slot = None if is_open and task.slot is None else slot_of(record)
-    return Why(
-        task_id=task.id,
-        state=task.status,
-        reasons=reasons,
-        slot=None if slot is None else _named(slot, standings),
-        slots=_of_provider(task.provider, standings) if slot is None and task.provider else (),
-    )
+    @classmethod
+    def of(
+        cls,
+        record: TaskRecord,
+        standings: Iterable[SlotStanding],
+        reasons: tuple[TaskReason, ...] = (),
+    ) -> Why:
+        """Return the answer about a task."""
+        task = record.task
+        is_open = task.provider is not None and task.status is TaskStatus.QUEUED
+        slot = None if is_open and task.slot is None else slot_of(record)
+        return cls(
+            task_id=task.id,
+            state=task.status,
+            reasons=reasons,
+            slot=None if slot is None else _named(slot, standings),
+            slots=_of_provider(task.provider, standings) if slot is None and task.provider else (),
+        )
 
 
 def _named(name: str, standings: Iterable[SlotStanding]) -> SlotRoom:
@@ -365,7 +291,7 @@ class LongestWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outlook:
-    """The desk of a dispatcher, as far as people look at it."""
+    """The dispatch state, as far as people read it."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -435,6 +361,7 @@ def _is_task_within(bounds: Bounds, task: Task) -> bool:
 
 log = structlog.get_logger("headgate.engine")
 
+IN_FORCE_SECONDS = 5.0
 SWITCHED_OFF = "the scheduler is switched off; set scheduler.enabled = true"
 
 Preparation = Callable[[], Awaitable[None]]
@@ -469,12 +396,12 @@ class Engine:
         draws: random.Random | None = None,
         further_loops: Mapping[str, Loop] | None = None,
     ) -> None:
-        self.told: Callable[[Iterable[TaskRecord]], None] = lambda _records: None
-        self.slot_paused: Callable[[str], None] = lambda _slot: None
         self._further_loops = further_loops or {}
         self.store, self.settings, self.executors = store, settings, executors
         self.ledger = ledger = None if ledger is None else WatchedLedger(ledger)
-        self._outbox = None if ledger is None else SettlementOutbox(store, ledger)
+        self._outbox = (
+            None if ledger is None else SettlementOutbox(store, ledger, settled=self._ask_budgets)
+        )
         self._ids = TaskIds()
         self.feed = EventFeed(store.now)
         self.runner = TaskRunner(
@@ -494,8 +421,11 @@ class Engine:
             tick_seconds=settings.tick_seconds,
             ledger=ledger,
             feed=self.feed,
+            call_worker=self._call_worker,
         )
-        self.outlook, self.history = _overseen(self.dispatcher, self.feed)
+        self.outlook = Outlook(self.dispatcher)
+        self.history = History(self.feed.now, self.outlook.present)
+        self.feed.subscribe(events=self.history)
         self._submits = Submits(store, self.dispatcher, show=self._show)
         self.workers = PullWorkers(
             store,
@@ -503,11 +433,10 @@ class Engine:
             lease_seconds=settings.worker_lease_seconds,
             node_id=lambda: self.node.node_id,
             changed=self._changed,
-            hear=self.dispatcher.hear,
-            doubt=self.dispatcher.doubt,
+            refresh=self.dispatcher.refresh,
+            recheck=self.dispatcher.recheck,
             ledger=ledger,
         )
-        self.dispatcher.call_worker = self.workers.call
         self.node = NodeLife(
             store,
             self.runner,
@@ -617,14 +546,14 @@ class Engine:
         record = await self.cancel_soon(task_id)
         if record is None or record.is_terminal:
             return record
-        return await wait_for_end(self.store, record)
+        return await self._wait_for_end(record)
 
     async def cancel_soon(self, task_id: str) -> TaskRecord | None:
         """Cancel a task without waiting for one that runs to stop; None if there is none."""
         try:
             answer = await self.store.cancel(task_id, node_id=self.node.node_id)
         except (StoreUnavailableError, asyncio.CancelledError):
-            self.dispatcher.doubt(task_id)
+            self.dispatcher.recheck(task_id)
             raise
         if answer is None:
             return None
@@ -632,13 +561,26 @@ class Engine:
         if answer.had_ended:
             check_move(task_id, record.task.status, TaskStatus.CANCELLED)
         self.dispatcher.observe(answer.records)
-        self.told(answer.records)
+        self.feed.changed(answer.records)
         if record.is_terminal:
             return record
         if record.progress.node_id == self.node.node_id:
             self.runner.cancel(task_id, attempt=record.progress.attempt)
         self.workers.call(record.progress.node_id or "")
         return record
+
+    async def _wait_for_end(self, record: TaskRecord) -> TaskRecord:
+        """Return a task once it has ended, or as it is when time is over."""
+        latest = record
+        for _ in range(int(WAITED_SECONDS / LOOK_SECONDS)):
+            found = await self.store.get(record.task.id)
+            if found is None:
+                return latest
+            latest = found
+            if latest.is_terminal:
+                return latest
+            await asyncio.sleep(LOOK_SECONDS)
+        return latest
 
     async def get(self, task_id: str) -> TaskRecord | None:
         """Return a task with all that is known of it."""
@@ -651,7 +593,48 @@ class Engine:
 
     async def find(self, query: TaskQuery) -> TaskPage:
         """List tasks in the order of the query, as many as fit on one page."""
-        return await find(self.store, query, self.dispatcher.dispatch_state)
+        if self.dispatcher.dispatch_state is None and _is_of_attempts(query):
+            return await self._find_in_flight(query)
+        return await self.store.find(self._from_the_oldest_live(self.only_in_flight(query)))
+
+    def only_in_flight(self, wanted: Filter) -> Filter:
+        """Return a filter of what is in flight that reads nothing else.
+
+        The dispatch state counts an attempt from before the store does to after it, so none is
+        missing.
+        """
+        state = self.dispatcher.dispatch_state
+        if state is None or not _is_of_attempts(wanted) or len(state.in_flight) > MAX_AMONG:
+            return wanted
+        return msgspec.structs.replace(wanted, among=tuple(one.task.id for one in state.in_flight))
+
+    def _from_the_oldest_live(self, query: TaskQuery) -> TaskQuery:
+        """Return a query that passes over what ended before the oldest that has not.
+
+        There is no index by state, so a list from the oldest on would read everything that ended
+        long ago first. The node that dispatches knows the oldest task that has not ended.
+        """
+        state = self.dispatcher.dispatch_state
+        if state is None or not query.is_oldest_first or not query.states:
+            return query
+        if not TERMINAL.isdisjoint(query.states):
+            return query
+        oldest = min(chain(state.waiting, (one.task.id for one in state.in_flight)), default="")
+        # Everything behind a beginning of an id comes after it, the id itself too.
+        return msgspec.structs.replace(query, before=max(query.before or "", oldest[:-1]) or None)
+
+    async def _find_in_flight(self, query: TaskQuery) -> TaskPage:
+        """Look for what is in flight until as much is found as the store has counted."""
+        lanes = (await self.store.totals()).lanes
+        most = sum(lane.inflight for lane in lanes if query.project_id in (None, lane.project_id))
+        if not most:
+            return TaskPage(records=())
+        limit = query.limit if query.before else min(query.limit, most)
+        narrow = msgspec.structs.replace(query, limit=limit)
+        page = await look_on(self.store.find, narrow, seconds=LOOK_ON_SECONDS)
+        if not query.before and len(page.records) >= most:
+            return TaskPage(records=page.records)
+        return page
 
     async def totals(self) -> Totals:
         """Count what waits, what runs and what has happened."""
@@ -677,7 +660,7 @@ class Engine:
         if record is None:
             return None
         if record.task.status is not TaskStatus.QUEUED:
-            return why_of(record, self.dispatcher.standings)
+            return Why.of(record, self.dispatcher.standings)
         dispatch_state = self.dispatcher.dispatch_state
         if dispatch_state is None and self.dispatcher.is_leading:
             problem = self.dispatcher.problem or "the tasks are still being read; try again"
@@ -685,7 +668,7 @@ class Engine:
         if dispatch_state is None:
             raise NotDispatchingError(self.node.leader_address)
         found = reasons(dispatch_state, task_id, self.store.now(), partial(_is_within, bounds))
-        return why_of(record, self.dispatcher.standings, found)
+        return Why.of(record, self.dispatcher.standings, found)
 
     def events(self) -> EventFeed:
         """Return what happens to tasks; `NotDispatchingError` where this node does not see it."""
@@ -707,6 +690,41 @@ class Engine:
             ledger_problem="" if self.ledger is None else self.ledger.problem,
         )
 
+    async def reconfigure(
+        self, settings: EngineSettings, executors: Mapping[str, Executor]
+    ) -> None:
+        """Go by other settings, from the next round on and for what starts by then.
+
+        This cannot fail. What runs goes on as it began; a limit that is lowered below what runs
+        stops new starts only. The executors are open. Those that are there no more are closed when
+        nobody uses them.
+        """
+        places = settings.places if settings.is_enabled else 0
+        await self.node.offer(places, lease_seconds=settings.lease_seconds)
+        before, self.settings = self.settings, settings
+        self.workers.lease_seconds = settings.worker_lease_seconds
+        self.reaper.result_ttl_seconds = settings.result_ttl_seconds
+        self.dispatcher.reconfigure(
+            settings.dispatch,
+            tick_seconds=settings.tick_seconds,
+            asks_budgets=settings.budgets != before.budgets,
+        )
+        replaced = {
+            name: one for name, one in self.executors.items() if executors.get(name) is not one
+        }
+        attempts = self.runner.under_way_at(replaced)
+        self.executors = executors
+        self.runner.reconfigure(
+            executors, policy=settings.policy, max_result_bytes=settings.max_result_bytes
+        )
+        self.retired.retire(list(replaced.values()), attempts)
+
+    async def in_force(self) -> None:
+        """Wait until the dispatcher goes by the latest settings, within bounds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(IN_FORCE_SECONDS):
+                await self.dispatcher.pending.in_force()
+
     def _loops(self) -> dict[str, Loop]:
         loops: dict[str, Loop] = {
             "node": self.node.run,
@@ -717,7 +735,6 @@ class Engine:
         if self.ledger is not None:
             loops["ledger"] = self.ledger.run
         if self._outbox is not None:
-            self._outbox.has_told = self._ask_budgets
             loops["outbox"] = self._outbox.run
         return loops | dict(self._further_loops)
 
@@ -734,20 +751,21 @@ class Engine:
     def _show(self, answer: Submitted) -> None:
         if isinstance(answer, Queued):
             self.dispatcher.observe((answer.record,))
-            self.told((answer.record,))
+            self.feed.changed((answer.record,))
         elif isinstance(answer, TurnedAway) and answer.record.is_terminal:
             # It changes no plan; only those who listen want to know, if there is a task at all.
             self.feed.observe((answer.record,))
-            self.told((answer.record,))
+            self.feed.changed((answer.record,))
 
     def _changed(self, records: Iterable[TaskRecord], closure: GateClosure | None) -> None:
         self.dispatcher.observe(records, closure)
-        self.told(records)
-        if closure is not None and closure.kind == "slot":
-            self.slot_paused(closure.name)
+        self.feed.changed(records, closure)
+
+    def _call_worker(self, worker_id: str) -> None:
+        self.workers.call(worker_id)
 
     def _ask_budgets(self) -> None:
-        """Ask again for what waits for budgets: books outside the store have changed."""
+        """Ask again for what waits for budgets: the ledger outside the store has changed."""
         dispatch_state = self.dispatcher.dispatch_state
         if dispatch_state is not None and dispatch_state.parking.refusals:
             dispatch_state.ask_again(list(dispatch_state.parking.refusals), has_freed=True)
@@ -761,59 +779,5 @@ class Engine:
             log.warning("left without telling the store", problem=str(error))
 
 
-def _overseen(dispatcher: Dispatcher, feed: EventFeed) -> tuple[Outlook, History]:
-    """Return what people look at: the desk as it is, and how it was."""
-    outlook = Outlook(dispatcher)
-    history = History(feed.now, outlook.present)
-    feed.witnesses.append(history)
-    return outlook, history
-
-
-def _is_within(bounds: Bounds, flight: InFlightAttempt) -> bool:
-    return bounds.has(agent_id=flight.agent_id, project_id=flight.task.project_id)
-
-
-# Other settings for an engine that runs: from the next round on, and for what starts by then.
-#
-# Rule: what runs goes on as it began. A limit that is lowered below what runs stops new starts
-# only.
-
-IN_FORCE_SECONDS = 5.0
-
-
-async def reconfigure(
-    engine: Engine, settings: EngineSettings, executors: Mapping[str, Executor]
-) -> None:
-    """Go by other settings; this cannot fail.
-
-    The executors are open. Those that are there no more are closed when nobody uses them.
-    """
-    places = settings.places if settings.is_enabled else 0
-    await engine.node.offer(places, lease_seconds=settings.lease_seconds)
-    before, engine.settings = engine.settings, settings
-    engine.workers.lease_seconds = settings.worker_lease_seconds
-    engine.reaper.result_ttl_seconds = settings.result_ttl_seconds
-    engine.dispatcher.reconfigure(
-        settings.dispatch,
-        tick_seconds=settings.tick_seconds,
-        asks_budgets=settings.budgets != before.budgets,
-    )
-    _replace_executors(engine, executors)
-
-
-async def in_force(engine: Engine) -> None:
-    """Wait until the dispatcher goes by the latest settings, within bounds."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(IN_FORCE_SECONDS):
-            await engine.dispatcher.pending.in_force()
-
-
-def _replace_executors(engine: Engine, executors: Mapping[str, Executor]) -> None:
-    settings, before = engine.settings, engine.executors
-    old = {name: one for name, one in before.items() if executors.get(name) is not one}
-    attempts = engine.runner.under_way_at(old)
-    engine.executors = executors
-    engine.runner.reconfigure(
-        executors, policy=settings.policy, max_result_bytes=settings.max_result_bytes
-    )
-    engine.retired.retire(list(old.values()), attempts)
+def _is_within(bounds: Bounds, attempt: InFlightAttempt) -> bool:
+    return bounds.has(agent_id=attempt.agent_id, project_id=attempt.task.project_id)

@@ -1,10 +1,13 @@
 """The event feed: what happened to tasks lately, in order, for everybody who listens.
 
-The dispatcher shows it every record that it sees. The feed drops what it has seen before and keeps
-the rest in a ring; nobody is waited for. Whoever listens has a place in the ring, and reads on from
-there at a pace of its own. Rule: a listener is told every event after its place, or that it missed
-some; so the ring begins a new life, with another name in all ids, when this node becomes the
+The dispatcher shows it every record that it observes. The feed drops what it has seen before and
+keeps the rest in a ring; nobody is waited for. A stream has a position in the ring, and reads on
+from there at a pace of its own. Rule: a stream is told every event after its position, or that it
+missed some; so the ring begins a new life, with another name in all ids, when this node becomes the
 dispatcher and whenever the dispatcher has read everything anew.
+
+Parts of the process that count or act at once `subscribe` instead: they are called with each event,
+and with whatever else the engine tells.
 """
 
 from __future__ import annotations
@@ -18,18 +21,19 @@ import msgspec
 
 from headgate.core.budgets.ledger import Refused
 from headgate.core.events import LAST_RANK, EventKind, TaskEvent, kind_of, rank_of, shortened_error
+from headgate.core.gates import GateClosure
 from headgate.core.task import TaskRecord, TaskStatus
 from headgate.core.task_view import exact_moment
 
-# What was booked for tasks between two looks at them.
+# What was booked for tasks between two records of them.
 #
 # A record has the sum over all attempts of its task, so whoever counts money over time has to
 # know the sum that it has counted already. Rule: what was booked before this node began to
 # dispatch is counted nowhere, and everything that is booked from then on once, also for tasks
 # that were in flight or waited for another attempt at that moment: the backlog, which a
 # dispatcher reads anyway before its first decision, has the sum of each. The cost of the last
-# attempt would not do instead: a record that was cancelled does not tell whether it left the
-# queue or its place.
+# attempt would not do instead: a record that was cancelled does not tell whether the task waited
+# or ran.
 
 
 class Bookings:
@@ -49,7 +53,7 @@ class Bookings:
                 self._sums.setdefault(record.task.id, record.progress.used_micro_usd)
 
     def take(self, record: TaskRecord) -> int:
-        """Return what was booked for a task since the last look at it."""
+        """Return what was booked for a task since its record before."""
         task_id, booked = record.task.id, record.progress.used_micro_usd
         known = self._sums.get(task_id)
         if known is None:
@@ -102,14 +106,10 @@ class Happening(msgspec.Struct, gc=False):
     attempt: int
     error: str | None
     at: float
+    kind: EventKind
     rendered: bytes | None = None
     booked_micro_usd: int = 0
     """What was booked for the task since its event before, for whoever sums it up over time."""
-
-    @property
-    def kind(self) -> EventKind:
-        """What it is called."""
-        return kind_of(self.status, self.attempt)
 
     @property
     def rank(self) -> int:
@@ -117,11 +117,10 @@ class Happening(msgspec.Struct, gc=False):
         return rank_of(self.status, self.attempt)
 
 
-Observer = Callable[[Iterable[TaskRecord]], None]
-"""Is shown records that changed, as they come."""
-
-Witness = Callable[[Happening, TaskRecord], None]
-"""Is told of every event once, at once; it must be quick and raise nothing."""
+EventListener = Callable[[Happening, TaskRecord], None]
+RecordsListener = Callable[[Iterable[TaskRecord]], None]
+RefusalListener = Callable[[Refused], None]
+SlotListener = Callable[[str], None]
 
 
 class TaskWatch:
@@ -147,12 +146,37 @@ class EventFeed:
         self._watches: dict[str, set[TaskWatch]] = {}
         self._changed = asyncio.Event()
         self._waiting = 0
-        self.witnesses: list[Witness] = []
+        self._event_listeners: list[EventListener] = []
+        self._records_listeners: list[RecordsListener] = []
+        self._refusal_listeners: list[RefusalListener] = []
+        self._slot_listeners: list[SlotListener] = []
         self.epoch: int | None = None
-        self.count_refusal: Callable[[Refused], None] | None = None
         self.life = secrets.token_hex(6)
         self.next = 1
         """The number of the next event."""
+
+    def subscribe(
+        self,
+        *,
+        events: EventListener | None = None,
+        records: RecordsListener | None = None,
+        refusals: RefusalListener | None = None,
+        paused_slots: SlotListener | None = None,
+    ) -> None:
+        """Be called from now on; a listener must be quick and raise nothing.
+
+        `events` has every event once, on the node that dispatches. `records` has whatever this node
+        changed, whether it dispatches or not. `refusals` has each refusal of a budget, and
+        `paused_slots` the name of a slot whose provider asked for a pause.
+        """
+        if events is not None:
+            self._event_listeners.append(events)
+        if records is not None:
+            self._records_listeners.append(records)
+        if refusals is not None:
+            self._refusal_listeners.append(refusals)
+        if paused_slots is not None:
+            self._slot_listeners.append(paused_slots)
 
     def now(self) -> float:
         """Return the time by which events are dated."""
@@ -210,10 +234,18 @@ class EventFeed:
                 happening.booked_micro_usd = self._bookings.take(record)
             self._add(happening, record)
 
-    def see_refusal(self, refused: Refused | None) -> None:
-        """Take note of a budget that had no room; it is counted, and no event."""
-        if refused is not None and self.count_refusal is not None:
-            self.count_refusal(refused)
+    def changed(self, records: Iterable[TaskRecord], closure: GateClosure | None = None) -> None:
+        """Tell of records that this node changed, and of a pause that a provider asked for."""
+        for listener in self._records_listeners:
+            listener(records)
+        if closure is not None and closure.kind == "slot":
+            for tell in self._slot_listeners:
+                tell(closure.name)
+
+    def refused(self, refused: Refused) -> None:
+        """Tell of a budget that had no room; that is no event."""
+        for listener in self._refusal_listeners:
+            listener(refused)
 
     def forget(self, task_id: str) -> None:
         """Drop what was seen of a task that the store no longer has."""
@@ -267,8 +299,8 @@ class EventFeed:
         self.next += 1
         if self._waiting:
             self._wake()
-        for witness in self.witnesses:
-            witness(happening, record)
+        for listener in self._event_listeners:
+            listener(happening, record)
         if self._watches:
             for watch in self._watches.get(happening.task_id, ()):
                 watch.news.append((self.next - 1, happening))
@@ -312,6 +344,7 @@ def happening_of(record: TaskRecord, now: float) -> Happening:
         progress.attempt,
         shortened_error(record.error),
         now if at is None else at,
+        kind_of(status, progress.attempt),
     )
 
 

@@ -1,18 +1,20 @@
-"""The outbox: settlements for a ledger outside the store, told until it has answered.
+"""A ledger outside the store: reservations before a plan is applied, settlements afterwards.
 
-The row was written together with the outcome, so none is lost; and a ledger recognises a repeat,
-so none is booked twice. One that the ledger refuses for good is logged and let go. That the ledger
-cannot be told is logged once, and so is that it can be again.
+A settlement was written together with the outcome, so none is lost: the outbox carries it until the
+ledger has answered. The ledger recognises a repeat, so none is booked twice. One that it refuses
+for good is logged and let go. That the ledger cannot be told is logged once, and so is that it can
+be again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from math import inf
 from typing import TypeVar
 
+import msgspec
 import structlog
 
 from headgate.core.budgets.ledger import (
@@ -26,9 +28,16 @@ from headgate.core.budgets.ledger import (
     ReserveRequest,
     SettleRequest,
 )
-from headgate.core.budgets.reservations import Reservation
+from headgate.core.budgets.reservations import LIVE, Call, Reservation
 from headgate.core.budgets.scopes import ROOT, Scope
-from headgate.errors import CallerError, LedgerUnavailableError, StoreError, StoreUnavailableError
+from headgate.core.dispatch_state import Planned
+from headgate.errors import (
+    CallerError,
+    IllegalSettlementError,
+    LedgerUnavailableError,
+    StoreError,
+    StoreUnavailableError,
+)
 from headgate.storage.store import TaskStore
 
 log = structlog.get_logger("headgate.outbox")
@@ -43,14 +52,14 @@ MOST_SUMMED = 1_000_000
 class SettlementOutbox:
     """Carries settlements from the store to the ledger."""
 
-    def __init__(self, store: TaskStore, ledger: Ledger) -> None:
+    def __init__(self, store: TaskStore, ledger: Ledger, *, settled: Callable[[], None]) -> None:
+        """Call `settled` when the ledger has settled something: it may have room now, or never."""
         self._store = store
         self._ledger = ledger
+        self._settled = settled
         self._problem = ""
         self._is_waiting = False
         self._hurry = asyncio.Event()
-        self.has_told: Callable[[], None] = lambda: None
-        """Is called when the ledger has booked something: it may have room now, or never will."""
 
     async def run(self) -> None:
         """Carry until cancelled."""
@@ -117,7 +126,7 @@ class SettlementOutbox:
         told = [request.reservation_id for request, is_told in pairs if is_told]
         if told:
             await self._store.sent(told)
-            self.has_told()
+            self._settled()
         if len(told) < len(requests):
             raise LedgerUnavailableError(self._problem)
         return len(told)
@@ -126,7 +135,7 @@ class SettlementOutbox:
         try:
             await self._ledger.settle(request)
         except CallerError as error:
-            # The lease ended first and the books have decided; saying it again changes nothing.
+            # The lease ended first and the ledger has decided; saying it again changes nothing.
             log.warning("the ledger refused a settlement", problem=str(error))
         except StoreError as error:
             # The others are told all the same: one that cannot be must not stand before them.
@@ -229,3 +238,93 @@ class WatchedLedger:
             raise
         self.problem = ""
         return result
+
+
+# The money of plans, reserved in a ledger outside the store.
+
+MAX_GIVEN_BACK = 10_000
+MAX_NAMES = 5
+
+
+class ReservedPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a plan: reserved, refused by a scope, or asked for wrongly."""
+
+    reserved: list[Planned]
+    refused: list[tuple[Planned, Refused]]
+    wrong: list[tuple[Planned, str]]
+
+
+class ExternalReservations:
+    """Reserves the money of plans in a ledger outside the store.
+
+    It is only reserved: a crash before the work starts gives it back when its lease ends. The node
+    that starts the work says so to the ledger first. What was given back is over for the ledger, so
+    the next try at the same attempt has another name.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._given_back: dict[str, int] = {}
+
+    def name(self, planned: Planned, epoch: int) -> str:
+        """Return the name under which the money of an attempt is reserved."""
+        first = planned.reservation_id(epoch)
+        tries = self._given_back.get(first, 0)
+        return f"{first}:{tries}" if tries else first
+
+    async def reserve(self, planned: list[Planned], epoch: int, now: float) -> ReservedPlan:
+        """Reserve the money of a plan, each attempt by itself."""
+        answers = await asyncio.gather(*(self._reserve(one, epoch, now) for one in planned))
+        plan = ReservedPlan(reserved=[], refused=[], wrong=[])
+        for one, answer in zip(planned, answers, strict=True):
+            if isinstance(answer, Refused):
+                plan.refused.append((one, answer))
+            elif isinstance(answer, CallerError):
+                plan.wrong.append((one, str(answer)))
+            else:
+                plan.reserved.append(one)
+        return plan
+
+    async def give_back(self, planned: Iterable[Planned], epoch: int) -> None:
+        """Release the money of attempts that were not applied."""
+        for one in planned:
+            name = self.name(one, epoch)
+            self._use_up(one, epoch)
+            await self._ledger.settle(SettleRequest(reservation_id=name, call=Call.RELEASE))
+
+    async def _reserve(
+        self, planned: Planned, epoch: int, now: float
+    ) -> Reservation | Refused | CallerError:
+        for _ in range(MAX_NAMES):
+            name = self.name(planned, epoch)
+            try:
+                answer = await self._ledger.reserve(
+                    planned.reserve_request(name, now, dispatched=False)
+                )
+            except CallerError as error:
+                return error
+            if isinstance(answer, Refused) or answer.state in LIVE:
+                return answer
+            # It was given back by a step whose answer got lost.
+            self._use_up(planned, epoch)
+        return CallerError(f"reservation {self.name(planned, epoch)} is over; submit the task anew")
+
+    def _use_up(self, planned: Planned, epoch: int) -> None:
+        first = planned.reservation_id(epoch)
+        self._given_back[first] = self._given_back.get(first, 0) + 1
+        if len(self._given_back) > MAX_GIVEN_BACK:
+            del self._given_back[next(iter(self._given_back))]
+
+
+async def mark_dispatched(ledger: Ledger, name: str) -> bool:
+    """Tell a ledger outside the store that the work is about to start; False if it must not.
+
+    Either it cannot be asked, or the money is not reserved any more.
+    """
+    request = SettleRequest(reservation_id=name, call=Call.DISPATCHED)
+    try:
+        await ledger.settle(request)
+    except (StoreUnavailableError, IllegalSettlementError) as error:
+        log.warning("an attempt was not started", reservation=name, problem=str(error))
+        return False
+    return True

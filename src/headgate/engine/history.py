@@ -118,7 +118,7 @@ class History:
         self.day: deque[Step] = deque(maxlen=LONG_STEPS)
 
     def __call__(self, happening: Happening, record: TaskRecord) -> None:
-        """Count an event; add the history to the witnesses of a feed."""
+        """Count an event; subscribe the history to the events of a feed."""
         step, kind = self._current, happening.kind
         # Every end of an attempt books something, also of one that is tried again or cancelled.
         step.spent_micro_usd += happening.booked_micro_usd

@@ -77,7 +77,7 @@ class NodeLife:
         node = Node(id=self.node_id, places=self._places, address=self.address)
         await self._store.join(node, lease_seconds=self._lease_seconds)
         self._store.watch(self.node_id, self._has_orders.set)
-        self._store.watch(DISPATCHER, self._dispatcher.hear)
+        self._store.watch(DISPATCHER, self._dispatcher.refresh)
         if self._places:
             await self._elect()
 
@@ -105,7 +105,7 @@ class NodeLife:
         # A store that cannot be asked now is told with the next sign of life.
         with suppress(StoreError):
             await self._store.beat(self.node_id, places=places, lease_seconds=lease_seconds)
-        self._dispatcher.hear()
+        self._dispatcher.refresh()
 
     async def run_once(self) -> None:
         """Show one sign of life, and do what this node is told."""
@@ -125,14 +125,14 @@ class NodeLife:
         """Take no more tasks and dispatch no more; what runs is drained by the runner."""
         self._places = 0
         self._has_ended = True
-        self._dispatcher.follow()
+        self._dispatcher.step_down()
         if self.node_id:
             await self._store.beat(self.node_id, places=0, lease_seconds=self._lease_seconds)
             await self._store.resign(self.node_id)
 
     async def leave(self) -> None:
         """Go, with nothing left behind, so that nobody has to wait for a lease to end."""
-        self._dispatcher.follow()
+        self._dispatcher.step_down()
         self._store.unwatch()
         if self.node_id:
             await self._store.resign(self.node_id)
@@ -153,7 +153,7 @@ class NodeLife:
 
     async def _come_back(self) -> None:
         log.warning("the lease of this node has ended; it drops its tasks", node_id=self.node_id)
-        self._dispatcher.follow()
+        self._dispatcher.step_down()
         self._runner.abandon()
         await self.begin()
 
@@ -162,9 +162,9 @@ class NodeLife:
         self.leader_id, self.leader_address = election.node_id, election.address
         # One that stops may have asked before it did.
         if election.node_id == self.node_id and not self._has_ended:
-            self._dispatcher.lead(self.node_id, election.epoch)
+            self._dispatcher.become_leader(self.node_id, election.epoch)
         else:
-            self._dispatcher.follow()
+            self._dispatcher.step_down()
 
     async def _collect(self) -> None:
         collected = await self._store.collect(self.node_id)

@@ -41,7 +41,7 @@ from headgate.core.lifecycle import (
 )
 from headgate.core.retries import Backoff
 from headgate.core.task import TaskRecord, is_worker, slot_of
-from headgate.engine.dispatcher import mark_dispatched
+from headgate.engine.external_ledger import mark_dispatched
 from headgate.errors import StoreUnavailableError
 from headgate.executors.executor import Executor, work_order_of
 from headgate.storage.store import Settled, Settlement, TaskStore

@@ -19,7 +19,7 @@ from headgate.core.budgets.ledger import Ledger
 from headgate.core.gates import GateClosure
 from headgate.core.lifecycle import NOTHING_USED, Cancelled, Failed, Finish, Limited, Lost, Outcome
 from headgate.core.task import WORKER_PREFIX, Lease, TaskRecord, TaskStatus
-from headgate.engine.dispatcher import mark_dispatched
+from headgate.engine.external_ledger import mark_dispatched
 from headgate.engine.task_runner import Settlements
 from headgate.errors import StaleWorkerError, StoreUnavailableError
 from headgate.executors.executor import WorkOrder, work_order_of
@@ -82,8 +82,8 @@ class PullWorkers:
         lease_seconds: float,
         node_id: Callable[[], str],
         changed: Changed,
-        hear: Callable[[], None],
-        doubt: Callable[[str], None],
+        refresh: Callable[[], None],
+        recheck: Callable[[str], None],
         ledger: Ledger | None = None,
     ) -> None:
         self.lease_seconds = lease_seconds
@@ -91,8 +91,8 @@ class PullWorkers:
         self._settlements = settlements
         self._node_id = node_id
         self._changed = changed
-        self._hear = hear
-        self._doubt = doubt
+        self._refresh = refresh
+        self._recheck = recheck
         self._ledger = ledger
         self._waiters: dict[str, _Waiter] = {}
         self._is_closed = False
@@ -159,7 +159,7 @@ class PullWorkers:
         try:
             answer = await self._store.settle(settlement)
         except (StoreUnavailableError, asyncio.CancelledError):
-            self._doubt(report.task_id)
+            self._recheck(report.task_id)
             raise
         if not isinstance(answer, Settled):
             return stale
@@ -211,7 +211,7 @@ class PullWorkers:
         if not orders.is_alive:
             raise StaleWorkerError(visit.worker_id)
         if orders.has_news:
-            self._hear()
+            self._refresh()
         if self._ledger is None or not orders.tasks:
             return orders
         paid = [record for record in orders.tasks if await self._may_spend(record, self._ledger)]

@@ -506,9 +506,8 @@ class LocalBackend:
             )
             for one in scopes
         ]
-        engine.feed.witnesses.append(self._hear)
         # Events end when dispatching does; what runs then may end later, and is told of, too.
-        engine.told = self._look_at
+        engine.feed.subscribe(events=self._hear, records=self._look_at)
         engine.before_start(self._prepare)
         engine.also_run("run", self._look_again_when_needed)
 

@@ -17,7 +17,6 @@ from headgate.core.gates import GateClosure
 from headgate.core.idempotency import SubmitKey
 from headgate.core.slots.slot import SlotStanding
 from headgate.core.task import Submission, Task, TaskRecord, TaskStatus, Terms
-from headgate.engine.dispatcher import expect
 from headgate.engine.engine import Engine, Submitted
 from headgate.errors import LedgerUnavailableError, StoreUnavailableError
 from headgate.storage.store import Assignment, NewTask, Queued, TurnedAway
@@ -98,14 +97,14 @@ def test_a_task_whose_submit_failed_leaves_nothing_behind() -> None:
 )
 def test_a_task_that_has_to_wait_for_something_is_not_expected(task: Task, terms: Terms) -> None:
     dispatch_state = DispatchState(dispatch_settings())
-    assert not expect(dispatch_state, _new(task, terms), 1.0)
+    assert not dispatch_state.observe_early(task, terms, 1.0)
     assert not dispatch_state.waiting
 
 
 def test_a_task_is_not_expected_while_others_wait() -> None:
     dispatch_state = DispatchState(dispatch_settings())
     dispatch_state.observe(TaskRecord(task=Task(id="tsk_old", project_id="x")), 1.0)
-    assert not expect(dispatch_state, _new(TASK, Terms()), 1.0)
+    assert not dispatch_state.observe_early(TASK, Terms(), 1.0)
     assert list(dispatch_state.waiting) == ["tsk_old"]
 
 
@@ -222,7 +221,7 @@ def test_a_dispatcher_that_is_deposed_meanwhile_leaves_the_task_to_the_next_one(
         asking = _submit(service.engine)
         for _ in range(seed):
             await asyncio.sleep(0)
-        service.engine.dispatcher.follow()
+        service.engine.dispatcher.step_down()
         await asking
         record = await service.ended(TASK.id, within_seconds=60)
         assert (record.progress.attempt, service.ordered()) == (1, [TASK.id])

@@ -36,6 +36,6 @@ async def test_a_submit_whose_client_left_while_it_was_written_is_found(
         doubts.add("t1")
         doubts.add("t2")
         loop.call_later(WRITING_SECONDS, may_go_on.set)
-        found = {task_id: record is not None async for task_id, record in doubts.look()}
+        found = {task_id: record is not None async for task_id, record in doubts.read()}
         assert found == {"t1": True, "t2": False}
         assert len(doubts) == 0
