@@ -192,8 +192,8 @@ INHERITED_OR_INTERNAL = {
     },
     "RateLimitWindow": {"clock"},
     "SharedResource": {"claim"},
-    "Grant": {"fund", "settle"},
-    "Budget": {"hold_for", "estimate_of", "scopes_of", "tell"},
+    "Grant": {"attach", "settle"},
+    "Budget": {"hold_for", "estimate_of", "scopes_of", "notify"},
 }
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from headgate.core.task import Task, TaskStatus
     from headgate.errors import BudgetExceededError
+    from headgate.inprocess import sdk as sdk
     from headgate.inprocess.budget import Budget, Estimate
     from headgate.inprocess.calls import configure, current_scheduler, governed, wrap
     from headgate.inprocess.permits import Grant, SharedResource, current_grant
@@ -72,7 +73,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 # Loaded when first asked for, so that a command starts fast and a program loads what it uses. The
-# three that need a package of an extra are not in `__all__`: a star import must work without.
+# four that need a package of an extra are not in `__all__`: a star import must work without.
 _MODULES = {
     "Agent": "headgate.core.snapshot",
     "AgentState": "headgate.core.snapshot",
@@ -111,6 +112,8 @@ _MODULES = {
     "wrap": "headgate.inprocess.calls",
 }
 
+_PACKAGES = {"sdk": "headgate.inprocess.sdk"}
+
 _EXTRAS = {
     "PostgresBudgetTracker": "postgres",
     "RedisBudgetTracker": "redis",
@@ -119,6 +122,8 @@ _EXTRAS = {
 
 
 def __getattr__(name: str) -> object:
+    if name in _PACKAGES:
+        return import_module(_PACKAGES[name])
     module = _MODULES.get(name)
     if module is None:
         message = f"module {__name__!r} has no attribute {name!r}"
@@ -135,4 +140,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    return sorted({*globals(), *_MODULES, *_PACKAGES})

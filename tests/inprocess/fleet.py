@@ -1,4 +1,4 @@
-"""A fleet without asyncio tasks: who asks and who releases, step by step, on the real places."""
+"""A fleet without asyncio tasks: who asks and who releases, step by step, on the real permits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Fleet:
-    """Places that are asked for and released; `grants` has all that were made, in order."""
+    """Permits that are asked for and released; `grants` has all that were made, in order."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class Fleet:
         max_wait_ticks: int | None = None,
     ) -> None:
         order = LaneOrder(alpha=alpha, auto_tune=False, max_wait_ticks=max_wait_ticks)
-        self.places = Permits(
+        self.permits = Permits(
             SharedResource("llm", capacity),
             order,
             Trace(0),
@@ -39,15 +39,15 @@ class Fleet:
 
     def ask(self, agent_id: str, weight: float = 1.0) -> None:
         waiter = Waiter()
-        grant = self.places.ask(waiter, agent_id, Task(weight=weight), None)
+        grant = self.permits.ask(waiter, agent_id, Task(weight=weight), None)
         if grant is None:
             self._waiting.setdefault(agent_id, []).append(waiter)
         else:
             self._granted(grant)
 
     def release(self) -> Grant | None:
-        """Release the place that is held longest; return what was granted instead."""
-        self.places.free(self.held.pop(0))
+        """Release the permit that is held longest; return what was granted instead."""
+        self.permits.free(self.held.pop(0))
         for waiters in self._waiting.values():
             if waiters and waiters[0].future.done():
                 grant = waiters.pop(0).future.result()

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def run(scenario: Callable[[LedgerTracker, SimulatedLoop], Awaitable[T]]) -> T:
-    """Run a scenario in virtual time, on fresh books."""
+    """Run a scenario in virtual time, on a fresh ledger."""
 
     async def main(loop: SimulatedLoop) -> T:
         async with LocalBudgetTracker(clock=loop.clock) as tracker:
@@ -61,8 +61,8 @@ def test_a_call_is_charged_to_its_agent_its_team_its_session_and_its_task() -> N
         async with scheduler.acquire("a", task=task, estimate=Estimate(usd=2)) as grant:
             grant.charge("1.25", tokens=10)
         scopes = ("agent:a", "team:search", "session:eval", "workflow:w1", "")
-        (figures,) = scheduler.figures()
-        assert (figures.charged_micro_usd, figures.charged_tokens) == (1_250_000, 10)
+        (stats,) = scheduler.stats()
+        assert (stats.charged_micro_usd, stats.charged_tokens) == (1_250_000, 10)
         return [await tracker.get_spent(scope) for scope in scopes]
 
     assert run(scenario) == [1.25] * 5
@@ -91,7 +91,7 @@ def test_in_mode_wait_a_call_waits_for_what_others_give_back() -> None:
     assert run(scenario) == (["ran", "ran"], 0.2)
 
 
-def test_in_mode_wait_a_call_waits_for_the_window_without_a_place() -> None:
+def test_in_mode_wait_a_call_waits_for_the_window_without_a_permit() -> None:
     async def scenario(tracker: LedgerTracker, loop: SimulatedLoop) -> float:
         await tracker.set_budget("agent:a", "1.00", window="day")
         budget = Budget(tracker, mode="wait", clock=loop.clock)
@@ -200,7 +200,7 @@ def test_in_mode_alert_everything_runs_is_booked_and_told_of_once() -> None:
     assert run(scenario) == 2.0
 
 
-def test_a_limit_that_the_books_have_refuses_in_mode_alert_too() -> None:
+def test_a_limit_that_the_ledger_has_refuses_in_mode_alert_too() -> None:
     async def scenario(tracker: LedgerTracker, _loop: SimulatedLoop) -> str:
         await tracker.set_budget("agent:a", 1)
         budget = Budget(tracker, mode="alert", on_alert=lambda _: None)
@@ -209,7 +209,7 @@ def test_a_limit_that_the_books_have_refuses_in_mode_alert_too() -> None:
     assert run(scenario) == "agent:a"
 
 
-def test_a_call_that_nobody_can_price_is_refused_and_keeps_no_place() -> None:
+def test_a_call_that_nobody_can_price_is_refused_and_keeps_no_permit() -> None:
     async def scenario(tracker: LedgerTracker, _loop: SimulatedLoop) -> None:
         scheduler = scheduler_of(Budget(tracker))
         with pytest.raises(InvalidFieldError, match="estimate"):
@@ -222,7 +222,7 @@ def test_a_call_that_nobody_can_price_is_refused_and_keeps_no_place() -> None:
     run(scenario)
 
 
-def test_an_agent_whose_name_is_no_scope_is_refused_and_keeps_no_place() -> None:
+def test_an_agent_whose_name_is_no_scope_is_refused_and_keeps_no_permit() -> None:
     async def scenario(tracker: LedgerTracker, _loop: SimulatedLoop) -> None:
         scheduler = scheduler_of(Budget(tracker))
         with pytest.raises(InvalidScopeError, match="agent_id"):
@@ -232,7 +232,7 @@ def test_an_agent_whose_name_is_no_scope_is_refused_and_keeps_no_place() -> None
     run(scenario)
 
 
-def test_books_that_do_not_answer_grant_nothing() -> None:
+def test_a_ledger_that_does_not_answer_grants_nothing() -> None:
     async def scenario(tracker: LedgerTracker, _loop: SimulatedLoop) -> None:
         scheduler = scheduler_of(Budget(tracker))
         await tracker.ledger.close()
@@ -252,8 +252,8 @@ def test_a_body_that_raises_is_booked_in_full_unless_it_cannot_have_been_charged
                     raise error
         async with scheduler.acquire("a", estimate=Estimate(usd=1)) as grant:
             grant.not_charged()
-        (figures,) = scheduler.figures()
-        assert figures.charged_micro_usd == 1_000_000
+        (stats,) = scheduler.stats()
+        assert stats.charged_micro_usd == 1_000_000
         return await tracker.get_spent("agent:a")
 
     assert run(scenario) == 1.0
@@ -261,7 +261,7 @@ def test_a_body_that_raises_is_booked_in_full_unless_it_cannot_have_been_charged
 
 @pytest.mark.parametrize("steps", range(12))
 @pytest.mark.parametrize("task", [None, Task(weight=2)])
-def test_a_cancel_at_any_step_of_asking_for_money_leaves_neither_place_nor_money(
+def test_a_cancel_at_any_step_of_asking_for_money_leaves_neither_permit_nor_money(
     steps: int, task: Task | None
 ) -> None:
     async def scenario(tracker: LedgerTracker, _loop: SimulatedLoop) -> None:
@@ -277,7 +277,7 @@ def test_a_cancel_at_any_step_of_asking_for_money_leaves_neither_place_nor_money
             await asyncio.sleep(0)
         asking.cancel()
         await asyncio.wait({asking})
-        # The place is free at once; the money goes back without anybody waiting for it.
+        # The permit is free at once; the money goes back without anybody waiting for it.
         await asyncio.sleep(1)
         status = await tracker.status("agent:a")
         assert status.reserved_micro_usd == 0
@@ -286,7 +286,7 @@ def test_a_cancel_at_any_step_of_asking_for_money_leaves_neither_place_nor_money
     run(scenario)
 
 
-def test_books_at_a_url_are_opened_by_the_first_call_and_closed_with_the_scheduler() -> None:
+def test_a_ledger_at_a_url_is_opened_by_the_first_call_and_closed_with_the_scheduler() -> None:
     async def scenario(_tracker: LedgerTracker, _loop: SimulatedLoop) -> None:
         budget = Budget("memory:", limits={"session:s": 1}, session="s")
         scheduler = scheduler_of(budget)

@@ -1,4 +1,4 @@
-"""What may go wrong around a call of `wrap`, and that its place, money and answer survive it."""
+"""What may go wrong around a call of `wrap`, and that its permit, money and answer survive it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def ask(prompt: str, model: str = "opus") -> tuple[str, str | None]:
 
 
 @pytest.mark.parametrize("args", [("why?",), ("why?", "opus")])
-def test_a_cheaper_model_takes_the_place_of_one_by_position_or_by_default(
+def test_a_cheaper_model_is_used_instead_of_one_by_position_or_by_default(
     args: tuple[str, ...],
 ) -> None:
     async def scenario(scheduler: LoadScheduler) -> object:
@@ -71,7 +71,7 @@ def test_a_function_without_a_model_does_not_run_on_the_money_of_a_cheaper_one(l
         with pytest.raises(InvalidFieldError, match="model: is no argument"):
             await headgate.wrap(nothing, agent_id="a", estimate=DEAR_OR_CHEAP)
         assert scheduler.resource.in_use == 0
-        return scheduler.figures()[0].charged_micro_usd
+        return scheduler.stats()[0].charged_micro_usd
 
     assert run(scenario, budget=Budget(mode="downgrade", limits={"agent:a": limit})) == 0
 
@@ -125,9 +125,9 @@ def test_what_a_call_left_behind_is_outside_of_it() -> None:
     async def scenario(scheduler: LoadScheduler) -> None:
         await headgate.wrap(call, agent_id="a")
         await left[0]
-        with pytest.raises(IllegalSettlementError, match="before the place is released"):
+        with pytest.raises(IllegalSettlementError, match="before the permit is released"):
             kept[0].charge(5)
-        assert scheduler.figures()[0].charged_micro_usd == 0
+        assert scheduler.stats()[0].charged_micro_usd == 0
 
     run(scenario, capacity=1)
 
@@ -154,7 +154,7 @@ def test_a_stream_left_open_in_a_loop_that_has_ended_does_not_stop_the_next() ->
     assert asyncio.run(call()) == 2
 
 
-def test_a_place_left_open_in_a_loop_that_has_ended_does_not_stop_the_next() -> None:
+def test_a_permit_left_open_in_a_loop_that_has_ended_does_not_stop_the_next() -> None:
     async def leave_open() -> None:
         headgate.configure(capacity=1)
         await headgate.current_scheduler().acquire("a")
@@ -237,8 +237,8 @@ def test_a_weight_that_was_given_is_not_corrected() -> None:
     assert run(scenario) == [2.0, 2.0, 2.0]
 
 
-class BrokenBooks(LocalBudgetTracker):
-    """Books that hold money, and then cannot be asked to book it."""
+class BrokenLedger(LocalBudgetTracker):
+    """A ledger that holds money, and then cannot book it."""
 
     async def commit(
         self,
@@ -265,7 +265,7 @@ def broken_usage(result: object) -> Usage:
 @pytest.mark.parametrize(
     ("budget", "usage_of"),
     [
-        (Budget(BrokenBooks(), default=Estimate(usd=1)), None),
+        (Budget(BrokenLedger(), default=Estimate(usd=1)), None),
         (
             Budget(
                 mode="alert",
@@ -297,8 +297,8 @@ def test_an_answer_is_not_lost_when_its_cost_cannot_be_booked_or_told(
 def test_tokens_are_booked_also_where_dollars_are_not_known() -> None:
     async def scenario(scheduler: LoadScheduler) -> tuple[int, int]:
         await headgate.wrap(nothing, agent_id="a", usage_of=lambda _: Usage(tokens=10))
-        figures = scheduler.figures()[0]
-        return figures.charged_micro_usd, figures.charged_tokens
+        stats = scheduler.stats()[0]
+        return stats.charged_micro_usd, stats.charged_tokens
 
     budget = Budget(default=Estimate(usd=1, tokens=1_000))
     assert run(scenario, budget=budget) == (1_000_000, 10)

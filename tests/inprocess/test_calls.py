@@ -28,7 +28,7 @@ async def counted() -> AsyncIterator[int]:
         yield number
 
 
-def test_an_async_function_runs_when_it_has_a_place() -> None:
+def test_an_async_function_runs_when_it_has_a_permit() -> None:
     async def scenario(scheduler: LoadScheduler) -> tuple[list[str], int]:
         calls = (headgate.wrap(answer, text, agent_id="a") for text in "abcd")
         return await asyncio.gather(*calls), scheduler.tick
@@ -48,7 +48,7 @@ def test_a_plain_function_runs_in_a_thread() -> None:
     assert in_use == 0
 
 
-def test_a_cancelled_call_keeps_its_place_until_its_thread_has_ended() -> None:
+def test_a_cancelled_call_keeps_its_permit_until_its_thread_has_ended() -> None:
     async def main() -> None:
         scheduler = headgate.configure(capacity=1)
         started, end = asyncio.Event(), threading.Event()
@@ -75,7 +75,7 @@ async def answer_at_once() -> int:
     return 1
 
 
-def test_a_plain_generator_is_pulled_in_a_thread_and_holds_its_place() -> None:
+def test_a_plain_generator_is_pulled_in_a_thread_and_holds_its_permit() -> None:
     def numbers() -> Iterator[int]:
         yield from range(3)
 
@@ -90,7 +90,7 @@ def test_a_plain_generator_is_pulled_in_a_thread_and_holds_its_place() -> None:
     asyncio.run(main())
 
 
-def test_a_stream_holds_its_place_until_it_is_exhausted() -> None:
+def test_a_stream_holds_its_permit_until_it_is_exhausted() -> None:
     async def scenario(scheduler: LoadScheduler) -> None:
         stream = await headgate.wrap(counted, agent_id="a")
         assert scheduler.resource.in_use == 1
@@ -100,7 +100,7 @@ def test_a_stream_holds_its_place_until_it_is_exhausted() -> None:
     run(scenario, capacity=1)
 
 
-def test_a_stream_that_is_closed_early_frees_its_place_once() -> None:
+def test_a_stream_that_is_closed_early_frees_its_permit_once() -> None:
     async def scenario(scheduler: LoadScheduler) -> None:
         async with await headgate.wrap(counted, agent_id="a") as stream:
             assert await anext(stream) == 0
@@ -110,7 +110,7 @@ def test_a_stream_that_is_closed_early_frees_its_place_once() -> None:
     run(scenario, capacity=1)
 
 
-def test_a_stream_that_nobody_reads_frees_its_place_when_it_is_forgotten() -> None:
+def test_a_stream_that_nobody_reads_frees_its_permit_when_it_is_forgotten() -> None:
     async def scenario(scheduler: LoadScheduler) -> None:
         stream = await headgate.wrap(counted, agent_id="a")
         assert scheduler.resource.in_use == 1
@@ -122,7 +122,7 @@ def test_a_stream_that_nobody_reads_frees_its_place_when_it_is_forgotten() -> No
     run(scenario, capacity=1)
 
 
-def test_a_stream_that_fails_frees_its_place() -> None:
+def test_a_stream_that_fails_frees_its_permit() -> None:
     async def broken() -> AsyncIterator[int]:
         yield 1
         raise LookupError
@@ -170,7 +170,7 @@ def test_a_stream_of_an_sdk_keeps_what_it_has_and_is_closed_with_it() -> None:
     run(scenario)
 
 
-def test_a_governed_function_waits_for_a_place_at_each_call() -> None:
+def test_a_governed_function_waits_for_a_permit_at_each_call() -> None:
     @headgate.governed(agent_id="a", weight=2.0)
     async def ask(text: str) -> str:
         grant = headgate.current_grant()
@@ -246,7 +246,7 @@ def test_measured_costs_correct_the_weights_of_a_type() -> None:
                 await headgate.wrap(
                     answer, "x", agent_id="a", task_type=kind, usage_of=cost(micro_usd)
                 )
-        assert scheduler.figures()[0].charged_micro_usd == 8_000
+        assert scheduler.stats()[0].charged_micro_usd == 8_000
         return [
             str(await headgate.wrap(complete, agent_id="a", task_type=kind, model="", messages=[]))
             for kind in ("cheap", "dear")
@@ -269,7 +269,7 @@ def test_a_function_gets_the_cheaper_model_where_the_budget_is_too_small() -> No
     assert run(scenario, budget=budget) == "haiku 1"
 
 
-def test_a_call_that_gets_no_place_in_time_is_not_made() -> None:
+def test_a_call_that_gets_no_permit_in_time_is_not_made() -> None:
     async def scenario(scheduler: LoadScheduler) -> None:
         async with scheduler.acquire("a"):
             with pytest.raises(PermitTimeoutError):

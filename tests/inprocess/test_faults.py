@@ -29,7 +29,7 @@ def run(scenario: Callable[[], Awaitable[T]], *, seed: int | None = 0) -> T:
     return simulate(main, seed=seed).result
 
 
-def one_place(**options: object) -> LoadScheduler:
+def one_permit(**options: object) -> LoadScheduler:
     return LoadScheduler(None, SharedResource("llm"), **options)  # type: ignore[arg-type]
 
 
@@ -39,9 +39,9 @@ async def hold(scheduler: LoadScheduler, agent: str, seconds: float = 1.0) -> st
     return agent
 
 
-def test_a_holder_that_raises_frees_its_place_for_the_next() -> None:
+def test_a_holder_that_raises_frees_its_permit_for_the_next() -> None:
     async def scenario() -> str:
-        scheduler = one_place()
+        scheduler = one_permit()
 
         async def fails() -> None:
             async with scheduler.acquire("a"):
@@ -61,7 +61,7 @@ def test_a_holder_that_raises_frees_its_place_for_the_next() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_timeout_at_the_moment_of_the_grant_gives_one_holder_or_none(seed: int) -> None:
     async def scenario() -> None:
-        scheduler = one_place()
+        scheduler = one_permit()
         holders = 0
 
         async def ask(number: int) -> str:
@@ -128,7 +128,7 @@ def test_five_parallel_calls_do_not_pass_a_budget_of_three() -> None:
 def test_a_refused_task_leaves_the_queue_to_the_affordable_ones_behind_it() -> None:
     async def scenario() -> list[str]:
         budget = Budget(limits={"agent:a": 2})
-        scheduler = one_place(budget=budget)
+        scheduler = one_permit(budget=budget)
         outcomes: list[str] = []
 
         async def call(usd: int) -> None:
@@ -150,7 +150,7 @@ def test_a_refused_task_leaves_the_queue_to_the_affordable_ones_behind_it() -> N
 
 def test_acquiring_without_a_queued_task_queues_one_of_weight_one() -> None:
     async def scenario() -> float:
-        scheduler = one_place()
+        scheduler = one_permit()
         async with scheduler.acquire("b"):
             waiting = asyncio.create_task(hold(scheduler, "a"))
             await asyncio.sleep(1)
@@ -161,9 +161,9 @@ def test_acquiring_without_a_queued_task_queues_one_of_weight_one() -> None:
     assert run(scenario) == 1.0
 
 
-def test_shutdown_refuses_whoever_waits_and_leaks_no_place() -> None:
+def test_shutdown_refuses_whoever_waits_and_leaks_no_permit() -> None:
     async def scenario() -> None:
-        scheduler = one_place()
+        scheduler = one_permit()
         holder = asyncio.create_task(hold(scheduler, "a", 5))
         await asyncio.sleep(0.5)
         waiting = asyncio.create_task(hold(scheduler, "b"))
@@ -184,7 +184,7 @@ def test_shutdown_refuses_whoever_waits_and_leaks_no_place() -> None:
 
 def test_a_cancel_before_the_first_step_leaves_nothing_behind() -> None:
     async def scenario() -> None:
-        scheduler = one_place()
+        scheduler = one_permit()
         async with scheduler.acquire("a"):
             waiting = asyncio.create_task(hold(scheduler, "b"))
             waiting.cancel()
@@ -196,7 +196,7 @@ def test_a_cancel_before_the_first_step_leaves_nothing_behind() -> None:
 
 def test_a_cancel_while_waiting_leaves_nothing_behind() -> None:
     async def scenario() -> None:
-        scheduler = one_place()
+        scheduler = one_permit()
         async with scheduler.acquire("a"):
             waiting = asyncio.create_task(hold(scheduler, "b"))
             await asyncio.sleep(1)
@@ -209,9 +209,9 @@ def test_a_cancel_while_waiting_leaves_nothing_behind() -> None:
     run(scenario)
 
 
-def test_a_cancel_after_the_grant_passes_the_place_on_without_a_tick() -> None:
+def test_a_cancel_after_the_grant_passes_the_permit_on_without_a_tick() -> None:
     async def scenario() -> str:
-        scheduler = one_place()
+        scheduler = one_permit()
         grant = await scheduler.acquire("a")
         cancelled = asyncio.create_task(hold(scheduler, "b"))
         await asyncio.sleep(1)
@@ -233,7 +233,7 @@ def test_a_submitted_task_whose_taker_was_cancelled_after_the_grant_is_queued_wh
     None
 ):
     async def scenario() -> list[float]:
-        scheduler = one_place()
+        scheduler = one_permit()
         for weight in (2.0, 3.0):
             await scheduler.submit_task("b", Task(weight=weight))
         grant = await scheduler.acquire("a")
@@ -265,7 +265,7 @@ def test_a_task_in_service_neither_ages_nor_counts_as_queued() -> None:
     run(scenario)
 
 
-def test_a_place_that_is_released_twice_is_freed_once() -> None:
+def test_a_permit_that_is_released_twice_is_freed_once() -> None:
     async def scenario() -> None:
         scheduler = LoadScheduler(None, SharedResource("llm", 2))
         other = await scheduler.acquire("b")
@@ -281,7 +281,7 @@ def test_a_place_that_is_released_twice_is_freed_once() -> None:
 
 def test_no_more_than_max_waiters_are_queued() -> None:
     async def scenario() -> None:
-        scheduler = one_place(max_waiters=2)
+        scheduler = one_permit(max_waiters=2)
         async with scheduler.acquire("a"):
             waiting = [asyncio.create_task(hold(scheduler, "b")) for _ in range(2)]
             await asyncio.sleep(1)
@@ -294,9 +294,9 @@ def test_no_more_than_max_waiters_are_queued() -> None:
     run(scenario)
 
 
-def test_timeout_zero_takes_a_free_place_and_waits_for_none() -> None:
+def test_timeout_zero_takes_a_free_permit_and_waits_for_none() -> None:
     async def scenario() -> None:
-        scheduler = one_place()
+        scheduler = one_permit()
         async with scheduler.acquire("a", timeout=0):
             with pytest.raises(PermitTimeoutError):
                 await scheduler.acquire("b", timeout=0)
@@ -333,7 +333,7 @@ def test_a_resource_belongs_to_one_scheduler() -> None:
 
 
 def test_a_scheduler_moves_from_a_loop_that_is_closed_to_the_next() -> None:
-    scheduler = one_place()
+    scheduler = one_permit()
 
     async def scenario() -> None:
         await hold(scheduler, "a")
@@ -349,7 +349,7 @@ def test_a_scheduler_moves_from_a_loop_that_is_closed_to_the_next() -> None:
 
 def test_a_request_is_used_once_because_what_it_left_in_the_queue_would_come_alive_again() -> None:
     async def scenario() -> None:
-        scheduler = one_place()
+        scheduler = one_permit()
         async with scheduler.acquire("a"):
             request = scheduler.acquire("b", timeout=1)
             with pytest.raises(PermitTimeoutError):

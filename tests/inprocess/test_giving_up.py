@@ -29,12 +29,12 @@ def test_a_task_that_is_handed_back_goes_to_who_asked_after_it_and_nothing_is_co
         scheduler = LoadScheduler(None, SharedResource("llm"))
         for weight in (5.0, 7.0, 0.25):
             await scheduler.submit_task("b", Task(weight=weight))
-            place = await scheduler.acquire("x")
+            permit = await scheduler.acquire("x")
             first = asyncio.create_task(hold(scheduler, "b"))
             await settled()
             second = asyncio.create_task(hold(scheduler, "b"))
             await settled()
-            await scheduler.release(place)
+            await scheduler.release(permit)
             first.cancel()
             assert (await second).weight == weight
             assert scheduler.queued == 0
@@ -75,17 +75,17 @@ def test_nobody_has_the_age_of_one_who_gave_up() -> None:
     assert simulate(main).result[-2:] == [("early", 3), ("late", 3)]
 
 
-def test_waits_of_grants_that_were_handed_back_are_not_in_the_figures() -> None:
+def test_waits_of_grants_that_were_handed_back_are_not_in_the_stats() -> None:
     async def main(loop: SimulatedLoop) -> None:
         scheduler = LoadScheduler(None, SharedResource("llm"))
-        place = await scheduler.acquire("x")
+        permit = await scheduler.acquire("x")
         waiting = asyncio.create_task(hold(scheduler, "b"))
         await asyncio.sleep(1)
-        await scheduler.release(place)
+        await scheduler.release(permit)
         waiting.cancel()
         await asyncio.wait({waiting})
-        figures = {one.agent_id: one for one in scheduler.figures()}["b"]
-        assert (figures.grants, figures.mean_wait_ticks, figures.mean_wait_seconds) == (0, 0, 0)
+        stats = {one.agent_id: one for one in scheduler.stats()}["b"]
+        assert (stats.grants, stats.mean_wait_ticks, stats.mean_wait_seconds) == (0, 0, 0)
 
     simulate(main)
 
@@ -116,7 +116,7 @@ def test_another_thread_is_told_that_it_is_one() -> None:
     asyncio.run(main())
 
 
-def test_what_a_closed_loop_left_behind_holds_no_place() -> None:
+def test_what_a_closed_loop_left_behind_holds_no_permit() -> None:
     scheduler = LoadScheduler(None, SharedResource("llm"))
 
     async def leave() -> Grant:
@@ -133,7 +133,7 @@ def test_what_a_closed_loop_left_behind_holds_no_place() -> None:
     assert scheduler.resource.in_use == scheduler.queued == 0
 
 
-def test_how_many_places_there_are_does_not_change() -> None:
+def test_how_many_permits_there_are_does_not_change() -> None:
     resource = SharedResource("llm")
     with pytest.raises(AttributeError):
         resource.capacity = 2  # type: ignore[misc]
@@ -143,9 +143,9 @@ def test_a_timeout_names_the_whole_wait_and_what_was_full() -> None:
     async def main(loop: SimulatedLoop) -> None:
         first = LoadScheduler(None, SharedResource("first"))
         second = LoadScheduler([Agent(id="x")], SharedResource("second", 3))
-        place = await first.acquire("x")
+        permit = await first.acquire("x")
         await second.acquire("x")
-        loop.call_later(1, lambda: first.hand_back(place))
+        loop.call_later(1, lambda: first.hand_back(permit))
         with pytest.raises(PermitTimeoutError, match=r"within 2 seconds.*all 1 .*its capacity"):
             async with acquire_all([first, second], "x", timeout=2):
                 raise AssertionError

@@ -19,7 +19,7 @@ CAPACITIES = {"a": None, "b": None, "c": None, "d": 1}
 
 
 class Queued(NamedTuple):
-    """A task: its place in the order, its tick and its weight."""
+    """A task: its position in the order, its tick and its weight."""
 
     number: int
     tick: int
@@ -96,9 +96,9 @@ class Plain:
     def pass_on(self, agent: str) -> None:
         unclaimed = self.submitted[agent][self.takers(agent) :]
         waiters = self.waiters[agent]
-        for place, one in enumerate(waiters):
+        for position, one in enumerate(waiters):
             if unclaimed and one.own and one.own.is_makeshift and one.number > unclaimed[0].number:
-                waiters[place] = Asking(one.number, None)
+                waiters[position] = Asking(one.number, None)
                 return
 
     def takers(self, agent: str) -> int:
@@ -212,7 +212,7 @@ async def step(kind: str, agent: str, weight: float, plain: Plain, real: Real) -
         plain.withdraw(number)
         real.tasks[number].cancel()
     elif kind == "swap" and real.held[agent]:
-        # Nothing is awaited without money to settle: the cancel meets who has just got the place.
+        # Nothing is awaited without money to settle: the cancel meets who has just got the permit.
         count = len(plain.granted)
         plain.release(agent)
         await real.scheduler.release(real.end(agent))

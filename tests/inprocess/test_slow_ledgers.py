@@ -1,4 +1,4 @@
-"""Ledgers that are slow, hang or fail: places go on, money is booked, nobody waits without end."""
+"""Ledgers that are slow, hang or fail: permits go on, money is booked, nobody waits without end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ONE = Estimate(usd=1)
 
 
 class SlowTracker(LocalBudgetTracker):
-    """Books whose answers take their time, or never come."""
+    """A ledger whose responses take their time, or never come."""
 
     reserve_seconds = 0.0
     refusal_seconds = 0.0
@@ -77,7 +77,7 @@ async def use(scheduler: LoadScheduler, agent: str, seconds: float, usd: float =
         (None, LedgerUnavailableError, 10),
     ],
 )
-def test_a_ledger_that_hangs_is_waited_for_in_bounds_and_its_place_goes_on(
+def test_a_ledger_that_hangs_is_waited_for_in_bounds_and_its_permit_goes_on(
     timeout: float | None, error: type[Exception], after: float
 ) -> None:
     async def scenario(tracker: SlowTracker, loop: SimulatedLoop) -> None:
@@ -109,7 +109,7 @@ def test_who_is_cancelled_while_the_ledger_hangs_is_free_at_once_and_keeps_no_mo
 
 
 @pytest.mark.parametrize("patience", [None, 1.0])
-def test_shutdown_waits_for_what_is_being_booked_and_closes_the_books_after_it(
+def test_shutdown_waits_for_what_is_being_booked_and_closes_the_ledger_after_it(
     patience: float | None,
 ) -> None:
     async def scenario(tracker: SlowTracker, _loop: SimulatedLoop) -> None:
@@ -134,9 +134,9 @@ def test_shutdown_waits_for_what_is_being_booked_and_closes_the_books_after_it(
     run(scenario)
 
 
-def test_books_of_two_schedulers_are_closed_with_the_last(tmp_path: Path) -> None:
+def test_the_ledger_of_two_schedulers_is_closed_with_the_last(tmp_path: Path) -> None:
     async def main() -> None:
-        budget = Budget(f"sqlite:///{tmp_path / 'books.db'}", default=ONE)
+        budget = Budget(f"sqlite:///{tmp_path / 'ledger.db'}", default=ONE)
         first, second = (LoadScheduler(None, SharedResource(n), budget=budget) for n in "ab")
         async with second.acquire("x"):
             pass
@@ -165,7 +165,7 @@ def test_several_resources_are_paid_once_so_one_of_them_has_the_budget() -> None
     assert run(scenario) == 1
 
 
-def test_nobody_waits_for_money_with_a_place_of_another_resource() -> None:
+def test_nobody_waits_for_money_with_a_permit_of_another_resource() -> None:
     async def scenario(tracker: SlowTracker, loop: SimulatedLoop) -> float:
         budget = Budget(tracker, mode="wait", session="s", limits={"session:s": 2})
         payer = LoadScheduler(None, SharedResource("a", 5), budget=budget)
@@ -178,7 +178,7 @@ def test_nobody_waits_for_money_with_a_place_of_another_resource() -> None:
 
         first, second = (asyncio.create_task(work(name)) for name in "xy")
         await asyncio.sleep(0.5)
-        assert (payer.resource.in_use, other.resource.in_use, payer.parked) == (1, 1, 1)
+        assert (payer.resource.in_use, other.resource.in_use, payer.waiting_for_budget) == (1, 1, 1)
         await asyncio.gather(first, second)
         return loop.time()
 
@@ -193,14 +193,14 @@ def test_calls_that_wait_for_money_are_counted_shown_and_bounded() -> None:
         for _ in range(8):
             tasks.append(asyncio.create_task(use(scheduler, "a", 1_000)))
             await asyncio.sleep(0.01)
-        assert (scheduler.parked, scheduler.queued, scheduler.is_busy) == (5, 0, True)
+        assert (scheduler.waiting_for_budget, scheduler.queued, scheduler.is_busy) == (5, 0, True)
         assert [type(task.exception()) for task in tasks[6:]] == [TooManyWaitingError] * 2
         assert "5 wait for money" in str(scheduler.explain())
-        assert scheduler.figures()[0].parked == 5
+        assert scheduler.stats()[0].waiting_for_budget == 5
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        assert scheduler.parked == 0
+        assert scheduler.waiting_for_budget == 0
 
     run(scenario)
 
@@ -241,12 +241,12 @@ def test_who_is_unregistered_while_it_waits_for_money_is_refused_at_once() -> No
         scheduler = scheduler_of(Budget(tracker, mode="wait", limits={"agent:a": 1}), capacity=2)
         holder = asyncio.create_task(use(scheduler, "a", 100))
         await asyncio.sleep(0.1)
-        parked = asyncio.create_task(use(scheduler, "a", 1))
+        waiting_for_budget = asyncio.create_task(use(scheduler, "a", 1))
         await asyncio.sleep(0.1)
-        assert scheduler.parked == 1
+        assert scheduler.waiting_for_budget == 1
         scheduler.unregister("a")
         with pytest.raises(InvalidFieldError, match="not registered"):
-            await parked
+            await waiting_for_budget
         assert loop.time() < 1
         await holder
 
@@ -285,7 +285,7 @@ def test_a_listener_that_fails_does_not_cost_the_call_its_result(
 
 
 @pytest.mark.parametrize("agent", ["analyst 1", "a/b", "a/team:x", "röd"])
-def test_an_agent_that_cannot_have_a_budget_is_refused_before_it_gets_a_place(agent: str) -> None:
+def test_an_agent_that_cannot_have_a_budget_is_refused_before_it_gets_a_permit(agent: str) -> None:
     async def scenario(tracker: SlowTracker, _loop: SimulatedLoop) -> None:
         scheduler = scheduler_of(Budget(tracker, default=ONE))
         with pytest.raises(InvalidScopeError):

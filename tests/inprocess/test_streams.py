@@ -1,4 +1,4 @@
-"""Answers that come in pieces: their place, their cost, and their end, whoever brings it about."""
+"""Answers that come in pieces: their permit, their cost, and their end, whoever brings it about."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_an_async_stream_can_report_its_cost_at_every_step() -> None:
         assert items.grant.agent_id == "a"
         async for _ in items:
             assert headgate.current_grant() is None
-        return scheduler.figures()[0].charged_micro_usd
+        return scheduler.stats()[0].charged_micro_usd
 
     assert run(scenario, budget=Budget(default=Estimate(usd=1))) == 300_000
 
@@ -38,7 +38,7 @@ def test_a_plain_stream_can_report_its_cost_in_its_thread() -> None:
 
     async def scenario(scheduler: LoadScheduler) -> int:
         assert [item async for item in await headgate.wrap(stream, agent_id="a")] == [1]
-        return scheduler.figures()[0].charged_micro_usd
+        return scheduler.stats()[0].charged_micro_usd
 
     assert really(scenario, budget=Budget(default=Estimate(usd=1))) == 300_000
 
@@ -57,8 +57,8 @@ def test_the_last_item_of_a_stream_that_tells_its_cost_is_what_is_booked() -> No
     async def scenario(scheduler: LoadScheduler) -> tuple[int, int]:
         async for _ in await headgate.wrap(three, agent_id="a", usage_of=used):
             pass
-        figures = scheduler.figures()[0]
-        return figures.charged_micro_usd, figures.charged_tokens
+        stats = scheduler.stats()[0]
+        return stats.charged_micro_usd, stats.charged_tokens
 
     assert run(scenario, budget=Budget(default=Estimate(usd=1, tokens=9))) == (400_000, 7)
 
@@ -70,7 +70,7 @@ def test_a_stream_that_was_cut_off_books_what_it_told_or_the_estimate_if_more(
     async def scenario(scheduler: LoadScheduler) -> int:
         async with await headgate.wrap(three, agent_id="a", usage_of=used) as items:
             assert [await anext(items), await anext(items)] == [1, 2]
-        return scheduler.figures()[0].charged_micro_usd
+        return scheduler.stats()[0].charged_micro_usd
 
     assert run(scenario, budget=Budget(default=Estimate(usd=estimate))) == booked
 
@@ -194,7 +194,7 @@ def test_a_plain_stream_that_is_closed_while_it_is_read_is_closed_after_that_ste
     really(scenario, capacity=1)
 
 
-def test_a_stream_that_somebody_closes_while_it_is_read_frees_its_place_after_both() -> None:
+def test_a_stream_that_somebody_closes_while_it_is_read_frees_its_permit_after_both() -> None:
     class Slow:
         def __aiter__(self) -> Slow:
             return self
@@ -220,7 +220,7 @@ def test_a_stream_that_somebody_closes_while_it_is_read_frees_its_place_after_bo
     run(scenario, capacity=1)
 
 
-def test_a_stream_that_is_read_keeps_its_place_though_somebody_tries_to_close_it() -> None:
+def test_a_stream_that_is_read_keeps_its_permit_though_somebody_tries_to_close_it() -> None:
     async def slow() -> AsyncIterator[int]:
         await asyncio.sleep(1)
         yield 1

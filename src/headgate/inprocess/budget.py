@@ -1,14 +1,14 @@
 """Budgets of agents, teams and sessions, through the trackers that keep all other budgets.
 
 A call is charged to `agent:<id>`, to the `team:` of its agent, to the `session:`, and to whatever
-scopes its task names; each of these may have a limit. Its estimate is held when it has a place and
+scopes its task names; each of these may have a limit. Its estimate is held when it has a permit and
 before its body runs, so parallel calls cannot all see the same free money.
 
 Rule: what a budget cannot hold does not run, and does not stand in the way of what it can hold. The
 modes differ in what becomes of it: `refuse` raises, `wait` waits for room, `downgrade` tries the
-cheaper model that the caller named. In `alert` the limits given here are not kept by the books;
-passing one is told, and nothing is held up. Limits that the tracker has from elsewhere refuse in
-every mode.
+cheaper model that the caller named. In `alert` the limits given here are not kept by the ledger;
+passing one is reported, and nothing is held up. Limits that the tracker has from elsewhere refuse
+in every mode.
 """
 
 from __future__ import annotations
@@ -48,105 +48,6 @@ from headgate.errors import (
 from headgate.inprocess.lanes import Lane
 from headgate.inprocess.permits import Grant, Permits, unknown_agent
 
-# Calls that wait for room in a budget, without a place.
-#
-# Room comes from three sides: a call of this process settles below its estimate, a window moves
-# on, or another process gives something back. The first is told here, the second has a time, the
-# third can only be looked for now and then.
-#
-# Rule: nobody spins. An occasion lets a bounded number try, in order and few at once, each of
-# them once; who is refused again goes to the end, so a call that is too large does not keep a
-# smaller one from being tried. Who is woken asks for a place like a newcomer: with the age of its
-# first asking, a call that nobody can pay would go before those that can be paid, again and
-# again.
-
-TRYING_AT_ONCE = 16
-MOST_TRIED = 256
-LOOK_SECONDS = 5.0
-SHORTEST_LOOK_SECONDS = 0.25
-
-
-class Parking:
-    """Who waits for money, and what wakes them; `occasions` counts how often room may have come."""
-
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self.occasions = 0
-        self._clock = clock
-        self._parked: OrderedDict[asyncio.Future[bool], int] = OrderedDict()
-        self._trying = 0
-        self._left = 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __len__(self) -> int:
-        return len(self._parked)
-
-    async def wait(self, refusal: BudgetExceededError) -> None:
-        """Wait until asking again makes sense; who returns tells with `tried` how that ended."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bool] = loop.create_future()
-        self._parked[future] = self.occasions
-        self._look_by(loop, refusal)
-        try:
-            await future
-        except BaseException:
-            # Woken and cancelled at the same moment: the next one may try instead.
-            if future.done() and not future.cancelled():
-                self.tried()
-            raise
-        finally:
-            self._parked.pop(future, None)
-            if not self._parked and self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-    def wake(self) -> None:
-        """Let those who wait try, a few at once, until all have been tried or enough were."""
-        self.occasions += 1
-        self._left = MOST_TRIED
-        while self._trying < TRYING_AT_ONCE and self._left and self._wake_next():
-            self._left -= 1
-
-    def tried(self) -> None:
-        """Let the next one try, because one that was woken has its answer."""
-        self._trying -= 1
-        if self._trying < TRYING_AT_ONCE and self._left and self._wake_next():
-            self._left -= 1
-
-    def wake_all(self) -> None:
-        """Let everybody go on: there is nothing to wait for any more."""
-        self.occasions += 1
-        while self._wake_next():
-            pass
-
-    def _wake_next(self) -> bool:
-        """Wake the first that has not been tried on this occasion; say whether there was one."""
-        while self._parked:
-            future, since = next(iter(self._parked.items()))
-            if since >= self.occasions:
-                return False
-            del self._parked[future]
-            if not future.done():
-                future.set_result(True)
-                self._trying += 1
-                return True
-        return False
-
-    def _look_by(self, loop: asyncio.AbstractEventLoop, refusal: BudgetExceededError) -> None:
-        pause = LOOK_SECONDS
-        if refusal.resets_at is not None:
-            pause = min(max(refusal.resets_at - self._clock(), SHORTEST_LOOK_SECONDS), pause)
-        if self._timer is None or self._timer.when() > loop.time() + pause:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = loop.call_later(pause, self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        self.wake()
-        if self._parked:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
-
-
 _log = logging.getLogger(__name__)
 
 Mode = Literal["refuse", "wait", "alert", "downgrade"]
@@ -180,8 +81,8 @@ class BudgetPassed(msgspec.Struct, frozen=True, kw_only=True):
 class Budget:
     """Whose money the calls of a scheduler are, and what happens where it does not suffice.
 
-    `tracker` is one that is open, or a URL: books at a URL are opened at the first call and closed
-    with the last scheduler that used them. `limits` are dollars by scope, as
+    `tracker` is one that is open, or a URL: a ledger at a URL is opened at the first call and
+    closed with the last scheduler that used it. `limits` are dollars by scope, as
     `{"agent:analyst": "5.00"}`; they are set at the first call. `teams` maps agents to teams. A
     call that gives no estimate is taken to cost `default`; without one it is refused, because a
     call that costs nothing could spend without end.
@@ -222,7 +123,7 @@ class Budget:
         self._passed: set[str] = set()
         self._not_charged_on = not_charged_on
         self._lease_seconds = lease_seconds
-        self.parking = Parking(clock)
+        self.waiters = BudgetWaiters(clock)
         self._opening: asyncio.Lock | None = None
         self._is_open = False
         self._users: set[object] = set()
@@ -234,11 +135,11 @@ class Budget:
 
     @property
     def is_open(self) -> bool:
-        """Whether the books are connected and their limits set."""
+        """Whether the ledger is connected and its limits set."""
         return self._is_open
 
     async def open(self) -> BudgetTracker:
-        """Connect the books and set the limits, if that was not done; return the tracker."""
+        """Connect the ledger and set the limits, if that was not done; return the tracker."""
         if not self._is_open:
             self._opening = self._opening or asyncio.Lock()
             async with self._opening:
@@ -247,13 +148,13 @@ class Budget:
         return self._tracker
 
     async def close(self) -> None:
-        """Close books that were opened here; the next call opens them again."""
+        """Close a ledger that was opened here; the next call opens it again."""
         if self._is_open and self._own is not None:
             await self._own.__aexit__(None, None, None)
         self._is_open, self._opening = False, None
 
     def join(self, user: object) -> None:
-        """Count one who uses these books, until it leaves."""
+        """Count one who uses this ledger, until it leaves."""
         self._users.add(user)
 
     async def leave(self, user: object) -> None:
@@ -263,7 +164,7 @@ class Budget:
             await self.close()
 
     def check_agent(self, agent_id: str) -> None:
-        """Refuse an agent that has no scope of its own, before it gets a place."""
+        """Refuse an agent that has no scope of its own, before it gets a permit."""
         if "/" in agent_id:
             problem = f"{agent_id!r} has a slash, which divides scopes; budgets need another name"
             raise InvalidScopeError("agent_id", problem)
@@ -278,7 +179,7 @@ class Budget:
         while wanted is not None:
             try:
                 holding = self._holding(tracker, scope, also, wanted)
-                grant.fund(holding, await holding.__aenter__(), wanted.model)
+                grant.attach(holding, await holding.__aenter__(), wanted.model)
             except BudgetExceededError as error:
                 refusal = refusal or error
                 wanted = wanted.cheaper if self.mode == "downgrade" else None
@@ -304,10 +205,10 @@ class Budget:
         team = (self._teams[agent_id],) if agent_id in self._teams else ()
         return (own, *team, *self._session, *further)
 
-    async def tell(self, agent_id: str, further: Iterable[str]) -> None:
-        """In mode `alert`, tell of each limit that a call has passed, once.
+    async def notify(self, agent_id: str, further: Iterable[str]) -> None:
+        """In mode `alert`, notify of each limit that a call has passed, once.
 
-        The call is over and paid by now: what goes wrong in telling is logged, not raised.
+        The call is over and paid by now: what goes wrong in notifying is logged, not raised.
         """
         if self.mode != "alert" or self._on_alert is None:
             return
@@ -324,9 +225,11 @@ class Budget:
                 self._passed.discard(scope)
             elif scope not in self._passed:
                 self._passed.add(scope)
-                self._tell(BudgetPassed(scope=scope, limit_micro_usd=limit, spent_micro_usd=spent))
+                self._notify(
+                    BudgetPassed(scope=scope, limit_micro_usd=limit, spent_micro_usd=spent)
+                )
 
-    def _tell(self, passed: BudgetPassed) -> None:
+    def _notify(self, passed: BudgetPassed) -> None:
         try:
             if self._on_alert is not None:
                 self._on_alert(passed)
@@ -359,19 +262,19 @@ def _dollars(micro_usd: int) -> Decimal:
     return Decimal(micro_usd).scaleb(-6)
 
 
-# The money for a place: held once the place is there, and in bounded time.
+# The money for a permit: held once the permit is there, and in bounded time.
 #
-# Rule: who does not get the money keeps no place. A ledger that does not answer is waited for
-# until the caller's deadline, or for so long as a settlement may take; the place goes to the next
+# Rule: who does not get the money keeps no permit. A ledger that does not answer is waited for
+# until the caller's deadline, or for so long as a settlement may take; the permit goes to the next
 # then, and whatever the ledger holds all the same is given back without anybody waiting for it.
 
-ANSWER_SECONDS = 10.0
-LEAST_ANSWER_SECONDS = 1.0
-"""What the ledger has also where less is left: a place that came in time is not lost to that."""
+LEDGER_SECONDS = 10.0
+LEAST_LEDGER_SECONDS = 1.0
+"""What the ledger has also where less is left: a permit that came in time is not lost to that."""
 
 
 class Patience:
-    """How long somebody waits in all, for places and money."""
+    """How long somebody waits in all, for permits and money."""
 
     __slots__ = ("_loop", "deadline", "timeout")
 
@@ -384,11 +287,11 @@ class Patience:
         """Return the seconds that are left, None without a limit."""
         return None if self.deadline is None else max(self.deadline - self._loop.time(), 0.0)
 
-    def answer_seconds(self) -> float:
+    def ledger_seconds(self) -> float:
         """Return how long a ledger may take."""
         left = self.left()
         return (
-            ANSWER_SECONDS if left is None else max(min(left, ANSWER_SECONDS), LEAST_ANSWER_SECONDS)
+            LEDGER_SECONDS if left is None else max(min(left, LEDGER_SECONDS), LEAST_LEDGER_SECONDS)
         )
 
     def whole(self, error: PermitTimeoutError) -> PermitTimeoutError:
@@ -400,12 +303,12 @@ class Patience:
         )
 
 
-class Funding:
-    """Money for the places of one scheduler; `on_idle` hears when nothing is under way."""
+class BudgetReserver:
+    """Money for the permits of one scheduler; `on_idle` hears when nothing is under way."""
 
-    def __init__(self, places: Permits, budget: Budget, on_idle: Callable[[], None]) -> None:
+    def __init__(self, permits: Permits, budget: Budget, on_idle: Callable[[], None]) -> None:
         self.budget = budget
-        self._places = places
+        self._permits = permits
         self._on_idle = on_idle
         self._unfinished: set[asyncio.Task[None]] = set()
 
@@ -414,53 +317,53 @@ class Funding:
         """Whether something is still to be given back."""
         return bool(self._unfinished)
 
-    async def hold(
+    async def reserve(
         self, grant: Grant, estimate: Estimate | None, patience: Patience
     ) -> BudgetExceededError | None:
-        """Hold the money for a grant, or free its place; return a refusal that waiting may end."""
+        """Hold the money for a grant, or free its permit; return a refusal that waiting may end."""
         self.budget.join(self)
         holding = asyncio.create_task(self.budget.hold_for(grant, estimate))
         try:
-            await asyncio.wait({holding}, timeout=patience.answer_seconds())
+            await asyncio.wait({holding}, timeout=patience.ledger_seconds())
         except asyncio.CancelledError:
             self._abandon(grant, holding)
             raise
         if not holding.done():
             self._abandon(grant, holding)
-            raise self._unanswered(grant, patience)
+            raise self._timed_out(grant, patience)
         return self._outcome(grant, holding)
 
     async def wait_for_room(
         self, lane: Lane, refusal: BudgetExceededError, patience: Patience
     ) -> None:
         """Wait until asking again makes sense, counted among those who wait."""
-        self._places.park(lane)
+        self._permits.begin_budget_wait(lane)
         try:
             async with asyncio.timeout_at(patience.deadline):
-                await self.budget.parking.wait(refusal)
+                await self.budget.waiters.wait(refusal)
         except TimeoutError:
-            resource, timeout = self._places.resource.name, patience.timeout or 0.0
+            resource, timeout = self._permits.resource.name, patience.timeout or 0.0
             raise PermitTimeoutError(resource, lane.agent_id, timeout) from refusal
         finally:
-            self._places.unpark(lane)
+            self._permits.end_budget_wait(lane)
         if not lane.is_known:
-            self.budget.parking.tried()
+            self.budget.waiters.tried()
             raise unknown_agent(lane.agent_id)
 
     def _outcome(self, grant: Grant, holding: asyncio.Task[None]) -> BudgetExceededError | None:
         try:
             holding.result()
         except BudgetExceededError as refusal:
-            self._places.refuse(grant)
+            self._permits.refuse(grant)
             if self.budget.mode != "wait" or not refusal.may_clear:
                 raise
             return refusal
         except CallerError:
             # A task that cannot be booked would come to everybody who asks after this one.
-            self._places.refuse(grant)
+            self._permits.refuse(grant)
             raise
         except BaseException:
-            self._places.hand_back(grant)
+            self._permits.hand_back(grant)
             raise
         return None
 
@@ -469,7 +372,7 @@ class Funding:
         task = asyncio.create_task(self._give_back(grant, holding))
         self._unfinished.add(task)
         task.add_done_callback(self._finished)
-        self._places.hand_back(grant)
+        self._permits.hand_back(grant)
 
     async def _give_back(self, grant: Grant, holding: asyncio.Task[None]) -> None:
         await asyncio.wait({holding})
@@ -480,13 +383,112 @@ class Funding:
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._unfinished.discard(task)
-        self.budget.parking.wake()
+        self.budget.waiters.wake()
         self._on_idle()
 
-    def _unanswered(self, grant: Grant, patience: Patience) -> HeadgateError:
+    def _timed_out(self, grant: Grant, patience: Patience) -> HeadgateError:
         left = patience.left()
         if left is None or left > 0:
-            problem = f"the ledger did not answer within {ANSWER_SECONDS:g} seconds"
+            problem = f"the ledger did not answer within {LEDGER_SECONDS:g} seconds"
             return LedgerUnavailableError(problem)
-        resource, timeout = self._places.resource.name, patience.timeout or 0.0
+        resource, timeout = self._permits.resource.name, patience.timeout or 0.0
         return PermitTimeoutError(resource, grant.agent_id, timeout)
+
+
+# Calls that wait for room in a budget, without a permit.
+#
+# Room comes from three sides: a call of this process settles below its estimate, a window moves
+# on, or another process gives something back. The first is known here, the second has a time, the
+# third can only be polled for.
+#
+# Rule: nobody spins. A chance lets a bounded number try, in order and few at once, each of
+# them once; who is refused again goes to the end, so a call that is too large does not keep a
+# smaller one from being tried. Who is woken asks for a permit like a newcomer: with the age of its
+# first asking, a call that nobody can pay would go before those that can be paid, again and
+# again.
+
+TRYING_AT_ONCE = 16
+MOST_TRIED = 256
+POLL_SECONDS = 5.0
+LEAST_POLL_SECONDS = 0.25
+
+
+class BudgetWaiters:
+    """Who waits for money, and what wakes them; `chances` counts how often room may have come."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.chances = 0
+        self._clock = clock
+        self._waiting: OrderedDict[asyncio.Future[bool], int] = OrderedDict()
+        self._trying = 0
+        self._left = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def wait(self, refusal: BudgetExceededError) -> None:
+        """Wait until asking again makes sense; who returns tells with `tried` how that ended."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+        self._waiting[future] = self.chances
+        self._poll_by(loop, refusal)
+        try:
+            await future
+        except BaseException:
+            # Woken and cancelled at the same moment: the next one may try instead.
+            if future.done() and not future.cancelled():
+                self.tried()
+            raise
+        finally:
+            self._waiting.pop(future, None)
+            if not self._waiting and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def wake(self) -> None:
+        """Let those who wait try, a few at once, until all have been tried or enough were."""
+        self.chances += 1
+        self._left = MOST_TRIED
+        while self._trying < TRYING_AT_ONCE and self._left and self._wake_next():
+            self._left -= 1
+
+    def tried(self) -> None:
+        """Let the next one try, because one that was woken has its answer."""
+        self._trying -= 1
+        if self._trying < TRYING_AT_ONCE and self._left and self._wake_next():
+            self._left -= 1
+
+    def wake_all(self) -> None:
+        """Let everybody go on: there is nothing to wait for any more."""
+        self.chances += 1
+        while self._wake_next():
+            pass
+
+    def _wake_next(self) -> bool:
+        """Wake the first that has not been tried on this chance; say whether there was one."""
+        while self._waiting:
+            future, since = next(iter(self._waiting.items()))
+            if since >= self.chances:
+                return False
+            del self._waiting[future]
+            if not future.done():
+                future.set_result(True)
+                self._trying += 1
+                return True
+        return False
+
+    def _poll_by(self, loop: asyncio.AbstractEventLoop, refusal: BudgetExceededError) -> None:
+        pause = POLL_SECONDS
+        if refusal.resets_at is not None:
+            pause = min(max(refusal.resets_at - self._clock(), LEAST_POLL_SECONDS), pause)
+        if self._timer is None or self._timer.when() > loop.time() + pause:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(pause, self._poll)
+
+    def _poll(self) -> None:
+        self._timer = None
+        self.wake()
+        if self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(POLL_SECONDS, self._poll)

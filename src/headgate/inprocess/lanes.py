@@ -1,7 +1,7 @@
 """The queue of one agent: tasks that wait, and who waits for them.
 
 A task is queued in one of three ways. *Submitted* ones lie in the lane until somebody asks for a
-place: the oldest goes to whoever asked first. An *own* task comes with the one who asks. Who asks
+permit: the oldest goes to whoever asked first. An *own* task comes with the one who asks. Who asks
 without one, while every submitted task has its taker, queues a *makeshift* task of weight 1.
 
 Rule: own and makeshift tasks come and go with their waiter, and nobody has the age of another's.
@@ -24,111 +24,6 @@ import msgspec
 from headgate.core.load import MICRO, AdaptiveAlpha, LoadRanking
 from headgate.core.task import Task
 
-# What each agent got: grants, waits, cost, and its share of the whole.
-#
-# Waits are counted in ticks, which is what the order goes by, and in seconds, which is what people
-# feel. A share is that of the weight that was granted.
-
-
-class Tally:
-    """The running sums of one lane."""
-
-    __slots__ = (
-        "charged_micro_usd",
-        "charged_tokens",
-        "granted_micro",
-        "grants",
-        "longest_wait_seconds",
-        "longest_wait_ticks",
-        "waited_seconds",
-        "waited_ticks",
-    )
-
-    def __init__(self) -> None:
-        self.grants = 0
-        self.granted_micro = 0
-        self.waited_ticks = 0
-        self.longest_wait_ticks = 0
-        self.waited_seconds = 0.0
-        self.longest_wait_seconds = 0.0
-        self.charged_micro_usd = 0
-        self.charged_tokens = 0
-
-    def granted(self, weight_micro: int, ticks: int, seconds: float) -> None:
-        """Count a grant, and what it had waited for."""
-        self.grants += 1
-        self.granted_micro += weight_micro
-        if seconds > 0.0 or ticks:
-            self.waited_ticks += ticks
-            self.waited_seconds += seconds
-            self.longest_wait_ticks = max(self.longest_wait_ticks, ticks)
-            self.longest_wait_seconds = max(self.longest_wait_seconds, seconds)
-
-    def taken_back(self, weight_micro: int, ticks: int, seconds: float) -> None:
-        """Uncount a grant that was never used; its wait stays the longest if it was."""
-        self.grants -= 1
-        self.granted_micro -= weight_micro
-        self.waited_ticks -= ticks
-        self.waited_seconds -= seconds
-
-    def charged(self, micro_usd: int, tokens: int) -> None:
-        """Count what was booked for a grant."""
-        self.charged_micro_usd += micro_usd
-        self.charged_tokens += tokens
-
-
-class AgentStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How an agent stands now, and what it got since it was registered.
-
-    `parked` counts its calls that wait for room in a budget.
-    """
-
-    agent_id: str
-    queued: int
-    parked: int
-    in_flight: int
-    grants: int
-    weight: float
-    share: float
-    mean_wait_ticks: float
-    longest_wait_ticks: int
-    mean_wait_seconds: float
-    longest_wait_seconds: float
-    charged_micro_usd: int
-    charged_tokens: int
-
-
-def figures_of(
-    agent_id: str, tally: Tally, *, queued: int, parked: int, in_flight: int, total_micro: int
-) -> AgentStats:
-    """Return what a tally comes to, beside what was granted in all."""
-    grants = tally.grants or 1
-    return AgentStats(
-        agent_id=agent_id,
-        queued=queued,
-        parked=parked,
-        in_flight=in_flight,
-        grants=tally.grants,
-        weight=tally.granted_micro / MICRO,
-        share=tally.granted_micro / total_micro if total_micro else 0.0,
-        mean_wait_ticks=tally.waited_ticks / grants,
-        longest_wait_ticks=tally.longest_wait_ticks,
-        mean_wait_seconds=tally.waited_seconds / grants,
-        longest_wait_seconds=tally.longest_wait_seconds,
-        charged_micro_usd=tally.charged_micro_usd,
-        charged_tokens=tally.charged_tokens,
-    )
-
-
-def jain_index(amounts: Sequence[float]) -> float:
-    """Return how even amounts are: 1 if all are equal, 1/n if one of n has everything."""
-    squares = sum(amount * amount for amount in amounts)
-    if not squares:
-        return 1.0
-    total = sum(amounts)
-    return total * total / (len(amounts) * squares)
-
-
 SLACK_GONE = 32
 NEVER = -1
 
@@ -138,7 +33,7 @@ by_number = attrgetter("number")
 
 
 class Entry:
-    """A queued task: what it weighs, since which tick it waits, and its place in the order."""
+    """A queued task: what it weighs, since which tick it waits, and its position in the order."""
 
     __slots__ = ("is_submitted", "sequence", "task", "tick", "weight_micro")
 
@@ -159,7 +54,7 @@ class Entry:
 
 
 class Waiter:
-    """Somebody who waits for a place, with its task if that came with it; `number` is its turn.
+    """Somebody who waits for a permit, with its task if that came with it; `number` is its turn.
 
     The future ends with a grant or with the error to raise. It never fails: an error that nobody
     looks at, because the waiter was cancelled at the same moment, would be logged as lost.
@@ -181,19 +76,19 @@ class Waiter:
 class Totals:
     """What all lanes of a scheduler come to."""
 
-    __slots__ = ("depth_micro", "parked", "queued", "waiting")
+    __slots__ = ("depth_micro", "queued", "waiting", "waiting_for_budget")
 
     def __init__(self) -> None:
         self.queued = 0
         self.waiting = 0
-        self.parked = 0
+        self.waiting_for_budget = 0
         self.depth_micro = 0
 
 
 class Lane:
-    """What one agent has queued, who waits for it, and how many places it has.
+    """What one agent has queued, who waits for it, and how many permits it has.
 
-    `parked` counts its calls that wait for money, without a task in the queue.
+    `waiting_for_budget` counts its calls that wait for money, without a task in the queue.
     """
 
     __slots__ = (
@@ -204,16 +99,16 @@ class Lane:
         "_takers_gone",
         "agent_id",
         "capacity",
+        "counters",
         "depth_micro",
         "in_flight",
         "is_known",
         "order",
-        "parked",
         "queued",
         "served_tick",
-        "tally",
         "totals",
         "waiting",
+        "waiting_for_budget",
     )
 
     def __init__(self, agent_id: str, order: int, capacity: int | None, totals: Totals) -> None:
@@ -224,10 +119,10 @@ class Lane:
         self.depth_micro = 0
         self.queued = 0
         self.waiting = 0
-        self.parked = 0
+        self.waiting_for_budget = 0
         self.in_flight = 0
         self.served_tick = NEVER
-        self.tally = Tally()
+        self.counters = LaneCounters()
         self.totals = totals
         self._submitted: deque[Entry] = deque()
         self._takers: deque[Waiter] = deque()
@@ -237,13 +132,33 @@ class Lane:
 
     @property
     def is_competing(self) -> bool:
-        """Whether somebody waits here, and the agent has a place of its own left."""
+        """Whether somebody waits here, and the agent has a permit of its own left."""
         return self.waiting > 0 and (self.capacity is None or self.in_flight < self.capacity)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is queued here, nothing in flight, and nobody waits for money."""
-        return not (self.queued or self.waiting or self.in_flight or self.parked)
+        return not (self.queued or self.waiting or self.in_flight or self.waiting_for_budget)
+
+    def stats(self, total_micro: int) -> AgentStats:
+        """Return what the agent got, beside the weight that was granted in all."""
+        counters = self.counters
+        grants = counters.grants or 1
+        return AgentStats(
+            agent_id=self.agent_id,
+            queued=self.queued,
+            waiting_for_budget=self.waiting_for_budget,
+            in_flight=self.in_flight,
+            grants=counters.grants,
+            weight=counters.granted_micro / MICRO,
+            share=counters.granted_micro / total_micro if total_micro else 0.0,
+            mean_wait_ticks=counters.waited_ticks / grants,
+            longest_wait_ticks=counters.longest_wait_ticks,
+            mean_wait_seconds=counters.waited_seconds / grants,
+            longest_wait_seconds=counters.longest_wait_seconds,
+            charged_micro_usd=counters.charged_micro_usd,
+            charged_tokens=counters.charged_tokens,
+        )
 
     def submit(self, entry: Entry) -> None:
         """Queue a task for whoever asks."""
@@ -306,9 +221,9 @@ class Lane:
         self._own, self._own_gone = _tidied(self._own, self._own_gone)
 
     def put_back(self, entry: Entry) -> None:
-        """Queue a submitted task again, in its old place: who was given it never used it."""
-        place = bisect_left(self._submitted, entry.sequence, key=by_sequence)
-        self._submitted.insert(place, entry)
+        """Queue a submitted task again, in its old position: who was given it never used it."""
+        position = bisect_left(self._submitted, entry.sequence, key=by_sequence)
+        self._submitted.insert(position, entry)
         self._entered(entry)
         self._pass_on()
 
@@ -331,7 +246,7 @@ class Lane:
     def successor(self, totals: Totals) -> Lane:
         """Return this lane with what was submitted and counted, but nobody who waits or runs."""
         lane = Lane(self.agent_id, self.order, self.capacity, totals)
-        lane.tally, lane.served_tick = self.tally, self.served_tick
+        lane.counters, lane.served_tick = self.counters, self.served_tick
         for entry in self._submitted:
             lane.submit(entry)
         return lane
@@ -350,11 +265,11 @@ class Lane:
             return
         since = self._submitted[takers].sequence
         first = bisect_right(self._own, since, key=by_number)
-        for place in range(first, len(self._own)):
-            waiter = self._own[place]
+        for position in range(first, len(self._own)):
+            waiter = self._own[position]
             entry = waiter.entry
             if not waiter.is_gone and entry is not None and entry.task is None:
-                del self._own[place]
+                del self._own[position]
                 waiter.entry = None
                 self._left(entry)
                 turn = bisect_left(self._takers, waiter.number, key=by_number)
@@ -411,7 +326,7 @@ def _tidied(queue: deque[Waiter], gone: int) -> tuple[deque[Waiter], int]:
 
 # Which lane goes next: the highest load, and before it a lane that has waited too long.
 #
-# Lanes are ranked when a place is to be given, never when somebody asks for one. Until then a lane
+# Lanes are ranked when a permit is to be given, never when somebody asks for one. Until then a lane
 # that changed is only noted, so that many changes between two grants cost one.
 
 
@@ -427,7 +342,7 @@ class LaneOrder:
         self._oldest: list[tuple[int, int, Lane]] = []
 
     def touch(self, lane: Lane) -> None:
-        """Note that a lane has got or lost tasks, waiters or places."""
+        """Note that a lane has got or lost tasks, waiters or permits."""
         self._changed[lane] = None
 
     def clear(self) -> None:
@@ -458,7 +373,7 @@ class LaneOrder:
     def _catch_up(self) -> None:
         ranking = self._ranking
         for lane in self._changed:
-            # What `is_competing` says, in place: this is done for each grant.
+            # What `is_competing` says, inlined: this is done for each grant.
             is_full = lane.capacity is not None and lane.in_flight >= lane.capacity
             head = None if is_full or not lane.waiting else lane.head()
             if head is None:
@@ -500,3 +415,86 @@ class LaneOrder:
             return False
         head = lane.head()
         return head is not None and head.sequence == sequence
+
+
+# What each agent got: grants, waits, cost, and its share of the whole.
+#
+# Waits are counted in ticks, which is what the order goes by, and in seconds, which is what people
+# feel. A share is that of the weight that was granted.
+
+
+class LaneCounters:
+    """The running sums of one lane."""
+
+    __slots__ = (
+        "charged_micro_usd",
+        "charged_tokens",
+        "granted_micro",
+        "grants",
+        "longest_wait_seconds",
+        "longest_wait_ticks",
+        "waited_seconds",
+        "waited_ticks",
+    )
+
+    def __init__(self) -> None:
+        self.grants = 0
+        self.granted_micro = 0
+        self.waited_ticks = 0
+        self.longest_wait_ticks = 0
+        self.waited_seconds = 0.0
+        self.longest_wait_seconds = 0.0
+        self.charged_micro_usd = 0
+        self.charged_tokens = 0
+
+    def granted(self, weight_micro: int, ticks: int, seconds: float) -> None:
+        """Count a grant, and what it had waited for."""
+        self.grants += 1
+        self.granted_micro += weight_micro
+        if seconds > 0.0 or ticks:
+            self.waited_ticks += ticks
+            self.waited_seconds += seconds
+            self.longest_wait_ticks = max(self.longest_wait_ticks, ticks)
+            self.longest_wait_seconds = max(self.longest_wait_seconds, seconds)
+
+    def taken_back(self, weight_micro: int, ticks: int, seconds: float) -> None:
+        """Uncount a grant that was never used; its wait stays the longest if it was."""
+        self.grants -= 1
+        self.granted_micro -= weight_micro
+        self.waited_ticks -= ticks
+        self.waited_seconds -= seconds
+
+    def charged(self, micro_usd: int, tokens: int) -> None:
+        """Count what was booked for a grant."""
+        self.charged_micro_usd += micro_usd
+        self.charged_tokens += tokens
+
+
+class AgentStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How an agent stands now, and what it got since it was registered.
+
+    `waiting_for_budget` counts its calls that wait for room in a budget.
+    """
+
+    agent_id: str
+    queued: int
+    waiting_for_budget: int
+    in_flight: int
+    grants: int
+    weight: float
+    share: float
+    mean_wait_ticks: float
+    longest_wait_ticks: int
+    mean_wait_seconds: float
+    longest_wait_seconds: float
+    charged_micro_usd: int
+    charged_tokens: int
+
+
+def jain_index(amounts: Sequence[float]) -> float:
+    """Return how even amounts are: 1 if all are equal, 1/n if one of n has everything."""
+    squares = sum(amount * amount for amount in amounts)
+    if not squares:
+        return 1.0
+    total = sum(amounts)
+    return total * total / (len(amounts) * squares)

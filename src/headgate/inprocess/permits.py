@@ -1,12 +1,12 @@
-"""The places of a resource: who has one, who waits, and who is next.
+"""The permits of a resource: who has one, who waits, and who is next.
 
-A free place goes to whoever asks, at once and without scoring. Otherwise the lane with the highest
-load goes next; loads are compared when a place is released, and each release is one tick. Tasks in
+A free permit goes to whoever asks, at once and without scoring. Otherwise the lane with the highest
+load goes next; loads are compared when a permit is released, and each release is one tick. Tasks in
 service neither age nor count as queued.
 
-Rule: a place is taken when its grant is made and freed once, whatever is raised, cancelled or timed
-out in between. Every step here is one callback of the event loop, so there is no moment at which
-two could have the same place, or nobody knows of one.
+Rule: a permit is taken when its grant is made and freed once, whatever is raised, cancelled or
+timed out in between. Every step here is one callback of the event loop, so there is no moment at
+which two could have the same permit, or nobody knows of one.
 """
 
 from __future__ import annotations
@@ -34,149 +34,9 @@ from headgate.errors import (
 )
 from headgate.inprocess.lanes import Entry, Lane, LaneOrder, Totals, Waiter
 
-# A grant: one place of a resource, for one task of one agent, until it is released.
+# A shared resource: so many permits for concurrent calls.
 #
-# Rule: a place is freed exactly once, however often its grant is released.
-
-NOTHING = (0, 0)
-
-_current: ContextVar[Grant | None] = ContextVar("headgate_grant", default=None)
-
-
-class Grant:
-    """A place that somebody has, with the task that it is for and the money that is held for it.
-
-    `model` is the one that the call may use: where a budget was too small for the one that was
-    asked for, the cheaper one that the caller named.
-    """
-
-    __slots__ = (
-        "_counted",
-        "_held",
-        "_holding",
-        "_task",
-        "charged_micro_usd",
-        "entry",
-        "is_released",
-        "lane",
-        "model",
-        "wait_seconds",
-        "wait_ticks",
-    )
-
-    def __init__(self, lane: Lane, entry: Entry, wait_ticks: int, wait_seconds: float) -> None:
-        self.lane = lane
-        self.entry = entry
-        self.is_released = False
-        self.wait_ticks = wait_ticks
-        self.wait_seconds = wait_seconds
-        self.model: str | None = None
-        self.charged_micro_usd: int | None = None
-        self._counted = NOTHING
-        self._task = entry.task
-        self._held: HeldMoney | None = None
-        self._holding: AbstractAsyncContextManager[HeldMoney] | None = None
-
-    def __repr__(self) -> str:
-        state = "released" if self.is_released else "held"
-        return f"Grant(agent_id={self.agent_id!r}, weight={self.weight:g}, {state})"
-
-    @property
-    def agent_id(self) -> str:
-        """Whose place it is."""
-        return self.lane.agent_id
-
-    @property
-    def weight(self) -> float:
-        """What its task counted in the queue."""
-        return self.entry.weight_micro / MICRO
-
-    @property
-    def task(self) -> Task:
-        """The task that it is for; one of weight 1 where none was submitted."""
-        if self._task is None:
-            self._task = Task(agent_id=self.lane.agent_id, enqueued_tick=self.entry.tick)
-        return self._task
-
-    @property
-    def held(self) -> HeldMoney | None:
-        """The money that is held for it, None without a budget."""
-        return self._held
-
-    def charge(self, actual_usd: Amount, *, tokens: int | None = None) -> None:
-        """Report what the call cost in all; a later report replaces it.
-
-        With a budget it is booked when the grant is released, and a call that reports nothing is
-        taken to have used all that was held. Without one it only counts in the figures.
-        """
-        cost = to_micro_usd(actual_usd, field="actual_usd")
-        if self.is_released:
-            raise IllegalSettlementError(
-                subject=f"the grant of {self.agent_id!r}",
-                current="released",
-                wanted="charged",
-                allowed=(),
-                advice="report the cost before the place is released",
-            )
-        if self._held is not None:
-            self._held.charge(actual_usd, tokens=tokens)
-        self._count(cost, 0 if tokens is None else to_tokens(tokens))
-        self.charged_micro_usd = cost
-
-    def not_charged(self) -> None:
-        """Report that the provider cannot have charged."""
-        if self._held is not None:
-            self._held.not_charged()
-
-    def fund(
-        self, holding: AbstractAsyncContextManager[HeldMoney], held: HeldMoney, model: str | None
-    ) -> None:
-        """Give it the money that was held for it."""
-        self._holding, self._held, self.model = holding, held, model
-
-    async def settle(self, error: BaseException | None) -> None:
-        """Book what the call cost; afterwards nothing is held any more."""
-        holding, self._holding = self._holding, None
-        if holding is None or self._held is None:
-            return
-        try:
-            await holding.__aexit__(
-                None if error is None else type(error),
-                error,
-                None if error is None else error.__traceback__,
-            )
-        finally:
-            cost = (0, 0) if self._held.is_given_back else self._held.cost
-            self._count(*cost)
-
-    def _count(self, micro_usd: int, tokens: int) -> None:
-        counted_micro_usd, counted_tokens = self._counted
-        self.lane.tally.charged(micro_usd - counted_micro_usd, tokens - counted_tokens)
-        self._counted = (micro_usd, tokens)
-
-
-def current_grant() -> Grant | None:
-    """Return the grant under which this code was called by `wrap`, None outside of one.
-
-    Tasks that a call has started and left behind are outside of it when it has ended.
-    """
-    grant = _current.get()
-    return None if grant is None or grant.is_released else grant
-
-
-@contextmanager
-def granted_to(grant: Grant) -> Iterator[None]:
-    """Let what is called meanwhile find the grant that it runs under."""
-    token = _current.set(grant)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-# A shared resource: so many places for concurrent calls.
-#
-# Rule: a resource belongs to one scheduler. Two that counted its places side by side could only
+# Rule: a resource belongs to one scheduler. Two that counted its permits side by side could only
 # agree by asking each other at every grant.
 
 MAX_CAPACITY = 1_000_000
@@ -205,7 +65,7 @@ class SharedResource:
 
     @property
     def free(self) -> int:
-        """How many places nobody has."""
+        """How many permits nobody has."""
         return self._capacity - self.in_use
 
     def claim(self) -> None:
@@ -223,60 +83,6 @@ def whole_number(field: str, value: object, *, least: int = 1, most: int | None 
         return value
     bounds = f"at least {least:,}" if most is None else f"between {least:,} and {most:,}"
     raise InvalidSettingError(field, f"must be a whole number, {bounds}, not {value!r}")
-
-
-# What the scheduler did lately, as lines that a person can read.
-#
-# Only the latest events are kept. They are tuples until somebody looks, because an event is noted
-# far more often than it is read.
-
-DEFAULT_EVENTS = 1_000
-MAX_EVENTS = 1_000_000
-
-
-class SchedulerEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One step: when, at which tick, of which agent, and how many of its tasks wait then.
-
-    A task is queued and granted, and its place released. Who gives up is withdrawn; a grant that
-    nobody came for is handed back, and one that a budget cannot hold is refused.
-    `wait_ticks` is how long the task of a grant had waited.
-    """
-
-    kind: str
-    at_seconds: float
-    tick: int
-    agent_id: str
-    queued: int
-    wait_ticks: int
-
-    def __str__(self) -> str:
-        waited = f", waited {self.wait_ticks} ticks" if self.kind == "granted" else ""
-        place = f"{self.at_seconds:12.3f}  tick {self.tick:<6}"
-        return f"{place} {self.kind:<11}  {self.agent_id} ({self.queued} queued{waited})"
-
-
-class Trace:
-    """The latest events, the newest last; printed, it is one line for each."""
-
-    def __init__(self, most_events: int) -> None:
-        self.lines: deque[tuple[str, float, int, str, int, int]] = deque(maxlen=most_events)
-
-    def events(self) -> list[SchedulerEvent]:
-        """Return what is kept, the oldest first."""
-        return [
-            SchedulerEvent(
-                kind=kind,
-                at_seconds=at_seconds,
-                tick=tick,
-                agent_id=agent_id,
-                queued=queued,
-                wait_ticks=wait_ticks,
-            )
-            for kind, at_seconds, tick, agent_id, queued, wait_ticks in self.lines
-        ]
-
-    def __str__(self) -> str:
-        return "\n".join(str(event) for event in self.events())
 
 
 MAX_AGENTS = 10_000
@@ -352,7 +158,7 @@ class Permits:
     def ask(
         self, waiter: Waiter, agent_id: str, task: Task | None, timeout: float | None
     ) -> Grant | None:
-        """Return a grant if there is a free place; otherwise queue who asks, and return None."""
+        """Return a grant if there is a free permit; otherwise queue who asks, and return None."""
         if self.is_closed:
             raise SchedulerClosedError(self.resource.name)
         loop = asyncio.get_running_loop()
@@ -360,7 +166,7 @@ class Permits:
             self._move_to(loop)
         lane = self.lanes.get(agent_id) or self._lane_of(agent_id)
         self._now = loop.time()
-        # A free place and a lane with room of its own mean that nobody waits who could have it.
+        # A free permit and a lane with room of its own mean that nobody waits who could have it.
         if self.resource.in_use < self._capacity and (
             lane.capacity is None or lane.in_flight < lane.capacity
         ):
@@ -375,7 +181,7 @@ class Permits:
         return None
 
     def free(self, grant: Grant) -> None:
-        """Free a place, once; that is a tick, and the next one goes."""
+        """Free a permit, once; that is a tick, and the next one goes."""
         if grant.is_released:
             return
         if grant.lane.totals is not self.totals:
@@ -393,11 +199,11 @@ class Permits:
             self._on_idle()
 
     def refuse(self, grant: Grant) -> None:
-        """Free a place that cannot be used, with its task; nothing was done, so it is no tick."""
+        """Free a permit that cannot be used, with its task; nothing was done, so it is no tick."""
         self._undo(grant, "refused")
 
     def hand_back(self, grant: Grant) -> None:
-        """Free a place that nobody came for; a submitted task is queued again."""
+        """Free a permit that nobody came for; a submitted task is queued again."""
         self.requeue(grant)
         self._undo(grant, "handed back")
 
@@ -409,21 +215,21 @@ class Permits:
             if lane.waiting:
                 self.order.touch(lane)
 
-    def park(self, lane: Lane) -> None:
+    def begin_budget_wait(self, lane: Lane) -> None:
         """Count a call that waits for money; it is one of those that may wait."""
         self.check_room()
-        lane.parked += 1
-        self.totals.parked += 1
+        lane.waiting_for_budget += 1
+        self.totals.waiting_for_budget += 1
 
-    def unpark(self, lane: Lane) -> None:
+    def end_budget_wait(self, lane: Lane) -> None:
         """Uncount a call that waits for money no more."""
-        lane.parked -= 1
-        lane.totals.parked -= 1
+        lane.waiting_for_budget -= 1
+        lane.totals.waiting_for_budget -= 1
 
     def check_room(self) -> None:
         """Refuse one more where as many wait as may."""
         totals = self.totals
-        if totals.queued + totals.parked >= self._max_waiters:
+        if totals.queued + totals.waiting_for_budget >= self._max_waiters:
             raise TooManyWaitingError(self.resource.name, self._max_waiters)
 
     def check_loop(self) -> None:
@@ -480,7 +286,7 @@ class Permits:
         lane.served_tick = tick
         self.resource.in_use += 1
         wait_ticks = tick - entry.tick
-        lane.tally.granted(entry.weight_micro, wait_ticks, wait_seconds)
+        lane.counters.granted(entry.weight_micro, wait_ticks, wait_seconds)
         if self._lines is not None:
             line = ("granted", self._now, tick, lane.agent_id, lane.queued, wait_ticks)
             self._lines.append(line)
@@ -504,7 +310,7 @@ class Permits:
         if self._loop is not None:
             self._now = self._loop.time()
         lane = self._vacate(grant)
-        lane.tally.taken_back(grant.entry.weight_micro, grant.wait_ticks, grant.wait_seconds)
+        lane.counters.taken_back(grant.entry.weight_micro, grant.wait_ticks, grant.wait_seconds)
         self._note(kind, lane)
         if lane.waiting:
             self.order.touch(lane)
@@ -568,7 +374,7 @@ class Permits:
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is not None and self._loop.is_closed():
             self._start_anew()
-        elif self.totals.waiting or self.totals.parked or self.resource.in_use:
+        elif self.totals.waiting or self.totals.waiting_for_budget or self.resource.in_use:
             raise self._elsewhere()
         self._loop = loop
 
@@ -604,3 +410,197 @@ def unknown_agent(agent_id: str) -> InvalidFieldError:
     """Return the error for an agent that may not ask, or not any more."""
     problem = f"{agent_id!r} is not registered; register it, or give None for agents"
     return InvalidFieldError("agent_id", problem)
+
+
+# A grant: one permit of a resource, for one task of one agent, until it is released.
+#
+# Rule: a permit is freed exactly once, however often its grant is released.
+
+NOTHING = (0, 0)
+
+_current: ContextVar[Grant | None] = ContextVar("headgate_grant", default=None)
+
+
+class Grant:
+    """A permit that somebody has, with the task that it is for and the money that is held for it.
+
+    `model` is the one that the call may use: where a budget was too small for the one that was
+    asked for, the cheaper one that the caller named.
+    """
+
+    __slots__ = (
+        "_counted",
+        "_held",
+        "_holding",
+        "_task",
+        "charged_micro_usd",
+        "entry",
+        "is_released",
+        "lane",
+        "model",
+        "wait_seconds",
+        "wait_ticks",
+    )
+
+    def __init__(self, lane: Lane, entry: Entry, wait_ticks: int, wait_seconds: float) -> None:
+        self.lane = lane
+        self.entry = entry
+        self.is_released = False
+        self.wait_ticks = wait_ticks
+        self.wait_seconds = wait_seconds
+        self.model: str | None = None
+        self.charged_micro_usd: int | None = None
+        self._counted = NOTHING
+        self._task = entry.task
+        self._held: HeldMoney | None = None
+        self._holding: AbstractAsyncContextManager[HeldMoney] | None = None
+
+    def __repr__(self) -> str:
+        state = "released" if self.is_released else "held"
+        return f"Grant(agent_id={self.agent_id!r}, weight={self.weight:g}, {state})"
+
+    @property
+    def agent_id(self) -> str:
+        """Whose permit it is."""
+        return self.lane.agent_id
+
+    @property
+    def weight(self) -> float:
+        """What its task counted in the queue."""
+        return self.entry.weight_micro / MICRO
+
+    @property
+    def task(self) -> Task:
+        """The task that it is for; one of weight 1 where none was submitted."""
+        if self._task is None:
+            self._task = Task(agent_id=self.lane.agent_id, enqueued_tick=self.entry.tick)
+        return self._task
+
+    @property
+    def held(self) -> HeldMoney | None:
+        """The money that is held for it, None without a budget."""
+        return self._held
+
+    def charge(self, actual_usd: Amount, *, tokens: int | None = None) -> None:
+        """Report what the call cost in all; a later report replaces it.
+
+        With a budget it is booked when the grant is released, and a call that reports nothing is
+        taken to have used all that was held. Without one it only counts in the stats.
+        """
+        cost = to_micro_usd(actual_usd, field="actual_usd")
+        if self.is_released:
+            raise IllegalSettlementError(
+                subject=f"the grant of {self.agent_id!r}",
+                current="released",
+                wanted="charged",
+                allowed=(),
+                advice="report the cost before the permit is released",
+            )
+        if self._held is not None:
+            self._held.charge(actual_usd, tokens=tokens)
+        self._count(cost, 0 if tokens is None else to_tokens(tokens))
+        self.charged_micro_usd = cost
+
+    def not_charged(self) -> None:
+        """Report that the provider cannot have charged."""
+        if self._held is not None:
+            self._held.not_charged()
+
+    def attach(
+        self, holding: AbstractAsyncContextManager[HeldMoney], held: HeldMoney, model: str | None
+    ) -> None:
+        """Give it the money that was held for it."""
+        self._holding, self._held, self.model = holding, held, model
+
+    async def settle(self, error: BaseException | None) -> None:
+        """Book what the call cost; afterwards nothing is held any more."""
+        holding, self._holding = self._holding, None
+        if holding is None or self._held is None:
+            return
+        try:
+            await holding.__aexit__(
+                None if error is None else type(error),
+                error,
+                None if error is None else error.__traceback__,
+            )
+        finally:
+            cost = (0, 0) if self._held.is_given_back else self._held.cost
+            self._count(*cost)
+
+    def _count(self, micro_usd: int, tokens: int) -> None:
+        counted_micro_usd, counted_tokens = self._counted
+        self.lane.counters.charged(micro_usd - counted_micro_usd, tokens - counted_tokens)
+        self._counted = (micro_usd, tokens)
+
+
+def current_grant() -> Grant | None:
+    """Return the grant under which this code was called by `wrap`, None outside of one.
+
+    Tasks that a call has started and left behind are outside of it when it has ended.
+    """
+    grant = _current.get()
+    return None if grant is None or grant.is_released else grant
+
+
+@contextmanager
+def granted_to(grant: Grant) -> Iterator[None]:
+    """Let what is called meanwhile find the grant that it runs under."""
+    token = _current.set(grant)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+# What the scheduler did lately, as lines that a person can read.
+#
+# Only the latest events are kept. They are tuples until somebody looks, because an event is noted
+# far more often than it is read.
+
+DEFAULT_EVENTS = 1_000
+MAX_EVENTS = 1_000_000
+
+
+class SchedulerEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One step: when, at which tick, of which agent, and how many of its tasks wait then.
+
+    A task is queued and granted, and its permit released. Who gives up is withdrawn; a grant that
+    nobody came for is handed back, and one that a budget cannot hold is refused.
+    `wait_ticks` is how long the task of a grant had waited.
+    """
+
+    kind: str
+    at_seconds: float
+    tick: int
+    agent_id: str
+    queued: int
+    wait_ticks: int
+
+    def __str__(self) -> str:
+        waited = f", waited {self.wait_ticks} ticks" if self.kind == "granted" else ""
+        when = f"{self.at_seconds:12.3f}  tick {self.tick:<6}"
+        return f"{when} {self.kind:<11}  {self.agent_id} ({self.queued} queued{waited})"
+
+
+class Trace:
+    """The latest events, the newest last; printed, it is one line for each."""
+
+    def __init__(self, most_events: int) -> None:
+        self.lines: deque[tuple[str, float, int, str, int, int]] = deque(maxlen=most_events)
+
+    def events(self) -> list[SchedulerEvent]:
+        """Return what is kept, the oldest first."""
+        return [
+            SchedulerEvent(
+                kind=kind,
+                at_seconds=at_seconds,
+                tick=tick,
+                agent_id=agent_id,
+                queued=queued,
+                wait_ticks=wait_ticks,
+            )
+            for kind, at_seconds, tick, agent_id, queued, wait_ticks in self.lines
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(str(event) for event in self.events())

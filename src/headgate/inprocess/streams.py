@@ -1,6 +1,6 @@
-"""A stream holds its place until it is exhausted, closed, or forgotten.
+"""A stream holds its permit until it is exhausted, closed, or forgotten.
 
-A provider answers in pieces, and the call is not over before the last of them. Rule: the place is
+A provider answers in pieces, and the call is not over before the last of them. Rule: the permit is
 freed once, also for a stream that nobody reads to its end, or ever starts to read; and not before
 what runs in it has ended.
 """
@@ -20,7 +20,7 @@ END = object()
 
 
 class End(Protocol):
-    """What frees the place, once: with what ended the stream, and whether all of it was read."""
+    """What frees the permit, once: with what ended the stream, and whether all of it was read."""
 
     async def __call__(self, error: BaseException | None, *, is_whole: bool) -> None:
         """Free it."""
@@ -29,7 +29,7 @@ class End(Protocol):
 class GovernedStream(Generic[Item]):
     """An async iterator over somebody else's, with whatever else that one can do.
 
-    `grant` is the place that it holds; it reports there what it costs.
+    `grant` is the permit that it holds; it reports there what it costs.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class GovernedStream(Generic[Item]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the source, and free the place; while it is read, when that step has ended."""
+        """Close the source, and free the permit; while it is read, when that step has ended."""
         try:
             with granted_to(self.grant):
                 await _close_all(self._source, self._original)

@@ -249,7 +249,7 @@ _PIECE_BYTES = 64 * 1024
 _DETECT_HEADER = 32 + zlib.MAX_WBITS
 
 
-class AnswerReader:
+class ResponseReader:
     """Reads along with one answer."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""A provider on loopback, a budget, a resource of one place, and the four clients of two SDKs."""
+"""A provider on loopback, a budget, a resource of one permit, and the four clients of two SDKs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COST = upstream.INPUT_TOKENS + 10 * upstream.OUTPUT_TOKENS
 
 
 class Scene:
-    """What a test has, and the books that it looks at afterwards."""
+    """What a test has, and the ledger that it looks at afterwards."""
 
     def __init__(self, endpoint: Endpoint, fields: dict[str, Any]) -> None:
         self.endpoint = endpoint

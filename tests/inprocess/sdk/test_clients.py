@@ -90,7 +90,7 @@ def answering(request: httpx2.Request) -> httpx2.Response:
     return httpx2.Response(200, json=upstream.CHAT)
 
 
-def test_threads_without_any_loop_share_places_and_a_budget() -> None:
+def test_threads_without_any_loop_share_permits_and_a_budget() -> None:
     together = [0, 0]
     lock = threading.Lock()
 
@@ -119,7 +119,7 @@ def test_threads_without_any_loop_share_places_and_a_budget() -> None:
 
 
 def test_a_budget_at_a_url_is_kept_between_calls(tmp_path_factory: pytest.TempPathFactory) -> None:
-    url = f"sqlite:///{tmp_path_factory.mktemp('books')}/budget.db"
+    url = f"sqlite:///{tmp_path_factory.mktemp('ledger')}/budget.db"
 
     def client() -> httpx2.Client:
         return sync_client(
@@ -215,14 +215,14 @@ def test_a_bare_install_says_which_extra_it_needs() -> None:
 try:
     import headgate.inprocess.sdk
 except ImportError as error:
-    assert "headgate[adapters]" in str(error)
+    assert "headgate[sdk]" in str(error)
 else:
     raise AssertionError
 """
     probe(statement, installed=BARE_INSTALL)
 
 
-async def test_books_that_a_client_opened_are_closed_with_it() -> None:
+async def test_a_ledger_that_a_client_opened_is_closed_with_it() -> None:
     client = async_client(
         tracker="memory:",
         scope=SCOPE,

@@ -1,4 +1,4 @@
-"""Calls of the real SDKs take a place, hold their estimate, and are booked at what they used."""
+"""Calls of the real SDKs take a permit, hold their estimate, and are booked at what they used."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_a_compressed_stream_is_read_too(sdk: Sdk) -> None:
         assert await made.booked() == USED
 
 
-async def test_place_and_money_are_held_while_a_call_is_under_way(sdk: Sdk) -> None:
+async def test_permit_and_money_are_held_while_a_call_is_under_way(sdk: Sdk) -> None:
     answer = Stream(sdk.events, hang_after=3)
     async with scene(answer) as made:
         asking = asyncio.ensure_future(sdk.ask(made, stream=True, timeout=0.3))
@@ -100,8 +100,8 @@ async def test_a_model_without_a_price_is_refused(sdk: Sdk) -> None:
         assert await made.booked() == (0, 0)
 
 
-async def test_no_place_in_time_is_told_and_not_tried_again(sdk: Sdk) -> None:
-    async with scene(whole(sdk.body), place_timeout=0.01) as made:
+async def test_no_permit_in_time_is_told_and_not_tried_again(sdk: Sdk) -> None:
+    async with scene(whole(sdk.body), permit_timeout=0.01) as made:
         async with made.scheduler.acquire("other"):
             with pytest.raises(PermitTimeoutError):
                 await sdk.ask(made, retries=2)

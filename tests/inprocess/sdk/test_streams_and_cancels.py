@@ -49,7 +49,7 @@ def openai_of(made: Scene) -> openai.AsyncOpenAI:
 
 
 @async_sdks
-async def test_a_call_that_is_cancelled_while_it_waits_for_a_place_costs_nothing(sdk: Sdk) -> None:
+async def test_a_call_that_is_cancelled_while_it_waits_for_a_permit_costs_nothing(sdk: Sdk) -> None:
     async with scene(whole(sdk.body)) as made:
         async with made.scheduler.acquire("other"):
             asking = asyncio.ensure_future(sdk.ask(made))
@@ -85,7 +85,7 @@ async def test_a_stream_that_is_cancelled_costs_the_estimate(sdk: Sdk) -> None:
         assert await made.booked() == estimate_of(made.endpoint.seen[0])
 
 
-async def test_a_stream_that_is_left_early_frees_its_place_and_costs_the_estimate() -> None:
+async def test_a_stream_that_is_left_early_frees_its_permit_and_costs_the_estimate() -> None:
     answer = Stream(upstream.CHAT_STREAM, hang_after=1)
     async with scene(answer) as made, openai_of(made) as sdk:
         async with await sdk.chat.completions.create(**CHAT, stream=True) as chunks:
@@ -161,7 +161,7 @@ async def test_embeddings_are_governed() -> None:
 
 async def test_what_asks_no_model_passes_and_what_may_cost_is_refused() -> None:
     models = whole({"object": "list", "data": []})
-    async with scene(models, place_timeout=0.01) as made, openai_of(made) as sdk:
+    async with scene(models, permit_timeout=0.01) as made, openai_of(made) as sdk:
         async with made.scheduler.acquire("other"):
             await sdk.models.list()
             with pytest.raises(UngovernedRequestError, match="allow_other"):
@@ -265,15 +265,15 @@ async def test_each_call_asks_whose_it_is() -> None:
         async with openai_of(made) as sdk:
             await sdk.chat.completions.create(**CHAT)
             await sdk.chat.completions.create(**CHAT)
-        assert [lane.agent_id for lane in made.scheduler.figures()] == ["first", "second"]
+        assert [lane.agent_id for lane in made.scheduler.stats()] == ["first", "second"]
 
 
 async def test_heavier_models_and_prompts_weigh_more() -> None:
     async with scene(whole(upstream.CHAT)) as made, openai_of(made) as sdk:
         long: Any = [{"role": "user", "content": "x" * 8_000}]
         await sdk.chat.completions.create(**{**CHAT, "messages": long})
-        (figures,) = made.scheduler.figures()
-        assert figures.weight == pytest.approx(3 * 2, rel=0.02)
+        (stats,) = made.scheduler.stats()
+        assert stats.weight == pytest.approx(3 * 2, rel=0.02)
 
 
 async def test_nothing_of_a_prompt_or_a_key_is_logged(

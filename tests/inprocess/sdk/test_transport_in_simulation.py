@@ -1,4 +1,4 @@
-"""Whatever is cancelled, refused or lost when: places come back, and nothing stays reserved."""
+"""Whatever is cancelled, refused or lost when: permits come back, and nothing stays reserved."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_nothing_is_leaked(
                 tracker=tracker,
                 scope=SCOPE,
                 prices=PRICES,
-                place_timeout=4,
+                permit_timeout=4,
                 pause_when_limited=pauses,
                 transport=Provider(ANSWERS[caller.answer]),
             )
@@ -183,7 +183,7 @@ def test_a_long_call_keeps_its_lease() -> None:
     assert simulate(main).result == COST
 
 
-def test_no_answer_is_given_before_there_is_a_place() -> None:
+def test_no_answer_is_given_before_there_is_a_permit() -> None:
     async def main(loop: SimulatedLoop) -> list[float]:
         provider = Provider(ANSWERS["streamed"])
         client = async_client(

@@ -1,7 +1,7 @@
 """Governing what is built on an HTTP client: the SDKs of OpenAI and Anthropic take one of these.
 
-A governed client holds the estimate of a call, waits for its place, sends it, and books what the
-answer says was used. It changes nothing that is sent or answered unless it is asked to.
+A governed client holds the estimate of a call, waits for its permit, sends it, and books what the
+response says was used. It changes nothing that is sent or answered unless it is asked to.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "httpx2":
         raise
-    message = "headgate.inprocess.sdk needs the package httpx2; install headgate[adapters]"
+    message = "headgate.sdk needs the package httpx2; install headgate[sdk]"
     raise ImportError(message) from None
 
 from headgate.inprocess.sdk.clients import async_client, sync_client

@@ -41,7 +41,7 @@ class GovernorFields(TypedDict, total=False):
     prices: PriceList | None
     max_tokens: int
     cheaper: Mapping[str, str] | None
-    place_timeout: float | None
+    permit_timeout: float | None
     lease_seconds: float
     ask_stream_usage: bool
     pause_when_limited: bool
@@ -54,8 +54,8 @@ def async_client(
 ) -> httpx2.AsyncClient:
     """Return a client for `AsyncOpenAI` and `AsyncAnthropic`; `fields` are those of a `Governor`.
 
-    It belongs to the event loop of its scheduler. A `transport` of your own takes the place of the
-    usual connections and proxies.
+    It belongs to the event loop of its scheduler. A `transport` of your own replaces the usual
+    connections and proxies.
     """
     governor = Governor(**fields)
     proxies = {} if transport is not None else proxies_of(getproxies())
@@ -84,7 +84,7 @@ def sync_client(
 ) -> httpx2.Client:
     """Return a client for `OpenAI` and `Anthropic`; `fields` are those of a `Governor`.
 
-    Places and money are asked for on `loop`, which must be running in another thread than the one
+    Permits and money are asked for on `loop`, which must be running in another thread than the one
     that calls. Without one they are asked for on a loop that all such clients of the process share,
     and then nothing else may use their scheduler, and trackers are best given as URLs.
     """

@@ -1,19 +1,19 @@
-"""One call to a model: its place and its money, from before it is sent until its answer is read.
+"""One call to a model: its permit and its money, from before it is sent until its response is read.
 
 | what happens | what is booked |
 | --- | --- |
-| no place, no money, cancelled before it was sent | nothing |
+| no permit, no money, cancelled before it was sent | nothing |
 | the connection was not made | nothing |
 | an error status | as of an `http` target: nothing for 429 and other 4xx, otherwise the estimate |
 | a redirect of the call (307, 308) | nothing: it is sent elsewhere, as a call of its own |
 | another redirect | the estimate: the work may be done, and only its result is fetched |
-| an answer that says what it used | that |
-| an answer that does not | the estimate |
+| a response that says what it used | that |
+| a response that does not | the estimate |
 | a stream that was cut off, closed or cancelled | the estimate, or what was counted if it is more |
-| no answer: timeout, connection lost, cancelled | the estimate |
+| no response: timeout, connection lost, cancelled | the estimate |
 
-Rule: however it ends, its place is freed once and its reservation settled once. A settlement that
-fails does not take the answer away; the end of its lease books the reservation in full.
+Rule: however it ends, its permit is freed once and its reservation settled once. A settlement that
+fails does not take the response away; the end of its lease books the reservation in full.
 """
 
 from __future__ import annotations
@@ -39,10 +39,306 @@ from headgate.inprocess.budget import Estimate
 from headgate.inprocess.scheduler import Acquisition
 from headgate.providers.requests import ModelCall, with_model, with_stream_usage
 from headgate.providers.transport import NOT_SENDABLE, NOT_SENT
-from headgate.providers.usage import READABLE_CODINGS, AnswerReader
+from headgate.providers.usage import READABLE_CODINGS, ResponseReader
 
 if TYPE_CHECKING:
-    from headgate.inprocess.sdk.governor import Books, Governor
+    from headgate.inprocess.sdk.governor import Governor, SharedTracker
+
+
+_SAME_CALL_ELSEWHERE = frozenset((307, 308))
+_log = logging.getLogger("headgate.sdk")
+
+
+class GovernedCall:
+    """A call under way: `begin` before it is sent, `finish` when its response was read."""
+
+    def __init__(
+        self,
+        governor: Governor,
+        request: httpx2.Request,
+        body: bytes,
+        *,
+        asked: ModelCall,
+        agent_id: str,
+        scopes: tuple[str, ...],
+        estimate: Estimate | None,
+    ) -> None:
+        self._governor = governor
+        self._request = request
+        self._body = body
+        self._asked = asked
+        self._agent_id = agent_id
+        self._scopes = scopes
+        self._estimate = estimate
+        self._model = asked.model
+        self._permit: Acquisition | None = None
+        self._tracker_in_use: SharedTracker | None = None
+        self._holding: AbstractAsyncContextManager[HeldMoney] | None = None
+        self._held: HeldMoney | None = None
+        self._reader: ResponseReader | None = None
+        self._refusal: Outcome | None = None
+        self._is_sent = False
+        self._is_over = False
+        # In a program with threads, who gives up waiting may finish what is still beginning.
+        self._turn = asyncio.Lock()
+
+    async def begin(self) -> None:
+        """Take a permit, then hold the estimate; who does not get both keeps neither."""
+        async with self._turn:
+            try:
+                await self._take_permit()
+                await self._hold_money()
+            except BaseException as error:
+                await self._hand_back()
+                if isinstance(error, HeadgateError):
+                    let_pass(error, self._request.headers)
+                raise
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether it may be charged for."""
+        return self._is_sent
+
+    def to_send(self) -> httpx2.Request:
+        """Return the request as it is to be sent; from here on it may be charged for."""
+        self._is_sent = True
+        request, given = self._request, self._body
+        body = given
+        self._body = b""
+        if self._model != self._asked.model:
+            body = with_model(body, self._model)
+        if self._governor.ask_stream_usage:
+            body = with_stream_usage(request.url.path, body)
+        if body is not given:
+            request = _with_body(request, body)
+        _keep_to_readable_codings(request)
+        return request
+
+    def failed(self, error: BaseException) -> None:
+        """Note that there is no response, and why."""
+        if isinstance(error, (*NOT_SENT, *NOT_SENDABLE)):
+            self._not_charged()
+
+    def received(self, response: httpx2.Response) -> None:
+        """Note the head of the response."""
+        if response.is_success:
+            self._reader = ResponseReader(response.headers)
+        elif response.status_code in _SAME_CALL_ELSEWHERE and response.has_redirect_location:
+            self._not_charged()
+        else:
+            self._refusal = refused(response.status_code, response.headers, "", now=time.time())
+
+    def read(self, chunk: bytes) -> None:
+        """Read along with the response."""
+        if self._reader is not None and self._held is not None:
+            self._reader.feed(chunk)
+
+    async def finish(self) -> None:
+        """Free the permit and book what the call cost, once."""
+        async with self._turn:
+            if self._is_over:
+                return
+            self._is_over = True
+            try:
+                self._report()
+            except Exception as error:  # noqa: BLE001  prices may be somebody else's
+                problem = "what a call cost was not read, the estimate is booked: %s"
+                _log.warning(problem, type(error).__name__)
+            finally:
+                await self._end()
+
+    async def _take_permit(self) -> None:
+        """Take a permit while no pause is on; one that is given during a pause is handed back."""
+        pauses, timeout = self._governor.pauses, self._governor.permit_timeout
+        if pauses is None:
+            await self._ask_for_permit(timeout)
+            return
+        now = asyncio.get_running_loop().time
+        ends = None if timeout is None else now() + timeout
+        while True:
+            await self._wait_for(pauses, ends)
+            await self._ask_for_permit(None if ends is None else max(ends - now(), 0.0))
+            if not pauses.is_on:
+                return
+            await self._hand_back()
+
+    async def _wait_for(self, pauses: Pauses, ends: float | None) -> None:
+        try:
+            async with asyncio.timeout_at(ends):
+                await pauses.wait()
+        except TimeoutError:
+            raise self._paused_too_long() from None
+
+    def _paused_too_long(self) -> PermitTimeoutError:
+        seconds, scheduler = self._governor.permit_timeout or 0.0, self._governor.scheduler
+        resource = "provider" if scheduler is None else scheduler.resource.name
+        error = PermitTimeoutError(resource, self._agent_id, seconds)
+        line = f"the provider asked for a pause that takes longer than {seconds:g} seconds"
+        error.args = (f"{line}; ask again later, or give a longer permit_timeout",)
+        return error
+
+    async def _ask_for_permit(self, seconds: float | None) -> None:
+        scheduler = self._governor.scheduler
+        if scheduler is None:
+            return
+        weight = estimate_weight(self._asked.model, self._asked.prompt_chars)
+        permit = scheduler.acquire(
+            self._agent_id,
+            task=Task(agent_id=self._agent_id, weight=weight, scopes=self._scopes),
+            timeout=seconds,
+            estimate=self._estimate,
+        )
+        grant = await permit
+        self._permit, self._held = permit, grant.held
+        self._model = grant.model or self._model
+
+    async def _hold_money(self) -> None:
+        shared = self._governor.tracker
+        if shared is None or self._estimate is None:
+            return
+        tracker = await shared.use()
+        self._tracker_in_use = shared
+        scope, *also = self._scopes
+        holding = hold(
+            tracker,
+            scope,
+            self._estimate.usd,
+            tokens=self._estimate.tokens,
+            also=also,
+            lease_seconds=self._governor.lease_seconds,
+        )
+        self._held = await holding.__aenter__()
+        self._holding = holding
+
+    def _report(self) -> None:
+        """Tell the held money, and those who wait, what became of the call."""
+        if not self._is_sent:
+            self._not_charged()
+            return
+        outcome = self._refusal
+        pauses = self._governor.pauses
+        if pauses is not None:
+            if isinstance(outcome, Limited):
+                pauses.begin(outcome, asyncio.get_running_loop().time())
+            elif self._reader is not None:
+                pauses.responded()
+        if self._held is None or (outcome is None and self._reader is None):
+            return
+        cost = self._cost(self._held, outcome)
+        if cost.micro_usd == 0 and cost.tokens == 0:
+            self._held.not_charged()
+        else:
+            self._held.charge(_usd(cost.micro_usd or 0), tokens=cost.tokens)
+
+    def _cost(self, held: HeldMoney, refusal: Outcome | None) -> Usage:
+        usage, is_all = Usage(), True
+        if refusal is None and self._reader is not None:
+            usage, is_all = self._reader.usage(self._governor.prices, priced_as=self._model)
+        cost = cost_of(
+            refusal or Succeeded(usage=usage),
+            reserved_tokens=held.tokens,
+            reserved_micro_usd=held.micro_usd,
+        )
+        if is_all:
+            return cost
+        return Usage(
+            tokens=max(cost.tokens or 0, held.tokens),
+            micro_usd=max(cost.micro_usd or 0, held.micro_usd),
+        )
+
+    def _not_charged(self) -> None:
+        if self._held is not None:
+            self._held.not_charged()
+
+    async def _hand_back(self) -> None:
+        """Give permit and money back before anything was sent."""
+        self._not_charged()
+        await self._end()
+        self._held = None
+
+    async def _end(self) -> None:
+        """Free the permit, settle, leave the tracker; what cannot be done stops nothing else."""
+        permit, self._permit = self._permit, None
+        holding, self._holding = self._holding, None
+        tracker, self._tracker_in_use = self._tracker_in_use, None
+        try:
+            if permit is not None:
+                await self._settled(permit.__aexit__(None, None, None))
+        finally:
+            try:
+                if holding is not None:
+                    await self._settled(holding.__aexit__(None, None, None))
+            finally:
+                if tracker is not None:
+                    await self._settled(tracker.leave())
+
+    async def _settled(self, settling: Awaitable[object]) -> None:
+        try:
+            await settling
+        except HeadgateError as error:
+            self._governor.not_settled(error)
+        except Exception as error:  # noqa: BLE001  a tracker may be somebody else's
+            problem = f"the tracker failed with {type(error).__name__}: {error}"
+            self._governor.not_settled(LedgerUnavailableError(problem))
+
+
+def _usd(micro_usd: int) -> Decimal:
+    return Decimal(micro_usd).scaleb(-6)
+
+
+def _with_body(request: httpx2.Request, body: bytes) -> httpx2.Request:
+    headers = request.headers.copy()
+    headers.pop("content-length", None)
+    return httpx2.Request(
+        request.method,
+        request.url,
+        headers=headers,
+        content=body,
+        extensions=request.extensions,
+    )
+
+
+def _keep_to_readable_codings(request: httpx2.Request) -> None:
+    """Leave out the codings that could not be read here; the response is the same without them."""
+    accepted = request.headers.get("accept-encoding", "").lower()
+    codings = [coding.strip() for coding in accepted.split(",")]
+    readable = [coding for coding in codings if coding in READABLE_CODINGS]
+    request.headers["accept-encoding"] = ", ".join(readable) or "identity"
+
+
+# Leaving a provider alone for as long as it asked.
+#
+# Rule: whoever comes during a pause waits before it asks for a permit, and whoever is given one
+# during a pause hands it back. So nobody holds a permit or money for a call that would be turned
+# away.
+
+
+class Pauses:
+    """When the next call may be sent; it belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._hits = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether no call is to be sent now."""
+        return self._until > asyncio.get_running_loop().time()
+
+    async def wait(self) -> None:
+        """Wait until no pause is on; a new one may begin meanwhile."""
+        loop = asyncio.get_running_loop()
+        while (seconds := self._until - loop.time()) > 0:  # noqa: ASYNC110  it may be prolonged
+            await asyncio.sleep(seconds)
+
+    def begin(self, limited: Limited, now: float) -> None:
+        """Note that the provider asked for a pause."""
+        self._hits += 1
+        self._until = max(self._until, now + pause_seconds(limited, self._hits))
+
+    def responded(self) -> None:
+        """Note that the provider answered."""
+        self._hits = 0
 
 
 # Errors that pass through an SDK as they are.
@@ -82,299 +378,3 @@ def _both(plain: type[HeadgateError], kind: type[Any]) -> type[HeadgateError]:
         "__reduce__": reduced,
     }
     return type(plain.__name__, (plain, kind), members)
-
-
-_SAME_CALL_ELSEWHERE = frozenset((307, 308))
-_log = logging.getLogger("headgate.adapters")
-
-
-class GovernedCall:
-    """A call on its way; `begin` before it is sent, `finish` when its answer was read or closed."""
-
-    def __init__(
-        self,
-        governor: Governor,
-        request: httpx2.Request,
-        body: bytes,
-        *,
-        asked: ModelCall,
-        agent_id: str,
-        scopes: tuple[str, ...],
-        estimate: Estimate | None,
-    ) -> None:
-        self._governor = governor
-        self._request = request
-        self._body = body
-        self._asked = asked
-        self._agent_id = agent_id
-        self._scopes = scopes
-        self._estimate = estimate
-        self._model = asked.model
-        self._place: Acquisition | None = None
-        self._books: Books | None = None
-        self._holding: AbstractAsyncContextManager[HeldMoney] | None = None
-        self._held: HeldMoney | None = None
-        self._reader: AnswerReader | None = None
-        self._refusal: Outcome | None = None
-        self._is_sent = False
-        self._is_over = False
-        # In a program with threads, who gives up waiting may finish what is still beginning.
-        self._turn = asyncio.Lock()
-
-    async def begin(self) -> None:
-        """Take a place, then hold the estimate; who does not get both keeps neither."""
-        async with self._turn:
-            try:
-                await self._take_place()
-                await self._hold_money()
-            except BaseException as error:
-                await self._hand_back()
-                if isinstance(error, HeadgateError):
-                    let_pass(error, self._request.headers)
-                raise
-
-    @property
-    def is_sent(self) -> bool:
-        """Whether it may be charged for."""
-        return self._is_sent
-
-    def to_send(self) -> httpx2.Request:
-        """Return the request as it is to be sent; from here on it may be charged for."""
-        self._is_sent = True
-        request, given = self._request, self._body
-        body = given
-        self._body = b""
-        if self._model != self._asked.model:
-            body = with_model(body, self._model)
-        if self._governor.ask_stream_usage:
-            body = with_stream_usage(request.url.path, body)
-        if body is not given:
-            request = _with_body(request, body)
-        _keep_to_readable_codings(request)
-        return request
-
-    def failed(self, error: BaseException) -> None:
-        """Note that there is no answer, and why."""
-        if isinstance(error, (*NOT_SENT, *NOT_SENDABLE)):
-            self._not_charged()
-
-    def answered(self, response: httpx2.Response) -> None:
-        """Note the head of the answer."""
-        if response.is_success:
-            self._reader = AnswerReader(response.headers)
-        elif response.status_code in _SAME_CALL_ELSEWHERE and response.has_redirect_location:
-            self._not_charged()
-        else:
-            self._refusal = refused(response.status_code, response.headers, "", now=time.time())
-
-    def read(self, chunk: bytes) -> None:
-        """Read along with the answer."""
-        if self._reader is not None and self._held is not None:
-            self._reader.feed(chunk)
-
-    async def finish(self) -> None:
-        """Free the place and book what the call cost, once."""
-        async with self._turn:
-            if self._is_over:
-                return
-            self._is_over = True
-            try:
-                self._report()
-            except Exception as error:  # noqa: BLE001  prices may be somebody else's
-                problem = "what a call cost was not read, the estimate is booked: %s"
-                _log.warning(problem, type(error).__name__)
-            finally:
-                await self._end()
-
-    async def _take_place(self) -> None:
-        """Take a place while no pause is on; one that is given during a pause is handed back."""
-        pauses, timeout = self._governor.pauses, self._governor.place_timeout
-        if pauses is None:
-            await self._ask_for_place(timeout)
-            return
-        now = asyncio.get_running_loop().time
-        ends = None if timeout is None else now() + timeout
-        while True:
-            await self._wait_for(pauses, ends)
-            await self._ask_for_place(None if ends is None else max(ends - now(), 0.0))
-            if not pauses.is_on:
-                return
-            await self._hand_back()
-
-    async def _wait_for(self, pauses: Pauses, ends: float | None) -> None:
-        try:
-            async with asyncio.timeout_at(ends):
-                await pauses.wait()
-        except TimeoutError:
-            raise self._paused_too_long() from None
-
-    def _paused_too_long(self) -> PermitTimeoutError:
-        seconds, scheduler = self._governor.place_timeout or 0.0, self._governor.scheduler
-        resource = "provider" if scheduler is None else scheduler.resource.name
-        error = PermitTimeoutError(resource, self._agent_id, seconds)
-        line = f"the provider asked for a pause that takes longer than {seconds:g} seconds"
-        error.args = (f"{line}; ask again later, or give a longer place_timeout",)
-        return error
-
-    async def _ask_for_place(self, seconds: float | None) -> None:
-        scheduler = self._governor.scheduler
-        if scheduler is None:
-            return
-        weight = estimate_weight(self._asked.model, self._asked.prompt_chars)
-        place = scheduler.acquire(
-            self._agent_id,
-            task=Task(agent_id=self._agent_id, weight=weight, scopes=self._scopes),
-            timeout=seconds,
-            estimate=self._estimate,
-        )
-        grant = await place
-        self._place, self._held = place, grant.held
-        self._model = grant.model or self._model
-
-    async def _hold_money(self) -> None:
-        books = self._governor.books
-        if books is None or self._estimate is None:
-            return
-        tracker = await books.use()
-        self._books = books
-        scope, *also = self._scopes
-        holding = hold(
-            tracker,
-            scope,
-            self._estimate.usd,
-            tokens=self._estimate.tokens,
-            also=also,
-            lease_seconds=self._governor.lease_seconds,
-        )
-        self._held = await holding.__aenter__()
-        self._holding = holding
-
-    def _report(self) -> None:
-        """Tell the held money, and those who wait, what became of the call."""
-        if not self._is_sent:
-            self._not_charged()
-            return
-        outcome = self._refusal
-        pauses = self._governor.pauses
-        if pauses is not None:
-            if isinstance(outcome, Limited):
-                pauses.begin(outcome, asyncio.get_running_loop().time())
-            elif self._reader is not None:
-                pauses.answered()
-        if self._held is None or (outcome is None and self._reader is None):
-            return
-        cost = self._cost(self._held, outcome)
-        if cost.micro_usd == 0 and cost.tokens == 0:
-            self._held.not_charged()
-        else:
-            self._held.charge(_usd(cost.micro_usd or 0), tokens=cost.tokens)
-
-    def _cost(self, held: HeldMoney, refusal: Outcome | None) -> Usage:
-        usage, is_all = Usage(), True
-        if refusal is None and self._reader is not None:
-            usage, is_all = self._reader.usage(self._governor.prices, priced_as=self._model)
-        cost = cost_of(
-            refusal or Succeeded(usage=usage),
-            reserved_tokens=held.tokens,
-            reserved_micro_usd=held.micro_usd,
-        )
-        if is_all:
-            return cost
-        return Usage(
-            tokens=max(cost.tokens or 0, held.tokens),
-            micro_usd=max(cost.micro_usd or 0, held.micro_usd),
-        )
-
-    def _not_charged(self) -> None:
-        if self._held is not None:
-            self._held.not_charged()
-
-    async def _hand_back(self) -> None:
-        """Give place and money back before anything was sent."""
-        self._not_charged()
-        await self._end()
-        self._held = None
-
-    async def _end(self) -> None:
-        """Free the place, settle, and leave the books; what cannot be done stops nothing else."""
-        place, self._place = self._place, None
-        holding, self._holding = self._holding, None
-        books, self._books = self._books, None
-        try:
-            if place is not None:
-                await self._settled(place.__aexit__(None, None, None))
-        finally:
-            try:
-                if holding is not None:
-                    await self._settled(holding.__aexit__(None, None, None))
-            finally:
-                if books is not None:
-                    await self._settled(books.leave())
-
-    async def _settled(self, settling: Awaitable[object]) -> None:
-        try:
-            await settling
-        except HeadgateError as error:
-            self._governor.not_settled(error)
-        except Exception as error:  # noqa: BLE001  a tracker may be somebody else's
-            problem = f"the tracker failed with {type(error).__name__}: {error}"
-            self._governor.not_settled(LedgerUnavailableError(problem))
-
-
-def _usd(micro_usd: int) -> Decimal:
-    return Decimal(micro_usd).scaleb(-6)
-
-
-def _with_body(request: httpx2.Request, body: bytes) -> httpx2.Request:
-    headers = request.headers.copy()
-    headers.pop("content-length", None)
-    return httpx2.Request(
-        request.method,
-        request.url,
-        headers=headers,
-        content=body,
-        extensions=request.extensions,
-    )
-
-
-def _keep_to_readable_codings(request: httpx2.Request) -> None:
-    """Leave out the codings that could not be read here; the answer is the same without them."""
-    accepted = request.headers.get("accept-encoding", "").lower()
-    codings = [coding.strip() for coding in accepted.split(",")]
-    readable = [coding for coding in codings if coding in READABLE_CODINGS]
-    request.headers["accept-encoding"] = ", ".join(readable) or "identity"
-
-
-# Leaving a provider alone for as long as it asked.
-#
-# Rule: whoever comes during a pause waits before it asks for a place, and whoever is given one
-# during a pause hands it back. So nobody holds a place or money for a call that would be turned
-# away.
-
-
-class Pauses:
-    """When the next call may be sent; it belongs to one event loop."""
-
-    def __init__(self) -> None:
-        self._until = 0.0
-        self._hits = 0
-
-    @property
-    def is_on(self) -> bool:
-        """Whether no call is to be sent now."""
-        return self._until > asyncio.get_running_loop().time()
-
-    async def wait(self) -> None:
-        """Wait until no pause is on; a new one may begin meanwhile."""
-        loop = asyncio.get_running_loop()
-        while (seconds := self._until - loop.time()) > 0:  # noqa: ASYNC110  it may be prolonged
-            await asyncio.sleep(seconds)
-
-    def begin(self, limited: Limited, now: float) -> None:
-        """Note that the provider asked for a pause."""
-        self._hits += 1
-        self._until = max(self._until, now + pause_seconds(limited, self._hits))
-
-    def answered(self) -> None:
-        """Note that the provider answered."""
-        self._hits = 0

@@ -1,4 +1,4 @@
-"""Who a client's calls are for: whose place they take, whose money they are, at which prices.
+"""Who a client's calls are for: whose permit they take, whose money they are, at which prices.
 
 Rule: nothing that costs passes unseen. A call whose price nobody knows is refused, and so is a
 request of a kind that is not known here, unless it was said that those may pass.
@@ -21,83 +21,13 @@ from headgate.inprocess.sdk.governed_call import GovernedCall, Pauses, let_pass
 from headgate.providers.prices import PriceList
 from headgate.providers.requests import Kind, ModelCall, kind_of, read_call
 
-# The tracker of a client, and when its books are opened and closed.
-#
-# Rule: books are open while any call holds money in them. They are opened by the first call and
-# closed with the client, or by the last call that outlives it. Books that were given open stay so.
-
-
-class Books:
-    """One tracker, used by calls on one event loop at a time."""
-
-    def __init__(self, tracker: BudgetTracker | str) -> None:
-        self._own: LedgerTracker | None = None
-        if isinstance(tracker, str):
-            tracker = self._own = connect_budget(tracker)
-        self._tracker: BudgetTracker = tracker
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._turn = asyncio.Lock()
-        self._users = 0
-        self._is_closing = False
-        self.is_open = self._own is None
-
-    async def use(self) -> BudgetTracker:
-        """Return the tracker, open until whoever uses it leaves."""
-        self._come_to_this_loop()
-        self._users += 1
-        self._is_closing = False
-        try:
-            if not self.is_open:
-                async with self._turn:
-                    await self._open()
-        except BaseException:
-            self._users -= 1
-            raise
-        return self._tracker
-
-    async def leave(self) -> None:
-        """Note that a call is settled; the last one closes what the client left open."""
-        self._users = max(self._users - 1, 0)
-        await self._close_unused()
-
-    async def close(self) -> None:
-        """Close the books when nobody uses them any more; the next call opens them again."""
-        self._come_to_this_loop()
-        self._is_closing = True
-        await self._close_unused()
-
-    def _come_to_this_loop(self) -> None:
-        """Forget the calls of a loop that is over: nobody is left to end them."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop, self._turn, self._users = loop, asyncio.Lock(), 0
-
-    async def _open(self) -> None:
-        if self._own is not None and not self.is_open:
-            await self._own.__aenter__()
-            self.is_open = True
-
-    async def _close_unused(self) -> None:
-        if self._own is None or not self._is_unused:
-            return
-        async with self._turn:
-            # Another call may have come while an earlier closing was waited for.
-            if self._is_unused:
-                self.is_open = False
-                await self._own.__aexit__(None, None, None)
-
-    @property
-    def _is_unused(self) -> bool:
-        return self._is_closing and not self._users and self.is_open
-
-
 DEFAULT_MAX_TOKENS = 4_096
 MAX_CHEAPER = 8
 
 Name = str | Callable[[], str]
 """A name, or a function that gives it for each call, in the task or thread that makes the call."""
 
-_log = logging.getLogger("headgate.adapters")
+_log = logging.getLogger("headgate.sdk")
 
 
 class UngovernedRequestError(CallerError):
@@ -113,11 +43,11 @@ class UngovernedRequestError(CallerError):
 class Governor:
     """What holds for all calls of one client; they belong to one event loop.
 
-    A `scheduler` gives places, and money if it has a budget; a `tracker` with a `scope` gives
+    A `scheduler` gives permits, and money if it has a budget; a `tracker` with a `scope` gives
     money. `scope` and `also` of a scheduler with a budget are charged beside its own scopes. A
-    tracker may be a URL: its books are opened at the first call, and closed with the client.
+    tracker may be a URL: its ledger is opened at the first call, and closed with the client.
 
-    `max_tokens` is what an answer is taken to be at most where the request does not say. `cheaper`
+    `max_tokens` is what a response is taken to be at most where the request does not say. `cheaper`
     names the model to use instead of another where a budget in mode `downgrade` is too small.
     """
 
@@ -132,7 +62,7 @@ class Governor:
         prices: PriceList | None = None,
         max_tokens: int = DEFAULT_MAX_TOKENS,
         cheaper: Mapping[str, str] | None = None,
-        place_timeout: float | None = None,
+        permit_timeout: float | None = None,
         lease_seconds: float = DEFAULT_LEASE_SECONDS,
         ask_stream_usage: bool = False,
         pause_when_limited: bool = False,
@@ -142,7 +72,7 @@ class Governor:
         _check(scheduler, tracker, scope)
         self.scheduler = scheduler
         self.prices = PriceList() if prices is None else prices
-        self.place_timeout = place_timeout
+        self.permit_timeout = permit_timeout
         self.lease_seconds = lease_seconds
         self.ask_stream_usage = ask_stream_usage
         self.pauses = Pauses() if pause_when_limited else None
@@ -153,7 +83,7 @@ class Governor:
         self._max_tokens = max_tokens
         self._cheaper = dict(cheaper or {})
         self._allow_other = allow_other
-        self.books = None if tracker is None else Books(tracker)
+        self.tracker = None if tracker is None else SharedTracker(tracker)
 
     def is_governed(self, request: httpx2.Request) -> bool:
         """Say whether a request is a call to a model; refuse one that may cost anything else."""
@@ -186,10 +116,10 @@ class Governor:
     def has_budget(self) -> bool:
         """Whether anybody's money is held."""
         scheduler = self.scheduler
-        return self.books is not None or (scheduler is not None and scheduler.budget is not None)
+        return self.tracker is not None or (scheduler is not None and scheduler.budget is not None)
 
     def not_settled(self, error: HeadgateError) -> None:
-        """Tell that a cost was not booked; a listener that fails takes no answer away."""
+        """Tell that a cost was not booked; a listener that fails takes no response away."""
         try:
             self._on_unsettled(error)
         except Exception as problem:  # noqa: BLE001  it is somebody else's function
@@ -197,16 +127,16 @@ class Governor:
             _log.warning("on_unsettled failed with %s", type(problem).__name__)
 
     async def close(self) -> None:
-        """Close books that were opened here, once the calls that use them are over."""
-        if self.books is not None:
-            await self.books.close()
+        """Close a ledger that was opened here, once the calls that use it are over."""
+        if self.tracker is not None:
+            await self.tracker.close()
 
     def _scopes(self) -> tuple[str, ...]:
         own = () if self._scope is None else (_given("scope", self._scope),)
         return (*own, *self._also)
 
     def _estimate(self, asked: ModelCall) -> Estimate:
-        """Price a call, and the cheaper ones that may take its place, the last first."""
+        """Price a call, and the cheaper ones that may be used instead, the last first."""
         models = [asked.model]
         while len(models) <= MAX_CHEAPER and models[-1] in self._cheaper:
             models.append(self._cheaper[models[-1]])
@@ -255,3 +185,73 @@ def _check(
 
 def _warn(error: HeadgateError) -> None:
     _log.warning("a call was answered, and what it cost was not booked: %s", error)
+
+
+# The tracker of a client, and when its ledger is opened and closed.
+#
+# Rule: a ledger is open while any call holds money in it. It is opened by the first call and closed
+# with the client, or by the last call that outlives it. A tracker that was given open stays so.
+
+
+class SharedTracker:
+    """One tracker, used by calls on one event loop at a time."""
+
+    def __init__(self, tracker: BudgetTracker | str) -> None:
+        self._own: LedgerTracker | None = None
+        if isinstance(tracker, str):
+            tracker = self._own = connect_budget(tracker)
+        self._tracker: BudgetTracker = tracker
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._turn = asyncio.Lock()
+        self._users = 0
+        self._is_closing = False
+        self.is_open = self._own is None
+
+    async def use(self) -> BudgetTracker:
+        """Return the tracker, open until whoever uses it leaves."""
+        self._come_to_this_loop()
+        self._users += 1
+        self._is_closing = False
+        try:
+            if not self.is_open:
+                async with self._turn:
+                    await self._open()
+        except BaseException:
+            self._users -= 1
+            raise
+        return self._tracker
+
+    async def leave(self) -> None:
+        """Note that a call is settled; the last one closes what the client left open."""
+        self._users = max(self._users - 1, 0)
+        await self._close_unused()
+
+    async def close(self) -> None:
+        """Close the ledger when nobody uses it any more; the next call opens it again."""
+        self._come_to_this_loop()
+        self._is_closing = True
+        await self._close_unused()
+
+    def _come_to_this_loop(self) -> None:
+        """Forget the calls of a loop that is over: nobody is left to end them."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._turn, self._users = loop, asyncio.Lock(), 0
+
+    async def _open(self) -> None:
+        if self._own is not None and not self.is_open:
+            await self._own.__aenter__()
+            self.is_open = True
+
+    async def _close_unused(self) -> None:
+        if self._own is None or not self._is_unused:
+            return
+        async with self._turn:
+            # Another call may have come while an earlier closing was waited for.
+            if self._is_unused:
+                self.is_open = False
+                await self._own.__aexit__(None, None, None)
+
+    @property
+    def _is_unused(self) -> bool:
+        return self._is_closing and not self._users and self.is_open

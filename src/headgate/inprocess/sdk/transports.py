@@ -1,7 +1,7 @@
-"""A transport that lets calls to models pass when they have a place and their money is held.
+"""A transport that lets calls to models pass when they have a permit and their money is held.
 
-Rule: an answer passes unchanged, piece by piece, and its call ends when it was read or closed. An
-answer that nobody closes ends its call when it is forgotten.
+Rule: a response passes unchanged, piece by piece, and its call ends when it was read or closed. An
+response that nobody closes ends its call when it is forgotten.
 """
 
 from __future__ import annotations
@@ -23,12 +23,188 @@ from headgate.errors import CallerError, LedgerUnavailableError
 from headgate.inprocess.sdk.governed_call import GovernedCall, let_pass
 from headgate.inprocess.sdk.governor import Governor
 
-# An event loop that plain functions can ask: places and budgets live on one, threads do not.
+
+class GovernedAsyncTransport(httpx2.AsyncBaseTransport):
+    """Sends over another transport what its governor lets pass."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport, governor: Governor) -> None:
+        self._inner = inner
+        self._governor = governor
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request; a call to a model waits for its permit and its money first."""
+        if not self._governor.is_governed(request):
+            return await self._inner.handle_async_request(request)
+        call = self._governor.call_for(request, await request.aread())
+        await call.begin()
+        try:
+            response = await self._inner.handle_async_request(call.to_send())
+            call.received(response)
+            return with_stream(response, GovernedAsyncStream(response.stream, call))
+        except BaseException as error:
+            call.failed(error)
+            await call.finish()
+            raise
+
+    async def aclose(self) -> None:
+        """Close the connections, and a ledger that was opened for them."""
+        try:
+            await self._inner.aclose()
+        finally:
+            await self._governor.close()
+
+
+class GovernedAsyncStream(httpx2.AsyncByteStream):
+    """The body of a response; to close it ends its call."""
+
+    def __init__(
+        self, inner: httpx2.SyncByteStream | httpx2.AsyncByteStream, call: GovernedCall
+    ) -> None:
+        if not isinstance(inner, httpx2.AsyncByteStream):
+            raise TypeError("an async client needs a transport whose responses are async")
+        self._inner = inner
+        self._call = call
+        loop = asyncio.get_running_loop()
+        self._forgotten = weakref.finalize(self, run_soon, loop, call.finish)
+        self._forgotten.atexit = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for chunk in self._inner:
+            self._call.read(chunk)
+            yield chunk
+
+    async def aclose(self) -> None:
+        """Close the body, then free the permit and book the cost."""
+        try:
+            await self._inner.aclose()
+        finally:
+            await self._call.finish()
+            self._forgotten.detach()
+
+
+def with_stream(
+    response: httpx2.Response, stream: httpx2.AsyncByteStream | httpx2.SyncByteStream
+) -> httpx2.Response:
+    """Return the response with another body; it is not read yet, even if the given one was."""
+    return httpx2.Response(
+        response.status_code,
+        headers=response.headers,
+        stream=stream,
+        extensions=response.extensions,
+    )
+
+
+# The governed transport for programs without asyncio: the same calls, from any thread.
+#
+# Permits and money are asked for on an event loop; the request itself goes out from the thread that
+# makes it. Rule: as with the other transport, a response passes unchanged, and closing it ends its
+# call.
+
+FINISH_SECONDS = 2 * SETTLE_SECONDS
+"""How long the end of a call may take before the lease is left to decide."""
+
+
+class GovernedTransport(httpx2.BaseTransport):
+    """Sends over another transport what its governor lets pass."""
+
+    def __init__(
+        self, inner: httpx2.BaseTransport, governor: Governor, loop_thread: LoopThread
+    ) -> None:
+        self._inner = inner
+        self._governor = governor
+        self._loop_thread = loop_thread
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request; a call to a model waits for its permit and its money first."""
+        if not self._governor.is_governed(request):
+            return self._inner.handle_request(request)
+        call = self._governor.call_for(request, request.read())
+        try:
+            self._loop_thread.run(call.begin)
+            response = self._inner.handle_request(call.to_send())
+            call.received(response)
+            return with_stream(response, GovernedStream(response.stream, call, self))
+        except BaseException as error:
+            call.failed(error)
+            self.finish(call)
+            if isinstance(error, UnusableLoopError):
+                let_pass(error, request.headers)
+            raise
+
+    def close(self) -> None:
+        """Close the connections, and a ledger that was opened for them."""
+        try:
+            self._inner.close()
+        finally:
+            self._close_tracker()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that its calls are known to."""
+        return self._loop_thread.loop
+
+    def finish(self, call: GovernedCall) -> None:
+        """End a call, in bounded time; on the loop's own thread, without waiting for it."""
+        if self._loop_thread.is_own_thread:
+            run_soon(self.loop, call.finish)
+            return
+        try:
+            self._loop_thread.run(call.finish, FINISH_SECONDS)
+        except (TimeoutError, UnusableLoopError) as error:
+            # A loop that was stopped may run again.
+            run_soon(self.loop, call.finish)
+            if call.is_sent:
+                problem = f"a call was not settled, its lease decides: {error!r}"
+                self._governor.not_settled(LedgerUnavailableError(problem))
+
+    def _close_tracker(self) -> None:
+        if self._governor.tracker is None:
+            return
+        if self._loop_thread.is_own_thread:
+            run_soon(self.loop, self._governor.close)
+            return
+        # A ledger on a loop that is over cannot be closed any more; an error would help nobody.
+        with suppress(UnusableLoopError):
+            self._loop_thread.run(self._governor.close)
+
+
+class GovernedStream(httpx2.SyncByteStream):
+    """The body of a response; to close it ends its call."""
+
+    def __init__(
+        self,
+        inner: httpx2.SyncByteStream | httpx2.AsyncByteStream,
+        call: GovernedCall,
+        transport: GovernedTransport,
+    ) -> None:
+        if not isinstance(inner, httpx2.SyncByteStream):
+            raise TypeError("a sync client needs a transport whose responses are not async")
+        self._inner = inner
+        self._call = call
+        self._transport = transport
+        self._forgotten = weakref.finalize(self, run_soon, transport.loop, call.finish)
+        self._forgotten.atexit = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._inner:
+            self._call.read(chunk)
+            yield chunk
+
+    def close(self) -> None:
+        """Close the body, then free the permit and book the cost."""
+        try:
+            self._inner.close()
+        finally:
+            self._transport.finish(self._call)
+            self._forgotten.detach()
+
+
+# An event loop that plain functions can ask: permits and budgets live on one, threads do not.
 #
 # Rule: whoever waits in a thread can be interrupted, and what it asked for is cancelled then. The
 # loop's own thread never waits for the loop, and nobody waits for a loop that does not run.
 
-Answered = TypeVar("Answered")
+Result = TypeVar("Result")
 
 LOOK_SECONDS = 1.0
 """How often somebody who waits looks whether the loop still runs."""
@@ -76,8 +252,8 @@ class LoopThread:
         return _running_loop() is self.loop
 
     def run(
-        self, work: Callable[[], Coroutine[Any, Any, Answered]], timeout: float | None = None
-    ) -> Answered:
+        self, work: Callable[[], Coroutine[Any, Any, Result]], timeout: float | None = None
+    ) -> Result:
         """Run a coroutine on the loop and wait for what it returns or raises."""
         if self.is_own_thread:
             raise UnusableLoopError(_ON_ITS_OWN_LOOP)
@@ -105,7 +281,7 @@ def run_soon(
     loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
     """Run a coroutine on a loop, from any thread and without waiting for it."""
-    # A loop that is closed has nobody waiting for a place, and the lease decides on the money.
+    # A loop that is closed has nobody waiting for a permit, and the lease decides on the money.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(_begin, loop, work)
 
@@ -117,8 +293,8 @@ def _begin(loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, An
 
 
 def _scheduled(
-    coroutine: Coroutine[Any, Any, Answered], loop: asyncio.AbstractEventLoop
-) -> Future[Answered]:
+    coroutine: Coroutine[Any, Any, Result], loop: asyncio.AbstractEventLoop
+) -> Future[Result]:
     try:
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
     except RuntimeError:
@@ -126,7 +302,7 @@ def _scheduled(
         raise UnusableLoopError(_NOT_RUNNING) from None
 
 
-def _wait(future: Future[Answered], loop: asyncio.AbstractEventLoop, timeout: float | None) -> None:
+def _wait(future: Future[Result], loop: asyncio.AbstractEventLoop, timeout: float | None) -> None:
     ends = None if timeout is None else time.monotonic() + timeout
     while True:
         left = LOOK_SECONDS if ends is None else ends - time.monotonic()
@@ -143,7 +319,7 @@ def _started() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     is_running = threading.Event()
     loop.call_soon(is_running.set)
-    thread = threading.Thread(target=loop.run_forever, name="headgate-adapters", daemon=True)
+    thread = threading.Thread(target=loop.run_forever, name="headgate-sdk", daemon=True)
     thread.start()
     is_running.wait()
     return loop
@@ -154,178 +330,3 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-class GovernedAsyncTransport(httpx2.AsyncBaseTransport):
-    """Sends over another transport what its governor lets pass."""
-
-    def __init__(self, inner: httpx2.AsyncBaseTransport, governor: Governor) -> None:
-        self._inner = inner
-        self._governor = governor
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request; a call to a model waits for its place and its money first."""
-        if not self._governor.is_governed(request):
-            return await self._inner.handle_async_request(request)
-        call = self._governor.call_for(request, await request.aread())
-        await call.begin()
-        try:
-            response = await self._inner.handle_async_request(call.to_send())
-            call.answered(response)
-            return with_stream(response, GovernedAsyncStream(response.stream, call))
-        except BaseException as error:
-            call.failed(error)
-            await call.finish()
-            raise
-
-    async def aclose(self) -> None:
-        """Close the connections, and books that were opened for them."""
-        try:
-            await self._inner.aclose()
-        finally:
-            await self._governor.close()
-
-
-class GovernedAsyncStream(httpx2.AsyncByteStream):
-    """The body of an answer; to close it ends its call."""
-
-    def __init__(
-        self, inner: httpx2.SyncByteStream | httpx2.AsyncByteStream, call: GovernedCall
-    ) -> None:
-        if not isinstance(inner, httpx2.AsyncByteStream):
-            raise TypeError("an async client needs a transport whose answers are async")
-        self._inner = inner
-        self._call = call
-        loop = asyncio.get_running_loop()
-        self._forgotten = weakref.finalize(self, run_soon, loop, call.finish)
-        self._forgotten.atexit = False
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for chunk in self._inner:
-            self._call.read(chunk)
-            yield chunk
-
-    async def aclose(self) -> None:
-        """Close the body, then free the place and book the cost."""
-        try:
-            await self._inner.aclose()
-        finally:
-            await self._call.finish()
-            self._forgotten.detach()
-
-
-def with_stream(
-    response: httpx2.Response, stream: httpx2.AsyncByteStream | httpx2.SyncByteStream
-) -> httpx2.Response:
-    """Return the answer with another body; it is not read yet, even if the given one was."""
-    return httpx2.Response(
-        response.status_code,
-        headers=response.headers,
-        stream=stream,
-        extensions=response.extensions,
-    )
-
-
-# The governed transport for programs without asyncio: the same calls, from any thread.
-#
-# Places and money are asked for on an event loop; the request itself goes out from the thread that
-# makes it. Rule: as with the other transport, an answer passes unchanged, and closing it ends its
-# call.
-
-FINISH_SECONDS = 2 * SETTLE_SECONDS
-"""How long the end of a call may take before the lease is left to decide."""
-
-
-class GovernedTransport(httpx2.BaseTransport):
-    """Sends over another transport what its governor lets pass."""
-
-    def __init__(
-        self, inner: httpx2.BaseTransport, governor: Governor, loop_thread: LoopThread
-    ) -> None:
-        self._inner = inner
-        self._governor = governor
-        self._loop_thread = loop_thread
-
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request; a call to a model waits for its place and its money first."""
-        if not self._governor.is_governed(request):
-            return self._inner.handle_request(request)
-        call = self._governor.call_for(request, request.read())
-        try:
-            self._loop_thread.run(call.begin)
-            response = self._inner.handle_request(call.to_send())
-            call.answered(response)
-            return with_stream(response, GovernedStream(response.stream, call, self))
-        except BaseException as error:
-            call.failed(error)
-            self.finish(call)
-            if isinstance(error, UnusableLoopError):
-                let_pass(error, request.headers)
-            raise
-
-    def close(self) -> None:
-        """Close the connections, and books that were opened for them."""
-        try:
-            self._inner.close()
-        finally:
-            self._close_books()
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that its calls are known to."""
-        return self._loop_thread.loop
-
-    def finish(self, call: GovernedCall) -> None:
-        """End a call, in bounded time; on the loop's own thread, without waiting for it."""
-        if self._loop_thread.is_own_thread:
-            run_soon(self.loop, call.finish)
-            return
-        try:
-            self._loop_thread.run(call.finish, FINISH_SECONDS)
-        except (TimeoutError, UnusableLoopError) as error:
-            # A loop that was stopped may run again.
-            run_soon(self.loop, call.finish)
-            if call.is_sent:
-                problem = f"a call was not settled, its lease decides: {error!r}"
-                self._governor.not_settled(LedgerUnavailableError(problem))
-
-    def _close_books(self) -> None:
-        if self._governor.books is None:
-            return
-        if self._loop_thread.is_own_thread:
-            run_soon(self.loop, self._governor.close)
-            return
-        # Books on a loop that is over cannot be closed any more, and nobody is helped by an error.
-        with suppress(UnusableLoopError):
-            self._loop_thread.run(self._governor.close)
-
-
-class GovernedStream(httpx2.SyncByteStream):
-    """The body of an answer; to close it ends its call."""
-
-    def __init__(
-        self,
-        inner: httpx2.SyncByteStream | httpx2.AsyncByteStream,
-        call: GovernedCall,
-        transport: GovernedTransport,
-    ) -> None:
-        if not isinstance(inner, httpx2.SyncByteStream):
-            raise TypeError("a sync client needs a transport whose answers are not async")
-        self._inner = inner
-        self._call = call
-        self._transport = transport
-        self._forgotten = weakref.finalize(self, run_soon, transport.loop, call.finish)
-        self._forgotten.atexit = False
-
-    def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._inner:
-            self._call.read(chunk)
-            yield chunk
-
-    def close(self) -> None:
-        """Close the body, then free the place and book the cost."""
-        try:
-            self._inner.close()
-        finally:
-            self._transport.finish(self._call)
-            self._forgotten.detach()

@@ -1,4 +1,4 @@
-"""The page of the adapters has every name and every field, and the fields are written once."""
+"""The page of the SDK clients has every name and every field, and the fields are written once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headgate.inprocess.sdk import Governor
 from headgate.inprocess.sdk.clients import GovernorFields
 from headgate.providers.usage import MAX_BODY_BYTES, MAX_LINE_BYTES
 
-PAGE = (Path(__file__).parents[3] / "docs/reference/adapters.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/reference/sdk.md").read_text()
 FIELDS = inspect.signature(Governor).parameters
 
 

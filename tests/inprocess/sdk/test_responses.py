@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headgate.core.lifecycle import UNKNOWN_USAGE, Usage
 from headgate.providers import usage
-from headgate.providers.usage import AnswerReader, StreamedUsage
+from headgate.providers.usage import ResponseReader, StreamedUsage
 from inprocess.sdk import upstream
 from inprocess.sdk.scene import COST, PRICES
 
@@ -34,7 +34,7 @@ CODINGS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def read(chunks: list[bytes], headers: dict[str, str], model: str = "gpt-4o") -> tuple[Usage, bool]:
-    reader = AnswerReader(headers)
+    reader = ResponseReader(headers)
     for chunk in chunks:
         reader.feed(chunk)
     return reader.usage(PRICES, priced_as=model)
@@ -91,7 +91,7 @@ def test_a_body_that_is_too_long_is_unknown(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_of_a_long_stream_only_the_counts_are_kept() -> None:
     event = upstream.CHAT_STREAM[2]
-    reader = AnswerReader(STREAM)
+    reader = ResponseReader(STREAM)
     tracemalloc.start()
     try:
         for _ in range(2_000):

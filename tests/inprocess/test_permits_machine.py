@@ -1,4 +1,4 @@
-"""Whatever is cancelled, timed out, raised or shut down when: no place too many, none lost.
+"""Whatever is cancelled, timed out, raised or shut down when: no permit too many, none lost.
 
 A machine draws the steps, and the simulated loop the order in which what is ready runs. Several
 steps may happen before anything runs, so a cancel meets its task before it has started, while it
@@ -29,7 +29,7 @@ class BodyError(Exception):
     """What a holder raises."""
 
 
-class PlacesMachine(RuleBasedStateMachine):
+class PermitsMachine(RuleBasedStateMachine):
     @initialize(
         capacity=st.integers(1, 3),
         alpha=st.sampled_from([0.0, 0.25, 0.5]),
@@ -72,7 +72,7 @@ class PlacesMachine(RuleBasedStateMachine):
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
     async def usable(self) -> None:
-        """Show that every place can be had again."""
+        """Show that every permit can be had again."""
         for grant in self.taken:
             await self.scheduler.release(grant)
         if self.is_closed:
@@ -154,7 +154,7 @@ class PlacesMachine(RuleBasedStateMachine):
         data.draw(st.sampled_from(self.tasks[-8:])).cancel()
 
     @rule()
-    def take_a_place(self) -> None:
+    def take_a_permit(self) -> None:
         async def taken() -> None:
             with suppress(HeadgateError):
                 grant = await self.scheduler.acquire("a", timeout=0)
@@ -215,7 +215,7 @@ class PlacesMachine(RuleBasedStateMachine):
         )
 
     @invariant()
-    def a_free_place_means_that_nobody_waits_who_could_have_it(self) -> None:
+    def a_free_permit_means_that_nobody_waits_who_could_have_it(self) -> None:
         if hasattr(self, "loop") and self.scheduler.resource.free:
             lanes = self.scheduler.explain().lanes
             assert all(lane.load is None for lane in lanes)
@@ -229,5 +229,5 @@ class PlacesMachine(RuleBasedStateMachine):
             assert self.scheduler.queued <= 30
 
 
-TestPlaces = PlacesMachine.TestCase
-TestPlaces.settings = settings(deadline=None, max_examples=120, stateful_step_count=40)
+TestPermits = PermitsMachine.TestCase
+TestPermits.settings = settings(deadline=None, max_examples=120, stateful_step_count=40)

@@ -1,4 +1,4 @@
-"""What a scheduler says of itself: loads, figures, a trace, weights."""
+"""What a scheduler says of itself: loads, stats, a trace, weights."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def told() -> tuple[list[str], list[str]]:
 def test_explain_says_who_goes_next_and_why_the_others_do_not() -> None:
     shown, _ = told()
     assert shown == [
-        "llm: 2 of 2 places in use, tick 2, alpha 0.25",
+        "llm: 2 of 2 permits in use, tick 2, alpha 0.25",
         "  0.250  deep: waits with depth 3, the oldest for 0 ticks",
         "         old: has 1 in flight, and nothing queued",
         "         full: has 1 in flight, and nothing queued",
-        "         lazy: has 1 queued, and nobody has asked for a place",
+        "         lazy: has 1 queued, and nobody has asked for a permit",
     ]
 
 
@@ -83,11 +83,11 @@ def test_only_the_latest_events_are_kept_and_none_where_none_are_wanted() -> Non
     assert simulate(main).result == [0, 3]
 
 
-def test_figures_are_kept_for_each_agent() -> None:
+def test_stats_are_kept_for_each_agent() -> None:
     async def main(loop: SimulatedLoop) -> None:
         scheduler = LoadScheduler(["a", "b"], SharedResource("llm"))
         await asyncio.gather(*(hold(scheduler, agent) for agent in "aab"))
-        a, b = scheduler.figures()
+        a, b = scheduler.stats()
         assert (a.grants, b.grants, a.in_flight, a.queued) == (2, 1, 0, 0)
         assert (a.share, b.share) == pytest.approx((2 / 3, 1 / 3))
         assert a.longest_wait_ticks + b.longest_wait_ticks == 3
