@@ -98,14 +98,6 @@ def test_very_many_budgets_leave_room_for_everything_else() -> None:
     assert found[-1].tone == "bad"
 
 
-def test_a_budget_within_another_is_told_of_too_and_has_its_page() -> None:
-    inner = scope("session:s/task:a b", limit_tokens=1, remaining_tokens=0, resets_at=5)
-    (notice,) = overview.of_budgets(scope("session:s", children=(inner,)))
-    assert notice.name == "session:s/task:a b"
-    assert notice.href == "/ui/budgets?scope=session%3As%2Ftask%3Aa%20b"
-    assert (notice.until_word, notice.until) == ("Next frees room", 5)
-
-
 @pytest.mark.parametrize(
     ("fields", "tone", "text"),
     [
@@ -155,13 +147,6 @@ def test_a_slot_is_told_of_when_its_tasks_wait_or_nothing_is_known(
 def test_webhooks_that_nobody_took_are_counted(dead: int, is_more: bool, title: str | None) -> None:
     found = list(overview.of_webhooks(dead, is_more=is_more))
     assert [one.title for one in found] == ([] if title is None else [title])
-
-
-def test_one_webhook_is_told_of_as_one() -> None:
-    (one,) = overview.of_webhooks(1, is_more=False)
-    (many,) = overview.of_webhooks(1, is_more=True)
-    assert one.text.startswith("Its receiver")
-    assert many.text.startswith("No receiver took them")
 
 
 def test_the_worst_come_first_in_their_order_and_the_rest_is_counted() -> None:

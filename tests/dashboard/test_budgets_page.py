@@ -30,7 +30,6 @@ budget_limit = 500
 """
 LOCKED = "[auth]\nrequired = true\n"
 EVAL = "/ui/budgets?scope=session%3Aeval"
-FULL = '<rect class="full"'
 ACTIONS = (
     ("/ui/budgets/limit", {"scope": "session:eval", "limit_usd": "5", "window": "none"}),
     ("/ui/budgets/remove", {"scope": "session:eval"}),
@@ -60,26 +59,6 @@ async def budget_of(app: App, scope: str) -> dict[str, object]:
     return next((one for one in listed if one["scope"] == scope), {})
 
 
-async def test_every_scope_has_its_bar_its_rate_and_the_budgets_around_it(tmp_path: Path) -> None:
-    async with serving(tmp_path, BUDGETS) as (_, app):
-        await spend(app, "r1", "session:eval/workflow:w", "0.10", "0.15")
-        await book(app, "reserve", id="r2", scope="session:eval", usd="0.20")
-        page = (await Browser(app).get("/ui/budgets")).body.decode()
-        text = text_of(page)
-    assert "the whole service ✓\ufe0e has room" in text
-    assert "$0.10 spent, $0.20 reserved, $0.05 overrun of $1.00" in text
-    assert "0 spent, 0 reserved of 1,000 tokens" in text
-    assert "Counted by the day, next frees room in" in text
-    assert "Rate: $0.90 an hour, over 10 min" in text
-    assert "Used up: not known, it is not spent steadily" in text
-    child = text[text.index("session:eval/workflow:w") :]
-    assert "no limit of its own $0.10 spent, $0.00 reserved, $0.05 overrun, no limit" in child
-    assert "First to refuse: session:eval , $0.65 left" in child
-    bar = page[page.index('aria-label="$0.10 spent, $0.20 reserved, $0.05 overrun of $1.00"') :]
-    widths = [part.split('"')[0] for part in bar.partition("</svg>")[0].split('width="')[1:]]
-    assert widths == ["100%", "10.00%", "20.00%", "5.00%"]
-
-
 @pytest.mark.parametrize(
     ("window", "words"),
     [
@@ -95,48 +74,6 @@ async def test_the_window_of_a_budget_is_said_in_words(
     toml = f'[budgets."session:w"]\nlimit_usd = "1"\nwindow = "{window}"\n'
     async with serving(tmp_path, toml) as (_, app):
         assert words in await shown(app)
-
-
-def bars_of(page: bytes) -> str:
-    """Return the bars of a page, without those of the legend."""
-    return " ".join(re.findall(r'<svg class="bar".*?</svg>', page.decode(), re.DOTALL))
-
-
-async def test_a_bar_without_room_has_another_colour_and_the_scope_its_exact_amounts(
-    tmp_path: Path,
-) -> None:
-    async with serving(tmp_path, BUDGETS) as (_, app):
-        browser = Browser(app)
-        assert FULL not in bars_of((await browser.get("/ui/budgets")).body)
-        await spend(app, "r1", "session:eval", "1", "0.190554")
-        assert "$0.19 spent" in await shown(app)
-        assert "$0.190554 spent" in await shown(app, EVAL)
-        await spend(app, "r2", "session:eval", "0.809446", "0.809446")
-        pages = [(await browser.get(path)).body for path in ("/ui/budgets", "/")]
-    for page in pages:
-        bars = bars_of(page)
-        assert FULL in bars
-        assert 'class="overrun"' not in bars
-    first = pages[1]
-    assert "used up" in text_of(first).partition("Budgets All budgets")[2]
-
-
-async def test_a_scope_that_is_used_up_is_on_top_and_can_be_raised(tmp_path: Path) -> None:
-    async with serving(tmp_path, BUDGETS) as (_, app):
-        assert "Used up" not in (await shown(app)).partition("All scopes")[0]
-        await spend(app, "r1", "session:eval", "1", "1")
-        top = (await shown(app)).partition("All scopes")[0]
-        assert "Used up session:eval ■\ufe0e used up" in top
-        browser = Browser(app)
-        await browser.get(EVAL)
-        fields = {"scope": "session:eval", "limit_usd": "2.50", "limit_tokens": "1,000"}
-        page, said = await browser.act("/ui/budgets/limit", {**fields, "window": "none"})
-        assert said.startswith("Done: the budget of session:eval is set")
-        text = text_of(page.body)
-        assert "$1.00 spent, $0.00 reserved of $2.50" in text
-        assert "Counted for good" in text
-        assert "changed" in text
-        assert "Used up session" not in await shown(app)
 
 
 async def test_tasks_that_wait_for_a_budget_are_counted_and_start_when_it_is_raised(
@@ -275,19 +212,6 @@ async def test_a_scope_that_is_none_leads_back_to_its_form_with_what_was_typed(
             assert html.unescape(given[1]) == value
 
 
-async def test_what_is_set_is_said_with_its_amounts(tmp_path: Path) -> None:
-    async with serving(tmp_path, BUDGETS) as (_, app):
-        browser = Browser(app)
-        await browser.get("/ui/budgets")
-        fields = {"scope": "team:ops", "limit_usd": "1,250.5", "limit_tokens": "1,000,000"}
-        _, said = await browser.act("/ui/budgets/limit", {**fields, "window": "week"})
-        assert said == (
-            "Done: the budget of team:ops is set to $1,250.50 and 1,000,000 tokens, by the week;"
-            " tasks that waited for it are asked again."
-        )
-        assert (await budget_of(app, "team:ops"))["limitUsd"] == "1250.50"
-
-
 async def test_the_journal_of_a_scope_is_paged(tmp_path: Path) -> None:
     async with serving(tmp_path, BUDGETS) as (_, app):
         for number in range(60):
@@ -310,45 +234,12 @@ async def test_the_journal_of_a_scope_is_paged(tmp_path: Path) -> None:
         assert (await browser.get(f"{EVAL}&cursor=x")).status == 400
 
 
-async def test_a_service_without_budgets_tells_a_newcomer_what_they_are(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (_, app):
-        page = (await Browser(app).get("/ui/budgets")).body.decode()
-    assert "Nothing is limited yet" in text_of(page)
-    assert '<details class="sheet" id="new-budget" open>' in page
-
-
 async def test_scopes_are_found_by_a_part_of_their_name(tmp_path: Path) -> None:
     async with serving(tmp_path, BUDGETS) as (_, app):
         text = await shown(app, "/ui/budgets?find=EVAL")
         assert "session:eval" in text
         assert "project:crawl" not in text
         assert "No scope has such a name." in await shown(app, "/ui/budgets?find=zzz")
-
-
-@pytest.mark.parametrize(
-    ("url", "region"),
-    [("/ui/budgets", "scopes"), (EVAL, "scope-now"), (EVAL, "journal"), (EVAL, "scopes")],
-)
-async def test_a_region_comes_without_the_page_around_it(
-    url: str, region: str, tmp_path: Path
-) -> None:
-    async with serving(tmp_path, BUDGETS) as (_, app):
-        await spend(app, "r1", "session:eval/workflow:w", "0.10", "0.15")
-        assert f'id="{region}"' in (await Browser(app).get(url)).body.decode()
-        inside = (await Browser(app).region(url, region)).body.decode()
-    assert inside.strip()
-    assert "<html" not in inside
-
-
-async def test_read_only_draws_no_action_and_refuses_each(tmp_path: Path) -> None:
-    async with serving(tmp_path, f'{BUDGETS}[dashboard]\nmode = "read-only"\n') as (_, app):
-        browser = Browser(app)
-        for url in ("/ui/budgets", EVAL):
-            page = (await browser.get(url)).body.decode().partition("<main")[2]
-            assert '<form method="post"' not in page
-        for url, fields in ACTIONS:
-            assert (await browser.post(url, fields)).status == 403
-        assert (await budget_of(app, "session:eval"))["overridden"] == []
 
 
 async def test_a_bound_token_sees_its_own_budgets_and_changes_none(tmp_path: Path) -> None:

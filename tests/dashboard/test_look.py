@@ -17,10 +17,8 @@ from headgate.dashboard.static_files import StaticFiles
 from headgate.storage.deliveries import DeliveryState
 
 PAGES = Path(__file__).parents[2] / "src/headgate/dashboard"
-TEMPLATES = PAGES / "templates"
 SHEET = (PAGES / "static/headgate.css").read_text()
 LEAST_CONTRAST = 4.5
-LEAST_SHAPE_CONTRAST = 2.5
 TONES = ("good", "run", "wait", "warn", "bad", "off")
 
 Colours = dict[str, str]
@@ -65,15 +63,6 @@ def test_every_text_can_be_read_on_its_ground(theme: Colours) -> None:
         assert contrast(theme[ink], theme[ground]) >= LEAST_CONTRAST, (ink, ground)
 
 
-@every_theme
-def test_the_parts_of_a_bar_are_told_apart(theme: Colours) -> None:
-    for part in ("spent", "reserved", "overrun", "full", "target", "actual"):
-        assert contrast(theme[f"bar-{part}"], theme["bar-rest"]) >= LEAST_SHAPE_CONTRAST, part
-    for part in ("spent", "full"):
-        assert contrast(theme[f"bar-{part}"], theme["bar-reserved"]) >= 2, part
-    assert len({theme[f"bar-{part}"] for part in ("spent", "full", "overrun")}) == 3
-
-
 STATES = (
     *(status.value for status in TaskStatus),
     *(status.value for status in ProjectStatus),
@@ -92,26 +81,3 @@ def test_every_state_has_a_sign_of_its_own_beside_its_word(name: str) -> None:
     assert sign is not None
     assert sign[1] != "·"
     assert drawn.endswith(f"</span> {name}</span>")
-
-
-def table_of(source: str) -> str:
-    """Return what lies between the braces of the table of signs; nothing in another template."""
-    return source.partition("set SIGNS = {")[2].partition("%}")[0]
-
-
-def signs() -> list[str]:
-    """Return the names that have a sign."""
-    return re.findall(r'"(\w+)": \(', table_of((TEMPLATES / "macros.html").read_text()))
-
-
-def test_a_sign_is_given_once() -> None:
-    names = signs()
-    assert names
-    assert sorted(names) == sorted(set(names))
-
-
-def test_every_sign_is_that_of_a_state_or_named_by_a_page() -> None:
-    sources = [path.read_text() for path in (*TEMPLATES.glob("*.html"), *PAGES.glob("*.py"))]
-    drawn = "".join(source.replace(table_of(source), "") for source in sources)
-    named = set(re.findall(r'"(\w+)"', drawn))
-    assert set(signs()) - named - set(STATES) == set(), "nothing draws these"

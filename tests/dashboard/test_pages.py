@@ -30,6 +30,26 @@ PAGES = (
 MAX_PAGE_BYTES = 150_000
 TEMPLATES = sorted(Path(__file__).parents[2].glob("src/headgate/dashboard/templates/*.html"))
 
+# One of each kind that has a page of its own.
+THINGS = """
+[budgets."session:eval"]
+limit_usd = "1"
+
+[budgets."session:eval/workflow:w"]
+limit_usd = "1"
+
+[projects.default]
+status = "paused"
+
+[[slots]]
+name = "spare"
+provider = "zai"
+key_file = "/nowhere"
+enabled = false
+base_url = "http://127.0.0.1:9"
+"""
+THEIR_PAGES = ("/ui/projects/default", "/ui/budgets?scope=session%3Aeval", "/ui/slots/spare")
+
 every_page = pytest.mark.parametrize("path", PAGES)
 
 
@@ -145,17 +165,35 @@ async def test_without_the_dashboard_nothing_is_at_its_addresses(tmp_path: Path)
 
 
 async def test_a_read_only_dashboard_says_so_and_refuses_every_action(tmp_path: Path) -> None:
-    async with serving(tmp_path, '[dashboard]\nmode = "read-only"\n') as (_, app):
+    async with serving(tmp_path, f'{THINGS}[dashboard]\nmode = "read-only"\n') as (_, app):
+        task = await submit(app)
         browser = Browser(app)
         page = await browser.get("/")
         assert b"read-only" in page.body
-        for path in PAGES:
-            forms = elements_of((await browser.get(path)).body).forms
-            assert set(forms) <= {"/ui/theme", "/ui/logout"}
+        for path in (*PAGES, *THEIR_PAGES, f"/ui/tasks/{task}"):
+            answer = await browser.get(path)
+            assert answer.status == 200, path
+            assert set(elements_of(answer.body).forms) <= {"/ui/theme", "/ui/logout"}, path
         for route in (one for one in ROUTES if one.action is not None):
             answer = await browser.post(route.path.replace("{id}", "x"))
             assert answer.status == 403, route.path
             assert b"read-only" in answer.body
+
+
+async def test_every_region_comes_without_the_page_around_it(tmp_path: Path) -> None:
+    async with serving(tmp_path, THINGS) as (_, app):
+        task = await submit(app)
+        browser = Browser(app)
+        found = 0
+        for path in (*PAGES, *THEIR_PAGES, f"/ui/tasks/{task}", "/ui/slots/spare/log"):
+            page = (await browser.get(path)).body.decode()
+            for region in re.findall(r'<[^>]* id="([\w-]+)"[^>]* hx-get=', page):
+                found += 1
+                inside = await browser.region(path, region)
+                assert inside.body.strip(), (path, region)
+                assert b"<html" not in inside.body, (path, region)
+                assert b"<nav" not in inside.body, (path, region)
+        assert found > 20
 
 
 @pytest.mark.parametrize("path", ["/ui", "/ui/"])

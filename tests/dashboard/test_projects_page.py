@@ -48,18 +48,6 @@ async def shown(app: App, url: str = "/ui/projects") -> str:
     return text_of(answer.body)
 
 
-async def test_each_project_has_weight_cap_shares_deficit_and_tokens(tmp_path: Path) -> None:
-    async with serving(tmp_path, PROJECTS) as (_, app):
-        page = (await Browser(app).get("/ui/projects")).body.decode()
-        text = text_of(page)
-    assert "search 3 0 of 4 0 60 % target, 0 % actual 60 % owed 0" in text
-    assert "evals ‖\ufe0e paused 1 0 of 2 0 20 % target, 0 % actual 20 % owed 0" in text
-    assert "default 1 0, no cap" in text
-    assert 'aria-label="target 60 %, actual 0 %"' in page
-    assert "Shares are those of the last 24 hours" in text
-    assert "writer llm ●\ufe0e active 0 of 2 0 yes" in text
-
-
 async def test_a_changed_weight_moves_the_shares_and_is_marked(tmp_path: Path) -> None:
     async with serving(tmp_path, PROJECTS) as (_, app):
         browser = Browser(app)
@@ -173,77 +161,6 @@ async def test_everything_is_paused_and_resumed(tmp_path: Path) -> None:
         assert (await answer_of(app, "GET", "/scheduler/stats")).json["paused"] is True
         await browser.act("/ui/scheduler/resume")
         assert (await answer_of(app, "GET", "/scheduler/stats")).json["paused"] is False
-
-
-async def test_lanes_are_shown_with_depth_wait_and_load_and_lead_to_their_tasks(
-    tmp_path: Path,
-) -> None:
-    async with serving(tmp_path, PROJECTS) as (_, app):
-        for _ in range(3):
-            await submit(app, projectId="evals", agentId="writer")
-
-        async def is_seen() -> bool:
-            return "evals writer 3 0 0" in await shown(app)
-
-        await until(is_seen)
-        page = (await Browser(app).get("/ui/projects")).body.decode()
-        assert 'href="/ui/tasks?state=queued&amp;project=evals&amp;agent=writer"' in page
-        own = await shown(app, "/ui/projects/evals")
-        assert "Its lanes" in own
-        assert "writer 3 0 0" in own
-        assert "Nothing of this project waits or runs." in await shown(app, "/ui/projects/search")
-
-
-async def test_a_page_is_narrowed_by_a_part_of_a_name(tmp_path: Path) -> None:
-    async with serving(tmp_path, PROJECTS) as (_, app):
-        text = await shown(app, "/ui/projects?find=SEAR")
-        assert "search 3" in text
-        assert "evals" not in text
-        assert "No agent has such a name." in text
-        assert "No project has such a name." in await shown(app, "/ui/projects?find=zzz")
-
-
-async def test_a_newcomer_is_told_how_projects_and_agents_come(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (_, app):
-        text = await shown(app)
-    assert "Only the project “default” is there" in text
-    assert "headgate submit --agent writer hello" in text
-
-
-@pytest.mark.parametrize("region", ["switch", "project-rows", "agent-rows", "lane-rows"])
-async def test_a_region_of_the_list_comes_alone(region: str, tmp_path: Path) -> None:
-    async with serving(tmp_path, PROJECTS) as (_, app):
-        page = (await Browser(app).get("/ui/projects")).body.decode()
-        assert f'id="{region}"' in page
-        inside = (await Browser(app).region("/ui/projects", region)).body.decode()
-    assert inside.strip()
-    assert "<html" not in inside
-
-
-@pytest.mark.parametrize("region", ["project-now", "lane-rows", "share-rows"])
-async def test_a_region_of_a_project_comes_alone(region: str, tmp_path: Path) -> None:
-    async with serving(tmp_path, PROJECTS) as (_, app):
-        inside = (await Browser(app).region("/ui/projects/search", region)).body.decode()
-    assert inside.strip()
-    assert "<html" not in inside
-
-
-async def test_a_project_that_is_not_there_is_a_page_that_says_so(tmp_path: Path) -> None:
-    async with serving(tmp_path, PROJECTS) as (_, app):
-        answer = await Browser(app).get("/ui/projects/nobody")
-    assert answer.status == 404
-    assert "There is no project 'nobody'." in text_of(answer.body)
-
-
-async def test_read_only_draws_no_action_and_refuses_each(tmp_path: Path) -> None:
-    async with serving(tmp_path, f'{PROJECTS}[dashboard]\nmode = "read-only"\n') as (_, app):
-        browser = Browser(app)
-        for url in ("/ui/projects", "/ui/projects/search"):
-            page = (await browser.get(url)).body.decode().partition("<main")[2]
-            assert '<form method="post"' not in page
-        for url, fields in ACTIONS:
-            assert (await browser.post(url, fields)).status == 403
-        assert (await answer_of(app, "GET", "/projects/search")).json["overridden"] == []
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from headgate.storage.tokens import Bounds
 
 PAGES = ("/ui/settings", "/ui/settings?all=yes", "/ui/settings/audit", "/ui/settings/tokens")
 OTHER_PAGES = ("/", "/ui/tasks", "/ui/projects", "/ui/budgets", "/ui/slots", "/ui/webhooks")
-READ_ONLY = '[dashboard]\nmode = "read-only"\n'
 SECRETS = """
 [targets.web]
 kind = "http"
@@ -53,24 +52,6 @@ async def change(app: object, url: str, body: bytes) -> None:
     assert answer.status == 200, answer.body
 
 
-async def test_the_settings_in_force_are_shown_with_their_origins(tmp_path: Path) -> None:
-    async with serving(tmp_path, PROJECT) as (_, app):
-        await change(app, "/projects/search", b'{"creditWeight": 7}')
-        browser = Browser(app)
-        text = await settings_text(browser)
-        assert f"{tmp_path}/headgate.toml" in text
-        assert "projects.search.credit_weight 7.0 ▲\ufe0e override" in text
-        assert 'store.url "memory:" option' in text
-        assert "scheduler.max_inflight" not in text
-        assert "Changed beside the file" in text
-        assert "projects.search.credit_weight 7.0 5 " in text
-        everything = await settings_text(browser, "/ui/settings?all=yes&section=scheduler")
-        assert "scheduler.max_inflight 20 default" in everything
-        assert "store.url" not in everything
-        found = await settings_text(browser, "/ui/settings?all=yes&text=MAX_INFLIGHT")
-        assert "1 in all" in found
-
-
 async def test_no_secret_of_the_settings_is_on_any_page(tmp_path: Path) -> None:
     async with serving(tmp_path, SECRETS) as (_, app):
         browser = Browser(app)
@@ -83,23 +64,6 @@ async def test_no_secret_of_the_settings_is_on_any_page(tmp_path: Path) -> None:
             assert page.status == 200, path
             assert "canary" not in page.body.decode(), path
         assert "No setting matches" in await settings_text(browser, "/ui/settings?text=canary")
-
-
-async def test_a_reload_says_what_it_changed_and_what_waits(tmp_path: Path) -> None:
-    async with serving(tmp_path, PROJECT) as (_, app):
-        browser = Browser(app)
-        assert "None since this node started" in await settings_text(browser)
-        text = PROJECT.replace("5", "6") + '[log]\nlevel = "debug"\n'
-        (tmp_path / "headgate.toml").write_text(text)
-        page, said = await browser.act("/ui/settings/reload")
-        assert said == "Done: the file was read; one key changed, one key for a restart."
-        shown = text_of(page.body)
-        assert "projects.search.credit_weight : 5.0 → 6.0" in shown
-        assert 'holds after a restart: log.level : "info" → "debug"' in shown
-        assert 'log.level "info"' not in shown
-        assert re.search(r"taken (now|\d\S* \S+ ago) , for local", shown)
-        _, again = await browser.act("/ui/settings/reload")
-        assert again == "Done: the file was read; no key changed, one key for a restart."
 
 
 async def test_a_file_that_cannot_be_used_changes_nothing_and_stays_on_the_page(
@@ -137,13 +101,6 @@ async def test_an_override_is_ended_and_the_file_holds_again(tmp_path: Path) -> 
         assert said.startswith("Not done: Override:")
         unknown = await browser.post("/ui/settings/overrides/end", {"kind": "scheduler"})
         assert unknown.status == 404
-
-
-async def test_the_node_says_how_it_is_and_who_has_places(tmp_path: Path) -> None:
-    async with serving(tmp_path, "[scheduler]\nworker_count = 3\n") as (_, app):
-        text = await settings_text(Browser(app))
-    assert "✓\ufe0e ready dispatcher store ✓\ufe0e ok" in text
-    assert "all agents 0 of 3" in text
 
 
 async def test_everything_at_its_default_is_said_to_be_so(tmp_path: Path) -> None:
@@ -266,18 +223,6 @@ async def test_only_administrators_see_settings(tmp_path: Path, bounds: Bounds) 
         )
         for path in PAGES:
             assert (await browser.get(path)).status == 403
-        for action in ("reload", "overrides/end", "tokens", "tokens/00/revoke"):
-            assert (await browser.post(f"/ui/settings/{action}")).status == 403
-
-
-async def test_read_only_draws_and_does_nothing(tmp_path: Path) -> None:
-    async with serving(tmp_path, READ_ONLY + PROJECT) as (service, app):
-        await change(app, "/projects/search", b'{"creditWeight": 7}')
-        await token_of(service)
-        browser = Browser(app)
-        for path in PAGES:
-            page = (await browser.get(path)).body.decode()
-            assert re.findall(r'<form method="post" action="(/ui/settings[^"]*)"', page) == []
         for action in ("reload", "overrides/end", "tokens", "tokens/00/revoke"):
             assert (await browser.post(f"/ui/settings/{action}")).status == 403
 

@@ -58,13 +58,6 @@ async def read_once(app: App) -> None:
     await until(is_read)
 
 
-async def test_without_slots_a_newcomer_is_told_how_to_get_one(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (_, app):
-        text = text_of((await Browser(app).get("/ui/slots")).body)
-    assert "No slot is configured" in text
-    assert "headgate config example" in text
-
-
 async def test_a_slot_is_warmed_and_its_page_tells_what_came_of_it(tmp_path: Path) -> None:
     async with with_slots(tmp_path, "work") as (_, app, _provider):
         await read_once(app)
@@ -219,19 +212,6 @@ async def test_a_bound_reader_sees_slots_and_neither_log_nor_button(tmp_path: Pa
         assert "/ui/slots/work/" not in page.body.decode()
         assert (await browser.get("/ui/slots/work/log")).status == 403
         assert (await browser.post("/ui/slots/work/warm")).status == 403
-    assert [one for one in provider.seen if one.method == "POST"] == []
-
-
-async def test_read_only_draws_and_does_nothing(tmp_path: Path) -> None:
-    mode = '[dashboard]\nmode = "read-only"\n'
-    async with with_slots(tmp_path, "work", before=mode) as (_, app, provider):
-        await read_once(app)
-        browser = Browser(app)
-        page = (await browser.get("/ui/slots/work")).body.decode()
-        assert "/ui/slots/work/warm" not in page
-        assert "/ui/slots/work/disable" not in page
-        for action in ("warm", "disable", "enable"):
-            assert (await browser.post(f"/ui/slots/work/{action}")).status == 403
     assert [one for one in provider.seen if one.method == "POST"] == []
 
 

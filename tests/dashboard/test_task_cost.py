@@ -8,7 +8,7 @@ import pytest
 
 from dashboard.test_task_page import record_of
 from headgate.core.task import Progress, Task, TaskRecord, TaskStatus, Terms
-from headgate.dashboard.task import CostRow, EstimateBar, cost_rows, estimate_bars
+from headgate.dashboard.task import CostRow, cost_rows
 
 Row = tuple[str, int | None, int | None, str]
 
@@ -77,15 +77,3 @@ COSTS: list[tuple[TaskRecord, list[Row]]] = [
 @pytest.mark.parametrize(("task", "rows"), COSTS)
 def test_the_table_of_costs_has_what_is_known(task: TaskRecord, rows: list[Row]) -> None:
     assert [shown(row) for row in cost_rows(task)] == rows
-
-
-def test_what_was_used_is_drawn_within_its_estimate_and_beyond_it() -> None:
-    used = Progress(attempt=1, used_tokens=30, used_micro_usd=12)
-    task = record(
-        DONE, estimate=40, terms=Terms(estimate_micro_usd=8), progress=used, tokens=30, micro_usd=12
-    )
-    assert estimate_bars(task) == [
-        EstimateBar(within=30, beyond=0, estimate=40, words="Tokens: 75 % of the estimate"),
-        EstimateBar(within=8, beyond=4, estimate=8, words="Dollars: 150 % of the estimate"),
-    ]
-    assert estimate_bars(record(QUEUED, estimate=40)) == []

@@ -151,13 +151,6 @@ async def test_a_task_is_cancelled_and_tried_again_from_its_page(tmp_path: Path)
         assert (await browser.get("/ui/tasks/nothing")).status == 404
 
 
-async def test_a_read_only_page_has_no_action(tmp_path: Path) -> None:
-    async with serving(tmp_path, HELD + '[dashboard]\nmode = "read-only"\n') as (_, app):
-        task_id = await submit(app)
-        page = (await Browser(app).get(f"/ui/tasks/{task_id}")).body
-    assert f"/ui/tasks/{task_id}/cancel".encode() not in page
-
-
 async def test_a_hostile_task_is_shown_as_text_and_the_page_stays_small(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, app):
         plain = await submit(app)
@@ -348,17 +341,6 @@ def test_a_task_that_has_ended_waits_for_no_parent() -> None:
     ended = timeline(record_of(task=task, terms=terms, progress=waiting), None)[1]
     assert (waits.state, waits.text) == ("queued", "Not ended yet: 1.")
     assert (ended.state, ended.text) == ("cancelled", "It does not wait for them any more.")
-
-
-async def test_a_deadline_is_told_until_the_task_has_ended(tmp_path: Path) -> None:
-    async with serving(tmp_path, HELD) as (_, app):
-        browser = Browser(app)
-        task_id = await submit(app)
-        assert "Deadline in 14 min" in text_of((await browser.get(f"/ui/tasks/{task_id}")).body)
-        await browser.act(f"/ui/tasks/{task_id}/cancel")
-        text = text_of((await browser.get(f"/ui/tasks/{task_id}")).body)
-    assert "Deadline" not in text
-    assert "Booked nothing nothing" in text
 
 
 async def test_a_reason_says_its_time_once(tmp_path: Path) -> None:
