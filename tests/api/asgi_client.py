@@ -27,14 +27,14 @@ class Response(NamedTuple):
         return json.loads(self.body)
 
     @property
-    def refusal(self) -> dict[str, Any]:
+    def problem(self) -> dict[str, Any]:
         """What Headgate says of a refusal; that it is one of the one shape is checked here."""
         assert self.headers["content-type"] == "application/problem+json"
         body: dict[str, Any] = self.json
-        problem = [body.pop(name) for name in ("type", "title", "status", "detail", "instance")]
+        members = [body.pop(name) for name in ("type", "title", "status", "detail", "instance")]
         request_id = body.pop("requestId")
         assert request_id == self.headers["x-request-id"]
-        assert problem == [
+        assert members == [
             f"urn:headgate:error:{body['code']}",
             CODES[body["code"]].title,
             self.status,

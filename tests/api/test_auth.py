@@ -35,7 +35,7 @@ def test_without_a_token_nothing_is_open_but_what_needs_none() -> None:
         if route.needs is None:
             assert answer.status != 401, route
         else:
-            assert (answer.status, answer.refusal["code"]) == (401, "unauthorized"), route
+            assert (answer.status, answer.problem["code"]) == (401, "unauthorized"), route
             assert answer.headers["www-authenticate"].startswith("Bearer")
 
 
@@ -50,8 +50,8 @@ def test_every_route_needs_the_permission_that_it_names() -> None:
         answer = door.client.request(
             route.method, path, headers={"authorization": f"Bearer {token}"}
         )
-        assert (answer.status, answer.refusal["code"]) == (403, "forbidden"), route
-        assert answer.refusal["details"] == {"needs": route.needs}
+        assert (answer.status, answer.problem["code"]) == (403, "forbidden"), route
+        assert answer.problem["details"] == {"needs": route.needs}
 
 
 def test_a_token_lets_in() -> None:
@@ -73,8 +73,8 @@ def test_a_token_lets_in() -> None:
 )
 def test_what_is_no_good_token_is_refused(header: str) -> None:
     answer = closed().get("/tasks", authorization=header)
-    assert (answer.status, answer.refusal["code"]) == (401, "unauthorized")
-    assert "hg_0" not in answer.refusal["error"]
+    assert (answer.status, answer.problem["code"]) == (401, "unauthorized")
+    assert "hg_0" not in answer.problem["error"]
 
 
 def test_a_token_with_another_secret_is_refused() -> None:
@@ -91,7 +91,7 @@ def test_a_token_that_expires_while_it_is_known_is_refused() -> None:
     assert door.get("/tasks", token).status == 200
     door.tokens.time += 10.0
     answer = door.get("/tasks", token)
-    assert (answer.status, answer.refusal["error"]) == (401, "the token has expired")
+    assert (answer.status, answer.problem["error"]) == (401, "the token has expired")
 
 
 def test_a_token_that_is_revoked_here_ends_at_once() -> None:
@@ -101,7 +101,7 @@ def test_a_token_that_is_revoked_here_ends_at_once() -> None:
     revoked = door.delete(f"/tokens/{token.split('_')[1]}", admin)
     assert (revoked.status, revoked.json["state"]) == (200, "revoked")
     answer = door.get("/tasks", token)
-    assert (answer.status, answer.refusal["error"]) == (401, "the token was revoked")
+    assert (answer.status, answer.problem["error"]) == (401, "the token was revoked")
 
 
 def test_a_token_that_is_revoked_elsewhere_ends_within_five_seconds() -> None:
@@ -174,7 +174,7 @@ def test_while_the_store_is_away_nobody_is_let_in() -> None:
     door = closed()
     door.tokens.failure = StoreUnavailableError("gone")
     answer = door.get("/tasks", door.token())
-    assert (answer.status, answer.refusal["code"]) == (503, "unavailable")
+    assert (answer.status, answer.problem["code"]) == (503, "unavailable")
 
 
 def test_a_refused_token_is_logged_at_a_bounded_rate_and_without_itself() -> None:
@@ -233,7 +233,7 @@ def test_on_loopback_the_host_is_this_machine_or_allowed(host: str, is_own: bool
     answer = door.get("/tasks", host=host)
     assert answer.status == (200 if is_own else 421), host
     if not is_own:
-        assert (answer.refusal["code"], answer.headers["connection"]) == ("wrong_host", "close")
+        assert (answer.problem["code"], answer.headers["connection"]) == ("wrong_host", "close")
     assert door.get("/livez", host=host).status == 200
 
 
@@ -271,7 +271,7 @@ def test_a_page_of_another_site_is_refused_whatever_it_asks_for(
         door.post("/tasks", TASK, origin=origin),
     ):
         assert (answer.status in (200, 202)) is is_taken
-        assert is_taken or answer.refusal["code"] == "forbidden_origin"
+        assert is_taken or answer.problem["code"] == "forbidden_origin"
 
 
 @pytest.mark.parametrize(
@@ -295,8 +295,8 @@ def test_a_bound_caller_does_not_pose_as_another(fields: dict[str, str]) -> None
     door = Door()
     token = door.token("submit", bounds=Bounds(agent_id="a", project_id="search"))
     answer = door.post("/tasks", OWN | fields, token)
-    assert (answer.status, answer.refusal["code"]) == (403, "forbidden")
-    assert answer.refusal["details"] == {"field": next(iter(fields))}
+    assert (answer.status, answer.problem["code"]) == (403, "forbidden")
+    assert answer.problem["details"] == {"field": next(iter(fields))}
     assert door.client.engine.records == {}
 
 
@@ -314,7 +314,7 @@ def test_a_priority_is_as_urgent_as_the_token_allows() -> None:
     door = Door()
     token = door.token("submit", "read", bounds=Bounds(least_priority=5))
     refused = door.post("/tasks", TASK | {"priority": 4}, token)
-    assert (refused.status, refused.refusal["details"]) == (403, {"field": "priority"})
+    assert (refused.status, refused.problem["details"]) == (403, {"field": "priority"})
     for fields, priority in (({}, 5), ({"priority": 5}, 5), ({"priority": 9}, 9)):
         task_id = door.post("/tasks", TASK | fields, token).json["taskId"]
         assert door.get(f"/tasks/{task_id}", token).json["priority"] == priority
@@ -333,7 +333,7 @@ def test_what_belongs_to_others_is_not_there_for_a_bound_caller() -> None:
         answer = door.client.request(method, f"/tasks/{theirs}{path}", headers=headers)
         gone = door.client.request(method, f"/tasks/tsk_none{path}", headers=headers)
         assert answer.status == gone.status == 404
-        assert answer.refusal == gone.refusal
+        assert answer.problem == gone.problem
         own = door.client.request(method, f"/tasks/{mine}{path}", headers=headers)
         assert own.status == 200
     assert [task["taskId"] for task in door.get("/tasks", token).json["tasks"]] == [mine]
@@ -347,7 +347,7 @@ def test_a_bound_caller_does_not_depend_on_tasks_of_others() -> None:
     theirs = door.post("/tasks", {"agentId": "b", "action": "x"}).json["taskId"]
     token = door.token("submit", bounds=Bounds(agent_id="a"))
     answer = door.post("/tasks", OWN | {"dependsOn": [theirs]}, token)
-    assert (answer.status, answer.refusal["code"]) == (400, "unknown_parent")
+    assert (answer.status, answer.problem["code"]) == (400, "unknown_parent")
     batch = door.post("/tasks/batch", {"tasks": [OWN | {"dependsOn": [theirs]}]}, token)
     assert batch.json["tasks"][0]["code"] == "unknown_parent"
     mine = door.post("/tasks", OWN, token).json["taskId"]
@@ -364,7 +364,7 @@ def test_a_bound_caller_charges_budgets_of_its_own() -> None:
     own = {"scopes": ["project:search/agent:a/session:s"]}
     assert door.post("/tasks", OWN | own, token).status == 202
     answer = door.post("/tasks", OWN | {"scopes": ["session:s"]}, token)
-    assert (answer.status, answer.refusal["details"]) == (403, {"field": "scopes"})
+    assert (answer.status, answer.problem["details"]) == (403, {"field": "scopes"})
 
 
 def test_a_bound_caller_learns_what_holds_its_task_within_its_bounds() -> None:
@@ -457,14 +457,14 @@ def test_a_token_is_made_shown_once_listed_and_revoked() -> None:
 def test_a_wrong_wish_for_a_token_is_refused(wish: object, status: int, field: str) -> None:
     door = Door()
     answer = door.post("/tokens", wish)
-    assert (answer.status, answer.refusal["details"].get("field")) == (status, field), answer.body
+    assert (answer.status, answer.problem["details"].get("field")) == (status, field), answer.body
     assert door.tokens.kept == {}
 
 
 def test_a_token_for_a_project_that_does_not_exist_is_refused() -> None:
     wish = {"name": "x", "permissions": ["read"], "projectId": "nowhere"}
     answer = Door().post("/tokens", wish)
-    assert (answer.status, answer.refusal["code"]) == (400, "unknown_project")
+    assert (answer.status, answer.problem["code"]) == (400, "unknown_project")
 
 
 @pytest.mark.parametrize(
@@ -489,7 +489,7 @@ def test_nobody_makes_a_token_with_more_than_it_has(more: dict[str, Any], field:
     }
     assert door.post("/tokens", least, admin).status == 201
     answer = door.post("/tokens", least | more, admin)
-    assert (answer.status, answer.refusal["details"]) == (403, {"field": field})
+    assert (answer.status, answer.problem["details"]) == (403, {"field": field})
 
 
 def test_no_text_of_a_token_is_in_anything_that_a_service_says() -> None:

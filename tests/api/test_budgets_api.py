@@ -185,10 +185,10 @@ async def test_the_same_id_gets_the_same_answer(kind: str) -> None:
             assert (first.status, first.json) == (200, again.json)
         assert (await it.status("session:s")).json["spentUsd"] == "0.20"
         other = await it.ask("commit", id="r", scope="session:s", usd="0.21")
-        assert (other.status, other.refusal["code"]) == (409, "reservation_conflict")
+        assert (other.status, other.problem["code"]) == (409, "reservation_conflict")
         changed = await it.ask("reserve", id="r", scope="session:s", usd="0.31")
-        assert changed.refusal["code"] == "reservation_conflict"
-        assert "reservation 'r' is committed" in changed.refusal["error"]
+        assert changed.problem["code"] == "reservation_conflict"
+        assert "reservation 'r' is committed" in changed.problem["error"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,9 +197,9 @@ async def test_a_full_budget_is_402_with_its_figures(kind: str) -> None:
         await it.tracker.set_budget("project:search", limit_usd="1", window="day")
         await it.ask("reserve", id="r1", scope=IN_SEARCH, usd="0.75")
         answer = await it.ask("reserve", id="r2", scope=IN_SEARCH, usd="0.250001")
-        assert (answer.status, answer.refusal["code"]) == (402, "budget_exceeded")
-        assert answer.refusal["retryable"] is False
-        details = answer.refusal["details"]
+        assert (answer.status, answer.problem["code"]) == (402, "budget_exceeded")
+        assert answer.problem["retryable"] is False
+        details = answer.problem["details"]
         assert details.pop("resetsAt").endswith("T00:00:00Z")
         assert details == {
             "scope": "project:search",
@@ -219,7 +219,7 @@ async def test_tokens_are_refused_in_tokens() -> None:
     async with bank("store") as it:
         await it.tracker.set_budget("session:s", limit_tokens=10)
         answer = await it.ask("reserve", id="r", scope="session:s", tokens=11)
-        details = answer.refusal["details"]
+        details = answer.problem["details"]
         assert (details["unit"], details["limit"], details["requested"]) == ("tokens", 10, 11)
         assert (details["resetsAt"], details["mayClear"]) == (None, False)
 
@@ -237,7 +237,7 @@ async def test_a_lease_that_ends_gives_back_what_was_held_and_books_what_was_sen
         status = (await it.status("session:s")).json
         assert (status["reservedUsd"], status["spentUsd"]) == ("0.00", "1.00")
         late = await it.ask("dispatched", id="held", scope="session:s")
-        assert (late.status, late.refusal["details"]) == (409, {"state": "expired"})
+        assert (late.status, late.problem["details"]) == (409, {"state": "expired"})
         assert (await it.ask("commit", id="sent", scope="session:s", usd="0.5")).status == 200
         assert (await it.status("session:s")).json["spentUsd"] == "0.50"
 
@@ -259,7 +259,7 @@ async def test_what_a_task_holds_cannot_be_settled_here(request: pytest.FixtureR
         reservation_id = record.progress.reservation_id
         for scope in ("session:s", "", "project:search"):
             answer = await it.ask("release", id=reservation_id, scope=scope)
-            assert (answer.status, answer.refusal["code"]) == (404, "not_found")
+            assert (answer.status, answer.problem["code"]) == (404, "not_found")
         status = (await it.status("session:s")).json
         assert status["reservedTokens"] == 100
         await scene.settle("t1")
@@ -293,7 +293,7 @@ async def test_bad_input_is_refused_by_the_name_of_its_field(
     async with bank("store") as it:
         answer = await it.ask(verb, **body)
         assert answer.status == 400, answer.body
-        assert answer.refusal["details"] == {"field": field}
+        assert answer.problem["details"] == {"field": field}
         status = (await it.status()).json
         assert (status["reservedUsd"], status.get("children", [])) == ("0.00", [])
 
@@ -302,7 +302,7 @@ async def test_a_body_that_is_no_object_is_refused() -> None:
     async with bank("store") as it:
         for body in (b"", b"[]", b"null", b"{", b"\xff"):
             answer = await answer_of(it.client.app, "POST", "/budgets/reserve", body)
-            assert (answer.status, answer.refusal["code"]) == (400, "bad_json"), body
+            assert (answer.status, answer.problem["code"]) == (400, "bad_json"), body
 
 
 async def test_a_caller_that_is_bound_touches_budgets_of_its_own() -> None:
@@ -312,7 +312,7 @@ async def test_a_caller_that_is_bound_touches_budgets_of_its_own() -> None:
         for verb in ("reserve", "dispatched", "commit", "release"):
             for scope in ("", "project:other", "session:s"):
                 answer = await it.ask(verb, token, id="r", scope=scope)
-                assert (answer.status, answer.refusal["code"]) == (403, "forbidden")
+                assert (answer.status, answer.problem["code"]) == (403, "forbidden")
         also = await it.ask("reserve", token, id="r2", scope=IN_SEARCH, also=["project:other"])
         assert also.status == 403
         assert (await it.status("project:other", token)).status == 403
@@ -336,7 +336,7 @@ async def test_while_the_ledger_is_away_nothing_is_granted() -> None:
     async with bank("outside") as it:
         await it.tracker.ledger.close()
         answer = await it.ask("reserve", id="r", scope="session:s")
-        assert (answer.status, answer.refusal["code"]) == (503, "unavailable")
+        assert (answer.status, answer.problem["code"]) == (503, "unavailable")
         with pytest.raises(LedgerUnavailableError):
             await it.tracker.status("session:s")
 
@@ -388,4 +388,4 @@ async def test_a_wrong_question_for_usage_is_refused(
     async with fresh_place("memory", request).scene() as scene:
         client = await used(scene)
         answer = await answer_of(client.app, "GET", f"/usage?{query}")
-        assert (answer.status, answer.refusal["details"]) == (400, {"field": field})
+        assert (answer.status, answer.problem["details"]) == (400, {"field": field})

@@ -21,7 +21,7 @@ from headgate.api import events
 from headgate.api.app import App
 from headgate.api.auth import Authenticator
 from headgate.api.callers import Caller
-from headgate.api.errors import Refusal
+from headgate.api.errors import ApiError
 from headgate.api.http import connection, request
 from headgate.api.http.server import serve
 from headgate.core.task import Progress, Task, TaskRecord, TaskStatus
@@ -400,7 +400,7 @@ class Revocable:
 
     async def look_up(self, *_: object) -> Caller:
         if self.is_revoked:
-            raise Refusal("unauthorized", "the token was revoked")
+            raise ApiError("unauthorized", "the token was revoked")
         return self.let_in()
 
     def watch(self, _: object) -> None:

@@ -10,8 +10,8 @@ import pytest
 from api.asgi_client import Client, Response, scope_of
 from api.fake_engine import FakeEngine
 from headgate.api.callers import Caller
+from headgate.api.http import response as http
 from headgate.api.http.request import Request
-from headgate.api.http.response import Answer
 from headgate.api.tasks import submit_task
 from headgate.core.admission import QueueLimits
 from headgate.core.task import TaskStatus
@@ -76,8 +76,8 @@ def test_the_answer_stays_when_the_task_and_the_times_have_changed(client: Clien
 def test_another_body_under_the_key_is_422(client: Client, other: object) -> None:
     send(client, TASK)
     answer = send(client, other)
-    assert (answer.status, answer.refusal["code"]) == (422, "idempotency_mismatch")
-    assert answer.refusal["details"] == {"field": "Idempotency-Key"}
+    assert (answer.status, answer.problem["code"]) == (422, "idempotency_mismatch")
+    assert answer.problem["details"] == {"field": "Idempotency-Key"}
     assert len(client.engine.records) == 1
 
 
@@ -100,15 +100,15 @@ def test_a_request_that_is_wrong_stays_so(
     client: Client, path: str, body: object, code: str
 ) -> None:
     first, again = send(client, body, path=path), send(client, body, path=path)
-    assert (first.status, first.refusal["code"]) == (400, code)
-    assert first.refusal == again.refusal == client.post(path, body).refusal
+    assert (first.status, first.problem["code"]) == (400, code)
+    assert first.problem == again.problem == client.post(path, body).problem
     assert (is_replay(first), is_replay(again)) == (False, True)
 
 
 def test_a_full_queue_and_an_outage_are_not_kept() -> None:
     client = Client(FakeEngine(limits=ONE_WAITS))
     waiting = send(client, TASK, key="other").json["taskId"]
-    assert send(client, TASK).refusal["code"] == "queue_full"
+    assert send(client, TASK).problem["code"] == "queue_full"
     client.engine.failure = StoreUnavailableError("gone")
     assert send(client, TASK).status == 503
     client.engine.failure = None
@@ -127,7 +127,7 @@ def test_a_batch_of_which_nothing_was_taken_may_be_sent_again() -> None:
 
 
 def test_two_callers_may_use_the_same_key(client: Client) -> None:
-    async def submit(token_id: str) -> Answer:
+    async def submit(token_id: str) -> http.Response:
         body = json.dumps(TASK).encode()
 
         async def receive() -> dict[str, object]:
@@ -146,15 +146,15 @@ def test_two_callers_may_use_the_same_key(client: Client) -> None:
 @pytest.mark.parametrize("key", ["", " ", "a b", "é", "x" * 256, "a\tb"])
 def test_a_key_that_is_none_is_refused(client: Client, key: str) -> None:
     answer = send(client, TASK, key=key)
-    assert (answer.status, answer.refusal["code"]) == (400, "invalid_field")
-    assert answer.refusal["details"] == {"field": "Idempotency-Key"}
+    assert (answer.status, answer.problem["code"]) == (400, "invalid_field")
+    assert answer.problem["details"] == {"field": "Idempotency-Key"}
     assert client.engine.records == {}
 
 
 def test_when_no_key_can_be_kept_the_request_is_429_and_nothing_is_done(client: Client) -> None:
     client.engine.keys_are_full = True
     answer = send(client, TASK)
-    assert (answer.status, answer.refusal["code"]) == (429, "idempotency_full")
+    assert (answer.status, answer.problem["code"]) == (429, "idempotency_full")
     assert answer.headers["retry-after"]
     assert client.engine.records == {}
     assert client.post("/tasks", json.loads(json.dumps(TASK))).status == 202

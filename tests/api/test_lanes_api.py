@@ -103,7 +103,7 @@ async def test_a_list_that_is_cut_says_how_many_there_are_and_is_narrowed_before
         assert await listed("?find=AGENT-4") == (["agent-4"], 1)
         assert await listed("?projectId=evals&find=agent") == ([], 0)
         answer = await answer_of(app, "GET", "/scheduler/lanes?project=evals")
-        assert (answer.status, answer.refusal["code"]) == (400, "unknown_field")
+        assert (answer.status, answer.problem["code"]) == (400, "unknown_field")
 
 
 async def test_a_bound_token_narrows_to_its_own_alone(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from headgate.api import openapi as describing
 from headgate.api.api import Route
 from headgate.api.app import ROUTES
 from headgate.api.errors import CODES
-from headgate.api.openapi import openapi, refusals_of
+from headgate.api.openapi import errors_of, openapi
 
 DOCUMENT = msgspec.json.decode(msgspec.json.encode(openapi(ROUTES)))
 NAMES = [f"{route.method} {route.path}" for route in ROUTES]
@@ -20,15 +20,15 @@ NAMES = [f"{route.method} {route.path}" for route in ROUTES]
 
 @pytest.mark.parametrize("route", ROUTES, ids=NAMES)
 def test_a_route_says_what_it_answers_and_names_only_codes_that_exist(route: Route) -> None:
-    assert route.answers, "fill in `answers`: a struct or a media type for each status"
-    assert all(200 <= status < 300 for status in route.answers)
-    assert set(route.refuses) <= set(CODES)
-    if route.method in {"POST", "PUT", "PATCH"} and "bad_json" in route.refuses:
-        assert route.takes is not None, "fill in `takes`: the struct of the body"
+    assert route.responses, "fill in `answers`: a struct or a media type for each status"
+    assert all(200 <= status < 300 for status in route.responses)
+    assert set(route.errors) <= set(CODES)
+    if route.method in {"POST", "PUT", "PATCH"} and "bad_json" in route.errors:
+        assert route.body is not None, "fill in `takes`: the struct of the body"
 
 
 def test_every_code_is_one_of_a_route_or_of_all() -> None:
-    described = {code for route in ROUTES for code in refusals_of(route)}
+    described = {code for route in ROUTES for code in errors_of(route)}
     assert set(CODES) - described == set()
 
 

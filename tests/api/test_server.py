@@ -224,7 +224,7 @@ def test_a_refusal_before_the_body_has_the_id_of_its_request(run: Serve) -> None
         )
         await peer.send(head % (MAX_BODY_BYTES + 1))
         answered = Response(*await peer.answer())
-        assert (answered.refusal["code"], answered.headers["x-request-id"]) == (
+        assert (answered.problem["code"], answered.headers["x-request-id"]) == (
             "body_too_large",
             "mine",
         )
@@ -313,8 +313,8 @@ def test_what_cannot_be_served_is_refused_and_the_connection_closed(
         peer = await connect()
         await peer.send(request_bytes)
         answered, headers, body = await peer.answer()
-        refusal = Response(answered, headers, body).refusal
-        assert (answered, refusal["code"]) == (status, code)
+        api_error = Response(answered, headers, body).problem
+        assert (answered, api_error["code"]) == (status, code)
         assert headers["connection"] == "close"
         assert await peer.rest() == b""
 

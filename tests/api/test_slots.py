@@ -125,8 +125,8 @@ def test_a_service_without_slots_has_an_empty_list(stage: Stage) -> None:
 def test_a_slot_that_is_not_there_is_not_found(stage: Stage, path: str) -> None:
     url = f"/slots/no%20slot{path}"
     answer = stage.client.post(url) if path else stage.client.get(url)
-    assert (answer.status, answer.refusal["code"]) == (404, "not_found")
-    assert answer.refusal["error"].startswith("there is no slot 'no slot'")
+    assert (answer.status, answer.problem["code"]) == (404, "not_found")
+    assert answer.problem["error"].startswith("there is no slot 'no slot'")
     assert stage.actions() == []
 
 
@@ -138,17 +138,17 @@ def test_a_cold_slot_is_woken_and_the_wake_is_pending(stage: Stage) -> None:
     assert len(stage.key.wakes) == 1
     assert stage.actions() == [("slot.warm", "work")]
     again = stage.client.post("/slots/work/warm")
-    assert (again.status, again.refusal["code"]) == (409, "slot_unavailable")
-    assert again.refusal["details"]["reason"]
+    assert (again.status, again.problem["code"]) == (409, "slot_unavailable")
+    assert again.problem["details"]["reason"]
     assert len(stage.key.wakes) == 1
 
 
 def test_an_open_window_is_left_alone(stage: Stage) -> None:
     stage.key.quota = report(7.0, NOW + 3600)
     answer = stage.client.post("/slots/work/warm")
-    assert (answer.status, answer.refusal["code"]) == (409, "window_open")
-    assert answer.refusal["details"] == {"slot": "work", "resetsAt": "2027-01-15T09:00:00Z"}
-    assert answer.refusal["retryable"] is False
+    assert (answer.status, answer.problem["code"]) == (409, "window_open")
+    assert answer.problem["details"] == {"slot": "work", "resetsAt": "2027-01-15T09:00:00Z"}
+    assert answer.problem["retryable"] is False
     assert stage.key.wakes == []
     shown = stage.client.get("/slots/work").json
     assert (shown["state"], shown["percentUsed"]) == ("open", 7.0)
@@ -158,9 +158,9 @@ def test_an_open_window_is_left_alone(stage: Stage) -> None:
 def test_a_used_up_slot_is_unavailable_and_says_until_when(stage: Stage) -> None:
     stage.key.quota = report(100.0, NOW + 3600)
     answer = stage.client.post("/slots/work/warm")
-    assert (answer.status, answer.refusal["code"]) == (409, "slot_unavailable")
-    assert answer.refusal["details"]["until"] == "2027-01-15T09:00:00Z"
-    assert answer.refusal["error"].endswith("until 2027-01-15 09:00:00 UTC")
+    assert (answer.status, answer.problem["code"]) == (409, "slot_unavailable")
+    assert answer.problem["details"]["until"] == "2027-01-15T09:00:00Z"
+    assert answer.problem["error"].endswith("until 2027-01-15 09:00:00 UTC")
     shown = stage.client.get("/slots/work").json
     assert shown["state"] == "exhausted"
     assert "100%" in shown["hold"]
@@ -168,11 +168,11 @@ def test_a_used_up_slot_is_unavailable_and_says_until_when(stage: Stage) -> None
 
 
 def test_a_disabled_slot_is_not_woken(stage: Stage) -> None:
-    assert stage.client.post("/slots/resting/warm").refusal["code"] == "slot_unavailable"
+    assert stage.client.post("/slots/resting/warm").problem["code"] == "slot_unavailable"
     disabled = stage.client.post("/slots/work/disable")
     assert (disabled.status, disabled.json["state"]) == (200, "disabled")
     assert disabled.json["hold"]
-    assert stage.client.post("/slots/work/warm").refusal["code"] == "slot_unavailable"
+    assert stage.client.post("/slots/work/warm").problem["code"] == "slot_unavailable"
     enabled = stage.client.post("/slots/work/enable")
     assert (enabled.status, enabled.json["enabled"]) == (200, True)
     assert stage.client.post("/slots/work/warm").status == 202
@@ -185,7 +185,7 @@ def test_a_disabled_slot_is_not_woken(stage: Stage) -> None:
 
 def test_enabling_brings_back_what_a_refused_key_disabled(stage: Stage) -> None:
     stage.key.quota = QuotaFailure(kind=QuotaFailureKind.REFUSED, code=401)
-    assert stage.client.post("/slots/work/warm").refusal["code"] == "slot_unavailable"
+    assert stage.client.post("/slots/work/warm").problem["code"] == "slot_unavailable"
     shown = stage.client.get("/slots/work").json
     assert (shown["state"], shown["enabled"]) == ("disabled", False)
     assert "401" in shown["disabledReason"]

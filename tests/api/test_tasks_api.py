@@ -53,7 +53,7 @@ def test_a_task_that_is_taken_gets_its_id_state_position_and_time(client: Client
 def test_a_wrong_task_is_refused_with_code_field_and_message(client: Client) -> None:
     answer = client.post("/tasks", {"action": "x"})
     assert answer.status == 400
-    assert answer.refusal == {
+    assert answer.problem == {
         "code": "missing_field",
         "error": "missing required field 'agentId'",
         "retryable": False,
@@ -66,7 +66,7 @@ def test_a_full_queue_answers_429_with_the_id_of_the_rejected_task() -> None:
     submitted(client)
     answer = client.post("/tasks", TASK)
     assert (answer.status, answer.headers["retry-after"]) == (429, "1")
-    body = answer.refusal
+    body = answer.problem
     task_id = body.pop("taskId")
     assert body == {
         "code": "queue_full",
@@ -182,7 +182,7 @@ def test_a_task_that_is_not_there_is_404_whatever_its_id(
 ) -> None:
     answer = client.get(f"/tasks/{task_id}{rest}")
     assert answer.status == 404
-    assert answer.refusal == {
+    assert answer.problem == {
         "code": "not_found",
         "error": "task not found",
         "retryable": False,
@@ -410,7 +410,7 @@ def test_alive_asks_nobody_and_ready_asks_the_engine(client: Client) -> None:
     )
     answer = client.get("/readyz")
     assert answer.status == 503
-    assert answer.refusal == {
+    assert answer.problem == {
         "code": "not_ready",
         "error": "the store is gone",
         "retryable": True,
@@ -436,7 +436,7 @@ def test_a_store_that_cannot_be_asked_is_503_and_only_the_log_has_the_reason(
     for _ in range(3):
         answer = client.request(method, url, body)
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-        assert answer.refusal == {
+        assert answer.problem == {
             "code": "unavailable",
             "error": STORE_FAILS,
             "retryable": True,
@@ -448,14 +448,14 @@ def test_a_store_that_cannot_be_asked_is_503_and_only_the_log_has_the_reason(
 def test_a_value_that_the_store_cannot_take_is_the_fault_of_the_request(client: Client) -> None:
     client.engine.failure = UnfitValueError("PostgreSQL: text of a column")
     answer = client.get("/tasks")
-    assert (answer.status, answer.refusal["code"]) == (400, "invalid_field")
+    assert (answer.status, answer.problem["code"]) == (400, "invalid_field")
     assert "PostgreSQL" not in answer.body.decode()
 
 
 def test_a_node_that_was_told_to_take_no_work_says_so(client: Client) -> None:
     client.engine.failure = NotTakingWorkError("switched off")
     answer = client.post("/tasks", TASK)
-    assert (answer.status, answer.refusal["error"]) == (503, "switched off")
+    assert (answer.status, answer.problem["error"]) == (503, "switched off")
 
 
 @pytest.mark.parametrize("fault", [ZeroDivisionError("secret"), HeadgateError("secret")])
@@ -472,7 +472,7 @@ def test_a_fault_is_500_and_only_the_log_tells_what_it_was(
     with caplog.at_level(logging.ERROR):
         answer = client.request(method, url, body, headers={"x-request-id": "req-7"})
     assert answer.status == 500
-    assert answer.refusal == {
+    assert answer.problem == {
         "code": "internal",
         "error": "internal error",
         "retryable": False,

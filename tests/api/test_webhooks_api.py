@@ -160,7 +160,7 @@ def test_one_that_arrived_and_is_forgotten_cannot_be_sent_again(stage: Stage) ->
     stage.file(1)
     stage.end("msg_0", has_arrived=True)
     answer = stage.client.post("/webhooks/msg_0/redeliver", {})
-    assert (answer.status, answer.refusal["code"]) == (409, "conflict")
+    assert (answer.status, answer.problem["code"]) == (409, "conflict")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_ping_says_what_happened(
 def test_an_address_that_may_not_be_reached_is_refused_by_its_field(stage: Stage) -> None:
     stage.wire.report = SendReport(error="the address 10.0.0.1 may not be reached", is_final=True)
     answer = stage.client.post("/webhooks/ping", {"url": "http://10.0.0.1/"})
-    assert (answer.status, answer.refusal["details"]) == (400, {"field": "url"})
+    assert (answer.status, answer.problem["details"]) == (400, {"field": "url"})
 
 
 def test_secrets_are_shown_and_rotated_and_not_cached(stage: Stage) -> None:
@@ -248,11 +248,11 @@ def test_what_cannot_be_used_is_refused_with_its_code(
     stage: Stage, method: str, path: str, body: bytes | None, status: int, code: str
 ) -> None:
     answer = stage.client.request(method, path, *([] if body is None else [body]))
-    assert (answer.status, answer.refusal["code"]) == (status, code)
+    assert (answer.status, answer.problem["code"]) == (status, code)
 
 
 def test_a_service_without_webhooks_says_so(stage: Stage) -> None:
     stage.client.app.api.webhooks = None
     answer = stage.client.get("/webhooks")
     assert answer.status == 503
-    assert "webhooks.enabled" in answer.refusal["error"]
+    assert "webhooks.enabled" in answer.problem["error"]

@@ -235,7 +235,7 @@ def test_what_is_wrong_is_refused_and_changes_nothing(run: Callable[[Scenario], 
         for url, body, status, code in REFUSED:
             given = {name: worker_id if value == "{me}" else value for name, value in body.items()}
             answer = await post(app, url.replace("{id}", task_id), **given)
-            assert (answer.status, answer.refusal["code"]) == (status, code), (url, body)
+            assert (answer.status, answer.problem["code"]) == (status, code), (url, body)
         assert (await answer_of(app, "GET", f"/tasks/{task_id}")).json["state"] == "running"
 
     run(scenario)

@@ -153,7 +153,7 @@ def test_the_form_of_lines_is_as_configured(written: Written, wanted: Any, is_js
 
 def test_loggers_of_the_standard_library_write_the_same_lines(written: Written) -> None:
     configure_logs(LogSettings(format="json"))
-    logging.getLogger("headgate.web").warning("request %s failed", "r-1")
+    logging.getLogger("headgate.api").warning("request %s failed", "r-1")
     (line,) = written.lines
     assert (line["event"], line["level"]) == ("request r-1 failed", "warning")
 

@@ -188,7 +188,7 @@ async def _submit_one(service: Running, place: dict[str, Any]) -> str | None:
             witness.violations.append((QUEUE, response.json["position"], most))
         return str(response.json["taskId"])
     if response.status == 429:
-        witness.reached.add((QUEUE, response.refusal["details"]["maxQueue"]))
+        witness.reached.add((QUEUE, response.problem["details"]["maxQueue"]))
         # Each refusal is stored, and there is nothing to learn from thousands.
         await asyncio.sleep(0.01)
         return None

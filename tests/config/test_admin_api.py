@@ -138,8 +138,8 @@ async def test_what_drains_takes_no_new_tasks(
         await patch(service, url, status="draining")
         body = {"agentId": "a", "action": "run", **task}
         response = await service.ask("POST", "/tasks", body)
-        assert (response.status, response.refusal["code"]) == (409, "draining")
-        assert response.refusal["error"] == f"{noun} is draining and takes no new tasks"
+        assert (response.status, response.problem["code"]) == (409, "draining")
+        assert response.problem["error"] == f"{noun} is draining and takes no new tasks"
 
 
 async def test_the_switch_pauses_everything_and_the_service_stays_ready(tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ async def test_a_change_that_cannot_be_made_is_refused_in_one_line(
         before = service.service.config.situation
         response = await service.ask("PATCH", url, body)
         assert response.status == status, response.body
-        assert line in response.refusal["error"]
-        assert "\n" not in response.refusal["error"]
+        assert line in response.problem["error"]
+        assert "\n" not in response.problem["error"]
         assert service.service.config.situation is before
 
 
@@ -270,7 +270,7 @@ async def test_a_task_that_has_not_ended_is_not_retried(tmp_path: Path) -> None:
         await service.ask("POST", "/scheduler/pause")
         waiting = await service.submit()
         response = await service.ask("POST", f"/tasks/{waiting}/retry")
-        assert (response.status, response.refusal["code"]) == (409, "conflict")
+        assert (response.status, response.problem["code"]) == (409, "conflict")
         assert (await service.ask("POST", "/tasks/none/retry")).status == 404
 
 
@@ -286,7 +286,7 @@ async def test_a_retry_drops_the_parents_and_obeys_the_queue(tmp_path: Path) -> 
         await service.ask("POST", "/scheduler/reload")
         await service.submit()
         response = await service.ask("POST", f"/tasks/{child}/retry")
-        assert (response.status, response.refusal["code"]) == (429, "queue_full")
+        assert (response.status, response.problem["code"]) == (429, "queue_full")
 
 
 async def test_a_bulk_cancel_counts_first_and_then_cancels_what_matches(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ async def test_a_filter_that_cannot_be_meant_is_refused(
     async with running(tmp_path, FILE) as service:
         response = await service.ask("POST", url, body)
         assert response.status == 400
-        assert line in response.refusal["error"]
+        assert line in response.problem["error"]
 
 
 async def test_a_filter_by_time_takes_what_was_created_then(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ async def test_a_file_that_is_wrong_changes_nothing_and_says_why(
         service.path.write_text(text)
         response = await service.ask("POST", "/scheduler/reload")
         assert response.status == 422
-        assert response.refusal["code"] == "invalid_settings"
-        assert line in response.refusal["error"]
+        assert response.problem["code"] == "invalid_settings"
+        assert line in response.problem["error"]
         assert service.service.config.situation is before
         assert (await service.ended(await service.submit()))["state"] == "done"
 
@@ -53,7 +53,7 @@ async def test_a_file_that_is_gone_changes_nothing(tmp_path: Path) -> None:
         service.path.unlink()
         response = await service.ask("POST", "/scheduler/reload")
         assert response.status == 422
-        assert "cannot be read" in response.refusal["error"]
+        assert "cannot be read" in response.problem["error"]
 
 
 async def test_a_reload_answers_with_what_changed_and_what_waits(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ async def test_what_left_the_file_finishes_what_it_has_and_takes_nothing_new(
         refused = await service.ask(
             "POST", "/tasks", {"agentId": "a", "action": "run", "projectId": "old"}
         )
-        assert (refused.status, refused.refusal["code"]) == (409, "draining")
-        assert "project 'old' is draining" in refused.refusal["error"]
+        assert (refused.status, refused.problem["code"]) == (409, "draining")
+        assert "project 'old' is draining" in refused.problem["error"]
         assert (await service.ended(waiting))["state"] == "done"
         await service.service.config.finish_draining()
         assert (await service.ask("GET", "/projects/old")).status == 404
@@ -144,7 +144,7 @@ async def test_a_file_that_is_wrong_on_its_own_is_refused_whatever_drains_beside
         service.path.write_text(FAST + WORK + after)
         response = await service.ask("POST", "/scheduler/reload")
         assert response.status == 422, response.body
-        assert line in response.refusal["error"]
+        assert line in response.problem["error"]
         assert config.situation is situation
 
 

@@ -65,7 +65,7 @@ def only(slot: Mapping[str, object]) -> SlotSettings:
     return next(iter(made(slot).slots.values()))
 
 
-def refusal(*slots: Mapping[str, object], **sections: object) -> str:
+def api_error(*slots: Mapping[str, object], **sections: object) -> str:
     with pytest.raises(InvalidSettingError) as caught:
         made(*slots, **sections)
     return str(caught.value)
@@ -212,7 +212,7 @@ def test_what_is_wrong_with_a_slot_is_one_line_that_names_the_key(
 
 def test_a_slot_needs_a_name_of_its_own() -> None:
     line = "slots[1].name: 'work' is the name of an earlier slot; each needs its own"
-    assert refusal({}, {}) == line
+    assert api_error({}, {}) == line
     with pytest.raises(InvalidSettingError) as caught:
         decode(merge_tables({"slots": [MINIMAL, {"provider": "zai"}]}, {}, {}, origin="file"))
     assert str(caught.value) == "slots[1].name: is missing; write it"
@@ -222,7 +222,7 @@ def test_a_slot_needs_a_name_of_its_own() -> None:
 
 def test_more_slots_than_allowed_are_refused_with_what_to_raise() -> None:
     five = [{"name": f"s{number}"} for number in range(5)]
-    assert refusal(*five) == (
+    assert api_error(*five) == (
         "slots: has 5 slots, and quota.max_slots is 4; raise it, or leave some out"
     )
     assert len(made(*five, quota={"max_slots": 5}).slots) == 5
@@ -470,8 +470,8 @@ def test_a_target_that_writes_a_key_names_a_slot_that_has_one() -> None:
         "targets.a.slot: no [[slots]] has the name 'wrok', and {slot.key} needs its key; "
         "add it, or correct the name"
     )
-    assert refusal({}, targets={"a": command | {"slot": "wrok"}}) == line
-    assert refusal(targets={"a": command | {"slot": "wrok"}}) == line
+    assert api_error({}, targets={"a": command | {"slot": "wrok"}}) == line
+    assert api_error(targets={"a": command | {"slot": "wrok"}}) == line
     assert made({}, targets={"a": command | {"slot": "work"}}).targets["a"].slot == "work"
     named = command | {"slot": "wrok", "env": {"K": "{slot.name}"}}
     assert made({}, targets={"a": named}).targets["a"].slot == "wrok"
@@ -480,12 +480,12 @@ def test_a_target_that_writes_a_key_names_a_slot_that_has_one() -> None:
 def test_a_target_may_name_a_provider_that_has_a_slot() -> None:
     targets = {"a": {"kind": "pull", "provider": "zai"}}
     assert made({}, targets=targets).targets["a"].provider == "zai"
-    assert refusal({"provider": "openai"}, targets=targets) == (
+    assert api_error({"provider": "openai"}, targets=targets) == (
         "targets.a.provider: no [[slots]] has the provider 'zai'; add one, or correct it"
     )
     both = {"a": {"kind": "pull", "provider": "zai", "slot": "work"}}
     line = "targets.a.provider: give either slot or provider, not both"
-    assert refusal({}, targets=both) == line
+    assert api_error({}, targets=both) == line
 
 
 def test_a_target_and_the_last_slot_of_its_provider_may_leave_the_file_together() -> None:

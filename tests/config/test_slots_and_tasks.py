@@ -38,7 +38,7 @@ async def reload(service: Running, text: str, status: int = 200) -> str:
     service.path.write_text(text)
     response = await service.ask("POST", "/scheduler/reload")
     assert response.status == status, response.body
-    return "" if status == 200 else str(response.refusal["error"])
+    return "" if status == 200 else str(response.problem["error"])
 
 
 def keys_seen(endpoint: Endpoint) -> list[str]:
@@ -77,8 +77,8 @@ async def test_a_slot_that_left_the_file_is_not_taken_any_more(tmp_path: Path) -
         await reload(service, FAST + WORK)
         body = {"agentId": "a", "action": "run", "slot": "work"}
         response = await service.ask("POST", "/tasks", body)
-        assert (response.status, response.refusal["code"]) == (400, "unknown_slot")
-        assert response.refusal["details"] == {"field": "slot"}
+        assert (response.status, response.problem["code"]) == (400, "unknown_slot")
+        assert response.problem["details"] == {"field": "slot"}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from api.asgi_client import Client
 from dashboard.browser import Browser, text_of
-from headgate.api.errors import CODES, Refusal
+from headgate.api.errors import CODES, ApiError
 from headgate.dashboard.dashboard import Dashboard
 from headgate.dashboard.errors import error_page
 from headgate.dashboard.page import CONTENT_SECURITY_POLICY
@@ -72,12 +72,12 @@ async def test_a_fault_tells_nothing_but_the_id_in_the_log(
 
 async def test_the_api_goes_on_to_answer_in_its_own_shape(client: Client) -> None:
     answer = await Browser(client.app).get("/nothing")
-    assert answer.refusal["code"] == "not_found"
+    assert answer.problem["code"] == "not_found"
 
 
 @pytest.mark.parametrize("code", CODES)
 def test_every_refusal_has_a_page_with_advice(code: str) -> None:
-    page = error_page(Refusal(code, "it went wrong"), "id-1")
+    page = error_page(ApiError(code, "it went wrong"), "id-1")
     context: dict[str, Any] = page.context
     assert page.status == CODES[code].status
     assert context["problem"] == "It went wrong."
@@ -89,7 +89,7 @@ def test_a_form_that_failed_for_the_service_is_never_said_to_be_done_or_tried_ag
     code: str,
 ) -> None:
     context: dict[str, Any] = error_page(
-        Refusal(code, "it went wrong"), "id-1", sent_from="/ui/tasks"
+        ApiError(code, "it went wrong"), "id-1", sent_from="/ui/tasks"
     ).context
     is_ours = CODES[code].status >= 500
     assert ("It was not confirmed that anything was done." in context["advice"]) is is_ours
@@ -98,7 +98,7 @@ def test_a_form_that_failed_for_the_service_is_never_said_to_be_done_or_tried_ag
 
 
 async def test_hostile_text_in_an_error_is_shown_as_text(client: Client) -> None:
-    client.engine.failure = Refusal("not_found", "<script>alert(1)</script>\u202e\x1b[2J")
+    client.engine.failure = ApiError("not_found", "<script>alert(1)</script>\u202e\x1b[2J")
     answer = await Browser(client.app).get("/ui/tasks")
     assert "<script>alert" not in answer.body.decode()
     assert "&lt;script&gt;alert(1)" in answer.body.decode()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboard.browser import Browser, serving, text_of
-from headgate.api.errors import Refusal, invalid_field
+from headgate.api.errors import ApiError, invalid_field
 from headgate.api.submission import parse_identifier
 from headgate.dashboard.forms import (
     AGENT_FIELDS,
@@ -70,7 +70,7 @@ def test_a_problem_is_told_by_the_label_of_its_field_wherever_it_comes_from() ->
         (InvalidSettingError('budgets."a.window"', "is none"), 'budgets."a.window": is none'),
         (invalid_field("url", "is too long"), "Address: is too long"),
         (found.value, "Agent: must be printable, without spaces at its ends"),
-        (Refusal("conflict", "it has ended"), "it has ended"),
+        (ApiError("conflict", "it has ended"), "it has ended"),
     ):
         assert told(error, labels) == words
 

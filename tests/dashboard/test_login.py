@@ -174,7 +174,7 @@ async def test_the_api_does_not_look_at_the_cookie(tmp_path: Path) -> None:
         headers = {"cookie": f"headgate_token={await token_of(service)}"}
         for method, path in (("GET", "/tasks"), ("POST", "/tasks"), ("GET", "/events")):
             answer = await answer_of(app, method, path, b"{}", headers=headers)
-            assert answer.refusal["code"] == "unauthorized"
+            assert answer.problem["code"] == "unauthorized"
 
 
 async def test_a_page_does_not_take_the_header_of_the_api(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ async def test_without_the_dashboard_nothing_is_at_its_addresses(tmp_path: Path)
     async with serving(tmp_path, '[dashboard]\nmode = "off"\n') as (_, app):
         for path in (*PAGES, "/ui/static/headgate.css", "/ui/login", "/ui/live"):
             answer = await answer_of(app, "GET", path)
-            assert (answer.status, answer.refusal["code"]) == (404, "not_found")
+            assert (answer.status, answer.problem["code"]) == (404, "not_found")
 
 
 async def test_a_read_only_dashboard_says_so_and_refuses_every_action(tmp_path: Path) -> None:

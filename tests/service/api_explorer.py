@@ -113,4 +113,4 @@ class Explorer:
 
 def _can_be_wrong(route: Route) -> bool:
     """Tell whether a request may be wrong otherwise than in its path or method."""
-    return bool(route.query or route.headers or route.takes is not None)
+    return bool(route.query or route.headers or route.body is not None)

@@ -14,9 +14,9 @@ import msgspec
 
 from headgate.api.api import Api, Route, actor_of
 from headgate.api.callers import LOCAL, Caller
-from headgate.api.errors import Refusal, invalid_field
+from headgate.api.errors import ApiError, invalid_field
 from headgate.api.http.request import Request, read_limit
-from headgate.api.http.response import Answer, json_answer
+from headgate.api.http.response import Response, json_response
 from headgate.api.schema.admin import (
     AgentBody,
     AgentListBody,
@@ -179,10 +179,10 @@ OK = 200
 BUDGET_QUERY = ("scope",)
 
 
-async def list_projects(api: Api, request: Request, _: str) -> Answer:
+async def list_projects(api: Api, request: Request, _: str) -> Response:
     """Answer with all projects that belong to the caller."""
     projects = project_bodies(api, await api.engine.totals(), request.caller)
-    return json_answer(OK, ProjectListBody(projects=projects))
+    return json_response(OK, ProjectListBody(projects=projects))
 
 
 def project_bodies(api: Api, totals: Totals, caller: Caller = LOCAL) -> list[ProjectBody]:
@@ -199,15 +199,15 @@ def project_bodies(api: Api, totals: Totals, caller: Caller = LOCAL) -> list[Pro
     return [project_body(situation, name, counts, shares.get(name)) for name in names]
 
 
-async def show_project(api: Api, request: Request, name: str) -> Answer:
+async def show_project(api: Api, request: Request, name: str) -> Response:
     """Answer with a project that belongs to the caller."""
     projects = project_bodies(api, await api.engine.totals(), request.caller)
     known = {one.id: one for one in projects}
     _check_known(name in known, "project", name)
-    return json_answer(OK, known[name])
+    return json_response(OK, known[name])
 
 
-async def change_project(api: Api, request: Request, name: str) -> Answer:
+async def change_project(api: Api, request: Request, name: str) -> Response:
     """Change a project beside the file."""
     body = read_body(await request.json_body(), ProjectPatchBody)
     _check_known(name in api.config.settings.projects, "project", name)
@@ -215,9 +215,9 @@ async def change_project(api: Api, request: Request, name: str) -> Answer:
     return await show_project(api, request, name)
 
 
-async def list_agents(api: Api, _: Request, __: str) -> Answer:
+async def list_agents(api: Api, _: Request, __: str) -> Response:
     """Answer with the agents that are configured, or have tasks now."""
-    return json_answer(OK, AgentListBody(agents=await agent_bodies(api)))
+    return json_response(OK, AgentListBody(agents=await agent_bodies(api)))
 
 
 async def agent_bodies(api: Api) -> list[AgentBody]:
@@ -226,35 +226,35 @@ async def agent_bodies(api: Api) -> list[AgentBody]:
     return [agent_body(situation, name, counts) for name in agents_shown(situation, counts)]
 
 
-async def show_agent(api: Api, _: Request, name: str) -> Answer:
+async def show_agent(api: Api, _: Request, name: str) -> Response:
     """Answer with an agent; any name is one that a task may bring about."""
     situation, counts = api.config.situation, await _counts(api, "agent_id")
     _check_known(name in situation.settings.agents or name in counts, "agent", name)
-    return json_answer(OK, agent_body(situation, name, counts))
+    return json_response(OK, agent_body(situation, name, counts))
 
 
-async def change_agent(api: Api, request: Request, name: str) -> Answer:
+async def change_agent(api: Api, request: Request, name: str) -> Response:
     """Change an agent beside the file; one that is not there yet is made."""
     body = read_body(await request.json_body(), AgentPatchBody)
     await patch(api, request, "agents", name, body)
-    return json_answer(OK, agent_body(api.config.situation, name, await _counts(api, "agent_id")))
+    return json_response(OK, agent_body(api.config.situation, name, await _counts(api, "agent_id")))
 
 
-async def list_targets(api: Api, _: Request, __: str) -> Answer:
+async def list_targets(api: Api, _: Request, __: str) -> Response:
     """Answer with all targets."""
     situation = api.config.situation
     bodies = [target_body(situation, name) for name in situation.settings.all_targets]
-    return json_answer(OK, TargetListBody(targets=bodies))
+    return json_response(OK, TargetListBody(targets=bodies))
 
 
-async def show_target(api: Api, _: Request, name: str) -> Answer:
+async def show_target(api: Api, _: Request, name: str) -> Response:
     """Answer with a target."""
     situation = api.config.situation
     _check_known(name in situation.settings.all_targets, "target", name)
-    return json_answer(OK, target_body(situation, name))
+    return json_response(OK, target_body(situation, name))
 
 
-async def change_target(api: Api, request: Request, name: str) -> Answer:
+async def change_target(api: Api, request: Request, name: str) -> Response:
     """Pause, resume or drain a target."""
     body = read_body(await request.json_body(), TargetPatchBody)
     _check_known(name in api.config.settings.all_targets, "target", name)
@@ -262,38 +262,40 @@ async def change_target(api: Api, request: Request, name: str) -> Answer:
     return await show_target(api, request, name)
 
 
-async def list_budgets(api: Api, _: Request, __: str) -> Answer:
+async def list_budgets(api: Api, _: Request, __: str) -> Response:
     """Answer with the limits of all budgets."""
-    return json_answer(OK, BudgetListBody(budgets=budget_bodies(api.config.situation)))
+    return json_response(OK, BudgetListBody(budgets=budget_bodies(api.config.situation)))
 
 
-async def change_budget(api: Api, request: Request, _: str) -> Answer:
+async def change_budget(api: Api, request: Request, _: str) -> Response:
     """Change the limits of a scope beside the file."""
     given = request.query()
     check_unknown(given, BUDGET_QUERY)
     body = read_body(await request.json_body(), BudgetPatchBody)
     if "scope" not in given:
-        raise Refusal("missing_field", "missing required field 'scope'", details={"field": "scope"})
+        raise ApiError(
+            "missing_field", "missing required field 'scope'", details={"field": "scope"}
+        )
     scope = parse_scope(given["scope"], field="scope")
     await patch(api, request, "budgets", scope or "root", body)
     return await list_budgets(api, request, "")
 
 
-async def pause(api: Api, request: Request, _: str) -> Answer:
+async def pause(api: Api, request: Request, _: str) -> Response:
     """Start nothing new, until it is resumed; tasks are still taken."""
     await api.config.pause(actor_of(request), is_paused=True)
-    return json_answer(OK, SwitchBody(paused=True))
+    return json_response(OK, SwitchBody(paused=True))
 
 
-async def resume(api: Api, request: Request, _: str) -> Answer:
+async def resume(api: Api, request: Request, _: str) -> Response:
     """Start tasks again."""
     await api.config.pause(actor_of(request), is_paused=False)
-    return json_answer(OK, SwitchBody(paused=False))
+    return json_response(OK, SwitchBody(paused=False))
 
 
-async def reload(api: Api, request: Request, _: str) -> Answer:
+async def reload(api: Api, request: Request, _: str) -> Response:
     """Read the settings file again, and answer with what changed."""
-    return json_answer(OK, await reloaded(api, request))
+    return json_response(OK, await reloaded(api, request))
 
 
 async def reloaded(api: Api, request: Request) -> ReloadBody:
@@ -301,7 +303,7 @@ async def reloaded(api: Api, request: Request) -> ReloadBody:
     try:
         found = await api.config.reload(actor_of(request))
     except InvalidSettingError as error:
-        raise Refusal("invalid_settings", str(error), details={"field": error.field}) from None
+        raise ApiError("invalid_settings", str(error), details={"field": error.field}) from None
     return ReloadBody(
         changed=change_bodies(found.changed), needs_restart=change_bodies(found.needs_restart)
     )
@@ -337,7 +339,7 @@ def _key(kind: OverrideKind, field: str) -> str:
     keys = PATCHABLE[kind]
     if field not in keys:
         message = f"field 'reset': '{excerpt(field)}' is none of {', '.join(keys)}"
-        raise Refusal("invalid_field", message, details={"field": "reset"})
+        raise ApiError("invalid_field", message, details={"field": "reset"})
     return keys[field]
 
 
@@ -351,8 +353,8 @@ def _check_known(is_known: bool, noun: str, name: str) -> None:  # noqa: FBT001
         raise _unknown(noun, name)
 
 
-def _unknown(noun: str, name: str) -> Refusal:
-    return Refusal("not_found", f"there is no {noun} '{excerpt(name)}'")
+def _unknown(noun: str, name: str) -> ApiError:
+    return ApiError("not_found", f"there is no {noun} '{excerpt(name)}'")
 
 
 # `GET /audit`: who changed what, newest first.
@@ -362,11 +364,11 @@ QUERY_FIELDS = ("limit", "cursor")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
-async def list_audit(api: Api, request: Request, _: str) -> Answer:
+async def list_audit(api: Api, request: Request, _: str) -> Response:
     """Answer with one page of changes."""
     given = request.query()
     check_unknown(given, QUERY_FIELDS)
-    return json_answer(OK, await audit_list(api, given))
+    return json_response(OK, await audit_list(api, given))
 
 
 async def audit_list(api: Api, given: dict[str, str]) -> AuditListBody:
@@ -400,24 +402,24 @@ ROUTES = (
         "/scheduler/pause",
         pause,
         "start nothing new until it is resumed",
-        answers={200: SwitchBody},
-        refuses=("not_found",),
+        responses={200: SwitchBody},
+        errors=("not_found",),
     ),
     Route(
         "POST",
         "/scheduler/resume",
         resume,
         "start tasks again",
-        answers={200: SwitchBody},
-        refuses=("not_found",),
+        responses={200: SwitchBody},
+        errors=("not_found",),
     ),
     Route(
         "POST",
         "/scheduler/reload",
         reload,
         "read the settings file again",
-        answers={200: ReloadBody},
-        refuses=("not_found", "invalid_settings"),
+        responses={200: ReloadBody},
+        errors=("not_found", "invalid_settings"),
     ),
     Route(
         "GET",
@@ -425,8 +427,8 @@ ROUTES = (
         list_projects,
         "list projects",
         "read",
-        answers={200: ProjectListBody},
-        refuses=("not_found",),
+        responses={200: ProjectListBody},
+        errors=("not_found",),
     ),
     Route(
         "GET",
@@ -434,81 +436,81 @@ ROUTES = (
         show_project,
         "show a project",
         "read",
-        answers={200: ProjectBody},
+        responses={200: ProjectBody},
     ),
     Route(
         "PATCH",
         "/projects/{id}",
         change_project,
         "change a project: its weight, cap, budget or status",
-        takes=ProjectPatchBody,
-        answers={200: ProjectBody},
+        body=ProjectPatchBody,
+        responses={200: ProjectBody},
     ),
     Route(
         "GET",
         "/agents",
         list_agents,
         "list agents",
-        answers={200: AgentListBody},
-        refuses=("not_found",),
+        responses={200: AgentListBody},
+        errors=("not_found",),
     ),
-    Route("GET", "/agents/{id}", show_agent, "show an agent", answers={200: AgentBody}),
+    Route("GET", "/agents/{id}", show_agent, "show an agent", responses={200: AgentBody}),
     Route(
         "PATCH",
         "/agents/{id}",
         change_agent,
         "change an agent: its places, type or status",
-        takes=AgentPatchBody,
-        answers={200: AgentBody},
+        body=AgentPatchBody,
+        responses={200: AgentBody},
     ),
     Route(
         "GET",
         "/targets",
         list_targets,
         "list targets",
-        answers={200: TargetListBody},
-        refuses=("not_found",),
+        responses={200: TargetListBody},
+        errors=("not_found",),
     ),
     Route(
         "GET",
         "/targets/{id}",
         show_target,
         "show a target",
-        answers={200: TargetBody},
+        responses={200: TargetBody},
     ),
     Route(
         "PATCH",
         "/targets/{id}",
         change_target,
         "pause, resume or drain a target",
-        takes=TargetPatchBody,
-        answers={200: TargetBody},
+        body=TargetPatchBody,
+        responses={200: TargetBody},
     ),
     Route(
         "GET",
         "/budgets",
         list_budgets,
         "list the limits of budgets",
-        answers={200: BudgetListBody},
-        refuses=("not_found",),
+        responses={200: BudgetListBody},
+        errors=("not_found",),
     ),
     Route(
         "PATCH",
         "/budgets",
         change_budget,
         "change the limits of a scope",
-        takes=BudgetPatchBody,
-        answers={200: BudgetListBody},
+        body=BudgetPatchBody,
+        responses={200: BudgetListBody},
         query=BUDGET_QUERY,
-        refuses=("not_found",),
+        errors=("not_found",),
     ),
     Route(
         "GET",
         "/audit",
         list_audit,
         "say who changed what, newest first",
-        answers={200: AuditListBody},
+        responses={200: AuditListBody},
         query=QUERY_FIELDS,
-        refuses=("not_found",),
+        errors=("not_found",),
     ),
 )

@@ -13,7 +13,7 @@ from headgate.api.auth import Authenticator
 from headgate.api.bulk import BulkWork
 from headgate.api.forwarding import Forwarder
 from headgate.api.http.request import Request
-from headgate.api.http.response import Answer
+from headgate.api.http.response import Response
 from headgate.api.schema.tasks import LimitsShown
 from headgate.api.submission import SubmissionParser
 from headgate.budgets.tracker import LedgerTracker
@@ -79,7 +79,7 @@ class Api:
         self.is_paused = False
 
 
-Handler = Callable[[Api, Request, str], Awaitable[Answer]]
+Handler = Callable[[Api, Request, str], Awaitable[Response]]
 """Answers a request; the text is what stands for `{id}` in the path, empty where it has none."""
 
 
@@ -88,8 +88,8 @@ class Route(NamedTuple):
 
     `needs` is the permission that a caller must have; None is free to all. The rest describes the
     route to programs: the struct of its body, what each status carries (a struct, or a media type
-    where it is not JSON), its query parameters, the codes with which it refuses beyond those that
-    its kind of route may answer with (see `headgate.web.handlers.openapi`), and the headers that it
+    where it is not JSON), its query parameters, the codes of its errors beyond those that
+    its kind of route may answer with (see `headgate.api.openapi`), and the headers that it
     reads.
     """
 
@@ -98,10 +98,10 @@ class Route(NamedTuple):
     handler: Handler
     summary: str
     needs: Permission | None = "admin"
-    takes: type[msgspec.Struct] | None = None
-    answers: Mapping[int, type[msgspec.Struct] | str] = MappingProxyType({})
+    body: type[msgspec.Struct] | None = None
+    responses: Mapping[int, type[msgspec.Struct] | str] = MappingProxyType({})
     query: tuple[str, ...] = ()
-    refuses: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
 
 

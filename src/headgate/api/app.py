@@ -30,9 +30,9 @@ from headgate.api import (
     workers,
 )
 from headgate.api.api import Api, Route
-from headgate.api.errors import Refusal, refusal_of
+from headgate.api.errors import ApiError, api_error_of
 from headgate.api.http.request import ClientGoneError, Head, Request, request_ids
-from headgate.api.http.response import Answer, refusal_answer
+from headgate.api.http.response import Response, error_response
 from headgate.api.openapi import openapi
 from headgate.engine.task_runner import DeadlineWatch
 from headgate.errors import HeadgateError, StoreError
@@ -40,9 +40,9 @@ from headgate.errors import HeadgateError, StoreError
 # The table of routes: everything that the service answers to, subject by subject.
 
 
-async def show_openapi(_api: Api, _: Request, __: str) -> Answer:
+async def show_openapi(_api: Api, _: Request, __: str) -> Response:
     """Answer with the description of all routes."""
-    return Answer(_OK, _openapi_document())
+    return Response(_OK, _openapi_document())
 
 
 @cache
@@ -68,7 +68,7 @@ ROUTES = (
         show_openapi,
         "describe the API to programs",
         None,
-        answers={200: "application/json"},
+        responses={200: "application/json"},
     ),
 )
 
@@ -79,7 +79,7 @@ _NO_ANSWER = "the store has not answered; whether the request was carried out is
 _PLACEHOLDER = "{id}"
 _OK = 200
 _NO_CONTENT = 204
-_LOG = logging.getLogger("headgate.web")
+_LOG = logging.getLogger("headgate.api")
 
 
 class Pages(Protocol):
@@ -92,7 +92,7 @@ class Pages(Protocol):
     def has(self, path: str) -> bool:
         """Tell whether an address is for people, also one where nothing is."""
 
-    async def refusal(self, request: Request, refusal: Refusal) -> Answer:
+    async def error_page(self, request: Request, api_error: ApiError) -> Response:
         """Return the page that says what was refused and what to do."""
 
 
@@ -151,7 +151,7 @@ class App:
         else:
             await send({"type": "http.response.body", "body": answer.body})
 
-    async def _answer_in_time(self, request: Request, path: str) -> Answer:
+    async def _answer_in_time(self, request: Request, path: str) -> Response:
         """Answer, if need be that the store has not: one that hangs must not hang its clients."""
         task = asyncio.current_task()
         if task is None:
@@ -164,7 +164,7 @@ class App:
                 raise
             self._lost.discard(task)
             task.uncancel()
-            return await self._refused(Refusal("unavailable", _NO_ANSWER), request, path)
+            return await self._refused(ApiError("unavailable", _NO_ANSWER), request, path)
         finally:
             self._patience.leave(task)
 
@@ -172,7 +172,7 @@ class App:
         self._lost.add(task)
         task.cancel()
 
-    async def _answer(self, request: Request, path: str) -> Answer:
+    async def _answer(self, request: Request, path: str) -> Response:
         try:
             routes, name = self._find(request, path)
             route = routes.get("GET" if request.method == "HEAD" else request.method)
@@ -184,8 +184,8 @@ class App:
                 caller = await auth.look_up(request, route.needs)
             request.caller = caller
             return await route.handler(self.api, request, name)
-        except Refusal as refusal:
-            return await self._refused(refusal, request, path)
+        except ApiError as api_error:
+            return await self._refused(api_error, request, path)
         except HeadgateError as error:
             return await self._answer_to(error, request, path)
         except ClientGoneError:
@@ -193,19 +193,19 @@ class App:
         except Exception as error:  # noqa: BLE001 - the edge: whatever it is, the client gets an answer
             return await self._answer_to(error, request, path)
 
-    async def _answer_to(self, error: Exception, request: Request, path: str) -> Answer:
-        refusal = refusal_of(error)
+    async def _answer_to(self, error: Exception, request: Request, path: str) -> Response:
+        api_error = api_error_of(error)
         request_id = request.request_id.decode("ascii")
-        if refusal.body.code == "internal":
+        if api_error.body.code == "internal":
             _LOG.error("request %s: %s %r", request_id, request.method, path, exc_info=error)
-        elif isinstance(error, StoreError) and refusal.kind.is_retryable:
+        elif isinstance(error, StoreError) and api_error.kind.is_retryable:
             self._log_outage(str(error), request_id)
-        return await self._refused(refusal, request, path)
+        return await self._refused(api_error, request, path)
 
-    async def _refused(self, refusal: Refusal, request: Request, path: str) -> Answer:
+    async def _refused(self, api_error: ApiError, request: Request, path: str) -> Response:
         if self._pages is not None and self._pages.has(path):
-            return await self._pages.refusal(request, refusal)
-        return refusal_answer(refusal, request.request_id)
+            return await self._pages.error_page(request, api_error)
+        return error_response(api_error, request.request_id)
 
     def _log_outage(self, problem: str, request_id: str) -> None:
         """Log what clients are not told; while it stays the same, now and then."""
@@ -224,7 +224,7 @@ class App:
                 name = _name(shape, segments)
                 if name is not None:
                     return found, name
-        raise Refusal("not_found", "there is nothing at this address")
+        raise ApiError("not_found", "there is nothing at this address")
 
 
 async def _stream(pieces: AsyncGenerator[bytes, None], request: Request, send: Any) -> None:  # noqa: ANN401
@@ -262,9 +262,9 @@ def _name(shape: tuple[str, ...], segments: list[str]) -> str | None:
     return name
 
 
-def _other_method(method: str, routes: dict[str, Route]) -> Answer:
+def _other_method(method: str, routes: dict[str, Route]) -> Response:
     allowed = [*routes, *(["HEAD"] if "GET" in routes else []), "OPTIONS"]
     allow = ", ".join(sorted(allowed))
     if method == "OPTIONS":
-        return Answer(_NO_CONTENT, b"", ((b"allow", allow.encode()),))
-    raise Refusal("method_not_allowed", f"use {allow} here", allow=allow)
+        return Response(_NO_CONTENT, b"", ((b"allow", allow.encode()),))
+    raise ApiError("method_not_allowed", f"use {allow} here", allow=allow)

@@ -25,7 +25,7 @@ import msgspec
 import structlog
 
 from headgate.api.callers import LOCAL, Caller, caller_with
-from headgate.api.errors import Refusal
+from headgate.api.errors import ApiError
 from headgate.api.http.request import Head, Request
 from headgate.storage.tokens import KeptToken, Permission, Tokens, read_token
 
@@ -42,7 +42,7 @@ _TOKEN = re.compile(rb"bearer +hg_[0-9a-f_]{61} *", re.IGNORECASE)
 
 _PORT = re.compile(r":[0-9]*\Z")
 _NOT_KNOWN = "the token is not known here"
-log = structlog.get_logger("headgate.web")
+log = structlog.get_logger("headgate.api")
 
 Kept = TypeVar("Kept")
 
@@ -157,7 +157,7 @@ class Authenticator:
         """Tell whether a token is sent; refuse whoever sends none where one is needed."""
         is_token = authorization[: len(_BEARER)].lower() == _BEARER
         if not is_token and self._rules.needs_token:
-            raise Refusal("unauthorized", "send a token, as in 'Authorization: Bearer hg_…'")
+            raise ApiError("unauthorized", "send a token, as in 'Authorization: Bearer hg_…'")
         return is_token
 
     def _at_once(self, authorization: bytes) -> Caller | None:
@@ -222,7 +222,7 @@ class Authenticator:
         name = host.decode("latin-1").lower()
         if not _is_served(name, self._rules):
             line = "the Host header names no host of this service; auth.allowed_hosts may add it"
-            raise Refusal("wrong_host", line, closes=True)
+            raise ApiError("wrong_host", line, closes=True)
         if len(self._good_hosts) < MAX_HOSTS:
             self._good_hosts.add(host)
 
@@ -231,16 +231,16 @@ class Authenticator:
         is_own = name == host and needed_scheme in (b"", scheme)
         if not is_own and origin.decode("latin-1").lower() not in self._rules.origins:
             line = "requests are not taken from pages of other sites; auth.allowed_origins may add"
-            raise Refusal("forbidden_origin", f"{line} one", closes=True)
+            raise ApiError("forbidden_origin", f"{line} one", closes=True)
 
-    def _refuse(self, token_id: str, line: str) -> Refusal:
+    def _refuse(self, token_id: str, line: str) -> ApiError:
         """Make the refusal of a token, and log it, at most once in a while."""
         self._refused += 1
         now = self._ticks()
         if now - self._logged_at >= LOG_SECONDS:
             log.warning("token refused", token_id=token_id, why=line, since_last=self._refused)
             self._logged_at, self._refused = now, 0
-        return Refusal("unauthorized", line)
+        return ApiError("unauthorized", line)
 
 
 def is_loopback(host: str) -> bool:

@@ -17,9 +17,9 @@ import msgspec
 
 from headgate.api.api import Api, Route
 from headgate.api.callers import Caller
-from headgate.api.errors import Refusal, invalid_field
+from headgate.api.errors import ApiError, invalid_field
 from headgate.api.http.request import Request, read_limit
-from headgate.api.http.response import Answer, json_answer
+from headgate.api.http.response import Response, json_response
 from headgate.api.schema.admin import JournalBody, JournalEntryBody
 from headgate.api.schema.tasks import (
     BudgetStatusBody,
@@ -56,7 +56,7 @@ _FIELDS = {
 }
 
 
-async def found(api: Api, request: Request, _: str) -> Answer:
+async def found(api: Api, request: Request, _: str) -> Response:
     """Set the limits of a scope that has none, or say which others it has."""
     body = read_body(await request.json_body(), CreateBudgetBody)
     scope = own_scope(body.scope, request.caller)
@@ -72,10 +72,10 @@ async def found(api: Api, request: Request, _: str) -> Answer:
         limit_tokens=limit.limit_tokens,
         window=format_window(limit.window),
     )
-    return json_answer(OK, answer)
+    return json_response(OK, answer)
 
 
-async def reserve(api: Api, request: Request, _: str) -> Answer:
+async def reserve(api: Api, request: Request, _: str) -> Response:
     """Hold an amount, or say which budget has no room for it."""
     body = read_body(await request.json_body(), ReserveBody)
     scope = own_scope(body.scope, request.caller)
@@ -90,19 +90,19 @@ async def reserve(api: Api, request: Request, _: str) -> Answer:
             also=also,
             dispatched=body.dispatched,
         )
-    return json_answer(OK, _shown(token, body.id, scope))
+    return json_response(OK, _shown(token, body.id, scope))
 
 
-async def dispatched(api: Api, request: Request, _: str) -> Answer:
+async def dispatched(api: Api, request: Request, _: str) -> Response:
     """Note that the provider is about to be called."""
     body = read_body(await request.json_body(), ReservationNameBody)
     scope = own_scope(body.scope, request.caller)
     with _in_words_of_the_caller(body.id, scope) as reservation_id:
         token = await api.tracker.dispatched(reservation_id)
-    return json_answer(OK, _shown(token, body.id, scope))
+    return json_response(OK, _shown(token, body.id, scope))
 
 
-async def commit(api: Api, request: Request, _: str) -> Answer:
+async def commit(api: Api, request: Request, _: str) -> Response:
     """Book what the work has cost in place of what was held."""
     body = read_body(await request.json_body(), CommitBody)
     scope = own_scope(body.scope, request.caller)
@@ -111,7 +111,7 @@ async def commit(api: Api, request: Request, _: str) -> Answer:
     return _settled(body.id, scope, "committed")
 
 
-async def release(api: Api, request: Request, _: str) -> Answer:
+async def release(api: Api, request: Request, _: str) -> Response:
     """Give back what was held: the provider cannot have charged."""
     body = read_body(await request.json_body(), ReservationNameBody)
     scope = own_scope(body.scope, request.caller)
@@ -172,7 +172,7 @@ def _in_words_of_the_caller(given_id: str, scope: Scope) -> Iterator[str]:
     except IllegalSettlementError as error:
         line = str(error).replace(reservation_id, f"'{given_id}'")
         code = "not_found" if error.current == "unknown" else "reservation_conflict"
-        raise Refusal(code, line, details={"state": error.current}) from None
+        raise ApiError(code, line, details={"state": error.current}) from None
 
 
 def _id_within(scope: Scope, given_id: str) -> str:
@@ -195,8 +195,8 @@ def _shown(token: ReservationToken, given_id: str, scope: Scope) -> ReservationB
     )
 
 
-def _settled(given_id: str, scope: Scope, state: Literal["committed", "released"]) -> Answer:
-    return json_answer(OK, SettledBody(id=given_id, scope=scope, state=state))
+def _settled(given_id: str, scope: Scope, state: Literal["committed", "released"]) -> Response:
+    return json_response(OK, SettledBody(id=given_id, scope=scope, state=state))
 
 
 # The routes that show budgets: what is used, how fast, by when it is used up, and the journal.
@@ -293,15 +293,15 @@ async def journal_page(
     return JournalPage(scope=scope, entries=entries, next_cursor=next_cursor)
 
 
-async def show_budgets(api: Api, request: Request, _: str) -> Answer:
+async def show_budgets(api: Api, request: Request, _: str) -> Response:
     """Answer with a scope and everything within it."""
     query = request.query()
     check_unknown(query, STATUS_QUERY)
     figures = await budget_stats(api, request.caller, query.get("scope", ""))
-    return json_answer(OK, _status(figures, figures.status))
+    return json_response(OK, _status(figures, figures.status))
 
 
-async def show_journal(api: Api, request: Request, _: str) -> Answer:
+async def show_journal(api: Api, request: Request, _: str) -> Response:
     """Answer with one page of the changes of a scope."""
     query = request.query()
     check_unknown(query, JOURNAL_QUERY)
@@ -316,7 +316,7 @@ async def show_journal(api: Api, request: Request, _: str) -> Answer:
     body = JournalBody(
         scope=page.scope, entries=entries, count=len(entries), next_cursor=page.next_cursor
     )
-    return json_answer(OK, body)
+    return json_response(OK, body)
 
 
 def charged(entry: JournalEntry, caller: Caller) -> list[Scope]:
@@ -399,9 +399,9 @@ ROUTES = (
         found,
         "set the limits of a scope that has none",
         "submit",
-        takes=CreateBudgetBody,
-        answers={200: LimitBody},
-        refuses=("budget_mismatch",),
+        body=CreateBudgetBody,
+        responses={200: LimitBody},
+        errors=("budget_mismatch",),
     ),
     Route(
         "POST",
@@ -409,9 +409,9 @@ ROUTES = (
         reserve,
         "hold an amount before the work",
         "submit",
-        takes=ReserveBody,
-        answers={200: ReservationBody},
-        refuses=("budget_exceeded", "reservation_conflict"),
+        body=ReserveBody,
+        responses={200: ReservationBody},
+        errors=("budget_exceeded", "reservation_conflict"),
     ),
     Route(
         "POST",
@@ -419,9 +419,9 @@ ROUTES = (
         dispatched,
         "note that the provider is about to be called",
         "submit",
-        takes=ReservationNameBody,
-        answers={200: ReservationBody},
-        refuses=("not_found", "reservation_conflict"),
+        body=ReservationNameBody,
+        responses={200: ReservationBody},
+        errors=("not_found", "reservation_conflict"),
     ),
     Route(
         "POST",
@@ -429,9 +429,9 @@ ROUTES = (
         commit,
         "book what the work has cost",
         "submit",
-        takes=CommitBody,
-        answers={200: SettledBody},
-        refuses=("not_found", "reservation_conflict"),
+        body=CommitBody,
+        responses={200: SettledBody},
+        errors=("not_found", "reservation_conflict"),
     ),
     Route(
         "POST",
@@ -439,9 +439,9 @@ ROUTES = (
         release,
         "give back what was held",
         "submit",
-        takes=ReservationNameBody,
-        answers={200: SettledBody},
-        refuses=("not_found", "reservation_conflict"),
+        body=ReservationNameBody,
+        responses={200: SettledBody},
+        errors=("not_found", "reservation_conflict"),
     ),
     Route(
         "GET",
@@ -449,9 +449,9 @@ ROUTES = (
         show_budgets,
         "show a scope and everything within it",
         "read",
-        answers={200: BudgetStatusBody},
+        responses={200: BudgetStatusBody},
         query=STATUS_QUERY,
-        refuses=("invalid_field", "unknown_field"),
+        errors=("invalid_field", "unknown_field"),
     ),
     Route(
         "GET",
@@ -459,7 +459,7 @@ ROUTES = (
         show_journal,
         "list the changes of a scope, newest first",
         "read",
-        answers={200: JournalBody},
+        responses={200: JournalBody},
         query=JOURNAL_QUERY,
     ),
 )

@@ -30,7 +30,7 @@ Again = Callable[[TaskRecord], Draft]
 """Makes a new task of one that ended, or raises an `InvalidTaskError`."""
 
 
-Answer = Literal["taken", "refused", "full"]
+RetryOutcome = Literal["taken", "refused", "full"]
 
 
 class Tally(msgspec.Struct):
@@ -131,7 +131,7 @@ class BulkWork:
         except IllegalMoveError:
             return False
 
-    async def _retry(self, batch: Sequence[str], again: Again) -> list[Answer]:
+    async def _retry(self, batch: Sequence[str], again: Again) -> list[RetryOutcome]:
         pairs = [(task_id, self._engine.new_id()) for task_id in batch]
         taken = await self._access.run(partial(queries.take_up, pairs=pairs))
         answers = await asyncio.gather(*(self._again(old, taken[old], again) for old in batch))
@@ -141,7 +141,7 @@ class BulkWork:
         await self._access.run(close_up)
         return answers
 
-    async def _again(self, old: str, new: str, again: Again) -> Answer:
+    async def _again(self, old: str, new: str, again: Again) -> RetryOutcome:
         record = await self._engine.get(old)
         if record is None or not record.is_terminal:
             return "refused"

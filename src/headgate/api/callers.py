@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headgate.api.errors import Refusal, not_found
+from headgate.api.errors import ApiError, not_found
 from headgate.core.budgets.scopes import Scope
 from headgate.core.task import TaskRecord
 from headgate.storage.store import TaskQuery
@@ -62,7 +62,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse what needs a permission that the caller does not have."""
         if permission is not None and permission not in self.permissions:
             line = f"this needs the permission {permission}, which the token does not have"
-            raise Refusal("forbidden", line, details={"needs": permission})
+            raise ApiError("forbidden", line, details={"needs": permission})
 
     def owns(self, *, agent_id: str | None, project_id: str) -> bool:
         """Tell whether something of this agent and project belongs to the caller."""
@@ -99,7 +99,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse a budget that is not the caller's own."""
         if self.bounds.is_bound and not self.bounds.may_charge(scope):
             line = f"the token is not for the budget '{scope or '(root)'}'"
-            raise Refusal("forbidden", line, details={"field": "scope"})
+            raise ApiError("forbidden", line, details={"field": "scope"})
 
 
 LOCAL = Caller(name="local")
@@ -122,4 +122,4 @@ def own(field: str, given: str | None, bound: str | None) -> str | None:
     if bound is None or given is None or given == bound:
         return bound or given
     line = f"field '{field}': the token is for '{bound}' only"
-    raise Refusal("forbidden", line, details={"field": field})
+    raise ApiError("forbidden", line, details={"field": field})

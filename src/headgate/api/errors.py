@@ -1,6 +1,6 @@
-"""Every way in which a request is refused, as one shape and one table of codes.
+"""Every error that the API answers with, as one shape and one table of codes.
 
-The body of a refusal is `code`, `error`, `retryable`, `details` and `requestId`, and beside them
+The body of an error is `code`, `error`, `retryable`, `details` and `requestId`, and beside them
 the members of problem details (RFC 9457). Programs go by `code`; `error` is for people and may
 change, except where a client is known to compare it.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headgate.api.schema.tasks import Details, RefusalBody
+from headgate.api.schema.tasks import Details, ErrorBody
 from headgate.core.admission import Rejected
 from headgate.core.money import plain_usd
 from headgate.core.task_view import exact_moment
@@ -113,8 +113,8 @@ TYPE_PREFIX = "urn:headgate:error:"
 INSTANCE_PREFIX = "urn:headgate:request:"
 
 
-class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault
-    """A request that is answered with an error; carries everything of the answer."""
+class ApiError(Exception):
+    """A request that is answered with an error; carries everything of the response."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault
         self.kind = CODES[code]
         self.allow = allow
         self.closes = closes
-        self.body = RefusalBody(
+        self.body = ErrorBody(
             code=code,
             error=error,
             retryable=self.kind.is_retryable,
@@ -142,98 +142,98 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a fault
             detail=error,
         )
 
-    def body_of(self, request_id: str) -> RefusalBody:
-        """Return the body of the answer to one request."""
+    def body_of(self, request_id: str) -> ErrorBody:
+        """Return the body for one request."""
         instance = f"{INSTANCE_PREFIX}{request_id}"
         return msgspec.structs.replace(self.body, request_id=request_id, instance=instance)
 
 
-def invalid_field(field: str, problem: str) -> Refusal:
-    """Return the answer for a field or a query parameter that cannot be used."""
-    return Refusal("invalid_field", f"field '{field}': {problem}", details={"field": field})
+def invalid_field(field: str, problem: str) -> ApiError:
+    """Return the error for a field or a query parameter that cannot be used."""
+    return ApiError("invalid_field", f"field '{field}': {problem}", details={"field": field})
 
 
-def not_found() -> Refusal:
-    """Return the answer for a task that is not there."""
-    return Refusal("not_found", "task not found")
+def not_found() -> ApiError:
+    """Return the error for a task that is not there."""
+    return ApiError("not_found", "task not found")
 
 
-def queue_full(rejected: Rejected, task_id: str) -> Refusal:
-    """Return the answer for a task that was turned away; it is stored under its id."""
+def queue_full(rejected: Rejected, task_id: str) -> ApiError:
+    """Return the error for a task that was turned away; it is stored under its id."""
     details: Details = {
         "agentId": rejected.agent_id or "",
         "queued": rejected.queued,
         "maxQueue": rejected.max_queue,
         "maxPerAgent": rejected.max_per_agent,
     }
-    return Refusal("queue_full", rejected.message, details=details, task_id=task_id)
+    return ApiError("queue_full", rejected.message, details=details, task_id=task_id)
 
 
-def unknown_parent(parent_id: str) -> Refusal:
-    """Return the answer for a task that depends on one that is not there."""
+def unknown_parent(parent_id: str) -> ApiError:
+    """Return the error for a task that depends on one that is not there."""
     message = f"unknown task '{parent_id}' in 'dependsOn'"
-    return Refusal("unknown_parent", message, details={"field": "dependsOn"})
+    return ApiError("unknown_parent", message, details={"field": "dependsOn"})
 
 
-def refusal_of(error: Exception) -> Refusal:
-    """Return the answer for an error; one that is not ours tells nothing of itself."""
+def api_error_of(error: Exception) -> ApiError:
+    """Return what a client is told of an exception; of one that is not ours, nothing."""
     match error:
         case InvalidFieldError():
             return _invalid(error)
         case IllegalMoveError() | StaleWorkerError() | BudgetMismatchError():
             return _conflict(error)
         case SlotNotFoundError():
-            return Refusal("not_found", str(error))
+            return ApiError("not_found", str(error))
         case LimitReachedError():
             return _no_room(error)
         case StoreError():
             return _outage(error)
         case _:
-            return Refusal("internal", "internal error")
+            return ApiError("internal", "internal error")
 
 
-def _conflict(error: IllegalMoveError | StaleWorkerError | BudgetMismatchError) -> Refusal:
+def _conflict(error: IllegalMoveError | StaleWorkerError | BudgetMismatchError) -> ApiError:
     if isinstance(error, BudgetMismatchError):
         limits: Details = {
             "scope": error.scope,
             "existing": error.existing,
             "wanted": error.wanted,
         }
-        return Refusal("budget_mismatch", str(error), details=limits)
+        return ApiError("budget_mismatch", str(error), details=limits)
     if isinstance(error, StaleWorkerError):
-        return Refusal("stale_worker", str(error))
-    return Refusal("conflict", f"task is already {error.current}")
+        return ApiError("stale_worker", str(error))
+    return ApiError("conflict", f"task is already {error.current}")
 
 
-def _no_room(error: LimitReachedError) -> Refusal:
+def _no_room(error: LimitReachedError) -> ApiError:
     match error:
         case BudgetExceededError():
-            return Refusal("budget_exceeded", str(error), details=_exceeded(error))
+            return ApiError("budget_exceeded", str(error), details=_exceeded(error))
         case WindowOpenError():
             open_until: Details = {"slot": error.name, "resetsAt": _time(error.resets_at)}
-            return Refusal("window_open", str(error), details=open_until)
+            return ApiError("window_open", str(error), details=open_until)
         case SlotUnavailableError():
             why: Details = {
                 "slot": error.name,
                 "reason": error.reason,
                 "until": _time(error.until),
             }
-            return Refusal("slot_unavailable", str(error), details=why)
+            return ApiError("slot_unavailable", str(error), details=why)
         case _:
-            return Refusal("limit_reached", str(error))
+            return ApiError("limit_reached", str(error))
 
 
 def _time(seconds: float | None) -> str | None:
     return None if seconds is None else str(msgspec.to_builtins(exact_moment(seconds)))
 
 
-def _outage(error: StoreError) -> Refusal:
+def _outage(error: StoreError) -> ApiError:
     if isinstance(error, UnfitValueError):
-        return Refusal("invalid_field", "a value has something in it that cannot be kept")
+        return ApiError("invalid_field", "a value has something in it that cannot be kept")
     if isinstance(error, NotDispatchingError):
-        return Refusal("not_dispatching", str(error), details={"address": error.address})
+        return ApiError("not_dispatching", str(error), details={"address": error.address})
     # What a driver says may name hosts and paths; only what this program says of itself is told.
-    return Refusal(
+    return ApiError(
         "unavailable", str(error) if isinstance(error, NotTakingWorkError) else STORE_FAILS
     )
 
@@ -255,6 +255,6 @@ def _exceeded(error: BudgetExceededError) -> Details:
     }
 
 
-def _invalid(error: InvalidFieldError) -> Refusal:
+def _invalid(error: InvalidFieldError) -> ApiError:
     code = error.code if isinstance(error, InvalidTaskError) else "invalid_field"
-    return Refusal(code, str(error), details={"field": error.field} if error.field else None)
+    return ApiError(code, str(error), details={"field": error.field} if error.field else None)

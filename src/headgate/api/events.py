@@ -17,10 +17,10 @@ import msgspec
 
 from headgate.api import submission
 from headgate.api.api import Api, Route
-from headgate.api.errors import Refusal, invalid_field
+from headgate.api.errors import ApiError, invalid_field
 from headgate.api.forwarding import EVENT_STREAM
 from headgate.api.http.request import Request
-from headgate.api.http.response import Answer
+from headgate.api.http.response import Response
 from headgate.api.submission import check_unknown, excerpt
 from headgate.api.tasks import known_form
 from headgate.core.events import LAST_RANK, EventKind, TaskEvent
@@ -62,7 +62,7 @@ class _Piece(NamedTuple):
     place: int
 
 
-async def stream_events(api: Api, request: Request, _: str) -> Answer:
+async def stream_events(api: Api, request: Request, _: str) -> Response:
     """Answer with everything that happens from now on, or after the event that is named."""
     wants = _filter(request)
     _check_room(api)
@@ -73,12 +73,12 @@ async def stream_events(api: Api, request: Request, _: str) -> Answer:
     return _answer(api, _events(api, request, feed, wants))
 
 
-async def stream_task(api: Api, request: Request, task_id: str) -> Answer:
+async def stream_task(api: Api, request: Request, task_id: str) -> Response:
     """Answer with the state of a task, then with what happens to it, until it has ended."""
     record = request.caller.check_task(await api.engine.get(known_form(task_id)))
     if record.is_terminal and request.header(_LAST_EVENT_ID).endswith(_END.encode()):
         # A browser asks again after the end of a stream, unless it is told that there is no more.
-        return Answer(NO_CONTENT, b"")
+        return Response(NO_CONTENT, b"")
     _check_room(api)
     try:
         feed = api.engine.events()
@@ -87,7 +87,7 @@ async def stream_task(api: Api, request: Request, task_id: str) -> Answer:
     return _answer(api, _task_events(api, request, feed, task_id))
 
 
-async def _passed_on(api: Api, request: Request, path: str, error: NotDispatchingError) -> Answer:
+async def _passed_on(api: Api, request: Request, path: str, error: NotDispatchingError) -> Response:
     if request.method == "HEAD":
         raise error
     answer = await api.forwarder.stream(error.address, path, request)
@@ -98,11 +98,11 @@ async def _passed_on(api: Api, request: Request, path: str, error: NotDispatchin
 
 def _check_room(api: Api) -> None:
     if api.streams.count >= MAX_STREAMS:
-        raise Refusal("limit_reached", f"there are {MAX_STREAMS} streams; try again later")
+        raise ApiError("limit_reached", f"there are {MAX_STREAMS} streams; try again later")
 
 
-def _answer(api: Api, pieces: Pieces) -> Answer:
-    return Answer(OK, b"", _HEADERS, EVENT_STREAM, stream=_counted(api, pieces))
+def _answer(api: Api, pieces: Pieces) -> Response:
+    return Response(OK, b"", _HEADERS, EVENT_STREAM, stream=_counted(api, pieces))
 
 
 async def _counted(api: Api, pieces: Pieces) -> Pieces:
@@ -231,7 +231,7 @@ class _Clock:
         self._check_at = self._now() + HEARTBEAT_SECONDS
         try:
             await self._api.auth.look_up(self._request, "read")
-        except (Refusal, StoreError):
+        except (ApiError, StoreError):
             return False
         return True
 
@@ -341,8 +341,8 @@ ROUTES = (
         stream_task,
         "tell what happens to a task, until it has ended",
         "read",
-        answers={OK: EVENT_STREAM.decode(), NO_CONTENT: ""},
-        refuses=("limit_reached", "not_dispatching"),
+        responses={OK: EVENT_STREAM.decode(), NO_CONTENT: ""},
+        errors=("limit_reached", "not_dispatching"),
         headers=("Last-Event-ID",),
     ),
     Route(
@@ -351,9 +351,9 @@ ROUTES = (
         stream_events,
         "tell what happens to tasks, as it happens",
         "read",
-        answers={OK: EVENT_STREAM.decode()},
+        responses={OK: EVENT_STREAM.decode()},
         query=QUERY_FIELDS,
-        refuses=("invalid_field", "unknown_field", "limit_reached", "not_dispatching"),
+        errors=("invalid_field", "unknown_field", "limit_reached", "not_dispatching"),
         headers=("Last-Event-ID",),
     ),
 )

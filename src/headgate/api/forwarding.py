@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from headgate.api.http.request import Request
-from headgate.api.http.response import PROBLEM_JSON, Answer, Headers
+from headgate.api.http.response import PROBLEM_JSON, Headers, Response
 
 if TYPE_CHECKING:
     import httpx2
@@ -29,7 +29,7 @@ _JSON = "application/json"
 _TAKEN_TYPES = (_JSON, PROBLEM_JSON.decode())
 _RETRY_AFTER = "retry-after"
 _NOT_LET_IN = (401, 403, 421)
-_LOG = logging.getLogger("headgate.web")
+_LOG = logging.getLogger("headgate.api")
 
 
 class Forwarder:
@@ -39,7 +39,7 @@ class Forwarder:
         self._transport: httpx2.AsyncHTTPTransport | None = None
         self._streams: httpx2.AsyncHTTPTransport | None = None
 
-    async def ask(self, address: str, path: str, request: Request) -> Answer | None:
+    async def ask(self, address: str, path: str, request: Request) -> Response | None:
         """Return what the node at an address answers; None if it cannot be or was asked already."""
         if not address or request.header(FORWARDED):
             return None
@@ -53,7 +53,7 @@ class Forwarder:
             _LOG.warning("the node at %s was not reached: %r", address, error)
             return None
 
-    async def _ask(self, url: str, request: Request) -> Answer | None:
+    async def _ask(self, url: str, request: Request) -> Response | None:
         import httpx2  # noqa: PLC0415
 
         headers = _headers(request, accept=_JSON.encode())
@@ -74,7 +74,7 @@ class Forwarder:
             self._transport = httpx2.AsyncHTTPTransport(limits=limits)
         return self._transport
 
-    async def stream(self, address: str, path: str, request: Request) -> Answer | None:
+    async def stream(self, address: str, path: str, request: Request) -> Response | None:
         """Return a stream of the node at an address, as it comes, or what it answers instead."""
         if not address or request.header(FORWARDED):
             return None
@@ -107,7 +107,7 @@ def _headers(request: Request, *, accept: bytes) -> dict[bytes, bytes]:
 
 async def _opened_stream(
     transport: httpx2.AsyncHTTPTransport, url: str, request: Request
-) -> Answer | None:
+) -> Response | None:
     import httpx2  # noqa: PLC0415
 
     # A node that lives sends something every few seconds.
@@ -116,7 +116,7 @@ async def _opened_stream(
     asked = httpx2.Request("GET", url, headers=headers, extensions={"timeout": timeout})
     response = await transport.handle_async_request(asked)
     if response.headers.get("content-type", "").encode() == EVENT_STREAM:
-        return Answer(response.status_code, b"", stream=_passed_on(response))
+        return Response(response.status_code, b"", stream=_passed_on(response))
     try:
         return await _answer(response)
     finally:
@@ -136,7 +136,7 @@ async def _passed_on(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
         await response.aclose()
 
 
-async def _answer(response: httpx2.Response) -> Answer | None:
+async def _answer(response: httpx2.Response) -> Response | None:
     """Return the answer of a node; anything else that may serve at its address has none."""
     from headgate.providers.transport import read_body  # noqa: PLC0415
 
@@ -151,4 +151,4 @@ async def _answer(response: httpx2.Response) -> Answer | None:
         return None
     wait = response.headers.get(_RETRY_AFTER)
     headers: Headers = () if wait is None else ((_RETRY_AFTER.encode(), wait.encode()),)
-    return Answer(response.status_code, body, headers, kind.encode())
+    return Response(response.status_code, body, headers, kind.encode())

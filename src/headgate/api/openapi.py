@@ -15,7 +15,7 @@ import headgate
 from headgate.api.api import Route
 from headgate.api.errors import CODES
 from headgate.api.http.response import PROBLEM_JSON
-from headgate.api.schema.tasks import RefusalBody
+from headgate.api.schema.tasks import ErrorBody
 
 OPENAPI_VERSION = "3.1.0"
 OK = 200
@@ -91,16 +91,16 @@ def openapi(routes: Sequence[Route]) -> dict[str, Any]:
     }
 
 
-def refusals_of(route: Route) -> list[str]:
+def errors_of(route: Route) -> list[str]:
     """Return the codes of all refusals that a route can answer with, in the order of the table."""
-    codes = {*ANY_ROUTE, *route.refuses}
+    codes = {*ANY_ROUTE, *route.errors}
     if route.needs is not None:
         codes.update(WITH_PERMISSION)
     if PLACEHOLDER in route.path:
         codes.update(WITH_NAME)
     if route.query:
         codes.update(WITH_QUERY)
-    if route.takes is not None:
+    if route.body is not None:
         codes.update(WITH_BODY)
     return [code for code in CODES if code in codes]
 
@@ -109,11 +109,11 @@ Schemas = dict[type[msgspec.Struct], dict[str, Any]]
 
 
 def _schemas(routes: Iterable[Route]) -> tuple[Schemas, dict[str, Any]]:
-    kinds: dict[type[msgspec.Struct], None] = {RefusalBody: None}
+    kinds: dict[type[msgspec.Struct], None] = {ErrorBody: None}
     for route in routes:
-        if route.takes is not None:
-            kinds[route.takes] = None
-        structs = [kind for kind in route.answers.values() if not isinstance(kind, str)]
+        if route.body is not None:
+            kinds[route.body] = None
+        structs = [kind for kind in route.responses.values() if not isinstance(kind, str)]
         kinds.update(dict.fromkeys(structs))
     found, components = msgspec.json.schema_components(kinds, ref_template=_SCHEMAS)
     return dict(zip(kinds, found, strict=True)), components
@@ -132,8 +132,8 @@ def _operation(route: Route, schemas: Schemas) -> dict[str, Any]:
     parameters = _parameters(route)
     if parameters:
         operation["parameters"] = parameters
-    if route.takes is not None:
-        content = {_JSON: {"schema": schemas[route.takes]}}
+    if route.body is not None:
+        content = {_JSON: {"schema": schemas[route.body]}}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
 
@@ -162,17 +162,18 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 def _responses(route: Route, schemas: Schemas) -> dict[str, Any]:
     responses = {
-        str(status): _answer(status, kind, route, schemas) for status, kind in route.answers.items()
+        str(status): _response(status, kind, route, schemas)
+        for status, kind in route.responses.items()
     }
     by_status: dict[int, list[str]] = {}
-    for code in refusals_of(route):
+    for code in errors_of(route):
         by_status.setdefault(CODES[code].status, []).append(code)
     for status, codes in by_status.items():
         responses[str(status)] = _refusal(status, codes, schemas)
     return dict(sorted(responses.items()))
 
 
-def _answer(
+def _response(
     status: int, kind: type[msgspec.Struct] | str, route: Route, schemas: Schemas
 ) -> dict[str, Any]:
     headers = ["X-Request-Id"]
@@ -191,7 +192,7 @@ def _refusal(status: int, codes: list[str], schemas: Schemas) -> dict[str, Any]:
     headers = ["X-Request-Id"]
     if status in _REFUSAL_HEADERS:
         headers.append(_REFUSAL_HEADERS[status])
-    content = {PROBLEM_JSON.decode(): {"schema": schemas[RefusalBody]}}
+    content = {PROBLEM_JSON.decode(): {"schema": schemas[ErrorBody]}}
     return {"description": meanings, "headers": _refer(headers), "content": content}
 
 

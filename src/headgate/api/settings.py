@@ -14,7 +14,7 @@ from headgate.api.admin import change_bodies, read_number
 from headgate.api.api import Api, Route
 from headgate.api.errors import invalid_field
 from headgate.api.http.request import Request, read_limit
-from headgate.api.http.response import Answer, json_answer
+from headgate.api.http.response import Response, json_response
 from headgate.api.schema.admin import LastReloadBody, OverrideBody, SettingBody, SettingsBody
 from headgate.api.submission import check_unknown, excerpt
 from headgate.config import Settings
@@ -45,9 +45,9 @@ class SettingsQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = 100
 
 
-async def show_settings(api: Api, request: Request, _: str) -> Answer:
+async def show_settings(api: Api, request: Request, _: str) -> Response:
     """Answer with one page of the settings in force."""
-    return json_answer(OK, settings_body(api, read_query(request.query())))
+    return json_response(OK, settings_body(api, read_query(request.query())))
 
 
 def read_query(given: dict[str, str]) -> SettingsQuery:
@@ -145,8 +145,8 @@ ROUTES = (
         "/settings",
         show_settings,
         "show the settings in force, and what the last reload changed",
-        answers={200: SettingsBody},
+        responses={200: SettingsBody},
         query=QUERY_FIELDS,
-        refuses=("not_found",),
+        errors=("not_found",),
     ),
 )

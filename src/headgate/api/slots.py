@@ -10,7 +10,7 @@ from datetime import datetime
 
 from headgate.api.api import Api, Route, actor_of
 from headgate.api.http.request import Request, read_limit
-from headgate.api.http.response import Answer, json_answer
+from headgate.api.http.response import Response, json_response
 from headgate.api.submission import check_unknown
 from headgate.core.slots.quota import QuotaLimit
 from headgate.core.slots.slot import SlotReading, why_off
@@ -146,10 +146,10 @@ WARM_SECONDS = 20.0
 """How long a wake by hand is waited for; it goes on, and its slot says what comes of it."""
 
 
-async def list_slots(api: Api, _: Request, __: str) -> Answer:
+async def list_slots(api: Api, _: Request, __: str) -> Response:
     """Answer with all slots, in the order of the file."""
     bodies = slot_bodies(api)
-    return json_answer(OK, SlotListBody(slots=bodies, count=len(bodies)))
+    return json_response(OK, SlotListBody(slots=bodies, count=len(bodies)))
 
 
 def slot_bodies(api: Api) -> list[SlotBody]:
@@ -158,9 +158,9 @@ def slot_bodies(api: Api) -> list[SlotBody]:
     return [slot_body(status, now) for status in api.slots.statuses()]
 
 
-async def show_slot(api: Api, _: Request, name: str) -> Answer:
+async def show_slot(api: Api, _: Request, name: str) -> Response:
     """Answer with a slot."""
-    return json_answer(OK, one_slot(api, name))
+    return json_response(OK, one_slot(api, name))
 
 
 def one_slot(api: Api, name: str) -> SlotBody:
@@ -168,12 +168,12 @@ def one_slot(api: Api, name: str) -> SlotBody:
     return slot_body(_status(api.slots, name), api.engine.now())
 
 
-async def show_log(api: Api, request: Request, name: str) -> Answer:
+async def show_log(api: Api, request: Request, name: str) -> Response:
     """Answer with what this node has logged of a slot lately."""
     given = request.query()
     check_unknown(given, LOG_QUERY)
     lines = await slot_lines(api, name, read_limit(given))
-    return json_answer(OK, SlotLogBody(lines=lines, count=len(lines)))
+    return json_response(OK, SlotLogBody(lines=lines, count=len(lines)))
 
 
 async def slot_lines(api: Api, name: str, most: int) -> list[LogLine]:
@@ -181,9 +181,9 @@ async def slot_lines(api: Api, name: str, most: int) -> list[LogLine]:
     return await api.slots.latest_lines(name, most)
 
 
-async def warm_slot(api: Api, request: Request, name: str) -> Answer:
+async def warm_slot(api: Api, request: Request, name: str) -> Response:
     """Open a slot's window, unless it is open already; a slow provider is not waited for."""
-    return json_answer(ACCEPTED, await warmed(api, request, name))
+    return json_response(ACCEPTED, await warmed(api, request, name))
 
 
 async def warmed(api: Api, request: Request, name: str) -> SlotBody:
@@ -202,14 +202,14 @@ async def warmed(api: Api, request: Request, name: str) -> SlotBody:
     return slot_body(status, api.engine.now())
 
 
-async def enable_slot(api: Api, request: Request, name: str) -> Answer:
+async def enable_slot(api: Api, request: Request, name: str) -> Response:
     """Have a slot polled and woken again, whatever had disabled it."""
-    return json_answer(OK, await switched(api, request, name, is_on=True))
+    return json_response(OK, await switched(api, request, name, is_on=True))
 
 
-async def disable_slot(api: Api, request: Request, name: str) -> Answer:
+async def disable_slot(api: Api, request: Request, name: str) -> Response:
     """Leave a slot alone until somebody enables it; its tasks wait."""
-    return json_answer(OK, await switched(api, request, name, is_on=False))
+    return json_response(OK, await switched(api, request, name, is_on=False))
 
 
 async def switched(api: Api, request: Request, name: str, *, is_on: bool) -> SlotBody:
@@ -243,15 +243,15 @@ ROUTES = (
         list_slots,
         "list key slots: how much of each quota is used, and when it resets",
         "read",
-        answers={200: SlotListBody},
+        responses={200: SlotListBody},
     ),
-    Route("GET", "/slots/{id}", show_slot, "show a key slot", "read", answers={200: SlotBody}),
+    Route("GET", "/slots/{id}", show_slot, "show a key slot", "read", responses={200: SlotBody}),
     Route(
         "GET",
         "/slots/{id}/log",
         show_log,
         "tell what was sent for a key slot lately, and what came back",
-        answers={200: SlotLogBody},
+        responses={200: SlotLogBody},
         query=LOG_QUERY,
     ),
     Route(
@@ -259,21 +259,21 @@ ROUTES = (
         "/slots/{id}/warm",
         warm_slot,
         "open the window of a key slot now",
-        answers={202: SlotBody},
-        refuses=("window_open", "slot_unavailable"),
+        responses={202: SlotBody},
+        errors=("window_open", "slot_unavailable"),
     ),
     Route(
         "POST",
         "/slots/{id}/enable",
         enable_slot,
         "poll and wake a key slot again, whatever had disabled it",
-        answers={200: SlotBody},
+        responses={200: SlotBody},
     ),
     Route(
         "POST",
         "/slots/{id}/disable",
         disable_slot,
         "leave a key slot alone; its tasks wait",
-        answers={200: SlotBody},
+        responses={200: SlotBody},
     ),
 )

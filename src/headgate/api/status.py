@@ -8,9 +8,9 @@ import msgspec
 
 from headgate.api.api import Api, Route
 from headgate.api.callers import Caller, own
-from headgate.api.errors import Refusal
+from headgate.api.errors import ApiError
 from headgate.api.http.request import Request
-from headgate.api.http.response import Answer, json_answer
+from headgate.api.http.response import Response, json_response
 from headgate.api.schema.admin import LaneBody, LaneListBody
 from headgate.api.schema.tasks import (
     AgentCountBody,
@@ -46,9 +46,9 @@ _HAPPENINGS = (
 )
 
 
-async def show_stats(api: Api, request: Request, _: str) -> Answer:
+async def show_stats(api: Api, request: Request, _: str) -> Response:
     """Answer with what waits, what has happened, and the limits in force."""
-    return json_answer(OK, await stats_body(api, request.caller))
+    return json_response(OK, await stats_body(api, request.caller))
 
 
 async def stats_body(api: Api, caller: Caller) -> StatsBody:
@@ -81,18 +81,18 @@ def _lately_body(step: Step | None) -> LatelyBody | None:
     )
 
 
-async def show_alive(_: Api, __: Request, ___: str) -> Answer:
+async def show_alive(_: Api, __: Request, ___: str) -> Response:
     """Answer at all."""
-    return json_answer(OK, ReadyBody(status="ok"))
+    return json_response(OK, ReadyBody(status="ok"))
 
 
-async def show_ready(api: Api, _: Request, __: str) -> Answer:
+async def show_ready(api: Api, _: Request, __: str) -> Response:
     """Answer whether this node takes and runs tasks."""
     health = api.engine.health()
     if not health.is_ready:
         problem = health.problem or "not ready yet"
-        raise Refusal("not_ready", problem, details={"role": health.role, **health.parts})
-    return json_answer(
+        raise ApiError("not_ready", problem, details={"role": health.role, **health.parts})
+    return json_response(
         OK, ReadyBody(status="ready", role=health.role, paused=api.is_paused, **health.parts)
     )
 
@@ -181,7 +181,7 @@ class LaneQuery(msgspec.Struct, frozen=True, kw_only=True):
     most: int | None = None
 
 
-async def show_lanes(api: Api, request: Request, _: str) -> Answer:
+async def show_lanes(api: Api, request: Request, _: str) -> Response:
     """Answer with the lanes that have work."""
     given = request.query()
     check_unknown(given, LANES_QUERY)
@@ -190,7 +190,7 @@ async def show_lanes(api: Api, request: Request, _: str) -> Answer:
         find=given.get("find", ""),
         most=MAX_LANES,
     )
-    return json_answer(OK, lane_list(api, await api.engine.totals(), request.caller, query))
+    return json_response(OK, lane_list(api, await api.engine.totals(), request.caller, query))
 
 
 def lane_list(api: Api, totals: Totals, caller: Caller, query: LaneQuery) -> LaneListBody:
@@ -240,16 +240,21 @@ def _body(lane: LaneCount, figure: LaneStats | None, *, is_known: bool) -> LaneB
 # `GET /metrics`: the figures of this node in the text format of Prometheus.
 
 
-async def show_metrics(api: Api, request: Request, _: str) -> Answer:
+async def show_metrics(api: Api, request: Request, _: str) -> Response:
     """Answer with all metrics; they name every agent, so a bound token does not read them."""
     if request.caller.is_bound:
-        raise Refusal("forbidden", "metrics name every agent; use a token that is not bound")
-    return Answer(OK, await api.metrics.text(), (), CONTENT_TYPE)
+        raise ApiError("forbidden", "metrics name every agent; use a token that is not bound")
+    return Response(OK, await api.metrics.text(), (), CONTENT_TYPE)
 
 
 ROUTES = (
     Route(
-        "GET", "/scheduler/stats", show_stats, "counts and limits", "read", answers={200: StatsBody}
+        "GET",
+        "/scheduler/stats",
+        show_stats,
+        "counts and limits",
+        "read",
+        responses={200: StatsBody},
     ),
     Route(
         "GET",
@@ -257,9 +262,9 @@ ROUTES = (
         show_lanes,
         "show where tasks wait",
         "read",
-        answers={200: LaneListBody},
+        responses={200: LaneListBody},
         query=LANES_QUERY,
-        refuses=("unknown_field",),
+        errors=("unknown_field",),
     ),
     Route(
         "GET",
@@ -267,10 +272,10 @@ ROUTES = (
         show_metrics,
         "show the metrics of this node to Prometheus",
         "read",
-        answers={OK: "text/plain"},
+        responses={OK: "text/plain"},
     ),
     Route(
-        "GET", "/livez", show_alive, "say that the process serves", None, answers={200: ReadyBody}
+        "GET", "/livez", show_alive, "say that the process serves", None, responses={200: ReadyBody}
     ),
     Route(
         "GET",
@@ -278,7 +283,7 @@ ROUTES = (
         show_ready,
         "say whether this node takes and runs tasks",
         None,
-        answers={200: ReadyBody},
-        refuses=("not_ready",),
+        responses={200: ReadyBody},
+        errors=("not_ready",),
     ),
 )

@@ -16,15 +16,15 @@ from headgate.api.api import Api, Route, record
 from headgate.api.bulk import MAX_TASKS
 from headgate.api.callers import Caller
 from headgate.api.errors import (
-    Refusal,
+    ApiError,
+    api_error_of,
     invalid_field,
     not_found,
     queue_full,
-    refusal_of,
     unknown_parent,
 )
 from headgate.api.http.request import Request, read_limit
-from headgate.api.http.response import Answer, json_answer, refusal_answer
+from headgate.api.http.response import Response, error_response, json_response
 from headgate.api.schema.admin import BulkCancelBody, BulkRetryBody, TaskFilterBody
 from headgate.api.schema.tasks import (
     BatchEntryBody,
@@ -92,7 +92,7 @@ Submitted = SubmitEntry | HeadgateError
 """What became of a task: taken, turned away, invalid, or not stored."""
 
 
-async def submit_task(api: Api, request: Request, _: str) -> Answer:
+async def submit_task(api: Api, request: Request, _: str) -> Response:
     """Take one task, and only once if the request has a key."""
     body = await request.json_body()
     key = _idempotency_key(request, b"task", body)
@@ -106,7 +106,7 @@ async def submit_task(api: Api, request: Request, _: str) -> Answer:
     return _task_answer(entry_of(outcome), request.request_id)
 
 
-async def submit_batch(api: Api, request: Request, _: str) -> Answer:
+async def submit_batch(api: Api, request: Request, _: str) -> Response:
     """Take the tasks of a batch, each by itself, and only once if the request has a key."""
     body = await request.json_body()
     key = _idempotency_key(request, b"batch", body)
@@ -127,7 +127,7 @@ def _idempotency_key(request: Request, kind: bytes, body: bytes) -> SubmitKey | 
         return None
     if len(keys) != 1 or not is_key(keys[0].decode("latin-1")):
         problem = f"field '{KEY_HEADER}': must be one key of {KEY_RULE}"
-        raise Refusal("invalid_field", problem, details={"field": KEY_HEADER})
+        raise ApiError("invalid_field", problem, details={"field": KEY_HEADER})
     digest = blake2b(body, digest_size=20, person=kind).hexdigest()
     return SubmitKey(owner=request.caller.token_id, name=keys[0].decode(), digest=digest)
 
@@ -195,8 +195,8 @@ async def _submit_once(
     if isinstance(answer, KeyedAnswer):
         return answer
     if answer is KeyRefusal.MISMATCH:
-        raise Refusal("idempotency_mismatch", _MISMATCH, details={"field": KEY_HEADER})
-    raise Refusal("idempotency_full", _FULL)
+        raise ApiError("idempotency_mismatch", _MISMATCH, details={"field": KEY_HEADER})
+    raise ApiError("idempotency_full", _FULL)
 
 
 def _draft_or_invalid(entry: Parsed) -> Draft | InvalidEntry:
@@ -240,20 +240,20 @@ def _submitted(api: Api, entry: Parsed) -> asyncio.Future[SubmitAnswer]:
     return future
 
 
-def _task_answer(entry: SubmitEntry, request_id: bytes) -> Answer:
+def _task_answer(entry: SubmitEntry, request_id: bytes) -> Response:
     if not isinstance(entry, TakenEntry):
-        return refusal_answer(_refusal(entry), request_id)
+        return error_response(_refusal(entry), request_id)
     at = exact_moment(entry.created_at)
-    return json_answer(ACCEPTED, SubmittedBody(entry.task_id, entry.state, entry.position, at))
+    return json_response(ACCEPTED, SubmittedBody(entry.task_id, entry.state, entry.position, at))
 
 
-def _batch_answer(entries: Sequence[Submitted], request_id: bytes) -> Answer:
+def _batch_answer(entries: Sequence[Submitted], request_id: bytes) -> Response:
     first = entries[0]
     if isinstance(first, InvalidEntry) and first.is_whole:
-        return refusal_answer(_refusal(first), request_id)
+        return error_response(_refusal(first), request_id)
     submitted = sum(isinstance(entry, TakenEntry) for entry in entries)
     tasks = [_entry_body(entry) for entry in entries]
-    return json_answer(ACCEPTED, SubmittedBatchBody(tasks=tasks, submitted=submitted))
+    return json_response(ACCEPTED, SubmittedBatchBody(tasks=tasks, submitted=submitted))
 
 
 def _entry_body(entry: Submitted) -> BatchEntryBody:
@@ -270,18 +270,18 @@ def _entry_body(entry: Submitted) -> BatchEntryBody:
     )
 
 
-def _refusal(entry: RejectedEntry | OrphanEntry | InvalidEntry | HeadgateError) -> Refusal:
+def _refusal(entry: RejectedEntry | OrphanEntry | InvalidEntry | HeadgateError) -> ApiError:
     if isinstance(entry, HeadgateError):
-        return refusal_of(entry)
+        return api_error_of(entry)
     if isinstance(entry, RejectedEntry):
         return queue_full(entry.rejected, entry.task_id)
     if isinstance(entry, OrphanEntry):
         return unknown_parent(entry.parent_id)
     details: Details | None = {"field": entry.field} if entry.field else None
-    return Refusal(entry.code, entry.message, details=details)
+    return ApiError(entry.code, entry.message, details=details)
 
 
-def _marked(response: Answer, answer: KeyedAnswer) -> Answer:
+def _marked(response: Response, answer: KeyedAnswer) -> Response:
     if not answer.is_replay:
         return response
     return response._replace(headers=(*response.headers, _REPLAYED))
@@ -316,13 +316,13 @@ MAX_LABEL_LENGTH = submission.MAX_LABEL_KEY_LENGTH + 1 + submission.MAX_LABEL_VA
 _TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-async def show_task(api: Api, request: Request, task_id: str) -> Answer:
+async def show_task(api: Api, request: Request, task_id: str) -> Response:
     """Answer with everything that is known of a task."""
     record = request.caller.check_task(await api.engine.get(known_form(task_id)))
-    return json_answer(OK, whole_snapshot_of(record))
+    return json_response(OK, whole_snapshot_of(record))
 
 
-async def list_tasks(api: Api, request: Request, _: str) -> Answer:
+async def list_tasks(api: Api, request: Request, _: str) -> Response:
     """Answer with one page of tasks, newest first unless asked otherwise."""
     given = request.query()
     left_out = dict.fromkeys(_contents(given.get("omit", "")))
@@ -330,15 +330,15 @@ async def list_tasks(api: Api, request: Request, _: str) -> Answer:
     tasks = [snapshot_of(record) for record in page.records]
     if left_out:
         tasks = [replace(task, **left_out) for task in tasks]
-    return json_answer(
+    return json_response(
         OK, TaskListBody(tasks=tasks, count=len(tasks), next_cursor=page.next_before)
     )
 
 
-async def cancel_task(api: Api, request: Request, task_id: str) -> Answer:
+async def cancel_task(api: Api, request: Request, task_id: str) -> Response:
     """Cancel a task, and say whether it has stopped already."""
     body = await cancelled(api, request, task_id)
-    return json_answer(OK if body.status == "cancelled" else ACCEPTED, body)
+    return json_response(OK if body.status == "cancelled" else ACCEPTED, body)
 
 
 async def cancelled(api: Api, request: Request, task_id: str) -> CancelledBody:
@@ -349,18 +349,18 @@ async def cancelled(api: Api, request: Request, task_id: str) -> CancelledBody:
         raise not_found()
     state = record.task.status
     if state in TERMINAL and state is not TaskStatus.CANCELLED:
-        raise Refusal("conflict", f"task is already {state.value}")
+        raise ApiError("conflict", f"task is already {state.value}")
     is_over = state is TaskStatus.CANCELLED
     return CancelledBody(status="cancelled" if is_over else "cancelling", task_id=task_id)
 
 
-async def explain_task(api: Api, request: Request, task_id: str) -> Answer:
+async def explain_task(api: Api, request: Request, task_id: str) -> Response:
     """Answer with every rule that keeps a task waiting; if need be, ask the node that knows."""
     answer = await explained(api, request, task_id)
-    return answer if isinstance(answer, Answer) else json_answer(OK, answer)
+    return answer if isinstance(answer, Response) else json_response(OK, answer)
 
 
-async def explained(api: Api, request: Request, task_id: str) -> msgspec.Struct | Answer:
+async def explained(api: Api, request: Request, task_id: str) -> msgspec.Struct | Response:
     """Return every rule that keeps a task waiting, or the answer of the node that knows."""
     await check_own(api, request, task_id)
     try:
@@ -486,9 +486,9 @@ RETRIED = (TaskStatus.FAILED, TaskStatus.CANCELLED, TaskStatus.REJECTED)
 """What a bulk retry means that names no states: whatever did not succeed."""
 
 
-async def retry_task(api: Api, request: Request, task_id: str) -> Answer:
+async def retry_task(api: Api, request: Request, task_id: str) -> Response:
     """Make a new task of one that ended; the old one stays as it is."""
-    return json_answer(ACCEPTED, await retried(api, request, task_id))
+    return json_response(ACCEPTED, await retried(api, request, task_id))
 
 
 async def retried(api: Api, request: Request, task_id: str) -> SubmittedBody:
@@ -496,25 +496,25 @@ async def retried(api: Api, request: Request, task_id: str) -> SubmittedBody:
     ended = request.caller.check_task(await api.engine.get(known_form(task_id)))
     if not ended.is_terminal:
         line = f"task is {ended.task.status.value}; only one that has ended is retried"
-        raise Refusal("conflict", line)
+        raise ApiError("conflict", line)
     draft = _again(api, request.caller, ended)
     answer = await api.engine.submit(*draft)
     if isinstance(answer, TurnedAway):
         raise queue_full(answer.rejected, answer.record.task.id)
     if not isinstance(answer, Queued):
-        raise Refusal("conflict", "the task cannot be retried")
+        raise ApiError("conflict", "the task cannot be retried")
     task = answer.record.task
     created_at = exact_moment(task.created_at)
     return SubmittedBody(task.id, task.status, answer.position, created_at)
 
 
-async def cancel_tasks(api: Api, request: Request, _: str) -> Answer:
+async def cancel_tasks(api: Api, request: Request, _: str) -> Response:
     """Count the tasks that match, or cancel them."""
     body = read_body(await request.json_body(), TaskFilterBody)
     if not body.confirm:
         wanted = cancel_filter(body, request.caller)
-        return json_answer(OK, BulkCancelBody(matched=await api.bulk.count(wanted)))
-    return json_answer(OK, await cancel_matching(api, request, body))
+        return json_response(OK, BulkCancelBody(matched=await api.bulk.count(wanted)))
+    return json_response(OK, await cancel_matching(api, request, body))
 
 
 async def cancel_matching(api: Api, request: Request, body: TaskFilterBody) -> BulkCancelBody:
@@ -530,13 +530,13 @@ async def cancel_matching(api: Api, request: Request, body: TaskFilterBody) -> B
     return answer
 
 
-async def retry_tasks(api: Api, request: Request, _: str) -> Answer:
+async def retry_tasks(api: Api, request: Request, _: str) -> Response:
     """Count the tasks that match, or make a new one of each."""
     body = read_body(await request.json_body(), TaskFilterBody)
     if not body.confirm:
         wanted = retry_filter(body, request.caller)
-        return json_answer(OK, BulkRetryBody(matched=await api.bulk.count(wanted)))
-    return json_answer(OK, await retry_matching(api, request, body))
+        return json_response(OK, BulkRetryBody(matched=await api.bulk.count(wanted)))
+    return json_response(OK, await retry_matching(api, request, body))
 
 
 async def retry_matching(api: Api, request: Request, body: TaskFilterBody) -> BulkRetryBody:
@@ -632,7 +632,7 @@ def _detail(body: TaskFilterBody, answer: msgspec.Struct) -> Detail:
     return {"filter": asked, **msgspec.structs.asdict(answer)}
 
 
-AGAIN_REFUSES = (
+RETRY_ERRORS = (
     "conflict",
     "draining",
     "unknown_project",
@@ -642,7 +642,7 @@ AGAIN_REFUSES = (
     "queue_full",
 )
 
-SUBMIT_REFUSES = (
+SUBMIT_ERRORS = (
     "unknown_project",
     "unknown_target",
     "unknown_slot",
@@ -661,9 +661,9 @@ ROUTES = (
         submit_task,
         "submit a task",
         "submit",
-        takes=TaskBody,
-        answers={202: SubmittedBody},
-        refuses=SUBMIT_REFUSES,
+        body=TaskBody,
+        responses={202: SubmittedBody},
+        errors=SUBMIT_ERRORS,
         headers=("Idempotency-Key",),
     ),
     Route(
@@ -672,7 +672,7 @@ ROUTES = (
         list_tasks,
         "list tasks, newest or oldest first",
         "read",
-        answers={200: TaskListBody},
+        responses={200: TaskListBody},
         query=QUERY_FIELDS,
     ),
     Route(
@@ -681,20 +681,20 @@ ROUTES = (
         submit_batch,
         "submit 1 to 50 tasks",
         "submit",
-        takes=BatchBody,
-        answers={202: SubmittedBatchBody},
-        refuses=(*SUBMIT_REFUSES, "batch_empty", "batch_too_large"),
+        body=BatchBody,
+        responses={202: SubmittedBatchBody},
+        errors=(*SUBMIT_ERRORS, "batch_empty", "batch_too_large"),
         headers=("Idempotency-Key",),
     ),
-    Route("GET", "/tasks/{id}", show_task, "show a task", "read", answers={200: TaskSnapshot}),
+    Route("GET", "/tasks/{id}", show_task, "show a task", "read", responses={200: TaskSnapshot}),
     Route(
         "POST",
         "/tasks/{id}/cancel",
         cancel_task,
         "cancel a task",
         "cancel",
-        answers={200: CancelledBody, 202: CancelledBody},
-        refuses=("conflict",),
+        responses={200: CancelledBody, 202: CancelledBody},
+        errors=("conflict",),
     ),
     Route(
         "GET",
@@ -702,8 +702,8 @@ ROUTES = (
         explain_task,
         "say why a task waits",
         "read",
-        answers={200: WhyBody},
-        refuses=("not_dispatching",),
+        responses={200: WhyBody},
+        errors=("not_dispatching",),
     ),
     Route(
         "POST",
@@ -711,9 +711,9 @@ ROUTES = (
         cancel_tasks,
         "count the tasks that match, or cancel them",
         "cancel",
-        takes=TaskFilterBody,
-        answers={200: BulkCancelBody},
-        refuses=("not_found",),
+        body=TaskFilterBody,
+        responses={200: BulkCancelBody},
+        errors=("not_found",),
     ),
     Route(
         "POST",
@@ -721,9 +721,9 @@ ROUTES = (
         retry_tasks,
         "count the tasks that match, or try them again",
         "submit",
-        takes=TaskFilterBody,
-        answers={200: BulkRetryBody},
-        refuses=("not_found",),
+        body=TaskFilterBody,
+        responses={200: BulkRetryBody},
+        errors=("not_found",),
     ),
     Route(
         "POST",
@@ -731,7 +731,7 @@ ROUTES = (
         retry_task,
         "make a new task of one that ended",
         "submit",
-        answers={202: SubmittedBody},
-        refuses=("missing_field", *AGAIN_REFUSES),
+        responses={202: SubmittedBody},
+        errors=("missing_field", *RETRY_ERRORS),
     ),
 )

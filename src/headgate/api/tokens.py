@@ -15,9 +15,9 @@ import msgspec
 from headgate.api import submission
 from headgate.api.api import Api, Route, actor_of
 from headgate.api.callers import Caller
-from headgate.api.errors import Refusal
+from headgate.api.errors import ApiError
 from headgate.api.http.request import Request
-from headgate.api.http.response import Answer, json_answer
+from headgate.api.http.response import Response, json_response
 from headgate.api.schema.tasks import CreatedTokenBody, NewTokenBody, TokenBody, TokenListBody
 from headgate.api.submission import excerpt, read_body
 from headgate.core.snapshot import MAX_PRIORITY
@@ -32,11 +32,11 @@ _NOTE = f"the token has no budget of its own: {NO_OWN_BUDGET}"
 _TOKEN_ID = re.compile(r"[0-9a-f]{1,64}")
 
 
-async def create_token(api: Api, request: Request, _: str) -> Answer:
+async def create_token(api: Api, request: Request, _: str) -> Response:
     """Make a token, and answer with its text this once."""
     wish = read_body(await request.json_body(), NewTokenBody)
     body = await created(api, request, wish)
-    return json_answer(CREATED, body, ((b"cache-control", b"no-store"),))
+    return json_response(CREATED, body, ((b"cache-control", b"no-store"),))
 
 
 async def created(api: Api, request: Request, wish: NewTokenBody) -> CreatedTokenBody:
@@ -70,9 +70,9 @@ def created_body(new: NewToken, now: float) -> CreatedTokenBody:
     return CreatedTokenBody(token=new.text, note=note, **msgspec.structs.asdict(body))
 
 
-async def list_tokens(api: Api, _: Request, __: str) -> Answer:
+async def list_tokens(api: Api, _: Request, __: str) -> Response:
     """Answer with all tokens, and none of their texts."""
-    return json_answer(OK, TokenListBody(tokens=await token_bodies(api)))
+    return json_response(OK, TokenListBody(tokens=await token_bodies(api)))
 
 
 async def token_bodies(api: Api) -> list[TokenBody]:
@@ -82,9 +82,9 @@ async def token_bodies(api: Api) -> list[TokenBody]:
     return [_shown(one, now) for one in await tokens.list()]
 
 
-async def revoke_token(api: Api, request: Request, token_id: str) -> Answer:
+async def revoke_token(api: Api, request: Request, token_id: str) -> Response:
     """End a token for good; one that was revoked before stays so."""
-    return json_answer(OK, await revoked(api, request, token_id))
+    return json_response(OK, await revoked(api, request, token_id))
 
 
 async def revoked(api: Api, request: Request, token_id: str) -> TokenBody:
@@ -103,8 +103,8 @@ def _entry(request: Request, action: str, token_id: str, detail: Detail) -> Audi
     return AuditEntry(actor=actor_of(request), action=action, subject=token_id, detail=detail)
 
 
-def _no_such_token() -> Refusal:
-    return Refusal("not_found", "there is no such token")
+def _no_such_token() -> ApiError:
+    return ApiError("not_found", "there is no such token")
 
 
 def _bounds(wish: NewTokenBody, knows_project: Callable[[str], bool]) -> Bounds:
@@ -146,7 +146,7 @@ def _check_no_more(caller: Caller, token: Token) -> None:
     for field, is_more in more:
         if is_more:
             line = f"field '{field}': is more than the token that asks has itself"
-            raise Refusal("forbidden", line, details={"field": field})
+            raise ApiError("forbidden", line, details={"field": field})
 
 
 def _shown(token: Token, now: float) -> TokenBody:
@@ -178,17 +178,17 @@ ROUTES = (
         create_token,
         "make a token, and show it this once",
         "admin",
-        takes=NewTokenBody,
-        answers={201: CreatedTokenBody},
-        refuses=("unknown_project", "limit_reached"),
+        body=NewTokenBody,
+        responses={201: CreatedTokenBody},
+        errors=("unknown_project", "limit_reached"),
     ),
-    Route("GET", "/tokens", list_tokens, "list tokens", "admin", answers={200: TokenListBody}),
+    Route("GET", "/tokens", list_tokens, "list tokens", "admin", responses={200: TokenListBody}),
     Route(
         "DELETE",
         "/tokens/{id}",
         revoke_token,
         "revoke a token",
         "admin",
-        answers={200: TokenBody},
+        responses={200: TokenBody},
     ),
 )

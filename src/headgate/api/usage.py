@@ -7,7 +7,7 @@ import re
 from headgate.api.api import Api, Route
 from headgate.api.errors import invalid_field
 from headgate.api.http.request import Request
-from headgate.api.http.response import Answer, json_answer
+from headgate.api.http.response import Response, json_response
 from headgate.api.schema.tasks import UsageBody, UsageRowBody
 from headgate.api.submission import LATEST, check_unknown, excerpt
 from headgate.core.lifecycle import parse_rfc3339
@@ -21,7 +21,7 @@ USAGE_QUERY = ("by", "since", "until")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
-async def show_usage(api: Api, request: Request, _: str) -> Answer:
+async def show_usage(api: Api, request: Request, _: str) -> Response:
     """Answer with sums, of what belongs to the caller."""
     query = request.query()
     check_unknown(query, USAGE_QUERY)
@@ -33,7 +33,7 @@ async def show_usage(api: Api, request: Request, _: str) -> Answer:
     report = await api.usage.report(
         _grouping(query.get("by", "")), since=since, until=until, bounds=request.caller.bounds
     )
-    return json_answer(OK, _body(report))
+    return json_response(OK, _body(report))
 
 
 def _grouping(text: str) -> Grouping:
@@ -78,8 +78,8 @@ ROUTES = (
         show_usage,
         "tokens and dollars by project, agent, model or day",
         "read",
-        answers={200: UsageBody},
+        responses={200: UsageBody},
         query=USAGE_QUERY,
-        refuses=("invalid_field", "unknown_field"),
+        errors=("invalid_field", "unknown_field"),
     ),
 )

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 
 from headgate.api.api import Api, Route, actor_of, record
-from headgate.api.errors import Refusal, invalid_field
+from headgate.api.errors import ApiError, invalid_field
 from headgate.api.http.request import Request, read_limit
-from headgate.api.http.response import Answer, json_answer
+from headgate.api.http.response import Response, json_response
 from headgate.api.schema.admin import (
     DeliveryBody,
     DeliveryListBody,
@@ -39,9 +39,9 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _SECRET = ((b"cache-control", b"no-store"),)
 
 
-async def list_webhooks(api: Api, request: Request, _: str) -> Answer:
+async def list_webhooks(api: Api, request: Request, _: str) -> Response:
     """Answer with one page of webhooks, newest first."""
-    return json_answer(OK, await webhook_list(api, read_query(request.query())))
+    return json_response(OK, await webhook_list(api, read_query(request.query())))
 
 
 async def webhook_list(api: Api, query: DeliveryQuery) -> DeliveryListBody:
@@ -51,9 +51,9 @@ async def webhook_list(api: Api, query: DeliveryQuery) -> DeliveryListBody:
     return DeliveryListBody(webhooks=bodies, count=len(bodies), next_cursor=page.next_before)
 
 
-async def show_webhook(api: Api, _: Request, delivery_id: str) -> Answer:
+async def show_webhook(api: Api, _: Request, delivery_id: str) -> Response:
     """Answer with what is known of a webhook."""
-    return json_answer(OK, await one_webhook(api, delivery_id))
+    return json_response(OK, await one_webhook(api, delivery_id))
 
 
 async def one_webhook(api: Api, delivery_id: str) -> DeliveryBody:
@@ -64,9 +64,9 @@ async def one_webhook(api: Api, delivery_id: str) -> DeliveryBody:
     return _body(delivery)
 
 
-async def redeliver(api: Api, request: Request, delivery_id: str) -> Answer:
+async def redeliver(api: Api, request: Request, delivery_id: str) -> Response:
     """Start over with a webhook, whatever became of it before."""
-    return json_answer(ACCEPTED, await redelivered(api, request, delivery_id))
+    return json_response(ACCEPTED, await redelivered(api, request, delivery_id))
 
 
 async def redelivered(api: Api, request: Request, delivery_id: str) -> DeliveryBody:
@@ -77,14 +77,14 @@ async def redelivered(api: Api, request: Request, delivery_id: str) -> DeliveryB
         raise _not_found()
     if isinstance(answer, NothingLeft):
         message = "it has arrived and its task is not kept any more, so there is nothing to send"
-        raise Refusal("conflict", message)
+        raise ApiError("conflict", message)
     return _body(answer)
 
 
-async def ping(api: Api, request: Request, _: str) -> Answer:
+async def ping(api: Api, request: Request, _: str) -> Response:
     """Send a signed message to an address now, and answer with what happened."""
     url = read_body(await request.json_body(), PingBody).url
-    return json_answer(OK, await pinged(api, request, url))
+    return json_response(OK, await pinged(api, request, url))
 
 
 async def pinged(api: Api, request: Request, url: str) -> PingedBody:
@@ -99,10 +99,10 @@ async def pinged(api: Api, request: Request, url: str) -> PingedBody:
     return PingedBody(delivered=report.has_arrived, status=report.status, error=report.error)
 
 
-async def show_secrets(api: Api, request: Request, _: str) -> Answer:
+async def show_secrets(api: Api, request: Request, _: str) -> Response:
     """Answer with the secrets that sign now."""
     secrets = await signing_secrets(api, _entry(request, "webhook.secret.show"))
-    return json_answer(OK, _secrets(secrets), _SECRET)
+    return json_response(OK, _secrets(secrets), _SECRET)
 
 
 async def signing_secrets(api: Api, entry: AuditEntry | None = None) -> tuple[Secret, ...]:
@@ -110,9 +110,9 @@ async def signing_secrets(api: Api, entry: AuditEntry | None = None) -> tuple[Se
     return await _webhooks(api).deliveries.secrets(entry)
 
 
-async def rotate_secret(api: Api, request: Request, _: str) -> Answer:
+async def rotate_secret(api: Api, request: Request, _: str) -> Response:
     """Make a new secret; the one before signs too for a day."""
-    return json_answer(OK, _secrets(await rotated(api, request)), _SECRET)
+    return json_response(OK, _secrets(await rotated(api, request)), _SECRET)
 
 
 async def rotated(api: Api, request: Request) -> tuple[Secret, ...]:
@@ -148,7 +148,7 @@ def _entry(request: Request, action: str, subject: str = "") -> AuditEntry:
 
 def _webhooks(api: Api) -> Webhooks:
     if api.webhooks is None:
-        raise Refusal("unavailable", "webhooks are switched off; set webhooks.enabled = true")
+        raise ApiError("unavailable", "webhooks are switched off; set webhooks.enabled = true")
     return api.webhooks
 
 
@@ -158,8 +158,8 @@ def _known_form(delivery_id: str) -> str:
     return delivery_id
 
 
-def _not_found() -> Refusal:
-    return Refusal("not_found", "there is no such webhook, or not any more")
+def _not_found() -> ApiError:
+    return ApiError("not_found", "there is no such webhook, or not any more")
 
 
 def _body(delivery: Delivery) -> DeliveryBody:
@@ -208,46 +208,46 @@ ROUTES = (
         "/webhooks",
         list_webhooks,
         "list webhooks, newest first",
-        answers={200: DeliveryListBody},
+        responses={200: DeliveryListBody},
         query=QUERY_FIELDS,
-        refuses=("invalid_field", "unknown_field"),
+        errors=("invalid_field", "unknown_field"),
     ),
     Route(
         "POST",
         "/webhooks/ping",
         ping,
         "send a signed message to an address, and say what happened",
-        takes=PingBody,
-        answers={200: PingedBody},
+        body=PingBody,
+        responses={200: PingedBody},
     ),
     Route(
         "GET",
         "/webhooks/secret",
         show_secrets,
         "show the secrets that sign webhooks",
-        answers={200: SecretListBody},
+        responses={200: SecretListBody},
     ),
     Route(
         "POST",
         "/webhooks/secret/rotate",
         rotate_secret,
         "make a new secret; the one before signs too for a day",
-        answers={200: SecretListBody},
+        responses={200: SecretListBody},
     ),
     Route(
         "GET",
         "/webhooks/{id}",
         show_webhook,
         "show a webhook",
-        answers={200: DeliveryBody},
-        refuses=("not_found",),
+        responses={200: DeliveryBody},
+        errors=("not_found",),
     ),
     Route(
         "POST",
         "/webhooks/{id}/redeliver",
         redeliver,
         "send a webhook again, from its first try on",
-        answers={202: DeliveryBody},
-        refuses=("not_found", "conflict"),
+        responses={202: DeliveryBody},
+        errors=("not_found", "conflict"),
     ),
 )

@@ -15,9 +15,9 @@ import msgspec
 from headgate.api import submission
 from headgate.api.api import Api, Route
 from headgate.api.callers import Caller
-from headgate.api.errors import Refusal
+from headgate.api.errors import ApiError
 from headgate.api.http.request import Request
-from headgate.api.http.response import Answer, json_answer
+from headgate.api.http.response import Response, json_response
 from headgate.api.schema.workers import (
     BeatBody,
     ClaimBody,
@@ -56,7 +56,7 @@ _WORKER_ID = re.compile(r"worker-[0-9a-f]{32}")
 _PRICES = PriceList()
 
 
-async def claim(api: Api, request: Request, agent_id: str) -> Answer:
+async def claim(api: Api, request: Request, agent_id: str) -> Response:
     """Answer with what a worker is to run, at once or when there is something."""
     body = read_body(await request.json_body(), ClaimBody)
     submission.parse_identifier(agent_id, "agentId")
@@ -80,10 +80,10 @@ async def claim(api: Api, request: Request, agent_id: str) -> Answer:
         cancelled=orders.cancelled,
         lost=orders.lost,
     )
-    return json_answer(OK, claimed)
+    return json_response(OK, claimed)
 
 
-async def heartbeat(api: Api, request: Request, agent_id: str) -> Answer:
+async def heartbeat(api: Api, request: Request, agent_id: str) -> Response:
     """Renew the lease of a worker, and say what it is to stop."""
     body = read_body(await request.json_body(), HeartbeatBody)
     _check_caller(request.caller, agent_id)
@@ -93,10 +93,10 @@ async def heartbeat(api: Api, request: Request, agent_id: str) -> Answer:
     beat = BeatBody(
         lease_seconds=workers.lease_seconds, cancelled=orders.cancelled, lost=orders.lost
     )
-    return json_answer(OK, beat)
+    return json_response(OK, beat)
 
 
-async def complete(api: Api, request: Request, task_id: str) -> Answer:
+async def complete(api: Api, request: Request, task_id: str) -> Response:
     """Take the result of an attempt."""
     body = read_body(await request.json_body(), CompleteBody)
     result = submission.parse_json_value(body.result, "result") if body.result else None
@@ -105,7 +105,7 @@ async def complete(api: Api, request: Request, task_id: str) -> Answer:
     return await _settle(api, request, task_id, body, outcome)
 
 
-async def fail(api: Api, request: Request, task_id: str) -> Answer:
+async def fail(api: Api, request: Request, task_id: str) -> Response:
     """Take the failure of an attempt."""
     body = read_body(await request.json_body(), FailBody)
     error = shortened(body.error) or "the worker failed and did not say why"
@@ -119,7 +119,7 @@ async def fail(api: Api, request: Request, task_id: str) -> Answer:
 
 async def _settle(
     api: Api, request: Request, task_id: str, body: CompleteBody | FailBody, outcome: Outcome
-) -> Answer:
+) -> Response:
     record = request.caller.check_task(await api.engine.get(known_form(task_id)))
     _check_caller(request.caller, record.agent_id or record.task.agent_id or "")
     report = Report(
@@ -131,18 +131,18 @@ async def _settle(
     answer = await api.engine.workers.settle(report)
     if isinstance(answer, StaleLease):
         line = f"attempt {body.attempt} at the task is not this worker's any more; drop it"
-        raise Refusal("stale_lease", line, task_id=task_id)
-    return json_answer(OK, SettledTaskBody(task_id=task_id, state=answer.task.status))
+        raise ApiError("stale_lease", line, task_id=task_id)
+    return json_response(OK, SettledTaskBody(task_id=task_id, state=answer.task.status))
 
 
 def _check_caller(caller: Caller, agent_id: str) -> None:
     caller.check_agent(agent_id)
     if caller.project_id is not None:
         line = "a worker takes tasks of all projects; use a token that is bound to no project"
-        raise Refusal("forbidden", line)
+        raise ApiError("forbidden", line)
     if caller.agent_id is None and not caller.may("admin"):
         line = "a worker needs a token that is bound to its agent, or one with admin"
-        raise Refusal("forbidden", line, details={"needs": "admin"})
+        raise ApiError("forbidden", line, details={"needs": "admin"})
 
 
 def _worker_id(text: str) -> str:
@@ -187,9 +187,9 @@ ROUTES = (
         claim,
         "offer places for tasks, and get those that are assigned to them",
         "submit",
-        takes=ClaimBody,
-        answers={200: ClaimedBody},
-        refuses=("stale_worker", "limit_reached"),
+        body=ClaimBody,
+        responses={200: ClaimedBody},
+        errors=("stale_worker", "limit_reached"),
     ),
     Route(
         "POST",
@@ -197,9 +197,9 @@ ROUTES = (
         heartbeat,
         "renew the lease of a worker",
         "submit",
-        takes=HeartbeatBody,
-        answers={200: BeatBody},
-        refuses=("stale_worker",),
+        body=HeartbeatBody,
+        responses={200: BeatBody},
+        errors=("stale_worker",),
     ),
     Route(
         "POST",
@@ -207,9 +207,9 @@ ROUTES = (
         complete,
         "hand in the result of a task",
         "submit",
-        takes=CompleteBody,
-        answers={200: SettledTaskBody},
-        refuses=("stale_worker", "stale_lease"),
+        body=CompleteBody,
+        responses={200: SettledTaskBody},
+        errors=("stale_worker", "stale_lease"),
     ),
     Route(
         "POST",
@@ -217,8 +217,8 @@ ROUTES = (
         fail,
         "say that a task failed",
         "submit",
-        takes=FailBody,
-        answers={200: SettledTaskBody},
-        refuses=("stale_worker", "stale_lease"),
+        body=FailBody,
+        responses={200: SettledTaskBody},
+        errors=("stale_worker", "stale_lease"),
     ),
 )

@@ -71,8 +71,8 @@ class AsyncTransport:
             if response.status_code == _NO_CONTENT:
                 raise StreamOverError
             if response.status_code != _OK:
-                refusal = await self._read(response)
-                raise error_of(refusal) or no_response(self._address.url, "not a stream")
+                api_error = await self._read(response)
+                raise error_of(api_error) or no_response(self._address.url, "not a stream")
             reader = MessageReader()
             async with aclosing(response.aiter_bytes()) as pieces:
                 async for piece in pieces:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from headgate.api.schema.tasks import RefusalBody
+from headgate.api.schema.tasks import ErrorBody
 from headgate.client.requests import Call
 from headgate.core.retries import Backoff
 from headgate.errors import (
@@ -39,7 +39,7 @@ _LIMIT = (402, 429)
 _FAULT = 500
 _NO_BUDGET = 402
 _PASSING = (502, 503, 504)
-_REFUSALS = msgspec.json.Decoder(RefusalBody)
+_REFUSALS = msgspec.json.Decoder(ErrorBody)
 
 
 class Response(NamedTuple):
@@ -68,16 +68,16 @@ def error_of(response: Response) -> ServiceError | None:
     """Return the error that a response stands for; None if it is none."""
     if _OK <= response.status < _REDIRECT:
         return None
-    refusal = _refusal(response)
-    if refusal is None:
+    api_error = _refusal(response)
+    if api_error is None:
         return _foreign_error(response)
     return _error_type(response.status)(
-        refusal.error,
-        code=refusal.code,
+        api_error.error,
+        code=api_error.code,
         status=response.status,
-        request_id=response.headers.get("x-request-id") or refusal.request_id,
-        details=refusal.details,
-        task_id=refusal.task_id or None,
+        request_id=response.headers.get("x-request-id") or api_error.request_id,
+        details=api_error.details,
+        task_id=api_error.task_id or None,
         retry_after_seconds=_retry_after(response),
     )
 
@@ -104,7 +104,7 @@ def _error_type(status: int) -> type[ServiceError]:
     return RequestRefusedError
 
 
-def _refusal(response: Response) -> RefusalBody | None:
+def _refusal(response: Response) -> ErrorBody | None:
     try:
         return _REFUSALS.decode(response.body)
     except (msgspec.ValidationError, msgspec.DecodeError):

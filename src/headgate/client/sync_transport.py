@@ -76,8 +76,8 @@ class SyncTransport:
             if response.status == _NO_CONTENT:
                 raise StreamOverError
             if response.status != _OK:
-                refusal = _read(response)
-                raise error_of(refusal) or no_response(self._address.url, "not a stream")
+                api_error = _read(response)
+                raise error_of(api_error) or no_response(self._address.url, "not a stream")
             yield from _messages(response)
         except ServiceError:
             # What the service refuses is a ValueError too, and no fault of the connection.

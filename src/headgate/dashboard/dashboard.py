@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 from headgate.api.api import Api, Handler, Route
 from headgate.api.app import App
-from headgate.api.errors import Refusal
+from headgate.api.errors import ApiError
 from headgate.api.http.request import Request
-from headgate.api.http.response import Answer, Headers, plain_page, refusal_answer
+from headgate.api.http.response import Headers, Response, error_response, plain_page
 from headgate.config.settings import DashboardMode
 from headgate.dashboard.budgets import ROUTES as BUDGET_ROUTES
 from headgate.dashboard.errors import error_page, is_of_ledger, page_of_form
@@ -126,12 +126,12 @@ class Dashboard:
         """Tell whether an address is one of the dashboard."""
         return path in (ROOT, FOLDER) or path.startswith(f"{FOLDER}/")
 
-    async def refusal(self, request: Request, refusal: Refusal) -> Answer:
+    async def error_page(self, request: Request, api_error: ApiError) -> Response:
         """Return the page that says what was refused, or the way to the login."""
-        status = refusal.kind.status
+        status = api_error.kind.status
         if status == MISDIRECTED:
             # Under a name that is not ours nothing else is served, no style and no page to go to.
-            return plain_page(refusal, request.request_id)
+            return plain_page(api_error, request.request_id)
         if status == UNAUTHORIZED:
             to = login_path(_url(request) if request.method in ("GET", "HEAD") else ROOT)
             return redirect(to, is_fragment=_is_fragment(request))
@@ -142,15 +142,15 @@ class Dashboard:
         view = self._view(
             visitor.request, is_let_in=visitor.is_let_in, is_unchecked=visitor.is_unchecked
         )
-        of_ledger = is_of_ledger(refusal, request.path, self._api.engine.health().parts)
+        of_ledger = is_of_ledger(api_error, request.path, self._api.engine.health().parts)
         request_id, form_page = request.request_id.decode("ascii"), page_of_form(request)
-        page = error_page(refusal, request_id, names_ledger=of_ledger, sent_from=form_page)
-        return self._drawn(view, page, refusal_answer(refusal, request.request_id).headers)
+        page = error_page(api_error, request_id, names_ledger=of_ledger, sent_from=form_page)
+        return self._drawn(view, page, error_response(api_error, request.request_id).headers)
 
     async def _visitor(self, request: Request, *, may_ask: bool) -> Visitor:
         try:
             return await _in_time(known_visitor(self._api, request, may_ask=may_ask))
-        except Refusal:
+        except ApiError:
             # What was refused first has its own page, whoever it is that cannot be asked about.
             return Visitor(request, is_unchecked=True)
 
@@ -173,7 +173,7 @@ class Dashboard:
         yield _bound("POST", f"{FOLDER}/logout", self._log_out)
         yield _bound("POST", f"{FOLDER}/theme", self._choose_theme)
 
-    async def _answer(self, route: PageRoute, api: Api, request: Request, name: str) -> Answer:
+    async def _answer(self, route: PageRoute, api: Api, request: Request, name: str) -> Response:
         own = await _in_time(let_in(api, request, route.needs))
         view, name = self._view(own, is_let_in=True), read_name(name)
         if route.answer is not None:
@@ -193,13 +193,13 @@ class Dashboard:
             async with asyncio.timeout(TURN_SECONDS):
                 await self._turns.acquire()
         except TimeoutError:
-            raise Refusal("limit_reached", _CROWDED) from None
+            raise ApiError("limit_reached", _CROWDED) from None
         try:
             yield
         finally:
             self._turns.release()
 
-    async def _region(self, route: PageRoute, view: View, name: str, region: str) -> Answer:
+    async def _region(self, route: PageRoute, view: View, name: str, region: str) -> Response:
         """Answer with the inside of one region; a page that has none of this name comes whole."""
         key = drawing_key(route, view)
 
@@ -215,12 +215,12 @@ class Dashboard:
                 text = self._rendering.page(view, await _page(route, view, name))
         return compressed(page_answer(OK, self._with_secret(text, view)[0]), view.request)
 
-    async def _act(self, route: PageRoute, view: View, name: str) -> Answer:
+    async def _act(self, route: PageRoute, view: View, name: str) -> Response:
         form = await read_form(view.request)
         if self._mode != "on":
-            raise Refusal("forbidden", _READ_ONLY)
+            raise ApiError("forbidden", _READ_ONLY)
         if route.action is None:
-            raise Refusal("not_found", "there is nothing to do here")
+            raise ApiError("not_found", "there is nothing to do here")
         deed = partial(route.action, view, name, form)
         if form.has(ONCE_FIELD):
             key = (view.caller.token_id, view.path, form.digest)
@@ -229,7 +229,7 @@ class Dashboard:
             done = await deed()
         return self._drawn(view, done) if isinstance(done, Page) else self._done(view, done)
 
-    def _done(self, view: View, done: Done) -> Answer:
+    def _done(self, view: View, done: Done) -> Response:
         to = _settled(done.to)
         headers: Headers = ()
         if done.said:
@@ -251,7 +251,7 @@ class Dashboard:
             needs_login=self._has_login,
         )
 
-    def _drawn(self, view: View, page: Page, further: Headers = ()) -> Answer:
+    def _drawn(self, view: View, page: Page, further: Headers = ()) -> Response:
         """Answer with a whole page, which shows once what an action said that led to it."""
         cookies = Cookies(view.request)
         flash = cookies.said(at=view.url)
@@ -269,29 +269,29 @@ class Dashboard:
         text = text.replace(ONCE_MARK, secrets.token_hex(8))
         return text.replace(CSRF_MARK, secret), headers
 
-    async def _show_login(self, api: Api, request: Request, name: str) -> Answer:
+    async def _show_login(self, api: Api, request: Request, name: str) -> Response:
         view = self._view(await let_in(api, request, None), is_let_in=False)
         return self._drawn_or(view, await _in_time(show_login(view, name)))
 
-    async def _log_in(self, api: Api, request: Request, _: str) -> Answer:
+    async def _log_in(self, api: Api, request: Request, _: str) -> Response:
         view = self._view(await let_in(api, request, None), is_let_in=False)
         form = await read_form(view.request)
         return self._drawn_or(view, await _in_time(log_in(view, form, self._tries)))
 
-    async def _log_out(self, api: Api, request: Request, _: str) -> Answer:
+    async def _log_out(self, api: Api, request: Request, _: str) -> Response:
         view = self._view(await let_in(api, request, None), is_let_in=False)
         await read_form(view.request)
         return await log_out(view)
 
-    async def _choose_theme(self, api: Api, request: Request, _: str) -> Answer:
+    async def _choose_theme(self, api: Api, request: Request, _: str) -> Response:
         view = self._view(await let_in(api, request, None), is_let_in=False)
         return await choose_theme(view, await read_form(view.request))
 
-    def _drawn_or(self, view: View, page: Page | Answer) -> Answer:
+    def _drawn_or(self, view: View, page: Page | Response) -> Response:
         return self._drawn(view, page) if isinstance(page, Page) else page
 
 
-async def _to_overview(_: Api, __: Request, ___: str) -> Answer:
+async def _to_overview(_: Api, __: Request, ___: str) -> Response:
     return redirect(ROOT)
 
 
@@ -302,7 +302,7 @@ def _bound(method: str, path: str, handler: Handler) -> Route:
 
 async def _page(route: PageRoute, view: View, name: str) -> Page:
     if route.page is None:
-        raise Refusal("not_found", "there is no page here")
+        raise ApiError("not_found", "there is no page here")
     return await _in_time(route.page(view, name))
 
 
@@ -315,7 +315,7 @@ async def _in_time(work: Awaitable[Result]) -> Result:
     except TimeoutError:
         if not patience.expired():
             raise
-        raise Refusal("unavailable", NO_ANSWER) from None
+        raise ApiError("unavailable", NO_ANSWER) from None
 
 
 def _settled(to: str) -> str:

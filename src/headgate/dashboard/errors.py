@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from headgate.api.errors import Refusal
+from headgate.api.errors import ApiError
 from headgate.api.http.request import Request
 from headgate.api.http.response import ORIGIN_ADVICE
 from headgate.dashboard.formats import capital
@@ -50,9 +50,9 @@ _LEDGER_ADVICE = (
 )
 
 
-def is_of_ledger(refusal: Refusal, path: str, parts: Mapping[str, str]) -> bool:
+def is_of_ledger(api_error: ApiError, path: str, parts: Mapping[str, str]) -> bool:
     """Tell whether a page failed because of a ledger outside the store, by how the parts are."""
-    is_away = refusal.body.code == "unavailable" and parts.get("ledger", OK) != OK
+    is_away = api_error.body.code == "unavailable" and parts.get("ledger", OK) != OK
     return is_away and path.startswith(BUDGETS)
 
 
@@ -68,16 +68,16 @@ def page_of_form(request: Request) -> str | None:
 
 
 def error_page(
-    refusal: Refusal,
+    api_error: ApiError,
     request_id: str,
     *,
     names_ledger: bool = False,
     sent_from: str | None = None,
 ) -> Page:
     """Return the page of a refusal; `sent_from` is the page whose form was refused, if any."""
-    body, status = refusal.body, refusal.kind.status
+    body, status = api_error.body, api_error.kind.status
     title, problem = capital(body.title), capital(body.error)
-    advice = _advice(refusal)
+    advice = _advice(api_error)
     if names_ledger:
         title, problem, advice = _LEDGER_AWAY, _LEDGER_AWAY, _LEDGER_ADVICE
     is_unconfirmed = sent_from is not None and status >= SERVER_FAULT
@@ -99,9 +99,9 @@ def error_page(
     return Page(template="error.html", title=title, context=context, status=status)
 
 
-def _advice(refusal: Refusal) -> str:
-    if refusal.body.details.get("field") == "csrf":
+def _advice(api_error: ApiError) -> str:
+    if api_error.body.details.get("field") == "csrf":
         return _CSRF_ADVICE
-    if refusal.body.code == "forbidden_origin":
+    if api_error.body.code == "forbidden_origin":
         return ORIGIN_ADVICE
-    return _ADVICE.get(refusal.kind.status, _DEFAULT_ADVICE)
+    return _ADVICE.get(api_error.kind.status, _DEFAULT_ADVICE)

@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from headgate.api.errors import Refusal
+from headgate.api.errors import ApiError
 from headgate.api.schema.admin import PatchBody
 from headgate.core.money import to_written_limit_micro_usd
 from headgate.dashboard.page import Done, Form, Page
@@ -65,7 +65,7 @@ TOKEN_FIELDS = {
 }
 
 
-def told(error: InvalidFieldError | Refusal, labels: Mapping[str, str]) -> str:
+def told(error: InvalidFieldError | ApiError, labels: Mapping[str, str]) -> str:
     """Return what is wrong, by the label of the field that it is about."""
     field, whole = _field_of(error), str(error)
     # A setting is named by its whole path; its last part is the field of the form.
@@ -76,7 +76,7 @@ def told(error: InvalidFieldError | Refusal, labels: Mapping[str, str]) -> str:
     return f"{label}: {problem}"
 
 
-def _field_of(error: InvalidFieldError | Refusal) -> str:
+def _field_of(error: InvalidFieldError | ApiError) -> str:
     if isinstance(error, InvalidFieldError):
         return error.field
     return str(error.body.details.get("field", ""))
@@ -107,10 +107,10 @@ async def changed_or_said(
         problem = told(error, labels)
     except CallerError as error:
         problem = str(error)
-    except Refusal as refusal:
-        if refusal.kind.status >= _LEAST_SERVER_STATUS:
+    except ApiError as api_error:
+        if api_error.kind.status >= _LEAST_SERVER_STATUS:
             raise
-        problem = told(refusal, labels)
+        problem = told(api_error, labels)
     return Done(to=to, said=f"{problem}.", is_error=True)
 
 

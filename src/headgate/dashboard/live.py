@@ -20,9 +20,9 @@ from math import ceil
 
 import msgspec
 
-from headgate.api.errors import Refusal
+from headgate.api.errors import ApiError
 from headgate.api.forwarding import EVENT_STREAM
-from headgate.api.http.response import Answer
+from headgate.api.http.response import Response
 from headgate.dashboard.page import FRESH_SECONDS, View, until_full_second
 from headgate.errors import NotDispatchingError, StoreError
 
@@ -63,9 +63,9 @@ class Live:
         self.streams = 0
         self.by_caller: Counter[str] = Counter()
 
-    async def stream(self, view: View, _: str) -> Answer:
+    async def stream(self, view: View, _: str) -> Response:
         """Answer with what changes from now on, or with the reason why nothing is told."""
-        return Answer(OK, b"", _HEADERS, EVENT_STREAM, stream=self._events(view))
+        return Response(OK, b"", _HEADERS, EVENT_STREAM, stream=self._events(view))
 
     def _refusal(self, view: View) -> str | None:
         if self.by_caller[_caller_of(view)] >= MAX_STREAMS_PER_CALLER:
@@ -76,9 +76,9 @@ class Live:
 
     async def _events(self, view: View) -> AsyncGenerator[bytes, None]:
         # Asked here, not before the answer: many may be answered before the first of them begins.
-        refusal = self._refusal(view)
-        if refusal is not None:
-            yield b"event: refused\ndata: %b\n\n" % refusal.encode()
+        api_error = self._refusal(view)
+        if api_error is not None:
+            yield b"event: refused\ndata: %b\n\n" % api_error.encode()
             return
         clock, caller = asyncio.get_running_loop().time, _caller_of(view)
         tokens, auth = asyncio.Event(), view.api.auth
@@ -160,6 +160,6 @@ async def _is_let_in(view: View) -> bool:
         return True
     try:
         await view.api.auth.look_up(view.request, "read")
-    except (Refusal, StoreError):
+    except (ApiError, StoreError):
         return False
     return True

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from urllib.parse import quote
 
-from headgate.api.http.response import Answer
+from headgate.api.http.response import Response
 from headgate.dashboard.page import Form, Page, View, redirect
 from headgate.dashboard.session import (
     THEME,
@@ -66,7 +66,7 @@ def login_path(url: str) -> str:
     return LOGIN if url == "/" else f"{LOGIN}?next={quote(url, safe='/')}"
 
 
-async def show_login(view: View, _: str) -> Page | Answer:
+async def show_login(view: View, _: str) -> Page | Response:
     """Show the form; whoever needs none, or has logged in, goes on at once."""
     to = local_path(view.request.query().get("next", "/"))
     if not needs_login(view.api):
@@ -87,7 +87,7 @@ def login_page(to: str, problem: str = "", status: int = 200) -> Page:
     return Page(template="login.html", title="Log in", context=context, status=status)
 
 
-async def log_in(view: View, form: Form, tries: Tries) -> Page | Answer:
+async def log_in(view: View, form: Form, tries: Tries) -> Page | Response:
     """Keep a token that lets its owner in, or say what is wrong with it."""
     to, token, peer = local_path(form.get("next", "/")), form.get("token"), view.request.peer
     problem = await token_problem(view.api, view.request, token)
@@ -99,13 +99,13 @@ async def log_in(view: View, form: Form, tries: Tries) -> Page | Answer:
     return redirect(to, (Cookies(view.request).keep(TOKEN, token),))
 
 
-async def log_out(view: View) -> Answer:
+async def log_out(view: View) -> Response:
     """Have the browser forget its token."""
     to = LOGIN if needs_login(view.api) else "/"
     return redirect(to, (Cookies(view.request).drop(TOKEN),))
 
 
-async def choose_theme(view: View, form: Form) -> Answer:
+async def choose_theme(view: View, form: Form) -> Response:
     """Keep a theme, or leave it to the system again."""
     to, theme, cookies = local_path(form.get("next", "/")), form.get("theme"), Cookies(view.request)
     if theme not in THEMES:

@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from headgate.api.budgets import own_status
-from headgate.api.errors import Refusal, invalid_field
-from headgate.api.http.response import Answer, Headers
+from headgate.api.errors import ApiError, invalid_field
+from headgate.api.http.response import Headers, Response
 from headgate.api.schema.tasks import StatsBody
 from headgate.api.slots import slot_bodies
 from headgate.api.status import lately, stats_body
@@ -94,18 +94,18 @@ class _Encoded(NamedTuple):
 _encoded: WeakKeyDictionary[History, dict[str, _Encoded]] = WeakKeyDictionary()
 
 
-async def show_history(view: View, _: str) -> Answer:
+async def show_history(view: View, _: str) -> Response:
     """Answer with the figures of the last hour, or of the last day."""
     chosen = view.request.query().get("range", RANGES[0])
     if chosen not in RANGES:
         raise invalid_field("range", f"must be one of {', '.join(RANGES)}")
     if view.caller.is_bound:
-        raise Refusal("forbidden", "the figures over time are of the whole service")
+        raise ApiError("forbidden", "the figures over time are of the whole service")
     found = _encoded_figures(view.api.engine.history, chosen)
     headers: Headers = (*PAGE_HEADERS, (b"vary", b"accept-encoding"))
     if not takes_gzip(view.request.header(b"accept-encoding")):
-        return Answer(HTTP_OK, found.content, headers)
-    return Answer(HTTP_OK, found.compressed, (*headers, (b"content-encoding", b"gzip")))
+        return Response(HTTP_OK, found.content, headers)
+    return Response(HTTP_OK, found.compressed, (*headers, (b"content-encoding", b"gzip")))
 
 
 def _encoded_figures(history: History, chosen: str) -> _Encoded:
@@ -546,7 +546,7 @@ async def _or_none(asked: Awaitable[Result]) -> Result | None:
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             return await asked
-    except (StoreError, Refusal, TimeoutError):
+    except (StoreError, ApiError, TimeoutError):
         return None
 
 

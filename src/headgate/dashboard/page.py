@@ -22,7 +22,7 @@ import msgspec
 from headgate.api.api import Api
 from headgate.api.callers import Caller
 from headgate.api.http.request import Request
-from headgate.api.http.response import Answer, Headers
+from headgate.api.http.response import Headers, Response
 from headgate.config.settings import DashboardMode
 from headgate.errors import StoreUnavailableError
 from headgate.storage.tokens import Permission
@@ -128,7 +128,7 @@ class Form:
 PageHandler = Callable[[View, str], Awaitable[Page]]
 ActionHandler = Callable[[View, str, Form], Awaitable[Done | Page]]
 """Does something; it answers with a page only where that shows what nobody may see again."""
-AnswerHandler = Callable[[View, str], Awaitable[Answer]]
+AnswerHandler = Callable[[View, str], Awaitable[Response]]
 
 
 class PageRoute(NamedTuple):
@@ -204,12 +204,12 @@ _WEIGHT = re.compile(rb"(?:q=(?:0\.[0-9]*[1-9][0-9]*|1(?:\.0*)?))?")
 _KEPT_IN_ADDRESS = "/?&=%:~@+,;!*'()$-._#"
 
 
-def page_answer(status: int, text: str, headers: Headers = ()) -> Answer:
+def page_answer(status: int, text: str, headers: Headers = ()) -> Response:
     """Return a page, or a region of one."""
-    return Answer(status, text.encode("utf-8", "replace"), (*PAGE_HEADERS, *headers), HTML)
+    return Response(status, text.encode("utf-8", "replace"), (*PAGE_HEADERS, *headers), HTML)
 
 
-def compressed(answer: Answer, request: Request) -> Answer:
+def compressed(answer: Response, request: Request) -> Response:
     """Return a page as small as the browser takes it.
 
     A page has the secret of its visitor in it beside texts of others, and its size tells of both.
@@ -241,12 +241,12 @@ def takes_gzip(accepted: bytes) -> bool:
 
 def redirect(
     to: str, headers: Headers = (), *, is_fragment: bool = False, status: int = SEE_OTHER
-) -> Answer:
+) -> Response:
     """Return what sends a browser to another page; a script is told in a header of its own."""
     place = quote(to, safe=_KEPT_IN_ADDRESS).encode("ascii")
     if is_fragment:
-        return Answer(NO_CONTENT, b"", ((b"hx-redirect", place), *PAGE_HEADERS, *headers))
-    return Answer(status, b"", ((b"location", place), *PAGE_HEADERS, *headers))
+        return Response(NO_CONTENT, b"", ((b"hx-redirect", place), *PAGE_HEADERS, *headers))
+    return Response(status, b"", ((b"location", place), *PAGE_HEADERS, *headers))
 
 
 # What was made a moment ago, so that fifty open pages cost one drawing.

@@ -22,7 +22,7 @@ from headgate.api.admin import (
     project_bodies,
 )
 from headgate.api.api import actor_of
-from headgate.api.errors import Refusal
+from headgate.api.errors import ApiError
 from headgate.api.schema.admin import (
     AgentBody,
     AgentPatchBody,
@@ -269,7 +269,7 @@ def _found(projects: Sequence[ProjectBody], name: str) -> ProjectBody:
     for one in projects:
         if one.id == name:
             return one
-    raise Refusal("not_found", f"there is no project '{name[:100]}'")
+    raise ApiError("not_found", f"there is no project '{name[:100]}'")
 
 
 def _compared(projects: Sequence[ProjectBody], own: ProjectBody) -> list[ProjectBody]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qs, quote, unquote
 
 from headgate.api.api import Api
-from headgate.api.errors import Refusal
+from headgate.api.errors import ApiError
 from headgate.api.http.request import Request
 from headgate.api.http.response import Headers
 from headgate.dashboard.page import Form
@@ -192,7 +192,7 @@ async def known_visitor(api: Api, request: Request, *, may_ask: bool) -> Visitor
         caller = api.auth.let_in(own, "read")
         if caller is None and may_ask:
             caller = await api.auth.look_up(own, "read")
-    except Refusal:
+    except ApiError:
         return Visitor(request)
     except StoreError:
         caller = None
@@ -209,8 +209,8 @@ async def token_problem(api: Api, request: Request, token: str) -> str:
     own = request.with_authorization(f"Bearer {token}".encode("ascii"))
     try:
         await api.auth.look_up(own, "read")
-    except Refusal as refusal:
-        return refusal.body.error
+    except ApiError as api_error:
+        return api_error.body.error
     return ""
 
 
@@ -233,16 +233,16 @@ def _is_header_text(text: str) -> bool:
 async def read_form(request: Request) -> Form:
     """Return the fields of a form that one of our pages sent, or refuse it."""
     if request.header(b"sec-fetch-site") not in _OWN_PAGES:
-        raise Refusal("forbidden_origin", "forms are not taken from pages of other sites")
+        raise ApiError("forbidden_origin", "forms are not taken from pages of other sites")
     if request.header(b"content-type").partition(b";")[0].strip().lower() != _FORM_TYPE:
-        raise Refusal("unsupported_media_type", f"send {_FORM_TYPE.decode()}")
+        raise ApiError("unsupported_media_type", f"send {_FORM_TYPE.decode()}")
     body = await request.json_body()
     if len(body) > MAX_FORM_BYTES:
-        raise Refusal("body_too_large", _TOO_LARGE)
+        raise ApiError("body_too_large", _TOO_LARGE)
     try:
         fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS)
     except ValueError:
-        raise Refusal("bad_request", "the form cannot be read") from None
+        raise ApiError("bad_request", "the form cannot be read") from None
     form = Form(fields)
     _check_secret(request, form)
     return form
@@ -252,7 +252,7 @@ def _check_secret(request: Request, form: Form) -> None:
     kept = Cookies(request).csrf
     sent = request.header(CSRF_HEADER).decode("latin-1") or form.get(CSRF_FIELD)
     if not kept or not hmac.compare_digest(kept.encode(), sent.encode()):
-        raise Refusal("forbidden", _STALE_FORM, details={"field": CSRF_FIELD})
+        raise ApiError("forbidden", _STALE_FORM, details={"field": CSRF_FIELD})
 
 
 def local_path(text: str) -> str:

@@ -1,6 +1,6 @@
 """Settings: what is in force and where it was read, what the last reload changed, how the node is.
 
-Rule: a value comes from `headgate.web.handlers.running_settings`, which hides what may be a secret
+Rule: a value comes from `headgate.api.settings`, which hides what may be a secret
 before anybody searches or draws it.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from headgate.api.admin import patch, reloaded
-from headgate.api.errors import Refusal
+from headgate.api.errors import ApiError
 from headgate.api.schema.admin import (
     AgentPatchBody,
     BudgetPatchBody,
@@ -89,7 +89,7 @@ def _query(view: View) -> SettingsQuery:
     section = given.get("section", "")
     if section and section not in SECTIONS:
         label = SETTINGS_FIELDS["section"]
-        raise Refusal("invalid_field", f"{label}: must be one of {', '.join(SECTIONS)}")
+        raise ApiError("invalid_field", f"{label}: must be one of {', '.join(SECTIONS)}")
     return SettingsQuery(
         section=section,
         text=given.get("text", "").strip()[:MAX_TEXT],
@@ -173,10 +173,10 @@ async def reload(view: View, _: str, __: Form) -> Done:
     """Read the settings file again."""
     try:
         found = await reloaded(view.api, view.request)
-    except Refusal as refusal:
-        if refusal.body.code != "invalid_settings":
+    except ApiError as api_error:
+        if api_error.body.code != "invalid_settings":
             raise
-        said = f"nothing has changed, because {refusal.body.error}."
+        said = f"nothing has changed, because {api_error.body.error}."
         return Done(to=SETTINGS, said=said, is_error=True)
     changed, waiting = len(found.changed), len(found.needs_restart)
     said = "the file was read; nothing in it has changed."
@@ -193,7 +193,7 @@ async def end_override(view: View, _: str, form: Form) -> Done:
     """Let the file say again what was changed beside it."""
     found = next((one for one in _PATCHES if one[0] == form.get("kind")), None)
     if found is None:
-        raise Refusal("not_found", "there is no such override")
+        raise ApiError("not_found", "there is no such override")
     kind, wish = found
     body = wish(reset=[form.get("field")])
 

@@ -12,8 +12,8 @@ import hashlib
 from importlib.resources import files
 from typing import NamedTuple
 
-from headgate.api.errors import Refusal
-from headgate.api.http.response import Answer, Headers
+from headgate.api.errors import ApiError
+from headgate.api.http.response import Headers, Response
 from headgate.dashboard.page import View, takes_gzip
 
 VENDORED = (
@@ -60,11 +60,11 @@ class StaticFiles:
         """Return the address of a file as it is now."""
         return f"{PREFIX}{name}?v={self._files[name].digest}"
 
-    async def show(self, view: View, name: str) -> Answer:
+    async def show(self, view: View, name: str) -> Response:
         """Answer with a file, compressed if the browser takes that."""
         file = self._files.get(name)
         if file is None:
-            raise Refusal("not_found", "there is no such file")
+            raise ApiError("not_found", "there is no such file")
         request = view.request
         is_named = request.query().get("v") == file.digest
         tag = f'"{file.digest}"'.encode()
@@ -75,13 +75,13 @@ class StaticFiles:
             (b"x-content-type-options", b"nosniff"),
         )
         if request.header(b"if-none-match") == tag:
-            return Answer(NOT_MODIFIED, b"", headers)
+            return Response(NOT_MODIFIED, b"", headers)
         if takes_gzip(request.header(b"accept-encoding")):
             headers += ((b"content-encoding", b"gzip"),)
-            return Answer(OK, file.compressed, headers, file.content_type)
-        return Answer(OK, file.content, headers, file.content_type)
+            return Response(OK, file.compressed, headers, file.content_type)
+        return Response(OK, file.content, headers, file.content_type)
 
-    async def show_icon(self, view: View, _: str) -> Answer:
+    async def show_icon(self, view: View, _: str) -> Response:
         """Answer a browser that shows something else than a page, and looks for its icon."""
         return await self.show(view, "favicon.svg")
 

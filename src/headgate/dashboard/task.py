@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from headgate.api.errors import Refusal, refusal_of
-from headgate.api.http.response import Answer, json_answer
+from headgate.api.errors import ApiError, api_error_of
+from headgate.api.http.response import Response, json_response
 from headgate.api.schema.tasks import ReasonBody, SlotRoomBody, WhyBody
 from headgate.api.tasks import cancelled, explained, known_form, retried
 from headgate.core.budgets.scopes import scope_words
@@ -230,11 +230,11 @@ async def why_shown(view: View, task_id: str) -> WhyShown:
     """Ask why a task waits; that nobody can say now is no reason to show nothing else."""
     try:
         answer = await explained(view.api, view.request, task_id)
-    except Refusal as refusal:
-        return WhyShown(problem=refusal.body.error)
+    except ApiError as api_error:
+        return WhyShown(problem=api_error.body.error)
     except StoreError as error:
         # What a driver says may name hosts and paths.
-        return WhyShown(problem=refusal_of(error).body.error)
+        return WhyShown(problem=api_error_of(error).body.error)
     body = _reason_body(answer)
     if body is None:
         return WhyShown(problem="the node that knows did not answer")
@@ -246,9 +246,9 @@ async def why_shown(view: View, task_id: str) -> WhyShown:
     )
 
 
-def _reason_body(answer: msgspec.Struct | Answer) -> WhyBody | None:
+def _reason_body(answer: msgspec.Struct | Response) -> WhyBody | None:
     """Read what this node says, or another one on its behalf."""
-    if not isinstance(answer, Answer):
+    if not isinstance(answer, Response):
         return msgspec.json.decode(msgspec.json.encode(answer), type=WhyBody)
     if answer.status != OK:
         return None
@@ -559,9 +559,9 @@ async def show(view: View, name: str) -> Page:
     return Page(template="task.html", title=f"Task {task_id}", context=context)
 
 
-async def show_raw(view: View, name: str) -> Answer:
+async def show_raw(view: View, name: str) -> Response:
     """Answer with the whole task, as the API does."""
-    return json_answer(OK, whole_snapshot_of(await _own(view, name)), PAGE_HEADERS)
+    return json_response(OK, whole_snapshot_of(await _own(view, name)), PAGE_HEADERS)
 
 
 async def cancel(view: View, name: str, _: Form) -> Done:
@@ -569,7 +569,7 @@ async def cancel(view: View, name: str, _: Form) -> Done:
     to = f"{TASKS}/{known_form(name)}"
     try:
         body = await cancelled(view.api, view.request, name)
-    except (Refusal, HeadgateError) as error:
+    except (ApiError, HeadgateError) as error:
         return _not_done(to, error)
     said = "the task is cancelled." if body.status == "cancelled" else "the task is asked to stop."
     return Done(to=to, said=said)
@@ -580,17 +580,17 @@ async def retry(view: View, name: str, _: Form) -> Done:
     to = f"{TASKS}/{known_form(name)}"
     try:
         body = await retried(view.api, view.request, name)
-    except (Refusal, HeadgateError) as error:
+    except (ApiError, HeadgateError) as error:
         return _not_done(to, error)
     return Done(to=f"{TASKS}/{body.task_id}", said="this is the new task.")
 
 
-def _not_done(to: str, error: Refusal | HeadgateError) -> Done:
+def _not_done(to: str, error: ApiError | HeadgateError) -> Done:
     """Say on the page what the API would have refused; what the page cannot show is an error."""
-    refusal = error if isinstance(error, Refusal) else refusal_of(error)
-    if refusal.body.code in _NOT_SHOWN:
+    api_error = error if isinstance(error, ApiError) else api_error_of(error)
+    if api_error.body.code in _NOT_SHOWN:
         raise error
-    return Done(to=to, said=f"{refusal.body.error}.", is_error=True)
+    return Done(to=to, said=f"{api_error.body.error}.", is_error=True)
 
 
 async def _own(view: View, name: str) -> TaskRecord:

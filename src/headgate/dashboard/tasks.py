@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 
 from headgate.api.callers import Caller
-from headgate.api.errors import Refusal, invalid_field
+from headgate.api.errors import ApiError, invalid_field
 from headgate.api.schema.admin import TaskFilterBody
 from headgate.api.tasks import (
     ENDED,
@@ -169,7 +169,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
         names = {status.value for status in allowed}
         states = [state for state in self.states if state in names]
         if self.states and not states:
-            raise Refusal("conflict", "no task in these states can be worked on")
+            raise ApiError("conflict", "no task in these states can be worked on")
         timed = self._timed()
         return TaskFilterBody(
             agent_id=timed.get("agent"),
@@ -195,7 +195,7 @@ def read_filters(view: View) -> Filters:
     try:
         pairs = parse_qsl(view.request.query_string(), max_num_fields=MAX_FIELDS)
     except ValueError:
-        raise Refusal("invalid_field", "the address has too many fields") from None
+        raise ApiError("invalid_field", "the address has too many fields") from None
     fields: dict[str, list[str]] = {}
     for name, value in pairs:
         fields.setdefault(name, []).append(value)
@@ -285,7 +285,7 @@ RETRY = Work(verb="Retry", done="Tried again", path=f"{TASKS}/retry", needs="sub
 async def ask(work: Work, view: View, _: str) -> Page:
     """Show how many tasks match, and ask."""
     if not view.can(work.needs):
-        raise Refusal("forbidden", "the dashboard of this service is read-only")
+        raise ApiError("forbidden", "the dashboard of this service is read-only")
     filters, at = read_filters(view), _end_of_moment(view.now)
     wanted = work.wanted(_until(filters.body(work.allowed), at), view.caller)
     before, bulk = filters.checked_before(), view.api.bulk
@@ -349,7 +349,7 @@ async def act(work: Work, view: View, _: str, form: Form) -> Done:
             said = f"More tasks match than the {shown.number:,} that were shown"
             return Done(to=filters.url(work.path), said=f"{said}.", is_error=True)
         done, skipped, remaining = await _worked(work, view, body)
-    except (Refusal, InvalidFieldError) as error:
+    except (ApiError, InvalidFieldError) as error:
         return Done(to=filters.url(), said=f"{told(error, FIELD_LABELS)}.", is_error=True)
     said = f"{work.done}: {_tasks(done)}."
     if skipped:
@@ -449,7 +449,7 @@ async def show(view: View, _: str) -> Page:
     problem, page = "", TaskPage(records=())
     try:
         page = await look(view, filters.query(view))
-    except (Refusal, InvalidFieldError) as error:
+    except (ApiError, InvalidFieldError) as error:
         problem = told(error, FIELD_LABELS)
     last = page.records[-1].task.id if page.records else ""
     has_stopped = page.next_before is not None and page.next_before != last

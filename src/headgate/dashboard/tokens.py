@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from headgate.api.errors import Refusal
+from headgate.api.errors import ApiError
 from headgate.api.schema.tasks import CreatedTokenBody, NewTokenBody
 from headgate.api.tokens import created, revoked, token_bodies
 from headgate.dashboard.forms import TOKEN_FIELDS, told
@@ -43,10 +43,10 @@ async def create(view: View, _: str, form: Form) -> Done | Page:
         problem = told(error, TOKEN_FIELDS)
     except LimitReachedError as error:
         problem = str(error)
-    except Refusal as refusal:
-        if refusal.body.code != "forbidden":
+    except ApiError as api_error:
+        if api_error.body.code != "forbidden":
             raise
-        problem = told(refusal, TOKEN_FIELDS)
+        problem = told(api_error, TOKEN_FIELDS)
     else:
         return await _page(view, made)
     return Done(to=TOKENS, said=f"{problem}.", is_error=True)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from headgate.api.errors import Refusal
+from headgate.api.errors import ApiError
 from headgate.api.schema.admin import DeliveryBody
 from headgate.api.webhooks import (
     one_webhook,
@@ -79,8 +79,8 @@ async def show(view: View, _: str) -> Page:
 async def _rows(view: View, given: dict[str, str]) -> dict[str, Any]:
     try:
         query = read_query({**given, "limit": str(PAGE_ROWS)})
-    except Refusal as refusal:
-        return {"problem": capital(told(refusal, WEBHOOK_FIELDS))}
+    except ApiError as api_error:
+        return {"problem": capital(told(api_error, WEBHOOK_FIELDS))}
     found = await webhook_list(view.api, query)
     older = (
         None
@@ -107,10 +107,10 @@ async def redeliver(view: View, name: str, _: Form) -> Done:
     to = _path(name)
     try:
         await redelivered(view.api, view.request, name)
-    except Refusal as refusal:
-        if refusal.body.code != "conflict":
+    except ApiError as api_error:
+        if api_error.body.code != "conflict":
             raise
-        return Done(to=to, said=f"{refusal.body.error}.", is_error=True)
+        return Done(to=to, said=f"{api_error.body.error}.", is_error=True)
     return Done(to=to, said="the webhook is sent again, from its first try on.")
 
 
@@ -118,10 +118,10 @@ async def ping(view: View, _: str, form: Form) -> Done:
     """Send a signed message to an address now, and say what happened."""
     try:
         answer = await pinged(view.api, view.request, form.get("url"))
-    except Refusal as refusal:
-        if refusal.body.code != "invalid_field":
+    except ApiError as api_error:
+        if api_error.body.code != "invalid_field":
             raise
-        return Done(to=WEBHOOKS, said=f"{told(refusal, WEBHOOK_FIELDS)}.", is_error=True)
+        return Done(to=WEBHOOKS, said=f"{told(api_error, WEBHOOK_FIELDS)}.", is_error=True)
     came = "" if answer.status is None else f" with {answer.status}"
     if answer.delivered:
         return Done(to=WEBHOOKS, said=f"the receiver took the message{came}.")

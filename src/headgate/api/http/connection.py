@@ -27,7 +27,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from headgate.api.errors import Refusal
+from headgate.api.errors import ApiError
 from headgate.api.http.request import (
     MAX_BODY_BYTES,
     Head,
@@ -37,7 +37,7 @@ from headgate.api.http.request import (
     too_large,
     unreadable,
 )
-from headgate.api.http.response import Answer, plain_page, refusal_answer, takes_html
+from headgate.api.http.response import Response, error_response, plain_page, takes_html
 
 # One request and its answer on a connection, as an ASGI application sees them.
 
@@ -189,7 +189,7 @@ class Exchange:
         return b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body
 
 
-def last_words(answer: Answer, request_id: bytes, date: DateHeader) -> bytes:
+def last_words(answer: Response, request_id: bytes, date: DateHeader) -> bytes:
     """Return the whole answer to what was refused before it was a request; then comes nothing."""
     parts = [STATUS_LINES[answer.status], date.line()]
     parts += [b"%b: %b\r\n" % one for one in answer.head(request_id) if one[0] != b"connection"]
@@ -251,7 +251,7 @@ MAX_HELD_BYTES = 256 * 1024 * 1024
 
 _EMPTY_LINE = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_LOG = logging.getLogger("headgate.web")
+_LOG = logging.getLogger("headgate.api")
 
 
 class Connection(asyncio.Protocol):
@@ -294,7 +294,7 @@ class Connection(asyncio.Protocol):
         self._peers = peers_of(transport)
         self._timer = self._loop.call_later(REQUEST_SECONDS, self._look_at_clock)
         if len(self._shared.open) > MAX_CONNECTIONS:
-            self._refuse(Refusal("unavailable", "too many connections; try again later"))
+            self._refuse(ApiError("unavailable", "too many connections; try again later"))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Let go of everything; the task that is under way finishes for nobody."""
@@ -356,7 +356,7 @@ class Connection(asyncio.Protocol):
         if self._is_refused:
             return
         if not self._would_upgrade():
-            self._refuse(Refusal("bad_request", "there are no tunnels here"))
+            self._refuse(ApiError("bad_request", "there are no tunnels here"))
             return
         version = self._parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, version)]
@@ -406,8 +406,8 @@ class Connection(asyncio.Protocol):
         self._framing_bytes = 0
         try:
             self._take_head(read_head(self._url, self._headers, self._parser.get_http_version()))
-        except Refusal as refusal:
-            self._refuse(refusal)
+        except ApiError as api_error:
+            self._refuse(api_error)
 
     def _take_head(self, head: Head) -> None:
         if head.has_body:
@@ -435,7 +435,7 @@ class Connection(asyncio.Protocol):
         if self._body_bytes > MAX_BODY_BYTES:
             self._refuse(too_large())
         elif self._shared.held_bytes > MAX_HELD_BYTES:
-            self._refuse(Refusal("unavailable", "too much is being sent; try again later"))
+            self._refuse(ApiError("unavailable", "too much is being sent; try again later"))
 
     def _let_go(self, size: int) -> None:
         """Count bytes of bodies as not held any more; those of a lost connection are not again."""
@@ -507,7 +507,7 @@ class Connection(asyncio.Protocol):
 
     def _take_expectation(self, value: bytes) -> None:
         if value.lower() != b"100-continue":
-            self._refuse(Refusal("expectation_failed", "expect nothing but 100-continue"))
+            self._refuse(ApiError("expectation_failed", "expect nothing but 100-continue"))
         elif self._current is None and not self._is_refused:
             self._transport.write(_CONTINUE)
 
@@ -541,7 +541,7 @@ class Connection(asyncio.Protocol):
             limit = MAX_FRAMING_BYTES + CHUNK_ALLOWANCE_BYTES * self._chunks
             code, what = "bad_request", "chunks and trailers have, beside the body,"
         if self._framing_bytes > limit:
-            self._refuse(Refusal(code, f"the {what} more than {limit} bytes"))
+            self._refuse(ApiError(code, f"the {what} more than {limit} bytes"))
 
     def _look_at_clock(self) -> None:
         left = self._expires_at - self._loop.time()
@@ -551,7 +551,7 @@ class Connection(asyncio.Protocol):
             self._timer = self._loop.call_later(left, self._look_at_clock)
         elif self._is_in_message:
             message = f"the request did not arrive within {REQUEST_SECONDS:.0f} seconds"
-            self._refuse(Refusal("request_timeout", message))
+            self._refuse(ApiError("request_timeout", message))
         else:
             self._close()
 
@@ -559,7 +559,7 @@ class Connection(asyncio.Protocol):
         # A client that takes nothing would keep the connection, and what it was sent, for ever.
         (self._transport.close if self._drained is None else self._transport.abort)()
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, api_error: ApiError) -> None:
         if self._is_refused:
             return
         self._is_refused = True
@@ -571,8 +571,8 @@ class Connection(asyncio.Protocol):
             return
         shared = self._shared
         request_id = sent_request_id(self._headers) or next(shared.request_ids)
-        shape = plain_page if takes_html(self._headers) else refusal_answer
-        self._transport.write(last_words(shape(refusal, request_id), request_id, shared.date))
+        shape = plain_page if takes_html(self._headers) else error_response
+        self._transport.write(last_words(shape(api_error, request_id), request_id, shared.date))
         self._linger()
 
     def _linger(self) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, quote, unquote
 import httptools
 
 from headgate.api.callers import LOCAL
-from headgate.api.errors import Refusal, invalid_field
+from headgate.api.errors import ApiError, invalid_field
 
 MAX_BODY_BYTES = 1024 * 1024
 BODY_SECONDS = 30.0
@@ -141,7 +141,7 @@ class Request:
         try:
             return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS))
         except ValueError:
-            raise Refusal("invalid_field", "the query has too many fields") from None
+            raise ApiError("invalid_field", "the query has too many fields") from None
 
     async def json_body(self) -> bytes:
         """Return the whole body, or refuse it as too large, too slow or of another type."""
@@ -168,7 +168,7 @@ class Request:
             elif name == b"content-type":
                 _check_type(value)
             elif name == b"content-encoding" and value.lower() != b"identity":
-                raise Refusal("unsupported_media_type", "send the body uncompressed", closes=True)
+                raise ApiError("unsupported_media_type", "send the body uncompressed", closes=True)
 
     async def _rest_of_body(self, first: bytes) -> bytes:
         try:
@@ -176,7 +176,7 @@ class Request:
                 return await self._collect(first)
         except TimeoutError:
             message = f"the body did not arrive within {BODY_SECONDS:.0f} seconds"
-            raise Refusal("request_timeout", message, closes=True) from None
+            raise ApiError("request_timeout", message, closes=True) from None
 
     async def _collect(self, first: bytes) -> bytes:
         parts, size, has_more = [first], len(first), True
@@ -212,17 +212,17 @@ def _check_length(value: bytes) -> None:
 def _check_type(value: bytes) -> None:
     kind = value.partition(b";")[0].strip().lower()
     if kind and kind not in _TAKEN_TYPES and not kind.endswith(b"+json"):
-        raise Refusal("unsupported_media_type", "send application/json", closes=True)
+        raise ApiError("unsupported_media_type", "send application/json", closes=True)
     charset = _CHARSET.search(value)
     if charset is not None and charset[1].lower() not in _TAKEN_CHARSETS:
-        raise Refusal("unsupported_media_type", "send the body in UTF-8", closes=True)
+        raise ApiError("unsupported_media_type", "send the body in UTF-8", closes=True)
 
 
-def too_large() -> Refusal:
+def too_large() -> ApiError:
     """Return the answer to a body of more than the limit."""
     # The rest of the body is not read, so nothing after it could be understood.
     message = f"the body has more than {MAX_BODY_BYTES} bytes"
-    return Refusal("body_too_large", message, closes=True)
+    return ApiError("body_too_large", message, closes=True)
 
 
 # What the head of a request says of its sender and of its body, before any body is read.
@@ -255,15 +255,15 @@ def read_head(url: bytes, headers: Sequence[tuple[bytes, bytes]], version: str) 
     if version not in _VERSIONS:
         raise unreadable(version)
     if len(url) > MAX_URL_BYTES:
-        raise Refusal("uri_too_long", f"the address has more than {MAX_URL_BYTES} bytes")
+        raise ApiError("uri_too_long", f"the address has more than {MAX_URL_BYTES} bytes")
     if len(headers) > MAX_HEADERS:
-        raise Refusal("head_too_large", f"the request has more than {MAX_HEADERS} headers")
+        raise ApiError("head_too_large", f"the request has more than {MAX_HEADERS} headers")
     found = dict(headers)
     if len(found) != len(headers):
         _check_once([name for name, _ in headers])
     host = found.get(b"host", b"")
     if not host and version == "1.1":
-        raise Refusal("bad_request", "the request has no Host header")
+        raise ApiError("bad_request", "the request has no Host header")
     if url[:1] != b"/":
         _check_address(url, host)
     length = int(found.get(b"content-length", b"0"))
@@ -278,18 +278,18 @@ def read_head(url: bytes, headers: Sequence[tuple[bytes, bytes]], version: str) 
     )
 
 
-def unreadable(version: str) -> Refusal:
+def unreadable(version: str) -> ApiError:
     """Return the answer to what cannot be read; the version is what came of it so far."""
     if version in (*_VERSIONS, _NO_VERSION):
-        return Refusal("bad_request", "this is not HTTP/1.1")
+        return ApiError("bad_request", "this is not HTTP/1.1")
     line = f"HTTP/{version} is not spoken here; send HTTP/1.1"
-    return Refusal("version_not_supported", line)
+    return ApiError("version_not_supported", line)
 
 
 def _check_once(names: list[bytes]) -> None:
     for name in _ONCE:
         if names.count(name) > 1:
-            raise Refusal("bad_request", f"the request has more than one {name.decode()} header")
+            raise ApiError("bad_request", f"the request has more than one {name.decode()} header")
 
 
 def _check_address(url: bytes, host: bytes) -> None:
@@ -297,11 +297,11 @@ def _check_address(url: bytes, host: bytes) -> None:
     try:
         parsed = httptools.parse_url(url)
     except httptools.HttpParserInvalidURLError:
-        raise Refusal("bad_request", "the address cannot be read") from None
+        raise ApiError("bad_request", "the address cannot be read") from None
     # The parser takes the brackets from an IPv6 address.
     name: bytes = parsed.host or b""
     if b":" in name:
         name = b"[%b]" % name
     named = b"%b:%d" % (name, parsed.port) if parsed.port else name
     if named.lower() != host.lower():
-        raise Refusal("bad_request", "the address names another host than the Host header")
+        raise ApiError("bad_request", "the address names another host than the Host header")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headgate.api.errors import RETRY_AFTER_SECONDS, Refusal
+from headgate.api.errors import RETRY_AFTER_SECONDS, ApiError
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -23,7 +23,7 @@ _BEARER = (b"www-authenticate", b'Bearer realm="headgate"')
 _CLOSE = (b"connection", b"close")
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """One HTTP response; with a `stream`, its pieces are sent as they come, and `body` is not."""
 
     status: int
@@ -43,25 +43,25 @@ class Answer(NamedTuple):
         return [kind, length, (b"x-request-id", request_id), *self.headers]
 
 
-def json_answer(status: int, body: object, headers: Headers = ()) -> Answer:
-    """Return an answer with a struct or a mapping as its JSON."""
-    return Answer(status, _ENCODER.encode(body), headers)
+def json_response(status: int, body: object, headers: Headers = ()) -> Response:
+    """Return a response with a struct or a mapping as its JSON."""
+    return Response(status, _ENCODER.encode(body), headers)
 
 
-def refusal_answer(refusal: Refusal, request_id: bytes) -> Answer:
-    """Return the answer that a refusal stands for, under the id of its request."""
-    status = refusal.kind.status
+def error_response(api_error: ApiError, request_id: bytes) -> Response:
+    """Return the response for an error, under the id of its request."""
+    status = api_error.kind.status
     headers: list[tuple[bytes, bytes]] = []
     if status in (_TOO_MANY, _UNAVAILABLE):
         headers.append(_RETRY_AFTER)
     if status == _UNAUTHORIZED:
         headers.append(_BEARER)
-    if refusal.allow:
-        headers.append((b"allow", refusal.allow.encode()))
-    if refusal.closes:
+    if api_error.allow:
+        headers.append((b"allow", api_error.allow.encode()))
+    if api_error.closes:
         headers.append(_CLOSE)
-    body = refusal.body_of(request_id.decode("ascii"))
-    return Answer(status, _ENCODER.encode(body), tuple(headers), PROBLEM_JSON)
+    body = api_error.body_of(request_id.decode("ascii"))
+    return Response(status, _ENCODER.encode(body), tuple(headers), PROBLEM_JSON)
 
 
 # Pages for people whose request could not be read, or came under a name that is not served.
@@ -123,15 +123,15 @@ def takes_html(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return any(name == b"accept" and b"text/html" in value.lower() for name, value in headers)
 
 
-def plain_page(refusal: Refusal, request_id: bytes) -> Answer:
-    """Return the answer that a refusal stands for, as a page."""
-    answer, body, given_id = refusal_answer(refusal, request_id), refusal.body, request_id.decode()
+def plain_page(api_error: ApiError, request_id: bytes) -> Response:
+    """Return the page that tells a person of an error."""
+    response, body = error_response(api_error, request_id), api_error.body
     text = _PAGE.format(
         title=escape(f"{body.title} · Headgate"),
         problem=escape(f"{body.error[:1].upper()}{body.error[1:]}"),
         advice=_ADVICE.get(body.code, _DEFAULT_ADVICE),
         code=escape(body.code),
-        request_id=escape(given_id),
+        request_id=escape(request_id.decode()),
     )
-    headers = (*answer.headers, *_HEADERS)
-    return answer._replace(body=text.encode(), headers=headers, content_type=HTML)
+    headers = (*response.headers, *_HEADERS)
+    return response._replace(body=text.encode(), headers=headers, content_type=HTML)

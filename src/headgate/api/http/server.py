@@ -76,7 +76,7 @@ def listen(host: str, port: int) -> socket.socket:
 #
 # Rule: a line has neither the query nor any header, so that no token can get into it.
 
-log = structlog.get_logger("headgate.web")
+log = structlog.get_logger("headgate.api")
 
 
 class RequestLog:

@@ -173,7 +173,7 @@ class ReadyBody(msgspec.Struct, kw_only=True):
     dispatcher: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class RefusalBody(msgspec.Struct, kw_only=True, rename="camel"):
+class ErrorBody(msgspec.Struct, kw_only=True, rename="camel"):
     """The JSON of a refusal: what Headgate says of it, and the same as problem details (RFC 9457).
 
     Programs go by `code`, whose meaning `type` and `title` name; `error` and `detail` are one text.
