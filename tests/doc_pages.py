@@ -48,14 +48,14 @@ class Block(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a page shows of a block's output, what was printed, and where it stands in the page.
+    """What a page shows of a block's output, what was printed, and which part of the page it is.
 
-    A block without output has no place: it must print nothing.
+    A block without output has no span: it must print nothing.
     """
 
     shown: str
     printed: str
-    place: slice | None = None
+    span: slice | None = None
 
     @property
     def is_right(self) -> bool:
@@ -111,8 +111,8 @@ def run_page(page: Path) -> list[Output]:
             printed = _printed_by_python(code, name_of(page), names)
             outputs.append(_output_after(text, blocks, position, printed))
         elif block.language == "console":
-            place = slice(block.start, block.end)
-            outputs.append(Output(block.body, _console(block.body), place))
+            span = slice(block.start, block.end)
+            outputs.append(Output(block.body, _console(block.body), span))
     return outputs
 
 
@@ -120,8 +120,8 @@ def write_outputs(page: Path, outputs: list[Output]) -> None:
     """Replace what a page shows by what was printed."""
     text = page.read_text()
     for output in reversed(outputs):
-        if not output.is_right and output.place is not None:
-            text = text[: output.place.start] + output.printed + text[output.place.stop :]
+        if not output.is_right and output.span is not None:
+            text = text[: output.span.start] + output.printed + text[output.span.stop :]
     page.write_text(text)
 
 
