@@ -72,8 +72,8 @@ async def test_two_that_come_together_cannot_depend_on_each_other(place: Place) 
 async def test_a_parent_may_come_in_the_same_batch(place: Place) -> None:
     async with place.scene() as scene:
         await asyncio.gather(
-            scene.ask(scene.new("a")),
-            scene.ask(scene.new("b", depends_on=("a",))),
+            scene.store.submit(scene.new("a")),
+            scene.store.submit(scene.new("b", depends_on=("a",))),
             scene.store.cancel("a", node_id=HERE),
         )
         assert await scene.states("a", "b") == ["cancelled", "failed"]

@@ -34,7 +34,7 @@ def used(transaction: Transaction, now: float, *, keys: list[tuple[str, str, str
         counters.use(key, is_over=True, tokens=10, micro_usd=place)
         counters.spend(key[0], tokens=10, micro_usd=place)
         counters.count(TICK)
-    counters.write(transaction)
+    transaction.insert_all(counters.rows())
 
 
 async def report(scene: Scene, by: Grouping, bounds: Bounds = UNBOUND) -> UsageReport:

@@ -230,4 +230,4 @@ def forgive(transaction: Transaction, forgiveness: Forgiveness, now: float) -> N
     counters.count(LAST_FORGIVENESS, mark - last)
     for project_id, tokens in forgiveness.tokens.items():
         counters.forgive(project_id, tokens)
-    counters.write(transaction)
+    transaction.insert_all(counters.rows())

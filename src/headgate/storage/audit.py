@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from headgate.storage.transaction import Access, Transaction
+from headgate.storage.transaction import Access, Row, Transaction
 
 MAX_KEPT = 100_000
 """How many entries are kept at most; beyond that the oldest go, whatever their age."""
@@ -131,10 +131,9 @@ def write(transaction: Transaction, entry: AuditEntry, now: float) -> None:
         detail = msgspec.json.encode(TOO_LARGE)
     actor = entry.actor
     texts = (actor.name, actor.token_id, entry.action, entry.subject)
-    transaction.run(
-        _WRITE,
-        (entry.id, now, *(_kept(text) for text in texts), detail.decode(), _kept(actor.request_id)),
-    )
+    kept = [_kept(text) for text in texts]
+    row: Row = (entry.id, now, *kept, detail.decode(), _kept(actor.request_id))
+    transaction.run(_WRITE, row)
     transaction.run(_PURGE_OLD, (now - KEPT_SECONDS,))
     transaction.run(_PURGE_MANY, (MAX_KEPT,))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from enum import Enum
 from functools import partial
 from typing import Protocol
@@ -259,6 +259,11 @@ _BODY_TOO_MUCH = (
     " JOIN delivery_bodies ON delivery_bodies.id = deliveries.id"
     " WHERE due_at IS NOT NULL) AS summed WHERE total > ? AND claimed_by IS NULL LIMIT ?"
 )
+_FORGET_DELIVERIES = (
+    about("DELETE FROM deliveries", "id"),
+    about("DELETE FROM delivery_bodies", "id"),
+    about("DELETE FROM delivery_tries", "id"),
+)
 _GIVE_UP = "UPDATE deliveries SET state = 'dead', due_at = NULL, ended_at = ?, error = ?"
 
 
@@ -278,9 +283,8 @@ def _forget(transaction: Transaction, now: float) -> int:
     ):
         gone.update((row[0], None) for row in transaction.read(sql, values))
     if gone:
-        for table in ("deliveries", "delivery_bodies", "delivery_tries"):
-            forget = f"DELETE FROM {table}"  # noqa: S608
-            transaction.run(*about(transaction.dialect, forget, "id", gone))
+        for forget in _FORGET_DELIVERIES:
+            transaction.run(forget, list(gone))
     return len(gone)
 
 
@@ -396,7 +400,7 @@ def _tries(text: str | None) -> tuple[DeliveryTry, ...]:
 _COLUMNS = "id, event, url, state, task_id, tries, created_at, due_at, ended_at, status, error"
 _GET = f"SELECT {_COLUMNS} FROM deliveries WHERE id = ?"  # noqa: S608
 _DUE = "SELECT id, host FROM deliveries WHERE due_at IS NOT NULL AND due_at <= ?"
-_WANTED = "SELECT id, event, url, task_id, tries, due_at FROM deliveries"
+_WANTED = about("SELECT id, event, url, task_id, tries, due_at FROM deliveries", "id")
 _BODY = "SELECT body FROM delivery_bodies WHERE id = ?"
 _ARRIVED = (
     "UPDATE deliveries SET state = 'delivered', due_at = NULL, claimed_by = NULL, ended_at = ?,"
@@ -423,16 +427,13 @@ class Deliveries:
 
     def __init__(self, access: Access) -> None:
         self._access = access
+        self.now = access.now
 
-    def now(self) -> float:
-        """Return the time by which deliveries are due."""
-        return self._access.now()
-
-    async def due(self, choice: Choice = ANYWHERE, *, limit: int) -> list[Candidate]:
+    def due(self, choice: Choice = ANYWHERE, *, limit: int) -> Awaitable[list[Candidate]]:
         """Return what is due of a choice, the oldest first."""
-        return await self._access.ask(partial(due, now=self.now(), choice=choice, limit=limit))
+        return self._access.ask(partial(due, now=self.now(), choice=choice, limit=limit))
 
-    async def claim(self, ids: Sequence[str], *, claimed_by: str, seconds: float) -> Claim:
+    def claim(self, ids: Sequence[str], *, claimed_by: str, seconds: float) -> Awaitable[Claim]:
         """Claim what is still due of these."""
         operation = partial(
             claim,
@@ -441,15 +442,15 @@ class Deliveries:
             seconds=seconds,
             candidate=new_secret(),
         )
-        return await self._access.run(operation)
+        return self._access.run(operation)
 
-    async def body(self, message: Message) -> str | None:
+    def body(self, message: Message) -> Awaitable[str | None]:
         """Return what is told, as JSON; None if neither it nor the task is kept any more."""
-        return await self._access.ask(partial(body, message=message))
+        return self._access.ask(partial(body, message=message))
 
-    async def settle(self, outcome: TryOutcome) -> None:
+    def settle(self, outcome: TryOutcome) -> Awaitable[None]:
         """Write what came of a try."""
-        await self._access.run(partial(settle, outcome=outcome))
+        return self._access.run(partial(settle, outcome=outcome))
 
     async def release(self, claimed_by: str | None) -> None:
         """Let what a sender has claimed, or everything, be claimed again at once."""
@@ -463,9 +464,9 @@ class Deliveries:
         """List deliveries, newest first."""
         return await self._access.ask(partial(find, query=query))
 
-    async def get(self, delivery_id: str) -> Delivery | None:
+    def get(self, delivery_id: str) -> Awaitable[Delivery | None]:
         """Return a delivery; None if there is none."""
-        return await self._access.ask(partial(get, delivery_id=delivery_id))
+        return self._access.ask(partial(get, delivery_id=delivery_id))
 
     async def redeliver(
         self, delivery_id: str, entry: AuditEntry | None = None
@@ -512,7 +513,7 @@ def claim(
 
     A claim whose answer got lost is tried by the next sender when its time is over.
     """
-    rows = transaction.read(*about(transaction.dialect, _WANTED, "id", ids))
+    rows = transaction.read(_WANTED, ids)
     messages = tuple(
         Message(id=row[0], event=row[1], url=row[2], task_id=row[3], tries=row[4])
         for row in rows

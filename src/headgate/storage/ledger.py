@@ -46,6 +46,7 @@ from headgate.storage.schema import CONFIGURED
 from headgate.storage.transaction import (
     Dialect,
     Insert,
+    Lookup,
     Row,
     Statement,
     Transaction,
@@ -300,8 +301,18 @@ MAX_SCANNED_ENTRIES = 200_000
 
 _AMOUNTS = ", ".join(AMOUNTS)
 _RESERVATION = ", ".join(RESERVATION)
-_RESERVATIONS = f"SELECT {_RESERVATION} FROM ledger_reservations"  # noqa: S608
+_RESERVATIONS = about(f"SELECT {_RESERVATION} FROM ledger_reservations", "id")  # noqa: S608
 _LIMITS = "SELECT scope, limit_micro_usd, limit_tokens, time_window FROM ledger_limits"
+_LIMITS_OF = about(_LIMITS, "scope")
+_KEPT_AMOUNTS = ", ".join(f"kept.{name}" for name in AMOUNTS)
+_BALANCES_FROM = Lookup(
+    lambda dialect: (
+        f"SELECT kept.scope, kept.bucket_start, {_KEPT_AMOUNTS} FROM"  # noqa: S608
+        f" {dialect.given({'scope': 'TEXT', 'earliest': 'BIGINT'})}"
+        " JOIN ledger_balances AS kept ON kept.scope = given.scope"
+        " AND kept.bucket_start >= given.earliest"
+    )
+)
 _DEPTH = "LENGTH(scope) - LENGTH(REPLACE(scope, '/', ''))"
 
 _LOCK = "SELECT 1 FROM ledger_balances WHERE scope = '' AND bucket_start = 0 FOR UPDATE"
@@ -391,7 +402,7 @@ def load(transaction: Transaction, requests: Sequence[Request], now: float) -> L
     reserves = [request for request in requests if isinstance(request, ReserveRequest)]
     scopes = list({scope for request in reserves for scope in request.scopes})
     ids = list({request.reservation_id for request in requests})
-    touched = [_reservations(transaction.dialect, ids), _limits(transaction.dialect, scopes)]
+    touched: list[Statement] = [(_RESERVATIONS, ids), (_LIMITS_OF, scopes)]
     known, limits, any_due = transaction.read_all([*touched, (_IS_ANY_DUE, (now,))])
     if any_due:
         expire_due(transaction, now)
@@ -405,15 +416,19 @@ def load(transaction: Transaction, requests: Sequence[Request], now: float) -> L
 
 def write(transaction: Transaction, state: LedgerState, now: float) -> None:
     """Write what a batch has changed."""
+    transaction.insert_all(changed_rows(state, now))
+
+
+def changed_rows(state: LedgerState, now: float) -> list[tuple[Insert, list[Row]]]:
+    """Return what a batch has changed as rows to be written, and take it as written."""
     balances = [
         (scope, start, *amounts_of(state.balances[scope][start]))
         for scope, start in sorted(state.changed_balances)
     ]
-    transaction.insert(BALANCES, balances)
-    reservations = state.changed_reservations.values()
-    transaction.insert(RESERVATIONS, [reservation_row(item, now) for item in reservations])
-    transaction.insert(JOURNAL, [entry_row(entry) for entry in state.entries])
+    reservations = [reservation_row(item, now) for item in state.changed_reservations.values()]
+    entries = [entry_row(entry) for entry in state.entries]
     state.forget_changes()
+    return [(BALANCES, balances), (RESERVATIONS, reservations), (JOURNAL, entries)]
 
 
 def accounts(
@@ -423,7 +438,7 @@ def accounts(
     within = _scopes_within(transaction, scope, most - 1) if most > 1 else []
     scopes = [scope, *within]
     state = LedgerState(zone)
-    limits = transaction.read(*_limits(transaction.dialect, scopes))
+    limits = transaction.read(_LIMITS_OF, scopes)
     state.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in limits}
     _load_balances(transaction, state, scopes, now)
     return [state.account(name, now) for name in scopes]
@@ -491,8 +506,7 @@ def _load_balances(
         counted = _counted_from(state.limits.get(scope), now)
         earliest[scope] = min(counted, earliest.get(scope, counted))
     if earliest:
-        wanted = json_rows(list(earliest.items()))
-        for row in transaction.read(_balances_sql(transaction.dialect), (wanted,)):
+        for row in transaction.read(_BALANCES_FROM, list(earliest.items())):
             state.balances.setdefault(row[0], {})[row[1]] = to_balance(row[2:])
 
 
@@ -529,25 +543,6 @@ def _scopes_within(transaction: Transaction, scope: Scope, most: int) -> list[Sc
     )
     rows = transaction.read(sql, (*bounds, *bounds, most))
     return [Scope(row[0]) for row in rows]
-
-
-def _reservations(dialect: Dialect, ids: Iterable[str]) -> Statement:
-    return about(dialect, _RESERVATIONS, "id", ids)
-
-
-def _limits(dialect: Dialect, scopes: Iterable[Scope]) -> Statement:
-    return about(dialect, _LIMITS, "scope", scopes)
-
-
-@cache
-def _balances_sql(dialect: Dialect) -> str:
-    given = dialect.given({"scope": "TEXT", "earliest": "BIGINT"})
-    amounts = ", ".join(f"kept.{name}" for name in AMOUNTS)
-    return (
-        f"SELECT kept.scope, kept.bucket_start, {amounts} FROM {given}"  # noqa: S608
-        " JOIN ledger_balances AS kept ON kept.scope = given.scope"
-        " AND kept.bucket_start >= given.earliest"
-    )
 
 
 # What keeps the tables of a ledger from growing, and proves that they are right.

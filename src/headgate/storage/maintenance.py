@@ -9,7 +9,7 @@ are empty and were not served for long, or never: anybody can make a lane by nam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 
 from headgate.core.budgets.ledger import Account, SettleRequest
 from headgate.core.budgets.reservations import Call
@@ -17,7 +17,7 @@ from headgate.core.lane_index import NEVER_SERVED
 from headgate.core.rate_limits import BUCKETS_PER_WINDOW
 from headgate.core.retention import usage_kept_since
 from headgate.storage import ledger, usage
-from headgate.storage.transaction import Access, Dialect, Transaction, about, json_rows
+from headgate.storage.transaction import Access, Lookup, Transaction, about
 from headgate.storage.unit_of_work import parents_in
 
 LANE_KEPT_TICKS = 10_000
@@ -39,6 +39,15 @@ _PURGE_LANES = (
     f" AND ((served_tick = {NEVER_SERVED} AND started = 0 AND completed = 0) OR served_tick <"
     " (SELECT COALESCE(MAX(amount), 0) FROM counters WHERE name = 'tick') - ?)"
 )
+_FORGET_INPUTS = about("DELETE FROM task_inputs", "id")
+_FORGET_CHILDREN = about("DELETE FROM task_parents", "parent_id")
+_PART = Lookup(
+    lambda dialect: (
+        "DELETE FROM task_parents WHERE (parent_id, task_id) IN"  # noqa: S608
+        " (SELECT given.parent_id, given.task_id FROM"
+        f" {dialect.given({'parent_id': 'TEXT', 'task_id': 'TEXT'})})"
+    )
+)
 
 
 def evict(transaction: Transaction, *, completed_before: float, limit: int) -> int:
@@ -46,14 +55,11 @@ def evict(transaction: Transaction, *, completed_before: float, limit: int) -> i
     rows = transaction.read(_EVICT, (completed_before, limit))
     if rows:
         ids = [task_id for task_id, _ in rows]
-        for forget, column in (
-            ("DELETE FROM task_inputs", "id"),
-            ("DELETE FROM task_parents", "parent_id"),
-        ):
-            transaction.run(*about(transaction.dialect, forget, column, ids))
+        transaction.run(_FORGET_INPUTS, ids)
+        transaction.run(_FORGET_CHILDREN, ids)
         pairs = [(parent, task_id) for task_id, spec in rows for parent in parents_in(spec)]
         if pairs:
-            transaction.run(_part_sql(transaction.dialect), (json_rows(pairs),))
+            transaction.run(_PART, pairs)
     return len(rows)
 
 
@@ -64,15 +70,6 @@ def purge(transaction: Transaction, now: float) -> None:
     transaction.run("DELETE FROM gate_closures WHERE closed_until <= ?", (now,))
     transaction.run(_PURGE_RATES, (2 * BUCKETS_PER_WINDOW,))
     transaction.run(_PURGE_LANES, (LANE_KEPT_TICKS,))
-
-
-@cache
-def _part_sql(dialect: Dialect) -> str:
-    given = dialect.given({"parent_id": "TEXT", "task_id": "TEXT"})
-    return (
-        "DELETE FROM task_parents WHERE (parent_id, task_id) IN"  # noqa: S608
-        f" (SELECT given.parent_id, given.task_id FROM {given})"
-    )
 
 
 # The scopes that have a limit, with what they have used, some at a time.
@@ -98,7 +95,7 @@ class SqlAccounts:
 # A row is written with the outcome it belongs to, and goes when the ledger has answered. A ledger
 # that hears of one twice recognises it by its reservation.
 
-_FORGET = "DELETE FROM ledger_outbox"
+_FORGET = about("DELETE FROM ledger_outbox", "reservation_id")
 _READ = (
     "SELECT reservation_id, call, micro_usd, tokens FROM ledger_outbox"
     " ORDER BY reservation_id LIMIT ?"
@@ -117,4 +114,4 @@ def unsent(transaction: Transaction, *, limit: int) -> list[SettleRequest]:
 
 def forget(transaction: Transaction, reservation_ids: Sequence[str]) -> None:
     """Forget settlements that the ledger has answered."""
-    transaction.run(*about(transaction.dialect, _FORGET, "reservation_id", reservation_ids))
+    transaction.run(_FORGET, reservation_ids)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from functools import cache
 from typing import NamedTuple
 
 from headgate.core.task import is_worker
 from headgate.errors import LimitReachedError, StaleEpochError
 from headgate.storage.store import Beat, Election, Node
-from headgate.storage.transaction import Dialect, Insert, Transaction, json_rows
+from headgate.storage.transaction import Dialect, Insert, Transaction, about
 
 FORGOTTEN_AFTER_SECONDS = 86_400.0
 """When nodes that died with nothing to run are forgotten, counted from the end of their lease."""
@@ -57,6 +56,10 @@ _LONG_DEAD_WORKERS = (
     "SELECT id FROM nodes JOIN workers ON workers.node_id = nodes.id"
     " WHERE lease_until + ? * lease_seconds <= ?"
 )
+_LEASES = about("SELECT id, lease_until FROM nodes", "id")
+_FORGET_NODES = about("DELETE FROM nodes", "id")
+_FORGET_MESSAGES = about("DELETE FROM messages", "recipient")
+_FORGET_WORKERS = about("DELETE FROM workers", "node_id")
 _GRACE = (
     "UPDATE nodes SET lease_until = ? + (SELECT workers.lease_seconds FROM workers"  # noqa: S608
     f" WHERE workers.node_id = nodes.id) WHERE {_IS_WORKER}"
@@ -166,41 +169,20 @@ def live(transaction: Transaction, now: float) -> tuple[Node, ...]:
 def lease_ended(transaction: Transaction, node_ids: Iterable[str], now: float) -> set[str]:
     """Return which of these nodes are not alive, and see to it that they stay so."""
     asked = set(node_ids)
-    rows = transaction.read(_alive_sql(transaction.dialect), (_texts(asked), now))
-    ended = asked - {row[0] for row in rows}
-    _forget(transaction, sorted(ended))
+    rows = transaction.read(_LEASES, list(asked))
+    ended = asked - {node_id for node_id, lease_until in rows if lease_until > now}
+    if ended:
+        _forget(transaction, sorted(ended))
     return ended
 
 
 def _forget(transaction: Transaction, node_ids: Sequence[str]) -> None:
     if node_ids:
-        texts = _texts(node_ids)
-        transaction.run(_delete_sql(transaction.dialect, "nodes", "id"), (texts,))
-        transaction.run(_delete_sql(transaction.dialect, "messages", "recipient"), (texts,))
-        workers = [(node_id,) for node_id in node_ids if is_worker(node_id)]
+        transaction.run(_FORGET_NODES, node_ids)
+        transaction.run(_FORGET_MESSAGES, node_ids)
+        workers = [node_id for node_id in node_ids if is_worker(node_id)]
         if workers:
-            transaction.run(
-                _delete_sql(transaction.dialect, "workers", "node_id"), (json_rows(workers),)
-            )
-
-
-def _texts(values: Iterable[str]) -> str:
-    return json_rows([(value,) for value in values])
-
-
-@cache
-def _alive_sql(dialect: Dialect) -> str:
-    given = dialect.given({"id": "TEXT"})
-    return (
-        f"SELECT id FROM nodes WHERE id IN (SELECT given.id FROM {given})"  # noqa: S608
-        " AND lease_until > ?"
-    )
-
-
-@cache
-def _delete_sql(dialect: Dialect, table: str, column: str) -> str:
-    given = dialect.given({"id": "TEXT"})
-    return f"DELETE FROM {table} WHERE {column} IN (SELECT given.id FROM {given})"  # noqa: S608
+            transaction.run(_FORGET_WORKERS, workers)
 
 
 # Who dispatches: one row with a node, an epoch and a lease.

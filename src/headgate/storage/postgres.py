@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any, cast
 
 import psycopg
@@ -33,11 +33,12 @@ from headgate.storage.store import Beat
 from headgate.storage.transaction import (
     Dialect,
     Insert,
+    Lookup,
     LostTransactionError,
+    Parameters,
     Row,
     Statement,
     Transaction,
-    Value,
     first_line,
     json_rows,
     percent_placeholders,
@@ -128,11 +129,11 @@ class PostgresTransaction:
         with suppress(psycopg.Error):
             self._open.close()
 
-    def run(self, sql: str, parameters: Sequence[Value] = ()) -> None:
+    def run(self, sql: str | Lookup, parameters: Parameters = ()) -> None:
         """Run a statement that returns nothing of interest."""
         self._execute(sql, parameters)
 
-    def read(self, sql: str, parameters: Sequence[Value] = ()) -> list[Row]:
+    def read(self, sql: str | Lookup, parameters: Parameters = ()) -> list[Row]:
         """Run a statement and return its rows."""
         return self.read_all([(sql, parameters)])[0]
 
@@ -144,7 +145,7 @@ class PostgresTransaction:
         with self._translating():
             return [cursor.fetchall() for cursor in cursors]
 
-    def write(self, sql: str, parameters: Sequence[Value] = ()) -> int:
+    def write(self, sql: str | Lookup, parameters: Parameters = ()) -> int:
         """Run a statement and return how many rows it changed."""
         cursor = self._execute(sql, parameters)
         self._wait()
@@ -153,7 +154,12 @@ class PostgresTransaction:
     def insert(self, insert: Insert, rows: Sequence[Row]) -> None:
         """Insert many rows in one statement, as one JSON text: half the cost of a row each."""
         if rows:
-            self._execute(_insert_sql(insert), (json_rows(rows),))
+            self._execute(insert.postgres, (json_rows(rows),))
+
+    def insert_all(self, inserts: Iterable[tuple[Insert, Sequence[Row]]]) -> None:
+        """Insert rows into several tables, in this order."""
+        for insert, rows in inserts:
+            self.insert(insert, rows)
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -170,7 +176,9 @@ class PostgresTransaction:
             raise
         self.run("RELEASE inner_step")
 
-    def _execute(self, sql: str, parameters: Sequence[Value]) -> psycopg.Cursor[Row]:
+    def _execute(self, sql: str | Lookup, parameters: Parameters) -> psycopg.Cursor[Row]:
+        if isinstance(sql, Lookup):
+            sql, parameters = sql.postgres, (json_rows(parameters),)
         with self._translating():
             return self._connection.execute(percent_placeholders(sql).encode(), parameters)
 
@@ -320,13 +328,6 @@ def connection_parameters(url: str) -> dict[str, Any]:
         problem = "is not a PostgreSQL URL; write postgresql://user:password@host:5432/database"
         raise InvalidSettingError("url", problem) from None
     return {**_CONNECTION_DEFAULTS, **cast("dict[str, Any]", given)}
-
-
-@cache
-def _insert_sql(insert: Insert) -> str:
-    given = Dialect.POSTGRES.given(dict(insert.columns))
-    names = ", ".join(f"given.{name}" for name, _ in insert.columns)
-    return f"{insert.into} SELECT {names} FROM {given}{insert.on_conflict}"  # noqa: S608
 
 
 # Hears what PostgreSQL tells on a channel, with a connection and a thread of its own.
@@ -510,8 +511,8 @@ def task_database(url: str, lock_timeout_seconds: float) -> PostgresDatabase:
     )
 
 
-def postgres_workplace(url: str, lock_timeout_seconds: float, keeps_ledger: bool) -> WriterSetup:  # noqa: FBT001
-    """Make a writer_setup on a server."""
+def postgres_writer_setup(url: str, lock_timeout_seconds: float, keeps_ledger: bool) -> WriterSetup:  # noqa: FBT001
+    """Make what a process needs to write to a server."""
     tables = PostgresTables(keeps_ledger=keeps_ledger)
     be_here(tables)
     return WriterSetup(task_database(url, lock_timeout_seconds), StepWire(tables))
@@ -551,7 +552,7 @@ class PostgresTaskStore(SqlTaskStore):
         tables = PostgresTables(clock=clock, keeps_ledger=keeps_ledger)
         writer: Writer
         if starter is not None:
-            recipe = partial(postgres_workplace, url, lock_timeout_seconds, keeps_ledger)
+            recipe = partial(postgres_writer_setup, url, lock_timeout_seconds, keeps_ledger)
             writer = ProcessWriter(recipe, StepWire(tables), starter)
         else:
             writer = GroupCommitWriter(task_database(url, lock_timeout_seconds))

@@ -40,8 +40,8 @@ _COLUMNS = ", ".join(TASK_COLUMNS)
 _CHOSEN = ("agent", "slot")
 _LIVE_STATES = states_of(tuple(dict.fromkeys(set(TaskStatus) - TERMINAL)))
 _GET = f"SELECT {_COLUMNS} FROM tasks WHERE id = ?"  # noqa: S608
-_RESULTS = "SELECT id, result FROM tasks"
-_OWNERS = "SELECT id, agent_id, project_id FROM tasks"
+_RESULTS = about("SELECT id, result FROM tasks", "id")
+_OWNERS = about("SELECT id, agent_id, project_id FROM tasks", "id")
 _INPUT = "SELECT submission FROM task_inputs WHERE id = ?"
 _LANES = (
     f"SELECT {', '.join(LaneCount.__struct_fields__)} FROM lanes"  # noqa: S608
@@ -67,7 +67,7 @@ def get(transaction: Transaction, task_id: str) -> TaskRecord | None:
 
 def among(transaction: Transaction, *, task_ids: Sequence[str], owner: TaskQuery) -> frozenset[str]:
     """Return which of these tasks there are of the agent and the project of a query."""
-    rows = transaction.read(*about(transaction.dialect, _OWNERS, "id", task_ids))
+    rows = transaction.read(_OWNERS, task_ids)
     return frozenset(
         task_id
         for task_id, agent, project in rows
@@ -77,7 +77,7 @@ def among(transaction: Transaction, *, task_ids: Sequence[str], owner: TaskQuery
 
 def results(transaction: Transaction, *, task_ids: Sequence[str]) -> dict[str, bytes]:
     """Return the results of tasks as JSON; those that have none, or are not there, are left out."""
-    found = transaction.read(*about(transaction.dialect, _RESULTS, "id", task_ids))
+    found = transaction.read(_RESULTS, task_ids)
     return {task_id: result.encode() for task_id, result in found if result is not None}
 
 
@@ -524,6 +524,9 @@ def _by_id_sql(dialect: Dialect, columns: str, table: str) -> str:
 
 RETRIES_KEPT_SECONDS = 7 * 86_400.0
 
+_RETRIED_AS = about("SELECT task_id, retried_as FROM bulk_retries", "task_id")
+_SUBMITTED = about("UPDATE bulk_retries SET is_submitted = 1", "task_id")
+_REFUSED = about("DELETE FROM bulk_retries", "task_id")
 _TAKEN = Insert(
     table="bulk_retries",
     columns=(("task_id", "TEXT"), ("retried_as", "TEXT"), ("at", "DOUBLE PRECISION")),
@@ -590,31 +593,15 @@ def take_up(
     transaction.run("DELETE FROM bulk_retries WHERE at < ?", (now - RETRIES_KEPT_SECONDS,))
     transaction.insert(_TAKEN, [(old, new, now) for old, new in pairs])
     taken = [old for old, _ in pairs]
-    sql, parameters = about(
-        transaction.dialect, "SELECT task_id, retried_as FROM bulk_retries", "task_id", taken
-    )
-    return dict(transaction.read(sql, parameters))
+    return dict(transaction.read(_RETRIED_AS, taken))
 
 
 def close_up(
     transaction: Transaction, _now: float, *, submitted: Sequence[str], refused: Sequence[str]
 ) -> None:
     """Note which tasks were taken, and forget those that were not, so that they may be later."""
-    transaction.run(_submitted_sql(transaction.dialect), (_texts(submitted),))
-    transaction.run(*about(transaction.dialect, "DELETE FROM bulk_retries", "task_id", refused))
-
-
-@cache
-def _submitted_sql(dialect: Dialect) -> str:
-    given = dialect.given({"text": "TEXT"})
-    return (
-        "UPDATE bulk_retries SET is_submitted = 1"  # noqa: S608
-        f" WHERE task_id IN (SELECT given.text FROM {given})"
-    )
-
-
-def _texts(texts: Sequence[str]) -> str:
-    return json_rows([(text,) for text in texts])
+    transaction.run(_SUBMITTED, submitted)
+    transaction.run(_REFUSED, refused)
 
 
 def _joined(dialect: Dialect, wanted: BulkFilter, given: Conditions) -> tuple[str, list[Value]]:

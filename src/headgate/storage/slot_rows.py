@@ -98,7 +98,7 @@ _WRITE = Insert(
     key=("name",),
     updated=("version", "changed_at", "kept"),
 )
-_READ = "SELECT name, version, kept FROM slots"
+_READ = about("SELECT name, version, kept FROM slots", "name")
 _READ_AFTER = "SELECT name, version, kept FROM slots WHERE version > ? ORDER BY version"
 _COUNT = "UPDATE slot_versions SET last_version = last_version + ? RETURNING last_version"
 
@@ -168,7 +168,7 @@ def take(
 ) -> Answer:
     """Take a step in an open transaction, and write what it changes."""
     rows: Rows = {name: SlotRow(name=name) for name in names}
-    for found in transaction.read(*about(transaction.dialect, _READ, "name", names)):
+    for found in transaction.read(_READ, names):
         rows[found[0]] = _row(*found)
     changed, answer = step(rows, now)
     if changed:
@@ -180,7 +180,7 @@ def take(
 
 def drop_unreadable(transaction: Transaction, _now: float, *, name: str) -> bool:
     """Drop a row that cannot be read; another node may have written a good one meanwhile."""
-    for found in transaction.read(*about(transaction.dialect, _READ, "name", (name,))):
+    for found in transaction.read(_READ, (name,)):
         try:
             _row(*found)
         except StoreError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count
 from math import inf
@@ -220,7 +220,10 @@ UPKEEP_SECONDS = 60.0
 
 
 class TaskTables:
-    """The tables of tasks, with those of the ledger beside them if it `keeps_ledger`."""
+    """The tables of tasks, with those of the ledger beside them if it `keeps_ledger`.
+
+    `now` is the clock by which leases and deadlines are judged.
+    """
 
     def __init__(
         self,
@@ -230,7 +233,7 @@ class TaskTables:
         cache: RowCache | None = None,
     ) -> None:
         self.keeps_ledger = keeps_ledger
-        self._clock = time.time if clock is None else clock
+        self.now: Clock = time.time if clock is None else clock
         self._cache = cache
         self._tidied_at = float("-inf")
         self._purged_up_to = ROOT
@@ -239,10 +242,6 @@ class TaskTables:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _tables_here, ()
-
-    def now(self) -> float:
-        """Return the time by which leases and deadlines are judged."""
-        return self._clock()
 
     def prepare(self, transaction: Transaction) -> None:
         """Bring the schema up to date; a newer one than the program's is refused."""
@@ -341,6 +340,8 @@ class SqlTaskStore(WorkerSteps):
         is_shared: bool = True,
     ) -> None:
         self.tables = tables
+        # The clock itself: it is asked dozens of times for each task.
+        self.now = tables.now
         self.writer = writer
         self.is_shared = is_shared
         self._reader = reader
@@ -350,10 +351,6 @@ class SqlTaskStore(WorkerSteps):
         self._inbox_lock = asyncio.Lock()
         # Each kind of step has its own kind of answer, which the types of a batch cannot say.
         self._steps: Batch[Any, Any] = tables.apply
-
-    def now(self) -> float:
-        """Return the time by which this store judges leases and deadlines."""
-        return self.tables.now()
 
     async def open(self) -> None:
         """Connect, and bring the schema up to date; a newer one than the program's is refused."""
@@ -383,29 +380,23 @@ class SqlTaskStore(WorkerSteps):
         """Store the tasks of a request and keep the answer; the same key gets its answer again."""
         return self.writer.submit_request(self._steps, keyed)
 
-    async def cancel(self, task_id: str, *, node_id: str) -> CancelAnswer | None:
+    def cancel(self, task_id: str, *, node_id: str) -> Awaitable[CancelAnswer | None]:
         """Cancel what waits, and ask the node of what runs; None if there is no such task."""
-        request = Cancellation(task_id, node_id)
-        answer: CancelAnswer | None = await self.writer.submit_request(self._steps, request)
-        return answer
+        return self.writer.submit_request(self._steps, Cancellation(task_id, node_id))
 
-    async def settle(self, settlement: Settlement) -> Settled | StaleLease:
-        """Write the end of an attempt: the outcome, the money, the freed place, all at once."""
-        answer: Settled | StaleLease = await self.writer.submit_request(self._steps, settlement)
-        return answer
+    def settle(self, settlement: Settlement) -> Awaitable[Settled | StaleLease]:
+        """Write the end of an attempt: the outcome, the money, the freed permit, all at once."""
+        return self.writer.submit_request(self._steps, settlement)
 
-    async def assign(
+    def assign(
         self, epoch: int, assignments: Sequence[Assignment]
-    ) -> list[Assigned | NotAssigned]:
+    ) -> Awaitable[list[Assigned | NotAssigned]]:
         """Take tasks, capacity and money for a plan, each line wholly or not at all."""
-        answers: list[Assigned | NotAssigned] = await self.writer.submit_request(
-            self._steps, Plan(epoch, assignments)
-        )
-        return answers
+        return self.writer.submit_request(self._steps, Plan(epoch, assignments))
 
-    async def get(self, task_id: str) -> TaskRecord | None:
+    def get(self, task_id: str) -> Awaitable[TaskRecord | None]:
         """Return a task with all that is known of it."""
-        return await self.ask(partial(queries.get, task_id=task_id))
+        return self.ask(partial(queries.get, task_id=task_id))
 
     async def among(self, task_ids: Sequence[str], owner: TaskQuery) -> frozenset[str]:
         """Return which of these tasks there are of the agent and the project of a query."""
@@ -492,22 +483,22 @@ class SqlTaskStore(WorkerSteps):
             zone(limit.window.zone)
         return await self.run(partial(_set_limits, limits, keeps_ledger=self.tables.keeps_ledger))
 
-    async def run(self, operation: Callable[[Transaction, float], Result]) -> Result:
+    def run(self, operation: Callable[[Transaction, float], Result]) -> Awaitable[Result]:
         """Change something, at a time that is given; the answer means that it is on disk."""
-        return await self.writer.submit(partial(self.tables.run, operation))
+        return self.writer.submit(partial(self.tables.run, operation))
 
-    async def ask(
+    def ask(
         self, question: Callable[[Transaction], Result], *, is_long: bool = False
-    ) -> Result:
+    ) -> Awaitable[Result]:
         """Read what has been committed; what may take long keeps nobody else waiting."""
-        return await (self._long_reader if is_long else self._reader).submit(question)
+        return (self._long_reader if is_long else self._reader).submit(question)
 
     def _lease(self, seconds: float) -> float:
         # Where nobody else can take over, a process that was held up has lost nothing.
         return seconds if self.is_shared else ENDLESS_SECONDS
 
-    async def _run_first(self, operation: Callable[[Transaction, float], Result]) -> Result:
-        return await self.writer.submit(partial(self.tables.run, operation), goes_first=True)
+    def _run_first(self, operation: Callable[[Transaction, float], Result]) -> Awaitable[Result]:
+        return self.writer.submit(partial(self.tables.run, operation), goes_first=True)
 
     async def _work(
         self, operation: Callable[[UnitOfWork], Result], *, goes_first: bool = False
@@ -628,10 +619,7 @@ class StoreLedger:
 
     def __init__(self, access: Access) -> None:
         self._access = access
-
-    def now(self) -> float:
-        """Return the time by which this ledger judges leases and windows."""
-        return self._access.now()
+        self.now = access.now
 
     async def open(self) -> None:
         """Do nothing: the store is opened by whoever runs the tasks."""

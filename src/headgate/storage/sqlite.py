@@ -13,19 +13,29 @@ is written where no other process looks.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
 
 import apsw
+import msgspec
 
 from headgate.core.budgets.ledger import Clock
 from headgate.errors import InvalidSettingError, LedgerUnavailableError, StoreError
 from headgate.storage.sql_store import SqlTaskStore, TaskTables, be_here
-from headgate.storage.transaction import Dialect, Insert, Row, Statement, Value, first_line
+from headgate.storage.transaction import (
+    ROWS_PER_STEP,
+    Dialect,
+    Insert,
+    Lookup,
+    Parameters,
+    Row,
+    Statement,
+    first_line,
+)
 from headgate.storage.unit_of_work import RowCache
 from headgate.storage.wire import StepWire
 from headgate.storage.writer import (
@@ -38,11 +48,10 @@ from headgate.storage.writer import (
 )
 
 BUSY_TIMEOUT_SECONDS = 10.0
-# One step for many rows: the driver lets other threads run at each step, and has to wait for its
-# turn after it. Statements of a few fixed lengths stay prepared.
-ROWS_PER_STEP = (64, 32, 16, 8, 4, 2, 1)
 CACHE_KIBIBYTES = 16_384
 CHECKPOINT_PAGES = 2_000
+
+_encode = msgspec.json.Encoder().encode
 
 FileIdentity = tuple[int, int]
 """The device and the inode of a file: what a path leads to, and not what it is called."""
@@ -73,12 +82,14 @@ class SqliteTransaction:
         self._connection = connection
         self._path = path
 
-    def run(self, sql: str, parameters: Sequence[Value] = ()) -> None:
+    def run(self, sql: str | Lookup, parameters: Parameters = ()) -> None:
         """Run a statement that returns nothing of interest."""
         self.read(sql, parameters)
 
-    def read(self, sql: str, parameters: Sequence[Value] = ()) -> list[Row]:
+    def read(self, sql: str | Lookup, parameters: Parameters = ()) -> list[Row]:
         """Run a statement and return its rows."""
+        if isinstance(sql, Lookup):
+            sql, parameters = sql.sqlite, (_encode(parameters).decode(),)
         try:
             return self._cursor.execute(sql, parameters).fetchall()
         except apsw.Error as error:
@@ -88,19 +99,29 @@ class SqliteTransaction:
         """Run statements that do not depend on each other, and return the rows of each."""
         return [self.read(sql, parameters) for sql, parameters in statements]
 
-    def write(self, sql: str, parameters: Sequence[Value] = ()) -> int:
+    def write(self, sql: str | Lookup, parameters: Parameters = ()) -> int:
         """Run a statement and return how many rows it changed."""
         self.read(sql, parameters)
         return self._connection.changes()
 
     def insert(self, insert: Insert, rows: Sequence[Row]) -> None:
-        """Insert many rows in few steps."""
+        """Insert many rows in few steps.
+
+        The driver lets other threads run at each step, and has to wait for its turn after it.
+        """
         start, left = 0, len(rows)
         while left > 0:
-            step = next(size for size in ROWS_PER_STEP if size <= left)
+            # The largest power of two that is not above what is left.
+            step = min(ROWS_PER_STEP[0], 1 << (left.bit_length() - 1))
             taken = rows[start : start + step]
-            self.read(_insert_sql(insert, step), tuple(chain.from_iterable(taken)))
+            self.read(insert.sqlite[step], tuple(chain.from_iterable(taken)))
             start, left = start + step, left - step
+
+    def insert_all(self, inserts: Iterable[tuple[Insert, Sequence[Row]]]) -> None:
+        """Insert rows into several tables, in this order."""
+        for insert, rows in inserts:
+            if rows:
+                self.insert(insert, rows)
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -270,12 +291,6 @@ def translated(error: apsw.Error, path: Path) -> StoreError:
     if isinstance(error, _UNAVAILABLE):
         return LedgerUnavailableError(f"{path} cannot be used: {first_line(error)}")
     return StoreError(f"{path}: {first_line(error)}")
-
-
-@cache
-def _insert_sql(insert: Insert, rows: int) -> str:
-    row = f"({', '.join('?' * len(insert.columns))})"
-    return f"{insert.into} VALUES {', '.join([row] * rows)}{insert.on_conflict}"
 
 
 # What a process needs that writes to a task store in an SQLite file.

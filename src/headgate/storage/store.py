@@ -12,7 +12,7 @@ changes comes back as records, and whoever keeps a picture of the store looks at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -412,16 +412,16 @@ class TaskStore(WorkerStore, Protocol):
     def submit_keyed(self, keyed: KeyedSubmit) -> asyncio.Future[KeyedAnswer | KeyRefusal]:
         """Store the tasks of a request and keep the answer; the same key gets its answer again."""
 
-    async def cancel(self, task_id: str, *, node_id: str) -> CancelAnswer | None:
+    def cancel(self, task_id: str, *, node_id: str) -> Awaitable[CancelAnswer | None]:
         """Cancel what waits, and ask the node of what runs; None if there is no such task.
 
         `node_id` is the node that asks; one that dispatches is not told of its own change.
         """
 
-    async def settle(self, settlement: Settlement) -> Settled | StaleLease:
+    def settle(self, settlement: Settlement) -> Awaitable[Settled | StaleLease]:
         """Write the end of an attempt: the outcome, the money, the freed place, all at once."""
 
-    async def get(self, task_id: str) -> TaskRecord | None:
+    def get(self, task_id: str) -> Awaitable[TaskRecord | None]:
         """Return a task with all that is known of it."""
 
     async def among(self, task_ids: Sequence[str], owner: TaskQuery) -> frozenset[str]:
@@ -472,9 +472,9 @@ class TaskStore(WorkerStore, Protocol):
     async def news(self, epoch: int) -> News:
         """Return what other nodes changed since the last call, and forget that it was news."""
 
-    async def assign(
+    def assign(
         self, epoch: int, assignments: Sequence[Assignment]
-    ) -> list[Assigned | NotAssigned]:
+    ) -> Awaitable[list[Assigned | NotAssigned]]:
         """Take tasks, capacity and money for a plan, each line wholly or not at all."""
 
     async def drop(self, epoch: int, drops: Sequence[Expiration]) -> list[TaskRecord]:

@@ -8,7 +8,6 @@ first time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple
 
 import msgspec
@@ -39,8 +38,8 @@ from headgate.storage.store import (
     TurnedAway,
     UnknownParent,
 )
-from headgate.storage.transaction import Dialect, Insert, Row, Transaction, about, json_rows
-from headgate.storage.unit_of_work import ENDED, SUBMITTED, CounterInsert, Spec, TaskRow, UnitOfWork
+from headgate.storage.transaction import Insert, Lookup, Row, Transaction, about
+from headgate.storage.unit_of_work import ENDED, SUBMITTED, Spec, TaskRow, UnitOfWork
 
 SubmitAnswer = Queued | TurnedAway | UnknownParent
 
@@ -218,13 +217,20 @@ _KEEP = Insert(
         ("kept_at", "DOUBLE PRECISION"),
     ),
 )
-_ADD = CounterInsert(
+_ADD = Insert(
     table="submit_key_owners",
     columns=(("owner", "TEXT"), ("key_count", "BIGINT"), ("bytes", "BIGINT")),
     key=("owner",),
-    updated=("key_count", "bytes"),
+    added=("key_count", "bytes"),
 )
-_FIND_OWNERS = "SELECT owner, key_count, bytes FROM submit_key_owners"
+_FIND_OWNERS = about("SELECT owner, key_count, bytes FROM submit_key_owners", "owner")
+_FIND = Lookup(
+    lambda dialect: (
+        "SELECT owner, name, digest, entries FROM submit_keys WHERE (owner, name) IN"  # noqa: S608
+        " (SELECT given.owner, given.name FROM"
+        f" {dialect.given({'owner': 'TEXT', 'name': 'TEXT'})})"
+    )
+)
 _FORGET_OWNERS = "DELETE FROM submit_key_owners WHERE key_count <= 0"
 _COUNT, _BYTES = "submit_keys", "submit_key_bytes"
 _SUMS = f"SELECT name, amount FROM counters WHERE name IN ('{_COUNT}', '{_BYTES}')"  # noqa: S608
@@ -265,11 +271,8 @@ class Keys:
         self._new: list[Row] = []
         self._added: dict[str, _Held] = {}
         transaction = work.transaction
-        wanted = json_rows([(step.key.owner, step.key.name) for step in steps])
-        find = (_find_sql(transaction.dialect), (wanted,))
-        owners = about(
-            transaction.dialect, _FIND_OWNERS, "owner", {step.key.owner for step in steps}
-        )
+        find = (_FIND, [(step.key.owner, step.key.name) for step in steps])
+        owners = (_FIND_OWNERS, list({step.key.owner for step in steps}))
         rows, sums, held = transaction.read_all([find, (_SUMS, ()), owners])
         for owner, name, digest, entries in rows:
             self._kept[owner, name] = (digest, _DECODER.decode(entries))
@@ -373,12 +376,3 @@ def entry_of(outcome: SubmitAnswer | InvalidEntry) -> SubmitEntry:
     if isinstance(outcome, TurnedAway):
         return RejectedEntry(task_id=outcome.record.task.id, rejected=outcome.rejected)
     return OrphanEntry(parent_id=outcome.parent_id)
-
-
-@cache
-def _find_sql(dialect: Dialect) -> str:
-    given = dialect.given({"owner": "TEXT", "name": "TEXT"})
-    return (
-        "SELECT owner, name, digest, entries FROM submit_keys WHERE (owner, name) IN"  # noqa: S608
-        f" (SELECT given.owner, given.name FROM {given})"
-    )

@@ -10,7 +10,7 @@ Rule: no error of a driver leaves this folder. One after which nothing can be gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
 from functools import cache
@@ -23,9 +23,6 @@ from headgate.errors import LedgerUnavailableError
 Value = str | int | float | None
 Row = tuple[Any, ...]
 """A row as a driver gives it; whoever reads it knows the types of its columns."""
-
-Statement = tuple[str, Sequence[Value]]
-"""A statement with its parameters."""
 
 
 class Dialect(Enum):
@@ -40,6 +37,14 @@ class Dialect(Enum):
             return f"json_each({array})"
         return f"jsonb_array_elements(CAST({array} AS jsonb))"
 
+    @property
+    def texts(self) -> str:
+        """The texts of one parameter, which is a JSON array, as what a column may be in."""
+        if self is Dialect.SQLITE:
+            return "(SELECT value FROM json_each(?))"
+        elements = "jsonb_array_elements_text(CAST(? AS jsonb))"
+        return f"(SELECT item.value FROM {elements} AS item(value))"  # noqa: S608
+
     def given(self, columns: Mapping[str, str]) -> str:
         """Write a table of the rows of one parameter, which is a JSON array of arrays."""
         fields = ", ".join(
@@ -49,29 +54,69 @@ class Dialect(Enum):
         return f"(SELECT {fields} FROM {self.elements('?')} AS item) AS given"  # noqa: S608
 
 
-class Insert(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows to insert into a table; one whose key exists has its `updated` columns replaced.
+ROWS_PER_STEP = (64, 32, 16, 8, 4, 2, 1)
+"""How many rows SQLite inserts in one step: statements of a few fixed lengths stay prepared."""
 
-    `columns` are pairs of a name and a type. The names are the program's own, never input.
+
+class Insert:
+    """Rows to insert into a table, as one statement for each dialect.
+
+    Of a row whose key exists, `updated` columns are replaced, `added` ones have the amount added,
+    and `highest` ones keep the higher amount. `columns` are pairs of a name and a type. The names
+    are the program's own, never input.
     """
 
-    table: str
-    columns: tuple[tuple[str, str], ...]
-    key: tuple[str, ...] = ()
-    updated: tuple[str, ...] = ()
+    __slots__ = ("postgres", "sqlite")
 
-    @property
-    def into(self) -> str:
-        """The beginning of the statement, before its rows."""
-        return f"INSERT INTO {self.table} ({', '.join(name for name, _ in self.columns)})"
+    def __init__(
+        self,
+        *,
+        table: str,
+        columns: tuple[tuple[str, str], ...],
+        key: tuple[str, ...] = (),
+        updated: tuple[str, ...] = (),
+        added: tuple[str, ...] = (),
+        highest: tuple[str, ...] = (),
+    ) -> None:
+        names = [name for name, _ in columns]
+        into = f"INSERT INTO {table} ({', '.join(names)})"
+        changes = [f"{name} = excluded.{name}" for name in updated]
+        changes += [f"{name} = {table}.{name} + excluded.{name}" for name in added]
+        changes += [
+            f"{name} = CASE WHEN excluded.{name} > {table}.{name}"
+            f" THEN excluded.{name} ELSE {table}.{name} END"
+            for name in highest
+        ]
+        end = f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {', '.join(changes)}" if key else ""
+        row = f"({', '.join('?' * len(columns))})"
+        self.sqlite = {
+            rows: f"{into} VALUES {', '.join([row] * rows)}{end}" for rows in ROWS_PER_STEP
+        }
+        given = Dialect.POSTGRES.given(dict(columns))
+        from_given = ", ".join(f"given.{name}" for name in names)
+        self.postgres = f"{into} SELECT {from_given} FROM {given}{end}"  # noqa: S608
 
-    @property
-    def on_conflict(self) -> str:
-        """The end of the statement, after its rows."""
-        if not self.key:
-            return ""
-        changes = ", ".join(f"{name} = excluded.{name}" for name in self.updated)
-        return f" ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET {changes}"
+
+class Lookup:
+    """A statement about many things at once: its parameters are sent as one JSON array."""
+
+    __slots__ = ("postgres", "sqlite")
+
+    def __init__(self, sql: Callable[[Dialect], str]) -> None:
+        self.sqlite = sql(Dialect.SQLITE)
+        self.postgres = sql(Dialect.POSTGRES)
+
+
+def about(statement: str, column: str) -> Lookup:
+    """Make the lookup of a statement for the rows whose column is one of the texts."""
+    return Lookup(lambda dialect: f"{statement} WHERE {column} IN {dialect.texts}")
+
+
+Parameters = Sequence[Value] | Sequence[Row]
+"""The parameters of a statement; of a lookup, the texts or the rows that it is about."""
+
+Statement = tuple[str | Lookup, Parameters]
+"""A statement with its parameters."""
 
 
 class LostTransactionError(LedgerUnavailableError):
@@ -85,20 +130,23 @@ class Transaction(Protocol):
     def dialect(self) -> Dialect:
         """The database that is spoken to."""
 
-    def run(self, sql: str, parameters: Sequence[Value] = ()) -> None:
+    def run(self, sql: str | Lookup, parameters: Parameters = ()) -> None:
         """Run a statement that returns nothing of interest; an error may show at the next step."""
 
-    def read(self, sql: str, parameters: Sequence[Value] = ()) -> list[Row]:
+    def read(self, sql: str | Lookup, parameters: Parameters = ()) -> list[Row]:
         """Run a statement and return its rows."""
 
     def read_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Run statements that do not depend on each other, and return the rows of each."""
 
-    def write(self, sql: str, parameters: Sequence[Value] = ()) -> int:
+    def write(self, sql: str | Lookup, parameters: Parameters = ()) -> int:
         """Run a statement and return how many rows it changed."""
 
     def insert(self, insert: Insert, rows: Sequence[Row]) -> None:
         """Insert many rows in few steps; an error may show at the next step."""
+
+    def insert_all(self, inserts: Iterable[tuple[Insert, Sequence[Row]]]) -> None:
+        """Insert rows into several tables, in this order."""
 
     def savepoint(self) -> AbstractContextManager[None]:
         """Undo what is done within the block, and only that, if it raises."""
@@ -126,20 +174,9 @@ def first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def json_rows(rows: Sequence[Row]) -> str:
-    """Write rows as the parameter of `Dialect.given`."""
+def json_rows(rows: Parameters) -> str:
+    """Write rows as the parameter of `Dialect.given`, or texts as that of `Dialect.texts`."""
     return msgspec.json.encode(rows).decode()
-
-
-def about(dialect: Dialect, statement: str, column: str, texts: Iterable[str]) -> Statement:
-    """Complete a statement, so that it is about the rows whose column is one of these texts."""
-    return _where_given(dialect, statement, column), (json_rows([(text,) for text in texts]),)
-
-
-@cache
-def _where_given(dialect: Dialect, statement: str, column: str) -> str:
-    given = dialect.given({"text": "TEXT"})
-    return f"{statement} WHERE {column} IN (SELECT given.text FROM {given})"  # noqa: S608
 
 
 @cache
@@ -162,15 +199,15 @@ class Access(Protocol):
     def now(self) -> float:
         """Return the time by which the store judges."""
 
-    async def run(self, operation: Callable[[Transaction, float], Result]) -> Result:
+    def run(self, operation: Callable[[Transaction, float], Result]) -> Awaitable[Result]:
         """Change something, at a time that is given; the answer means that it is on disk.
 
         After a lost connection it may be run twice, so it recognises its own work.
         """
 
-    async def ask(
+    def ask(
         self, question: Callable[[Transaction], Result], *, is_long: bool = False
-    ) -> Result:
+    ) -> Awaitable[Result]:
         """Read what has been committed.
 
         One that may have to look at everything says that it `is_long`. Others are given up soon by

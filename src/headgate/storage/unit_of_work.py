@@ -265,40 +265,21 @@ HAPPENINGS = (SUBMITTED, *ENDED.values(), EXPIRED, STARTED, WAIT_MS)
 OPEN_LANE = ""
 
 
-class CounterInsert(Insert, frozen=True, kw_only=True):
-    """Rows of amounts: one whose key exists has them added, or keeps the highest."""
-
-    highest: tuple[str, ...] = ()
-
-    @property
-    def on_conflict(self) -> str:
-        """The end of the statement, after its rows."""
-        table = self.table
-        changes = [f"{name} = {table}.{name} + excluded.{name}" for name in self.updated]
-        changes += [_higher(table, name) for name in self.highest]
-        return f" ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET {', '.join(changes)}"
-
-
-def _counter_insert(
+def _counters(
     table: str, key: dict[str, str], added: tuple[str, ...], highest: tuple[str, ...] = ()
-) -> CounterInsert:
+) -> Insert:
     amounts = [(name, "BIGINT") for name in (*added, *highest)]
-    return CounterInsert(
+    return Insert(
         table=table,
         columns=(*key.items(), *amounts),
         key=tuple(key),
-        updated=added,
+        added=added,
         highest=highest,
     )
 
 
-def _higher(table: str, name: str) -> str:
-    is_higher = f"excluded.{name} > {table}.{name}"
-    return f"{name} = CASE WHEN {is_higher} THEN excluded.{name} ELSE {table}.{name} END"
-
-
-COUNTERS = _counter_insert("counters", {"name": "TEXT"}, ("amount",))
-LANES = _counter_insert(
+COUNTERS = _counters("counters", {"name": "TEXT"}, ("amount",))
+LANES = _counters(
     "lanes",
     {"agent_id": "TEXT", "project_id": "TEXT"},
     ("queued", "inflight", *HAPPENINGS),
@@ -306,17 +287,17 @@ LANES = _counter_insert(
 )
 _PLACES = {name: place for place, name in enumerate(HAPPENINGS, start=2)}
 _NEW_LANE = (0,) * (2 + len(HAPPENINGS))
-USAGE = _counter_insert(
+USAGE = _counters(
     "project_usage",
     {"project_id": "TEXT", "hour": "BIGINT"},
     ("tokens", "micro_usd", "started", "completed", "forgiven"),
 )
-USED = _counter_insert(
+USED = _counters(
     "usage_rows",
     {"hour": "BIGINT", "project_id": "TEXT", "agent_id": "TEXT", "model": "TEXT"},
     ("tasks", "attempts", "tokens", "micro_usd"),
 )
-RATES = _counter_insert("rate_counts", {"limit_id": "TEXT", "bucket": "BIGINT"}, ("amount",))
+RATES = _counters("rate_counts", {"limit_id": "TEXT", "bucket": "BIGINT"}, ("amount",))
 
 
 class Counters:
@@ -392,18 +373,16 @@ class Counters:
             key = (charge.limit_id, charge.bucket)
             self._rates[key] = self._rates.get(key, 0) + charge.amount
 
-    def write(self, transaction: Transaction) -> None:
-        """Write all sums."""
-        counters = [(name, amount) for name, amount in self.totals.items() if amount]
-        transaction.insert(COUNTERS, counters)
-        transaction.insert(LANES, [(*key, *sums) for key, sums in self._lanes.items()])
-        usage = [(project_id, self._hour, *sums) for project_id, sums in self._usage.items()]
-        transaction.insert(USAGE, usage)
-        if self._used:
-            transaction.insert(
-                USED, [(self._hour, *key, *sums) for key, sums in self._used.items()]
-            )
-        transaction.insert(RATES, [(*key, amount) for key, amount in self._rates.items()])
+    def rows(self) -> list[tuple[Insert, list[Row]]]:
+        """Return all sums as rows to be written."""
+        hour = self._hour
+        return [
+            (COUNTERS, [(name, amount) for name, amount in self.totals.items() if amount]),
+            (LANES, [(*key, *sums) for key, sums in self._lanes.items()]),
+            (USAGE, [(project_id, hour, *sums) for project_id, sums in self._usage.items()]),
+            (USED, [(hour, *key, *sums) for key, sums in self._used.items()]),
+            (RATES, [(*key, amount) for key, amount in self._rates.items()]),
+        ]
 
     def _lane(self, agent_id: str, project_id: str) -> list[int]:
         key = (agent_id, project_id)
@@ -525,10 +504,10 @@ SHORT_SUBMISSION = 2_000
 """Longer ones are read again rather than kept in memory until the task starts."""
 
 _TAKE_FROM_WORKER = "DELETE FROM worker_tasks WHERE node_id = ? AND task_id = ?"
-_TASKS = f"SELECT {', '.join(TASK_COLUMNS)} FROM tasks"  # noqa: S608
-_INPUTS = "SELECT id, submission FROM task_inputs"
-_PARENTS = "SELECT parent_id, task_id FROM task_parents"
-_LANES = "SELECT agent_id, queued FROM lanes"
+_TASKS = about(f"SELECT {', '.join(TASK_COLUMNS)} FROM tasks", "id")  # noqa: S608
+_INPUTS = about("SELECT id, submission FROM task_inputs", "id")
+_CHILDREN = about("SELECT parent_id, task_id FROM task_parents", "parent_id")
+_LANES = about("SELECT agent_id, queued FROM lanes", "agent_id")
 _COUNTERS = "SELECT name, amount FROM counters WHERE name IN ('queued', 'tick')"
 
 
@@ -576,7 +555,7 @@ class UnitOfWork:
             wanted = self._take_cached(self._cache, wanted)
             if not wanted:
                 return
-        for row in self.transaction.read(*about(self.transaction.dialect, _TASKS, "id", wanted)):
+        for row in self.transaction.read(_TASKS, wanted):
             self._rows[row[0]] = to_task_row(row)
 
     def _take_cached(self, cache: RowCache, task_ids: list[str]) -> list[str]:
@@ -598,7 +577,7 @@ class UnitOfWork:
 
     def load_counts(self, agent_ids: Iterable[str]) -> None:
         """Read how many tasks wait, in all and for these agents."""
-        of_agents = about(self.transaction.dialect, _LANES, "agent_id", set(agent_ids))
+        of_agents = (_LANES, list(set(agent_ids)))
         counters, lanes = self.transaction.read_all([(_COUNTERS, ()), of_agents])
         counts: dict[str, int] = dict(counters)
         self._queued_before = counts.get(QUEUED, 0)
@@ -650,7 +629,7 @@ class UnitOfWork:
     def children(self, parents: Sequence[TaskRow]) -> list[tuple[TaskRow, TaskRow]]:
         """Return pairs of a task and one that depends on it, and have their other parents ready."""
         ids = [row.id for row in parents]
-        rows = self.transaction.read(*about(self.transaction.dialect, _PARENTS, "parent_id", ids))
+        rows = self.transaction.read(_CHILDREN, ids)
         pairs = [(row[0], row[1]) for row in rows]
         pairs += [(parent, child) for parent in ids for child in self._parents.get(parent, ())]
         self.load(child for _, child in pairs)
@@ -752,25 +731,26 @@ class UnitOfWork:
     def write(self) -> None:
         """Write everything that the steps have changed."""
         transaction = self.transaction
-        transaction.insert(TASK_ROWS, [from_task_row(row) for row in self._changed.values()])
-        transaction.insert(INPUTS, self._inputs)
-        pairs = [(parent, child) for parent, its in self._parents.items() for child in its]
-        transaction.insert(PARENTS, pairs)
-        keep_closures(transaction, self._closures.values())
-        transaction.insert(OUTBOX, self._outbox)
-        if self._deliveries:
-            transaction.insert(DELIVERY_ROWS, self._deliveries)
-        self.counters.write(transaction)
+        inserts = [
+            (TASK_ROWS, [from_task_row(row) for row in self._changed.values()]),
+            (INPUTS, self._inputs),
+            (PARENTS, [(parent, child) for parent, its in self._parents.items() for child in its]),
+            (CLOSURES, closure_rows(self._closures.values())),
+            (OUTBOX, self._outbox),
+            (DELIVERY_ROWS, self._deliveries),
+            *self.counters.rows(),
+            (WORKER_TASKS, self._given),
+        ]
         if self.keeps_ledger:
-            ledger.write(transaction, self.ledger, self.now)
+            inserts += ledger.changed_rows(self.ledger, self.now)
+        # A task that one worker gives up and another gets is taken from the first one first.
+        for pair in self._taken:
+            transaction.run(_TAKE_FROM_WORKER, pair)
+        transaction.insert_all(inserts)
         if self._messages:
             nodes.post(transaction, self._messages)
         if self._called:
             nodes.call(transaction, self._called)
-        if self._taken:
-            for pair in self._taken:
-                transaction.run(_TAKE_FROM_WORKER, pair)
-        transaction.insert(WORKER_TASKS, self._given)
         if self._cache is not None:
             for row in self._rows.values():
                 if row is not None and not row.is_terminal:
@@ -779,14 +759,13 @@ class UnitOfWork:
 
 def read_submissions(transaction: Transaction, task_ids: Sequence[str]) -> dict[str, Submission]:
     """Read what tasks were given to do."""
-    rows = transaction.read(*about(transaction.dialect, _INPUTS, "id", task_ids))
+    rows = transaction.read(_INPUTS, task_ids)
     return {task_id: to_submission(text) for task_id, text in rows}
 
 
-def keep_closures(transaction: Transaction, closures: Iterable[GateClosure]) -> None:
-    """Write closed gates, in place of what was known of them."""
-    rows = [(closure.kind, closure.name, closure.until, closure.why) for closure in closures]
-    transaction.insert(CLOSURES, rows)
+def closure_rows(closures: Iterable[GateClosure]) -> list[Row]:
+    """Return closed gates as rows that replace what was known of them."""
+    return [(closure.kind, closure.name, closure.until, closure.why) for closure in closures]
 
 
 def _closure(transaction: Transaction, part: GatePart) -> GateClosure | None:

@@ -28,7 +28,7 @@ from headgate.storage.transaction import Result, about
 from headgate.storage.unit_of_work import TaskRow, UnitOfWork
 
 _HELD = "SELECT task_id FROM worker_tasks WHERE node_id = ? ORDER BY task_id"
-_SIZES = "SELECT id, octet_length(submission) FROM task_inputs"
+_SIZES = about("SELECT id, octet_length(submission) FROM task_inputs", "id")
 
 
 def receive(work: UnitOfWork, visit: Visit) -> Orders:
@@ -116,9 +116,7 @@ def _handed_out(work: UnitOfWork, rows: list[TaskRow]) -> list[TaskRow]:
     if not wanted:
         return []
     ids = [row.id for row in wanted]
-    sizes: dict[str, int] = dict(
-        work.transaction.read(*about(work.transaction.dialect, _SIZES, "id", ids))
-    )
+    sizes: dict[str, int] = dict(work.transaction.read(_SIZES, ids))
     fitting: list[TaskRow] = []
     total_bytes = 0
     for row in wanted:
