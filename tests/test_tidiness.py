@@ -224,7 +224,7 @@ PACKAGES = [path for path in PACKAGE.iterdir() if (path / "__init__.py").exists(
 def test_a_module_is_worth_its_file() -> None:
     """No module has a length that it must keep to; all of them together do."""
     average = sum(len(text_of(path).splitlines()) for path in REAL.values()) / len(REAL)
-    today, least = 290, 250
+    today, least = 300, 250
     assert average >= today >= least, may_only_improve("lines a module", average, today, least)
 
 
@@ -260,8 +260,8 @@ def test_few_modules_lie_beside_the_packages() -> None:
 
 
 def test_there_are_at_most_three_hundred_modules() -> None:
-    """They were 284 when this was written. If a feature needs more, fold others first."""
-    assert len(REAL) <= 300
+    """They were 291 when this was written, of all sizes. A feature that needs more folds others."""
+    assert len(MODULES) <= 300
 
 
 def test_a_file_name_says_which_file() -> None:
