@@ -12,7 +12,7 @@ from headgate.config import Settings, SlotSettings
 from headgate.core.slots.quota import QuotaReport
 from headgate.engine.slots.slot import SlotSetup
 from headgate.errors import InvalidSettingError
-from headgate.providers.provider import Answered, Call, Sent, Unanswered
+from headgate.providers.provider import Call, RequestFailed, RequestSent, ResponseReceived
 
 KEY = "hunter2.the-key-of-the-slot"
 ENVIRON = {"ZAI_KEY": KEY, "ORGANISATION": "hunter2-org"}
@@ -22,13 +22,13 @@ WORK = SlotSettings(name="work", provider="zai", key_env="ZAI_KEY")
 class Notes:
     """A trail that nobody reads."""
 
-    def sent(self, request: Sent) -> None:
+    def sent(self, request: RequestSent) -> None:
         """Take no note."""
 
-    def answered(self, answer: Answered) -> None:
+    def received(self, response: ResponseReceived) -> None:
         """Take no note."""
 
-    def failed(self, failure: Unanswered) -> None:
+    def failed(self, failure: RequestFailed) -> None:
         """Take no note."""
 
 

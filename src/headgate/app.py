@@ -33,7 +33,7 @@ from headgate.config import (
 from headgate.config.loading import Loaded, loaded_from
 from headgate.config.messages import key_path
 from headgate.config.reload import LiveConfig, SettingsWatch, Upkeep
-from headgate.config.slot_keys import SlotKeys, place_of, read_key, slot_config
+from headgate.config.slot_keys import SlotKeys, endpoint_of, read_key, slot_config
 from headgate.core.budgets.ledger import Ledger
 from headgate.core.dispatch_state import DispatchSettings
 from headgate.core.slots.slot import SlotConfig
@@ -78,7 +78,7 @@ from headgate.webhooks.sender import WebhookSender
 
 
 class SlotParts:
-    """Sets slots up; a slot whose place is as it was keeps its provider and its connections."""
+    """Sets slots up; a slot whose endpoint is as it was keeps its provider and its connections."""
 
     def __init__(
         self, environ: Mapping[str, str], *, clock: Callable[[], float] = time.time
@@ -97,33 +97,33 @@ class SlotParts:
         return setups
 
     def _setup(self, settings: Settings, slot: SlotSettings) -> SlotSetup:
-        place, problem = self._place(slot)
+        endpoint, problem = self._endpoint(slot)
         reader = _reader(slot, self._environ, problem)
         config_for = _configurer(settings, slot)
         return SlotSetup(
             config=config_for(_key_or_none(reader)),
-            provider=self._provider(slot, place),
+            provider=self._provider(slot, endpoint),
             read_key=reader,
             is_logging=slot.logging,
             key_mark=partial(file_mark, slot.key_file),
             config_for=config_for,
         )
 
-    def _place(self, slot: SlotSettings) -> tuple[ProviderEndpoint, InvalidSettingError | None]:
-        place = place_of(slot)
+    def _endpoint(self, slot: SlotSettings) -> tuple[ProviderEndpoint, InvalidSettingError | None]:
+        endpoint = endpoint_of(slot)
         try:
             headers, hidden = _filled_headers(slot, self._environ)
         except InvalidSettingError as error:
-            return msgspec.structs.replace(place, headers={}), error
-        return msgspec.structs.replace(place, headers=headers, secrets=hidden), None
+            return msgspec.structs.replace(endpoint, headers={}), error
+        return msgspec.structs.replace(endpoint, headers=headers, secrets=hidden), None
 
-    def _provider(self, slot: SlotSettings, place: ProviderEndpoint) -> Provider:
+    def _provider(self, slot: SlotSettings, endpoint: ProviderEndpoint) -> Provider:
         known = self._providers.get(slot.name)
-        if known is not None and known[:2] == (slot.provider, place):
+        if known is not None and known[:2] == (slot.provider, endpoint):
             return known[2]
         setting = key_path("slots", slot.name)
-        provider = build_provider(slot.provider, place, setting=setting, clock=self._clock)
-        self._providers[slot.name] = (slot.provider, place, provider)
+        provider = build_provider(slot.provider, endpoint, setting=setting, clock=self._clock)
+        self._providers[slot.name] = (slot.provider, endpoint, provider)
         return provider
 
 

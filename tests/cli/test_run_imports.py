@@ -22,7 +22,7 @@ NOT_FOR_A_RUN = {
     "headgate.inprocess",
     "headgate.metrics",
     "headgate.providers.quota_apis",
-    "headgate.providers.transport",
+    "headgate.providers.http_client",
     "headgate.telemetry",
     "headgate.webhooks",
     "httpcore2",

@@ -31,7 +31,7 @@ from headgate.engine.slots.slot import SlotSetup, SlotStatus
 from headgate.engine.slots.slot_log import SlotLog
 from headgate.engine.slots.slots import Slots
 from headgate.errors import InvalidSettingError
-from headgate.providers.provider import Answered, Call, Sent, Unanswered
+from headgate.providers.provider import Call, RequestFailed, RequestSent, ResponseReceived
 from headgate.storage.memory import MemoryDatabase, MemoryTaskStore
 from headgate.storage.slot_rows import SqlSlots
 from headgate.storage.writer import Fault, Faults
@@ -137,7 +137,9 @@ class PlayedProvider:
 
     async def _pass(self, call: Call) -> None:
         call.trail.sent(
-            Sent(flow_id=call.flow_id, action=call.action, method="GET", url="https://p.test/q")
+            RequestSent(
+                flow_id=call.flow_id, action=call.action, method="GET", url="https://p.test/q"
+            )
         )
         if self._world.latency_seconds:
             await asyncio.sleep(self._world.latency_seconds)
@@ -306,7 +308,7 @@ def failure(kind: str, **fields: object) -> QuotaFailure:
 
 def _tell(call: Call, failed: QuotaFailure | None) -> None:
     if failed is None:
-        answer = Answered(
+        answer = ResponseReceived(
             flow_id=call.flow_id,
             action=call.action,
             method="GET",
@@ -315,10 +317,10 @@ def _tell(call: Call, failed: QuotaFailure | None) -> None:
             duration_ms=1.0,
             body="{}",
         )
-        call.trail.answered(answer)
+        call.trail.received(answer)
         return
     call.trail.failed(
-        Unanswered(
+        RequestFailed(
             flow_id=call.flow_id,
             action=call.action,
             method="GET",

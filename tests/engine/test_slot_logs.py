@@ -22,7 +22,7 @@ from headgate.engine.slots.slot_log import (
     log_files,
     read_log,
 )
-from headgate.providers.provider import Answered, Sent, Unanswered
+from headgate.providers.provider import RequestFailed, RequestSent, ResponseReceived
 from headgate.redaction import REDACTED, hidden_address, redacted
 
 MIDNIGHT = 1_767_225_600.0
@@ -42,9 +42,9 @@ class Clock:
 
 def say_everything(trail: SlotTrail, body: str = "hi") -> None:
     url = "https://api.test/quota?key=abc&model=glm"
-    trail.sent(Sent(flow_id="f1", action="wake", method="POST", url=url, body=body))
-    trail.answered(
-        Answered(
+    trail.sent(RequestSent(flow_id="f1", action="wake", method="POST", url=url, body=body))
+    trail.received(
+        ResponseReceived(
             flow_id="f1",
             action="wake",
             method="POST",
@@ -55,7 +55,7 @@ def say_everything(trail: SlotTrail, body: str = "hi") -> None:
         )
     )
     trail.failed(
-        Unanswered(flow_id="f2", action="poll", method="GET", url=url, error=body, duration_ms=9)
+        RequestFailed(flow_id="f2", action="poll", method="GET", url=url, error=body, duration_ms=9)
     )
     trail.event("quota-poller.wake-confirmed", "f1", next_reset="soon", said=body)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from executors.endpoint import free_port, reply, reply_json, running_endpoint
 from executors.test_http import own_certificate
 from headgate.core.slots.quota import QuotaFailure, QuotaFailureKind, QuotaReport
-from headgate.providers.provider import Answered, Sent, Unanswered, build_provider
+from headgate.providers.provider import RequestFailed, RequestSent, ResponseReceived, build_provider
 from headgate.testing import FakeProvider
 from headgate.testing.fake_provider import FakeKind
 from providers.trails import (
@@ -23,10 +23,10 @@ from providers.trails import (
     NOW,
     KeptTrail,
     call,
+    endpoint_at,
     failure_of,
     faked,
     first_request,
-    place_at,
     provider_at,
 )
 
@@ -98,8 +98,8 @@ async def test_an_answer_that_does_not_come_is_a_timeout(name: str) -> None:
     assert found.kind is QuotaFailureKind.TIMEOUT
     assert found.message == "the provider did not answer within 0.1 seconds"
     sent, failed = trail.told
-    assert isinstance(sent, Sent)
-    assert isinstance(failed, Unanswered)
+    assert isinstance(sent, RequestSent)
+    assert isinstance(failed, RequestFailed)
     assert (failed.flow_id, failed.error) == (sent.flow_id, found.message)
     assert 100 <= failed.duration_ms < 5_000
 
@@ -221,7 +221,7 @@ async def test_a_call_that_is_cancelled_is_told_and_stays_cancelled() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert isinstance(trail.told[-1], Unanswered)
+    assert isinstance(trail.told[-1], RequestFailed)
 
 
 async def test_the_trail_sees_a_request_before_it_leaves_and_its_answer() -> None:
@@ -231,10 +231,10 @@ async def test_the_trail_sees_a_request_before_it_leaves_and_its_answer() -> Non
         provider.next("503", message="down for today")
         await asked.wake(call(trail))
     sent, answered = trail.told
-    assert isinstance(sent, Sent)
-    assert isinstance(answered, Answered)
-    place = place_at("zai", provider.address)
-    assert sent.url == f"{place.base_url}/api/coding/paas/v4/chat/completions"
+    assert isinstance(sent, RequestSent)
+    assert isinstance(answered, ResponseReceived)
+    endpoint = endpoint_at("zai", provider.address)
+    assert sent.url == f"{endpoint.base_url}/api/coding/paas/v4/chat/completions"
     assert (sent.method, sent.action, sent.flow_id) == ("POST", "background-quota-poll", "f-1")
     assert '"max_tokens":1' in (sent.body or "")
     assert (answered.status, answered.flow_id) == (503, sent.flow_id)
@@ -285,7 +285,7 @@ async def test_a_code_may_be_anything(name: str, code: object) -> None:
 @pytest.mark.parametrize("status", [200, 202, 204])
 async def test_a_wake_that_is_answered_with_nothing_was_carried_out(name: str, status: int) -> None:
     async with running_endpoint(reply(status)) as endpoint:
-        provider = build_provider(name, place_at(name, endpoint.url), clock=CLOCK)
+        provider = build_provider(name, endpoint_at(name, endpoint.url), clock=CLOCK)
         woken = await provider.wake(call())
         found = await failure_of(provider)
         await provider.close()
@@ -312,7 +312,7 @@ async def test_a_quota_in_a_body_needs_json(name: str) -> None:
 
 async def _failure_after(name: str, answer: bytes) -> QuotaFailure:
     async with running_endpoint(answer) as endpoint:
-        provider = build_provider(name, place_at(name, endpoint.url), clock=CLOCK)
+        provider = build_provider(name, endpoint_at(name, endpoint.url), clock=CLOCK)
         found = await failure_of(provider)
         await provider.close()
     return found

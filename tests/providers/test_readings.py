@@ -119,7 +119,7 @@ async def test_what_anthropic_is_sent() -> None:
     assert (wake.json["model"], wake.json["max_tokens"]) == ("a-model", 1)
 
 
-async def test_a_configured_header_with_the_key_takes_the_place_of_the_usual_one() -> None:
+async def test_a_configured_header_with_the_key_replaces_the_default_one() -> None:
     headers = {"Authorization": "Bearer {key}", "X-Team": "blue"}
     async with (
         running_endpoint(reply_json({})) as endpoint,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from headgate.core.slots.quota import EXHAUSTION_CODES, QuotaFailureKind
-from headgate.providers.endpoints import USUAL
+from headgate.providers.endpoints import DEFAULTS
 from headgate.providers.quota_apis import reset_time
 from headgate.testing.fake_provider import QUOTA_PATHS, REQUEST_PATHS, FakeKind
 
@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[2] / "docs/reference/providers.md").read_text()
 
 
 def test_every_provider_and_what_is_usual_for_it_is_there() -> None:
-    for name, usual in USUAL.items():
+    for name, usual in DEFAULTS.items():
         assert f"| `{name}` |" in PAGE
         for text in (usual.base_url, usual.quota_path, usual.request_path):
             assert text is None or text in PAGE

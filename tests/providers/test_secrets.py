@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from executors.endpoint import reply, running_endpoint
 from headgate.providers.provider import build_provider
 from headgate.testing import FakeProvider
-from providers.trails import CLOCK, KEY, KeptTrail, call, failure_of, faked, place_at, provider_at
+from providers.trails import (
+    CLOCK,
+    KEY,
+    KeptTrail,
+    call,
+    endpoint_at,
+    failure_of,
+    faked,
+    provider_at,
+)
 
 keys = st.text(string.ascii_letters + string.digits + "-_./+=~:\"'\\%&", min_size=8, max_size=60)
 statuses = st.sampled_from([200, 302, 400, 401, 403, 408, 429, 500, 503])
@@ -49,8 +58,8 @@ def test_a_key_that_comes_back_is_told_to_nobody(
         trail = KeptTrail()
         async with running_endpoint(answers(key, status, shape)) as endpoint:
             headers = {"x-one": "{key}", "x-token": "other-secret-value", "x-two": "third-one"}
-            place = place_at(name, endpoint.url, headers=headers, secrets=("third-one",))
-            provider = build_provider(name, place, clock=CLOCK)
+            asked = endpoint_at(name, endpoint.url, headers=headers, secrets=("third-one",))
+            provider = build_provider(name, asked, clock=CLOCK)
             try:
                 found = await provider.read_quota(call(trail, key))
                 woken = await provider.wake(call(trail, key))
@@ -93,7 +102,7 @@ async def test_a_request_without_an_answer_is_told_without_the_key(kind: str) ->
 
 
 async def test_a_long_body_is_cut_only_after_its_secrets_are_taken_out() -> None:
-    # The key lies across the place at which what is told of a body ends.
+    # The key lies across the point at which what is told of a body ends.
     body = b"x" * 4_090 + KEY.encode() + b"x" * 100
     async with running_endpoint(reply(500, body)) as endpoint:
         trail = KeptTrail()

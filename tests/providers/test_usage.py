@@ -257,6 +257,6 @@ def test_no_answer_raises_and_what_is_known_can_be_booked(body: object, as_event
 
 
 @settings(deadline=None)
-@given(body=st.binary(max_size=200), place=st.integers(0, 200))
-def test_no_bytes_raise(body: bytes, place: int) -> None:
-    assert usage_of(body[:place] + b'"usage"' + body[place:], PRICES) == UNKNOWN_USAGE
+@given(body=st.binary(max_size=200), position=st.integers(0, 200))
+def test_no_bytes_raise(body: bytes, position: int) -> None:
+    assert usage_of(body[:position] + b'"usage"' + body[position:], PRICES) == UNKNOWN_USAGE

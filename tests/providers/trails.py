@@ -10,7 +10,14 @@ import msgspec
 
 from headgate.core.slots.quota import QuotaFailure, QuotaReport
 from headgate.providers.endpoints import ProviderEndpoint
-from headgate.providers.provider import Answered, Call, Provider, Sent, Unanswered, build_provider
+from headgate.providers.provider import (
+    Call,
+    Provider,
+    RequestFailed,
+    RequestSent,
+    ResponseReceived,
+    build_provider,
+)
 from headgate.testing import FakeProvider, VirtualClock
 
 KEY = "sk-test-0123456789abcdef"
@@ -24,15 +31,15 @@ class KeptTrail:
     """Keeps everything, in its order."""
 
     def __init__(self) -> None:
-        self.told: list[Sent | Answered | Unanswered] = []
+        self.told: list[RequestSent | ResponseReceived | RequestFailed] = []
 
-    def sent(self, request: Sent) -> None:
+    def sent(self, request: RequestSent) -> None:
         self.told.append(request)
 
-    def answered(self, answer: Answered) -> None:
-        self.told.append(answer)
+    def received(self, response: ResponseReceived) -> None:
+        self.told.append(response)
 
-    def failed(self, failure: Unanswered) -> None:
+    def failed(self, failure: RequestFailed) -> None:
         self.told.append(failure)
 
     @property
@@ -44,8 +51,8 @@ def call(trail: KeptTrail | None = None, key: str = KEY) -> Call:
     return Call(key=key, action="background-quota-poll", flow_id="f-1", trail=trail or KeptTrail())
 
 
-def place_at(name: str, address: str, **fields: object) -> ProviderEndpoint:
-    """Return the place of a fake provider, for a provider of this name."""
+def endpoint_at(name: str, address: str, **fields: object) -> ProviderEndpoint:
+    """Return the endpoint of a fake provider, for a provider of this name."""
     given: dict[str, object] = {"base_url": address, "timeout_seconds": 5.0}
     if name == "http-json":
         given |= HTTP_JSON_POINTERS
@@ -57,7 +64,7 @@ def place_at(name: str, address: str, **fields: object) -> ProviderEndpoint:
 @asynccontextmanager
 async def provider_at(name: str, address: str, **fields: object) -> AsyncIterator[Provider]:
     """Give a provider that asks at an address, by the clock of the tests."""
-    provider = build_provider(name, place_at(name, address, **fields), clock=CLOCK)
+    provider = build_provider(name, endpoint_at(name, address, **fields), clock=CLOCK)
     try:
         yield provider
     finally:

@@ -138,7 +138,7 @@ async def _passed_on(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
 
 async def _answer(response: httpx2.Response) -> Response | None:
     """Return the answer of a node; anything else that may serve at its address has none."""
-    from headgate.providers.transport import read_body  # noqa: PLC0415
+    from headgate.providers.http_client import read_body  # noqa: PLC0415
 
     kind = response.headers.get("content-type", "").partition(";")[0].strip()
     # This node has let the client in. That the other one does not is no fault of the client's.

@@ -1,4 +1,4 @@
-"""From the settings of a slot to its key, its place, and what the rules know of it.
+"""From the settings of a slot to its key, its endpoint, and what the rules know of it.
 
 Rule: a key is read when it is used, and goes nowhere else. No message, repr or difference has it;
 what is kept of it is a digest.
@@ -20,7 +20,7 @@ from headgate.core.slots.slot import SlotConfig
 from headgate.core.slots.wakes import WakeConfig
 from headgate.errors import InvalidSettingError
 from headgate.executors.templates import no_slot_keys
-from headgate.providers.endpoints import ProviderEndpoint, settled
+from headgate.providers.endpoints import ProviderEndpoint
 from headgate.storage.zones import zone
 
 MAX_KEY_BYTES = 16_384
@@ -57,7 +57,7 @@ class SlotKeys:
         self._slots = settings.slots
 
 
-def place_of(slot: SlotSettings) -> ProviderEndpoint:
+def endpoint_of(slot: SlotSettings) -> ProviderEndpoint:
     """Return where the provider of a slot is asked; headers are as the file writes them."""
     return ProviderEndpoint(
         base_url=slot.base_url,
@@ -132,10 +132,10 @@ def _unreadable(slot: SlotSettings, field: str, problem: str) -> InvalidSettingE
 
 
 def _key_digest(slot: SlotSettings, key: str | None) -> str:
-    place = settled(slot.provider, place_of(slot))
+    endpoint = endpoint_of(slot).with_defaults(slot.provider)
     # A key that nobody can read is not taken for anybody else's.
     owner = slot.name if key is None else None
-    return _digest(slot.provider, place.quota_url, place.request_url, key, owner)
+    return _digest(slot.provider, endpoint.quota_url, endpoint.request_url, key, owner)
 
 
 def _settings_digest(quota: QuotaSettings, slot: SlotSettings, key: str | None) -> str:

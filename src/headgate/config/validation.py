@@ -21,14 +21,14 @@ from headgate.config.settings import (
     SlotSettings,
     WebhookSettings,
 )
-from headgate.config.slot_keys import place_of, wake_config
+from headgate.config.slot_keys import endpoint_of, wake_config
 from headgate.core.budgets.scopes import parse_scope
 from headgate.core.slots.wakes import check_wake_config
 from headgate.core.snapshot import MIN_CREDIT_WEIGHT, Standing
 from headgate.errors import InvalidFieldError, InvalidScopeError, InvalidSettingError
 from headgate.executors.targets import PULL_NAME, PullTarget
 from headgate.executors.templates import KEY
-from headgate.providers.endpoints import HTTP_JSON, check_place
+from headgate.providers.endpoints import HTTP_JSON, check_endpoint
 from headgate.providers.http_headers import HEADER_NAME
 from headgate.redaction import redacted
 
@@ -78,7 +78,7 @@ def _check_slot(settings: Settings, slot: SlotSettings) -> None:
     _check_key(slot, where)
     _check_headers(slot, where)
     wakes = bool(slot.wake_modes)
-    check_place(slot.provider, place_of(slot), setting=key_path(*where), wakes=wakes)
+    check_endpoint(slot.provider, endpoint_of(slot), setting=key_path(*where), wakes=wakes)
     _check_addresses(slot, where)
     if slot.limit_unit is not None and slot.limit_type is None:
         problem = "needs limit_type, the type of the row that it is the unit of"

@@ -36,16 +36,7 @@ from headgate.executors.templates import (
     no_slot_keys,
     uses_slot,
 )
-from headgate.providers.http_headers import (
-    CARRIAGE,
-    HEADER_NAME,
-    HEADER_VALUE,
-    SECRET_NAME,
-    check_header_value,
-    retry_after_seconds,
-)
-from headgate.providers.prices import PriceList
-from headgate.providers.transport import (
+from headgate.providers.http_client import (
     NOT_SENDABLE,
     NOT_SENT,
     HttpClient,
@@ -53,6 +44,15 @@ from headgate.providers.transport import (
     read_body,
     read_error_body,
 )
+from headgate.providers.http_headers import (
+    FRAMING_HEADERS,
+    HEADER_NAME,
+    HEADER_VALUE,
+    SECRET_NAME,
+    check_header_value,
+    retry_after_seconds,
+)
+from headgate.providers.prices import PriceList
 from headgate.providers.usage import usage_of
 
 # What the answer of an HTTP endpoint means for a task.
@@ -186,7 +186,7 @@ TASK_ID = "x-headgate-task-id"
 ATTEMPT = "x-headgate-attempt"
 IDEMPOTENCY_KEY = "idempotency-key"
 TRACEPARENT = "traceparent"
-_NOT_CONFIGURABLE = frozenset((AGENT_ID, TASK_ID, ATTEMPT, IDEMPOTENCY_KEY, *CARRIAGE))
+_NOT_CONFIGURABLE = frozenset((AGENT_ID, TASK_ID, ATTEMPT, IDEMPOTENCY_KEY, *FRAMING_HEADERS))
 
 
 def filled_headers(

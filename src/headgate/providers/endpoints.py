@@ -1,7 +1,7 @@
 """Where a slot's provider is asked and what it is sent, and whether that can be used.
 
 It loads no HTTP client, so that settings can be checked without one. A header of the configuration
-may hold `{key}`, for which the key is put; it then takes the place of the provider's own.
+may hold `{key}`, for which the key is put; it then replaces the provider's own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from headgate.core.text import parsed_pointer
 from headgate.errors import InvalidSettingError
-from headgate.providers.http_headers import CARRIAGE, HEADER_NAME, check_header_value
+from headgate.providers.http_headers import FRAMING_HEADERS, HEADER_NAME, check_header_value
 
 ZAI = "zai"
 ANTHROPIC = "anthropic"
@@ -29,11 +29,11 @@ _POINTERS = ("percent_pointer", "used_pointer", "limit_pointer", "reset_pointer"
 _MAX_PORT = 65_535
 
 
-class Usual(msgspec.Struct, frozen=True, kw_only=True):
+class ProviderDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """What holds for a provider where the configuration says nothing.
 
     `zone` is the one in which it writes times that have no offset. Without a `quota_path` the
-    quota is told by the headers of the answer to any request.
+    quota is told by the headers of the response to any request.
     """
 
     base_url: str | None = None
@@ -43,33 +43,33 @@ class Usual(msgspec.Struct, frozen=True, kw_only=True):
     zone: tzinfo = UTC
 
 
-USUAL: dict[str, Usual] = {
-    ZAI: Usual(
+DEFAULTS: dict[str, ProviderDefaults] = {
+    ZAI: ProviderDefaults(
         base_url="https://api.z.ai",
         quota_path="/api/monitor/usage/quota/limit",
         request_path="/api/coding/paas/v4/chat/completions",
         model="glm-4-flash",
         zone=timezone(timedelta(hours=8)),
     ),
-    ANTHROPIC: Usual(
+    ANTHROPIC: ProviderDefaults(
         base_url="https://api.anthropic.com",
         request_path="/v1/messages",
         model="claude-haiku-4-5",
     ),
-    OPENAI: Usual(
+    OPENAI: ProviderDefaults(
         base_url="https://api.openai.com",
         request_path="/v1/chat/completions",
         model="gpt-4o-mini",
     ),
-    HTTP_JSON: Usual(),
+    HTTP_JSON: ProviderDefaults(),
 }
 
 
 class ProviderEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of one slot; what is left out is as usual for its provider.
+    """Where one slot sends its requests; what is left out has the defaults of its provider.
 
-    `base_url` stands before the usual paths; `quota_url` and `request_url` are whole addresses.
-    `secrets` are parts of it that are told to nobody, beside the key.
+    `base_url` stands before the default paths; `quota_url` and `request_url` are whole addresses.
+    `secrets` are parts of it that are shown to nobody, like the key.
     """
 
     base_url: str | None = None
@@ -87,47 +87,45 @@ class ProviderEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS
     timeout_seconds: float = TIMEOUT_SECONDS
 
+    def with_defaults(self, provider_name: str) -> ProviderEndpoint:
+        """Return the endpoint with the defaults of a provider filled in."""
+        defaults = DEFAULTS[provider_name]
+        base = (self.base_url or defaults.base_url or "").rstrip("/")
+        return msgspec.structs.replace(
+            self,
+            base_url=base or None,
+            quota_url=self.quota_url or _joined(base, defaults.quota_path),
+            request_url=self.request_url or _joined(base, defaults.request_path),
+            model=self.model or defaults.model,
+            zone=self.zone or defaults.zone,
+        )
 
-def settled(provider_name: str, place: ProviderEndpoint) -> ProviderEndpoint:
-    """Return the place with everything that is usual filled in."""
-    usual = USUAL[provider_name]
-    base = (place.base_url or usual.base_url or "").rstrip("/")
-    return msgspec.structs.replace(
-        place,
-        base_url=base or None,
-        quota_url=place.quota_url or _joined(base, usual.quota_path),
-        request_url=place.request_url or _joined(base, usual.request_path),
-        model=place.model or usual.model,
-        zone=place.zone or usual.zone,
-    )
-
-
-def wake_content(place: ProviderEndpoint) -> bytes:
-    """Return the body of the smallest request there is: one word, one token of an answer."""
-    if place.wake_body is not None:
-        return place.wake_body.encode()
-    message = {"role": "user", "content": WAKE_WORD}
-    return msgspec.json.encode({"model": place.model, "max_tokens": 1, "messages": [message]})
+    def wake_content(self) -> bytes:
+        """Return the body of the smallest request there is: one word in, one token out."""
+        if self.wake_body is not None:
+            return self.wake_body.encode()
+        message = {"role": "user", "content": WAKE_WORD}
+        return msgspec.json.encode({"model": self.model, "max_tokens": 1, "messages": [message]})
 
 
-def check_place(
-    provider_name: str, place: ProviderEndpoint, *, setting: str = "slots", wakes: bool = False
+def check_endpoint(
+    provider_name: str, endpoint: ProviderEndpoint, *, setting: str = "slots", wakes: bool = False
 ) -> None:
     """Raise `InvalidSettingError`, naming the field, unless the provider can be asked there.
 
     `wakes` says that the slot is to be woken, which needs more than reading its quota does.
     """
-    if provider_name not in USUAL:
-        raise _wrong(setting, "provider", f"must be one of {', '.join(USUAL)}")
+    if provider_name not in DEFAULTS:
+        raise _wrong(setting, "provider", f"must be one of {', '.join(DEFAULTS)}")
     for field in ("base_url", "quota_url", "request_url"):
-        _check_url(getattr(place, field), f"{setting}.{field}")
-    for name, value in place.headers.items():
+        _check_url(getattr(endpoint, field), f"{setting}.{field}")
+    for name, value in endpoint.headers.items():
         _check_header(name, value, f"{setting}.headers.{name}")
-    if place.wake_body is not None:
-        _check_wake_body(place.wake_body, f"{setting}.wake_body")
-    _check_pointers(provider_name, place, setting)
+    if endpoint.wake_body is not None:
+        _check_wake_body(endpoint.wake_body, f"{setting}.wake_body")
+    _check_pointers(provider_name, endpoint, setting)
     if provider_name == HTTP_JSON:
-        _check_http_json(place, setting, wakes=wakes)
+        _check_http_json(endpoint, setting, wakes=wakes)
 
 
 def _joined(base: str, path: str | None) -> str | None:
@@ -150,7 +148,7 @@ def _check_url(url: str | None, setting: str) -> None:
 def _check_header(name: str, value: str, setting: str) -> None:
     if not HEADER_NAME.fullmatch(name):
         raise InvalidSettingError(setting, "is not the name of a header")
-    if name.lower() in CARRIAGE:
+    if name.lower() in FRAMING_HEADERS:
         raise InvalidSettingError(setting, "is set for every request; leave it out")
     check_header_value(value, setting)
 
@@ -162,9 +160,9 @@ def _check_wake_body(body: str, setting: str) -> None:
         raise InvalidSettingError(setting, "is not JSON; write the body of a request") from None
 
 
-def _check_pointers(provider_name: str, place: ProviderEndpoint, setting: str) -> None:
+def _check_pointers(provider_name: str, endpoint: ProviderEndpoint, setting: str) -> None:
     for field in _POINTERS:
-        pointer = getattr(place, field)
+        pointer = getattr(endpoint, field)
         if pointer is None:
             continue
         if provider_name != HTTP_JSON:
@@ -173,27 +171,27 @@ def _check_pointers(provider_name: str, place: ProviderEndpoint, setting: str) -
         parsed_pointer(pointer, setting=f"{setting}.{field}")
 
 
-def _check_http_json(place: ProviderEndpoint, setting: str, *, wakes: bool) -> None:
+def _check_http_json(endpoint: ProviderEndpoint, setting: str, *, wakes: bool) -> None:
     for field, is_wrong, problem in (
         (
             "quota_url",
-            place.quota_url is None,
+            endpoint.quota_url is None,
             f"provider = {HTTP_JSON!r} needs the address that tells the quota",
         ),
         (
             "percent_pointer",
-            (place.percent_pointer is None) == (place.used_pointer is None),
+            (endpoint.percent_pointer is None) == (endpoint.used_pointer is None),
             "write either this or used_pointer; one of them finds how much is used",
         ),
         (
             "limit_pointer",
-            place.limit_pointer is not None and place.used_pointer is None,
+            endpoint.limit_pointer is not None and endpoint.used_pointer is None,
             "needs used_pointer beside it",
         ),
-        ("request_url", wakes and place.request_url is None, "a wake needs an address to go to"),
+        ("request_url", wakes and endpoint.request_url is None, "a wake needs an address to go to"),
         (
             "wake_body",
-            wakes and place.wake_body is None and place.model is None,
+            wakes and endpoint.wake_body is None and endpoint.model is None,
             "a wake needs this body, or wake_model for a chat completion",
         ),
     ):

@@ -1,4 +1,4 @@
-"""Headers of HTTP, whoever sends them: which can be written, and what an answer says with them."""
+"""Headers of HTTP, whoever sends them: which can be written, and what a response says with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 HEADER_VALUE = re.compile(r"(?:[!-~](?:[ \t!-~]*[!-~])?)?")
 SECRET_NAME = re.compile("authorization|cookie|key|password|secret|token", re.IGNORECASE)
 """Names under which one expects a secret, in headers as in queries."""
-CARRIAGE = ("connection", "content-length", "host", "transfer-encoding")
+FRAMING_HEADERS = ("connection", "content-length", "host", "transfer-encoding")
 """Headers that frame a message, and are nobody's to choose."""
 
 

@@ -1,7 +1,7 @@
 """The contract of a provider of keys: it tells the quota of one key, and sends the wake for it.
 
-An answer is a value, also where it is a failure: a provider raises nothing for a refusal, a lost
-connection, a time that ran out or an answer that makes no sense. Each request is shown to the
+A response is a value, also where it is a failure: a provider raises nothing for a refusal, a lost
+connection, a time that ran out or a response that makes no sense. Each request is shown to the
 `Trail` of its call before it leaves, and so is what came of it, with the key taken out.
 """
 
@@ -20,15 +20,12 @@ from headgate.providers.endpoints import (
     HTTP_JSON,
     ZAI,
     ProviderEndpoint,
-    check_place,
-    settled,
+    check_endpoint,
 )
 
-__all__ = ["Answered", "Call", "Exchange", "Provider", "Sent", "Trail", "Unanswered", "WakeAnswer"]
 
-
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """Which request is told of; what is told of the same one has the same `flow_id`."""
+class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Which request this is about; events of the same one have the same `flow_id`."""
 
     flow_id: str
     action: str
@@ -36,22 +33,22 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     url: str
 
 
-class Sent(Exchange, frozen=True, kw_only=True):
+class RequestSent(RequestEvent, frozen=True, kw_only=True):
     """A request that is about to leave."""
 
     body: str | None = None
 
 
-class Answered(Exchange, frozen=True, kw_only=True):
-    """The answer to a request, as much of it as is worth keeping."""
+class ResponseReceived(RequestEvent, frozen=True, kw_only=True):
+    """The response to a request, as much of it as is worth keeping."""
 
     status: int
     duration_ms: float
     body: str | None = None
 
 
-class Unanswered(Exchange, frozen=True, kw_only=True):
-    """A request that got no answer that could be read, and why."""
+class RequestFailed(RequestEvent, frozen=True, kw_only=True):
+    """A request that got no response that could be read, and why."""
 
     error: str
     duration_ms: float
@@ -59,20 +56,20 @@ class Unanswered(Exchange, frozen=True, kw_only=True):
 
 
 class Trail(Protocol):
-    """Is shown every request and what came of it; nothing that it is shown tells a key."""
+    """Is shown every request and what came of it; nothing that it is shown has a key in it."""
 
-    def sent(self, request: Sent) -> None:
+    def sent(self, request: RequestSent) -> None:
         """Take note of a request before it leaves."""
 
-    def answered(self, answer: Answered) -> None:
-        """Take note of an answer."""
+    def received(self, response: ResponseReceived) -> None:
+        """Take note of a response."""
 
-    def failed(self, failure: Unanswered) -> None:
-        """Take note of a request without an answer."""
+    def failed(self, failure: RequestFailed) -> None:
+        """Take note of a request without a response."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One use of a key: `flow_id` links what is told of it, `action` says what it is for."""
+    """One use of a key: `flow_id` links its events, `action` says what it is for."""
 
     key: str
     action: str
@@ -93,23 +90,20 @@ class Provider(Protocol):
         """Let go of connections."""
 
 
-# From a place to the provider that asks there.
-
-
 def build_provider(
     provider_name: str,
-    place: ProviderEndpoint,
+    endpoint: ProviderEndpoint,
     *,
     setting: str = "slots",
     clock: Callable[[], float] = time.time,
 ) -> Provider:
     """Return the provider of a slot; it opens no connection before it is asked.
 
-    What is wrong with the place is an `InvalidSettingError` under the name `setting`.
+    What is wrong with the endpoint is an `InvalidSettingError` under the name `setting`.
     """
-    check_place(provider_name, place, setting=setting)
+    check_endpoint(provider_name, endpoint, setting=setting)
     try:
-        return _built(provider_name, settled(provider_name, place), clock)
+        return _built(provider_name, endpoint.with_defaults(provider_name), clock)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "httpx2":
             raise
@@ -119,13 +113,13 @@ def build_provider(
         raise InvalidSettingError(field, f"{problem}; {advice}") from None
 
 
-def _built(provider_name: str, place: ProviderEndpoint, clock: Callable[[], float]) -> Provider:
+def _built(provider_name: str, endpoint: ProviderEndpoint, clock: Callable[[], float]) -> Provider:
     # What sends is an extra, and is loaded when there is something to send.
     from headgate.providers import quota_apis  # noqa: PLC0415
 
     if provider_name == ZAI:
-        return quota_apis.ZaiProvider(place, clock=clock)
+        return quota_apis.ZaiProvider(endpoint, clock=clock)
     if provider_name == HTTP_JSON:
-        return quota_apis.HttpJsonProvider(place, clock=clock)
+        return quota_apis.HttpJsonProvider(endpoint, clock=clock)
     dialect = quota_apis.ANTHROPIC if provider_name == ANTHROPIC else quota_apis.OPENAI
-    return quota_apis.HeaderQuotaProvider(dialect, place, clock=clock)
+    return quota_apis.HeaderQuotaProvider(dialect, endpoint, clock=clock)

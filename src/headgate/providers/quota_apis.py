@@ -1,7 +1,10 @@
-"""Any address that tells a quota in JSON: pointers find how much is used, and when it resets.
+"""The providers of keys: how each tells the quota of a key, and what wakes its window.
 
-A percentage is a number from 0 to 100. What is used is a share of what `limit_pointer` finds; if
-that is left out, a share of one. See `headgate.providers.reset_times` for how times are read.
+| provider | where the quota is |
+| --- | --- |
+| z.ai | at an address that costs nothing |
+| Anthropic, OpenAI | in the headers of any response |
+| `http-json` | in the JSON of an address of the configuration, found by pointers |
 """
 
 from __future__ import annotations
@@ -23,88 +26,72 @@ from headgate.core.slots.quota import (
     read_quota,
 )
 from headgate.core.text import found_at, parsed_pointer
-from headgate.providers.endpoints import KEY_PLACEHOLDER, ProviderEndpoint, wake_content
+from headgate.providers.endpoints import KEY_PLACEHOLDER, ProviderEndpoint
 from headgate.providers.provider import Call
-from headgate.providers.slot_client import Reply, SlotClient, asked, failure_in
+from headgate.providers.slot_client import SlotClient, SlotResponse
 
-FIRST_EPOCH_SECONDS = 100_000_000
-"""The third of March 1973; no window is three years long, and none ended before this."""
-FIRST_EPOCH_MS = 100_000_000_000
-LAST_EPOCH_SECONDS = 253_402_300_799
+RATE_LIMIT = "RATE_LIMIT"
+"""The type of rows that are a rate of requests or tokens; the unit says of which."""
 
-_UNIT_SECONDS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "us": 0.000_001}
-_UNIT_SECONDS |= {"µs": 0.000_001, "ns": 0.000_000_001}
-_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(ms|us|µs|ns|[dhms])")
-_DURATION = re.compile(f"(?:{_PART.pattern})+")
-_MAX_TEXT = 64
-_TOO_LARGE = 10**18
+Headers = Mapping[str, str]
 
 
-def duration_seconds(text: str) -> float | None:
-    """Read a duration such as `6m0s`; None if it is none."""
-    if len(text) > _MAX_TEXT or not _DURATION.fullmatch(text):
-        return None
-    return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _PART.findall(text))
+# The coding plan of z.ai: an address tells the quota for nothing, a chat completion opens it.
+#
+# The envelope of a response has a code of its own, which counts as much as the status does. Times
+# in messages are those of Beijing, where they have no offset.
 
 
-def reset_time(value: object, *, now: float, zone: tzinfo) -> float | None:
-    """Return the Unix second of a reset; None if no window is open. What is neither, ValueError.
+class ZaiProvider:
+    """Asks z.ai, or whoever answers as it does."""
 
-    | value | meaning |
-    | --- | --- |
-    | nothing, `null`, an empty text, 0 or less | no window is open |
-    | a number below 100,000,000 | seconds from now |
-    | a number below 100,000,000,000 | seconds since 1970 |
-    | a larger number | milliseconds since 1970 |
-    | a text with a number | the same as the number |
-    | `6m0s`, `1h30m`, `12ms` | a duration from now |
-    | `2026-02-14T09:30:00Z` | ISO 8601; without an offset, in the provider's zone |
-    """
-    if value is None or value == "":
-        return None
-    if isinstance(value, str):
-        return _in_text(value.strip(), now=now, zone=zone)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("is no time")
-    # A whole number may have more digits than a time can, and than can be divided.
-    return _in_number(min(value, _TOO_LARGE), now=now)
+    def __init__(self, endpoint: ProviderEndpoint, *, clock: Callable[[], float]) -> None:
+        self._endpoint = endpoint
+        self._zone = endpoint.zone or UTC
+        self._clock = clock
+        self._client = SlotClient(endpoint, headers={"accept-language": "en-US"})
 
+    async def read_quota(self, call: Call) -> QuotaReport | QuotaFailure:
+        """Ask for the limits of the key, which uses up nothing."""
+        response = await self._asked(call, "GET", self._endpoint.quota_url)
+        if isinstance(response, QuotaFailure):
+            return response
+        document = self._client.document(response, call)
+        if isinstance(document, QuotaFailure):
+            return document
+        found = read_quota(document, self._zone)
+        if isinstance(found, QuotaFailure):
+            told = self._client.line(found.message, call)
+            return msgspec.structs.replace(found, message=told)
+        return found
 
-def _in_text(text: str, *, now: float, zone: tzinfo) -> float | None:
-    seconds = duration_seconds(text)
-    if seconds is not None:
-        return _checked(now + seconds)
-    try:
-        return _in_number(float(text), now=now)
-    except ValueError:
-        pass
-    found = datetime.fromisoformat(text[:_MAX_TEXT])
-    try:
-        return _checked((found if found.tzinfo else found.replace(tzinfo=zone)).timestamp())
-    except OverflowError:
-        raise ValueError("is no time") from None
+    async def wake(self, call: Call) -> WakeAnswer:
+        """Send one word, to be answered with one token."""
+        body = self._endpoint.wake_content()
+        response = await self._asked(call, "POST", self._endpoint.request_url, body)
+        return WakeAnswer(failure=response if isinstance(response, QuotaFailure) else None)
 
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
 
-def _in_number(number: float, *, now: float) -> float | None:
-    if math.isnan(number):
-        raise ValueError("is no time")
-    if number <= 0:
-        return None
-    if number < FIRST_EPOCH_SECONDS:
-        return _checked(now + number)
-    return _checked(number if number < FIRST_EPOCH_MS else number / 1_000)
+    async def _asked(
+        self, call: Call, method: str, url: str | None, body: bytes | None = None
+    ) -> SlotResponse | QuotaFailure:
+        return await self._client.ask(
+            call,
+            method=method,
+            url=url or "",
+            body=body,
+            zone=self._zone,
+            clock=self._clock,
+        )
 
 
-def _checked(seconds: float) -> float:
-    if not 0 < seconds <= LAST_EPOCH_SECONDS:
-        raise ValueError("is no time")
-    return seconds
-
-
-def epoch_ms(seconds: float | None) -> int | None:
-    """Return a Unix second as a row of a quota has it."""
-    return None if seconds is None else round(seconds * 1_000)
-
+# Any address that tells a quota in JSON: pointers find how much is used, and when it resets.
+#
+# A percentage is a number from 0 to 100. What is used is a share of what `limit_pointer` finds; if
+# that is left out, a share of one.
 
 QUOTA_LIMIT = "QUOTA_LIMIT"
 """The type of the one row that such a provider has."""
@@ -113,21 +100,21 @@ QUOTA_LIMIT = "QUOTA_LIMIT"
 class HttpJsonProvider:
     """Asks an address of the configuration, and reads what the pointers find."""
 
-    def __init__(self, place: ProviderEndpoint, *, clock: Callable[[], float]) -> None:
-        self._place = place
-        self._zone = place.zone or UTC
+    def __init__(self, endpoint: ProviderEndpoint, *, clock: Callable[[], float]) -> None:
+        self._endpoint = endpoint
+        self._zone = endpoint.zone or UTC
         self._clock = clock
-        self._client = SlotClient(place)
+        self._client = SlotClient(endpoint)
 
     async def read_quota(self, call: Call) -> QuotaReport | QuotaFailure:
         """Ask the address that tells the quota."""
-        url = self._place.quota_url or ""
-        reply = await asked(
-            self._client, call, method="GET", url=url, zone=self._zone, clock=self._clock
+        url = self._endpoint.quota_url or ""
+        response = await self._client.ask(
+            call, method="GET", url=url, zone=self._zone, clock=self._clock
         )
-        if isinstance(reply, QuotaFailure):
-            return reply
-        document = self._client.document(reply, call)
+        if isinstance(response, QuotaFailure):
+            return response
+        document = self._client.document(response, call)
         if isinstance(document, QuotaFailure):
             return document
         try:
@@ -138,29 +125,29 @@ class HttpJsonProvider:
 
     async def wake(self, call: Call) -> WakeAnswer:
         """Send the configured request."""
-        url = self._place.request_url
-        if url is None or (self._place.wake_body is None and self._place.model is None):
+        url = self._endpoint.request_url
+        if url is None or (self._endpoint.wake_body is None and self._endpoint.model is None):
             problem = "the slot has no request_url, or neither wake_body nor wake_model"
             return WakeAnswer(failure=_rejected(problem))
-        body = wake_content(self._place)
-        reply = await asked(
-            self._client, call, method="POST", url=url, body=body, zone=self._zone,
+        body = self._endpoint.wake_content()
+        response = await self._client.ask(
+call, method="POST", url=url, body=body, zone=self._zone,
             clock=self._clock,
         )  # fmt: skip
-        return WakeAnswer(failure=reply if isinstance(reply, QuotaFailure) else None)
+        return WakeAnswer(failure=response if isinstance(response, QuotaFailure) else None)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
 
     def _read(self, document: object) -> QuotaReport:
-        place = self._place
-        resets_at = self._resets_at(document, place.reset_pointer)
+        endpoint = self._endpoint
+        resets_at = self._resets_at(document, endpoint.reset_pointer)
         row = QuotaLimit(
             type=QUOTA_LIMIT,
-            percentage=_number_at(document, place.percent_pointer, "percent_pointer"),
-            current_value=_number_at(document, place.used_pointer, "used_pointer"),
-            usage=_allowance(document, place),
+            percentage=_number_at(document, endpoint.percent_pointer, "percent_pointer"),
+            current_value=_number_at(document, endpoint.used_pointer, "used_pointer"),
+            usage=_allowance(document, endpoint),
             next_reset_epoch_ms=epoch_ms(resets_at),
         )
         return QuotaReport(limits=(row,))
@@ -179,12 +166,12 @@ class HttpJsonProvider:
             raise ValueError(problem) from None
 
 
-def _allowance(document: object, place: ProviderEndpoint) -> float | None:
-    if place.used_pointer is None:
+def _allowance(document: object, endpoint: ProviderEndpoint) -> float | None:
+    if endpoint.used_pointer is None:
         return None
-    if place.limit_pointer is None:
+    if endpoint.limit_pointer is None:
         return 1.0
-    return _number_at(document, place.limit_pointer, "limit_pointer")
+    return _number_at(document, endpoint.limit_pointer, "limit_pointer")
 
 
 def _number_at(document: object, pointer: str | None, field: str) -> float | None:
@@ -220,19 +207,98 @@ def _rejected(problem: str) -> QuotaFailure:
     return QuotaFailure(kind=QuotaFailureKind.REJECTED, message=problem)
 
 
-# Limits as headers of an answer tell them: rows of a quota, and what could not be read of them.
+# Providers that tell a quota with the headers of any response, and in no other way.
+#
+# So reading it is a request: the same as a wake, one word in and one token out, unless `quota_url`
+# names an address whose answer has the headers for nothing. And a wake reads the quota as well.
+
+
+class Dialect(NamedTuple):
+    """How one provider speaks: what goes with a request, and what its headers say.
+
+    `rows_of` reads the limits; `used_up_until` says of a refusal whether it is one of a window
+    that is used up, and gives the Unix second of its end.
+    """
+
+    headers_begin_with: str
+    key_header: tuple[str, str]
+    headers: Mapping[str, str]
+    rows_of: Callable[[Headers, float], QuotaReport]
+    used_up_until: Callable[[Headers, float], float | None]
+
+
+class HeaderQuotaProvider:
+    """Asks a provider for a token, and reads the headers."""
+
+    def __init__(
+        self, dialect: Dialect, endpoint: ProviderEndpoint, *, clock: Callable[[], float]
+    ) -> None:
+        self._dialect = dialect
+        self._endpoint = endpoint
+        self._clock = clock
+        self._client = SlotClient(endpoint, key_header=dialect.key_header, headers=dialect.headers)
+
+    async def read_quota(self, call: Call) -> QuotaReport | QuotaFailure:
+        """Send the smallest request there is, or ask `quota_url`, and read the headers."""
+        url = self._endpoint.quota_url
+        if url is None:
+            response = await self._request(call)
+        else:
+            response = await self._client.send(call, "GET", url)
+        failure = self._failure(response, call)
+        return failure or self._report(response) or self._garbage()
+
+    async def wake(self, call: Call) -> WakeAnswer:
+        """Send the smallest request there is; its response tells the quota."""
+        response = await self._request(call)
+        failure = self._failure(response, call)
+        return WakeAnswer(failure=failure, report=None if failure else self._report(response))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    async def _request(self, call: Call) -> SlotResponse | QuotaFailure:
+        body = self._endpoint.wake_content()
+        return await self._client.send(call, "POST", self._endpoint.request_url or "", body)
+
+    def _failure(self, response: SlotResponse | QuotaFailure, call: Call) -> QuotaFailure | None:
+        if isinstance(response, QuotaFailure):
+            return response
+        now = self._clock()
+        failure = self._client.failure_in(response, call, zone=self._endpoint.zone or UTC, now=now)
+        if failure is not None and failure.kind is QuotaFailureKind.GARBAGE and response.is_success:
+            # The headers tell all that there is to know, whatever the body is.
+            return None if self._report(response) else failure
+        if failure is None or failure.kind is not QuotaFailureKind.THROTTLED:
+            return failure
+        until = self._dialect.used_up_until(response.headers, now)
+        if until is None:
+            return failure
+        kind = QuotaFailureKind.EXHAUSTED
+        return QuotaFailure(kind=kind, message=failure.message, code=failure.code, resets_at=until)
+
+    def _report(self, response: SlotResponse | QuotaFailure) -> QuotaReport | None:
+        if isinstance(response, QuotaFailure):
+            return None
+        report = self._dialect.rows_of(response.headers, self._clock())
+        return report if report.limits or report.unreadable else None
+
+    def _garbage(self) -> QuotaFailure:
+        problem = f"the answer has no headers {self._dialect.headers_begin_with}…"
+        return QuotaFailure(
+            kind=QuotaFailureKind.GARBAGE, message=f"{problem}, which would tell the quota"
+        )
+
+
+# Limits as headers of a response tell them: rows of a quota, and what could not be read of them.
 #
 # Each provider has its names; a limit, what remains and a time are read alike. Rule: a header that
 # makes no sense is named and left out, and the others still count.
 
-RATE_LIMIT = "RATE_LIMIT"
-"""The type of rows that are a rate of requests or tokens; the unit says of which."""
-
-Headers = Mapping[str, str]
-
 
 class RateRows:
-    """Collects rows from the headers of one answer."""
+    """Collects rows from the headers of one response."""
 
     def __init__(self, headers: Headers, *, now: float) -> None:
         self._headers = headers
@@ -285,90 +351,6 @@ class RateRows:
     def report(self) -> QuotaReport:
         """Return all rows, in the order in which they were added."""
         return QuotaReport(limits=tuple(self._rows), unreadable=tuple(self._unreadable))
-
-
-# Providers that tell a quota with the headers of any answer, and in no other way.
-#
-# So reading it is a request: the same as a wake, one word in and one token out, unless `quota_url`
-# names an address whose answer has the headers for nothing. And a wake reads the quota as well.
-
-
-class Dialect(NamedTuple):
-    """How one provider speaks: what goes with a request, and what its headers say.
-
-    `rows_of` reads the limits; `used_up_until` says of a refusal whether it is one of a window
-    that is used up, and gives the Unix second of its end.
-    """
-
-    headers_begin_with: str
-    key_header: tuple[str, str]
-    headers: Mapping[str, str]
-    rows_of: Callable[[Headers, float], QuotaReport]
-    used_up_until: Callable[[Headers, float], float | None]
-
-
-class HeaderQuotaProvider:
-    """Asks a provider for a token, and reads the headers."""
-
-    def __init__(
-        self, dialect: Dialect, place: ProviderEndpoint, *, clock: Callable[[], float]
-    ) -> None:
-        self._dialect = dialect
-        self._place = place
-        self._clock = clock
-        self._client = SlotClient(place, key_header=dialect.key_header, headers=dialect.headers)
-
-    async def read_quota(self, call: Call) -> QuotaReport | QuotaFailure:
-        """Send the smallest request there is, or ask `quota_url`, and read the headers."""
-        url = self._place.quota_url
-        if url is None:
-            reply = await self._request(call)
-        else:
-            reply = await self._client.send(call, "GET", url)
-        failure = self._failure(reply, call)
-        return failure or self._report(reply) or self._garbage()
-
-    async def wake(self, call: Call) -> WakeAnswer:
-        """Send the smallest request there is; its answer tells the quota."""
-        reply = await self._request(call)
-        failure = self._failure(reply, call)
-        return WakeAnswer(failure=failure, report=None if failure else self._report(reply))
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.close()
-
-    async def _request(self, call: Call) -> Reply | QuotaFailure:
-        body = wake_content(self._place)
-        return await self._client.send(call, "POST", self._place.request_url or "", body)
-
-    def _failure(self, reply: Reply | QuotaFailure, call: Call) -> QuotaFailure | None:
-        if isinstance(reply, QuotaFailure):
-            return reply
-        now = self._clock()
-        failure = failure_in(reply, self._client, call, zone=self._place.zone or UTC, now=now)
-        if failure is not None and failure.kind is QuotaFailureKind.GARBAGE and reply.is_success:
-            # The headers tell all that there is to know, whatever the body is.
-            return None if self._report(reply) else failure
-        if failure is None or failure.kind is not QuotaFailureKind.THROTTLED:
-            return failure
-        until = self._dialect.used_up_until(reply.headers, now)
-        if until is None:
-            return failure
-        kind = QuotaFailureKind.EXHAUSTED
-        return QuotaFailure(kind=kind, message=failure.message, code=failure.code, resets_at=until)
-
-    def _report(self, reply: Reply | QuotaFailure) -> QuotaReport | None:
-        if isinstance(reply, QuotaFailure):
-            return None
-        report = self._dialect.rows_of(reply.headers, self._clock())
-        return report if report.limits or report.unreadable else None
-
-    def _garbage(self) -> QuotaFailure:
-        problem = f"the answer has no headers {self._dialect.headers_begin_with}…"
-        return QuotaFailure(
-            kind=QuotaFailureKind.GARBAGE, message=f"{problem}, which would tell the quota"
-        )
 
 
 # The limits of an Anthropic key, as its rate-limit headers tell them.
@@ -493,54 +475,82 @@ OPENAI = Dialect(
 )
 
 
-# The coding plan of z.ai: an address tells the quota for nothing, a chat completion opens it.
-#
-# The envelope of an answer has a code of its own, which counts as much as the status does. Times
-# in messages are those of Beijing, where they have no offset.
+# Times of resets, in all the ways in which providers write them.
+
+FIRST_EPOCH_SECONDS = 100_000_000
+"""The third of March 1973; no window is three years long, and none ended before this."""
+FIRST_EPOCH_MS = 100_000_000_000
+LAST_EPOCH_SECONDS = 253_402_300_799
+
+_UNIT_SECONDS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "us": 0.000_001}
+_UNIT_SECONDS |= {"µs": 0.000_001, "ns": 0.000_000_001}
+_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(ms|us|µs|ns|[dhms])")
+_DURATION = re.compile(f"(?:{_PART.pattern})+")
+_MAX_TEXT = 64
+_TOO_LARGE = 10**18
 
 
-class ZaiProvider:
-    """Asks z.ai, or whoever answers as it does."""
+def duration_seconds(text: str) -> float | None:
+    """Read a duration such as `6m0s`; None if it is none."""
+    if len(text) > _MAX_TEXT or not _DURATION.fullmatch(text):
+        return None
+    return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _PART.findall(text))
 
-    def __init__(self, place: ProviderEndpoint, *, clock: Callable[[], float]) -> None:
-        self._place = place
-        self._zone = place.zone or UTC
-        self._clock = clock
-        self._client = SlotClient(place, headers={"accept-language": "en-US"})
 
-    async def read_quota(self, call: Call) -> QuotaReport | QuotaFailure:
-        """Ask for the limits of the key, which uses up nothing."""
-        reply = await self._asked(call, "GET", self._place.quota_url)
-        if isinstance(reply, QuotaFailure):
-            return reply
-        document = self._client.document(reply, call)
-        if isinstance(document, QuotaFailure):
-            return document
-        found = read_quota(document, self._zone)
-        if isinstance(found, QuotaFailure):
-            told = self._client.line(found.message, call)
-            return msgspec.structs.replace(found, message=told)
-        return found
+def reset_time(value: object, *, now: float, zone: tzinfo) -> float | None:
+    """Return the Unix second of a reset; None if no window is open. What is neither, ValueError.
 
-    async def wake(self, call: Call) -> WakeAnswer:
-        """Send one word, to be answered with one token."""
-        body = wake_content(self._place)
-        reply = await self._asked(call, "POST", self._place.request_url, body)
-        return WakeAnswer(failure=reply if isinstance(reply, QuotaFailure) else None)
+    | value | meaning |
+    | --- | --- |
+    | nothing, `null`, an empty text, 0 or less | no window is open |
+    | a number below 100,000,000 | seconds from now |
+    | a number below 100,000,000,000 | seconds since 1970 |
+    | a larger number | milliseconds since 1970 |
+    | a text with a number | the same as the number |
+    | `6m0s`, `1h30m`, `12ms` | a duration from now |
+    | `2026-02-14T09:30:00Z` | ISO 8601; without an offset, in the provider's zone |
+    """
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        return _in_text(value.strip(), now=now, zone=zone)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("is no time")
+    # A whole number may have more digits than a time can, and than can be divided.
+    return _in_number(min(value, _TOO_LARGE), now=now)
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.close()
 
-    async def _asked(
-        self, call: Call, method: str, url: str | None, body: bytes | None = None
-    ) -> Reply | QuotaFailure:
-        return await asked(
-            self._client,
-            call,
-            method=method,
-            url=url or "",
-            body=body,
-            zone=self._zone,
-            clock=self._clock,
-        )
+def _in_text(text: str, *, now: float, zone: tzinfo) -> float | None:
+    seconds = duration_seconds(text)
+    if seconds is not None:
+        return _checked(now + seconds)
+    try:
+        return _in_number(float(text), now=now)
+    except ValueError:
+        pass
+    found = datetime.fromisoformat(text[:_MAX_TEXT])
+    try:
+        return _checked((found if found.tzinfo else found.replace(tzinfo=zone)).timestamp())
+    except OverflowError:
+        raise ValueError("is no time") from None
+
+
+def _in_number(number: float, *, now: float) -> float | None:
+    if math.isnan(number):
+        raise ValueError("is no time")
+    if number <= 0:
+        return None
+    if number < FIRST_EPOCH_SECONDS:
+        return _checked(now + number)
+    return _checked(number if number < FIRST_EPOCH_MS else number / 1_000)
+
+
+def _checked(seconds: float) -> float:
+    if not 0 < seconds <= LAST_EPOCH_SECONDS:
+        raise ValueError("is no time")
+    return seconds
+
+
+def epoch_ms(seconds: float | None) -> int | None:
+    """Return a Unix second as a row of a quota has it."""
+    return None if seconds is None else round(seconds * 1_000)

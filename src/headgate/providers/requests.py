@@ -50,7 +50,7 @@ class Kind(Enum):
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call to a model, as far as order and money depend on it.
 
-    `max_tokens` is None where the request leaves the length of an answer open, and `answers` says
+    `max_tokens` is None where the request leaves the length of a response open, and `answers` says
     how many may be made.
     """
 

@@ -1,4 +1,4 @@
-"""What a call to a model used, as its answer says.
+"""What a call to a model used, as its response says.
 
 It reads the shapes of OpenAI (chat completions, responses, embeddings) and of Anthropic (messages),
 whole or as a stream of events. Rule: nothing that a provider sends raises anything here. What
@@ -29,7 +29,7 @@ _LAST_TYPES = frozenset(
 
 
 class CountedTokens(NamedTuple):
-    """What an answer says of its model and its tokens."""
+    """What a response says of its model and its tokens."""
 
     model: str
     input_tokens: int
@@ -41,7 +41,7 @@ class _Details(msgspec.Struct):
 
 
 class _Counts(msgspec.Struct):
-    """The counts of all shapes; an answer has some of them."""
+    """The counts of all shapes; a response has some of them."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -54,7 +54,7 @@ class _Counts(msgspec.Struct):
     cache_read_input_tokens: int | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Response(msgspec.Struct):
     model: object = None
     usage: _Counts | None = None
 
@@ -65,8 +65,8 @@ class _Event(msgspec.Struct):
     type: object = None
     model: object = None
     usage: _Counts | None = None
-    message: _Answer | None = None
-    response: _Answer | None = None
+    message: _Response | None = None
+    response: _Response | None = None
 
 
 class _Tokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ class _Tokens(msgspec.Struct, frozen=True, kw_only=True):
     cache_write_tokens: int
 
 
-_answers = msgspec.json.Decoder(_Answer)
+_responses = msgspec.json.Decoder(_Response)
 _events = msgspec.json.Decoder(_Event)
 # A body is somebody else's: it may be no JSON, no UTF-8, or nested until the stack ends.
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -87,7 +87,7 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 def usage_of(
     body: bytes | msgspec.Raw, prices: PriceList, *, priced_as: str | None = None
 ) -> Usage:
-    """Return what the body of an answer says was used: JSON, or server-sent events.
+    """Return what the body of a response says was used: JSON, or server-sent events.
 
     It costs what the model that answered costs, or the one that `priced_as` names.
     """
@@ -95,7 +95,7 @@ def usage_of(
     if _MENTION not in body:
         return UNKNOWN_USAGE
     try:
-        return _priced(_answers.decode(body), prices, priced_as)
+        return _priced(_responses.decode(body), prices, priced_as)
     except _UNREADABLE:
         streamed = StreamedUsage()
         for line in body.splitlines():
@@ -111,7 +111,7 @@ class StreamedUsage:
 
     def __init__(self) -> None:
         self.is_over = False
-        self._merged = _Answer()
+        self._merged = _Response()
 
     def read(self, line: bytes) -> None:
         """Read one line of the stream, without its end."""
@@ -132,31 +132,31 @@ class StreamedUsage:
             event = _events.decode(data)
         except _UNREADABLE:
             return
-        found = (event.message, event.response, _Answer(model=event.model, usage=event.usage))
-        for answer in found:
-            if answer is not None:
-                _merge(self._merged, answer)
+        found = (event.message, event.response, _Response(model=event.model, usage=event.usage))
+        for response in found:
+            if response is not None:
+                _merge(self._merged, response)
         if isinstance(event.type, str) and event.type in _LAST_TYPES:
             self.is_over = True
 
 
 def counted_tokens(body: bytes | msgspec.Raw | None) -> CountedTokens | None:
-    """Return what went in and came out by the body of an answer; None if it does not say."""
+    """Return what went in and came out by the body of a response; None if it does not say."""
     text = b"" if body is None else bytes(body)
     if _MENTION not in text:
         return None
     try:
-        answer = _answers.decode(text)
+        response = _responses.decode(text)
     except _UNREADABLE:
         return None
-    tokens = None if answer.usage is None else _tokens(answer.usage)
+    tokens = None if response.usage is None else _tokens(response.usage)
     if tokens is None:
         return None
-    model = answer.model if isinstance(answer.model, str) else ""
+    model = response.model if isinstance(response.model, str) else ""
     return CountedTokens(model, tokens.input_tokens, tokens.output_tokens)
 
 
-def _merge(merged: _Answer, later: _Answer) -> None:
+def _merge(merged: _Response, later: _Response) -> None:
     merged.model = later.model or merged.model
     if merged.usage is None or later.usage is None:
         merged.usage = later.usage or merged.usage
@@ -167,11 +167,11 @@ def _merge(merged: _Answer, later: _Answer) -> None:
             setattr(merged.usage, name, count)
 
 
-def _priced(answer: _Answer, prices: PriceList, priced_as: str | None = None) -> Usage:
-    tokens = None if answer.usage is None else _tokens(answer.usage)
+def _priced(response: _Response, prices: PriceList, priced_as: str | None = None) -> Usage:
+    tokens = None if response.usage is None else _tokens(response.usage)
     if tokens is None:
         return UNKNOWN_USAGE
-    model = answer.model if isinstance(answer.model, str) else ""
+    model = response.model if isinstance(response.model, str) else ""
     try:
         total = to_tokens(to_tokens(tokens.input_tokens) + to_tokens(tokens.output_tokens))
     except CallerError:
@@ -185,7 +185,7 @@ def _micro_usd(model: str, tokens: _Tokens, prices: PriceList) -> int | None:
         cost = prices.cost(model, **msgspec.structs.asdict(tokens))
     except CallerError:
         return None
-    # The books refuse a larger amount, and then the task could not be settled at all.
+    # A ledger refuses a larger amount, and then the task could not be settled at all.
     return cost.micro_usd if cost.micro_usd <= MAX_RESERVATION_MICRO_USD else None
 
 
@@ -234,7 +234,7 @@ def _input_beside_cache(counts: _Counts, given: int) -> _Tokens | None:
     )
 
 
-# What an answer says was used, read from its bytes while they pass by.
+# What a response says was used, read from its bytes while they pass by.
 #
 # Rule: the bytes go to whoever asked as they come; what is kept of them is bounded. Of a stream
 # that is one line and the counts, of another body the body, up to a limit. What was not read to
@@ -250,7 +250,7 @@ _DETECT_HEADER = 32 + zlib.MAX_WBITS
 
 
 class ResponseReader:
-    """Reads along with one answer."""
+    """Reads along with one response."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         coding = headers.get("content-encoding", "identity").strip().lower()

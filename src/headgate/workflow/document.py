@@ -20,7 +20,7 @@ import yaml
 
 from headgate.core.money import to_micro_usd, to_written_limit_micro_usd
 from headgate.errors import InvalidAmountError, WorkflowError
-from headgate.providers.http_headers import CARRIAGE, HEADER_NAME
+from headgate.providers.http_headers import FRAMING_HEADERS, HEADER_NAME
 from headgate.workflow.conditions import (
     Condition,
     ConditionError,
@@ -650,7 +650,7 @@ def read_headers(value: Value, read_text: Callable[[Value], Text]) -> dict[str, 
     for name, entry in value.entries("headers").items():
         if HEADER_NAME.fullmatch(name) is None:
             entry.refuse("is not the name of a header; write it with letters and dashes")
-        if name.lower() in CARRIAGE:
+        if name.lower() in FRAMING_HEADERS:
             entry.refuse("is set for every request; leave it out")
         if name.lower() in map(str.lower, headers):
             entry.refuse("is there twice, in another case; keep one of them")

@@ -16,8 +16,8 @@ from headgate.executors import http as header_names
 from headgate.executors.executor import WorkOrder, shortened
 from headgate.executors.http import Exchange, WrittenRequest, header_value
 from headgate.executors.targets import MAX_RESULT_BYTES
+from headgate.providers.http_client import HttpClient
 from headgate.providers.prices import PriceList
-from headgate.providers.transport import HttpClient
 from headgate.workflow import step_requests
 from headgate.workflow.step_executors import request_of, setting_of
 from headgate.workflow.step_requests import (

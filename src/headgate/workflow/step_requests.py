@@ -17,7 +17,12 @@ import msgspec
 from headgate.core.money import MICRO_PER_USD
 from headgate.errors import InvalidSettingError
 from headgate.executors.templates import Environment
-from headgate.providers.http_headers import CARRIAGE, HEADER_NAME, SECRET_NAME, check_header_value
+from headgate.providers.http_headers import (
+    FRAMING_HEADERS,
+    HEADER_NAME,
+    SECRET_NAME,
+    check_header_value,
+)
 from headgate.workflow.backend import StepOrder, StepTask
 from headgate.workflow.conditions import holds
 from headgate.workflow.config import PATHS
@@ -667,5 +672,5 @@ def check_header_name(name: str, setting: str) -> None:
     """Refuse a header that cannot be written, or that frames the request."""
     if not HEADER_NAME.fullmatch(name):
         raise InvalidSettingError(setting, "is not the name of a header")
-    if name.lower() in CARRIAGE:
+    if name.lower() in FRAMING_HEADERS:
         raise InvalidSettingError(setting, "is set for every request; leave it out")

@@ -27,7 +27,7 @@ from headgate.core.slots.status import LogLine, LogPhase
 from headgate.core.slots.steps import PollDone, WakeClaim, WakeDone, WindowDone
 from headgate.core.slots.wakes import Confirmation, WakeTrigger, WindowEnd
 from headgate.engine.supervisor import Pulse
-from headgate.providers.provider import Answered, Exchange, Sent, Unanswered
+from headgate.providers.provider import RequestEvent, RequestFailed, RequestSent, ResponseReceived
 from headgate.redaction import redacted
 
 log = structlog.get_logger("headgate.slots")
@@ -63,21 +63,21 @@ class SlotTrail:
         """Return a trail that takes out this key, wherever it turns up."""
         return SlotTrail(self._slot, self._log, secret=secret)
 
-    def sent(self, request: Sent) -> None:
+    def sent(self, request: RequestSent) -> None:
         """Write the line of a request."""
         self._tell("request", request, request_body=request.body)
 
-    def answered(self, answer: Answered) -> None:
-        """Write the line of an answer."""
+    def received(self, response: ResponseReceived) -> None:
+        """Write the line of a response."""
         self._tell(
             "response",
-            answer,
-            status=answer.status,
-            response_body=answer.body,
-            duration_ms=round(answer.duration_ms, 3),
+            response,
+            status=response.status,
+            response_body=response.body,
+            duration_ms=round(response.duration_ms, 3),
         )
 
-    def failed(self, failure: Unanswered) -> None:
+    def failed(self, failure: RequestFailed) -> None:
         """Write the line of a request without an answer."""
         self._tell(
             "error",
@@ -91,7 +91,7 @@ class SlotTrail:
         """Write the line of something that happened."""
         self._write(phase="event", action=action, flow_id=flow_id or None, details=details or None)
 
-    def _tell(self, phase: LogPhase, told: Exchange, **fields: object) -> None:
+    def _tell(self, phase: LogPhase, told: RequestEvent, **fields: object) -> None:
         self._write(
             phase=phase,
             action=told.action,

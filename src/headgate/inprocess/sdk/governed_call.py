@@ -37,8 +37,8 @@ from headgate.errors import HeadgateError, LedgerUnavailableError, PermitTimeout
 from headgate.executors.http import refused
 from headgate.inprocess.budget import Estimate
 from headgate.inprocess.scheduler import Acquisition
+from headgate.providers.http_client import NOT_SENDABLE, NOT_SENT
 from headgate.providers.requests import ModelCall, with_model, with_stream_usage
-from headgate.providers.transport import NOT_SENDABLE, NOT_SENT
 from headgate.providers.usage import READABLE_CODINGS, ResponseReader
 
 if TYPE_CHECKING:

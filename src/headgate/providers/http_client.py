@@ -1,8 +1,8 @@
-"""A pool of connections for one target or provider: requests go out, bounded answers come in.
+"""A pool of connections for one target or provider: requests go out, bounded responses come in.
 
 It stands on the transport of httpx2 and not on its client, which would keep cookies from one task
 for the next and write URLs to the log, and a URL may carry a key. Redirects are never followed and
-certificates always verified. There is no time limit on an answer: whoever asks has one.
+certificates always verified. There is no time limit on a response: whoever asks has one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HttpClient:
     async def send(
         self, method: str, url: str, headers: dict[str, str], content: bytes | None = None
     ) -> httpx2.Response:
-        """Send a request and wait for the head of its answer; the caller closes the answer."""
+        """Send a request and wait for the head of its response; the caller closes the response."""
         request = httpx2.Request(
             method,
             url,
@@ -67,7 +67,7 @@ class HttpClient:
 
 
 async def read_body(response: httpx2.Response, max_bytes: int) -> bytes | None:
-    """Return the body of an answer, or None as soon as it is longer than `max_bytes`."""
+    """Return the body of a response, or None as soon as it is longer than `max_bytes`."""
     body = bytearray()
     async with aclosing(response.aiter_bytes()) as chunks:
         async for chunk in chunks:

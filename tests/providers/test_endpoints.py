@@ -1,4 +1,4 @@
-"""Where a provider is asked: what is usual, and which places are refused, with one clear line."""
+"""Where a provider is asked: the defaults, and which endpoints are refused, with one clear line."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from headgate.errors import InvalidSettingError
-from headgate.providers.endpoints import ProviderEndpoint, check_place, settled, wake_content
+from headgate.providers.endpoints import ProviderEndpoint, check_endpoint
 from headgate.providers.provider import build_provider
 
 
-def place(**fields: object) -> ProviderEndpoint:
+def endpoint(**fields: object) -> ProviderEndpoint:
     return msgspec.convert(fields, ProviderEndpoint)
 
 
@@ -29,19 +29,21 @@ def place(**fields: object) -> ProviderEndpoint:
         ("openai", None, "https://api.openai.com/v1/chat/completions"),
     ],
 )
-def test_what_is_usual_is_filled_in(name: str, quota_url: str | None, request_url: str) -> None:
-    found = settled(name, place())
+def test_defaults_are_filled_in(name: str, quota_url: str | None, request_url: str) -> None:
+    found = endpoint().with_defaults(name)
     assert (found.quota_url, found.request_url) == (quota_url, request_url)
     assert found.model
     assert found.zone is not None
 
 
-def test_an_address_of_ones_own_goes_before_the_usual_path() -> None:
-    found = settled("zai", place(base_url="http://127.0.0.1:7430/"))
+def test_an_address_of_ones_own_goes_before_the_default_path() -> None:
+    found = endpoint(base_url="http://127.0.0.1:7430/").with_defaults("zai")
     assert found.quota_url == "http://127.0.0.1:7430/api/monitor/usage/quota/limit"
-    own = settled("zai", place(quota_url="https://a/q", request_url="https://a/r", model="m"))
+    own = endpoint(quota_url="https://a/q", request_url="https://a/r", model="m").with_defaults(
+        "zai"
+    )
     assert (own.quota_url, own.request_url, own.model) == ("https://a/q", "https://a/r", "m")
-    assert msgspec.json.decode(wake_content(own))["model"] == "m"
+    assert msgspec.json.decode(own.wake_content())["model"] == "m"
 
 
 GOOD_JSON: dict[str, object] = {"quota_url": "https://a/q", "percent_pointer": "/p"}
@@ -66,29 +68,29 @@ WRONG: list[tuple[str, dict[str, object], str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "fields", "field", "problem"), WRONG)
-def test_a_place_that_cannot_be_used_is_refused_by_its_field(
+def test_an_endpoint_that_cannot_be_used_is_refused_by_its_field(
     name: str, fields: dict[str, object], field: str, problem: str
 ) -> None:
     with pytest.raises(InvalidSettingError) as refused:
-        build_provider(name, place(**fields), setting="slots.work")
+        build_provider(name, endpoint(**fields), setting="slots.work")
     assert f"slots.work.{field}" in str(refused.value)
     assert problem in str(refused.value)
 
 
 def test_a_wake_of_any_address_needs_a_request_and_a_body() -> None:
-    check_place("http-json", place(**GOOD_JSON))
+    check_endpoint("http-json", endpoint(**GOOD_JSON))
     with pytest.raises(InvalidSettingError, match="request_url"):
-        check_place("http-json", place(**GOOD_JSON), wakes=True)
+        check_endpoint("http-json", endpoint(**GOOD_JSON), wakes=True)
     with pytest.raises(InvalidSettingError, match="wake_body"):
-        check_place("http-json", place(**GOOD_JSON, request_url="https://a"), wakes=True)
+        check_endpoint("http-json", endpoint(**GOOD_JSON, request_url="https://a"), wakes=True)
     for more in ({"wake_body": "{}"}, {"model": "m"}):
         fields = {**GOOD_JSON, **more, "request_url": "https://a"}
-        check_place("http-json", place(**fields), wakes=True)
+        check_endpoint("http-json", endpoint(**fields), wakes=True)
 
 
-def test_checking_a_place_loads_no_http_client() -> None:
+def test_checking_an_endpoint_loads_no_http_client() -> None:
     program = (
-        "import sys; from headgate.providers.endpoints import check_place, ProviderPlace;"
-        "check_place('zai', ProviderPlace()); assert 'httpx2' not in sys.modules"
+        "import sys; from headgate.providers.endpoints import check_endpoint, ProviderEndpoint;"
+        "check_endpoint('zai', ProviderEndpoint()); assert 'httpx2' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
