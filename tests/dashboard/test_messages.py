@@ -51,15 +51,6 @@ async def test_a_message_for_a_page_below_another_is_not_shown_above_it(tmp_path
         assert has_message(await browser.get(to))
 
 
-async def test_two_pages_may_each_have_a_message_waiting(tmp_path: Path) -> None:
-    async with serving(tmp_path, HELD) as (_, app):
-        browser = Browser(app)
-        first = await paused(browser, back="/ui/projects?find=o")
-        second = await paused(browser, back="/ui/projects?find=d")
-        assert has_message(await browser.get(second))
-        assert has_message(await browser.get(first))
-
-
 async def test_an_address_is_the_same_however_it_is_written(tmp_path: Path) -> None:
     async with serving(tmp_path, HELD) as (_, app):
         browser = Browser(app)

@@ -67,22 +67,6 @@ async def ended(app: App, task_id: str) -> None:
     await until(is_over)
 
 
-async def test_a_task_that_waits_says_why_with_ways_to_what_holds_it(tmp_path: Path) -> None:
-    async with serving(tmp_path, HELD) as (_, app):
-        parent = await submit(app)
-        child = await submit(app, dependsOn=[parent], scopes=["team:x/run:y"], labels={"k": "v"})
-        page = (await Browser(app).get(f"/ui/tasks/{child}")).body
-    text = text_of(page)
-    assert "Why it waits" in text
-    assert "1 of the tasks that it depends on have not ended." in text
-    assert "Project default is paused." in text
-    assert f'href="/ui/tasks/{parent}"'.encode() in page
-    assert b'href="/ui/budgets?scope=team%3Ax%2Frun%3Ay"' in page
-    assert b'href="/ui/tasks?label=k%3Dv"' in page
-    assert b'href="/ui/projects"' in page
-    assert b'hx-trigger="sse:changed"' in page
-
-
 async def test_what_a_driver_says_is_not_on_the_page(tmp_path: Path) -> None:
     async with serving(tmp_path, HELD) as (_, app):
         task_id = await submit(app)
