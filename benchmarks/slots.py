@@ -29,7 +29,7 @@ from headgate.engine.slots.slot_log import SlotTrail
 from headgate.engine.slots.slots import Slots
 from headgate.providers.provider import Call
 from headgate.storage.memory import MemoryDatabase, MemoryTaskStore
-from headgate.storage.slot_rows import SqlSlots
+from headgate.storage.slot_rows import SlotStore
 from headgate.testing import SimulatedLoop, simulate
 
 SLOTS = 1_000
@@ -95,7 +95,7 @@ class Hour:
         await store.open()
         ids = count()
         slots = Slots(
-            SqlSlots(store), setups(SLOTS), trail_of=SlotTrail, make_id=lambda: f"{next(ids)}"
+            SlotStore(store), setups(SLOTS), trail_of=SlotTrail, make_id=lambda: f"{next(ids)}"
         )
         await slots.prepare()
         running = loop.create_task(slots.run())

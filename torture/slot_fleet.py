@@ -26,7 +26,7 @@ from headgate.core.slots.wakes import WakeConfig, WakeMode
 from headgate.engine.slots.slot import SlotSetup
 from headgate.providers.provider import Call
 from headgate.storage.audit import AuditEntry
-from headgate.storage.slot_rows import Step
+from headgate.storage.slot_rows import SlotStore, Step
 from headgate.testing.fake_provider import FakeWindow
 
 Answer = TypeVar("Answer")
@@ -50,7 +50,7 @@ class Served(msgspec.Struct):
     resets: list[int] = []
 
 
-class NotedSlots:
+class NotedSlots(SlotStore):
     """Keeps rows in memory, and notes every marker that changes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

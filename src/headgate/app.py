@@ -59,13 +59,13 @@ from headgate.metrics import Beside, ServiceMetrics
 from headgate.providers.endpoints import ProviderEndpoint
 from headgate.providers.http_headers import check_header_value
 from headgate.providers.provider import Provider, build_provider
-from headgate.storage.audit import AuditLog, StoredAudit
+from headgate.storage.audit import AuditLog
 from headgate.storage.deliveries import Deliveries, DeliveryCounts
 from headgate.storage.maintenance import SqlAccounts
-from headgate.storage.slot_rows import SqlSlots
+from headgate.storage.slot_rows import SlotStore
 from headgate.storage.sql_store import SqlTaskStore, StoreLedger
-from headgate.storage.tokens import SqlTokens, Tokens
-from headgate.storage.usage import SqlUsage, UsageReports
+from headgate.storage.tokens import TokenStore
+from headgate.storage.usage import UsageReports
 from headgate.storage.writer import ChildStarter
 from headgate.telemetry import Telemetry, build_telemetry
 from headgate.webhooks.guard import UrlGuard, parse_allow_list
@@ -142,7 +142,7 @@ class SlotWork:
         self._parts = SlotParts(environ)
         self.log = SlotLog(data / LOG_FOLDER, max_log_days=settings.quota.max_log_days)
         self.slots = Slots(
-            SqlSlots(store),
+            SlotStore(store),
             self._parts.setups(settings),
             trail_of=self.log.trail,
             make_id=partial(secrets.token_hex, 8),
@@ -324,7 +324,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     config: LiveConfig
     bulk: BulkWork
     audit: AuditLog
-    tokens: Tokens
+    tokens: TokenStore
     tracker: LedgerTracker
     usage: UsageReports
     slots: Slots
@@ -403,11 +403,11 @@ def build_service(
         settings=settings,
         config=config,
         bulk=BulkWork(engine, store),
-        audit=StoredAudit(store),
+        audit=AuditLog(store),
         webhooks=webhooks,
-        tokens=SqlTokens(store),
+        tokens=TokenStore(store),
         tracker=LedgerTracker(StoreLedger(store) if engine.ledger is None else engine.ledger),
-        usage=SqlUsage(store),
+        usage=UsageReports(store),
         slots=slot_work.slots,
         telemetry=telemetry,
     )

@@ -1,4 +1,4 @@
-"""Tokens in memory, for tests of the API."""
+"""TokenStore in memory, for tests of the API."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from headgate.storage.tokens import (
     KeptToken,
     Permission,
     Token,
+    TokenStore,
     new_token,
 )
 
 
-class FakeTokens:
+class FakeTokens(TokenStore):
     """Remembers tokens; `failure`, if set, is raised by every question."""
 
     def __init__(self, now: float = 1_800_000_000.0) -> None:
@@ -31,7 +32,7 @@ class FakeTokens:
     def now(self) -> float:
         return self.time
 
-    async def found(self, kept: KeptToken) -> bool:
+    async def create_first(self, kept: KeptToken) -> bool:
         if self.kept:
             return False
         await self.add(kept)

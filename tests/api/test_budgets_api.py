@@ -19,7 +19,7 @@ from headgate.errors import LedgerUnavailableError
 from headgate.storage.memory import MemoryTaskStore
 from headgate.storage.sql_store import StoreLedger
 from headgate.storage.tokens import UNBOUND, Bounds, Permission, new_token
-from headgate.storage.usage import SqlUsage
+from headgate.storage.usage import UsageReports
 from headgate.testing import VirtualClock
 from storage.scene import HERE, Place, Scene, fresh_place
 
@@ -348,7 +348,7 @@ async def used(scene: Scene) -> Client:
         cost = Usage(tokens=70, micro_usd=1_500_000, model=model)
         await scene.settle(task_id, cost=cost, node_id=HERE)
     client = Client()
-    client.app.api.usage = SqlUsage(scene.store)
+    client.app.api.usage = UsageReports(scene.store)
     return client
 
 

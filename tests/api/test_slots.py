@@ -24,9 +24,9 @@ from headgate.engine.slots.slot import SlotSetup
 from headgate.engine.slots.slot_log import SlotTrail
 from headgate.engine.slots.slots import Slots
 from headgate.providers.provider import Call
-from headgate.storage.audit import StoredAudit
+from headgate.storage.audit import AuditLog
 from headgate.storage.memory import MemoryTaskStore
-from headgate.storage.slot_rows import SqlSlots
+from headgate.storage.slot_rows import SlotStore
 from headgate.testing import VirtualClock
 
 KEY = "sk-secret-of-the-slot"
@@ -76,7 +76,7 @@ class Stage:
         self.client.engine.time = NOW
         ids = count()
         self.slots = Slots(
-            SqlSlots(self.store),
+            SlotStore(self.store),
             (self.setup("work"), self.setup("resting", is_enabled=False)),
             trail_of=SlotTrail,
             make_id=lambda: f"id{next(ids)}",
@@ -92,7 +92,7 @@ class Stage:
         return SlotSetup(config=config, provider=self.key, read_key=lambda: KEY)
 
     def actions(self) -> list[tuple[str, str]]:
-        page = asyncio.run(StoredAudit(self.store).page())
+        page = asyncio.run(AuditLog(self.store).page())
         return [(row.action, row.subject) for row in page.rows]
 
     async def _open(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from api.asgi_client import Client
 from headgate.engine.webhooks import Webhooks
-from headgate.storage.audit import StoredAudit
+from headgate.storage.audit import AuditLog
 from headgate.storage.deliveries import Alert, Deliveries, Message, SendReport, TryOutcome
 from headgate.storage.memory import MemoryTaskStore
 from headgate.testing import VirtualClock
@@ -51,7 +51,7 @@ class Stage:
         self.deliveries = Deliveries(self.store)
         self.client = Client()
         self.client.app.api.webhooks = Webhooks(self.deliveries, self.wire)
-        self.client.app.api.audit = StoredAudit(self.store)
+        self.client.app.api.audit = AuditLog(self.store)
         asyncio.run(self.store.open())
 
     def file(self, count: int) -> list[str]:
@@ -218,7 +218,7 @@ def test_who_changes_something_is_noted_in_the_same_commit(stage: Stage) -> None
     stage.client.post("/webhooks/msg_none/redeliver", {})
     stage.client.get("/webhooks/secret")
     stage.client.post("/webhooks/secret/rotate", {})
-    rows = asyncio.run(StoredAudit(stage.store).page()).rows
+    rows = asyncio.run(AuditLog(stage.store).page()).rows
     assert [(row.action, row.subject) for row in rows] == [
         ("webhook.secret.rotate", ""),
         ("webhook.secret.show", ""),

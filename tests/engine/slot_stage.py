@@ -33,7 +33,7 @@ from headgate.engine.slots.slots import Slots
 from headgate.errors import InvalidSettingError
 from headgate.providers.provider import Call, RequestFailed, RequestSent, ResponseReceived
 from headgate.storage.memory import MemoryDatabase, MemoryTaskStore
-from headgate.storage.slot_rows import SqlSlots
+from headgate.storage.slot_rows import SlotStore
 from headgate.storage.writer import Fault, Faults
 from headgate.testing import SimulatedLoop, simulate
 from headgate.testing.fake_provider import FakeWindow
@@ -197,7 +197,7 @@ class Stage:
         ids = count()
         node = loop.random.getrandbits(64)
         self.slots = Slots(
-            SqlSlots(self.store),
+            SlotStore(self.store),
             tuple(setups),
             trail_of=self.log.trail,
             make_id=lambda: f"{node:x}-{next(ids)}",

@@ -11,7 +11,7 @@ from engine.slot_stage import MIDNIGHT, MINUTE, Stage, World, play, slot
 from headgate.core.slots.wakes import WakeMode
 from headgate.errors import SlotUnavailableError
 from headgate.storage.memory import MemoryDatabase
-from headgate.storage.slot_rows import SqlSlots
+from headgate.storage.slot_rows import SlotStore
 from headgate.testing import Host, HostCrashedError, SimulatedLoop
 
 AFTER_RESET = WakeMode.AFTER_RESET
@@ -22,16 +22,16 @@ class SlowReplies:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 0.0
-        real = SqlSlots.step
+        real = SlotStore.step
 
-        async def step(slots: SqlSlots, names: Any, step: Any, entry: Any = None) -> Any:
+        async def step(slots: SlotStore, names: Any, step: Any, entry: Any = None) -> Any:
             answer = await real(slots, names, step, entry)
             if step.func.__name__ == "claim_wake" and answer is not None:
                 delay, self.seconds = self.seconds, 0.0
                 await asyncio.sleep(delay)
             return answer
 
-        monkeypatch.setattr(SqlSlots, "step", step)
+        monkeypatch.setattr(SlotStore, "step", step)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from headgate.core.slots.quota import QuotaLimit, QuotaReport, WakeAnswer
 from headgate.core.slots.slot import SlotStanding
 from headgate.core.slots.wakes import WakeMode
 from headgate.errors import SlotNotFoundError, SlotUnavailableError, WindowOpenError
-from headgate.storage.audit import Actor, AuditEntry, StoredAudit
+from headgate.storage.audit import Actor, AuditEntry, AuditLog
 from headgate.testing import SimulatedLoop
 
 
@@ -28,7 +28,7 @@ def test_a_cold_slot_is_woken_by_hand_and_the_wake_is_confirmed() -> None:
         await asyncio.sleep(1)
         assert [asked.action for asked in world.wakes] == ["manual-wake"]
         assert stage.row().schedule.last_confirmed_at is not None
-        rows = (await StoredAudit(stage.store).page()).rows
+        rows = (await AuditLog(stage.store).page()).rows
         assert [row.action for row in rows] == ["slot.warm"]
 
     play(main)

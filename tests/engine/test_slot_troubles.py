@@ -17,7 +17,7 @@ from headgate.engine.slots.slot import SlotSetup
 from headgate.engine.supervisor import Pulse, Supervisor
 from headgate.errors import InvalidSettingError
 from headgate.storage.memory import MemoryDatabase
-from headgate.storage.slot_rows import SqlSlots
+from headgate.storage.slot_rows import SlotStore
 from headgate.storage.transaction import Transaction
 from headgate.testing import Host, HostCrashedError, SimulatedLoop, simulate
 
@@ -38,7 +38,7 @@ def test_a_poll_claimed_before_the_clock_went_back_stops_no_reading() -> None:
         stage = Stage(loop, world, [setup])
         await stage.store.open()
         step = partial(left_by_a_wrong_clock, config=setup.config)
-        await SqlSlots(stage.store).step(("work",), step)
+        await SlotStore(stage.store).step(("work",), step)
         await stage.start()
         await stage.until(1.1)
         return world.poll_times(), world.wake_times()
@@ -322,10 +322,10 @@ def test_slots_of_one_key_share_the_retry_of_a_wake(latency_seconds: float) -> N
 def test_a_reading_of_the_store_that_never_ends_stops_no_slot_for_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = SqlSlots.rows
+    real = SlotStore.rows
     hangs = {"left": 0}
 
-    async def rows(self: SqlSlots, after: int = -1) -> tuple[SlotRow, ...]:
+    async def rows(self: SlotStore, after: int = -1) -> tuple[SlotRow, ...]:
         if hangs["left"]:
             hangs["left"] -= 1
             await asyncio.get_running_loop().create_future()
@@ -339,7 +339,7 @@ def test_a_reading_of_the_store_that_never_ends_stops_no_slot_for_good(
         await stage.until(1.2)
         return len(world.polls) - before
 
-    monkeypatch.setattr(SqlSlots, "rows", rows)
+    monkeypatch.setattr(SlotStore, "rows", rows)
     assert play(main) >= 11
 
 

@@ -12,7 +12,7 @@ from headgate.core.budgets.scopes import Scope
 from headgate.core.money import Tokens
 from headgate.core.task import TaskStatus
 from headgate.storage import audit, queries
-from headgate.storage.audit import KEPT_SECONDS, Actor, AuditEntry, StoredAudit
+from headgate.storage.audit import KEPT_SECONDS, Actor, AuditEntry, AuditLog
 from headgate.storage.queries import BulkFilter
 from headgate.storage.sql_store import SqlTaskStore
 from storage.scene import Place, Scene
@@ -31,14 +31,14 @@ async def test_an_entry_is_there_once_however_often_it_is_written(place: Place) 
         entry = AuditEntry(actor=WHO, action="project.patch", subject="a", detail={"x": 1})
         for _ in range(2):
             await scene.store.run(partial(audit._write_one, entry=entry))
-        (row,) = (await StoredAudit(scene.store).page()).rows
+        (row,) = (await AuditLog(scene.store).page()).rows
         assert (row.actor, row.token_id, row.request_id) == ("ann", "t1", "r1")
         assert (row.at, bytes(row.detail)) == (scene.clock(), b'{"x":1}')
 
 
 async def test_entries_come_newest_first_page_by_page(place: Place) -> None:
     async with place.scene() as scene:
-        log = StoredAudit(scene.store)
+        log = AuditLog(scene.store)
         for number in range(5):
             await log.record(WHO, "act", str(number))
         first = await log.page(limit=3)
@@ -49,7 +49,7 @@ async def test_entries_come_newest_first_page_by_page(place: Place) -> None:
 
 async def test_old_entries_and_endless_texts_are_not_kept(place: Place) -> None:
     async with place.scene() as scene:
-        log = StoredAudit(scene.store)
+        log = AuditLog(scene.store)
         await log.record(WHO, "old")
         scene.clock.advance(KEPT_SECONDS + 1)
         assert (await log.page()).rows == ()
@@ -79,7 +79,7 @@ async def test_overrides_budgets_and_the_entry_are_written_together(place: Place
         assert [row.place for row in await scene.store.ask(overrides.read_overrides)] == [
             other.place
         ]
-        assert len((await StoredAudit(scene.store).page()).rows) == 1
+        assert len((await AuditLog(scene.store).page()).rows) == 1
 
 
 def _configured(transaction):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202

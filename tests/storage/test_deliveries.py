@@ -13,7 +13,7 @@ import pytest
 from headgate.core.admission import QueueLimits
 from headgate.core.task import Submission, TaskStatus, Terms
 from headgate.storage import deliveries
-from headgate.storage.audit import Actor, AuditEntry, StoredAudit
+from headgate.storage.audit import Actor, AuditEntry, AuditLog
 from headgate.storage.deliveries import (
     TOO_MANY,
     Alert,
@@ -456,7 +456,7 @@ def test_a_change_and_who_made_it_are_one_commit(place: Place) -> None:
         await deliveries.redeliver("msg_none", entry("of nothing"))
         await deliveries.rotate(entry("rotate"))
         await deliveries.secrets(entry("show"))
-        rows = (await StoredAudit(scene.store).page()).rows
+        rows = (await AuditLog(scene.store).page()).rows
         assert [row.action for row in rows] == ["show", "rotate", "redeliver"]
 
     play(place, body)

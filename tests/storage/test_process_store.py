@@ -15,13 +15,13 @@ from headgate.core.lifecycle import Usage
 from headgate.core.money import MicroUsd, Tokens
 from headgate.core.task import Submission, Terms
 from headgate.errors import IllegalSettlementError, StaleEpochError
-from headgate.storage.audit import Actor, AuditEntry, StoredAudit
+from headgate.storage.audit import Actor, AuditEntry, AuditLog
 from headgate.storage.deliveries import Deliveries, DeliveryQuery
 from headgate.storage.postgres import PostgresTaskStore
 from headgate.storage.sql_store import SqlTaskStore, StoreLedger
 from headgate.storage.sqlite import SqliteTaskStore
 from headgate.storage.store import KeyedAnswer, KeyedSubmit, Overdue, Settled, Visit
-from headgate.storage.tokens import SqlTokens, new_token
+from headgate.storage.tokens import TokenStore, new_token
 from headgate.storage.writer import ChildStarter, ProcessWriter
 from storage.scene import HERE, Place, Scene
 
@@ -117,10 +117,10 @@ async def test_errors_of_the_process_arrive_as_what_they_are(store: SqlTaskStore
 
 async def test_tokens_and_the_audit_log_are_written_there_too(store: SqlTaskStore) -> None:
     async with opened(store):
-        tokens = SqlTokens(store)
+        tokens = TokenStore(store)
         made = new_token(name="t", permissions=("read",), now=tokens.now()).kept
         entry = AuditEntry(actor=Actor(name="me"), action="token.create", subject=made.token.id)
         await tokens.add(made, entry)
         assert [one.id for one in await tokens.list()] == [made.token.id]
-        page = await StoredAudit(store).page()
+        page = await AuditLog(store).page()
         assert [one.subject for one in page.rows] == [made.token.id]

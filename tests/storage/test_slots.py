@@ -18,9 +18,9 @@ from headgate.core.slots.steps import begin, claim_poll, claim_wake, poll_done
 from headgate.core.slots.wakes import SlotSchedule, WakeConfig, WakeMode
 from headgate.errors import CallerError, StoreError
 from headgate.storage import slot_rows
-from headgate.storage.audit import Actor, AuditEntry, StoredAudit
+from headgate.storage.audit import Actor, AuditEntry, AuditLog
 from headgate.storage.memory import MemoryTaskStore
-from headgate.storage.slot_rows import KEPT_SECONDS, SqlSlots
+from headgate.storage.slot_rows import KEPT_SECONDS, SlotStore
 from headgate.storage.sql_store import SqlTaskStore
 from headgate.storage.transaction import Transaction
 from headgate.storage.writer import Fault
@@ -58,7 +58,7 @@ async def opened(place: Place) -> AsyncIterator[SqlTaskStore]:
         await store.close()
 
 
-async def kept(slots: SqlSlots, after: int = -1) -> dict[str, SlotRow]:
+async def kept(slots: SlotStore, after: int = -1) -> dict[str, SlotRow]:
     return {row.name: row for row in await slots.rows(after)}
 
 
@@ -73,7 +73,7 @@ def _put(transaction: Transaction, now: float, *, name: str, text: str) -> None:
 
 async def test_a_step_on_a_slot_that_nothing_is_kept_of_gets_an_empty_row(place: Place) -> None:
     async with opened(place) as store:
-        slots = SqlSlots(store)
+        slots = SlotStore(store)
         assert await slots.rows() == ()
         row = await slots.step(("work",), partial(begin, config=config(), starts=True))
         found = await kept(slots)
@@ -87,7 +87,7 @@ async def test_everything_that_is_kept_of_a_slot_comes_back(place: Place) -> Non
     )
     answer = QuotaReport(level="pro", limits=(limit,))
     async with opened(place) as store:
-        slots = SqlSlots(store)
+        slots = SlotStore(store)
         await slots.step(("work",), partial(begin, config=config(), starts=True))
         claim = partial(claim_poll, config=config(), claim_id="c1", seconds=90.0)
         assert await slots.step(("work",), claim) is not None
@@ -106,12 +106,12 @@ async def test_everything_that_is_kept_of_a_slot_comes_back(place: Place) -> Non
         assert row.config == config()
     async with opened(place) as store:
         if place.kind != "memory":
-            assert (await kept(SqlSlots(store)))["work"] == row
+            assert (await kept(SlotStore(store)))["work"] == row
 
 
 async def test_versions_grow_across_slots_and_say_what_is_new(place: Place) -> None:
     async with opened(place) as store:
-        slots = SqlSlots(store)
+        slots = SlotStore(store)
         await slots.step(("a", "b", "c"), partial(renamed, text="1"))
         first = await slots.rows()
         assert [row.version for row in first] == sorted({row.version for row in first})
@@ -124,7 +124,7 @@ async def test_versions_grow_across_slots_and_say_what_is_new(place: Place) -> N
 
 async def test_versions_do_not_repeat_after_rows_were_forgotten(place: Place) -> None:
     async with opened(place) as store:
-        slots = SqlSlots(store)
+        slots = SlotStore(store)
         await slots.step(("a",), partial(renamed, text="1"))
         (before,) = await slots.rows()
         place.clock.advance(KEPT_SECONDS + 1)
@@ -136,7 +136,7 @@ async def test_versions_do_not_repeat_after_rows_were_forgotten(place: Place) ->
 
 async def test_a_step_that_changes_nothing_writes_nothing(place: Place) -> None:
     async with opened(place) as store:
-        slots = SqlSlots(store)
+        slots = SlotStore(store)
         await slots.step(("work",), partial(begin, config=config()))
         (before,) = await slots.rows()
         await slots.step(("work",), partial(begin, config=config()))
@@ -145,31 +145,31 @@ async def test_a_step_that_changes_nothing_writes_nothing(place: Place) -> None:
 
 async def test_what_a_step_raises_changes_nothing_and_reaches_the_caller(place: Place) -> None:
     async with opened(place) as store:
-        slots = SqlSlots(store)
+        slots = SlotStore(store)
         with pytest.raises(CallerError, match="not \\['work'\\]"):
             await slots.step(("work",), refused, ENTRY)
         assert await slots.rows() == ()
-        assert (await StoredAudit(store).page()).rows == ()
+        assert (await AuditLog(store).page()).rows == ()
 
 
 async def test_the_entry_of_the_audit_log_is_written_with_the_step(place: Place) -> None:
     async with opened(place) as store:
-        slots = SqlSlots(store)
+        slots = SlotStore(store)
         await slots.step(("work",), partial(renamed, text="x"), ENTRY)
-        (row,) = (await StoredAudit(store).page()).rows
+        (row,) = (await AuditLog(store).page()).rows
         assert (row.actor, row.action, row.subject) == ("ada", "slot.disable", "work")
 
 
 async def test_of_two_nodes_that_claim_at_the_same_time_one_gets_it(place: Place) -> None:
     one, two = place.store(), place.store()
     async with opened(place) as store:
-        await SqlSlots(store).step(("work",), partial(begin, config=config(), starts=True))
+        await SlotStore(store).step(("work",), partial(begin, config=config(), starts=True))
         await one.open()
         await two.open()
         try:
             claims = await asyncio.gather(
                 *(
-                    SqlSlots(node).step(
+                    SlotStore(node).step(
                         ("work",),
                         partial(claim_poll, config=config(), claim_id=f"c{number}", seconds=90.0),
                     )
@@ -189,7 +189,7 @@ async def test_fields_of_a_newer_program_are_passed_over(place: Place) -> None:
     )
     async with opened(place) as store:
         await put(store, "work", text)
-        row = (await kept(SqlSlots(store)))["work"]
+        row = (await kept(SlotStore(store)))["work"]
         assert row.schedule.wake_errors == 3
         assert row.reading is not None
         assert row.config is not None
@@ -203,7 +203,7 @@ async def test_a_reading_or_configuration_that_cannot_be_read_is_as_none(place: 
     )
     async with opened(place) as store:
         await put(store, "work", text)
-        slots = SqlSlots(store)
+        slots = SlotStore(store)
         row = (await kept(slots))["work"]
         assert (row.reading, row.config, row.schedule.wake_errors) == (None, None, 3)
         row = await slots.step(("work",), partial(begin, config=config(), starts=True))
@@ -215,7 +215,7 @@ async def test_a_row_that_cannot_be_read_is_named_and_the_others_still_work(
     place: Place, text: str
 ) -> None:
     async with opened(place) as store:
-        slots = SqlSlots(store)
+        slots = SlotStore(store)
         await put(store, "work", text)
         await slots.step(("home",), partial(begin, config=config("home")))
         assert set(await kept(slots)) == {"home"}
@@ -233,14 +233,14 @@ async def test_a_zone_that_is_not_known_any_more_is_no_error(place: Place) -> No
     text = f'{{"schedule": {{}}, "config": {{"name": "w", "provider": "z", "wake": {wake}}}}}'
     async with opened(place) as store:
         await put(store, "work", text)
-        row = (await kept(SqlSlots(store)))["work"]
+        row = (await kept(SlotStore(store)))["work"]
         assert row.config is not None
         assert row.config.wake.zone is UTC
 
 
 async def test_slots_that_are_not_configured_are_forgotten_after_thirty_days(place: Place) -> None:
     async with opened(place) as store:
-        slots = SqlSlots(store)
+        slots = SlotStore(store)
         await slots.step(("old", "kept", "it's"), partial(renamed, text="1"))
         place.clock.advance(KEPT_SECONDS + 1)
         await slots.step(("new",), partial(renamed, text="1"))
@@ -254,7 +254,7 @@ async def test_the_number_of_rows_is_bounded_by_what_is_configured(
 ) -> None:
     monkeypatch.setattr(slot_rows, "MAX_KEPT", 3)
     async with opened(place) as store:
-        slots = SqlSlots(store)
+        slots = SlotStore(store)
         for name in "abcde":
             place.clock.advance(1)
             await slots.step((name,), partial(renamed, text="1"))
@@ -266,7 +266,7 @@ async def test_a_claim_whose_reply_gets_lost_is_answered_as_if_it_had_not() -> N
     faults: list[Fault | None] = []
     store = MemoryTaskStore(faults=lambda: faults.pop() if faults else None)
     await store.open()
-    slots = SqlSlots(store)
+    slots = SlotStore(store)
     await slots.step(("work",), partial(begin, config=config(), starts=True))
     faults.append(Fault.REPLY_LOST)
     poll = partial(claim_poll, config=config(), claim_id="c1", seconds=90.0)

@@ -1,4 +1,4 @@
-"""Tokens: what is kept of one, which is the first, what ends it, and how many there may be."""
+"""TokenStore: what is kept of one, which is the first, what ends it, and how many there may be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headgate.core.budgets.scopes import Scope
 from headgate.errors import InvalidFieldError, LimitReachedError
 from headgate.storage import tokens as token_rows
-from headgate.storage.audit import Actor, AuditEntry, StoredAudit
+from headgate.storage.audit import Actor, AuditEntry, AuditLog
 from headgate.storage.tokens import (
     MAX_TOKENS,
     PERMISSIONS,
@@ -21,7 +21,7 @@ from headgate.storage.tokens import (
     KeptToken,
     NewToken,
     Permission,
-    SqlTokens,
+    TokenStore,
     hash_of,
     new_token,
     read_token,
@@ -126,7 +126,7 @@ def test_an_agent_whose_name_is_no_part_of_a_scope_has_no_budget_of_its_own(name
 
 async def test_what_was_kept_comes_back_without_its_secret(place: Place) -> None:
     async with place.scene() as scene:
-        tokens = SqlTokens(scene.store)
+        tokens = TokenStore(scene.store)
         bounds = Bounds(agent_id="a", project_id="p", least_priority=-3)
         new = made(now=scene.clock(), bounds=bounds, expires_at=scene.clock() + 60)
         await tokens.add(new.kept)
@@ -137,20 +137,20 @@ async def test_what_was_kept_comes_back_without_its_secret(place: Place) -> None
 
 async def test_only_the_first_token_of_a_store_is_the_first(place: Place) -> None:
     async with place.scene() as scene:
-        tokens = SqlTokens(scene.store)
+        tokens = TokenStore(scene.store)
         first, second = made("first", ALL), made("second", ALL)
-        assert await tokens.found(first.kept)
+        assert await tokens.create_first(first.kept)
         # A reply that got lost is asked for again.
-        assert await tokens.found(first.kept)
-        assert not await tokens.found(second.kept)
+        assert await tokens.create_first(first.kept)
+        assert not await tokens.create_first(second.kept)
         await tokens.revoke(first.kept.token.id)
-        assert not await tokens.found(second.kept)
+        assert not await tokens.create_first(second.kept)
         assert [token.name for token in await tokens.list()] == ["first"]
 
 
 async def test_a_token_that_was_revoked_stays_so(place: Place) -> None:
     async with place.scene() as scene:
-        tokens = SqlTokens(scene.store)
+        tokens = TokenStore(scene.store)
         new = made(now=scene.clock())
         await tokens.add(new.kept)
         revoked = await tokens.revoke(new.kept.token.id)
@@ -164,7 +164,7 @@ async def test_a_token_that_was_revoked_stays_so(place: Place) -> None:
 
 async def test_a_token_expires_by_the_clock_of_the_store(place: Place) -> None:
     async with place.scene() as scene:
-        tokens = SqlTokens(scene.store)
+        tokens = TokenStore(scene.store)
         new = made(now=tokens.now(), expires_at=tokens.now() + 10.0)
         assert new.kept.token.is_good(tokens.now())
         scene.clock.advance(10.0)
@@ -173,7 +173,7 @@ async def test_a_token_expires_by_the_clock_of_the_store(place: Place) -> None:
 
 async def test_as_many_tokens_are_good_as_may_be_and_what_is_over_makes_room(place: Place) -> None:
     async with place.scene() as scene:
-        tokens = SqlTokens(scene.store)
+        tokens = TokenStore(scene.store)
         now = scene.clock()
         many = [made(f"n{n}", now=now + n / 1_000).kept for n in range(MAX_TOKENS)]
         await scene.store.run(partial(added, many=many))
@@ -189,7 +189,7 @@ async def test_as_many_tokens_are_good_as_may_be_and_what_is_over_makes_room(pla
 
 async def test_who_made_or_revoked_a_token_is_written_with_it(place: Place) -> None:
     async with place.scene() as scene:
-        tokens, audit = SqlTokens(scene.store), StoredAudit(scene.store)
+        tokens, audit = TokenStore(scene.store), AuditLog(scene.store)
         new = made(now=scene.clock())
         token_id, actor = new.kept.token.id, Actor(name="op")
         await tokens.add(new.kept, AuditEntry(actor=actor, action="token.create", subject=token_id))
@@ -211,7 +211,7 @@ def added(transaction: Transaction, now: float, *, many: list[KeptToken]) -> Non
 def test_what_is_asked_of_a_store_can_be_sent_to_another_process() -> None:
     kept = made().kept
     for operation in (
-        partial(token_rows.found, kept=kept),
+        partial(token_rows.create_first, kept=kept),
         partial(token_rows.add, kept=kept),
         partial(token_rows.get, token_id="a"),
         partial(token_rows.revoke, token_id="a"),

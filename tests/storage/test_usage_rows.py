@@ -17,8 +17,8 @@ from headgate.storage.usage import (
     MAX_ROWS,
     OTHER,
     Grouping,
-    SqlUsage,
     UsageReport,
+    UsageReports,
     UsageSum,
 )
 from storage.scene import AGAIN, DONE, Place, Scene
@@ -39,7 +39,7 @@ def used(transaction: Transaction, now: float, *, keys: list[tuple[str, str, str
 
 async def report(scene: Scene, by: Grouping, bounds: Bounds = UNBOUND) -> UsageReport:
     now = scene.clock()
-    return await SqlUsage(scene.store).report(by, since=0.0, until=now + 1.0, bounds=bounds)
+    return await UsageReports(scene.store).report(by, since=0.0, until=now + 1.0, bounds=bounds)
 
 
 async def figures(scene: Scene, by: Grouping) -> dict[str, tuple[int, int, int, int]]:
@@ -96,7 +96,7 @@ async def test_whoever_is_bound_sees_its_own(place: Place) -> None:
 
 async def test_a_report_covers_the_hours_that_it_names(place: Place) -> None:
     async with place.scene() as scene:
-        usage = SqlUsage(scene.store)
+        usage = UsageReports(scene.store)
         start = scene.clock()
         for hours in range(3):
             await scene.store.run(partial(used, keys=[("p", "a", f"m{hours}")]))

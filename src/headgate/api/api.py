@@ -24,7 +24,7 @@ from headgate.engine.slots.slots import Slots
 from headgate.engine.webhooks import Webhooks
 from headgate.metrics import ServiceMetrics
 from headgate.storage.audit import Actor, AuditLog, Detail
-from headgate.storage.tokens import Permission, Tokens
+from headgate.storage.tokens import Permission, TokenStore
 from headgate.storage.usage import UsageReports
 from headgate.telemetry import Telemetry
 
@@ -47,7 +47,7 @@ class Api:
         submission_parser: SubmissionParser,
         limits: LimitsShown,
         auth: Authenticator,
-        tokens: Tokens,
+        tokens: TokenStore,
         audit: AuditLog,
         bulk: BulkWork,
         tracker: LedgerTracker,

@@ -27,7 +27,7 @@ import structlog
 from headgate.api.callers import LOCAL, Caller, caller_with
 from headgate.api.errors import ApiError
 from headgate.api.http.request import Head, Request
-from headgate.storage.tokens import KeptToken, Permission, Tokens, read_token
+from headgate.storage.tokens import KeptToken, Permission, TokenStore, read_token
 
 FRESH_SECONDS = 4.0
 MAX_KNOWN = 4_096
@@ -76,7 +76,7 @@ class Authenticator:
 
     def __init__(
         self,
-        tokens: Tokens,
+        tokens: TokenStore,
         rules: AuthRules | None = None,
         *,
         ticks: Callable[[], float] = time.monotonic,

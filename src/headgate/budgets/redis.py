@@ -246,7 +246,7 @@ class RedisLedger:
         self._loop = asyncio.get_running_loop()
         try:
             await self._server.open()
-            self._identity = await self._server.found(self._keys["identity"], secrets.token_hex(8))
+            self._identity = await self._server.create(self._keys["identity"], secrets.token_hex(8))
         except BaseException:
             self._loop = None
             await self._server.close()

@@ -107,7 +107,7 @@ class RedisServer:
 
         return await self._attempt(transaction)
 
-    async def found(self, key: str, value: str) -> str:
+    async def create(self, key: str, value: str) -> str:
         """Write a value unless there is one, and return the one that is there."""
 
         async def set_once() -> str:

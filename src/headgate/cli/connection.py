@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from headgate.errors import InvalidSettingError, LedgerUnavailableError, NotAllowedError
-from headgate.storage.tokens import FIRST_NAME, PERMISSIONS, Tokens, new_token, read_token
+from headgate.storage.tokens import FIRST_NAME, PERMISSIONS, TokenStore, new_token, read_token
 
 if TYPE_CHECKING:
     from headgate.client.requests import Address
@@ -196,7 +196,7 @@ _ONLY_THE_OWNER_ENTERS = 0o700
 _MAKE_ONE = "headgate token create makes one; without any, headgate token create --offline does"
 
 
-async def token_lines(tokens: Tokens, directory: Path, *, is_needed: bool) -> list[str]:
+async def token_lines(tokens: TokenStore, directory: Path, *, is_needed: bool) -> list[str]:
     """Make the first token of a store, or look whether the file has a good one; say so in lines."""
     path = directory / TOKEN_FILE
     first = [] if await tokens.list() else await _first_lines(tokens, directory)
@@ -208,14 +208,14 @@ async def token_lines(tokens: Tokens, directory: Path, *, is_needed: bool) -> li
     return [f"{path} {why or 'does not exist'}; {_MAKE_ONE}"]
 
 
-async def _first_lines(tokens: Tokens, directory: Path) -> list[str]:
+async def _first_lines(tokens: TokenStore, directory: Path) -> list[str]:
     """Make the first token; nothing if another node has done so meanwhile."""
     new = new_token(name=FIRST_NAME, permissions=PERMISSIONS, now=tokens.now())
     path = directory / TOKEN_FILE
     had_one = path.exists()
     # The file comes first: a crash in between must not leave a token that nobody has.
     problem = write_token(directory, new.text)
-    if not await tokens.found(new.kept):
+    if not await tokens.create_first(new.kept):
         _put_back(directory, had_one=had_one)
         return []
     place = f"it is in {path}" if problem is None else f"{path} could not be written: {problem}"
@@ -282,7 +282,7 @@ def _write_private(path: Path, text: str) -> None:
         os.close(descriptor)
 
 
-async def _problem_with(path: Path, tokens: Tokens) -> str | None:
+async def _problem_with(path: Path, tokens: TokenStore) -> str | None:
     """Return what is wrong with a file; nothing if it is not there, None if its token is good."""
     try:
         content = read_private_file(path)

@@ -290,12 +290,12 @@ def _offline_wish(wish: dict[str, Any]) -> NewTokenBody:
 async def _create(wish: NewTokenBody, settings: Settings, directory: Path) -> CreatedTokenBody:
     from headgate.api.tokens import created_body, wished_token  # noqa: PLC0415
     from headgate.app import build_store  # noqa: PLC0415
-    from headgate.storage.tokens import SqlTokens  # noqa: PLC0415
+    from headgate.storage.tokens import TokenStore  # noqa: PLC0415
 
     store = build_store(settings, data=directory, keeps_ledger=True)
     await store.open()
     try:
-        tokens = SqlTokens(store)
+        tokens = TokenStore(store)
         new = wished_token(wish, knows_project=settings.projects.__contains__, now=tokens.now())
         token = new.kept.token
         detail: Detail = {"name": token.name, "permissions": list(token.permissions)}

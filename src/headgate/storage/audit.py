@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
@@ -71,18 +70,6 @@ class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
     next_before: int | None = None
 
 
-class AuditLog(Protocol):
-    """Keeps entries for 90 days, and at most `MAX_KEPT` of them."""
-
-    async def record(
-        self, actor: Actor, action: str, subject: str = "", detail: Detail | None = None
-    ) -> None:
-        """Write one entry; the answer means that it is on disk."""
-
-    async def page(self, *, before: int | None = None, limit: int = 100) -> AuditPage:
-        """Return entries, newest first, from before a number."""
-
-
 # The audit log as rows of the store.
 #
 # `write` is a function on a transaction, so that a change and its entry are one commit. Old entries
@@ -105,8 +92,8 @@ _PURGE_MANY = "DELETE FROM audit_log WHERE seq <= (SELECT MAX(seq) FROM audit_lo
 _NO_END = 2**62
 
 
-class StoredAudit:
-    """The audit log of a store."""
+class AuditLog:
+    """The audit log of a store: 90 days of entries, and at most `MAX_KEPT` of them."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

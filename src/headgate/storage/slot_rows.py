@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from datetime import UTC, tzinfo
 from functools import cache, partial
-from typing import Any, Protocol, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
+from headgate.core.budgets.ledger import Clock
 from headgate.core.slots.slot import Claim, Rows, SlotConfig, SlotReading, SlotRow, StartPhase
 from headgate.core.slots.wakes import SlotSchedule
 from headgate.errors import InvalidSettingError, StoreError
@@ -31,31 +32,6 @@ Step = Callable[[Rows, float], "tuple[tuple[SlotRow, ...], Answer]"]
 
 A slot that nothing is kept of yet has a row with nothing but its name.
 """
-
-
-class SlotStore(Protocol):
-    """Keeps the rows of slots, in memory or in a database."""
-
-    def now(self) -> float:
-        """Return the time that all nodes go by."""
-
-    async def rows(self, after: int = -1) -> tuple[SlotRow, ...]:
-        """Return the rows that changed after a version, in the order of their versions."""
-
-    async def step(
-        self, names: tuple[str, ...], step: Step[Answer], entry: AuditEntry | None = None
-    ) -> Answer:
-        """Take a step on the rows of these slots; its answer means that the change is on disk.
-
-        `entry` is written to the audit log with it. What a step raises changes nothing, and
-        reaches the caller.
-        """
-
-    async def drop_unreadable(self, name: str) -> bool:
-        """Drop the row of a slot if it cannot be read; tell whether there was such a row."""
-
-    async def forget(self, configured: Collection[str]) -> int:
-        """Forget slots that are not configured and have not changed for long; return how many."""
 
 
 # What is kept of slots: one row each, changed by steps that run in the writer's transaction.
@@ -115,15 +91,12 @@ class _Kept(msgspec.Struct, kw_only=True):
     wake_claim: Claim | None = None
 
 
-class SqlSlots:
-    """The slots of a store."""
+class SlotStore:
+    """The slots of a store; `now` is the clock that all nodes go by."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
-
-    def now(self) -> float:
-        """Return the time that all nodes go by."""
-        return self._access.now()
+        self.now: Clock = access.now
 
     async def rows(self, after: int = -1) -> tuple[SlotRow, ...]:
         """Return the rows that changed after a version, in the order of their versions.

@@ -141,16 +141,6 @@ class Overdue(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
 
 
-class WorkerStore(Protocol):
-    """The steps of a task store that concern workers."""
-
-    async def visit(self, visit: Visit) -> Orders:
-        """Renew the lease of a worker, start what is assigned to it, and say what it is to do."""
-
-    async def give_up(self, epoch: int, overdue: Sequence[Overdue]) -> list[TaskRecord]:
-        """End attempts that a worker has neither ended nor stopped in time."""
-
-
 DISPATCHER = "dispatcher"
 """The recipient of what the elected dispatcher is to look at."""
 
@@ -390,7 +380,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: int = 0
 
 
-class TaskStore(WorkerStore, Protocol):
+class TaskStore(Protocol):
     """Keeps tasks, in memory or in a database; `now` is the clock that all nodes go by."""
 
     @property
@@ -498,3 +488,9 @@ class TaskStore(WorkerStore, Protocol):
 
     async def sent(self, reservation_ids: Sequence[str]) -> None:
         """Forget settlements that the ledger has answered."""
+
+    async def visit(self, visit: Visit) -> Orders:
+        """Renew the lease of a worker, start what is assigned to it, and say what it is to do."""
+
+    async def give_up(self, epoch: int, overdue: Sequence[Overdue]) -> list[TaskRecord]:
+        """End attempts that a worker has neither ended nor stopped in time."""

@@ -11,7 +11,7 @@ import hmac
 import re
 import secrets
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -120,28 +120,6 @@ class KeptToken(msgspec.Struct, frozen=True, kw_only=True):
         return hmac.compare_digest(self.secret_hash, hash_of(secret))
 
 
-class Tokens(Protocol):
-    """Keeps tokens; every method may raise `StoreUnavailableError`."""
-
-    def now(self) -> float:
-        """Return the time by which tokens expire."""
-
-    async def found(self, kept: KeptToken) -> bool:
-        """Keep the first token of a store; False, and nothing is kept, if there ever was one."""
-
-    async def add(self, kept: KeptToken, entry: AuditEntry | None = None) -> None:
-        """Keep a token, and who made it; `LimitReachedError` if as many are good as may be."""
-
-    async def get(self, token_id: str) -> KeptToken | None:
-        """Return a token; None if there is none."""
-
-    async def list(self) -> list[Token]:
-        """Return all tokens that are remembered, the newest first."""
-
-    async def revoke(self, token_id: str, entry: AuditEntry | None = None) -> Token | None:
-        """End a token for good, note who did, and return it; None if there is none."""
-
-
 class NewToken(msgspec.Struct, frozen=True, kw_only=True):
     """A token that was just made, with the text that is shown this once."""
 
@@ -246,7 +224,7 @@ _MAKE_ROOM = (
 _REVOKE = "UPDATE tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
 
 
-def found(transaction: Transaction, now: float, *, kept: KeptToken) -> bool:
+def create_first(transaction: Transaction, now: float, *, kept: KeptToken) -> bool:
     """Keep the first token; the same one again is still the first."""
     rows = transaction.read("SELECT id FROM tokens LIMIT 2")
     if not rows:
@@ -292,8 +270,8 @@ def revoke(
     return None if kept is None else kept.token
 
 
-class SqlTokens:
-    """The tokens of a store."""
+class TokenStore:
+    """The tokens of a store; every method may raise `StoreUnavailableError`."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -302,9 +280,9 @@ class SqlTokens:
         """Return the time by which tokens expire."""
         return self._access.now()
 
-    async def found(self, kept: KeptToken) -> bool:
+    async def create_first(self, kept: KeptToken) -> bool:
         """Keep the first token of a store; False if there ever was one."""
-        return await self._access.run(partial(found, kept=kept))
+        return await self._access.run(partial(create_first, kept=kept))
 
     async def add(self, kept: KeptToken, entry: AuditEntry | None = None) -> None:
         """Keep a token, and who made it; `LimitReachedError` if as many are good as may be."""

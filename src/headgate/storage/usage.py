@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -52,18 +52,6 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     until: float
     rows: tuple[UsageSum, ...]
     total: UsageSum
-
-
-class UsageReports(Protocol):
-    """Reads what was used; may raise `StoreUnavailableError`."""
-
-    def now(self) -> float:
-        """Return the time by which hours are told apart."""
-
-    async def report(
-        self, by: Grouping, *, since: float, until: float, bounds: Bounds
-    ) -> UsageReport:
-        """Sum up what was used from one hour until before another, within the bounds."""
 
 
 PART = "usage"
@@ -148,8 +136,8 @@ def report(
     return UsageReport(by=by, since=since, until=until, rows=sums, total=total)
 
 
-class SqlUsage:
-    """The usage reports of a store."""
+class UsageReports:
+    """Reads what was used; may raise `StoreUnavailableError`."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
