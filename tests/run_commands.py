@@ -49,7 +49,7 @@ class Commands:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command, in a group of its own so that it alone gets a signal."""
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        # Books that are not named are where this folder's user would have them.
+        # A ledger that is not named is where this folder's user would have them.
         own = {"PATH": programs, "XDG_DATA_HOME": str(self.folder / "share"), "NO_COLOR": "1"}
         return subprocess.Popen(
             [sys.executable, "-m", "headgate", *arguments],

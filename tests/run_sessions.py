@@ -15,7 +15,7 @@ MOST_SECONDS = 100.0
 
 
 class Session:
-    """A session with a limit, the processes that ran in it, and what its books say."""
+    """A session with a limit, the processes that ran in it, and what its ledger says."""
 
     def __init__(
         self, commands: Commands, url: str, *, limit_usd: str, processes: int, steps_each: int
@@ -39,11 +39,12 @@ class Session:
         )
         for name in self._names:
             (self._commands.folder / f"{name}.yaml").write_text(text)
-        books = ("--budget-tracker", "redis", "--budget-redis-url", self._url)
+        ledger = ("--budget-tracker", "redis", "--budget-redis-url", self._url)
         session = ("--budget-session-id", SESSION, "--budget-session-limit", self._limit_usd)
         began = time.monotonic()
         started = {
-            name: self._commands.start_run(f"{name}.yaml", *books, *session) for name in self._names
+            name: self._commands.start_run(f"{name}.yaml", *ledger, *session)
+            for name in self._names
         }
         with no_process_left(*started.values()):
             self.runs = {
@@ -58,16 +59,16 @@ class Session:
         }
 
     def status(self) -> Any:
-        """Return what the books say of the session."""
+        """Return what the ledger says of the session."""
         return self.budget("status", "--json").json
 
     def budget(self, command: str, *arguments: str) -> Ended:
-        """Ask for the session in the books, as anybody would."""
-        place = ("--redis-url", self._url)
-        return self._commands.call("budget", command, "--session", SESSION, *arguments, *place)
+        """Ask for the session in the ledger, as anybody would."""
+        options = ("--redis-url", self._url)
+        return self._commands.call("budget", command, "--session", SESSION, *arguments, *options)
 
     def faults(self) -> list[str]:
-        """Hold ends, steps, books and journal against each other; return what does not fit."""
+        """Hold ends, steps, ledger and journal against each other; return what does not fit."""
         done = self.done()
         found = [
             f"{name} exited with {run.code} and {done[name]} steps: {run.stderr}"
@@ -78,9 +79,9 @@ class Session:
         fitting = min(len(done) * self._steps_each, self.limit_micro_usd // COST_MICRO_USD)
         if sum(done.values()) != fitting:
             found.append(f"{sum(done.values())} steps were done, and {fitting} fit")
-        return found + self._faults_of_books(done)
+        return found + self._faults_of_ledger(done)
 
-    def _faults_of_books(self, done: dict[str, int]) -> list[str]:
+    def _faults_of_ledger(self, done: dict[str, int]) -> list[str]:
         status = self.status()
         spent = {child["scope"]: child["spent_micro_usd"] for child in status["children"]}
         expected = {

@@ -54,8 +54,8 @@ def headgate(capsys: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def admin(headgate: Command, service: ServiceProcess, folder: Path) -> Command:
-    place = ("--url", service.address, "--data", folder / "data")
-    return lambda *arguments: headgate(*arguments, *place)
+    options = ("--url", service.address, "--data", folder / "data")
+    return lambda *arguments: headgate(*arguments, *options)
 
 
 def test_reload_prints_what_changed(admin: Command, folder: Path) -> None:
@@ -298,7 +298,7 @@ url = "redis://127.0.0.1:1/0"
         "target keyless",
         "target unwritten",
         "token",
-        "books",
+        "ledger",
     }
     assert (found["directory"], found["target away"]) == ("warn", "warn")
     table = headgate("doctor", "--config", config, "--data", data).out

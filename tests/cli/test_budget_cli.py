@@ -45,7 +45,7 @@ def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def prepare(path: Path, scenario: Scenario) -> None:
-    """Run a scenario on the books of a file."""
+    """Run a scenario on the ledger of a file."""
 
     async def main() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -401,7 +401,7 @@ NO_BOOKS: list[tuple[list[str], str | None, str]] = [
 
 @pytest.mark.parametrize("command", READERS, ids=[" ".join(command) for command in READERS])
 @pytest.mark.parametrize(("options", "variable", "name"), NO_BOOKS)
-def test_a_command_that_reads_founds_no_books(
+def test_a_command_that_reads_creates_no_ledger(
     command: list[str],
     options: list[str],
     variable: str | None,
@@ -416,13 +416,13 @@ def test_a_command_that_reads_founds_no_books(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == (
-        f"headgate: {name}: there are no books at {tmp_path}/typo.db;"
-        " headgate budget set founds them\n"
+        f"headgate: {name}: there is no ledger at {tmp_path}/typo.db;"
+        " headgate budget set creates one\n"
     )
     assert list(tmp_path.glob("*.db*")) == []
 
 
-def test_without_any_books_in_the_data_directory_a_reader_says_what_to_do(
+def test_without_any_ledger_in_the_data_directory_a_reader_says_what_to_do(
     data_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["budget", "status"]) == 1
@@ -430,8 +430,8 @@ def test_without_any_books_in_the_data_directory_a_reader_says_what_to_do(
     assert printed.out == ""
     place = data_home / "headgate" / "budget.db"
     assert printed.err == (
-        f"headgate: no budget was set yet: there are no books at {place};"
-        " headgate budget set founds them\n"
+        f"headgate: no budget was set yet: there is no ledger at {place};"
+        " headgate budget set creates one\n"
     )
     assert not place.exists()
 

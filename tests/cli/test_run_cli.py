@@ -190,7 +190,7 @@ WRONG_CALLS: list[tuple[list[str], str]] = [
     (["f.yaml", "--project", "p"], "--project: is for a service; name one with --server"),
     (
         ["f.yaml", "--server", "http://127.0.0.1:1", "--budget-tracker", "redis"],
-        "--budget-tracker: the service keeps the books; leave it out",
+        "--budget-tracker: the service keeps the ledger; leave it out",
     ),
     (
         ["f.yaml", "--server", "http://127.0.0.1:1", "--config", "c.toml"],

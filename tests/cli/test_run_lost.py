@@ -1,4 +1,4 @@
-"""Runs that lose something from under them, through the command line: books, store, folder."""
+"""Runs that lose something from under them, through the command line: ledger, store, folder."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ def test_a_run_whose_money_is_not_booked_is_not_done_and_says_how_to_book_it(
     commands: Commands,
 ) -> None:
     with running_valkey() as server:
-        books = ("--budget-tracker", "redis", "--budget-redis-url", server.url)
+        ledger = ("--budget-tracker", "redis", "--budget-redis-url", server.url)
         session = ("--budget-session-id", "x", "--budget-session-limit", "1.00")
         where = ("--data", str(commands.data))
-        process = commands.start("run", "one.yaml", *books, *session, *where)
+        process = commands.start("run", "one.yaml", *ledger, *session, *where)
         with no_process_left(process):
             until_both_run(commands, process)
             server.kill()
             (commands.folder / "goes-on").touch()
-            until_told(process, "not booked; the end waits 30 s for them, or until Ctrl-C")
+            until_told(process, "not booked; the end waits 30 s for it, or until Ctrl-C")
             process.send_signal(signal.SIGINT)
             end = ended(process)
         assert end.code == EXIT_FAILED, end
         assert "one has ended, but is not booked: 2 of 2 done, $0.80" in end.stdout
-        assert "$0.80 of it is not in the books yet (Redis cannot be asked" in end.stdout
+        assert "$0.80 of it is not in the ledger yet (Redis cannot be asked" in end.stdout
         assert re.search(r"session:x: .* of \$1\.00 \(as of [0-9:]+\)", end.stdout)
         resume = f"headgate run --resume {commands.ids()[0]} --data {commands.data}"
         assert f"; {resume} books it" in end.stdout

@@ -27,8 +27,8 @@ from cli.run_reports import (
 from headgate.cli.run_progress import (
     Lines,
     Live,
-    Pace,
     Progress,
+    RemainingTime,
     Screen,
     beginning_text,
     drawn,
@@ -110,10 +110,10 @@ def test_a_frame_fits_every_terminal(width: int, height: int, rows: int, reasons
 
 
 def test_a_reason_that_many_have_is_told_once() -> None:
-    rows = [waiting(f"judge[{index}]", "no place is free") for index in range(5)]
+    rows = [waiting(f"judge[{index}]", "no permit is free") for index in range(5)]
     lines = frame(report(*rows, waiting("last", "the budget is full"), counts={"queued": 6}))
     assert lines[1:3] == [
-        "  judge[0] waits: no place is free",
+        "  judge[0] waits: no permit is free",
         "  last waits: the budget is full",
     ]
     assert len(lines) == 4
@@ -125,32 +125,32 @@ def test_control_characters_of_a_reason_do_not_reach_the_terminal() -> None:
 
 
 def test_the_rate_is_that_of_the_last_minute() -> None:
-    pace = Pace()
+    remaining_time = RemainingTime()
     for second in range(120):
-        pace.note(second * 10, now=float(second))
+        remaining_time.note(second * 10, now=float(second))
     for second in range(120, 240):
-        pace.note(1_200 + (second - 120), now=float(second))
-    left = pace.seconds_left(total=1_380, ended=1_319, now=239.0)
+        remaining_time.note(1_200 + (second - 120), now=float(second))
+    left = remaining_time.seconds_left(total=1_380, ended=1_319, now=239.0)
     assert left == pytest.approx(61.0, abs=1.5)
 
 
 def test_what_was_kept_by_a_resume_is_no_rate() -> None:
-    pace = Pace()
-    pace.note(9_000, now=0.0)
-    assert pace.seconds_left(total=10_000, ended=9_000, now=10.0) is None
-    assert pace.seconds_left(total=10_000, ended=9_010, now=10.0) == pytest.approx(990.0)
+    remaining_time = RemainingTime()
+    remaining_time.note(9_000, now=0.0)
+    assert remaining_time.seconds_left(total=10_000, ended=9_000, now=10.0) is None
+    assert remaining_time.seconds_left(total=10_000, ended=9_010, now=10.0) == pytest.approx(990.0)
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_the_time_left_is_that_of_the_last_end_and_none_when_nothing_ends(at_once: int) -> None:
-    pace = Pace()
+    remaining_time = RemainingTime()
     found: list[float | None] = []
     for tenth in range(121):
         # Twelve steps of a second each begin; from the second batch on none of them ends.
         now = tenth / 10
         ended = at_once * min(int(now), 2)
-        pace.note(ended, now=now)
-        found.append(pace.seconds_left(total=12, ended=ended, now=now, running=at_once))
+        remaining_time.note(ended, now=now)
+        found.append(remaining_time.seconds_left(total=12, ended=ended, now=now, running=at_once))
     told = [(tenth, left) for tenth, left in enumerate(found) if left is not None]
     assert [tenth for tenth, _ in told] == list(range(20, 20 + len(told)))
     assert 29 <= told[-1][0] <= 45

@@ -48,8 +48,8 @@ def test_a_session_that_was_used_up_is_raised_and_the_run_goes_on(commands: Comm
     session = ("--budget-session-id", "q", "--budget-session-limit", "0.15")
     stopped = commands.run("cases.yaml", *session)
     assert (stopped.code, stopped.json["state"]) == (3, "exhausted")
-    books = f"--sqlite-path {commands.data}/budget.db"
-    assert stopped.json["raise"] == f"headgate budget set session:q --limit-usd USD {books}"
+    ledger = f"--sqlite-path {commands.data}/budget.db"
+    assert stopped.json["raise"] == f"headgate budget set session:q --limit-usd USD {ledger}"
     shown = commands.call("runs", "show", "last", "--data", str(commands.data)).stdout
     assert f"to go on: {stopped.json['raise']} && {stopped.json['resume']}\n" in shown
     raised = stopped.json["raise"].replace("USD", "0.50").split()

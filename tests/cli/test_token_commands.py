@@ -170,7 +170,7 @@ def found_store(folder: Path) -> None:
     asyncio.run(found())
 
 
-def test_a_store_that_is_not_there_is_not_founded_for_a_token(
+def test_a_store_that_is_not_there_is_not_created_for_a_token(
     headgate: Command, tmp_path: Path
 ) -> None:
     typo = tmp_path / "typo"

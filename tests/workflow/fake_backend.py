@@ -12,7 +12,7 @@ import msgspec
 
 from headgate.errors import HeadgateError
 from headgate.testing import DEFAULT_START
-from headgate.workflow.backend import Money, StepOrder, StepTask, TaskState, Told
+from headgate.workflow.backend import Money, StepOrder, StepTask, TaskListener, TaskState
 from headgate.workflow.expansion import load_items
 from headgate.workflow.run_folder import Run
 from headgate.workflow.run_record import RunRecord
@@ -50,13 +50,13 @@ class KeptTasks:
 
 
 class FakeBackend:
-    """Carries out orders in a few places, by priority, inside one budget."""
+    """Carries out orders with a few permits, by priority, inside one budget."""
 
-    def __init__(self, kept: KeptTasks, fates: Fates, *, places: int = 4) -> None:
+    def __init__(self, kept: KeptTasks, fates: Fates, *, permits: int = 4) -> None:
         self.kept = kept
         self._fates = fates
-        self._free = places
-        self._told: Told = lambda _task: None
+        self._free = permits
+        self._told: TaskListener = lambda _task: None
         self._queue: list[tuple[int, int, int]] = []
         self._running: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._held = 0
@@ -74,7 +74,7 @@ class FakeBackend:
         if self.fault is not None:
             raise self.fault
 
-    def listen(self, told: Told) -> None:
+    def listen(self, told: TaskListener) -> None:
         self._told = told
 
     async def open(self) -> None:
@@ -131,7 +131,7 @@ class FakeBackend:
             self._end(key, TaskState.CANCELLED)
 
     async def why(self, task: StepTask) -> str:
-        return f"{task.number} waits for a place"
+        return f"{task.number} waits for a permit"
 
     async def money(self) -> list[Money]:
         return [

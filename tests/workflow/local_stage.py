@@ -31,7 +31,7 @@ PATH = {"PATH": os.environ["PATH"]}
 
 
 def shell(script: str, **fields: Any) -> CommandWork:
-    """A command that the shell reads; env and cwd are texts with places."""
+    """A command that the shell reads; env and cwd are texts with placeholders."""
     env = {name: parsed_text(text) for name, text in fields.pop("env", {}).items()}
     return CommandWork(command=tuple(map(parsed_text, ("sh", "-c", script))), env=env, **fields)
 
@@ -163,7 +163,7 @@ class Stage:
             backend = local_backend(self.run, self.workflow, self.options, self.environ)
             backend.listen(ear)
             await backend.open()
-            # As the conductor does: from now on it is known that limits were founded.
+            # As the conductor does: from now on it is known that limits were created.
             self.run.change(has_begun=True)
             try:
                 yield backend, ear

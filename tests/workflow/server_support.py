@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate.workflow.backend import StepOrder, StepTask, TaskState
-from headgate.workflow.remote_backend import ServerBackend
+from headgate.workflow.remote_backend import RemoteBackend
 from headgate.workflow.run_record import RunScope
 from headgate.workflow.step_requests import TargetRequest
 from headgate.workflow.workflow import Step, TargetWork, Workflow
@@ -59,7 +59,7 @@ def order(
     )
 
 
-class Told:
+class TaskListener:
     """Everything that a backend has told, and a way to wait for it."""
 
     def __init__(self) -> None:
@@ -104,8 +104,8 @@ def backend_at(
     scopes: Sequence[RunScope] = (RunScope(scope="workflow:eval"),),
     run_id: str = RUN,
     **options: Any,
-) -> ServerBackend:
-    return ServerBackend(
+) -> RemoteBackend:
+    return RemoteBackend(
         url,
         run_id=run_id,
         workflow=workflow(*steps),
@@ -116,9 +116,9 @@ def backend_at(
 
 
 @asynccontextmanager
-async def opened(backend: ServerBackend) -> AsyncIterator[Told]:
+async def opened(backend: RemoteBackend) -> AsyncIterator[TaskListener]:
     """Open a backend, and close it however the body ends, as the end of a process would."""
-    told = Told()
+    told = TaskListener()
     backend.listen(told)
     try:
         await backend.open()
@@ -127,6 +127,6 @@ async def opened(backend: ServerBackend) -> AsyncIterator[Told]:
         await backend.close(drain_seconds=0)
 
 
-async def known(backend: ServerBackend) -> dict[int, StepTask]:
+async def known(backend: RemoteBackend) -> dict[int, StepTask]:
     """Return what a backend knows already, by number."""
     return {task.number: task async for task in backend.known()}

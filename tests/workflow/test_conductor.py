@@ -68,8 +68,8 @@ class Stage:
             self.backend = FakeBackend(self.kept, self.fates)
             conductor = Conductor(self.run, self.backend, clock=loop.clock, ended=self.ended.append)
             if disturb is None:
-                return await conductor.carry_out()
-            carrying = asyncio.create_task(conductor.carry_out())
+                return await conductor.run()
+            carrying = asyncio.create_task(conductor.run())
             await disturb(conductor, self.backend)
             return await carrying
 
@@ -274,7 +274,7 @@ def test_what_waits_for_a_window_of_a_budget_is_given_up(tmp_path: Path) -> None
 
     report = stage.play(disturb)
     assert report.state is RunState.EXHAUSTED
-    assert report.exhausted_by == "0 waits for a place"
+    assert report.exhausted_by == "0 waits for a permit"
     assert counts(report) == {"a": {"not run": 1}}
 
 
@@ -285,7 +285,7 @@ def test_a_workflow_that_says_so_waits_for_the_window(tmp_path: Path) -> None:
         backend._free = 0
         backend.stuck_when = lambda: True
         await asyncio.sleep(3_600)
-        assert [row.why for row in conductor.report().rows] == ["0 waits for a place"]
+        assert [row.why for row in conductor.report().rows] == ["0 waits for a permit"]
         backend._free = 1
         backend._start()
 
@@ -432,7 +432,7 @@ def test_a_process_that_could_not_begin_leaves_the_record_as_it_was(
 
     async def disturb(conductor: Conductor, backend: FakeBackend) -> None:
         async def fail() -> None:
-            raise StoreUnavailableError("the books are away")
+            raise StoreUnavailableError("the ledger is away")
 
         waits = asyncio.Event().wait
         backend.open = waits if is_interrupted else fail  # type: ignore[method-assign,assignment]

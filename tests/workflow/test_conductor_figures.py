@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headgate.workflow.backend import Money, StepOrder, StepTask, TaskState, Told
+from headgate.workflow.backend import Money, StepOrder, StepTask, TaskListener, TaskState
 from headgate.workflow.conductor import Conductor
 from headgate.workflow.placeholders import parsed_template
 from headgate.workflow.report import RunState
@@ -33,7 +33,7 @@ class InstantBackend:
     def check(self) -> None:
         """Have nothing to complain of."""
 
-    def listen(self, told: Told) -> None:
+    def listen(self, told: TaskListener) -> None:
         self._told = told
 
     async def open(self) -> None:
@@ -107,7 +107,7 @@ WORKFLOWS = pytest.mark.parametrize("make", [one_step, two_steps, many_steps])
 
 def carried_out(folder: Path, workflow: Workflow) -> Conductor:
     conductor = Conductor(a_run(folder, workflow), InstantBackend())
-    report = asyncio.run(conductor.carry_out())
+    report = asyncio.run(conductor.run())
     assert (report.state, report.ended) == (RunState.DONE, RUNS)
     return conductor
 

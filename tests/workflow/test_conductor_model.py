@@ -47,10 +47,10 @@ class Process:
         """Run to the end, or until something happens to the process."""
 
         async def main(loop: SimulatedLoop) -> RunReport | None:
-            backend = FakeBackend(self._kept, fates_of(self._plan), places=3)
+            backend = FakeBackend(self._kept, fates_of(self._plan), permits=3)
             run = a_run(self._folder, self._plan.workflow)
             conductor = Conductor(run, backend, clock=loop.clock, ended=self.ended.append)
-            carrying = asyncio.create_task(conductor.carry_out())
+            carrying = asyncio.create_task(conductor.run())
             if end is not None:
                 kind, seconds = end
                 await asyncio.wait([carrying], timeout=seconds)

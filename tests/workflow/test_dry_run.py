@@ -14,7 +14,7 @@ from headgate.core.budgets.ledger import Account, Balance, Limit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.money import MicroUsd
 from headgate.errors import BudgetMismatchError
-from headgate.workflow.budgets import Books
+from headgate.workflow.budgets import RunLedger
 from headgate.workflow.dry_run import MOST_PARTS, DryRun, budgets_before, rehearse
 from headgate.workflow.expansion import load_items
 from headgate.workflow.parser import read_workflow
@@ -192,7 +192,9 @@ async def test_budgets_are_read_as_they_stand_and_limits_that_are_not_there_are_
         await tracker.set_budget("session:s", "1.00")
         token = await tracker.reserve("session:s/workflow:other", "0.30")
         await tracker.commit(token, "0.20")
-    found = await budgets_before(Books(tracker="sqlite", url=url), SCOPES, RunOptions(data=Path()))
+    found = await budgets_before(
+        RunLedger(tracker="sqlite", url=url), SCOPES, RunOptions(data=Path())
+    )
     assert [(one.scope, one.balance.spent_micro_usd) for one in found] == [
         ("", 200_000),
         ("session:s", 200_000),
@@ -203,9 +205,9 @@ async def test_budgets_are_read_as_they_stand_and_limits_that_are_not_there_are_
         assert await tracker.get_budget("session:s/workflow:w") is None
 
 
-def test_books_that_are_not_there_are_empty_and_stay_unfounded(tmp_path: Path) -> None:
-    books = Books(tracker="sqlite", url=f"sqlite:///{tmp_path}/budget.db")
-    found = asyncio.run(budgets_before(books, SCOPES, RunOptions(data=Path())))
+def test_a_ledger_that_is_not_there_is_empty_and_is_not_created(tmp_path: Path) -> None:
+    ledger = RunLedger(tracker="sqlite", url=f"sqlite:///{tmp_path}/budget.db")
+    found = asyncio.run(budgets_before(ledger, SCOPES, RunOptions(data=Path())))
     assert [one.balance for one in found] == [Balance()] * 3
     assert not list(tmp_path.iterdir())
 
@@ -215,4 +217,4 @@ async def test_a_limit_that_differs_is_the_error_that_a_run_would_have(tmp_path:
     async with connect_budget(url) as tracker:
         await tracker.set_budget("session:s", "2.00")
     with pytest.raises(BudgetMismatchError, match=r"the limit is \$2\.00, and .* says"):
-        await budgets_before(Books(tracker="sqlite", url=url), SCOPES, RunOptions(data=Path()))
+        await budgets_before(RunLedger(tracker="sqlite", url=url), SCOPES, RunOptions(data=Path()))

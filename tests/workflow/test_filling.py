@@ -13,7 +13,7 @@ from headgate.workflow import step_requests
 from headgate.workflow.backend import StepTask, TaskState
 from headgate.workflow.expansion import Expansion
 from headgate.workflow.placeholders import parsed_template
-from headgate.workflow.progress import Standing, WorkflowProgress
+from headgate.workflow.progress import StepRunState, WorkflowProgress
 from headgate.workflow.report import RunTotals
 from headgate.workflow.step_requests import Filler, fields_read
 from headgate.workflow.workflow import CallWork, ListItems, Step
@@ -54,14 +54,14 @@ class Stage:
         self.filler = Filler(run, self.progress, self.tally, self.results)
         self.progress.start()
 
-    def end(self, number: int, standing: Standing, *, micro_usd: int = 0) -> None:
-        state = TaskState.DONE if standing is Standing.DONE else TaskState.FAILED
+    def end(self, number: int, run_state: StepRunState, *, micro_usd: int = 0) -> None:
+        state = TaskState.DONE if run_state is StepRunState.DONE else TaskState.FAILED
         task = StepTask(number=number, generation=0, task_id=f"t{number}", state=state,
                         micro_usd=micro_usd)  # fmt: skip
         self.tally.add(task)
-        if standing is Standing.FAILED:
+        if run_state is StepRunState.FAILED:
             self.tally.fail(number, f"error {number}")
-        self.progress.end(number, standing)
+        self.progress.end(number, run_state)
 
     def fields(self, step: str, *names: str) -> list[Any]:
         values = asyncio.run(self.filler.fetch([4]))
@@ -74,31 +74,37 @@ ONE = ("status", "output", "error", "cost_usd")
 
 def test_the_fields_of_a_step_that_is_done(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
-    stage.end(0, Standing.DONE, micro_usd=70_000)
+    stage.end(0, StepRunState.DONE, micro_usd=70_000)
     assert stage.fields("a", *ONE) == ["done", "out", None, 0.07]
 
 
 def test_the_fields_of_a_step_that_failed(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
-    stage.end(0, Standing.FAILED, micro_usd=10)
+    stage.end(0, StepRunState.FAILED, micro_usd=10)
     assert stage.fields("a", *ONE) == ["failed", None, "error 0", 0.000_01]
 
 
 @pytest.mark.parametrize(
-    ("standing", "word"),
-    [(Standing.UNMET, "skipped"), (Standing.SKIPPED, "skipped"), (Standing.UNFUNDED, "not run")],
+    ("run_state", "word"),
+    [
+        (StepRunState.CONDITION_FALSE, "skipped"),
+        (StepRunState.SKIPPED, "skipped"),
+        (StepRunState.OVER_BUDGET, "not run"),
+    ],
 )
-def test_the_status_of_a_step_without_a_task(tmp_path: Path, standing: Standing, word: str) -> None:
+def test_the_status_of_a_step_without_a_task(
+    tmp_path: Path, run_state: StepRunState, word: str
+) -> None:
     stage = Stage(tmp_path)
-    stage.progress.end(0, standing)
+    stage.progress.end(0, run_state)
     assert stage.fields("a", *ONE) == [word, None, None, 0.0]
 
 
 def test_the_fields_of_a_step_with_items(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
-    stage.end(1, Standing.DONE, micro_usd=10_000)
-    stage.end(2, Standing.FAILED, micro_usd=20_000)
-    stage.progress.end(3, Standing.UNMET)
+    stage.end(1, StepRunState.DONE, micro_usd=10_000)
+    stage.end(2, StepRunState.FAILED, micro_usd=20_000)
+    stage.progress.end(3, StepRunState.CONDITION_FALSE)
     names = ("status", "outputs", "done", "failed", "skipped", "cost_usd")
     assert stage.fields("many", *names) == ["failed", ["out", None, None], 1, 1, 1, 0.03]
 
@@ -106,7 +112,7 @@ def test_the_fields_of_a_step_with_items(tmp_path: Path) -> None:
 def test_a_result_is_fetched_once_while_there_is_room(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     for number in range(4):
-        stage.end(number, Standing.DONE)
+        stage.end(number, StepRunState.DONE)
     stage.fields("a", "output")
     asked = list(stage.results.asked)
     assert sorted(asked) == [0, 1, 1, 2, 2, 3, 3]
@@ -120,7 +126,7 @@ def test_what_is_kept_of_results_is_bounded_and_what_is_needed_is_there(
     monkeypatch.setattr(step_requests, "MAX_CACHE_BYTES", 1_000)
     stage = Stage(tmp_path, result="x" * 400)
     for number in range(4):
-        stage.end(number, Standing.DONE)
+        stage.end(number, StepRunState.DONE)
     for _ in range(3):
         assert stage.fields("many", "outputs", "results") == [["x" * 400] * 3] * 2
     assert stage.filler._cache._bytes <= 1_000

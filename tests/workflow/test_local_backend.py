@@ -219,7 +219,7 @@ async def test_a_resume_may_raise_the_limit_of_its_workflow(tmp_path: Path) -> N
     assert stage.run.record.micro_usd == 150_000
 
 
-async def test_scopes_around_a_workflow_are_shared_in_the_books_of_the_data_directory(
+async def test_scopes_around_a_workflow_are_shared_in_the_ledger_of_the_data_directory(
     tmp_path: Path,
 ) -> None:
     stage = Stage(tmp_path, CHEAP, scopes=(SESSION,), micro_usd=500_000)
@@ -231,14 +231,14 @@ async def test_scopes_around_a_workflow_are_shared_in_the_books_of_the_data_dire
         ("session:s", 1_000_000),
         ("session:s/workflow:flow", 500_000),
     ]
-    books = f"sqlite:///{tmp_path}/data/budget.db"
-    assert (stage.run.record.tracker, stage.run.record.books) == ("sqlite", books)
-    async with connect_budget(books) as tracker:
+    ledger = f"sqlite:///{tmp_path}/data/budget.db"
+    assert (stage.run.record.tracker, stage.run.record.ledger) == ("sqlite", ledger)
+    async with connect_budget(ledger) as tracker:
         status = await tracker.status("session:s")
     assert status.spent_micro_usd + status.reserved_micro_usd == COST_MICRO_USD
 
 
-async def test_shared_books_that_are_used_up_refuse_as_soon_as_they_have_booked(
+async def test_a_shared_ledger_that_is_used_up_refuses_as_soon_as_it_has_booked(
     tmp_path: Path,
 ) -> None:
     small = msgspec.structs.replace(SESSION, micro_usd=2 * COST_MICRO_USD)
@@ -249,7 +249,7 @@ async def test_shared_books_that_are_used_up_refuse_as_soon_as_they_have_booked(
     assert sorted(end.state.value for end in ends) == ["done", "done", "rejected"]
 
 
-async def test_a_limit_that_is_another_in_the_books_is_refused_before_anything_runs(
+async def test_a_limit_that_is_another_in_the_ledger_is_refused_before_anything_runs(
     tmp_path: Path,
 ) -> None:
     url = f"sqlite:///{tmp_path}/data/budget.db"
@@ -272,7 +272,9 @@ async def test_a_limit_that_is_another_in_the_books_is_refused_before_anything_r
     assert len(await stage.carried_out(order(CHEAP))) == 1
 
 
-async def test_a_resume_sets_the_limit_of_its_workflow_in_shared_books_too(tmp_path: Path) -> None:
+async def test_a_resume_sets_the_limit_of_its_workflow_in_a_shared_ledger_too(
+    tmp_path: Path,
+) -> None:
     stage = Stage(tmp_path, CHEAP, scopes=(SESSION,), micro_usd=100_000)
     await stage.carried_out(order(CHEAP))
     stage.options = msgspec.structs.replace(stage.options, micro_usd=300_000)
@@ -381,7 +383,7 @@ def writer_pid() -> int:
     return found[-1]
 
 
-async def test_a_run_waits_for_books_that_are_away_and_says_so(tmp_path: Path) -> None:
+async def test_a_run_waits_for_a_ledger_that_is_away_and_says_so(tmp_path: Path) -> None:
     with running_valkey() as server:
         stage = Stage(tmp_path, CHEAP, options={"redis_url": server.url})
         async with stage.opened() as (backend, ear):
@@ -395,7 +397,7 @@ async def test_a_run_waits_for_books_that_are_away_and_says_so(tmp_path: Path) -
             now = await backend.money()
             assert [msgspec.structs.replace(one, as_of=None) for one in now] == before
             assert all(one.as_of is not None for one in now), "it says how old that is"
-            assert "the books do not answer" in backend.trouble
+            assert "the ledger does not answer" in backend.trouble
             assert not await backend.is_stuck()
             server.start()
             (end,) = await ear.wait()
@@ -404,7 +406,7 @@ async def test_a_run_waits_for_books_that_are_away_and_says_so(tmp_path: Path) -
     assert (end.state, money.spent_micro_usd) == (TaskState.DONE, COST_MICRO_USD)
 
 
-async def test_books_that_cannot_be_reached_end_a_run_before_it_begins(tmp_path: Path) -> None:
+async def test_a_ledger_that_cannot_be_reached_ends_a_run_before_it_begins(tmp_path: Path) -> None:
     stage = Stage(tmp_path, CHEAP, options={"redis_url": f"redis://127.0.0.1:{free_port()}/0"})
     with pytest.raises(LedgerUnavailableError):
         async with stage.opened():

@@ -14,7 +14,7 @@ from headgate.workflow.step_requests import (
     CommandRequest,
     HttpRequest,
     ModelRequest,
-    Refusals,
+    RefusedAmounts,
     Request,
     TargetRequest,
     decoded,
@@ -133,7 +133,7 @@ def test_the_output_of_a_step_is_the_useful_part_of_its_result(
 
 
 def test_what_is_as_large_in_every_way_as_a_refusal_is_refused() -> None:
-    refusals = Refusals()
+    refusals = RefusedAmounts()
     assert not refusals.cover(0, 0)
     refusals.add(70, 100)
     assert refusals.cover(70, 100)
@@ -143,7 +143,7 @@ def test_what_is_as_large_in_every_way_as_a_refusal_is_refused() -> None:
 
 
 def test_refusals_are_bounded() -> None:
-    refusals = Refusals()
+    refusals = RefusedAmounts()
     for number in range(10 * MAX_REFUSALS):
         refusals.add(10_000 - number, number)
     assert refusals.cover(10_000, 0)

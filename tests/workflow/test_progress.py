@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from headgate.core.task import OnParentFailure
-from headgate.workflow.progress import Standing, WorkflowProgress
+from headgate.workflow.progress import StepRunState, WorkflowProgress
 from headgate.workflow.workflow import ListItems, Step, StepItems
 from workflow.fake_backend import a_step, a_workflow
 
@@ -43,35 +43,45 @@ def test_nothing_is_ready_before_the_start() -> None:
 def test_an_end_counts_once() -> None:
     progress = progress_of(a_step("a"))
     progress.start()
-    assert progress.end(0, Standing.DONE)
-    assert not progress.end(0, Standing.FAILED)
-    assert (progress.standing(0), progress.ended) == (Standing.DONE, 1)
+    assert progress.end(0, StepRunState.DONE)
+    assert not progress.end(0, StepRunState.FAILED)
+    assert (progress.run_state(0), progress.ended) == (StepRunState.DONE, 1)
 
 
 PARENT = a_step("a")
 FAULTS = [
-    (Standing.DONE, OnParentFailure.FAIL, Standing.WAITING, ""),
-    (Standing.FAILED, OnParentFailure.FAIL, Standing.SKIPPED, "'a' failed"),
-    (Standing.SKIPPED, OnParentFailure.FAIL, Standing.SKIPPED, "'a' was skipped"),
-    (Standing.UNMET, OnParentFailure.FAIL, Standing.SKIPPED, "'a' was skipped"),
-    (Standing.UNFUNDED, OnParentFailure.FAIL, Standing.UNFED, "'a' was not run"),
-    (Standing.UNFED, OnParentFailure.FAIL, Standing.UNFED, "'a' was not run"),
-    (Standing.FAILED, RUN, Standing.WAITING, ""),
-    (Standing.UNMET, RUN, Standing.WAITING, ""),
-    (Standing.UNFUNDED, RUN, Standing.WAITING, ""),
+    (StepRunState.DONE, OnParentFailure.FAIL, StepRunState.WAITING, ""),
+    (StepRunState.FAILED, OnParentFailure.FAIL, StepRunState.SKIPPED, "'a' failed"),
+    (StepRunState.SKIPPED, OnParentFailure.FAIL, StepRunState.SKIPPED, "'a' was skipped"),
+    (StepRunState.CONDITION_FALSE, OnParentFailure.FAIL, StepRunState.SKIPPED, "'a' was skipped"),
+    (
+        StepRunState.OVER_BUDGET,
+        OnParentFailure.FAIL,
+        StepRunState.PARENT_NOT_RUN,
+        "'a' was not run",
+    ),
+    (
+        StepRunState.PARENT_NOT_RUN,
+        OnParentFailure.FAIL,
+        StepRunState.PARENT_NOT_RUN,
+        "'a' was not run",
+    ),
+    (StepRunState.FAILED, RUN, StepRunState.WAITING, ""),
+    (StepRunState.CONDITION_FALSE, RUN, StepRunState.WAITING, ""),
+    (StepRunState.OVER_BUDGET, RUN, StepRunState.WAITING, ""),
 ]
 
 
-@pytest.mark.parametrize(("end", "policy", "standing", "why"), FAULTS)
+@pytest.mark.parametrize(("end", "policy", "run_state", "why"), FAULTS)
 def test_what_becomes_of_a_step_by_the_end_of_its_parent(
-    end: Standing, policy: OnParentFailure, standing: Standing, why: str
+    end: StepRunState, policy: OnParentFailure, run_state: StepRunState, why: str
 ) -> None:
     progress = progress_of(PARENT, a_step("b", depends_on=("a",), on_parent_failure=policy))
     progress.start()
     assert progress.why(1) == "waits for 'a'"
     progress.end(0, end)
-    assert (progress.standing(1), progress.why(1)) == (standing, why)
-    assert progress.take() == (1 if standing is Standing.WAITING else None)
+    assert (progress.run_state(1), progress.why(1)) == (run_state, why)
+    assert progress.take() == (1 if run_state is StepRunState.WAITING else None)
 
 
 def test_a_parent_of_which_only_some_runs_were_skipped_counts_as_done() -> None:
@@ -79,15 +89,15 @@ def test_a_parent_of_which_only_some_runs_were_skipped_counts_as_done() -> None:
     progress = progress_of(a_step("a", foreach=items), a_step("b", depends_on=("a",)),
                            counts={"a": 2})  # fmt: skip
     progress.start()
-    progress.end(0, Standing.UNMET)
-    progress.end(1, Standing.DONE)
+    progress.end(0, StepRunState.CONDITION_FALSE)
+    progress.end(1, StepRunState.DONE)
     assert (progress.status("a"), progress.take()) == ("done", 2)
 
 
 def test_what_was_restored_is_not_given_out() -> None:
     progress = progress_of(a_step("a", foreach=ListItems(values=())), counts={"a": 6})
-    progress.restore(1, Standing.DONE)
-    progress.restore(4, Standing.SUBMITTED)
+    progress.restore(1, StepRunState.DONE)
+    progress.restore(4, StepRunState.SUBMITTED)
     progress.start()
     assert taken(progress) == [0, 2, 3, 5]
     assert progress.counts("a").left == 5
@@ -110,8 +120,8 @@ def test_a_stop_ends_what_waits_and_nothing_else() -> None:
     progress.start()
     progress.submit(0)
     progress.stop()
-    assert [progress.standing(number) for number in range(3)] == [
-        Standing.SUBMITTED, Standing.STOPPED, Standing.STOPPED,
+    assert [progress.run_state(number) for number in range(3)] == [
+        StepRunState.SUBMITTED, StepRunState.STOPPED, StepRunState.STOPPED,
     ]  # fmt: skip
 
 
@@ -119,9 +129,9 @@ def test_a_chain_of_skips_may_be_as_long_as_a_workflow() -> None:
     steps = [a_step(f"s{n}", depends_on=(f"s{n - 1}",) if n else ()) for n in range(10_000)]
     progress = progress_of(*steps)
     progress.start()
-    progress.end(0, Standing.FAILED)
+    progress.end(0, StepRunState.FAILED)
     assert progress.ended == progress.total
-    assert progress.standing(9_999) is Standing.SKIPPED
+    assert progress.run_state(9_999) is StepRunState.SKIPPED
 
 
 def test_runs_take_a_byte_each_and_microseconds() -> None:
@@ -142,5 +152,5 @@ def test_runs_take_a_byte_each_and_microseconds() -> None:
         number = progress.take()
         assert number is not None
         progress.submit(number)
-        progress.end(number, Standing.DONE)
+        progress.end(number, StepRunState.DONE)
     assert time.process_time() - began < 0.5

@@ -13,7 +13,7 @@ from headgate.budgets.connect import connect_budget
 from headgate.errors import BudgetMismatchError, InvalidSettingError
 from headgate.workflow.backend import Money, TaskState
 from headgate.workflow.budgets import (
-    change_in_books,
+    change_in_ledger,
     check_resume,
     raise_command,
     said_by,
@@ -38,7 +38,11 @@ AROUND = (
     RunScope(scope="session:q/team:red/workflow:eval", micro_usd=5),
 )
 DATA = Path("/data")
-HERE: dict[str, Any] = {"scopes": AROUND, "tracker": "sqlite", "books": "sqlite:////data/budget.db"}
+HERE: dict[str, Any] = {
+    "scopes": AROUND,
+    "tracker": "sqlite",
+    "ledger": "sqlite:////data/budget.db",
+}
 THERE: dict[str, Any] = {"scopes": AROUND, "server": "http://h:1"}
 OWN: dict[str, Any] = {"scopes": ALONE, "tracker": "local"}
 
@@ -58,19 +62,23 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         OWN,
         {"tracker": "redis"},
-        "--budget-tracker: the books of the run are kept by the run itself",
+        "--budget-tracker: the ledger of the run is kept by the run itself",
     ),
     (
         HERE,
         {"tracker": "local"},
-        "--budget-tracker: the books of the run are kept in sqlite:////da",
+        "--budget-tracker: the ledger of the run is kept in sqlite:////da",
     ),
-    (OWN, {"redis_url": "redis://h"}, "--budget-redis-url: the books of the run are kept by the"),
-    (HERE, {"postgres_url": "x"}, "--budget-postgres-url: the books of the run are kept in sqlite"),
+    (OWN, {"redis_url": "redis://h"}, "--budget-redis-url: the ledger of the run is kept by the"),
+    (HERE, {"postgres_url": "x"}, "--budget-postgres-url: the ledger of the run is kept in sqlite"),
     (OWN, {"server": "http://h"}, "--server: the run was begun on this machine, and goes on where"),
     (OWN, {"token": "t"}, "--token: the run was begun on this machine"),
     (OWN, {"project": "p"}, "--project: the run was begun on this machine"),
-    (THERE, {"tracker": "local"}, "--budget-tracker: the service that has the run keeps the books"),
+    (
+        THERE,
+        {"tracker": "local"},
+        "--budget-tracker: the service that has the run keeps the ledger",
+    ),
     (THERE, {"redis_url": "redis://h"}, "--budget-redis-url: the service that has the run keeps"),
     (THERE, {"config": Path("c.toml")}, "--config: the service has its own settings"),
 ]
@@ -89,7 +97,7 @@ TAKEN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (HERE, {"session_id": "q", "session_micro_usd": 9, "tracker": "sqlite", "micro_usd": 1}),
     (OWN, {"tracker": "local", "concurrency": 3, "config": Path("c.toml")}),
     (THERE, {"server": "http://other", "token": "t", "project": "p", "session_id": "q"}),
-    ({**HERE, "tracker": "redis", "books": "redis://h"}, {"redis_url": "redis://h"}),
+    ({**HERE, "tracker": "redis", "ledger": "redis://h"}, {"redis_url": "redis://h"}),
 ]
 
 
@@ -145,7 +153,7 @@ async def resumes_with_a_raised_session(folder: Path, url: str, **options: Any) 
             pass
 
 
-async def test_a_session_in_the_books_of_the_run_itself_is_raised_by_a_resume(
+async def test_a_session_in_the_ledger_of_the_run_itself_is_raised_by_a_resume(
     tmp_path: Path,
 ) -> None:
     stage = Stage(tmp_path, CHEAP, scopes=(SESSION,), options={"tracker": "local"})
@@ -198,7 +206,7 @@ def exhausted(scope: str, words: str = "(scope {}, $0.00 reserved)") -> RunRepor
 SET = "headgate budget set"
 WORKFLOW = AROUND[-1].scope
 TEAM = AROUND[1].scope
-REDIS = {**HERE, "tracker": "redis", "books": "redis://u:***@h/0"}
+REDIS = {**HERE, "tracker": "redis", "ledger": "redis://u:***@h/0"}
 WAYS: list[tuple[dict[str, Any], str, str]] = [
     (HERE, WORKFLOW, "GO --budget-usd USD"),
     (THERE, WORKFLOW, "GO --budget-usd USD"),
@@ -231,6 +239,6 @@ def test_a_budget_that_frees_room_by_itself_is_not_raised() -> None:
     assert raise_command(record(**HERE), done, resume="GO") is None
 
 
-def test_books_within_a_run_have_no_command() -> None:
-    assert change_in_books("local", "") is None
-    assert change_in_books(None, "") is None
+def test_a_ledger_within_a_run_has_no_command() -> None:
+    assert change_in_ledger("local", "") is None
+    assert change_in_ledger(None, "") is None

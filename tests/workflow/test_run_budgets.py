@@ -1,4 +1,4 @@
-"""The scopes of a run, and which books keep them."""
+"""The scopes of a run, and which ledger keeps them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from headgate.errors import InvalidFieldError, InvalidSettingError, WorkflowError
 from headgate.workflow.budgets import (
-    Books,
-    books_again,
-    choose_books,
+    RunLedger,
+    choose_ledger,
+    recorded_ledger,
     run_scopes,
     with_own_limit,
 )
@@ -114,15 +114,15 @@ CHOICES: list[tuple[dict[str, Any], dict[str, str], list[RunScope], str, str | N
 
 
 @pytest.mark.parametrize(("fields", "environ", "scopes", "tracker", "url"), CHOICES)
-def test_books_are_chosen_by_options_then_the_environment_then_what_is_shared(
+def test_the_ledger_is_chosen_by_options_then_the_environment_then_what_is_shared(
     fields: dict[str, Any],
     environ: dict[str, str],
     scopes: list[RunScope],
     tracker: str,
     url: str | None,
 ) -> None:
-    books = choose_books(scopes, options(**fields), environ)
-    assert (books.tracker, books.url) == (tracker, url)
+    ledger = choose_ledger(scopes, options(**fields), environ)
+    assert (ledger.tracker, ledger.url) == (tracker, url)
 
 
 REFUSED: list[tuple[dict[str, Any], dict[str, str], str]] = [
@@ -141,7 +141,7 @@ def test_options_that_contradict_each_other_are_refused(
     fields: dict[str, Any], environ: dict[str, str], problem: str
 ) -> None:
     with pytest.raises(InvalidSettingError, match=f"^{problem}"):
-        choose_books(AROUND, options(**fields), environ)
+        choose_ledger(AROUND, options(**fields), environ)
 
 
 def record(**fields: Any) -> RunRecord:
@@ -164,38 +164,38 @@ ADDRESSES: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("url", "address"), ADDRESSES)
-def test_an_address_of_books_has_all_but_the_password(url: str, address: str) -> None:
-    books = Books(tracker="redis", url=url)
-    assert books.address == address
-    assert "hunter" not in repr(books)
+def test_an_address_of_a_ledger_has_all_but_the_password(url: str, address: str) -> None:
+    ledger = RunLedger(tracker="redis", url=url)
+    assert ledger.address == address
+    assert "hunter" not in repr(ledger)
 
 
 @given(password=st.text(st.characters(codec="ascii", categories=("L", "N", "P", "S")), min_size=8))
 def test_no_password_is_shown_whatever_is_in_it(password: str) -> None:
-    books = Books(tracker="redis", url=f"redis://user:{password}@host:6379/0?db=1")
-    assert books.address == "redis://user:***@host:6379/0?db=1"
+    ledger = RunLedger(tracker="redis", url=f"redis://user:{password}@host:6379/0?db=1")
+    assert ledger.address == "redis://user:***@host:6379/0?db=1"
 
 
-def test_a_resume_goes_on_with_the_books_that_it_was_begun_with() -> None:
-    known = record(tracker="redis", books=Books(tracker="redis", url=REDIS).address)
-    assert books_again(known, options(redis_url=REDIS), {}).url == REDIS
-    assert books_again(known, options(), {URL: REDIS}).url == REDIS
-    assert books_again(record(tracker="local"), options(), {URL: REDIS}).url is None
+def test_a_resume_goes_on_with_the_ledger_that_it_was_begun_with() -> None:
+    known = record(tracker="redis", ledger=RunLedger(tracker="redis", url=REDIS).address)
+    assert recorded_ledger(known, options(redis_url=REDIS), {}).url == REDIS
+    assert recorded_ledger(known, options(), {URL: REDIS}).url == REDIS
+    assert recorded_ledger(record(tracker="local"), options(), {URL: REDIS}).url is None
     plain = "redis://host:6379/0"
-    assert books_again(record(tracker="redis", books=plain), options(), {}).url == plain
-    file = record(tracker="sqlite", books="sqlite:////data/budget.db")
-    assert books_again(file, options(), {URL: REDIS}).url == "sqlite:////data/budget.db"
+    assert recorded_ledger(record(tracker="redis", ledger=plain), options(), {}).url == plain
+    file = record(tracker="sqlite", ledger="sqlite:////data/budget.db")
+    assert recorded_ledger(file, options(), {URL: REDIS}).url == "sqlite:////data/budget.db"
 
 
-def test_a_resume_with_other_books_is_refused() -> None:
-    known = record(tracker="redis", books=Books(tracker="redis", url=REDIS).address)
+def test_a_resume_with_another_ledger_is_refused() -> None:
+    known = record(tracker="redis", ledger=RunLedger(tracker="redis", url=REDIS).address)
     with pytest.raises(
         InvalidSettingError, match="kept without its password; give --budget-redis-url"
     ):
-        books_again(known, options(), {})
+        recorded_ledger(known, options(), {})
     for other in ("redis://user:hunter22@elsewhere:6379/0", f"{REDIS}?db=1"):
         with pytest.raises(InvalidSettingError, match=r"^--budget-redis-url: names red") as caught:
-            books_again(known, options(redis_url=other), {})
+            recorded_ledger(known, options(redis_url=other), {})
         assert "hunter22" not in str(caught.value)
 
 

@@ -19,7 +19,7 @@ from headgate.workflow.remote_journal import SentOrder
 from headgate.workflow.remote_tasks import (
     BATCH_BYTES,
     Parcel,
-    Sender,
+    SharedFields,
     batch_size,
     check_for_service,
     gone_task,
@@ -41,7 +41,7 @@ from headgate.workflow.workflow import (
 from workflow.server_support import order, step, workflow
 
 NOW = datetime(2026, 11, 15, 20, 0, tzinfo=UTC)
-SENDER = Sender("r-1", "eval", "session:s/workflow:eval", "eval")
+SENDER = SharedFields("r-1", "eval", "session:s/workflow:eval", "eval")
 HERE = Text(parts=("x",))
 
 

@@ -1,4 +1,4 @@
-"""Texts: which braces are places, what they are filled with, and what is never looked up."""
+"""Texts: which braces are placeholders, what they are filled with, and what is never looked up."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from headgate.workflow.placeholders import (
     as_string,
     fill,
     fill_template,
-    parsed_place,
+    parsed_placeholder,
     parsed_template,
     parsed_text,
-    place_text,
+    placeholder_text,
     references,
     with_variables,
 )
@@ -137,7 +137,7 @@ def test_a_place_in_nothing_is_not_filled_and_says_what_is_missing(source: str) 
 def test_a_variable_stays_a_name_until_somebody_puts_it_in() -> None:
     filled = fill(parsed_text("Bearer {env.KEY}-{item.n}"), VIEW)
     assert filled == ("Bearer ", EnvPlaceholder(name="KEY"), "-", "5")
-    assert with_variables(filled, lambda place: f"<{place.name}>") == "Bearer <KEY>-5"
+    assert with_variables(filled, lambda placeholder: f"<{placeholder.name}>") == "Bearer <KEY>-5"
 
 
 def test_a_text_that_must_be_a_string_is_one() -> None:
@@ -163,7 +163,7 @@ def test_references_are_all_places_of_a_text_or_a_template() -> None:
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,8}", fullmatch=True)
 keys = st.text(st.characters(codec="utf-8", exclude_characters="{}\\'\"\0"), max_size=6)
 paths = st.lists(st.one_of(names, keys, st.integers(-99, 99)), max_size=4).map(tuple)
-places = st.one_of(
+placeholders = st.one_of(
     st.builds(ItemPlaceholder, path=paths),
     st.just(IndexPlaceholder()),
     st.builds(
@@ -179,14 +179,14 @@ json_values = st.recursive(
 )
 
 
-@given(places)
-def test_a_place_is_read_as_it_is_written(place: Any) -> None:
-    assert parsed_place(place_text(place)[1:-1]) == place
+@given(placeholders)
+def test_a_place_is_read_as_it_is_written(placeholder: Any) -> None:
+    assert parsed_placeholder(placeholder_text(placeholder)[1:-1]) == placeholder
 
 
-@given(st.lists(st.text() | places, max_size=5))
+@given(st.lists(st.text() | placeholders, max_size=5))
 def test_a_text_is_parsed_or_refused_and_never_fails_otherwise(parts: list[Any]) -> None:
-    source = "".join([part if isinstance(part, str) else place_text(part) for part in parts])
+    source = "".join([part if isinstance(part, str) else placeholder_text(part) for part in parts])
     with suppress(PlaceholderError):
         assert "" not in parsed_text(source).parts
 

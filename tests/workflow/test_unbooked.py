@@ -1,4 +1,4 @@
-"""Books that are away when a run ends: they are waited for, and what is left is said."""
+"""A ledger that is away when a run ends: it is waited for, and what is left is said."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ steps:
 
 
 class Scene:
-    """A run with books in Valkey, of a session with a limit of one dollar."""
+    """A run with a ledger in Valkey, of a session with a limit of one dollar."""
 
     def __init__(self, folder: Path, server: ValkeyServer) -> None:
         self.folder, self.server = folder, server
@@ -50,11 +50,11 @@ class Scene:
             self.options, source=source, text=TEXT, workflow=workflow, now=1_000.0
         )
 
-    async def carried_out_without_books(self) -> tuple[RunReport, Backend]:
-        """Carry out the run; the books go while both steps run, and each step ends after that."""
+    async def run_without_ledger(self) -> tuple[RunReport, Backend]:
+        """Run it; the ledger goes while both steps run, and each step ends after that."""
         with self.run.held():
             backend = self.backend(self.run, self.options)
-            running = asyncio.create_task(Conductor(self.run, backend).carry_out())
+            running = asyncio.create_task(Conductor(self.run, backend).run())
             async with asyncio.timeout(HELD_SECONDS):
                 while len(list(self.folder.glob("began-*"))) < 2:  # noqa: ASYNC110 - a process
                     await asyncio.sleep(0.01)
@@ -67,20 +67,20 @@ class Scene:
         run = open_run(self.options.data, "last")
         options = resumed_options(run.record, RunOptions(data=self.options.data))
         with run.held():
-            return await Conductor(run, self.backend(run, options)).carry_out()
+            return await Conductor(run, self.backend(run, options)).run()
 
     def backend(self, run: Run, options: RunOptions) -> Backend:
         """Return what carries the run out."""
         return local_backend(run, run.workflow, options, {"PATH": os.environ["PATH"]})
 
 
-async def test_a_run_that_the_books_have_not_heard_of_is_not_done_and_a_resume_books_it(
+async def test_a_run_that_the_ledger_has_not_recorded_is_not_done_and_a_resume_books_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "BOOK_SECONDS", 0.2)
     with running_valkey() as server:
         scene = Scene(tmp_path, server)
-        report, _ = await scene.carried_out_without_books()
+        report, _ = await scene.run_without_ledger()
         assert (report.state, report.unbooked_micro_usd) == (RunState.UNBOOKED, BOTH_MICRO_USD)
         assert report.ended == report.total
         assert "Redis cannot be asked" in report.trouble
@@ -96,7 +96,7 @@ async def test_a_run_that_the_books_have_not_heard_of_is_not_done_and_a_resume_b
         assert [one.as_of for one in again.money] == [None, None]
 
 
-async def test_the_end_of_a_run_waits_for_books_that_come_back(
+async def test_the_end_of_a_run_waits_for_a_ledger_that_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running_valkey() as server:
@@ -114,7 +114,7 @@ async def test_the_end_of_a_run_waits_for_books_that_come_back(
             await close(backend, drain_seconds=drain_seconds)
 
         monkeypatch.setattr(local.LocalBackend, "close", closed)
-        report, _ = await scene.carried_out_without_books()
+        report, _ = await scene.run_without_ledger()
         assert left.is_set()
         assert (report.state, report.unbooked_micro_usd) == (RunState.DONE, 0)
         assert [one.spent_micro_usd for one in report.money] == [BOTH_MICRO_USD] * 2

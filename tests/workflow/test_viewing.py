@@ -11,13 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from headgate.testing import DEFAULT_START
-from headgate.workflow.backend import StepTask, TaskState, Told
+from headgate.workflow.backend import StepTask, TaskListener, TaskState
 from headgate.workflow.conductor import Conductor
 from headgate.workflow.local_backend import local_backend
 from headgate.workflow.parser import read_workflow
 from headgate.workflow.remote_journal import Ended, Entry, Opened, Sent, SentOrder, Taken
 from headgate.workflow.report import RunReport, RunState, StepState
-from headgate.workflow.run_folder import JOURNAL, Keeping, Run, create_run
+from headgate.workflow.run_folder import JOURNAL, RecordWriter, Run, create_run
 from headgate.workflow.run_list import counted, list_runs, show_run
 from headgate.workflow.run_record import RunOptions
 from headgate.workflow.run_tasks import left_at
@@ -63,7 +63,7 @@ def begun(folder: Path, text: bytes) -> Run:
 def carried_out(run: Run) -> RunReport:
     async def main() -> RunReport:
         backend = local_backend(run, run.workflow, RunOptions(data=run.path.parent.parent), ENVIRON)
-        return await Conductor(run, backend).carry_out()
+        return await Conductor(run, backend).run()
 
     with run.held():
         return asyncio.run(main())
@@ -152,7 +152,7 @@ def test_what_ran_when_its_process_was_lost_is_shown_as_such(tmp_path: Path) -> 
         has_begun = asyncio.Event()
         listen = backend.listen
 
-        def listened(told: Told) -> None:
+        def listened(told: TaskListener) -> None:
             def hear(task: StepTask) -> None:
                 told(task)
                 if (task.number, task.state) == (1, TaskState.RUNNING):
@@ -162,7 +162,7 @@ def test_what_ran_when_its_process_was_lost_is_shown_as_such(tmp_path: Path) -> 
 
         backend.listen = listened  # type: ignore[method-assign]
         conductor = Conductor(run, backend)
-        carrying = asyncio.create_task(conductor.carry_out())
+        carrying = asyncio.create_task(conductor.run())
         await has_begun.wait()
         shown = show_run(tmp_path, run.id)
         assert [(row.name, row.state) for row in shown.rows] == [("slow", StepState.RUNNING)]
@@ -224,7 +224,7 @@ def test_a_run_that_was_killed_is_listed_with_what_its_tasks_tell(tmp_path: Path
 def test_a_run_took_as_long_as_processes_carried_it(tmp_path: Path) -> None:
     run = begun(tmp_path, SERVED)
     stands = replace(show_run(tmp_path, run.id).report, state=RunState.INTERRUPTED)
-    first, second, third = (Keeping(run) for _ in range(3))
+    first, second, third = (RecordWriter(run) for _ in range(3))
     first.begin(now=1_000.0, left_at=lambda: 0.0)
     first.end(stands, now=1_010.0)
     assert list_runs(tmp_path)[0].seconds == 10.0

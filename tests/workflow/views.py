@@ -1,4 +1,4 @@
-"""What places are filled with in these tests, and files that are read."""
+"""What placeholders are filled with in these tests, and files that are read."""
 
 from __future__ import annotations
 

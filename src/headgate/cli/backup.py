@@ -59,7 +59,7 @@ def backup(
         return
     click.echo(f"{file}: {size_bytes:,} bytes of {source}, checked")
     if settings.ledger.url is not None and settings.ledger.url != settings.store.url:
-        click.echo("headgate: the books are outside the store and not in the copy", err=True)
+        click.echo("headgate: the ledger is outside the store and not in the copy", err=True)
 
 
 def _check_apart(file: Path, owned: list[Path]) -> None:

@@ -252,7 +252,7 @@ def _span(seconds: float) -> str:
 # Which ledger a command asks: the options that say so, and the default when none does.
 #
 # Rules: two options that contradict each other are refused, never ranked; and a command that only
-# reads founds no books, since a path with a mistake in it would show that nothing was spent.
+# reads creates no ledger, since a path with a mistake in it would show that nothing was spent.
 
 Result = TypeVar("Result")
 
@@ -261,8 +261,8 @@ NOTHING = ""
 """What names the ledger that is asked when nobody names one."""
 
 _OPTIONS = (
-    click.option("--tracker", type=click.Choice(list(SCHEMES)), help="What keeps the books."),
-    click.option("--url", help=f"Where the books are.  [default: {URL_VARIABLE}, else SQLite]"),
+    click.option("--tracker", type=click.Choice(list(SCHEMES)), help="What keeps the ledger."),
+    click.option("--url", help=f"Where the ledger is.  [default: {URL_VARIABLE}, else SQLite]"),
     click.option("--redis-url", help="The same, for Redis or Valkey."),
     click.option("--postgres-url", help="The same, for PostgreSQL."),
     click.option("--sqlite-path", help="The same, for an SQLite file."),
@@ -270,7 +270,7 @@ _OPTIONS = (
 
 
 class Place:
-    """The options of a command that say where the books are."""
+    """The options of a command that say where the ledger is."""
 
     def __init__(
         self,
@@ -289,14 +289,14 @@ class Place:
             "--sqlite-path": sqlite_url,
         }
 
-    def url(self, *, founds: bool) -> str:
+    def url(self, *, creates: bool) -> str:
         """Return the URL of the ledger, or say what is wrong with the options.
 
-        Unless it may be founded, a file has to be there.
+        Unless it may be created, a file has to be there.
         """
         option, url = self._named()
         self._check(option, url)
-        if not founds and scheme_of(url) in SCHEMES["sqlite"]:
+        if not creates and scheme_of(url) in SCHEMES["sqlite"]:
             _check_file(option, url)
         return url
 
@@ -364,14 +364,14 @@ def ask(
     place: Place,
     question: Callable[[LedgerTracker], Awaitable[Result]],
     *,
-    founds: bool = False,
+    creates: bool = False,
 ) -> Result:
-    """Open the ledger, ask it one question, and close it; `founds` makes one where none is."""
+    """Open the ledger, ask it one question, and close it; `creates` makes one where none is."""
     import asyncio  # noqa: PLC0415  slow to load, and not needed to print a command's help
 
     from headgate.budgets.connect import connect_budget  # noqa: PLC0415
 
-    tracker = connect_budget(place.url(founds=founds))
+    tracker = connect_budget(place.url(creates=creates))
 
     async def answered() -> Result:
         try:
@@ -420,7 +420,7 @@ def _check_file(option: str, url: str) -> None:
 
 
 def _refuse_to_found(option: str, path: Path) -> None:
-    problem = f"there are no books at {path}; headgate budget set founds them"
+    problem = f"there is no ledger at {path}; headgate budget set creates one"
     if option != NOTHING:
         raise InvalidSettingError(option, problem)
     line = f"no budget was set yet: {problem}"
@@ -484,7 +484,7 @@ def set_limits(
     ask(
         place,
         lambda tracker: tracker.set_budget(name, limit_usd, limit_tokens, window),
-        founds=True,
+        creates=True,
     )
     click.echo(f"Set the budget of {name or ROOT_NAME}")
 

@@ -65,7 +65,7 @@ Examples:
 )
 @click.option("--seconds", default=6.0, show_default=True, type=click.FloatRange(0.1, 3600))
 @click.option("--seed", default=1, show_default=True, help="The same seed gives the same fleet.")
-@click.option("--json", "as_json", is_flag=True, help="Write the final figures as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Write the final numbers as JSON.")
 def demo(*, seconds: float, seed: int, as_json: bool) -> None:
     """Run a simulated fleet: three projects, six agents, one noisy.
 

@@ -89,7 +89,7 @@ def _examined(check: str, slot: SlotSettings, environ: Mapping[str, str]) -> Fin
     return ok(check, f"its key is in {slot.key_env or slot.key_file}")
 
 
-# Whether the store and the books can be reached, at which version they are, and their clock.
+# Whether the store and the ledger can be reached, at which version they are, and their clock.
 
 FEW_SECONDS = 1.0
 MANY_SECONDS = 10.0
@@ -119,16 +119,16 @@ def _advice(error: Exception) -> str:
 
 
 def books_findings(settings: Settings) -> Iterator[Finding]:
-    """Look at books that are outside the store."""
+    """Look at a ledger that is outside the store."""
     url = settings.ledger.url
     if url is None or url == settings.store.url:
-        yield ok("books", "in the store")
+        yield ok("ledger", "in the store")
         return
     try:
         asyncio.run(_reach(url))
-        yield ok("books", f"{url.partition(':')[0]} answers")
+        yield ok("ledger", f"{url.partition(':')[0]} answers")
     except (HeadgateError, ModuleNotFoundError) as error:
-        yield fail("books", str(error), "nothing starts before they can be reached")
+        yield fail("ledger", str(error), "nothing starts before it can be reached")
 
 
 async def _reach(url: str) -> None:
@@ -140,7 +140,7 @@ def _sqlite(path: Path) -> Iterator[Finding]:
     from headgate.storage.sqlite import SqliteReader  # noqa: PLC0415
 
     if not path.exists():
-        yield ok("store", f"{path} is founded at the first start")
+        yield ok("store", f"{path} is created at the first start")
         return
     yield from _versions(SqliteReader(path), str(path))
     yield ok("clock", "the store is on this machine")

@@ -13,14 +13,14 @@ import msgspec
 
 from headgate.cli.main import EXIT_EXHAUSTED
 from headgate.cli.output import print_json, print_table
-from headgate.cli.run_progress import money_text, told_money
+from headgate.cli.run_progress import limited_or_used, money_text
 from headgate.cli.run_session import found_address, own_output, read_source
 from headgate.core.budgets.ledger import Account, Unit
 from headgate.core.money import format_usd
 from headgate.core.text import printable
 from headgate.errors import LedgerUnavailableError
 from headgate.workflow.backend import Money
-from headgate.workflow.budgets import choose_books, run_scopes
+from headgate.workflow.budgets import choose_ledger, run_scopes
 from headgate.workflow.costs import check_prices
 from headgate.workflow.dry_run import (
     DryPart,
@@ -83,7 +83,7 @@ def print_order(found: DryRun) -> None:
 
 def dry_lines(found: DryRun) -> Iterator[str]:
     """Give the lines below the table: the budgets as they stand, and what comes of it."""
-    for money in told_money(_budgets_of(found)):
+    for money in limited_or_used(_budgets_of(found)):
         yield money_text(money)
     if found.stop is not None:
         yield _stop_text(found.stop, not_run=found.counts["not run"])
@@ -163,10 +163,10 @@ async def _budgets(workflow: Workflow, options: RunOptions) -> list[Account]:
         async with asyncio.timeout(ANSWER_SECONDS):
             if options.server is not None:
                 return await _of_service(workflow, options, scopes)
-            books = choose_books(scopes, options, os.environ)
-            return await budgets_before(books, scopes, options)
+            ledger = choose_ledger(scopes, options, os.environ)
+            return await budgets_before(ledger, scopes, options)
     except TimeoutError:
-        problem = f"the books did not answer within {ANSWER_SECONDS:g} seconds"
+        problem = f"the ledger did not answer within {ANSWER_SECONDS:g} seconds"
         raise LedgerUnavailableError(problem) from None
 
 

@@ -39,9 +39,9 @@ and nothing was run; 3 a budget is used up; 4 the token does not allow it; 130 C
 """
 )
 @click.argument("file", metavar="[FILE]", required=False, type=_path)
-@click.option("--budget-tracker", type=click.Choice(TRACKERS), help="What keeps the books.")
-@click.option("--budget-redis-url", metavar="URL", help="Books in Redis or Valkey.")
-@click.option("--budget-postgres-url", metavar="URL", help="Books in PostgreSQL.")
+@click.option("--budget-tracker", type=click.Choice(TRACKERS), help="What keeps the ledger.")
+@click.option("--budget-redis-url", metavar="URL", help="A ledger in Redis or Valkey.")
+@click.option("--budget-postgres-url", metavar="URL", help="A ledger in PostgreSQL.")
 @click.option("--budget-session-id", metavar="NAME", help="The session that it is part of.")
 @click.option("--budget-session-limit", metavar="USD", help="The most that the session may spend.")
 @click.option("--budget-usd", metavar="USD", help="The most that the workflow may spend.")
@@ -98,9 +98,9 @@ def run(
             from headgate.cli.dry_run import print_dry_run  # noqa: PLC0415
 
             context.exit(print_dry_run(file, options, as_json=as_json))
-        from headgate.cli.run_session import carry_out  # noqa: PLC0415
+        from headgate.cli.run_session import run_workflow  # noqa: PLC0415
 
-        code = carry_out(file, options, resume=resume, as_json=as_json)
+        code = run_workflow(file, options, resume=resume, as_json=as_json)
     context.exit(code)
 
 
@@ -124,7 +124,7 @@ def _check(file: Path | None, resume: str | None, *, is_dry: bool, given: dict[s
 def _check_service(given: dict[str, Any]) -> None:
     for name in ("budget_tracker", "budget_redis_url", "budget_postgres_url"):
         if given[name] is not None:
-            raise InvalidSettingError(_option(name), "the service keeps the books; leave it out")
+            raise InvalidSettingError(_option(name), "the service keeps the ledger; leave it out")
     if given["config"] is not None:
         raise InvalidSettingError("--config", "the service has its own settings; leave it out")
 

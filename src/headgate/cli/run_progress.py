@@ -58,7 +58,7 @@ LATE = 1.5
 """How many times as long as usual nothing may end, until nobody can tell any more."""
 
 
-class Pace:
+class RemainingTime:
     """Is shown how many have ended, and says how long the rest takes at the present rate."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ def counts_text(report: RunReport) -> str:
     return f"{report.ended:,} of {report.total:,}{_told_counts(report)}"
 
 
-def told_money(money: Sequence[Money]) -> list[Money]:
+def limited_or_used(money: Sequence[Money]) -> list[Money]:
     """Leave out scopes without a limit in which nothing was spent: nobody has a budget there."""
     return [
         one
@@ -121,7 +121,7 @@ def told_money(money: Sequence[Money]) -> list[Money]:
 
 def shown_money(scopes: Sequence[Money]) -> list[Money]:
     """Choose the budgets that are worth a line: the session, and the innermost that is limited."""
-    money = told_money(scopes)
+    money = limited_or_used(scopes)
     limited = [one for one in money if one.limit_micro_usd is not None]
     inner = limited[-1] if limited else money[-1] if money else None
     sessions = [one for one in money if leaf_kind(Scope(one.scope)) == SESSION]
@@ -215,10 +215,10 @@ _ENDINGS = {
 
 
 def unbooked_text(report: RunReport, *, resume: str) -> str:
-    """Say how much the books have yet to be told, why, and what tells them."""
+    """Say how much the ledger has yet to record, why, and what has it recorded."""
     amount = format_usd(report.unbooked_micro_usd)
     why = f" ({shortened(report.trouble)})" if report.trouble else ""
-    return f"{amount} of it is not in the books yet{why}; {resume} books it"
+    return f"{amount} of it is not in the ledger yet{why}; {resume} books it"
 
 
 def _why(row: StepRow) -> str:
@@ -295,7 +295,7 @@ class Lines:
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._write = write
         self._clock = clock
-        self._pace = Pace()
+        self._remaining_time = RemainingTime()
         self._began_at = self._told_at = clock()
         self._lines_left = END_LINES
         self._failures_left = FAILURE_LINES
@@ -342,9 +342,9 @@ class Lines:
     def look(self, report: RunReport) -> None:
         """Write how the run stands, if nothing was written for a while."""
         now = self._clock()
-        self._pace.note(report.ended, now=now)
+        self._remaining_time.note(report.ended, now=now)
         if now - self._told_at >= max(QUIET_SECONDS, QUIET_PART * (now - self._began_at)):
-            self.tell(summary_text(report, seconds_left(self._pace, report, now=now)))
+            self.tell(summary_text(report, seconds_left(self._remaining_time, report, now=now)))
 
     def close(self) -> None:
         """Do nothing: lines are complete as they are."""
@@ -359,7 +359,7 @@ class Live:
 
         self._console = console
         self._clock = clock
-        self._pace = Pace()
+        self._remaining_time = RemainingTime()
         self._note = ""
         self._failures_left = FAILURE_LINES
         self._is_mute = False
@@ -398,13 +398,13 @@ class Live:
         if self._is_mute:
             return
         now = self._clock()
-        self._pace.note(report.ended, now=now)
+        self._remaining_time.note(report.ended, now=now)
         screen = Screen(
             report=report,
             now=now,
             width=self._console.width,
             height=self._console.height,
-            seconds_left=seconds_left(self._pace, report, now=now),
+            seconds_left=seconds_left(self._remaining_time, report, now=now),
             note=self._note,
         )
         try:
@@ -445,10 +445,12 @@ def beginning_text(report: RunReport, folder: Path) -> str:
     return f"{report.workflow}: run {report.run_id}, {runs}{before}; kept in {folder}"
 
 
-def seconds_left(pace: Pace, report: RunReport, *, now: float) -> float | None:
+def seconds_left(remaining_time: RemainingTime, report: RunReport, *, now: float) -> float | None:
     """Return how long a run takes yet; None as long as nobody can tell."""
     running = count_of(report, StepState.RUNNING)
-    return pace.seconds_left(total=report.total, ended=report.ended, now=now, running=running)
+    return remaining_time.seconds_left(
+        total=report.total, ended=report.ended, now=now, running=running
+    )
 
 
 def summary_text(report: RunReport, seconds_left: float | None) -> str:
@@ -658,7 +660,7 @@ def end_lines(
     """Give the lines below the table: failures, budgets, the ending, what to do next."""
     if has_failures:
         yield from _failures(report)
-    for money in told_money(report.money):
+    for money in limited_or_used(report.money):
         yield money_text(money)
     if report.exhausted_by:
         yield shortened(report.exhausted_by)

@@ -73,7 +73,7 @@ from headgate.workflow.run_tasks import recorded_tasks
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-    from headgate.workflow.remote_backend import ServerBackend
+    from headgate.workflow.remote_backend import RemoteBackend
 
 
 # The file of a workflow as bytes: read once, so that what was checked is what is kept and run.
@@ -273,7 +273,9 @@ EXIT_CODES = {
 }
 
 
-def carry_out(file: Path | None, options: RunOptions, *, resume: str | None, as_json: bool) -> int:
+def run_workflow(
+    file: Path | None, options: RunOptions, *, resume: str | None, as_json: bool
+) -> int:
     """Begin a run of a file, or go on with one, and return the exit code of its end."""
     sets_own_limit = file is None and options.micro_usd is not None
     run = _begun(file, options) if file is not None else open_run(options.data, resume or LAST)
@@ -286,7 +288,7 @@ def carry_out(file: Path | None, options: RunOptions, *, resume: str | None, as_
             if options.concurrency != run.record.concurrency:
                 run.change(concurrency=options.concurrency)
             backend = _backend(run, options, sets_own_limit=sets_own_limit)
-            return _carried_out(run, backend, ending)
+            return _run_with_progress(run, backend, ending)
         except KeyboardInterrupt as interruption:
             forget(interruption)
             ending.say_way_on()
@@ -377,7 +379,7 @@ def _backend(run: Run, options: RunOptions, *, sets_own_limit: bool) -> Backend:
     return local_backend(run, run.workflow, options, os.environ)
 
 
-def _carried_out(run: Run, backend: Backend, ending: Ending) -> int:
+def _run_with_progress(run: Run, backend: Backend, ending: Ending) -> int:
     progress = progress_here()
     try:
         configure_logs(LogSettings(level="warning", format="text"), stream=LogStream(progress))
@@ -419,10 +421,10 @@ async def _conducted(
         note=progress.note,
         leave=leave,
     )
-    service = None if isinstance(backend, LocalBackend) else cast("ServerBackend", backend)
+    service = None if isinstance(backend, LocalBackend) else cast("RemoteBackend", backend)
     with interruptible(interruptions):
         async with followed(progress, conductor.report, trouble=lambda: backend.trouble):
-            report = await conductor.carry_out()
+            report = await conductor.run()
         code = write(report)
         if isinstance(backend, LocalBackend) and backend.has_left_behind:
             # The event loop would wait for it at its end, however long it takes.
@@ -465,16 +467,16 @@ def found_address(options: RunOptions) -> tuple[str, str | None]:
     return found_service(Connection(options.server, options.token, data))
 
 
-def service_backend(run: Run, options: RunOptions, *, sets_own_limit: bool) -> ServerBackend:
+def service_backend(run: Run, options: RunOptions, *, sets_own_limit: bool) -> RemoteBackend:
     """Return what has a service carry out a run; what no service runs is refused at once."""
     # Most runs are not for a service: they do without its client.
-    from headgate.workflow.remote_backend import ServerBackend  # noqa: PLC0415
+    from headgate.workflow.remote_backend import RemoteBackend  # noqa: PLC0415
     from headgate.workflow.remote_tasks import check_for_service  # noqa: PLC0415
 
     check_for_service(run.workflow, run.workflow.file)
     url, token = found_address(options)
     scopes = scopes_again(run.record, options)
-    return ServerBackend(
+    return RemoteBackend(
         url,
         run_id=run.id,
         workflow=run.workflow,

@@ -34,7 +34,7 @@ def stats(*, connection: Connection, as_json: bool) -> None:
         return
     print_table("Service", ("", "now", "limit"), _totals(answer))
     click.echo()
-    print_table("Since the store was founded", ("", "tasks"), _happened(answer))
+    print_table("Since the store was created", ("", "tasks"), _happened(answer))
     rows = _agents(answer)
     if rows:
         click.echo()

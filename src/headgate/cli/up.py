@@ -67,7 +67,7 @@ Examples:
 @click.option("--host", metavar="ADDRESS", help="The address to serve on.  [default: 127.0.0.1]")
 @click.option("--port", metavar="N", type=int, help="The port to serve on.  [default: 7420]")
 @click.option("--store", "store_url", metavar="URL", help="postgresql://…, sqlite:///… or memory:")
-@click.option("--ledger", "ledger_url", metavar="URL", help="Books outside the store: redis://…")
+@click.option("--ledger", "ledger_url", metavar="URL", help="A ledger outside the store: redis://…")
 @click.option(
     "--dashboard",
     metavar="MODE",

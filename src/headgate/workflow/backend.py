@@ -50,8 +50,9 @@ class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a step, filled and estimated, to be carried out.
 
     `number` counts the runs of all steps in the order of the file, `generation` how often this one
-    was begun anew by a resume. `request` is what the work became: see `headgate.runs.orders`. What
-    `is_provisional` runs although a parent failed or was not run.
+    was begun anew by a resume. `request` is what the work became: see
+    `headgate.workflow.step_requests`. What `is_provisional` runs although a parent failed or was
+    not run.
     """
 
     number: int
@@ -89,7 +90,7 @@ class StepTask(msgspec.Struct, frozen=True, kw_only=True):
 class Money(msgspec.Struct, frozen=True, kw_only=True):
     """One scope of a run, innermost last: what is spent (overrun included), held and allowed.
 
-    `as_of` is when the books said so, where they could not be asked since.
+    `as_of` is when the ledger said so, where it could not be asked since.
     """
 
     scope: str
@@ -99,7 +100,7 @@ class Money(msgspec.Struct, frozen=True, kw_only=True):
     as_of: float | None = None
 
 
-Told = Callable[[StepTask], None]
+TaskListener = Callable[[StepTask], None]
 """Is told of every change to a task, in the event loop; it must be quick and raise nothing."""
 
 
@@ -112,12 +113,12 @@ class Backend(Protocol):
 
     @property
     def unbooked_micro_usd(self) -> int:
-        """What the books had not been told when everything was closed; a resume tells them."""
+        """What the ledger had not recorded when everything was closed; a resume records it."""
 
     def check(self) -> None:
         """Raise what keeps the run from ever going on, if anything does."""
 
-    def listen(self, told: Told) -> None:
+    def listen(self, told: TaskListener) -> None:
         """Have changes told from now on; called once, before `open`."""
 
     async def open(self) -> None:

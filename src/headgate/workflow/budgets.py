@@ -1,8 +1,8 @@
-"""The budgets of a run: its scopes, their limits, and which books they are kept in.
+"""The budgets of a run: its scopes, their limits, and which ledger keeps them.
 
 The scopes nest in the order of the file, the workflow last; tasks are charged to the innermost.
-Rule: a limit that others share is founded, never replaced. Only the limit of the workflow's own
-scope is set anew, and only by somebody who says so when a run is resumed. A resume has founded its
+Rule: a limit that others share is created, never replaced. Only the limit of the workflow's own
+scope is set anew, and only by somebody who says so when a run is resumed. A resume has created its
 limits before: whatever is in force by then holds, unless this very call says an amount.
 """
 
@@ -37,7 +37,7 @@ from headgate.workflow.workflow import Workflow
 
 SESSION = "session"
 SHARED_FILE = "budget.db"
-"""The books that runs of one data directory share; `headgate budget` asks the same file."""
+"""The ledger that runs of one data directory share; `headgate budget` asks the same file."""
 
 
 ChangeCommand = Callable[[str, str], str]
@@ -45,14 +45,14 @@ ChangeCommand = Callable[[str, str], str]
 
 
 class CreatesLimits(Protocol):
-    """The part of a ledger that founds limits, or says which would be in force."""
+    """The part of a ledger that creates limits, or says which would be in force."""
 
     async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
         """Return the limit that is in force; see `headgate.ledger.Ledger`."""
 
 
-class Books(msgspec.Struct, frozen=True, kw_only=True):
-    """What keeps the books of a run; `url` is None where its own store does.
+class RunLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """Which ledger a run uses; `url` is None where its own store keeps it.
 
     The URL may have a password in it: it is for connecting, and `address` is for everybody else.
     """
@@ -61,11 +61,11 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None
 
     def __repr__(self) -> str:
-        return f"Books({self.tracker!r}, {self.address!r})"
+        return f"RunLedger({self.tracker!r}, {self.address!r})"
 
     @property
     def address(self) -> str:
-        """Where the books are, without a password; empty for the run's own store."""
+        """Where the ledger is, without a password; empty for the run's own store."""
         return "" if self.url is None else _without_password(self.url)
 
 
@@ -76,7 +76,7 @@ def run_scopes(
     parts = _session_option(workflow, options)
     for index, scope in enumerate(workflow.scopes):
         if scope.name != SESSION or options.session_id is None:
-            said = _Said(f"config.budget_scopes[{index}].key", workflow.file, scope.line)
+            said = _Source(f"config.budget_scopes[{index}].key", workflow.file, scope.line)
             part = _part(scope.name, _filled(scope.key, environ, said), said)
             limit = _session_limit(scope.name, scope.micro_usd, options)
             parts.append((part, limit, said.key))
@@ -85,46 +85,48 @@ def run_scopes(
     return _nested(parts)
 
 
-def choose_books(
+def choose_ledger(
     scopes: Sequence[RunScope], options: RunOptions, environ: Mapping[str, str]
-) -> Books:
-    """Return what keeps the books of a new run.
+) -> RunLedger:
+    """Return the ledger of a new run.
 
-    Scopes around the workflow are shared by nature, so their books are shared unless told
+    Scopes around the workflow are shared by nature, so their ledger is shared unless told
     otherwise; a workflow alone keeps its own.
     """
     option, url = _named_url(options, environ)
     tracker = options.tracker
     if url is not None:
-        return Books(tracker=_tracker_of(option, url, tracker), url=url)
+        return RunLedger(tracker=_tracker_of(option, url, tracker), url=url)
     if tracker in ("redis", "postgres"):
         problem = f"{tracker} needs --budget-{tracker}-url or {URL_VARIABLE}"
         raise InvalidSettingError("--budget-tracker", problem)
     if tracker == "sqlite" or (tracker is None and len(scopes) > 1):
-        return Books(tracker="sqlite", url=f"sqlite:///{options.data.absolute() / SHARED_FILE}")
-    return Books(tracker="local")
+        return RunLedger(tracker="sqlite", url=f"sqlite:///{options.data.absolute() / SHARED_FILE}")
+    return RunLedger(tracker="local")
 
 
-def books_again(record: RunRecord, options: RunOptions, environ: Mapping[str, str]) -> Books:
-    """Return the books of a run that is there, or say that those which are named are others.
+def recorded_ledger(
+    record: RunRecord, options: RunOptions, environ: Mapping[str, str]
+) -> RunLedger:
+    """Return the ledger of a run that is there, or say that the one which is named is another.
 
-    What was spent is known to the first books only, so a run never goes on with others.
+    What was spent is known to the first ledger only, so a run never goes on with another.
     """
     if record.tracker in (None, "local"):
-        return Books(tracker="local")
+        return RunLedger(tracker="local")
     kept = msgspec.structs.replace(options, tracker=record.tracker)
     option, url = _named_url(kept, environ)
     if url is None:
-        if HIDDEN in record.books:
-            problem = f"the address {record.books} was kept without its password"
+        if HIDDEN in record.ledger:
+            problem = f"the address {record.ledger} was kept without its password"
             advice = f"give --budget-{record.tracker}-url or set {URL_VARIABLE}"
             raise InvalidSettingError("--budget-tracker", f"{problem}; {advice}")
-        return Books(tracker=record.tracker, url=record.books)
-    books = Books(tracker=_tracker_of(option, url, record.tracker), url=url)
-    if books.address != record.books:
-        problem = f"names {books.address}, and the books of the run are at {record.books}"
-        raise InvalidSettingError(option, f"{problem}; name these, or leave it out")
-    return books
+        return RunLedger(tracker=record.tracker, url=record.ledger)
+    ledger = RunLedger(tracker=_tracker_of(option, url, record.tracker), url=url)
+    if ledger.address != record.ledger:
+        problem = f"names {ledger.address}, and the ledger of the run is at {record.ledger}"
+        raise InvalidSettingError(option, f"{problem}; name this one, or leave it out")
+    return ledger
 
 
 def limits_of(scopes: Sequence[RunScope]) -> dict[Scope, Limit]:
@@ -211,7 +213,7 @@ async def _money(ledger: Ledger, scope: Scope) -> Money:
     )
 
 
-class _Said(NamedTuple):
+class _Source(NamedTuple):
     """Where something is said: an option, or a key in a line of the file."""
 
     key: str
@@ -219,7 +221,7 @@ class _Said(NamedTuple):
     line: int | None = None
 
     def refused(self, problem: str) -> CallerError:
-        """Return the error that names this place."""
+        """Return the error that names this source."""
         if not self.file:
             return InvalidSettingError(self.key, problem)
         return WorkflowError(self.file, problem, line=self.line, key=self.key)
@@ -238,7 +240,7 @@ def _session_option(workflow: Workflow, options: RunOptions) -> list[_Part]:
         return []
     written = in_file[0].micro_usd if in_file else None
     limit = _session_limit(SESSION, written, options)
-    said = _Said("--budget-session-id")
+    said = _Source("--budget-session-id")
     return [(_part(SESSION, options.session_id, said), limit, said.key)]
 
 
@@ -247,7 +249,7 @@ def _session_limit(name: str, written: int | None, options: RunOptions) -> int |
     return options.session_micro_usd if is_said else written
 
 
-def _part(kind: str, name: str, said: _Said) -> str:
+def _part(kind: str, name: str, said: _Source) -> str:
     """Return one part of a path: a name with a slash would put the limit on another scope."""
     part = f"{kind}:{name}"
     try:
@@ -273,14 +275,14 @@ def _nested(parts: Sequence[_Part]) -> tuple[RunScope, ...]:
     return tuple(scopes)
 
 
-def _filled(key: Text, environ: Mapping[str, str], said: _Said) -> str:
+def _filled(key: Text, environ: Mapping[str, str], said: _Source) -> str:
     return "".join(
         _variable(part.name, environ, said) if isinstance(part, EnvPlaceholder) else str(part)
         for part in key.parts
     )
 
 
-def _variable(name: str, environ: Mapping[str, str], said: _Said) -> str:
+def _variable(name: str, environ: Mapping[str, str], said: _Source) -> str:
     value = environ.get(name, "")
     if not value:
         problem = f"the environment variable {name} is not set; set it, or write the key itself"
@@ -322,14 +324,14 @@ def _tracker_of(option: str, url: str, tracker: Tracker | None) -> Tracker:
 
 
 def _without_password(url: str) -> str:
-    """Return a URL that tells these books from all others, with nothing secret in it."""
+    """Return a URL that tells this ledger from all others, with nothing secret in it."""
     if scheme_of(url) in SCHEMES["sqlite"]:
         return url
     scheme, sign, rest = url.partition("://")
     # What is before the last @ may be a password with any character in it.
-    user, at, place = rest.rpartition("@")
+    user, at, host_and_query = rest.rpartition("@")
     name, colon, _ = user.partition(":")
-    host, mark, query = place.partition("?")
+    host, mark, query = host_and_query.partition("?")
     shown = "&".join(map(_shown_parameter, query.split("&")))
     return f"{scheme}{sign}{name}{colon}{HIDDEN if colon else ''}{at}{host}{mark}{shown}"
 
@@ -355,26 +357,26 @@ _BY_ITSELF = ("room is freed at", "; more in ")
 """What refusals say of a budget that frees room when its window moves on."""
 
 
-def change_in_books(tracker: Tracker | None, address: str) -> ChangeCommand | None:
-    """Return what changes limits in books outside a run; None for those within it."""
+def change_in_ledger(tracker: Tracker | None, address: str) -> ChangeCommand | None:
+    """Return what changes limits in a ledger outside a run; None for one within it."""
     option = None if tracker is None else _PLACES.get(tracker)
     if option is None:
         return None
-    place = str(sqlite_path(address)) if tracker == "sqlite" else address
-    where = f"{option} {shlex.quote(place)}"
+    location = str(sqlite_path(address)) if tracker == "sqlite" else address
+    where = f"{option} {shlex.quote(location)}"
     return lambda scope, usd: f"headgate budget set {scope} --limit-usd {usd} {where}"
 
 
 def change_at_service(url: str) -> ChangeCommand:
-    """Return what changes limits in the books of a service; it needs a token of an administrator.
+    """Return what changes limits in the ledger of a service; it needs a token of an administrator.
 
-    `headgate budget` would change books of this machine, which the service never looks at.
+    `headgate budget` would change a ledger of this machine, which the service never looks at.
     """
 
     def command(scope: str, usd: str) -> str:
-        place = shlex.quote(f"{url.rstrip('/')}/budgets?scope={quote(scope, safe=':/')}")
+        resource = shlex.quote(f"{url.rstrip('/')}/budgets?scope={quote(scope, safe=':/')}")
         body = shlex.quote(f'{{"limitUsd": "{usd}"}}')
-        return f"curl -fsS -X PATCH {place} {_HEADER} -d {body}"
+        return f"curl -fsS -X PATCH {resource} {_HEADER} -d {body}"
 
     return command
 
@@ -392,7 +394,7 @@ def raise_command(record: RunRecord, report: RunReport, *, resume: str) -> str |
     if record.server is not None:
         change: ChangeCommand | None = change_at_service(record.server)
     else:
-        change = change_in_books(record.tracker, record.books)
+        change = change_in_ledger(record.tracker, record.ledger)
     if change is not None:
         return change(short.scope, AMOUNT)
     is_session = leaf_kind(Scope(short.scope)) == SESSION
@@ -437,12 +439,12 @@ def _check_place(record: RunRecord, given: RunOptions) -> None:
         service = {"--server": given.server, "--token": given.token, "--project": given.project}
         _refuse(service, here)
         return
-    books = {
+    ledgers = {
         "--budget-tracker": given.tracker,
         "--budget-redis-url": given.redis_url,
         "--budget-postgres-url": given.postgres_url,
     }
-    _refuse(books, "the service that has the run keeps the books; leave it out")
+    _refuse(ledgers, "the service that has the run keeps the ledger; leave it out")
     _refuse({"--config": given.config}, "the service has its own settings; leave it out")
 
 
@@ -460,8 +462,8 @@ def _check_session(record: RunRecord, given: RunOptions) -> None:
 
 def _check_books(record: RunRecord, given: RunOptions) -> None:
     tracker = record.tracker or "local"
-    whose = "by the run itself" if tracker == "local" else f"in {record.books}"
-    kept = f"the books of the run are kept {whose}, and only they know what it has spent"
+    whose = "by the run itself" if tracker == "local" else f"in {record.ledger}"
+    kept = f"the ledger of the run is kept {whose}, and only it knows what was spent"
     if given.tracker not in (None, tracker):
         raise InvalidSettingError("--budget-tracker", f"{kept}; leave it out")
     for kind, url in {"redis": given.redis_url, "postgres": given.postgres_url}.items():

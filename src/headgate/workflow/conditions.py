@@ -3,7 +3,8 @@
     steps.check.output.score > 0.5 and item.kind in ['hard', 'new']
 
 There are `and`, `or`, `not`, comparisons (chained, too), `in`, literals, lists of them, `len()`,
-and the places `item`, `index`, `steps` and `run`. It is written as in Python and never run as such.
+and the placeholders `item`, `index`, `steps` and `run`. It is written as in Python and never run as
+such.
 
 Rule: what is not in that list is refused when the file is read; a condition that was read always
 has an answer.
@@ -22,10 +23,10 @@ import msgspec
 from headgate.workflow.placeholders import (
     EnvPlaceholder,
     Path,
-    Place,
+    Placeholder,
     PlaceholderError,
     View,
-    place_of,
+    placeholder_of,
     value_at,
 )
 
@@ -61,20 +62,20 @@ class Constant(Expression, frozen=True):
         return self.literal
 
 
-class Found(Expression, frozen=True):
-    """What a place stands for."""
+class Lookup(Expression, frozen=True):
+    """The value that a placeholder stands for."""
 
-    place: Place
+    placeholder: Placeholder
 
     def value(self, view: View) -> Any:  # noqa: ANN401
         """Return it, or null."""
         try:
-            return value_at(self.place, view)
+            return value_at(self.placeholder, view)
         except LookupError:
             return None
 
 
-class Listed(Expression, frozen=True):
+class ListExpression(Expression, frozen=True):
     """A list of values."""
 
     parts: tuple[Expression, ...]
@@ -115,7 +116,7 @@ class Not(Expression, frozen=True):
         return (self.of,)
 
 
-class Joined(Expression, frozen=True):
+class AllOrAny(Expression, frozen=True):
     """Several conditions, of which all must hold, or any."""
 
     parts: tuple[Expression, ...]
@@ -126,7 +127,7 @@ class Joined(Expression, frozen=True):
         return (all if self.needs_all else any)(part.value(view) for part in self.parts)
 
 
-class Compared(Expression, frozen=True):
+class Comparison(Expression, frozen=True):
     """A chain of comparisons, as `0 < x < 1`."""
 
     first: Expression
@@ -148,12 +149,12 @@ class Compared(Expression, frozen=True):
         return (self.first, *(part for _, part in self.rest))
 
 
-def places_of(expression: Expression) -> Iterator[Place]:
-    """Give the places of an expression."""
-    if isinstance(expression, Found):
-        yield expression.place
+def placeholders_of(expression: Expression) -> Iterator[Placeholder]:
+    """Give the placeholders of an expression."""
+    if isinstance(expression, Lookup):
+        yield expression.placeholder
     for part in expression.parts:
-        yield from places_of(part)
+        yield from placeholders_of(part)
 
 
 def _is_equal(left: object, right: object) -> bool:
@@ -224,9 +225,9 @@ def holds(condition: Condition, view: View) -> bool:
         return False
 
 
-def condition_references(condition: Condition | None) -> Iterator[Place]:
-    """Give the places of a condition."""
-    return iter(()) if condition is None else places_of(condition.expression)
+def condition_references(condition: Condition | None) -> Iterator[Placeholder]:
+    """Give the placeholders of a condition."""
+    return iter(()) if condition is None else placeholders_of(condition.expression)
 
 
 _MEANT = {"&&": "and", "||": "or", "===": "==", "!": "not"}
@@ -288,12 +289,12 @@ def _negative(node: ast.expr) -> int | float | None:
 
 
 def _listed(node: ast.List | ast.Tuple, depth: int) -> Expression:
-    return Listed(tuple([_expression(value, depth) for value in node.elts]))
+    return ListExpression(tuple([_expression(value, depth) for value in node.elts]))
 
 
 def _joined(node: ast.BoolOp, depth: int) -> Expression:
     values = tuple([_expression(value, depth) for value in node.values])
-    return Joined(values, isinstance(node.op, ast.And))
+    return AllOrAny(values, isinstance(node.op, ast.And))
 
 
 def _compared(node: ast.Compare, depth: int) -> Expression:
@@ -302,7 +303,7 @@ def _compared(node: ast.Compare, depth: int) -> Expression:
         if type(sign) not in _SIGNS:
             _refuse("has `is`; write == or != instead")
         rest.append((_SIGNS[type(sign)], _expression(value, depth)))
-    return Compared(_expression(node.left, depth), tuple(rest))
+    return Comparison(_expression(node.left, depth), tuple(rest))
 
 
 def _length(node: ast.Call, depth: int) -> Expression:
@@ -312,7 +313,7 @@ def _length(node: ast.Call, depth: int) -> Expression:
     return Length(_expression(node.args[0], depth))
 
 
-def _found(node: ast.expr, _depth: int) -> Expression:
+def _lookup(node: ast.expr, _depth: int) -> Expression:
     if isinstance(node, ast.Name) and node.id in _LITERALS:
         return Constant(_LITERALS[node.id])
     path: list[str | int] = []
@@ -325,7 +326,7 @@ def _found(node: ast.expr, _depth: int) -> Expression:
             case _:
                 _refuse(_refusal(node))
         node = inner
-    return Found(_known(node.id, tuple(reversed(path))))
+    return Lookup(_known(node.id, tuple(reversed(path))))
 
 
 def _key(node: ast.expr) -> str | int:
@@ -335,14 +336,14 @@ def _key(node: ast.expr) -> str | int:
     return key
 
 
-def _known(root: str, path: Path) -> Place:
+def _known(root: str, path: Path) -> Placeholder:
     try:
-        place = place_of(root, path)
+        placeholder = placeholder_of(root, path)
     except PlaceholderError as error:
         _refuse(str(error))
-    if isinstance(place, EnvPlaceholder):
+    if isinstance(placeholder, EnvPlaceholder):
         _refuse("has env, which is not for conditions; let a step print what it depends on")
-    return place
+    return placeholder
 
 
 _READERS: dict[type[ast.expr], Callable[[Any, int], Expression]] = {
@@ -353,9 +354,9 @@ _READERS: dict[type[ast.expr], Callable[[Any, int], Expression]] = {
     ast.BoolOp: _joined,
     ast.Compare: _compared,
     ast.Call: _length,
-    ast.Name: _found,
-    ast.Attribute: _found,
-    ast.Subscript: _found,
+    ast.Name: _lookup,
+    ast.Attribute: _lookup,
+    ast.Subscript: _lookup,
 }
 
 

@@ -20,12 +20,12 @@ from typing import Any
 from headgate.errors import HeadgateError
 from headgate.workflow.backend import Backend, StepOrder, StepTask, TaskState
 from headgate.workflow.expansion import Expansion
-from headgate.workflow.progress import Standing, WorkflowProgress
+from headgate.workflow.progress import StepRunState, WorkflowProgress
 from headgate.workflow.report import Ended, RunReport, RunState, RunTotals
-from headgate.workflow.run_folder import Keeping, Run
+from headgate.workflow.run_folder import RecordWriter, Run
 from headgate.workflow.run_list import LiveTask, Reporter, end_state, stopped_as
 from headgate.workflow.run_tasks import left_at
-from headgate.workflow.step_requests import Filler, NoOrder, OrderMaker, Refusals, fields_read
+from headgate.workflow.step_requests import Filler, NoOrder, OrderMaker, RefusedAmounts, fields_read
 
 # What nobody tells a run and so has to be asked for: its money, why tasks wait, and if in vain.
 #
@@ -74,10 +74,10 @@ class Watch:
         with suppress(HeadgateError):
             self._reporter.money = tuple(await self._backend.money())
 
-    async def give_up(self, waiting: Sequence[LiveTask], standing: Standing) -> None:
-        """Cancel what waits; each becomes `standing` when its cancel comes through."""
+    async def give_up(self, waiting: Sequence[LiveTask], run_state: StepRunState) -> None:
+        """Cancel what waits; each becomes `run_state` when its cancel comes through."""
         for live in waiting:
-            live.given_up_as = standing
+            live.cancelled_as = run_state
         await self._backend.cancel([live.task for live in waiting])
 
     def queued(self) -> list[LiveTask]:
@@ -98,24 +98,24 @@ class Watch:
         waiting = list(self._live.values())
         why = await self._backend.why(waiting[0].task)
         self._reporter.exhausted_by = self._reporter.exhausted_by or why or None
-        await self.give_up(waiting, Standing.UNFUNDED)
+        await self.give_up(waiting, StepRunState.OVER_BUDGET)
 
     def _waits_only(self) -> bool:
         return bool(self._live) and not self.is_sending and len(self.queued()) == len(self._live)
 
 
 SMALLEST_WINDOW = 256
-WINDOW_PER_PLACE = 8
+WINDOW_PER_PERMIT = 8
 BATCH = 64
 REFILL_SECONDS = 0.01
 PATIENCE_SECONDS = 7 * 86_400.0
 """How long an interrupted run waits for what runs; a second interruption ends it at once."""
 FAULT_SECONDS = 5.0
 
-_STANDINGS = {
-    TaskState.DONE: Standing.DONE,
-    TaskState.FAILED: Standing.FAILED,
-    TaskState.REJECTED: Standing.UNFUNDED,
+_RUN_STATES = {
+    TaskState.DONE: StepRunState.DONE,
+    TaskState.FAILED: StepRunState.FAILED,
+    TaskState.REJECTED: StepRunState.OVER_BUDGET,
 }
 _BEGUN_ANEW = (TaskState.FAILED, TaskState.REJECTED, TaskState.CANCELLED)
 
@@ -146,11 +146,11 @@ class Conductor:
         self._progress = WorkflowProgress(workflow, runs, ended=self._note_end)
         self._tally = RunTotals(workflow, self._progress, fields_read(workflow))
         self._filler = Filler(run, self._progress, self._tally, backend.results)
-        self._refusals = Refusals()
+        self._refusals = RefusedAmounts()
         self._maker = OrderMaker(workflow, self._filler, self._refusals, self._progress)
         self._reporter = Reporter(run, self._progress, self._tally)
-        places = run.record.concurrency or workflow.concurrency
-        self._window = max(SMALLEST_WINDOW, WINDOW_PER_PLACE * places)
+        concurrency = run.record.concurrency or workflow.concurrency
+        self._window = max(SMALLEST_WINDOW, WINDOW_PER_PERMIT * concurrency)
         self._live: dict[int, LiveTask] = {}
         self._watch = Watch(
             backend,
@@ -163,7 +163,7 @@ class Conductor:
         self._early: dict[int, StepTask] = {}
         self._latest_end: tuple[int, StepTask | None, str] = (-1, None, "")
         self._has_begun = False
-        self._keeping = Keeping(run)
+        self._record = RecordWriter(run)
         self._fails_fast = False
         self._interrupts = 0
         self._wake = asyncio.Event()
@@ -182,13 +182,13 @@ class Conductor:
         if self._interrupts > 1:
             self._stopped.set()
 
-    async def carry_out(self) -> RunReport:
+    async def run(self) -> RunReport:
         """Carry out the run to its end, and return how it ended."""
         with self._run.held():
-            self._keeping.begin(now=self._clock(), left_at=lambda: left_at(self._run))
+            self._record.begin(now=self._clock(), left_at=lambda: left_at(self._run))
             self._backend.listen(self._told)
             if await self._opened():
-                await self._carry_out()
+                await self._run_to_the_end()
             else:
                 self._reporter.state = RunState.INTERRUPTED
             self._keep_end()
@@ -202,7 +202,7 @@ class Conductor:
                 self._keep_end()
             raise
 
-    async def _carry_out(self) -> None:
+    async def _run_to_the_end(self) -> None:
         try:
             if await self._unless_interrupted(self._begin()):
                 await self._conduct()
@@ -251,9 +251,9 @@ class Conductor:
             if task.is_provisional or task.state in _BEGUN_ANEW:
                 self._generations[number] = task.generation + 1
             elif task.state is TaskState.DONE:
-                self._progress.restore(number, Standing.DONE)
+                self._progress.restore(number, StepRunState.DONE)
             else:
-                self._progress.restore(number, Standing.SUBMITTED)
+                self._progress.restore(number, StepRunState.SUBMITTED)
                 self._live[number] = LiveTask(task, self._clock())
         await self._backend.cancel([task for task in latest.values() if _is_outdated(task)])
         self._tell_begin()
@@ -333,11 +333,11 @@ class Conductor:
             await self._send()
             if self._fails_fast:
                 self._fails_fast = False
-                await self._watch.give_up(self._watch.queued(), Standing.STOPPED)
+                await self._watch.give_up(self._watch.queued(), StepRunState.STOPPED)
             if self._live:
                 await self._wake.wait()
                 if len(self._live) > self._window - BATCH:
-                    # The places are busy for longer than this, and one submit takes many.
+                    # The permits are busy for longer than this, and one submit takes many.
                     await asyncio.sleep(REFILL_SECONDS)
             elif self._progress.ended < self._progress.total:
                 raise RuntimeError("nothing runs, and nothing that is left can")
@@ -367,7 +367,7 @@ class Conductor:
         orders: list[StepOrder] = []
         for number in numbers:
             # Another end may have stopped the run, or one of these, since they were taken.
-            if self._progress.standing(number) is not Standing.WAITING:
+            if self._progress.run_state(number) is not StepRunState.WAITING:
                 continue
             made = self._maker.made(number, self._generations.get(number, 0), values)
             if isinstance(made, NoOrder):
@@ -387,11 +387,11 @@ class Conductor:
         self._tally.touch(order.step.id)
 
     def _end_without_task(self, number: int, ending: NoOrder) -> None:
-        if ending.standing is Standing.FAILED:
+        if ending.run_state is StepRunState.FAILED:
             self._tally.fail(number, ending.error)
             self._reporter.failed(number, None, ending.error)
         self._latest_end = (number, None, ending.error)
-        self._end_step(number, ending.standing)
+        self._end_step(number, ending.run_state)
 
     def _told(self, task: StepTask) -> None:
         if not self._has_begun:
@@ -407,31 +407,31 @@ class Conductor:
             self._wake.set()
 
     def _end_task(self, task: StepTask, live: LiveTask) -> None:
-        standing = self._standing(task, live)
+        run_state = self._run_state(task, live)
         self._tally.add(task)
-        if standing is Standing.FAILED:
+        if run_state is StepRunState.FAILED:
             error = task.error or "it was cancelled"
             self._tally.fail(task.number, error)
             self._reporter.failed(task.number, task, error)
-        elif standing is Standing.UNFUNDED:
+        elif run_state is StepRunState.OVER_BUDGET:
             self._reporter.exhausted_by = self._reporter.exhausted_by or task.error
             if live.has_amounts:
                 self._refusals.add(live.micro_usd, live.tokens)
         self._latest_end = (task.number, task, "")
-        self._end_step(task.number, standing)
+        self._end_step(task.number, run_state)
 
-    def _standing(self, task: StepTask, live: LiveTask) -> Standing:
+    def _run_state(self, task: StepTask, live: LiveTask) -> StepRunState:
         if task.state is not TaskState.CANCELLED:
-            return _STANDINGS[task.state]
-        if live.given_up_as is Standing.UNFUNDED:
-            return live.given_up_as
-        is_stopped = self._interrupts or live.given_up_as is Standing.STOPPED
-        return stopped_as(task) if is_stopped else Standing.FAILED
+            return _RUN_STATES[task.state]
+        if live.cancelled_as is StepRunState.OVER_BUDGET:
+            return live.cancelled_as
+        is_stopped = self._interrupts or live.cancelled_as is StepRunState.STOPPED
+        return stopped_as(task) if is_stopped else StepRunState.FAILED
 
-    def _end_step(self, number: int, standing: Standing) -> None:
-        is_last = standing is Standing.FAILED and self._run.workflow.fail_fast
+    def _end_step(self, number: int, run_state: StepRunState) -> None:
+        is_last = run_state is StepRunState.FAILED and self._run.workflow.fail_fast
         self._fails_fast = self._fails_fast or is_last
-        self._progress.end(number, standing, is_last=is_last)
+        self._progress.end(number, run_state, is_last=is_last)
 
     def _note_end(self, number: int) -> None:
         self._tally.touch(self._progress.step(number).id)
@@ -443,9 +443,9 @@ class Conductor:
     def _keep_end(self) -> None:
         now = self._reporter.ended_at = self._clock()
         if self._has_begun:
-            self._keeping.end(self.report(), now=now)
+            self._record.end(self.report(), now=now)
         else:
-            self._keeping.take_back()
+            self._record.take_back()
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:

@@ -29,7 +29,7 @@ from headgate.workflow.conditions import (
 )
 from headgate.workflow.placeholders import (
     EnvPlaceholder,
-    Place,
+    Placeholder,
     PlaceholderError,
     Template,
     Text,
@@ -498,11 +498,11 @@ class Value:
         return self.word()
 
     def text(self) -> Text:
-        """Return a text with places."""
+        """Return a text with placeholders."""
         return self._parsed(parsed_text, self.word())
 
     def template(self) -> Template:
-        """Return a JSON value whose strings may have places."""
+        """Return a JSON value whose strings may have placeholders."""
         return self._parsed(parsed_template, self.plain())
 
     def condition(self) -> Condition:
@@ -575,21 +575,22 @@ def _shown(text: str) -> str:
     return repr(cut if cut == text else f"{cut}…")
 
 
-# Texts of a step as they are read, with every place that they use and where it was written.
+# Texts of a step as they are read, with every placeholder that they use and where it was written.
 #
-# Names of steps are looked up when all steps are read, so the places wait here until then. Rule: a
-# variable of the environment stands only in what an executor fills; all else is kept in a store.
+# Names of steps are looked up when all steps are read, so the placeholders wait here until then.
+# Rule: a variable of the environment stands only in what an executor fills; all else is kept in a
+# store.
 
 _ADDRESS = re.compile(r"https?://[^/?#@\s]", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"https?://[^/?#]*@", re.IGNORECASE)
 _BEGINNING = re.compile(r"https?://", re.IGNORECASE)
 
 
-class Uses:
+class TextReader:
     """Reads the texts of one step."""
 
     def __init__(self) -> None:
-        self.places: list[tuple[Value, Place]] = []
+        self.placeholders: list[tuple[Value, Placeholder]] = []
 
     def text(self, value: Value) -> Text:
         """Read a text that an executor fills, so it may have variables."""
@@ -617,14 +618,18 @@ class Uses:
         self._note(value, condition_references(condition))
         return condition
 
-    def _note(self, value: Value, places: Iterable[Place]) -> None:
-        self.places += [(value, place) for place in places if not isinstance(place, EnvPlaceholder)]
+    def _note(self, value: Value, placeholders: Iterable[Placeholder]) -> None:
+        self.placeholders += [
+            (value, placeholder)
+            for placeholder in placeholders
+            if not isinstance(placeholder, EnvPlaceholder)
+        ]
 
 
 def only_variables(value: Value) -> Text:
     """Read a text that is the same for every run of every step."""
     text = value.text()
-    if not all(isinstance(place, EnvPlaceholder) for place in references(text)):
+    if not all(isinstance(placeholder, EnvPlaceholder) for placeholder in references(text)):
         value.refuse("is the same for all steps; only {env.NAME} may stand in it")
     return text
 
@@ -635,7 +640,7 @@ def read_url(value: Value, read_text: Callable[[Value], Text]) -> Text:
     beginning = parts[0] if parts else ""
     if isinstance(beginning, str):
         is_address = _ADDRESS.match(beginning)
-        # The host may be a place, and then only the scheme is there to be looked at.
+        # The host may be a placeholder, and then only the scheme is there to be looked at.
         is_scheme = len(parts) > 1 and _BEGINNING.fullmatch(beginning)
         if not is_address and not is_scheme:
             value.refuse("is not an address; write one as https://host/path")
@@ -658,8 +663,8 @@ def read_headers(value: Value, read_text: Callable[[Value], Text]) -> dict[str, 
     return headers
 
 
-def _refuse_variables(value: Value, places: Iterable[Place]) -> None:
-    for place in places:
-        if isinstance(place, EnvPlaceholder):
-            problem = f"{{env.{place.name}}} cannot stand here, because this is kept in the store"
+def _refuse_variables(value: Value, placeholders: Iterable[Placeholder]) -> None:
+    for placeholder in placeholders:
+        if isinstance(placeholder, EnvPlaceholder):
+            problem = f"{{env.{placeholder.name}}} cannot stand here: this is kept in the store"
             value.refuse(f"{problem} of the run; put it into env, headers or the command")

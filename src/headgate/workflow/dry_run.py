@@ -5,7 +5,7 @@ held, and the same inequality refuses what a budget cannot hold. What only a run
 taken at its best: every step succeeds, costs what is held for it, and takes as long as any other;
 what it will have put out is not known, so an estimate that is made from it is only a lower bound.
 
-Rule: nothing is founded, held or written, in any ledger.
+Rule: nothing is created, held or written, in any ledger.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from headgate.providers.prices import PriceList
 from headgate.redaction import hidden_address
 from headgate.workflow.backend import Money
 from headgate.workflow.budgets import (
-    Books,
     ChangeCommand,
+    RunLedger,
     change_at_service,
-    change_in_books,
+    change_in_ledger,
     create_limits,
     limits_of,
 )
@@ -41,11 +41,11 @@ from headgate.workflow.costs import estimated
 from headgate.workflow.expansion import Expansion, ItemSource
 from headgate.workflow.local_backend import named_targets, search, step_executors
 from headgate.workflow.placeholders import StepPlaceholder, UnfilledError, references
-from headgate.workflow.progress import Standing, WorkflowProgress
+from headgate.workflow.progress import StepRunState, WorkflowProgress
 from headgate.workflow.remote_backend import check_known_targets, money_of, own_scope, within
 from headgate.workflow.run_record import RunOptions, RunScope
 from headgate.workflow.step_executors import CallSteps
-from headgate.workflow.step_requests import Refusals, Variables, request_of
+from headgate.workflow.step_requests import RefusedAmounts, Variables, request_of
 from headgate.workflow.workflow import ModelWork, Step, Workflow
 
 Fate = Literal["runs", "fails", "skipped", "not run"]
@@ -154,7 +154,7 @@ class _Rehearsal:
             {step.id: self._expansion.runs_of(step.id) for step in workflow.steps},
             ended=self._note_end,
         )
-        self._books = _Books(accounts, now=now)
+        self._books = _DryLedger(accounts, now=now)
         self._order = _Order()
         self._estimates = _Estimates(workflow)
         self._concurrency = concurrency
@@ -167,7 +167,7 @@ class _Rehearsal:
         self._progress.start()
         self._start_what_can(running)
         while running:
-            self._progress.end(running.popleft(), Standing.DONE)
+            self._progress.end(running.popleft(), StepRunState.DONE)
             self._start_what_can(running)
         return self._summed_up()
 
@@ -176,14 +176,14 @@ class _Rehearsal:
             number = self._progress.take()
             if number is None:
                 return
-            standing = self._began(number)
-            if standing is None:
+            run_state = self._began(number)
+            if run_state is None:
                 self._progress.submit(number)
                 running.append(number)
             else:
-                self._progress.end(number, standing)
+                self._progress.end(number, run_state)
 
-    def _began(self, number: int) -> Standing | None:
+    def _began(self, number: int) -> StepRunState | None:
         """Begin a run of a step, or return how it ends without."""
         found = self._expansion.run_of(number)
         step, index = found.step, found.index
@@ -191,16 +191,16 @@ class _Rehearsal:
         view = _View(item, index, {"id": "dry-run", "name": self._workflow.name})
         may_skip = _depends_on_outputs(step)
         if step.when is not None and not may_skip and not holds(step.when, view):
-            return Standing.UNMET
+            return StepRunState.CONDITION_FALSE
         try:
             estimate = self._estimates.of(step, view)
         except UnfilledError as error:
             self._errors[number] = str(error)
-            return Standing.FAILED
+            return StepRunState.FAILED
         refused = self._books.book(estimate)
         if refused is not None:
             self._note_refusal(number, refused)
-            return Standing.UNFUNDED
+            return StepRunState.OVER_BUDGET
         self._last = self._expansion.name_of(number)
         part = self._order.add(step, index, "runs")
         self._charge(part, estimate)
@@ -223,10 +223,10 @@ class _Rehearsal:
 
     def _note_end(self, number: int) -> None:
         """Put what did not run into the order as well, with its reason."""
-        standing = self._progress.standing(number)
-        if standing is Standing.DONE:
+        run_state = self._progress.run_state(number)
+        if run_state is StepRunState.DONE:
             return
-        fate: Fate = "skipped" if standing.is_skipped else "not run"
+        fate: Fate = "skipped" if run_state.is_skipped else "not run"
         why = self._errors.pop(number, "")
         if why:
             fate = "fails"
@@ -265,14 +265,14 @@ class _Estimates:
         self.has_least = False
 
     def of(self, step: Step, view: _View) -> _Estimate:
-        """Return what is held for one run; `UnfilledError` if a place has nothing in it."""
+        """Return what is held for one run; `UnfilledError` if a placeholder has nothing in it."""
         micro_usd, tokens = estimated(self._workflow, step, request_of(step.work, view))
         is_least = self._least[step.id]
         self.has_least |= is_least
         return _Estimate(micro_usd, tokens, is_least)
 
 
-class _Books:
+class _DryLedger:
     """The budgets of a run on paper: what is held is spent at once, which comes to the same."""
 
     def __init__(self, accounts: Sequence[Account], *, now: float) -> None:
@@ -281,7 +281,7 @@ class _Books:
         self.tokens = 0
         self._accounts = list(accounts)
         self._now = now
-        self._refusals = Refusals()
+        self._refusals = RefusedAmounts()
 
     def book(self, estimate: _Estimate) -> Refused | Literal[True] | None:
         """Book an estimate; otherwise return what refuses it, True for what did so before."""
@@ -335,7 +335,9 @@ class _Order:
 
 def _depends_on_outputs(step: Step) -> bool:
     """Tell whether only the run itself can say whether the condition of a step holds."""
-    return any(isinstance(place, StepPlaceholder) for place in condition_references(step.when))
+    return any(
+        isinstance(placeholder, StepPlaceholder) for placeholder in condition_references(step.when)
+    )
 
 
 def _is_least(step: Step) -> bool:
@@ -343,23 +345,25 @@ def _is_least(step: Step) -> bool:
     is_said = step.estimate is not None and step.estimate.micro_usd is not None
     if not isinstance(step.work, ModelWork) or is_said or step.cost_micro_usd is not None:
         return False
-    return any(isinstance(place, StepPlaceholder) for place in references(step.work.body))
+    return any(
+        isinstance(placeholder, StepPlaceholder) for placeholder in references(step.work.body)
+    )
 
 
 # The budgets around a run as they stand before it: read where they are kept, and left as they are.
 #
 # Limits that the run would found count as if they were there; one that differs is the same error as
-# in a run. Rule: looking founds nothing, not even the file that the books would be in.
+# in a run. Rule: looking creates nothing, not even the file of the ledger.
 
 
 async def budgets_before(
-    books: Books, scopes: Sequence[RunScope], options: RunOptions
+    ledger: RunLedger, scopes: Sequence[RunScope], options: RunOptions
 ) -> list[Account]:
     """Return what a run would be charged to, the root first, with the limits it would have."""
     charged = ancestors(Scope(scopes[-1].scope))
-    kept = await _kept(books, charged)
+    kept = await _accounts_in(ledger, charged)
     accounts = [kept.get(scope, Account(scope=scope)) for scope in charged]
-    change = change_in_books(books.tracker, books.address)
+    change = change_in_ledger(ledger.tracker, ledger.address)
     return await with_limits(accounts, scopes, options, change)
 
 
@@ -370,7 +374,7 @@ async def with_limits(
     change: ChangeCommand | None,
 ) -> list[Account]:
     """Return accounts with the limits that a run would found; one that differs is an error."""
-    await create_limits(_Paper(accounts), scopes, options, change=change)
+    await create_limits(_DryLimits(accounts), scopes, options, change=change)
     wanted = limits_of(scopes)
     return [
         account if account.limit is not None else _limited(account, wanted.get(account.scope))
@@ -378,7 +382,7 @@ async def with_limits(
     ]
 
 
-class _Paper:
+class _DryLimits:
     """Says which limit would be in force, and sets none."""
 
     def __init__(self, accounts: Sequence[Account]) -> None:
@@ -388,10 +392,10 @@ class _Paper:
         return self._limits.get(scope) or limit
 
 
-async def _kept(books: Books, charged: Sequence[Scope]) -> Mapping[Scope, Account]:
-    if books.url is None or not _is_there(books.url):
+async def _accounts_in(ledger: RunLedger, charged: Sequence[Scope]) -> Mapping[Scope, Account]:
+    if ledger.url is None or not _is_there(ledger.url):
         return {}
-    async with connect_budget(books.url) as tracker:
+    async with connect_budget(ledger.url) as tracker:
         found = [(await tracker.ledger.accounts(scope, most=1))[0] for scope in charged]
     return {account.scope: account for account in found}
 
@@ -423,7 +427,9 @@ async def _check(workflow: Workflow, options: RunOptions, environ: Mapping[str, 
     check_steps(workflow, variables)
     targets = named_targets(workflow, options, environ)
     search(workflow.folder)
-    executors = step_executors(workflow, variables, PriceList(workflow.prices), targets, places=1)
+    executors = step_executors(
+        workflow, variables, PriceList(workflow.prices), targets, concurrency=1
+    )
     for executor in executors.values():
         if isinstance(executor, CallSteps | CallableExecutor):
             await executor.open()

@@ -115,7 +115,7 @@ class ListedItems:
 
 
 class LineItems:
-    """The lines of a JSONL file, of which only the places are kept."""
+    """The lines of a JSONL file, of which only the offsets are kept."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

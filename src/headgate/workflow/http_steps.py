@@ -42,8 +42,8 @@ Writer = Callable[[WorkOrder], WrittenRequest]
 class Connections:
     """The connections that all requests of a run share; opened with the first executor."""
 
-    def __init__(self, places: int) -> None:
-        self._places = places
+    def __init__(self, max_connections: int) -> None:
+        self._max_connections = max_connections
         self._client: HttpClient | None = None
 
     @property
@@ -51,7 +51,7 @@ class Connections:
         """The client, made when it is first needed."""
         if self._client is None:
             self._client = HttpClient(
-                max_connections=self._places, connect_timeout_seconds=CONNECT_SECONDS
+                max_connections=self._max_connections, connect_timeout_seconds=CONNECT_SECONDS
             )
         return self._client
 

@@ -1,4 +1,4 @@
-"""Runs in this process: the engine, its store and its books, without a service around them.
+"""Runs in this process: the engine, its store and its ledger, without a service around them.
 
 The store lies in the folder of the run, and so does all that a resume needs. Nothing is turned
 away and no result expires; how much runs at a time is the concurrency of the run.
@@ -50,15 +50,15 @@ from headgate.storage.sql_store import StoreLedger
 from headgate.storage.sqlite import SqliteTaskStore
 from headgate.storage.store import TaskQuery
 from headgate.storage.writer import ChildStarter
-from headgate.workflow.backend import STATES, Backend, Money, StepOrder, StepTask, Told
+from headgate.workflow.backend import STATES, Backend, Money, StepOrder, StepTask, TaskListener
 from headgate.workflow.budgets import (
-    Books,
-    books_again,
-    change_in_books,
-    choose_books,
+    RunLedger,
+    change_in_ledger,
+    choose_ledger,
     create_limits,
     limits_of,
     money_of,
+    recorded_ledger,
     run_scopes,
     scopes_again,
 )
@@ -130,7 +130,7 @@ class LocalTasks:
         labels = {**step.labels, RUN_LABEL: self._run_id, STEP_LABEL: step.id}
         if not isinstance(request, TargetRequest):
             submission = Submission(input=encoded(request), labels=labels)
-            return self._made(order, Task(target=_place(step, request)), submission, now)
+            return self._made(order, Task(target=_target_name(step, request)), submission, now)
         if self._targets is None:
             raise ValueError("the workflow has no step for a target")
         try:
@@ -215,23 +215,23 @@ def step_executors(
     prices: PriceList,
     targets: TargetSteps | None,
     *,
-    places: int,
+    concurrency: int,
 ) -> dict[str, Executor]:
     """Return the executors of all steps, by the names that their tasks have them under."""
     found = {} if targets is None else targets.executors(variables.environ)
     found[_WRONG] = WrongSteps()
     for step in workflow.steps:
-        name = _place(step, step.work)
+        name = _target_name(step, step.work)
         match step.work:
             case CommandWork() if name not in found:
                 found[name] = CommandSteps(workflow.folder, variables, prices)
             case CallWork(entry_point=entry_point) if name not in found:
-                found[name] = _call(entry_point, f"steps.{step.id}.call", prices, places)
-    return found | _requesting(workflow, variables, prices, places)
+                found[name] = _call(entry_point, f"steps.{step.id}.call", prices, concurrency)
+    return found | _requesting(workflow, variables, prices, concurrency)
 
 
 def _requesting(
-    workflow: Workflow, variables: Variables, prices: PriceList, places: int
+    workflow: Workflow, variables: Variables, prices: PriceList, concurrency: int
 ) -> dict[str, Executor]:
     """Return the executors of steps that are requests; they share their connections."""
     steps = [step for step in workflow.steps if isinstance(step.work, HttpWork | ModelWork)]
@@ -240,11 +240,11 @@ def _requesting(
     # It brings a client for HTTP along, which a run of commands does without.
     from headgate.workflow import http_steps as step_requests  # noqa: PLC0415
 
-    sending = step_requests.Sending(step_requests.Connections(places), variables, prices)
+    sending = step_requests.Sending(step_requests.Connections(concurrency), variables, prices)
     http = sending.http()
     found: dict[str, Executor] = {}
     for step in steps:
-        name = _place(step, step.work)
+        name = _target_name(step, step.work)
         if isinstance(step.work, HttpWork):
             found[name] = http
         elif isinstance(step.work, ModelWork) and name not in found:
@@ -252,13 +252,13 @@ def _requesting(
     return found
 
 
-def _call(entry_point: str, setting: str, prices: PriceList, places: int) -> CallSteps:
-    target = CallableTarget(entry_point=entry_point, threads=places)
+def _call(entry_point: str, setting: str, prices: PriceList, concurrency: int) -> CallSteps:
+    target = CallableTarget(entry_point=entry_point, threads=concurrency)
     return CallSteps(CallableExecutor(entry_point, target, prices=prices, setting=setting))
 
 
-def _place(step: Step, work: object) -> str:
-    """Return where a step runs. What is asked to pause is paused under this name, and no more."""
+def _target_name(step: Step, work: object) -> str:
+    """Return the name of the target of a step; a pause of it holds back these steps alone."""
     match work:
         case CommandRequest() | CommandWork():
             return _COMMAND
@@ -319,7 +319,7 @@ def starter_of(run: Run) -> ChildStarter | None:
 def engine_settings(
     workflow: Workflow,
     targets: TargetSteps | None,
-    places: int,
+    concurrency: int,
     budgets: dict[Scope, Limit],
 ) -> EngineSettings:
     """Return how the engine of a run works: nothing is turned away, and no result expires."""
@@ -327,40 +327,40 @@ def engine_settings(
         dispatch=DispatchSettings(
             projects=(Project(id=workflow.name, max_concurrent_agents=None),),
             rate_limits=() if targets is None else targets.rate_limits,
-            max_inflight=places,
-            max_per_agent_inflight=places,
+            max_inflight=concurrency,
+            max_per_agent_inflight=concurrency,
             # There is one project, and nobody that it would have to be fair to.
             counts_free_work=False,
         ),
         limits=QueueLimits(max_queue=None, max_per_agent=None),
         budgets=budgets,
-        places=places,
+        places=concurrency,
         result_ttl_seconds=RESULTS_KEPT_SECONDS,
     )
 
 
-# What keeps a run in this process from going on: its store, its books, or its folder is gone.
+# What keeps a run in this process from going on: its store, its ledger, or its folder is gone.
 #
 # Rule: what may pass is said, and waited for. What cannot is raised, so that the run ends.
 
 
 def trouble_of(engine: Engine) -> str:
     """Say in one line why nothing of a run ends or starts; empty if all is well."""
-    if books := books_problem(engine):
-        return f"the books do not answer, and nothing starts or is booked: {books}"
+    if problem := ledger_problem(engine):
+        return f"the ledger does not answer, and nothing starts or is booked: {problem}"
     store = engine.runner.problem or engine.node.problem or engine.dispatcher.problem
     return f"the store does not answer, and no step ends before it does: {store}" if store else ""
 
 
 def closing_trouble(engine: Engine, seconds: float) -> str:
     """Say in one line what the end of a run waits for, and for how long; empty if for nothing."""
-    if books := books_problem(engine):
-        wait = f"the end waits {seconds:.0f} s for them, or until Ctrl-C"
-        return f"the books do not answer, and what has ended is not booked; {wait}: {books}"
+    if problem := ledger_problem(engine):
+        wait = f"the end waits {seconds:.0f} s for it, or until Ctrl-C"
+        return f"the ledger does not answer, and what has ended is not booked; {wait}: {problem}"
     return trouble_of(engine)
 
 
-def books_problem(engine: Engine) -> str:
+def ledger_problem(engine: Engine) -> str:
     """Return what a ledger outside the store failed by the last time; empty if by nothing."""
     return "" if engine.ledger is None else engine.ledger.problem
 
@@ -374,11 +374,11 @@ class StoreFile:
 
     def note(self) -> None:
         """Remember the file, now that it is open."""
-        self._opened = self._found()
+        self._opened = self._identity()
 
     def check(self) -> None:
         """Raise if the file is not the one that was opened."""
-        if self._opened is None or self._found() == self._opened:
+        if self._opened is None or self._identity() == self._opened:
             return
         folder = self._path.parent
         lost = self._path if folder.exists() else f"the folder of the run, {folder},"
@@ -386,7 +386,7 @@ class StoreFile:
         advice = "; begin anew with headgate run FILE"
         raise StoreError(problem + advice)
 
-    def _found(self) -> tuple[int, int] | None:
+    def _identity(self) -> tuple[int, int] | None:
         try:
             found = self._path.stat()
         except FileNotFoundError:
@@ -465,7 +465,7 @@ SUBMIT_TRIES = 60
 SUBMIT_PAUSE_SECONDS = 0.5
 LEAVE_SECONDS = 10.0
 BOOK_SECONDS = 30.0
-"""How long the end of a run waits for books that are away."""
+"""How long the end of a run waits for a ledger that is away."""
 
 _LIVE = tuple(dict.fromkeys(set(TaskStatus) - TERMINAL))
 
@@ -489,14 +489,14 @@ class LocalBackend:
         self._store = store
         self._engine = engine
         self._scopes = scopes
-        self._told: Told = _tell_nobody
+        self._told: TaskListener = _ignore
         # By task that has not ended, the rank of what was told of it last.
         self._live: dict[str, int] = {}
         self._file = StoreFile(run.path / STORE)
         self._is_closing = self._is_closed = False
         self._asked_at = store.now()
         self.unbooked_micro_usd = 0
-        """What the books had not been told when everything was closed; a resume tells them."""
+        """What the ledger had not recorded when everything was closed; a resume records it."""
         self._money: list[Money] = [
             Money(
                 scope=one.scope,
@@ -515,7 +515,7 @@ class LocalBackend:
     def trouble(self) -> str:
         """Why nothing ends or starts, in one line; at the end, why not everything is booked."""
         if self._is_closed:
-            return books_problem(self._engine) if self.unbooked_micro_usd else ""
+            return ledger_problem(self._engine) if self.unbooked_micro_usd else ""
         if self._is_closing:
             return closing_trouble(self._engine, BOOK_SECONDS)
         return trouble_of(self._engine)
@@ -524,7 +524,7 @@ class LocalBackend:
         """Raise if the store was deleted under the run: nothing can ever end then."""
         self._file.check()
 
-    def listen(self, told: Told) -> None:
+    def listen(self, told: TaskListener) -> None:
         """Have changes told from now on."""
         self._told = told
 
@@ -570,7 +570,7 @@ class LocalBackend:
     async def cancel(self, tasks: Sequence[StepTask]) -> None:
         """Cancel what waits and stop what runs; what has ended meanwhile stays as it is."""
         if self._is_closing:
-            # Whoever wants an end waits no longer for books that are away, either.
+            # Whoever wants an end waits no longer for a ledger that is away, either.
             self._engine.hurry()
         for start in range(0, len(tasks), MAX_ASKED_AT_ONCE):
             some = tasks[start : start + MAX_ASKED_AT_ONCE]
@@ -590,7 +590,7 @@ class LocalBackend:
         )
 
     async def money(self) -> list[Money]:
-        """Return the scopes of the run; as they were last, while the books cannot be asked."""
+        """Return the scopes of the run; as they were last, while the ledger cannot be asked."""
         if self._is_closed:
             return self._money
         try:
@@ -635,9 +635,9 @@ class LocalBackend:
         return self._engine.ledger or StoreLedger(self._store)
 
     async def _prepare(self) -> None:
-        """Found what budgets there are not, and know what is yet to end, before anything runs."""
+        """Create what budgets there are not, and know what is yet to end, before anything runs."""
         self._file.note()
-        await self._found()
+        await self._create_limits()
         before: str | None = None
         while True:
             page = await self._store.find(TaskQuery(states=_LIVE, before=before, limit=PAGE))
@@ -646,7 +646,7 @@ class LocalBackend:
             if before is None:
                 return
 
-    async def _found(self) -> None:
+    async def _create_limits(self) -> None:
         record, ledger = self._run.record, self._engine.ledger
         if ledger is not None:
             if record.has_begun and self._options.micro_usd is not None:
@@ -656,7 +656,7 @@ class LocalBackend:
                 ledger,
                 self._scopes,
                 self._options,
-                change=change_in_books(record.tracker, record.books),
+                change=change_in_ledger(record.tracker, record.ledger),
                 is_resumed=record.has_begun,
             )
         if self._scopes != record.scopes:
@@ -728,17 +728,17 @@ def local_backend(
     variables = Variables(environ)
     check_steps(workflow, variables)
     targets = targets_of(run, workflow, options, environ)
-    scopes, books = _budgets(run, workflow, options, environ)
+    scopes, choice = _budgets(run, workflow, options, environ)
     if any(isinstance(step.work, CallWork) for step in workflow.steps):
         search(workflow.folder)
-    places = options.concurrency or workflow.concurrency
-    ledger = None if books.url is None else connect_budget(books.url).ledger
+    concurrency = options.concurrency or workflow.concurrency
+    ledger = None if choice.url is None else connect_budget(choice.url).ledger
     store = SqliteTaskStore(run.path / STORE, keeps_ledger=ledger is None, starter=starter_of(run))
     prices = PriceList(workflow.prices)
     engine = Engine(
         store,
-        step_executors(workflow, variables, prices, targets, places=places),
-        engine_settings(workflow, targets, places, {} if ledger else limits_of(scopes)),
+        step_executors(workflow, variables, prices, targets, concurrency=concurrency),
+        engine_settings(workflow, targets, concurrency, {} if ledger else limits_of(scopes)),
         ledger=ledger,
     )
     if targets is not None and targets.slot_settings is not None:
@@ -751,17 +751,17 @@ def local_backend(
 
 def _budgets(
     run: Run, workflow: Workflow, options: RunOptions, environ: Mapping[str, str]
-) -> tuple[tuple[RunScope, ...], Books]:
-    """Return the scopes of a run and its books: as they were chosen once, before it began."""
+) -> tuple[tuple[RunScope, ...], RunLedger]:
+    """Return the scopes of a run and its ledger: as they were chosen once, before it began."""
     if (run.path / STORE).exists():
-        books = books_again(run.record, options, environ)
-        return scopes_again(run.record, options), books
+        ledger = recorded_ledger(run.record, options, environ)
+        return scopes_again(run.record, options), ledger
     scopes = scopes_again(run.record, options) if run.record.scopes else ()
     scopes = scopes or run_scopes(workflow, options, environ)
-    books = choose_books(scopes, options, environ)
-    run.change(scopes=scopes, tracker=books.tracker, books=books.address)
-    return scopes, books
+    ledger = choose_ledger(scopes, options, environ)
+    run.change(scopes=scopes, tracker=ledger.tracker, ledger=ledger.address)
+    return scopes, ledger
 
 
-def _tell_nobody(_task: StepTask) -> None:
+def _ignore(_task: StepTask) -> None:
     return

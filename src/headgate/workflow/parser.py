@@ -29,19 +29,19 @@ from headgate.workflow.config import (
     read_name,
     read_terms,
 )
-from headgate.workflow.document import Uses, Value, read_document, read_headers, read_url
+from headgate.workflow.document import TextReader, Value, read_document, read_headers, read_url
 from headgate.workflow.expansion import circle_in
 from headgate.workflow.placeholders import (
     ALL_RUNS_FIELDS,
     ONE_RUN_FIELDS,
     IndexPlaceholder,
     ItemPlaceholder,
-    Place,
+    Placeholder,
     StepPlaceholder,
     Template,
     Text,
     as_string,
-    place_text,
+    placeholder_text,
 )
 from headgate.workflow.workflow import (
     CallWork,
@@ -192,7 +192,7 @@ class ReadStep(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
     value: Value
     fields: dict[str, Value]
-    uses: Uses
+    texts: TextReader
 
 
 def read_steps(value: Value, config: Config, folder: Path) -> list[ReadStep]:
@@ -214,18 +214,18 @@ def _step(value: Value, config: Config, folder: Path) -> ReadStep:
     fields = value.fields(_ALL_KEYS, "a step")
     if "id" not in fields:
         value.refuse("has no id; write one")
-    uses = Uses()
+    texts = TextReader()
     step = Step(
         id=read_id(fields["id"]),
         line=value.line,
-        work=read_work(value, fields, uses, defaults=config.defaults, endpoints=config.endpoints),
+        work=read_work(value, fields, texts, defaults=config.defaults, endpoints=config.endpoints),
         depends_on=_parents(fields),
         foreach=_foreach(fields["foreach"], folder) if "foreach" in fields else None,
-        when=uses.condition(fields["when"]) if "when" in fields else None,
+        when=texts.condition(fields["when"]) if "when" in fields else None,
         labels=_labels(fields["labels"]) if "labels" in fields else {},
         **_terms(fields, config),
     )
-    return ReadStep(step=step, value=value, fields=fields, uses=uses)
+    return ReadStep(step=step, value=value, fields=fields, texts=texts)
 
 
 def _terms(fields: dict[str, Value], config: Config) -> dict[str, Any]:
@@ -266,7 +266,7 @@ def _file(value: Value, folder: Path) -> FileItems:
     name = value.word() if value.is_text else ""
     if "{" in name or not name.strip():
         problem = "must be a list, the name of a JSONL file, or {step: other}"
-        value.refuse(f"{problem}; items are known before the run, so no places stand here")
+        value.refuse(f"{problem}; items are known before the run, so no placeholders stand here")
     return FileItems(path=folder / name)
 
 
@@ -296,7 +296,7 @@ def _labels(value: Value) -> dict[str, str]:
 def read_work(
     step: Value,
     fields: Mapping[str, Value],
-    uses: Uses,
+    texts: TextReader,
     *,
     defaults: Defaults,
     endpoints: Mapping[str, Endpoint],
@@ -308,14 +308,14 @@ def read_work(
             value.refuse(f"is for steps with {_KIND_OF[key]}, and this has {kind}; leave it out")
     match kind:
         case "command":
-            return _command(fields, uses)
+            return _command(fields, texts)
         case "http":
-            return _http(fields["http"], uses)
+            return _http(fields["http"], texts)
         case "call":
-            return _call(fields, uses)
+            return _call(fields, texts)
         case "model":
-            return read_model(step, fields, uses, defaults=defaults, endpoints=endpoints)
-    return _target(fields, uses, defaults)
+            return read_model(step, fields, texts, defaults=defaults, endpoints=endpoints)
+    return _target(fields, texts, defaults)
 
 
 def _kind(step: Value, fields: Mapping[str, Value]) -> str:
@@ -332,11 +332,11 @@ def _kind(step: Value, fields: Mapping[str, Value]) -> str:
     return named[0]
 
 
-def _command(fields: Mapping[str, Value], uses: Uses) -> CommandWork:
+def _command(fields: Mapping[str, Value], texts: TextReader) -> CommandWork:
     value = fields["command"]
     if not value.is_list:
         value.refuse('must be a list, as ["./evaluate", "{item}"]; there is no shell')
-    arguments = tuple(uses.text(argument) for argument in value.items("arguments"))
+    arguments = tuple(texts.text(argument) for argument in value.items("arguments"))
     if not arguments or not arguments[0].parts:
         value.refuse("has no program; write it and its arguments as a list")
     if len(arguments) > MAX_ARGUMENTS:
@@ -344,18 +344,18 @@ def _command(fields: Mapping[str, Value], uses: Uses) -> CommandWork:
     stdin, cwd = fields.get("stdin"), fields.get("cwd")
     return CommandWork(
         command=arguments,
-        env=_env(fields["env"], uses) if "env" in fields else {},
+        env=_env(fields["env"], texts) if "env" in fields else {},
         pass_env=_pass_env(fields["pass_env"]) if "pass_env" in fields else (),
-        stdin=None if stdin is None else uses.stored_text(stdin),
-        cwd=None if cwd is None else uses.text(cwd),
+        stdin=None if stdin is None else texts.stored_text(stdin),
+        cwd=None if cwd is None else texts.text(cwd),
     )
 
 
-def _env(value: Value, uses: Uses) -> dict[str, Text]:
+def _env(value: Value, texts: TextReader) -> dict[str, Text]:
     variables: dict[str, Text] = {}
     for name, entry in value.entries("variables").items():
         _check_variable(entry, name)
-        variables[name] = uses.text(entry)
+        variables[name] = texts.text(entry)
     return variables
 
 
@@ -373,7 +373,7 @@ def _check_variable(value: Value, name: str) -> None:
         value.refuse(f"names with {_OWN_PREFIX} are set for every task; take another")
 
 
-def _http(value: Value, uses: Uses) -> HttpWork:
+def _http(value: Value, texts: TextReader) -> HttpWork:
     fields = value.fields(HTTP_KEYS, "http")
     if "url" not in fields:
         value.refuse("has no url; write it")
@@ -382,29 +382,29 @@ def _http(value: Value, uses: Uses) -> HttpWork:
     if body is not None and method in _WITHOUT_BODY:
         body.refuse(f"cannot go with {method}; leave it out, or write method: POST")
     return HttpWork(
-        url=read_url(fields["url"], uses.text),
+        url=read_url(fields["url"], texts.text),
         method=method,
-        headers=read_headers(fields["headers"], uses.text) if "headers" in fields else {},
-        body=None if body is None else uses.template(body),
+        headers=read_headers(fields["headers"], texts.text) if "headers" in fields else {},
+        body=None if body is None else texts.template(body),
     )
 
 
-def _call(fields: Mapping[str, Value], uses: Uses) -> CallWork:
+def _call(fields: Mapping[str, Value], texts: TextReader) -> CallWork:
     entry_point = fields["call"].word()
     module, _, function = entry_point.partition(":")
     if not all(name.isidentifier() for name in [*module.split("."), *function.split(".")]):
         fields["call"].refuse("must be written as package.module:function")
     given = fields.get("with")
-    return CallWork(entry_point=entry_point, given=None if given is None else uses.template(given))
+    return CallWork(entry_point=entry_point, given=None if given is None else texts.template(given))
 
 
-def _target(fields: Mapping[str, Value], uses: Uses, defaults: Defaults) -> TargetWork:
+def _target(fields: Mapping[str, Value], texts: TextReader, defaults: Defaults) -> TargetWork:
     if "slot" in fields and "provider" in fields:
         fields["provider"].refuse("stands beside slot; keep one of them")
     readers: dict[str, Callable[[Value], Any]] = {
         **dict.fromkeys(("target", "slot", "provider"), read_name),
-        **dict.fromkeys(("action", "tab_id", "selector", "ref"), uses.stored_text),
-        **dict.fromkeys(("params", "input"), uses.template),
+        **dict.fromkeys(("action", "tab_id", "selector", "ref"), texts.stored_text),
+        **dict.fromkeys(("params", "input"), texts.template),
     }
     read = {key: reader(fields[key]) for key, reader in readers.items() if key in fields}
     return TargetWork(**{"target": defaults.target, **read})
@@ -418,7 +418,7 @@ def _target(fields: Mapping[str, Value], uses: Uses, defaults: Defaults) -> Targ
 def read_model(
     step: Value,
     fields: Mapping[str, Value],
-    uses: Uses,
+    texts: TextReader,
     *,
     defaults: Defaults,
     endpoints: Mapping[str, Endpoint],
@@ -427,9 +427,9 @@ def read_model(
     model_value = fields.get("model") or defaults.model
     if model_value is None:
         step.refuse("has no model; write model, or config.defaults.model")
-    model = _model(model_value, uses)
+    model = _model(model_value, texts)
     endpoint = _endpoint(step, fields, model, defaults, endpoints)
-    options = _options(fields.get("options"), uses)
+    options = _options(fields.get("options"), texts)
     max_tokens = _max_tokens(fields, options, defaults)
     return ModelWork(
         endpoint=endpoint.name,
@@ -437,7 +437,7 @@ def read_model(
         body=Template(
             value={
                 "model": model,
-                **_conversation(step, fields, uses, endpoint),
+                **_conversation(step, fields, texts, endpoint),
                 **({} if _has_limit(options) else {_limit_name(endpoint): max_tokens}),
                 **_temperature(fields),
                 **options,
@@ -447,8 +447,8 @@ def read_model(
     )
 
 
-def _model(value: Value, uses: Uses) -> str | Text:
-    model = _string(uses.stored_text(value))
+def _model(value: Value, texts: TextReader) -> str | Text:
+    model = _string(texts.stored_text(value))
     if not value.word() or len(value.word()) > MAX_MODEL_LENGTH:
         value.refuse(f"must be a name of 1 to {MAX_MODEL_LENGTH} characters")
     return model
@@ -473,7 +473,7 @@ def _endpoint(
     return endpoints["anthropic" if is_claude else "openai"]
 
 
-def _options(value: Value | None, uses: Uses) -> dict[str, Any]:
+def _options(value: Value | None, texts: TextReader) -> dict[str, Any]:
     if value is None:
         return {}
     for key, entry in value.entries("options").items():
@@ -483,7 +483,7 @@ def _options(value: Value | None, uses: Uses) -> dict[str, Any]:
             entry.refuse("is not for steps, which take answers whole; leave it out")
         if key in LIMITS:
             read_max_tokens(entry)
-    options: dict[str, Any] = uses.template(value).value
+    options: dict[str, Any] = texts.template(value).value
     return options
 
 
@@ -517,36 +517,36 @@ def _temperature(fields: Mapping[str, Value]) -> dict[str, float]:
 
 
 def _conversation(
-    step: Value, fields: Mapping[str, Value], uses: Uses, endpoint: Endpoint
+    step: Value, fields: Mapping[str, Value], texts: TextReader, endpoint: Endpoint
 ) -> dict[str, Any]:
     """Return the messages, and what goes before them as the kind of the endpoint wants it."""
-    messages = _messages(step, fields, uses)
+    messages = _messages(step, fields, texts)
     if "system" not in fields:
         return {"messages": messages}
-    system = _string(uses.stored_text(fields["system"]))
+    system = _string(texts.stored_text(fields["system"]))
     if endpoint.kind == "anthropic":
         return {"system": system, "messages": messages}
     if not isinstance(messages, list):
-        problem = "cannot go before messages that are a place; put it into them"
+        problem = "cannot go before messages that are a placeholder; put it into them"
         fields["system"].refuse(problem)
     return {"messages": [{"role": "system", "content": system}, *messages]}
 
 
-def _messages(step: Value, fields: Mapping[str, Value], uses: Uses) -> list[Any] | Text:
+def _messages(step: Value, fields: Mapping[str, Value], texts: TextReader) -> list[Any] | Text:
     if "prompt" in fields and "messages" in fields:
         fields["messages"].refuse("stands beside prompt; keep one of them")
     if "prompt" in fields:
-        return [{"role": "user", "content": _string(uses.stored_text(fields["prompt"]))}]
+        return [{"role": "user", "content": _string(texts.stored_text(fields["prompt"]))}]
     if "messages" not in fields:
         step.refuse("has nothing to ask; write prompt or messages")
-    return _written_messages(fields["messages"], uses)
+    return _written_messages(fields["messages"], texts)
 
 
-def _written_messages(value: Value, uses: Uses) -> list[Any] | Text:
-    messages = uses.template(value).value
+def _written_messages(value: Value, texts: TextReader) -> list[Any] | Text:
+    messages = texts.template(value).value
     if isinstance(messages, Text) and len(messages.parts) == 1:
         return messages
-    entries = value.items("messages, or one place such as {item.messages}")
+    entries = value.items("messages, or one placeholder such as {item.messages}")
     if not entries:
         value.refuse("has no messages; write at least one")
     for number, entry in enumerate(entries):
@@ -560,8 +560,8 @@ def _written_messages(value: Value, uses: Uses) -> list[Any] | Text:
 
 
 def _string(text: Text) -> str | Text:
-    places: list[Place] = [part for part in text.parts if not isinstance(part, str)]
-    return as_string(text) if places else "".join(map(str, text.parts))
+    placeholders: list[Placeholder] = [part for part in text.parts if not isinstance(part, str)]
+    return as_string(text) if placeholders else "".join(map(str, text.parts))
 
 
 # What steps say of each other: names that must exist, fields that a step has, and no circles.
@@ -607,13 +607,13 @@ def _with_parents(one: ReadStep, by_id: Mapping[str, Step]) -> Step:
     if isinstance(step.foreach, StepItems):
         _check_items(step.foreach.step, step, one.fields["foreach"], by_id)
         parents[step.foreach.step] = None
-    for value, place in one.uses.places:
-        if isinstance(place, ItemPlaceholder | IndexPlaceholder) and step.foreach is None:
-            _refuse_item(place, value, is_text=value is not one.fields.get("when"))
-        if isinstance(place, StepPlaceholder):
-            _check_known(place.step, step, value, by_id)
-            _check_field(place, step, value, by_id[place.step])
-            parents[place.step] = None
+    for value, placeholder in one.texts.placeholders:
+        if isinstance(placeholder, ItemPlaceholder | IndexPlaceholder) and step.foreach is None:
+            _refuse_item(placeholder, value, is_text=value is not one.fields.get("when"))
+        if isinstance(placeholder, StepPlaceholder):
+            _check_known(placeholder.step, step, value, by_id)
+            _check_field(placeholder, step, value, by_id[placeholder.step])
+            parents[placeholder.step] = None
     if len(parents) == len(step.depends_on):
         return step
     return msgspec.structs.replace(step, depends_on=tuple(parents))
@@ -635,18 +635,18 @@ def _check_items(name: str, step: Step, value: Value, by_id: Mapping[str, Step])
         value.refuse(f"{name!r} has no items; name a step with foreach")
 
 
-def _refuse_item(place: Place, value: Value, *, is_text: bool) -> NoReturn:
-    shown = place_text(place)
+def _refuse_item(placeholder: Placeholder, value: Value, *, is_text: bool) -> NoReturn:
+    shown = placeholder_text(placeholder)
     advice = f"; write foreach, or {{{shown}}} for the text" if is_text else "; write foreach"
     value.refuse(f"{shown} is for steps with foreach{advice}")
 
 
-def _check_field(place: StepPlaceholder, step: Step, value: Value, other: Step) -> None:
+def _check_field(placeholder: StepPlaceholder, step: Step, value: Value, other: Step) -> None:
     runs_along = isinstance(step.foreach, StepItems) and step.foreach.step == other.id
     has_one_run = other.foreach is None or runs_along
-    if place.field in (ONE_RUN_FIELDS if has_one_run else ALL_RUNS_FIELDS):
+    if placeholder.field in (ONE_RUN_FIELDS if has_one_run else ALL_RUNS_FIELDS):
         return
-    if runs_along and place.field in _LISTS:
+    if runs_along and placeholder.field in _LISTS:
         return
     if runs_along:
         problem = "this step runs along with it, item by item; write output, outputs or status"
@@ -654,4 +654,4 @@ def _check_field(place: StepPlaceholder, step: Step, value: Value, other: Step) 
         problem = "it runs once; write output, result or status"
     else:
         problem = f"it runs for each item; write outputs, or foreach: {{step: {other.id}}}"
-    value.refuse(f"{other.id!r} has no {place.field} here: {problem}")
+    value.refuse(f"{other.id!r} has no {placeholder.field} here: {problem}")

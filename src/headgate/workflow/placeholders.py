@@ -1,8 +1,8 @@
-"""Texts and JSON values with places for what is known only when a step runs.
+"""Texts and JSON values with placeholders for what is known only when a step runs.
 
-Places: `{item}`, `{item.path}`, `{index}`, `{steps.ID.FIELD.path}`, `{run.id}`, `{run.name}` and
-`{env.NAME}`; `headgate.workflow.places` reads them. A string of a template that is nothing but one
-place gives its JSON value; within a longer text a string stands as it is, all else as JSON.
+They are `{item}`, `{item.path}`, `{index}`, `{steps.ID.FIELD.path}`, `{run.id}`, `{run.name}` and
+`{env.NAME}`. A string of a template that is nothing but one placeholder gives its JSON value;
+within a longer text a string stands as it is, all else as JSON.
 
 Rule: a value of the environment never gets into what is stored. It stays a named part of a filled
 text until an executor reads it, so what an item or an output says is never looked up. What is
@@ -54,32 +54,32 @@ class EnvPlaceholder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     default: str | None = None
 
 
-Place = ItemPlaceholder | IndexPlaceholder | StepPlaceholder | RunPlaceholder | EnvPlaceholder
+Placeholder = ItemPlaceholder | IndexPlaceholder | StepPlaceholder | RunPlaceholder | EnvPlaceholder
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
-    """A text as its parts: what is written, and places.
+    """A text as its parts: what is written, and placeholders.
 
     In a URL, what is filled in behind its beginning is percent-encoded, so that it stays one part
     of a path or a query.
     """
 
-    parts: tuple[str | Place, ...]
+    parts: tuple[str | Placeholder, ...]
     is_url: bool = False
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True):
-    """A JSON value whose strings are texts; what has no place in it is kept as it is."""
+    """A JSON value whose strings are texts; what has no placeholder in it is kept as it is."""
 
     value: Any
 
 
 FilledText = str | tuple[str | EnvPlaceholder, ...]
-"""A text whose places are filled, all but those of the environment."""
+"""A text whose placeholders are filled, all but those of the environment."""
 
 
 class View(Protocol):
-    """What places are filled with, for one run of one step."""
+    """What placeholders are filled with, for one run of one step."""
 
     @property
     def item(self) -> Any:  # noqa: ANN401
@@ -98,20 +98,20 @@ class View(Protocol):
 
 
 class UnfilledError(Exception):
-    """A place has nothing to be filled with; the text is the error of this run of the step."""
+    """A placeholder has no value; the text is the error of this run of the step."""
 
 
 def as_string(text: Text) -> Text:
-    """Return a text that fills a template with a string, even where it is but one place."""
-    is_one_place = len(text.parts) == 1 and not isinstance(text.parts[0], str)
-    return Text(parts=("", *text.parts)) if is_one_place else text
+    """Return a text that fills a template with a string, even where it is but one placeholder."""
+    is_one_placeholder = len(text.parts) == 1 and not isinstance(text.parts[0], str)
+    return Text(parts=("", *text.parts)) if is_one_placeholder else text
 
 
 def fill(text: Text, view: View) -> FilledText:
-    """Fill a text; raise `UnfilledError` for a place that lies in nothing that is there."""
+    """Fill a text; raise `UnfilledError` for a placeholder without a value."""
     if all(map(_is_written, text.parts)):
         return "".join(filter(_is_written, text.parts))
-    # A place with nothing before it is where an address begins.
+    # A placeholder with nothing before it is where an address begins.
     filled = [
         _filled(part, view, is_encoded=text.is_url and number > 0)
         for number, part in enumerate(text.parts)
@@ -122,7 +122,7 @@ def fill(text: Text, view: View) -> FilledText:
 
 
 def fill_template(template: Template, view: View) -> Any:  # noqa: ANN401
-    """Fill a JSON value; raise `UnfilledError` for a place that lies in nothing that is there."""
+    """Fill a JSON value; raise `UnfilledError` for a placeholder without a value."""
     return _filled_value(template.value, view)
 
 
@@ -133,8 +133,8 @@ def with_variables(text: FilledText, value_of: Callable[[EnvPlaceholder], str]) 
     return "".join([part if isinstance(part, str) else value_of(part) for part in text])
 
 
-def references(value: Text | Template | None) -> Iterator[Place]:
-    """Give the places of a text or a template."""
+def references(value: Text | Template | None) -> Iterator[Placeholder]:
+    """Give the placeholders of a text or a template."""
     waiting: list[Any] = [value.value if isinstance(value, Template) else value]
     while waiting:
         found = waiting.pop()
@@ -146,12 +146,12 @@ def references(value: Text | Template | None) -> Iterator[Place]:
             waiting += found
 
 
-def value_at(place: Place, view: View) -> Any:  # noqa: ANN401
-    """Return what a place stands for; `LookupError` if there is nothing.
+def value_at(placeholder: Placeholder, view: View) -> Any:  # noqa: ANN401
+    """Return what a placeholder stands for; `LookupError` if there is nothing.
 
     What would lie in null is null: a step that did not end well has no output.
     """
-    match place:
+    match placeholder:
         case ItemPlaceholder(path=path):
             return found_in(view.item, path)
         case StepPlaceholder(step=step, field=field, path=path):
@@ -161,7 +161,7 @@ def value_at(place: Place, view: View) -> Any:  # noqa: ANN401
         case RunPlaceholder(field=field):
             return view.run[field]
         case EnvPlaceholder():
-            return place
+            return placeholder
 
 
 def found_in(value: Any, path: Path) -> Any:  # noqa: ANN401
@@ -179,9 +179,9 @@ def found_in(value: Any, path: Path) -> Any:  # noqa: ANN401
     return value
 
 
-def place_text(place: Place) -> str:
-    """Write a place as a file does."""
-    match place:
+def placeholder_text(placeholder: Placeholder) -> str:
+    """Write a placeholder as a file does."""
+    match placeholder:
         case ItemPlaceholder(path=path):
             return f"{{item{_path_text(path)}}}"
         case StepPlaceholder(step=step, field=field, path=path):
@@ -203,11 +203,11 @@ def _key_text(key: str) -> str:
     return f".{key}" if is_plain else f"[{msgspec.json.encode(key).decode()}]"
 
 
-def _is_written(part: str | Place) -> TypeGuard[str]:
+def _is_written(part: str | Placeholder) -> TypeGuard[str]:
     return isinstance(part, str)
 
 
-def _filled(part: str | Place, view: View, *, is_encoded: bool) -> str | EnvPlaceholder:
+def _filled(part: str | Placeholder, view: View, *, is_encoded: bool) -> str | EnvPlaceholder:
     if isinstance(part, str | EnvPlaceholder):
         return part
     value = _looked_up(part, view)
@@ -227,25 +227,26 @@ def _filled_value(value: Any, view: View) -> Any:  # noqa: ANN401
     return value
 
 
-def _looked_up(place: Place, view: View) -> Any:  # noqa: ANN401
+def _looked_up(placeholder: Placeholder, view: View) -> Any:  # noqa: ANN401
     try:
-        return value_at(place, view)
+        return value_at(placeholder, view)
     except LookupError as error:
         missing = error.args[0] if error.args else ""
-        problem = f"{place_text(place)} has nothing to be filled with: there is no {missing!r}"
+        written = placeholder_text(placeholder)
+        problem = f"{written} has nothing to be filled with: there is no {missing!r}"
         raise UnfilledError(problem) from None
 
 
-# Places as a file writes them: found in texts and in JSON values, and told from other braces.
+# Placeholders as a file writes them: found in texts and in JSON values, and told from other braces.
 #
-# `{item.name}` is a place. `{itm}` looks like one and is refused, because a prompt with a misspelt
-# place would be paid for; `{{itm}}` is the text `{itm}`, as in Python's formats. All other braces,
-# such as those of JSON in a prompt, are text.
+# `{item.name}` is a placeholder. `{itm}` looks like one and is refused, because a prompt with a
+# misspelt placeholder would be paid for; `{{itm}}` is the text `{itm}`, as in Python's formats. All
+# other braces, such as those of JSON in a prompt, are text.
 #
 # Rule: whatever is refused is refused here, in words; a `PlaceholderError` has no line and no key.
 
 ROOTS = ("item", "index", "steps", "run", "env")
-"""How places begin."""
+"""How placeholders begin."""
 RUN_FIELDS = ("id", "name")
 ONE_RUN_FIELDS = ("output", "result", "status", "error", "cost_usd")
 """What is known of one run of a step."""
@@ -266,14 +267,14 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class PlaceholderError(ValueError):
-    """What looks like a place is none; the text says what to write."""
+    """What looks like a placeholder is none; the text says what to write."""
 
 
 def parsed_text(source: str) -> Text:
-    """Read a text with places, or raise `PlaceholderError`."""
+    """Read a text with placeholders, or raise `PlaceholderError`."""
     if "{" not in source:
         return Text(parts=(source,) if source else ())
-    parts: list[str | Place] = []
+    parts: list[str | Placeholder] = []
     end = 0
     for match in _BRACES.finditer(source):
         parts += [source[end : match.start()], *_parts(match)]
@@ -282,33 +283,33 @@ def parsed_text(source: str) -> Text:
 
 
 def parsed_template(value: Any) -> Template:  # noqa: ANN401
-    """Read a JSON value whose strings may have places, or raise `PlaceholderError`."""
+    """Read a JSON value whose strings may have placeholders, or raise `PlaceholderError`."""
     return Template(value=_parsed_value(value))
 
 
-def parsed_place(source: str) -> Place:
-    """Read what stands between the braces of a place, or raise `PlaceholderError`."""
+def parsed_placeholder(source: str) -> Placeholder:
+    """Read what stands between the braces of a placeholder, or raise `PlaceholderError`."""
     shape = _SHAPE.fullmatch(source)
     if shape is None:
-        problem = "is not written as a place; write {item.name}, {item[0]} or {item['a b']}"
+        problem = "is not written as a placeholder; write {item.name}, {item[0]} or {item['a b']}"
         _refuse(f"{shown(source)} {problem}, without spaces")
     try:
-        return place_of(shape[1], _path(shape[2]))
+        return placeholder_of(shape[1], _path(shape[2]))
     except PlaceholderError as error:
         _refuse(f"{shown(source)}: {error}, or {{{shown(source)}}} for the text")
 
 
-def place_of(root: str, path: Path) -> Place:
-    """Return the place that a root and a path name, or raise `PlaceholderError`."""
+def placeholder_of(root: str, path: Path) -> Placeholder:
+    """Return the placeholder that a root and a path name, or raise `PlaceholderError`."""
     if root not in ROOTS:
         close = get_close_matches(root[:_SHOWN_CHARACTERS].lower(), ROOTS, n=1)
         advice = f"write {close[0]}" if close else f"write one of {', '.join(ROOTS)}"
         _refuse(f"{root[:_SHOWN_CHARACTERS]!r} is not known; {advice}")
-    return _PLACES[root](path)
+    return _ROOT_PARSERS[root](path)
 
 
 def shown(source: str) -> str:
-    """Return a place that is none as far as it fits into a message."""
+    """Return a placeholder that is none as far as it fits into a message."""
     cut = source[:_SHOWN_CHARACTERS]
     return f"{{{cut}}}" if cut == source else f"{{{cut}…}}"
 
@@ -317,8 +318,8 @@ def _refuse(problem: str) -> NoReturn:
     raise PlaceholderError(problem) from None
 
 
-def _parts(match: re.Match[str]) -> list[str | Place]:
-    """Return braces around a name as their parts: pairs of them are braces, a last one is a place.
+def _parts(match: re.Match[str]) -> list[str | Placeholder]:
+    """Return braces around a name as their parts: pairs are braces, a last one is a placeholder.
 
     Braces that have no counterpart stand for themselves.
     """
@@ -328,12 +329,12 @@ def _parts(match: re.Match[str]) -> list[str | Place]:
     opening, closing = len(match[1]), len(match[3])
     paired = min(opening, closing)
     kept = paired // 2
-    inner: str | Place = parsed_place(name) if paired % 2 else name
+    inner: str | Placeholder = parsed_placeholder(name) if paired % 2 else name
     return ["{" * (opening - paired + kept), inner, "}" * (closing - paired + kept)]
 
 
-def _joined(parts: list[str | Place]) -> tuple[str | Place, ...]:
-    joined: list[str | Place] = []
+def _joined(parts: list[str | Placeholder]) -> tuple[str | Placeholder, ...]:
+    joined: list[str | Placeholder] = []
     for part in parts:
         last = joined[-1] if joined else None
         if isinstance(part, str) and isinstance(last, str):
@@ -355,8 +356,8 @@ def _parsed_value(value: Any) -> Any:  # noqa: ANN401
 
 def _parsed_key(key: str) -> str:
     if "{" in key and any(not isinstance(part, str) for part in parsed_text(key).parts):
-        problem = f"has a place in the key {key[:_SHOWN_CHARACTERS]!r}; places stand in values only"
-        _refuse(problem)
+        problem = f"has a placeholder in the key {key[:_SHOWN_CHARACTERS]!r}"
+        _refuse(f"{problem}; placeholders stand in values only")
     return key
 
 
@@ -377,17 +378,17 @@ def _path_part(key: str, number: str, quoted: str) -> str | int:
         _refuse(f"{quoted[:_SHOWN_CHARACTERS]} is not a key in quotes")
 
 
-def _item(path: Path) -> Place:
+def _item(path: Path) -> Placeholder:
     return ItemPlaceholder(path=path)
 
 
-def _index(path: Path) -> Place:
+def _index(path: Path) -> Placeholder:
     if path:
         _refuse("index is a number and has nothing in it; write index")
     return IndexPlaceholder()
 
 
-def _step(path: Path) -> Place:
+def _step(path: Path) -> Placeholder:
     match path:
         case (str(step), str(field), *rest):
             if field not in STEP_FIELDS:
@@ -398,21 +399,21 @@ def _step(path: Path) -> Place:
     _refuse("steps is followed by a step and a field; write steps.first.output")
 
 
-def _run(path: Path) -> Place:
+def _run(path: Path) -> Placeholder:
     match path:
         case (str(field),) if field in RUN_FIELDS:
             return RunPlaceholder(field=field)
     _refuse("run is followed by id or name; write run.id")
 
 
-def _variable(path: Path) -> Place:
+def _variable(path: Path) -> Placeholder:
     match path:
         case (str(name),) if _VARIABLE.fullmatch(name):
             return EnvPlaceholder(name=name)
     _refuse("env is followed by the name of a variable; write env.HOME")
 
 
-_PLACES: dict[str, Callable[[Path], Place]] = {
+_ROOT_PARSERS: dict[str, Callable[[Path], Placeholder]] = {
     "item": _item,
     "index": _index,
     "steps": _step,

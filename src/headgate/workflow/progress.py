@@ -29,7 +29,7 @@ from headgate.workflow.workflow import Step, StepItems, Workflow, fields_of_step
 # How one run of a step stands, and how many runs of a step stand how.
 
 
-class Standing(IntEnum):
+class StepRunState(IntEnum):
     """How one run of a step stands; those that did not run say why not."""
 
     WAITING = 0
@@ -38,64 +38,64 @@ class Standing(IntEnum):
     FAILED = 3
     SKIPPED = 4
     """A parent failed, or was skipped altogether."""
-    UNMET = 5
+    CONDITION_FALSE = 5
     """Its condition does not hold."""
-    UNFUNDED = 6
+    OVER_BUDGET = 6
     """No budget would hold it."""
     STOPPED = 7
     """The run of the workflow ended before it."""
-    UNFED = 8
+    PARENT_NOT_RUN = 8
     """A parent was not run."""
-    CUT_OFF = 9
+    INTERRUPTED = 9
     """It had begun, and was stopped before it had ended."""
 
     @property
     def has_ended(self) -> bool:
         """Whether nothing more happens to it, unless the workflow is resumed."""
-        return self >= Standing.DONE
+        return self >= StepRunState.DONE
 
     @property
     def is_skipped(self) -> bool:
         """Whether the workflow itself said that it is not to run."""
-        return self in (Standing.SKIPPED, Standing.UNMET)
+        return self in (StepRunState.SKIPPED, StepRunState.CONDITION_FALSE)
 
     @property
     def is_not_run(self) -> bool:
         """Whether it would have run to its end under other circumstances."""
-        return self >= Standing.UNFUNDED
+        return self >= StepRunState.OVER_BUDGET
 
 
-ALL = tuple(Standing)
+ALL = tuple(StepRunState)
 
 
 class StepCounts:
     """How the runs of one step stand; `left` are those that have not ended."""
 
-    __slots__ = ("by_standing", "left", "total")
+    __slots__ = ("by_state", "left", "total")
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.left = total
-        self.by_standing = [0] * len(ALL)
-        self.by_standing[_WAITING] = total
+        self.by_state = [0] * len(ALL)
+        self.by_state[_WAITING] = total
 
-    def __getitem__(self, standing: Standing) -> int:
-        return self.by_standing[standing]
+    def __getitem__(self, run_state: StepRunState) -> int:
+        return self.by_state[run_state]
 
     @property
     def skipped(self) -> int:
         """How many the workflow itself left out."""
-        return self.by_standing[Standing.SKIPPED] + self.by_standing[Standing.UNMET]
+        return self.by_state[StepRunState.SKIPPED] + self.by_state[StepRunState.CONDITION_FALSE]
 
     @property
     def not_run(self) -> int:
         """How many would have run to their end under other circumstances."""
-        return sum(self.by_standing[Standing.UNFUNDED :])
+        return sum(self.by_state[StepRunState.OVER_BUDGET :])
 
     def move(self, before: int, after: int) -> None:
         """Count one run elsewhere."""
-        self.by_standing[before] -= 1
-        self.by_standing[after] += 1
+        self.by_state[before] -= 1
+        self.by_state[after] += 1
         if after >= _ENDED:
             self.left -= 1
 
@@ -103,8 +103,8 @@ class StepCounts:
 _NUMBER_BITS = 32
 _OF_ALL_RUNS = frozenset(ALL_RUNS_FIELDS) - frozenset(ONE_RUN_FIELDS)
 _NUMBERS = (1 << _NUMBER_BITS) - 1
-_WAITING = Standing.WAITING.value
-_ENDED = Standing.DONE.value
+_WAITING = StepRunState.WAITING.value
+_ENDED = StepRunState.DONE.value
 
 
 class _Node:
@@ -158,9 +158,9 @@ class WorkflowProgress:
         """How many runs of steps there are."""
         return len(self._states)
 
-    def restore(self, number: int, standing: Standing) -> None:
+    def restore(self, number: int, run_state: StepRunState) -> None:
         """Say, before the start, what an earlier process made of a run."""
-        self._move(number, self._node(number), standing)
+        self._move(number, self._node(number), run_state)
 
     def start(self) -> None:
         """Find out what is ready; until then nothing is."""
@@ -186,9 +186,9 @@ class WorkflowProgress:
 
     def submit(self, number: int) -> None:
         """Say that a run which was taken goes out."""
-        self._move(number, self._node(number), Standing.SUBMITTED)
+        self._move(number, self._node(number), StepRunState.SUBMITTED)
 
-    def end(self, number: int, standing: Standing, *, is_last: bool = False) -> bool:
+    def end(self, number: int, run_state: StepRunState, *, is_last: bool = False) -> bool:
         """Say how a run has ended; False if it had ended before.
 
         With `is_last` nothing is let out after it, and nothing follows from it: what waits is not
@@ -196,7 +196,7 @@ class WorkflowProgress:
         """
         if self._states[number] >= _ENDED:
             return False
-        self._end(number, self._node(number), standing)
+        self._end(number, self._node(number), run_state)
         if is_last:
             self.stop()
         self._settle()
@@ -205,13 +205,13 @@ class WorkflowProgress:
     def stop(self) -> None:
         """Let nothing out any more: what waits is not run."""
         for node in self._nodes:
-            if node.counts[Standing.WAITING]:
+            if node.counts[StepRunState.WAITING]:
                 for number in node.runs:
                     if self._states[number] == _WAITING:
-                        self._end(number, node, Standing.STOPPED)
+                        self._end(number, node, StepRunState.STOPPED)
         self._settle()
 
-    def standing(self, number: int) -> Standing:
+    def run_state(self, number: int) -> StepRunState:
         """Return how a run stands."""
         return ALL[self._states[number]]
 
@@ -232,13 +232,13 @@ class WorkflowProgress:
         return self._by_id[step_id].counts
 
     def totals(self) -> list[int]:
-        """Return how the runs of all steps stand, as counts by their standing."""
-        return [sum(node.counts[standing] for node in self._nodes) for standing in ALL]
+        """Return how the runs of all steps stand, as counts by their state."""
+        return [sum(node.counts[run_state] for node in self._nodes) for run_state in ALL]
 
     def status(self, step_id: str) -> str:
         """Return the word for a step as a whole, as conditions read it."""
         counts = self._by_id[step_id].counts
-        if counts[Standing.FAILED]:
+        if counts[StepRunState.FAILED]:
             return "failed"
         if counts.not_run:
             return "not run"
@@ -246,19 +246,19 @@ class WorkflowProgress:
 
     def why(self, number: int) -> str:
         """Say why a run was skipped, was not run or waits, as far as the workflow tells."""
-        node, standing = self._node(number), self.standing(number)
-        if standing is Standing.UNMET:
+        node, run_state = self._node(number), self.run_state(number)
+        if run_state is StepRunState.CONDITION_FALSE:
             condition = "" if node.step.when is None else node.step.when.source
             return f"when: {condition}"
-        if standing in (Standing.SKIPPED, Standing.UNFED):
+        if run_state in (StepRunState.SKIPPED, StepRunState.PARENT_NOT_RUN):
             return next(self._complaints(node, number - node.runs.start), "")
-        if standing is Standing.UNFUNDED:
+        if run_state is StepRunState.OVER_BUDGET:
             return "no budget would hold it"
-        if standing is Standing.STOPPED:
+        if run_state is StepRunState.STOPPED:
             return "the run ended before it"
-        if standing is Standing.CUT_OFF:
+        if run_state is StepRunState.INTERRUPTED:
             return "it was stopped, and a resume begins it anew"
-        return self._waits_for(node, number) if standing is Standing.WAITING else ""
+        return self._waits_for(node, number) if run_state is StepRunState.WAITING else ""
 
     def goes_without(self, number: int) -> bool:
         """Tell whether a run goes on although one of its parents failed or was not run."""
@@ -268,7 +268,7 @@ class WorkflowProgress:
         faults = [_fault(parent.counts) for parent in node.parents]
         if node.counterpart is not None:
             faults.append(_fault_of_one(self._counterpart(node, number - node.runs.start)))
-        return Standing.FAILED in faults or Standing.UNFED in faults
+        return StepRunState.FAILED in faults or StepRunState.PARENT_NOT_RUN in faults
 
     def _link(self, node: _Node) -> None:
         source = node.step.foreach
@@ -287,15 +287,15 @@ class WorkflowProgress:
     def _node(self, number: int) -> _Node:
         return self._nodes[bisect_right(self._starts, number) - 1]
 
-    def _move(self, number: int, node: _Node, standing: Standing) -> None:
+    def _move(self, number: int, node: _Node, run_state: StepRunState) -> None:
         before = self._states[number]
-        self._states[number] = standing
-        node.counts.move(before, standing)
-        if standing >= _ENDED:
+        self._states[number] = run_state
+        node.counts.move(before, run_state)
+        if run_state >= _ENDED:
             self.ended += 1
 
-    def _end(self, number: int, node: _Node, standing: Standing) -> None:
-        self._move(number, node, standing)
+    def _end(self, number: int, node: _Node, run_state: StepRunState) -> None:
+        self._move(number, node, run_state)
         self._told_ended(number)
         if node.followers:
             self._freed.append((node, number - node.runs.start))
@@ -324,7 +324,7 @@ class WorkflowProgress:
                 if self._states[number] == _WAITING:
                     self._end(number, node, verdict)
         elif node.counterpart is None:
-            if node.counts[Standing.WAITING]:
+            if node.counts[StepRunState.WAITING]:
                 heappush(self._ready, self._key(node, node.runs.start))
         else:
             for index in range(len(node.runs)):
@@ -333,18 +333,18 @@ class WorkflowProgress:
     def _consider(self, node: _Node, index: int) -> None:
         """Decide on a run with a counterpart, once that has ended."""
         number = node.runs[index]
-        standing = self._counterpart(node, index)
-        if self._states[number] != _WAITING or not standing.has_ended:
+        run_state = self._counterpart(node, index)
+        if self._states[number] != _WAITING or not run_state.has_ended:
             return
-        verdict = _verdict(node, [_fault_of_one(standing)])
+        verdict = _verdict(node, [_fault_of_one(run_state)])
         if verdict is None:
             heappush(self._ready, self._key(node, number))
         else:
             self._end(number, node, verdict)
 
-    def _counterpart(self, node: _Node, index: int) -> Standing:
+    def _counterpart(self, node: _Node, index: int) -> StepRunState:
         assert node.counterpart is not None  # noqa: S101  only asked of those that have one
-        return self.standing(node.counterpart.runs[index])
+        return self.run_state(node.counterpart.runs[index])
 
     def _key(self, node: _Node, number: int) -> int:
         # One integer sorts as the pair would, and takes a third of its memory.
@@ -381,32 +381,32 @@ def _reads_all(step: Step, other: str) -> bool:
     return any((other, field) in fields_of_steps(step) for field in _OF_ALL_RUNS)
 
 
-def _fault(counts: StepCounts) -> Standing | None:
+def _fault(counts: StepCounts) -> StepRunState | None:
     """Return what of a step that has ended keeps others from running, if anything."""
-    if counts[Standing.FAILED]:
-        return Standing.FAILED
+    if counts[StepRunState.FAILED]:
+        return StepRunState.FAILED
     if counts.not_run:
-        return Standing.UNFED
-    return Standing.SKIPPED if counts.total and counts.skipped == counts.total else None
+        return StepRunState.PARENT_NOT_RUN
+    return StepRunState.SKIPPED if counts.total and counts.skipped == counts.total else None
 
 
-def _fault_of_one(standing: Standing) -> Standing | None:
-    if standing is Standing.FAILED:
-        return Standing.FAILED
-    if standing.is_not_run:
-        return Standing.UNFED
-    return Standing.SKIPPED if standing.is_skipped else None
+def _fault_of_one(run_state: StepRunState) -> StepRunState | None:
+    if run_state is StepRunState.FAILED:
+        return StepRunState.FAILED
+    if run_state.is_not_run:
+        return StepRunState.PARENT_NOT_RUN
+    return StepRunState.SKIPPED if run_state.is_skipped else None
 
 
-def _verdict(node: _Node, faults: list[Standing | None]) -> Standing | None:
+def _verdict(node: _Node, faults: list[StepRunState | None]) -> StepRunState | None:
     """Return how a run ends because of its parents, or None if it may run."""
     if node.step.on_parent_failure is OnParentFailure.RUN:
         return None
     fault = next((fault for fault in faults if fault is not None), None)
-    return Standing.SKIPPED if fault is Standing.FAILED else fault
+    return StepRunState.SKIPPED if fault is StepRunState.FAILED else fault
 
 
-def _words(fault: Standing) -> str:
-    if fault is Standing.FAILED:
+def _words(fault: StepRunState) -> str:
+    if fault is StepRunState.FAILED:
         return "failed"
-    return "was skipped" if fault is Standing.SKIPPED else "was not run"
+    return "was skipped" if fault is StepRunState.SKIPPED else "was not run"

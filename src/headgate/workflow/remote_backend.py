@@ -25,14 +25,14 @@ from headgate.core.budgets.scopes import parse_scope
 from headgate.core.money import plain_usd, to_limit_micro_usd
 from headgate.errors import BudgetMismatchError, NotAllowedError, RequestRefusedError, ServiceError
 from headgate.redaction import hidden_address
-from headgate.workflow.backend import Money, StepOrder, StepTask, TaskState, Told
+from headgate.workflow.backend import Money, StepOrder, StepTask, TaskListener, TaskState
 from headgate.workflow.budgets import change_at_service
 from headgate.workflow.remote_journal import Journal, Opened
 from headgate.workflow.remote_tasks import (
+    RemoteSubmitter,
+    RemoteWatch,
     Retrying,
-    Sender,
-    ServerSending,
-    ServerWatch,
+    SharedFields,
     check_targets,
     may_pass,
     needed_steps,
@@ -45,7 +45,7 @@ from headgate.workflow.workflow import Workflow
 # The budgets of a run that a service keeps: whose they are, their limits, and how they stand.
 #
 # A token that is bound to a project or an agent may charge only budgets of its own; a run with
-# such a token has its scopes within that. Rule: limits are founded, as everywhere; only the
+# such a token has its scopes within that. Rule: limits are created, as everywhere; only the
 # workflow's own one is set anew, and only by somebody who says so. What a resume does not say is
 # taken as it is.
 
@@ -152,11 +152,11 @@ LEAVE_SECONDS = 10.0
 _OVER = ("conflict", "not_found")
 
 
-class ServerBackend:
-    """Has a service carry out the steps of one run; see `headgate.runs.backend`.
+class RemoteBackend:
+    """Has a service carry out the steps of one run; see `headgate.workflow.backend`.
 
     The token is HEADGATE_TOKEN unless it is given. With `sets_own_limit` the limit of the
-    workflow's own scope is set, whatever it was; all others are only founded. `said_by` names for
+    workflow's own scope is set, whatever it was; all others are only created. `said_by` names for
     each scope the option that says its limit in this call; without any it is the file.
     """
 
@@ -182,11 +182,11 @@ class ServerBackend:
         self._said_by = said_by or [None] * len(scopes)
         self._needed = needed_steps(workflow)
         self._journal = Journal(journal)
-        self._line = Retrying()
-        self._watch = ServerWatch(self._client, self._line, self._journal)
-        self._sending = ServerSending(self._client, self._line, self._journal, self._watch)
-        self._sender: Sender | None = None
-        self._told: Told | None = None
+        self._retrying = Retrying()
+        self._watch = RemoteWatch(self._client, self._retrying, self._journal)
+        self._sending = RemoteSubmitter(self._client, self._retrying, self._journal, self._watch)
+        self._sender: SharedFields | None = None
+        self._told: TaskListener | None = None
         self._money: list[Money] = []
         self._leaves_at = 0.0
         self._is_closed = False
@@ -196,11 +196,11 @@ class ServerBackend:
     @property
     def trouble(self) -> str:
         """What is waited for at the service as a whole, in one line; empty if nothing is."""
-        return self._line.trouble
+        return self._retrying.trouble
 
     @property
     def unbooked_micro_usd(self) -> int:
-        """Nothing: the service keeps the books of what it carries out."""
+        """Nothing: the service keeps the ledger of what it carries out."""
         return 0
 
     def check(self) -> None:
@@ -217,12 +217,12 @@ class ServerBackend:
         line = f"the service goes on with {tasks} of this run; `{cancel}` cancels them"
         return line if count else ""
 
-    def listen(self, told: Told) -> None:
+    def listen(self, told: TaskListener) -> None:
         """Have changes told from now on; called once, before `open`."""
         self._told = told
 
     async def open(self) -> None:
-        """Find the service, found limits, and see what became of what was sent before."""
+        """Find the service, create limits, and see what became of what was sent before."""
         self._journal.open()
         before = self._journal.opened
         if before is None:
@@ -230,7 +230,7 @@ class ServerBackend:
         else:
             around = before.within
         self._scopes = within(around, self._scopes)
-        self._sender = Sender(
+        self._sender = SharedFields(
             run_id=self._run_id,
             workflow=self._workflow.name,
             scope=self._scopes[-1].scope,
@@ -277,11 +277,11 @@ class ServerBackend:
         """Have the service cancel what waits and stop what runs; the ends are told as ever."""
         self._leaves_at = asyncio.get_running_loop().time() + LEAVE_SECONDS
         self._cancels.clear()
-        places = asyncio.Semaphore(CANCELLING)
+        permits = asyncio.Semaphore(CANCELLING)
         wanted = [task for task in tasks if task.task_id and not task.state.has_ended]
         try:
             outcomes = await asyncio.gather(
-                *(self._cancel(task, places) for task in wanted), return_exceptions=True
+                *(self._cancel(task, permits) for task in wanted), return_exceptions=True
             )
         finally:
             self._cancels.set()
@@ -355,8 +355,8 @@ class ServerBackend:
             await self._sending.give_up()
             await self._journal.write(msgspec.structs.replace(before, server=server))
 
-    async def _cancel(self, task: StepTask, places: asyncio.Semaphore) -> None:
-        async with places:
+    async def _cancel(self, task: StepTask, permits: asyncio.Semaphore) -> None:
+        async with permits:
             try:
                 await self._client.cancel(task.task_id)
             except RequestRefusedError as error:

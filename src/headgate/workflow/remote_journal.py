@@ -87,7 +87,7 @@ class Unfinished(NamedTuple):
     is_needed: bool
 
 
-class _Place(NamedTuple):
+class _Location(NamedTuple):
     offset: int
     size: int
 
@@ -108,7 +108,7 @@ class Journal:
         self._is_broken = False
         self._waiting: list[_Write] = []
         self._flushing: asyncio.Task[None] | None = None
-        self._ended: dict[tuple[int, int], _Place] = {}
+        self._ended: dict[tuple[int, int], _Location] = {}
         self.opened: Opened | None = None
         self.sent = 0
         """How many batches were written down."""
@@ -230,7 +230,7 @@ class Journal:
                 self._note_taken(entry)
             case Ended(task=task):
                 self.unfinished.pop(task.number, None)
-                self._ended[task.number, task.generation] = _Place(self._size, len(line))
+                self._ended[task.number, task.generation] = _Location(self._size, len(line))
         self._size += len(line)
 
     def _note_taken(self, entry: Taken) -> None:
@@ -246,11 +246,11 @@ class Journal:
     def _damaged(self, problem: str) -> StoreError:
         return StoreError(f"{self._path}: {problem}; begin the run anew")
 
-    def _line(self, place: _Place) -> Ended:
+    def _line(self, place: _Location) -> Ended:
         with _kept_in(self._path):
             line = os.pread(self._file, place.size, place.offset)
         entry = _ENTRIES.decode(line)
-        assert isinstance(entry, Ended), entry  # noqa: S101 - only such places are noted
+        assert isinstance(entry, Ended), entry  # noqa: S101 - only such locations are noted
         return entry
 
 

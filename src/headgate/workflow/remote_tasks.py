@@ -38,7 +38,7 @@ from headgate.errors import (
     ServiceUnavailableError,
     WorkflowError,
 )
-from headgate.workflow.backend import STATES, StepOrder, StepTask, TaskState, Told
+from headgate.workflow.backend import STATES, StepOrder, StepTask, TaskListener, TaskState
 from headgate.workflow.remote_journal import (
     Ended,
     Journal,
@@ -83,7 +83,7 @@ _SHOWN_TARGETS = 20
 _WINDOWED = ("global_budget", "project_budget")
 
 
-class Sender(NamedTuple):
+class SharedFields(NamedTuple):
     """What all tasks of a run have in common; without an agent of its own a step has this one."""
 
     run_id: str
@@ -130,7 +130,7 @@ def needed_steps(workflow: Workflow) -> frozenset[str]:
     return frozenset(named.union(*(step.depends_on for step in workflow.steps)))
 
 
-def parcel_of(order: StepOrder, sender: Sender, *, is_needed: bool, now: datetime) -> Parcel:
+def parcel_of(order: StepOrder, sender: SharedFields, *, is_needed: bool, now: datetime) -> Parcel:
     """Return what is sent for one run of a step."""
     step, request = order.step, order.request
     assert isinstance(request, TargetRequest), request  # noqa: S101 - others were refused before
@@ -397,12 +397,12 @@ class Tracked(msgspec.Struct):
     ending: TaskEvent | None = None
 
 
-class ServerWatch:
+class RemoteWatch:
     """Follows the tasks of one run."""
 
-    def __init__(self, client: Client, line: Retrying, journal: Journal) -> None:
+    def __init__(self, client: Client, retrying: Retrying, journal: Journal) -> None:
         self._client = client
-        self._line = line
+        self._retrying = retrying
         self._journal = journal
         self._tracked: dict[str, Tracked] = {}
         self._early: dict[str, TaskEvent] = {}
@@ -410,7 +410,7 @@ class ServerWatch:
         self._loops: list[asyncio.Task[None]] = []
         self._is_connected = asyncio.Event()
         self._fault: Exception | None = None
-        self.told: Told | None = None
+        self.told: TaskListener | None = None
         self.sending = 0
         """How many batches are on their way: events may come before the ids of their tasks."""
         self.ended = asyncio.Event()
@@ -454,10 +454,10 @@ class ServerWatch:
 
     async def look_at(self, unfinished: Sequence[Unfinished]) -> None:
         """Follow tasks of an earlier process, after a look at how each of them stands now."""
-        places = asyncio.Semaphore(LOOKERS)
+        permits = asyncio.Semaphore(LOOKERS)
 
         async def look(task: StepTask) -> None:
-            async with places:
+            async with permits:
                 await self._look_up(task.task_id)
 
         for task, is_needed in unfinished:
@@ -477,7 +477,7 @@ class ServerWatch:
     async def stop(self) -> None:
         """Listen no more; what is known to have ended is written down first, if that goes soon."""
         try:
-            if self._fault is None and not self._line.trouble:
+            if self._fault is None and not self._retrying.trouble:
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self._asked.join()
         except TimeoutError:
@@ -571,7 +571,7 @@ class ServerWatch:
         if tracked is None:
             return
         tracked.is_asked = False
-        snapshot = await self._line.ask(lambda: self._snapshot(task_id))
+        snapshot = await self._retrying.ask(lambda: self._snapshot(task_id))
         if snapshot is None:
             gone = gone_task(tracked.task, tracked.ending, is_needed=tracked.is_needed)
             await self._end(tracked, gone, None)
@@ -619,14 +619,14 @@ RESENT_SECONDS = KEPT_SECONDS - 3_600.0
 _ADVICE = {"unknown_target": "a service runs only what its configuration names"}
 
 
-class ServerSending:
+class RemoteSubmitter:
     """Sends the steps of one run."""
 
     def __init__(
-        self, client: Client, line: Retrying, journal: Journal, watch: ServerWatch
+        self, client: Client, retrying: Retrying, journal: Journal, watch: RemoteWatch
     ) -> None:
         self._client = client
-        self._line = line
+        self._retrying = retrying
         self._journal = journal
         self._watch = watch
         self._most = BATCH_TASKS
@@ -641,8 +641,8 @@ class ServerSending:
             tries = tries + 1 if len(again) == count else 1
             left[:count] = again
             if why:
-                await self._line.wait_for_room(tries, why, self._watch.ended)
-        self._line.has_room()
+                await self._retrying.wait_for_room(tries, why, self._watch.ended)
+        self._retrying.has_room()
 
     async def take_up(self) -> None:
         """Send again what an earlier process got no answer to; the service knows what it took."""
@@ -675,14 +675,14 @@ class ServerSending:
         finally:
             self._watch.has_sent()
         if any(entry.code is None for entry in entries):
-            self._line.has_room()
+            self._retrying.has_room()
         self._most = 1 if why else min(BATCH_TASKS, 2 * self._most)
         return [one for one, entry in zip(batch, entries, strict=True) if entry.retryable], why
 
     async def _answer(self, sent: Sent) -> list[BatchEntryBody]:
         """Return what became of each task of a batch, however often it has to be sent."""
         try:
-            answer = await self._line.ask(lambda: self._post(sent))
+            answer = await self._retrying.ask(lambda: self._post(sent))
         except NotAllowedError:
             await self._journal.write(_nothing_taken(sent))
             raise

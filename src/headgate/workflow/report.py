@@ -10,7 +10,7 @@ from functools import lru_cache
 import msgspec
 
 from headgate.workflow.backend import Money, StepTask, TaskState
-from headgate.workflow.progress import Standing, StepCounts, WorkflowProgress
+from headgate.workflow.progress import StepCounts, StepRunState, WorkflowProgress
 from headgate.workflow.workflow import Workflow
 
 
@@ -26,7 +26,7 @@ class RunState(Enum):
     INTERRUPTED = "interrupted"
     """Its process was stopped, or is gone."""
     UNBOOKED = "unbooked"
-    """All is done, and books that were away have not been told of all of it."""
+    """All is done, and a ledger that was away has not recorded all of it."""
 
 
 class StepState(Enum):
@@ -98,7 +98,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     total: int = 0
     ended: int = 0
     unbooked_micro_usd: int = 0
-    """What the books had not been told when the run ended; a resume tells them."""
+    """What the ledger had not recorded when the run ended; a resume records it."""
     trouble: str = ""
     """What keeps the whole run from going on now, or kept its money from being booked."""
 
@@ -236,14 +236,14 @@ class RunTotals:
 def _counts(counts: StepCounts, *, running: int) -> dict[str, int]:
     return _by_state(
         (
-            counts[Standing.WAITING],
-            counts[Standing.SUBMITTED] - running,
+            counts[StepRunState.WAITING],
+            counts[StepRunState.SUBMITTED] - running,
             running,
-            counts[Standing.DONE],
-            counts[Standing.FAILED],
+            counts[StepRunState.DONE],
+            counts[StepRunState.FAILED],
             counts.skipped,
-            counts.not_run - counts[Standing.CUT_OFF],
-            counts[Standing.CUT_OFF],
+            counts.not_run - counts[StepRunState.INTERRUPTED],
+            counts[StepRunState.INTERRUPTED],
         )
     )
 

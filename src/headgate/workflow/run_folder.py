@@ -136,11 +136,11 @@ def create_run(
     now: float,
     scopes: tuple[RunScope, ...] = (),
     tracker: Tracker = "local",
-    books: str = "",
+    ledger: str = "",
 ) -> Run:
     """Make the folder of a new run: at no moment is there one that is not whole.
 
-    `books` is the address of a ledger outside the run, without its password.
+    `ledger` is the address of a ledger outside the run, without its password.
     """
     record = RunRecord(
         id="",
@@ -150,7 +150,7 @@ def create_run(
         folder=str(workflow.folder),
         scopes=scopes,
         tracker=tracker,
-        books=books,
+        ledger=ledger,
     )
     runs = options.data / RUNS
     with _kept_in(runs):
@@ -351,7 +351,7 @@ _BEGINS: dict[str, Any] = {
 """What the record says of a run that is under way; the rest is known when it has ended."""
 
 
-class Keeping:
+class RecordWriter:
     """Keeps in the record how one run stands."""
 
     def __init__(self, run: Run) -> None:

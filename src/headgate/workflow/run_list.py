@@ -16,7 +16,7 @@ import msgspec
 from headgate.errors import HeadgateError, InvalidSettingError, StoreError
 from headgate.workflow.backend import Money, StepTask, TaskState
 from headgate.workflow.expansion import Expansion
-from headgate.workflow.progress import Standing, WorkflowProgress
+from headgate.workflow.progress import StepRunState, WorkflowProgress
 from headgate.workflow.report import RunReport, RunState, RunTotals, StepRow, StepState
 from headgate.workflow.run_folder import Run, is_driven, open_run, read_record, run_folders
 from headgate.workflow.run_record import RunRecord
@@ -25,7 +25,7 @@ from headgate.workflow.step_requests import (
     Filler,
     NoOrder,
     OrderMaker,
-    Refusals,
+    RefusedAmounts,
     fields_read,
     output_of,
 )
@@ -38,16 +38,16 @@ from headgate.workflow.workflow import Step
 FAILED_ROWS = 100
 
 _STATES = {
-    Standing.WAITING: StepState.WAITING,
-    Standing.SUBMITTED: StepState.QUEUED,
-    Standing.DONE: StepState.DONE,
-    Standing.FAILED: StepState.FAILED,
-    Standing.SKIPPED: StepState.SKIPPED,
-    Standing.UNMET: StepState.SKIPPED,
-    Standing.UNFUNDED: StepState.NOT_RUN,
-    Standing.STOPPED: StepState.NOT_RUN,
-    Standing.UNFED: StepState.NOT_RUN,
-    Standing.CUT_OFF: StepState.STOPPED,
+    StepRunState.WAITING: StepState.WAITING,
+    StepRunState.SUBMITTED: StepState.QUEUED,
+    StepRunState.DONE: StepState.DONE,
+    StepRunState.FAILED: StepState.FAILED,
+    StepRunState.SKIPPED: StepState.SKIPPED,
+    StepRunState.CONDITION_FALSE: StepState.SKIPPED,
+    StepRunState.OVER_BUDGET: StepState.NOT_RUN,
+    StepRunState.STOPPED: StepState.NOT_RUN,
+    StepRunState.PARENT_NOT_RUN: StepState.NOT_RUN,
+    StepRunState.INTERRUPTED: StepState.STOPPED,
 }
 
 
@@ -57,7 +57,7 @@ class LiveTask:
     `given_up_as` is what it becomes when the cancel comes through that it was given up by.
     """
 
-    __slots__ = ("given_up_as", "has_amounts", "micro_usd", "since", "task", "tokens", "why")
+    __slots__ = ("cancelled_as", "has_amounts", "micro_usd", "since", "task", "tokens", "why")
 
     def __init__(
         self, task: StepTask, since: float, micro_usd: int | None = None, tokens: int = 0
@@ -68,7 +68,7 @@ class LiveTask:
         self.micro_usd = micro_usd or 0
         self.tokens = tokens
         self.why = ""
-        self.given_up_as: Standing | None = None
+        self.cancelled_as: StepRunState | None = None
 
 
 class Reporter:
@@ -111,7 +111,7 @@ class Reporter:
         """Return how many have ended; what was not run is left to the resume of an interrupted."""
         if self.state is not RunState.INTERRUPTED:
             return self._progress.ended
-        return self._progress.ended - sum(self._progress.totals()[Standing.UNFUNDED :])
+        return self._progress.ended - sum(self._progress.totals()[StepRunState.OVER_BUDGET :])
 
     def failed(self, number: int, task: StepTask | None, error: str) -> None:
         """Keep a failure as a row, unless there are enough of them."""
@@ -121,11 +121,11 @@ class Reporter:
 
     def row(self, number: int, task: StepTask | None, why: str = "") -> StepRow:
         """Return one run as it stands."""
-        standing = self._progress.standing(number)
-        state = _STATES[standing]
+        run_state = self._progress.run_state(number)
+        state = _STATES[run_state]
         if state is StepState.QUEUED and task is not None and task.state is TaskState.RUNNING:
             state = StepState.RUNNING
-        return self._row(number, state, task, why or self._why(number, standing))
+        return self._row(number, state, task, why or self._why(number, run_state))
 
     def _row(self, number: int, state: StepState, task: StepTask | None, why: str) -> StepRow:
         step, index = self._progress.step(number), self._progress.index(number)
@@ -139,8 +139,8 @@ class Reporter:
             why=why,
         )
 
-    def _why(self, number: int, standing: Standing) -> str:
-        if standing is Standing.UNFUNDED and self.exhausted_by:
+    def _why(self, number: int, run_state: StepRunState) -> str:
+        if run_state is StepRunState.OVER_BUDGET and self.exhausted_by:
             return self.exhausted_by
         return self._progress.why(number)
 
@@ -155,22 +155,22 @@ class Reporter:
         return running + waiting
 
 
-def stopped_as(task: StepTask) -> Standing:
+def stopped_as(task: StepTask) -> StepRunState:
     """Return what becomes of a task that goes no further: it matters whether it had begun."""
-    return Standing.CUT_OFF if task.attempt else Standing.STOPPED
+    return StepRunState.INTERRUPTED if task.attempt else StepRunState.STOPPED
 
 
 def end_state(
     progress: WorkflowProgress, *, is_interrupted: bool, is_booked: bool = True
 ) -> RunState:
     """Return how a run has ended that goes no further."""
-    standings = progress.totals()
-    left = standings[Standing.STOPPED] + standings[Standing.CUT_OFF]
+    counts = progress.totals()
+    left = counts[StepRunState.STOPPED] + counts[StepRunState.INTERRUPTED]
     if is_interrupted and (progress.ended < progress.total or left):
         return RunState.INTERRUPTED
-    if standings[Standing.UNFUNDED]:
+    if counts[StepRunState.OVER_BUDGET]:
         return RunState.EXHAUSTED
-    if standings[Standing.FAILED]:
+    if counts[StepRunState.FAILED]:
         return RunState.FAILED
     return RunState.DONE if is_booked else RunState.UNBOOKED
 
@@ -297,7 +297,7 @@ class _View:
         )
         self._tally = RunTotals(workflow, self._progress, fields_read(workflow))
         self._filler = Filler(run, self._progress, self._tally, self._results)
-        self._maker = OrderMaker(workflow, self._filler, Refusals(), self._progress)
+        self._maker = OrderMaker(workflow, self._filler, RefusedAmounts(), self._progress)
         self._reporter = Reporter(run, self._progress, self._tally)
         self._reporter.state = self._state
         self._reporter.ended_at = run.record.ended_at
@@ -339,7 +339,7 @@ class _View:
             [
                 self._reporter.row(number, self._latest.get(number), self._whys.get(number, ""))
                 for number in range(self._progress.total)
-                if every or self._progress.standing(number) is not Standing.DONE
+                if every or self._progress.run_state(number) is not StepRunState.DONE
             ]
         )
 
@@ -348,41 +348,41 @@ class _View:
             self._tally.add(task)
 
     def _restore(self, task: StepTask) -> None:
-        number, standing = task.number, self._standing(task)
-        self._progress.restore(number, standing)
-        if standing is Standing.SUBMITTED:
+        number, run_state = task.number, self._run_state(task)
+        self._progress.restore(number, run_state)
+        if run_state is StepRunState.SUBMITTED:
             self._live[number] = LiveTask(task, 0.0)
-        elif standing.is_not_run and not task.state.has_ended:
+        elif run_state.is_not_run and not task.state.has_ended:
             self._tally.add(task)
             if task.state is TaskState.RUNNING:
                 self._whys[number] = INTERRUPTED
-        elif standing is Standing.FAILED:
+        elif run_state is StepRunState.FAILED:
             self._fail(number, task, task.error or "it was cancelled")
 
-    def _standing(self, task: StepTask) -> Standing:
+    def _run_state(self, task: StepTask) -> StepRunState:
         match task.state:
             case TaskState.DONE:
-                return Standing.DONE
+                return StepRunState.DONE
             case TaskState.FAILED:
-                return Standing.FAILED
+                return StepRunState.FAILED
             case TaskState.REJECTED:
-                return Standing.UNFUNDED
+                return StepRunState.OVER_BUDGET
             case TaskState.CANCELLED:
                 return self._cancelled(task)
             case _:
-                return stopped_as(task) if self._is_left() else Standing.SUBMITTED
+                return stopped_as(task) if self._is_left() else StepRunState.SUBMITTED
 
     def _is_left(self) -> bool:
         """Tell whether nothing goes on with what has not ended; a service does with its tasks."""
         return self._state is not RunState.RUNNING and self._run.record.server is None
 
-    def _cancelled(self, task: StepTask) -> Standing:
+    def _cancelled(self, task: StepTask) -> StepRunState:
         """Return what a cancelled task means: the run gave it up, or somebody else did."""
         if self._state is RunState.EXHAUSTED:
-            return Standing.UNFUNDED
+            return StepRunState.OVER_BUDGET
         if self._state is RunState.INTERRUPTED or self._fails_fast():
             return stopped_as(task)
-        return Standing.FAILED
+        return StepRunState.FAILED
 
     def _fails_fast(self) -> bool:
         """Tell whether a failure has ended the run: what then had no task never got one."""
@@ -394,11 +394,11 @@ class _View:
         )
         made = self._maker.made(number, 0, values)
         if isinstance(made, NoOrder):
-            if made.standing is Standing.FAILED:
+            if made.run_state is StepRunState.FAILED:
                 self._fail(number, None, made.error)
-            self._progress.end(number, made.standing)
+            self._progress.end(number, made.run_state)
         elif self._state is RunState.EXHAUSTED:
-            self._progress.end(number, Standing.UNFUNDED)
+            self._progress.end(number, StepRunState.OVER_BUDGET)
 
     def _fail(self, number: int, task: StepTask | None, error: str) -> None:
         self._tally.fail(number, error)

@@ -1,6 +1,6 @@
 """The record of a run: what is kept of it beside its tasks, so that it can be resumed and listed.
 
-Rule: nothing secret is in it. Of the books and of a service it keeps where they are, without user
+Rule: nothing secret is in it. Of the ledger and of a service it keeps where they are, without user
 and password; keys and tokens come from the environment each time.
 """
 
@@ -60,7 +60,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run as `run.json` has it; times are Unix seconds.
 
     `source` is the file that it was made from, `folder` where its relative paths begin. `scopes`
-    are from the outermost to the workflow's own; `books` is the address of a ledger outside the
+    are from the outermost to the workflow's own; `ledger` is the address of a ledger outside the
     run. `digests` are of the files that a resume reads, as they were made; `has_begun` says that
     the store or the journal was made, too. `server` to `concurrency` were said by options, and
     hold for a resume unless it says otherwise. `carried_seconds` is the time of all processes that
@@ -79,7 +79,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     has_begun: bool = False
     scopes: tuple[RunScope, ...] = ()
     tracker: Tracker | None = None
-    books: str = ""
+    ledger: str = ""
     server: str | None = None
     project: str | None = None
     config: str | None = None
@@ -107,7 +107,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def new_run_id(now: float) -> str:
     """Return an id that sorts by time; a beginning of it is enough to be typed.
 
-    Many machines may begin runs in the same second, and money in books that they share is held
+    Many machines may begin runs in the same second, and money in a ledger that they share is held
     under names that begin with this one. So it is long enough that no two are ever the same.
     """
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{secrets.token_hex(5)}"

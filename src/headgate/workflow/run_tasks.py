@@ -79,14 +79,14 @@ class StoredTasks:
 class JournalTasks:
     """The tasks in the journal of a run on a service; of one that goes on, only that it was taken.
 
-    Of results only the places are kept, as in the journal itself.
+    Of results only the offsets are kept, as in the journal itself.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._sent: dict[str, Sent] = {}
         self._tasks: dict[tuple[int, int], StepTask] = {}
-        self._places: dict[tuple[int, int], tuple[int, int]] = {}
+        self._offsets: dict[tuple[int, int], tuple[int, int]] = {}
         offset = 0
         with path.open("rb") as file:
             for line in file:
@@ -104,7 +104,7 @@ class JournalTasks:
         with self._path.open("rb") as file:
             found = []
             for task in tasks:
-                offset, size = self._places[task.number, task.generation]
+                offset, size = self._offsets[task.number, task.generation]
                 file.seek(offset)
                 entry = _entry(file.read(size), self._path)
                 found.append(result_value(entry.result if isinstance(entry, Ended) else None))
@@ -121,7 +121,7 @@ class JournalTasks:
                         self._tasks.setdefault((order.number, order.generation), task)
             case Ended(task=task):
                 self._tasks[task.number, task.generation] = task
-                self._places[task.number, task.generation] = (offset, size)
+                self._offsets[task.number, task.generation] = (offset, size)
 
 
 @contextmanager

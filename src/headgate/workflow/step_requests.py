@@ -39,7 +39,7 @@ from headgate.workflow.placeholders import (
     references,
     with_variables,
 )
-from headgate.workflow.progress import Standing, WorkflowProgress
+from headgate.workflow.progress import StepRunState, WorkflowProgress
 from headgate.workflow.report import RunTotals
 from headgate.workflow.run_folder import Run
 from headgate.workflow.workflow import (
@@ -123,7 +123,7 @@ def decoded(raw: bytes | msgspec.Raw) -> Request:
 
 
 def request_of(work: Work, view: View) -> Request:
-    """Fill the work of a step; `UnfilledError` says which place could not be filled."""
+    """Fill the work of a step; `UnfilledError` says which placeholder could not be filled."""
     match work:
         case CommandWork():
             return _command(work, view)
@@ -381,7 +381,7 @@ class Filler:
     def field_of_one(self, number: int, name: str) -> Any:  # noqa: ANN401
         """Return what is known of one run without its result."""
         if name == "status":
-            return _status(self.progress.standing(number))
+            return _status(self.progress.run_state(number))
         if name == "error":
             return self._tally.error(number)
         if name == "cost_usd":
@@ -397,13 +397,13 @@ class Filler:
             return self._tally.step_micro_usd(step) / MICRO_PER_USD
         if name == "skipped":
             return counts.skipped
-        return counts[Standing[name.upper()]] if name in ("done", "failed") else None
+        return counts[StepRunState[name.upper()]] if name in ("done", "failed") else None
 
     def _look_up(
         self, key: _Key, step: str, values: dict[_Key, Any], wanted: dict[_Key, str]
     ) -> None:
         """Put a value among those that are known, or among those that are to be fetched."""
-        if self.progress.standing(int(key[1])) is not Standing.DONE:
+        if self.progress.run_state(int(key[1])) is not StepRunState.DONE:
             values[key] = None
         elif key in self._cache:
             values[key] = self._cache.get(key)
@@ -416,7 +416,7 @@ class Filler:
             return kept
         runs = self.progress.runs(step)
         values: list[Any] = [None] * len(runs)
-        done = [number for number in runs if self.progress.standing(number) is Standing.DONE]
+        done = [number for number in runs if self.progress.run_state(number) is StepRunState.DONE]
         for some in _pieces(done):
             for number, result in zip(some, await self._fetched(some), strict=True):
                 values[number - runs.start] = self._value(step, _OF_ALL[field], result)
@@ -469,10 +469,10 @@ def _pieces(values: list[_T]) -> Iterator[list[_T]]:
         yield values[start : start + FETCHED_AT_ONCE]
 
 
-def _status(standing: Standing) -> str:
-    if standing.is_not_run:
+def _status(run_state: StepRunState) -> str:
+    if run_state.is_not_run:
         return "not run"
-    return "skipped" if standing.is_skipped else standing.name.lower()
+    return "skipped" if run_state.is_skipped else run_state.name.lower()
 
 
 # A run of a step whose turn has come: an order for the backend, or a reason why there is none.
@@ -487,11 +487,11 @@ MAX_REFUSALS = 64
 class NoOrder(msgspec.Struct, frozen=True, kw_only=True):
     """A run that ends without a task; `error` if it failed."""
 
-    standing: Standing
+    run_state: StepRunState
     error: str = ""
 
 
-class Refusals:
+class RefusedAmounts:
     """What budgets would not hold: an amount that is as large in every way is not asked for.
 
     A refusal may be about dollars or about tokens; what is smaller in one of them may pass.
@@ -514,7 +514,11 @@ class OrderMaker:
     """Makes the orders of one run of a workflow."""
 
     def __init__(
-        self, workflow: Workflow, filler: Filler, refusals: Refusals, progress: WorkflowProgress
+        self,
+        workflow: Workflow,
+        filler: Filler,
+        refusals: RefusedAmounts,
+        progress: WorkflowProgress,
     ) -> None:
         self._workflow = workflow
         self._filler = filler
@@ -528,13 +532,13 @@ class OrderMaker:
         view = self._filler.view(number, values)
         step = view.step
         if step.when is not None and not holds(step.when, view):
-            return NoOrder(standing=Standing.UNMET)
+            return NoOrder(run_state=StepRunState.CONDITION_FALSE)
         if step.id in self._same and self._refusals.cover(*self._same[step.id]):
-            return NoOrder(standing=Standing.UNFUNDED)
+            return NoOrder(run_state=StepRunState.OVER_BUDGET)
         try:
             return self._order(number, generation, step, view)
         except UnfilledError as error:
-            return NoOrder(standing=Standing.FAILED, error=str(error))
+            return NoOrder(run_state=StepRunState.FAILED, error=str(error))
 
     def _order(
         self, number: int, generation: int, step: Step, view: RunView
@@ -547,7 +551,7 @@ class OrderMaker:
             if step.cost_micro_usd is not None or not isinstance(step.work, ModelWork):
                 self._same[step.id] = amounts
         if self._refusals.cover(*amounts):
-            return NoOrder(standing=Standing.UNFUNDED)
+            return NoOrder(run_state=StepRunState.OVER_BUDGET)
         return StepOrder(
             number=number,
             index=view.index,
@@ -589,7 +593,7 @@ class Variables:
 
     def fixed(self, text: Text, setting: str) -> str | None:
         """Return a text as it is in every run of its step; None if it depends on more."""
-        if any(not isinstance(place, EnvPlaceholder) for place in references(text)):
+        if any(not isinstance(placeholder, EnvPlaceholder) for placeholder in references(text)):
             return None
         return "".join(
             [self._value(setting, part) if isinstance(part, EnvPlaceholder) else str(part)
@@ -598,9 +602,9 @@ class Variables:
 
     def check(self, text: Text, setting: str) -> None:
         """Raise `InvalidSettingError` for a variable of a text that is not set."""
-        for place in references(text):
-            if isinstance(place, EnvPlaceholder):
-                self._value(setting, place)
+        for placeholder in references(text):
+            if isinstance(placeholder, EnvPlaceholder):
+                self._value(setting, placeholder)
 
     def cleaned(self, text: str) -> str:
         """Return a text without the values that were given out."""
@@ -619,10 +623,10 @@ class Variables:
         """Remember a secret that came with no variable."""
         self._environment.hide(value, shown)
 
-    def _value(self, setting: str, place: EnvPlaceholder) -> str:
-        if place.default is not None and not self.environ.get(place.name):
-            return place.default
-        return self._environment.value(place.name, setting=setting)
+    def _value(self, setting: str, placeholder: EnvPlaceholder) -> str:
+        if placeholder.default is not None and not self.environ.get(placeholder.name):
+            return placeholder.default
+        return self._environment.value(placeholder.name, setting=setting)
 
 
 # Where requests of steps go, and with which headers: filled from variables, keys among them.

@@ -16,7 +16,7 @@ import msgspec
 from headgate.core.task import OnParentFailure
 from headgate.providers.prices import Price, PriceList
 from headgate.workflow.conditions import Condition, condition_references
-from headgate.workflow.placeholders import Place, StepPlaceholder, Template, Text, references
+from headgate.workflow.placeholders import Placeholder, StepPlaceholder, Template, Text, references
 
 CONCURRENCY = 8
 TIMEOUT_SECONDS = 3_600.0
@@ -51,7 +51,8 @@ class CallWork(msgspec.Struct, frozen=True, kw_only=True):
 class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
     """A call to a model; `body` is the whole request as the endpoint wants it, model included.
 
-    `model` is as the file writes it, so it may have places; the one that is asked is in the body.
+    `model` is as the file writes it, so it may have placeholders; the body has the one that is
+    asked.
     """
 
     endpoint: str
@@ -187,11 +188,11 @@ class Workflow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.steps_by_id[step_id]
 
 
-# Which places the texts and the condition of a step have, whatever its work is.
+# Which placeholders the texts and the condition of a step have, whatever its work is.
 
 
-def step_places(step: Step) -> Iterator[Place]:
-    """Give the places of a step."""
+def step_placeholders(step: Step) -> Iterator[Placeholder]:
+    """Give the placeholders of a step."""
     for name in step.work.__struct_fields__:
         for value in _texts(getattr(step.work, name)):
             yield from references(value)
@@ -200,8 +201,8 @@ def step_places(step: Step) -> Iterator[Place]:
 
 def fields_of_steps(step: Step) -> tuple[tuple[str, str], ...]:
     """Return the fields of other steps that a step refers to, by id and name, each once."""
-    places = [place for place in step_places(step) if isinstance(place, StepPlaceholder)]
-    return tuple(dict.fromkeys((place.step, place.field) for place in places))
+    found = [one for one in step_placeholders(step) if isinstance(one, StepPlaceholder)]
+    return tuple(dict.fromkeys((one.step, one.field) for one in found))
 
 
 def _texts(value: object) -> Iterator[Text | Template]:
