@@ -96,7 +96,7 @@ class Life:
         # Whatever is looked at may end at this moment.
         with suppress(OSError):
             for pid in family(self._process.pid)[1:]:
-                if b"writer_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if b"headgate.storage.writer" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
         self._pause(WORK_SECONDS)
         self._kill()

@@ -81,7 +81,7 @@ class ServiceProcess:
     @property
     def writer_pid(self) -> int:
         """The id of the process that writes to the store."""
-        writers = [pid for pid in self.pids[1:] if b"writer_process" in _command_line(pid)]
+        writers = [pid for pid in self.pids[1:] if b"headgate.storage.writer" in _command_line(pid)]
         if not writers:
             raise DidNotHappenError(f"no process writes\n{self.output()}")
         return writers[-1]

@@ -378,7 +378,7 @@ def writer_pid() -> int:
     found = [
         pid
         for pid in family(os.getpid())[1:]
-        if b"writer_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"headgate.storage.writer" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     return found[-1]
 
