@@ -20,7 +20,7 @@ from headgate.api.api import Api, EventStreams
 from headgate.api.app import App
 from headgate.api.auth import Authenticator, AuthRules, is_loopback
 from headgate.api.bulk import BulkWork
-from headgate.api.schema.tasks import LimitsShown
+from headgate.api.schema.tasks import LimitsBody
 from headgate.api.submission import SubmissionParser
 from headgate.budgets.connect import connect_budget
 from headgate.budgets.tracker import LedgerTracker
@@ -432,10 +432,10 @@ def _config(
     return config
 
 
-def limits_shown(settings: Settings) -> LimitsShown:
+def limits_body(settings: Settings) -> LimitsBody:
     """Return the limits that clients may see."""
     scheduler = settings.scheduler
-    return LimitsShown(
+    return LimitsBody(
         strategy=scheduler.strategy.value,
         max_queue_size=scheduler.max_queue_size,
         max_per_agent=scheduler.max_per_agent,
@@ -453,7 +453,7 @@ def build_app(service: Service) -> App:
         engine=service.engine,
         config=service.config,
         submission_parser=service.submission_parser,
-        limits=limits_shown(settings),
+        limits=limits_body(settings),
         auth=Authenticator(service.tokens, auth_rules(settings)),
         tokens=service.tokens,
         audit=service.audit,
@@ -469,7 +469,7 @@ def build_app(service: Service) -> App:
 
     def come_into_force(settings: Settings, is_paused: bool) -> None:  # noqa: FBT001
         api.submission_parser = build_submission_parser(settings)
-        api.limits = limits_shown(settings)
+        api.limits = limits_body(settings)
         api.is_paused = is_paused
 
     service.config.listen(come_into_force)

@@ -119,9 +119,9 @@ async def test_a_budget_is_founded_once_and_another_limit_is_told_of_the_first(k
         wanted = {"scope": "session:s", "limitUsd": "1.00", "window": "day"}
         founded = {"scope": "session:s", "limitUsd": "1.00", "window": "day"}
         for _ in range(2):
-            answer = await it.ask("found", **wanted)
+            answer = await it.ask("create", **wanted)
             assert (answer.status, answer.json) == (200, founded)
-        refused = await it.ask("found", scope="session:s", limitUsd=2, limitTokens=5)
+        refused = await it.ask("create", scope="session:s", limitUsd=2, limitTokens=5)
         assert (refused.status, refused.json["code"]) == (409, "budget_mismatch")
         assert refused.json["details"] == {
             "scope": "session:s",
@@ -146,7 +146,7 @@ async def test_a_budget_that_cannot_be_founded_is_refused_by_its_field(
     fields: dict[str, object], field: str
 ) -> None:
     async with bank("store") as it:
-        refused = await it.ask("found", "", **fields)
+        refused = await it.ask("create", "", **fields)
         assert (refused.status, refused.json["code"]) == (400, "invalid_field")
         assert refused.json["details"]["field"] == field
 
@@ -168,7 +168,7 @@ async def test_what_others_submit_is_not_limited_by_whoever_may_submit() -> None
             (admin, "project:search", 200),
             (admin, "", 200),
         ):
-            answer = await it.ask("found", token, scope=scope, limitUsd=9)
+            answer = await it.ask("create", token, scope=scope, limitUsd=9)
             assert answer.status == status, (scope, answer.json)
 
 

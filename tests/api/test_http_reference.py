@@ -26,11 +26,11 @@ from headgate.api.schema.admin import (
 from headgate.api.schema.tasks import (
     BudgetStatusBody,
     CommitBody,
-    LatelyBody,
-    LimitsShown,
+    LimitsBody,
     MetricsBody,
     NewTokenBody,
     QueueBody,
+    RecentBody,
     ReservationBody,
     ReserveBody,
     SettledBody,
@@ -102,7 +102,7 @@ def test_every_query_parameter_is_documented() -> None:
 
 def test_every_figure_of_the_stats_is_documented() -> None:
     section = PAGE.split("## Counts and limits")[1].split("\n## ")[0]
-    for kind in (QueueBody, MetricsBody, LatelyBody, LimitsShown, LaneListBody, LaneBody):
+    for kind in (QueueBody, MetricsBody, RecentBody, LimitsBody, LaneListBody, LaneBody):
         assert all(f"`{name}`" in section for name in names_of(kind))
 
 

@@ -163,15 +163,15 @@ def test_a_used_up_slot_is_unavailable_and_says_until_when(stage: Stage) -> None
     assert answer.problem["error"].endswith("until 2027-01-15 09:00:00 UTC")
     shown = stage.client.get("/slots/work").json
     assert shown["state"] == "exhausted"
-    assert "100%" in shown["hold"]
-    assert shown["heldUntil"] == "2027-01-15T09:00:00Z"
+    assert "100%" in shown["waitReason"]
+    assert shown["waitUntil"] == "2027-01-15T09:00:00Z"
 
 
 def test_a_disabled_slot_is_not_woken(stage: Stage) -> None:
     assert stage.client.post("/slots/resting/warm").problem["code"] == "slot_unavailable"
     disabled = stage.client.post("/slots/work/disable")
     assert (disabled.status, disabled.json["state"]) == (200, "disabled")
-    assert disabled.json["hold"]
+    assert disabled.json["waitReason"]
     assert stage.client.post("/slots/work/warm").problem["code"] == "slot_unavailable"
     enabled = stage.client.post("/slots/work/enable")
     assert (enabled.status, enabled.json["enabled"]) == (200, True)

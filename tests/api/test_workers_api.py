@@ -191,11 +191,11 @@ NOBODY = f"worker-{'0' * 32}"
 
 
 REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
-    ("/agents/coder/claim", {"places": -1}, 400, "invalid_field"),
-    ("/agents/coder/claim", {"places": 1_001}, 400, "invalid_field"),
-    ("/agents/coder/claim", {"places": "many"}, 400, "invalid_field"),
+    ("/agents/coder/claim", {"capacity": -1}, 400, "invalid_field"),
+    ("/agents/coder/claim", {"capacity": 1_001}, 400, "invalid_field"),
+    ("/agents/coder/claim", {"capacity": "many"}, 400, "invalid_field"),
     ("/agents/coder/claim", {"waitSeconds": 26}, 400, "invalid_field"),
-    ("/agents/coder/claim", {"place": 1}, 400, "unknown_field"),
+    ("/agents/coder/claim", {"capacty": 1}, 400, "unknown_field"),
     ("/agents/coder/claim", {"workerId": NOBODY}, 410, "stale_worker"),
     ("/agents/coder/claim", {"workerId": "me"}, 410, "stale_worker"),
     ("/agents/coder/claim", {"running": [{"taskId": "?", "attempt": 1}]}, 404, "not_found"),

@@ -42,8 +42,8 @@ USED_UP = OPEN | {
     "name": "spare",
     "state": "exhausted",
     "percentUsed": 100.0,
-    "hold": "slot spare is used up (100%)",
-    "heldUntil": SOON.isoformat(),
+    "waitReason": "slot spare is used up (100%)",
+    "waitUntil": SOON.isoformat(),
     "wakeModes": [],
     "wakesEnabled": False,
     "nextWake": None,
@@ -142,8 +142,8 @@ OFF = "disabled by hand, `headgate slots enable work` brings it back"
     ("changes", "fact", "text"),
     [
         ({"pollErrors": 1, "lastError": "server error: 500"}, "last error", "server error: 500"),
-        ({"enabled": False, "disabledReason": OFF, "hold": OFF}, "holds tasks", OFF),
-        ({"enabled": False, "disabledReason": OFF, "hold": OFF}, "reason", None),
+        ({"enabled": False, "disabledReason": OFF, "waitReason": OFF}, "holds tasks", OFF),
+        ({"enabled": False, "disabledReason": OFF, "waitReason": OFF}, "reason", None),
         ({"disabledReason": "wakes were not confirmed"}, "reason", "wakes were not confirmed"),
         (
             {"nextWake": OPEN["nextWake"] | {"at": (NOW - timedelta(days=273)).isoformat()}},
@@ -258,7 +258,7 @@ def test_why_tells_percent_and_reset_of_a_slot_in_words(capsys: pytest.CaptureFi
         f"until {utc_time(until)}"
     )
     reason = {
-        "hold": {"reason": "gate_closed", "kind": "slot", "name": "work", "resets_at": resets_at},
+        "reason": {"reason": "gate_closed", "kind": "slot", "name": "work", "resets_at": resets_at},
         "message": message,
         "until": until,
     }

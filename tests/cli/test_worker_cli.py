@@ -23,7 +23,7 @@ from headgate.cli.main import EXIT_BAD_INPUT, run
         (["--agent", "a", "--run", "headgate:nothing"], "headgate has no function nothing"),
         (["--agent", "a", "--command", ""], "must begin with the name of a program"),
         (["--agent", "a", "--command", "echo 'open"], "cannot be read: No closing quotation"),
-        (["--agent", "a", "--command", "cat", "--places", "0"], "0 is not in the range"),
+        (["--agent", "a", "--command", "cat", "--capacity", "0"], "0 is not in the range"),
         (["--agent", "a", "--command", "cat", "--url", "nowhere"], "url"),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_waiting_task_says_why(client: EitherClient) -> None:
     held = client.submit(agent_id="a", action="x", target="slow")
     waiting = client.submit(agent_id="a", action="x", depends_on=[held.task_id])
     why = client.why(waiting.task_id)
-    assert [reason.hold["reason"] for reason in why.reasons] == ["parents_pending"]
+    assert [reason.reason["reason"] for reason in why.reasons] == ["parents_pending"]
     client.cancel(held.task_id)
 
 
@@ -108,7 +108,7 @@ def test_slots_are_shown_and_switched(client: EitherClient) -> None:
     slot = client.slot("work")
     assert (slot.name, slot.state, slot.wake_modes) == ("work", "disabled", [])
     assert client.slots().slots[0].name == "work"
-    assert client.disable_slot("work").hold
+    assert client.disable_slot("work").wait_reason
     assert client.enable_slot("work").disabled_reason == "disabled in the configuration"
 
 

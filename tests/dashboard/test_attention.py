@@ -111,7 +111,7 @@ def test_very_many_budgets_leave_room_for_everything_else() -> None:
             "is disabled: the key was refused.",
         ),
         (
-            {"state": "exhausted", "resets_at": LATER, "held_until": LATER},
+            {"state": "exhausted", "resets_at": LATER, "wait_until": LATER},
             "warning",
             "is exhausted: its tasks wait for the next window.",
         ),
@@ -120,7 +120,7 @@ def test_very_many_budgets_leave_room_for_everything_else() -> None:
             "warning",
             "is exhausted: its window ended, and a reading has to confirm it.",
         ),
-        ({"state": "paused", "hold": "a 429"}, "warning", "is paused: a 429."),
+        ({"state": "paused", "wait_reason": "a 429"}, "warning", "is paused: a 429."),
         (
             {"state": "open", "poll_errors": 3, "last_error": "no answer"},
             "warning",

@@ -137,7 +137,7 @@ class SimulatedWorker:
             line,
             self._make_executor(),
             agent_id=self.agent_id,
-            places=2,
+            capacity=2,
             clock=self._loop.clock,
         )
         if self._loop.random.random() < 0.3 and not self.is_quiet:
@@ -168,7 +168,7 @@ async def _serve(engine: Engine, path: str, body: object) -> object:
                 Claim(
                     agent_id=name,
                     worker_id=body.worker_id,
-                    places=body.places,
+                    places=body.capacity,
                     running={one.task_id: one.attempt for one in body.running},
                     wait_seconds=body.wait_seconds,
                 )

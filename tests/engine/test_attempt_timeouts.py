@@ -219,7 +219,7 @@ def test_a_worker_of_ours_keeps_the_time_of_an_attempt_by_itself(
 
         client = SimulatedClient(service.loop.random, pick, lost_rate=0.0)
         line = ServiceLine(client, "a", told=lambda _line: None)
-        worker = Worker(line, service.executor, agent_id="a", places=1, clock=service.loop.clock)
+        worker = Worker(line, service.executor, agent_id="a", capacity=1, clock=service.loop.clock)
         working = asyncio.create_task(worker.run())
         deadline = None if deadline_seconds is None else service.now() + deadline_seconds
         began = service.now()

@@ -354,7 +354,7 @@ def test_a_worker_whose_claims_are_not_kept_waiting_does_not_spin(
         line = ServiceLine(
             SimulatedClient(service.loop.random, pick, lost_rate=0.0), "a", told=lambda _line: None
         )
-        worker = pulling.Worker(line, service.executor, agent_id="a", places=1)
+        worker = pulling.Worker(line, service.executor, agent_id="a", capacity=1)
         working = asyncio.create_task(worker.run())
         await asyncio.sleep(30.0)
         worker.drain()

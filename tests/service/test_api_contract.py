@@ -112,7 +112,7 @@ def ended(explorer: Explorer) -> tuple[str, object]:
 
 
 def joined(explorer: Explorer) -> tuple[str, object]:
-    worker_id = explorer.ask("POST", "/agents/coder/claim", {"places": 1})["workerId"]
+    worker_id = explorer.ask("POST", "/agents/coder/claim", {"capacity": 1})["workerId"]
     return "coder", {"workerId": worker_id}
 
 
@@ -123,7 +123,7 @@ def taken(explorer: Explorer) -> tuple[str, dict[str, object]]:
     task = TASK | {"agentId": agent_id, "target": "pull"}
     explorer.ask("POST", "/tasks", task)
     place = f"/agents/{agent_id}/claim"
-    worker = {"workerId": explorer.ask("POST", place, {"places": 1})["workerId"], "places": 1}
+    worker = {"workerId": explorer.ask("POST", place, {"capacity": 1})["workerId"], "capacity": 1}
     for _ in range(10):
         tasks = explorer.ask("POST", place, worker | {"waitSeconds": 2})["tasks"]
         if tasks:
@@ -157,7 +157,7 @@ REAL: tuple[tuple[str, str, Prepare], ...] = (
     ("POST", "/tasks/{id}/retry", ended),
     ("POST", "/tasks/cancel", with_body({"agentId": "a"})),
     ("POST", "/tasks/retry", with_body({"agentId": "a", "state": ["cancelled"]})),
-    ("POST", "/agents/{id}/claim", named("coder", {"places": 2, "waitSeconds": 0})),
+    ("POST", "/agents/{id}/claim", named("coder", {"capacity": 2, "waitSeconds": 0})),
     ("POST", "/agents/{id}/heartbeat", joined),
     ("POST", "/tasks/{id}/complete", taken),
     ("POST", "/tasks/{id}/fail", failing),

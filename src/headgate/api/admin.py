@@ -459,7 +459,7 @@ ROUTES = (
         "PATCH",
         "/agents/{id}",
         change_agent,
-        "change an agent: its places, type or status",
+        "change an agent: its capacity, type or status",
         body=AgentPatchBody,
         responses={200: AgentBody},
     ),

@@ -14,7 +14,7 @@ from headgate.api.bulk import BulkWork
 from headgate.api.forwarding import Forwarder
 from headgate.api.http.request import Request
 from headgate.api.http.response import Response
-from headgate.api.schema.tasks import LimitsShown
+from headgate.api.schema.tasks import LimitsBody
 from headgate.api.submission import SubmissionParser
 from headgate.budgets.tracker import LedgerTracker
 from headgate.config.reload import LiveConfig
@@ -45,7 +45,7 @@ class Api:
         engine: Engine,
         config: LiveConfig,
         submission_parser: SubmissionParser,
-        limits: LimitsShown,
+        limits: LimitsBody,
         auth: Authenticator,
         tokens: TokenStore,
         audit: AuditLog,

@@ -56,7 +56,7 @@ _FIELDS = {
 }
 
 
-async def found(api: Api, request: Request, _: str) -> Response:
+async def create_budget(api: Api, request: Request, _: str) -> Response:
     """Set the limits of a scope that has none, or say which others it has."""
     body = read_body(await request.json_body(), CreateBudgetBody)
     scope = own_scope(body.scope, request.caller)
@@ -395,8 +395,8 @@ def _entry(entry: JournalEntry, caller: Caller) -> JournalEntryBody:
 ROUTES = (
     Route(
         "POST",
-        "/budgets/found",
-        found,
+        "/budgets/create",
+        create_budget,
         "set the limits of a scope that has none",
         "submit",
         body=CreateBudgetBody,

@@ -15,10 +15,10 @@ from headgate.api.schema.admin import LaneBody, LaneListBody
 from headgate.api.schema.tasks import (
     AgentCountBody,
     AgentMetricsBody,
-    LatelyBody,
     MetricsBody,
     QueueBody,
     ReadyBody,
+    RecentBody,
     StatsBody,
 )
 from headgate.api.submission import check_unknown
@@ -59,22 +59,22 @@ async def stats_body(api: Api, caller: Caller) -> StatsBody:
         metrics=_metrics(totals),
         config=api.limits,
         paused=api.is_paused,
-        lately=_lately_body(lately(api, caller)),
+        recent=_recent_body(recent_step(api, caller)),
     )
 
 
-def lately(api: Api, caller: Caller) -> Step | None:
+def recent_step(api: Api, caller: Caller) -> Step | None:
     """Return what happened in the last minutes; None where nobody knows, or to whoever is bound."""
     if caller.is_bound:
         return None
     return api.engine.history.lately(LATELY_SECONDS)
 
 
-def _lately_body(step: Step | None) -> LatelyBody | None:
+def _recent_body(step: Step | None) -> RecentBody | None:
     if step is None:
         return None
     wait = step.wait_average_seconds
-    return LatelyBody(
+    return RecentBody(
         seconds=round(step.seconds, ROUND_DIGITS),
         dispatch_count=step.started,
         average_wait_seconds=None if wait is None else round(wait, ROUND_DIGITS),

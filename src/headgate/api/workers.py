@@ -50,7 +50,7 @@ from headgate.providers.usage import usage_of
 from headgate.storage.store import StaleLease
 
 OK = 200
-MAX_PLACES = 1_000
+MAX_CAPACITY = 1_000
 
 _WORKER_ID = re.compile(r"worker-[0-9a-f]{32}")
 _PRICES = PriceList()
@@ -61,14 +61,14 @@ async def claim(api: Api, request: Request, agent_id: str) -> Response:
     body = read_body(await request.json_body(), ClaimBody)
     submission.parse_identifier(agent_id, "agentId")
     _check_caller(request.caller, agent_id)
-    _check_range("places", body.places, MAX_PLACES)
+    _check_range("capacity", body.capacity, MAX_CAPACITY)
     _check_range("waitSeconds", body.wait_seconds, MAX_WAIT_SECONDS)
     workers = api.engine.workers
     worker_id, orders = await workers.claim(
         Claim(
             agent_id=agent_id,
             worker_id=None if body.worker_id is None else _worker_id(body.worker_id),
-            places=body.places,
+            places=body.capacity,
             running=_running(body.running),
             wait_seconds=body.wait_seconds,
         )
@@ -152,8 +152,8 @@ def _worker_id(text: str) -> str:
 
 
 def _running(given: Sequence[RunningBody]) -> dict[str, int]:
-    if len(given) > MAX_PLACES:
-        raise InvalidFieldError("running", f"has more than {MAX_PLACES} entries")
+    if len(given) > MAX_CAPACITY:
+        raise InvalidFieldError("running", f"has more than {MAX_CAPACITY} entries")
     return {known_form(one.task_id): one.attempt for one in given}
 
 
@@ -185,7 +185,7 @@ ROUTES = (
         "POST",
         "/agents/{id}/claim",
         claim,
-        "offer places for tasks, and get those that are assigned to them",
+        "offer capacity for tasks, and get those that are assigned to it",
         "submit",
         body=ClaimBody,
         responses={200: ClaimedBody},

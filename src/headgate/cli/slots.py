@@ -399,7 +399,9 @@ def row_of(slot: SlotBody) -> tuple[str, ...]:
 
 def holds_of(slots: Sequence[SlotBody]) -> list[str]:
     """Return a line for each slot whose tasks wait; a column would have no room for it."""
-    return [printable(f"  tasks of {one.name} wait: {_hold(one)}") for one in slots if one.hold]
+    return [
+        printable(f"  tasks of {one.name} wait: {_wait(one)}") for one in slots if one.wait_reason
+    ]
 
 
 def lines_of(slot: SlotBody) -> list[str]:
@@ -421,8 +423,8 @@ def _facts(slot: SlotBody) -> list[tuple[str, str]]:
         ("provider", slot.provider),
         ("plan", slot.level or ""),
         ("state", slot.state),
-        ("reason", "" if slot.hold == slot.disabled_reason else slot.disabled_reason),
-        ("holds tasks", _hold(slot)),
+        ("reason", "" if slot.wait_reason == slot.disabled_reason else slot.disabled_reason),
+        ("holds tasks", _wait(slot)),
         ("used", percent(slot.percent_used)),
         ("resets", _reset(slot.resets_at)),
         ("read", _at(slot.read_at)),
@@ -438,10 +440,10 @@ def _facts(slot: SlotBody) -> list[tuple[str, str]]:
     ]
 
 
-def _hold(slot: SlotBody) -> str:
-    if not slot.hold or slot.held_until is None:
-        return slot.hold
-    return f"{slot.hold}, until {_at(slot.held_until)}"
+def _wait(slot: SlotBody) -> str:
+    if not slot.wait_reason or slot.wait_until is None:
+        return slot.wait_reason
+    return f"{slot.wait_reason}, until {_at(slot.wait_until)}"
 
 
 def _reset_soon(resets_at: datetime) -> str:

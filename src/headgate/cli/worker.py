@@ -33,7 +33,7 @@ MAX_PLACES = 1_000
     epilog="""\b
 Examples:
   headgate worker --agent coder-1 --run my_tasks:work
-  headgate worker --agent coder-1 --command 'review-agent --json' --places 4
+  headgate worker --agent coder-1 --command 'review-agent --json' --capacity 4
   headgate worker --agent coder-1 --run my_tasks:work --url https://headgate.example
 """
 )
@@ -41,7 +41,7 @@ Examples:
 @click.option("--run", "entry_point", metavar="MODULE:FUNCTION", help="Call this for each task.")
 @click.option("--command", metavar="COMMAND", help="Run this for each task, with it on its input.")
 @click.option(
-    "--places",
+    "--capacity",
     metavar="N",
     type=click.IntRange(1, MAX_PLACES),
     default=1,
@@ -54,7 +54,7 @@ def worker(
     agent_id: str,
     entry_point: str | None,
     command: str | None,
-    places: int,
+    capacity: int,
     connection: Connection,
 ) -> None:
     """Take tasks of an agent from a service, and run them here.
@@ -62,12 +62,12 @@ def worker(
     Only tasks of a pull target are given to workers. Everything that is decided elsewhere is
     decided for them, too: shares, budgets and limits.
     """
-    executor = _executor(entry_point, command, places)
+    executor = _executor(entry_point, command, capacity)
     _tell_what_is_logged(logging.getLogger("headgate.worker"))
-    asyncio.run(_work(connection, executor, agent_id, places))
+    asyncio.run(_work(connection, executor, agent_id, capacity))
 
 
-def _executor(entry_point: str | None, command: str | None, places: int) -> Executor:
+def _executor(entry_point: str | None, command: str | None, capacity: int) -> Executor:
     from headgate.executors.build import build_executor  # noqa: PLC0415
     from headgate.executors.targets import CallableTarget, CommandTarget, Target  # noqa: PLC0415
 
@@ -77,7 +77,7 @@ def _executor(entry_point: str | None, command: str | None, places: int) -> Exec
     if entry_point is not None:
         # A console script does not look where it is called.
         sys.path.insert(0, str(Path.cwd()))
-        target = CallableTarget(entry_point=entry_point, threads=places)
+        target = CallableTarget(entry_point=entry_point, threads=capacity)
     else:
         target = CommandTarget(command=_words(command or ""))
     return build_executor("worker", target, environ=os.environ, clock=lambda: 0.0)
@@ -93,16 +93,16 @@ def _words(command: str) -> tuple[str, ...]:
     return words
 
 
-async def _work(connection: Connection, executor: Executor, agent_id: str, places: int) -> None:
+async def _work(connection: Connection, executor: Executor, agent_id: str, capacity: int) -> None:
     from headgate.client.client import Client  # noqa: PLC0415
     from headgate.client.worker import ServiceLine, Worker  # noqa: PLC0415
 
     url, token = found_service(connection)
     async with Client(url, token=token, retries=0) as client:
         line = ServiceLine(client, agent_id, told=_tell)
-        work = Worker(line, executor, agent_id=agent_id, places=places)
+        work = Worker(line, executor, agent_id=agent_id, capacity=capacity)
         _handle_signals(work)
-        takes = f"takes tasks of {agent_id} from {url}, {places} at once"
+        takes = f"takes tasks of {agent_id} from {url}, {capacity} at once"
         await work.run(opened=lambda: _tell(takes))
         _tell(f"has finished {work.finished} tasks")
 

@@ -418,7 +418,7 @@ class Client:
             "limit_tokens": limit_tokens,
             "window": window,
         }
-        return await self._ledger("found", given_keys(body), LimitBody)
+        return await self._ledger("create", given_keys(body), LimitBody)
 
     async def budget_status(self, scope: str | None = None) -> BudgetStatusBody:
         """Return what a scope and everything within it has used and holds."""

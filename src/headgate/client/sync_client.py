@@ -415,7 +415,7 @@ class SyncClient:
             "limit_tokens": limit_tokens,
             "window": window,
         }
-        return self._ledger("found", given_keys(body), LimitBody)
+        return self._ledger("create", given_keys(body), LimitBody)
 
     def budget_status(self, scope: str | None = None) -> BudgetStatusBody:
         """Return what a scope and everything within it has used and holds."""

@@ -98,7 +98,7 @@ class ServiceLine:
         self._is_away = False
 
     async def claim(self, body: ClaimBody) -> ClaimedBody:
-        """Offer places, once."""
+        """Offer capacity, once."""
         return await self._client.request(
             "POST",
             f"{self._agent}/claim",
@@ -288,7 +288,7 @@ class _Run:
 
 
 class Worker:
-    """Serves one agent with a number of places until it is drained."""
+    """Serves one agent with a number of tasks at once until it is drained."""
 
     def __init__(
         self,
@@ -296,14 +296,14 @@ class Worker:
         executor: Executor,
         *,
         agent_id: str,
-        places: int,
+        capacity: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
         self._line = line
         self._executor = executor
         self._agent_id = agent_id
-        self._places = places
+        self._capacity = capacity
         self._worker_id: str | None = None
         self._runs: dict[str, _Run] = {}
         self._has_connected = False
@@ -369,7 +369,7 @@ class Worker:
         return was_let_in or not isinstance(error, RequestRefusedError)
 
     async def _wait_for_room(self) -> None:
-        while len(self._runs) >= self._places:
+        while len(self._runs) >= self._capacity:
             self._has_room.clear()
             await self._has_room.wait()
 
@@ -380,7 +380,7 @@ class Worker:
             ClaimBody(
                 worker_id=worker_id,
                 # What still ends under an earlier lease takes a place here that nobody else knows.
-                places=self._places - ending,
+                capacity=self._capacity - ending,
                 # The name comes with the first answer, and signs of life with the name.
                 wait_seconds=0.0 if worker_id is None else WAIT_SECONDS,
                 running=self._running(worker_id),
@@ -493,7 +493,7 @@ class Worker:
             self._heed(beat.cancelled, beat.lost)
 
     async def _leave(self) -> None:
-        """Offer no more places, let what runs come to its end, and go."""
+        """Offer no more capacity, let what runs come to its end, and go."""
         await self._offer_nothing()
         while self._runs:
             tasks = [run.task for run in self._runs.values() if run.task is not None]
@@ -505,7 +505,7 @@ class Worker:
             return
         working = [run for run in self._runs.values() if not run.is_dropped]
         body = ClaimBody(
-            worker_id=self._worker_id, places=0, running=_named(working, self._worker_id)
+            worker_id=self._worker_id, capacity=0, running=_named(working, self._worker_id)
         )
         try:
             async with asyncio.timeout(LEAVE_SECONDS):

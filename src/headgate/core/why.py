@@ -43,7 +43,7 @@ class TaskReason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     `held_by_others` counts those that belong to others than whoever asks; they are not named.
     """
 
-    hold: Reason
+    reason: Reason
     message: str
     until: float | None = None
     held_by: tuple[str, ...] = ()
@@ -72,14 +72,14 @@ def reasons(
     if not holds:
         holds = [_behind(dispatch_state, waiting)]
     holds.sort(key=_lasting)
-    return tuple(_reason(dispatch_state, hold, is_own) for hold in holds)
+    return tuple(_reason(dispatch_state, reason, is_own) for reason in holds)
 
 
-def _lasting(hold: Reason) -> Lasting:
+def _lasting(reason: Reason) -> Lasting:
     """Return what ends a hold; a gate that closed without a time waits for somebody."""
-    if isinstance(hold, GateClosed) and hold.until is None:
+    if isinstance(reason, GateClosed) and reason.until is None:
         return Lasting.SOMEBODY_ACTS
-    return hold.lasts
+    return reason.lasts
 
 
 def _own_holds(dispatch_state: DispatchState, task_id: str, waiting: Waiting) -> list[Reason]:
@@ -131,43 +131,45 @@ def _round_holds(dispatch_state: DispatchState, waiting: Waiting, now: float) ->
     explanation = Explanation(state)
     if not explanation.is_waiting(waiting.task):
         return []
-    holds = (hold for hold in explanation.holds(waiting.task) if not isinstance(hold, LaneBehind))
-    return [told for hold in holds for told in _told(dispatch_state, hold)]
+    holds = (
+        reason for reason in explanation.holds(waiting.task) if not isinstance(reason, LaneBehind)
+    )
+    return [told for reason in holds for told in _told(dispatch_state, reason)]
 
 
-def _told(dispatch_state: DispatchState, hold: Reason) -> list[Reason]:
-    """Return a hold with all that the desk knows of it; what two things close is two reasons."""
-    match hold:
+def _told(dispatch_state: DispatchState, reason: Reason) -> list[Reason]:
+    """Return a reason with all that is known of it; what two things close is two reasons."""
+    match reason:
         case GateClosed(kind="worker"):
-            return [_worker_hold(dispatch_state, hold)]
+            return [_worker_reason(dispatch_state, reason)]
         case GateClosed(kind="slot" | "target" as kind, name=name):
             found = dispatch_state.closures.of(GatePart(kind, name))
             return [
-                _slot_hold(dispatch_state, replaced(hold, until=one.until, why=one.why))
+                _slot_reason(dispatch_state, replaced(reason, until=one.until, why=one.why))
                 for one in found
             ]
         case _:
-            return [hold]
+            return [reason]
 
 
-def _slot_hold(dispatch_state: DispatchState, hold: GateClosed) -> GateClosed:
-    standing = dispatch_state.slots.standings.get(hold.name) if hold.kind == "slot" else None
+def _slot_reason(dispatch_state: DispatchState, reason: GateClosed) -> GateClosed:
+    standing = dispatch_state.slots.standings.get(reason.name) if reason.kind == "slot" else None
     if standing is None:
-        return hold
-    return replaced(hold, percent_used=standing.percent_used, resets_at=standing.resets_at)
+        return reason
+    return replaced(reason, percent_used=standing.percent_used, resets_at=standing.resets_at)
 
 
-def _worker_hold(dispatch_state: DispatchState, hold: GateClosed) -> Reason:
+def _worker_reason(dispatch_state: DispatchState, reason: GateClosed) -> Reason:
     """Say of a gate that is closed for want of a worker which it is."""
-    since = dispatch_state.workers.since(hold.name) if hold.name else None
-    owners = [hold.name] if hold.name else _open_agents(dispatch_state)
+    since = dispatch_state.workers.since(reason.name) if reason.name else None
+    owners = [reason.name] if reason.name else _open_agents(dispatch_state)
     places = sum(sum(dispatch_state.in_flight.workers_of(agent_id).values()) for agent_id in owners)
     is_full = places and not any(
         dispatch_state.in_flight.free_at_workers(agent_id) for agent_id in owners
     )
     if is_full:
-        return WorkersFull(agent_id=hold.name, places=places, since=since)
-    return NoWorker(agent_id=hold.name, since=since)
+        return WorkersFull(agent_id=reason.name, places=places, since=since)
+    return NoWorker(agent_id=reason.name, since=since)
 
 
 def _open_agents(dispatch_state: DispatchState) -> list[str]:
@@ -182,33 +184,33 @@ def _behind(dispatch_state: DispatchState, waiting: Waiting) -> Reason:
     )
 
 
-def _reason(dispatch_state: DispatchState, hold: Reason, is_own: IsHolder) -> TaskReason:
-    is_holder = _holder_test(hold)
+def _reason(dispatch_state: DispatchState, reason: Reason, is_own: IsHolder) -> TaskReason:
+    is_holder = _holder_test(reason)
     holders = (
         [flight for flight in dispatch_state.in_flight if is_holder(flight)] if is_holder else []
     )
     held_by = [flight.task.id for flight in holders if is_own(flight)]
     return TaskReason(
-        hold=hold,
-        message=hold.message,
-        until=getattr(hold, "until", None),
+        reason=reason,
+        message=reason.message,
+        until=getattr(reason, "until", None),
         held_by=tuple(sorted(held_by)[:MAX_HOLDERS]),
         held_by_others=len(holders) - len(held_by),
     )
 
 
-def _holder_test(hold: Reason) -> IsHolder | None:
-    """Return how to tell which tasks in flight have what the hold is about."""
-    match hold:
+def _holder_test(reason: Reason) -> IsHolder | None:
+    """Return how to tell which tasks in flight have what the reason is about."""
+    match reason:
         case AgentFull():
-            return lambda flight: flight.agent_id == hold.agent_id
+            return lambda flight: flight.agent_id == reason.agent_id
         case ProjectConcurrencyReached():
-            return lambda flight: flight.task.project_id == hold.project_id
+            return lambda flight: flight.task.project_id == reason.project_id
         case InflightCapReached():
             return lambda _flight: True
         case WorkersFull():
             return lambda flight: (
-                is_worker(flight.node_id) and hold.agent_id in ("", flight.agent_id)
+                is_worker(flight.node_id) and reason.agent_id in ("", flight.agent_id)
             )
         case GateClosed(kind="scope", name=scope) | BudgetShort(scope=scope):
             return lambda flight: _is_charged(flight, scope)

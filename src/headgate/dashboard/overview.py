@@ -23,7 +23,7 @@ from headgate.api.errors import ApiError, invalid_field
 from headgate.api.http.response import Headers, Response
 from headgate.api.schema.tasks import StatsBody
 from headgate.api.slots import slot_bodies
-from headgate.api.status import lately, stats_body
+from headgate.api.status import recent_step, stats_body
 from headgate.budgets.status import ScopeStatus
 from headgate.config import ProjectSettings
 from headgate.core.budgets.alerts import NEARLY_USED_UP
@@ -295,7 +295,9 @@ def of_slots(slots: Iterable[SlotBody]) -> Iterator[Notice]:
         elif slot.state == "exhausted":
             yield _slot_attention(slot, "warning", f"is exhausted: {_awaited(slot)}.")
         elif slot.state == "paused":
-            yield _slot_attention(slot, "warning", f"is paused: {slot.hold or 'its tasks wait'}.")
+            yield _slot_attention(
+                slot, "warning", f"is paused: {slot.wait_reason or 'its tasks wait'}."
+            )
         elif slot.poll_errors >= WORRYING_POLL_ERRORS:
             text = f"could not be read {slot.poll_errors} times in a row: {slot.last_error}."
             yield _slot_attention(slot, "warning", text)
@@ -303,7 +305,7 @@ def of_slots(slots: Iterable[SlotBody]) -> Iterator[Notice]:
 
 def _awaited(slot: SlotBody) -> str:
     """Return what the tasks of a slot that is used up wait for."""
-    if slot.resets_at is not None and slot.held_until is None:
+    if slot.resets_at is not None and slot.wait_until is None:
         return "its window ended, and a reading has to confirm it"
     return "its tasks wait for the next window"
 
@@ -311,7 +313,7 @@ def _awaited(slot: SlotBody) -> str:
 def _slot_attention(slot: SlotBody, tone: Literal["bad", "warning"], text: str) -> Notice:
     href = slot_href(slot.name)
     return Notice(
-        tone=tone, title="Slot", name=slot.name, text=text, href=href, until=slot.held_until
+        tone=tone, title="Slot", name=slot.name, text=text, href=href, until=slot.wait_until
     )
 
 
@@ -401,7 +403,7 @@ async def show(view: View, _: str) -> Page:
         "may_open": partial(may_open, view),
         "notices": notices,
         "more_notices": more_notices,
-        "lately": lately(view.api, view.caller),
+        "recent": recent_step(view.api, view.caller),
         "rows": rows_of(view),
         "has_history": _has_history(view),
         "oldest": oldest,

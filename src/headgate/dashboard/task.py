@@ -259,7 +259,7 @@ def _reason_body(answer: msgspec.Struct | Response) -> WhyBody | None:
 
 
 def _shown(view: View, reason: ReasonBody) -> ReasonShown:
-    parents = reason.hold.get("parents")
+    parents = reason.reason.get("parents")
     until = None if reason.until is None or utc_time(reason.until) == FAR else reason.until
     return ReasonShown(
         message=capital(reason.message),
@@ -268,14 +268,14 @@ def _shown(view: View, reason: ReasonBody) -> ReasonShown:
         held_by=reason.held_by,
         held_by_others=reason.held_by_others,
         parents=tuple(str(one) for one in parents or ()),
-        links=links_of(view, reason.hold),
+        links=links_of(view, reason.reason),
     )
 
 
-def links_of(view: View, hold: dict[str, Any]) -> list[Link]:
-    """Return the ways to what a hold names."""
-    kind, name = hold.get("kind"), hold.get("name")
-    scope = name if kind == "scope" else hold.get("scope")
+def links_of(view: View, reason: dict[str, Any]) -> list[Link]:
+    """Return the ways to what a reason names."""
+    kind, name = reason.get("kind"), reason.get("name")
+    scope = name if kind == "scope" else reason.get("scope")
     links = []
     href = scope_href(scope) if isinstance(scope, str) else ""
     if isinstance(scope, str) and may_open(view, href):
@@ -284,12 +284,12 @@ def links_of(view: View, hold: dict[str, Any]) -> list[Link]:
         links.append(Link(label="Slot", name=str(name), href=slot_href(str(name))))
     if kind == "target":
         links.append(_tasks_link("In flight for", target=str(name)))
-    if hold.get("agent_id") and view.caller.agent_id in (None, hold["agent_id"]):
-        links.append(_tasks_link("In flight at", agent=str(hold["agent_id"])))
-    if hold.get("project_id") and view.may("admin"):
-        project = str(hold["project_id"])
+    if reason.get("agent_id") and view.caller.agent_id in (None, reason["agent_id"]):
+        links.append(_tasks_link("In flight at", agent=str(reason["agent_id"])))
+    if reason.get("project_id") and view.may("admin"):
+        project = str(reason["project_id"])
         links.append(Link(label="Project", name=project, href=project_href(project)))
-    if hold.get("reason") == "paused" and view.may("admin"):
+    if reason.get("reason") == "paused" and view.may("admin"):
         links.append(Link(label="Resume on", name="projects", href="/ui/projects"))
     return links
 

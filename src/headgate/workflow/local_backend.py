@@ -413,7 +413,7 @@ def waits_for_windows(dispatch_state: DispatchState, now: float) -> bool:
 
 
 def _waits_for_window(dispatch_state: DispatchState, found: tuple[TaskReason, ...]) -> bool:
-    refusals = (_refusal(reason.hold, dispatch_state) for reason in found)
+    refusals = (_refusal(reason.reason, dispatch_state) for reason in found)
     # What others hold may be given back, and is asked for again before long.
     return any(one is not None and one.resets_at is not None and not one.reserved
                for one in refusals)  # fmt: skip
@@ -427,7 +427,7 @@ def _refusal(hold: Reason, dispatch_state: DispatchState) -> Refused | None:
 
 
 def _line(reason: TaskReason, dispatch_state: DispatchState | None, now: float) -> str:
-    hold = reason.hold
+    hold = reason.reason
     refused = None if dispatch_state is None else _refusal(hold, dispatch_state)
     if refused is not None:
         return _budget_line(refused, now)

@@ -8,10 +8,10 @@ from rich.cells import cell_len
 
 from headgate.api.schema.tasks import (
     BudgetStatusBody,
-    LatelyBody,
-    LimitsShown,
+    LimitsBody,
     MetricsBody,
     QueueBody,
+    RecentBody,
     StatsBody,
 )
 from headgate.cli.top.banner import Part, cut, said_parts, total_parts
@@ -36,8 +36,8 @@ def busy(*, paused: bool = False) -> Picture:
     picture.stats = StatsBody(
         queue=QueueBody(total_queued=9_876, total_inflight=1_234, agents={}),
         metrics=MetricsBody(**counts, avg_dispatch_latency_ms=1.0, agents={}),
-        lately=LatelyBody(seconds=300.0, dispatch_count=1, average_wait_seconds=83.5),
-        config=LimitsShown(max_queue_size=100_000, max_inflight=20_000),
+        recent=RecentBody(seconds=300.0, dispatch_count=1, average_wait_seconds=83.5),
+        config=LimitsBody(max_queue_size=100_000, max_inflight=20_000),
         paused=paused,
     )
     return picture

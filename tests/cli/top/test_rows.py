@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from headgate.api.schema.admin import LaneBody, LaneListBody, ProjectBody, ProjectListBody
 from headgate.api.schema.tasks import (
     BudgetStatusBody,
-    LimitsShown,
+    LimitsBody,
     MetricsBody,
     QueueBody,
     ReasonBody,
@@ -134,8 +134,8 @@ def test_a_clock_that_is_behind_that_of_the_service_shows_no_negative_time() -> 
                 task_id="t",
                 state=TaskStatus.QUEUED,
                 reasons=(
-                    ReasonBody(hold={}, message="project p is paused"),
-                    ReasonBody(hold={}, message="agent a has 1 of 1 places in use"),
+                    ReasonBody(reason={}, message="project p is paused"),
+                    ReasonBody(reason={}, message="agent a has 1 of 1 places in use"),
                 ),
             ),
             "project p is paused +1",
@@ -174,7 +174,9 @@ def test_a_slot_says_what_wakes_it_next_and_how_often_something_went_wrong() -> 
 def test_columns_stay_where_they_are_while_their_times_count_down(width: int) -> None:
     def widths(seconds: float) -> list[int]:
         wake = NextWakeBody(at=moment(seconds), mode="after_reset", reason="")
-        held = slot(resets_at=moment(seconds), next_wake=wake, hold="the provider is asked less")
+        held = slot(
+            resets_at=moment(seconds), next_wake=wake, wait_reason="the provider is asked less"
+        )
         picture = Picture()
         picture.slots = SlotListBody(slots=[held], count=1)
         return widths_of(SLOTS.columns, top_rows.slot_rows(picture, NOW), width)
@@ -192,7 +194,7 @@ def stats(done: int, failed: int = 0) -> StatsBody:
         **counts, tasks_completed=done, tasks_failed=failed, avg_dispatch_latency_ms=0.0, agents={}
     )
     queue = QueueBody(total_queued=0, total_inflight=0, agents={})
-    return StatsBody(queue=queue, metrics=metrics, config=LimitsShown())
+    return StatsBody(queue=queue, metrics=metrics, config=LimitsBody())
 
 
 LONG_REASON = (
@@ -210,7 +212,7 @@ def test_how_many_more_reasons_there_are_is_seen_however_long_the_first_is(
     picture = Picture()
     waiting = task("t", state=TaskStatus.QUEUED)
     picture.waiting = ShownTasks(tasks=(waiting,))
-    reason = ReasonBody(hold={}, message=message)
+    reason = ReasonBody(reason={}, message=message)
     picture.reasons["t"] = WhyBody(task_id="t", state=TaskStatus.QUEUED, reasons=(reason,) * 3)
     rows = top_rows.waiting_rows(picture, NOW)
     room = widths_of(WAITING.columns, rows, width)[4]

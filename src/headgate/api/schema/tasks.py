@@ -61,9 +61,9 @@ class CancelledBody(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class ReasonBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """One rule that holds a task; `hold` has its tag as `reason`, and its fields."""
+    """One rule that keeps a task waiting; `reason` has its fields, with its tag as `reason`."""
 
-    hold: dict[str, Any]
+    reason: dict[str, Any]
     message: str
     until: float | None = None
     held_by: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class WhyBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     slots: tuple[SlotRoomBody, ...] = ()
 
 
-class LimitsShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The limits in force, as `/scheduler/stats` shows them; a limit of None is none."""
 
     strategy: str = "fair-fifo"
@@ -139,12 +139,12 @@ class AgentMetricsBody(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class MetricsBody(AgentMetricsBody, kw_only=True, rename="camel"):
-    """What has happened since the store was founded, with the agents that had work lately."""
+    """What has happened since the store was created, with the agents that had work recently."""
 
     agents: dict[str, AgentMetricsBody]
 
 
-class LatelyBody(msgspec.Struct, kw_only=True, rename="camel"):
+class RecentBody(msgspec.Struct, kw_only=True, rename="camel"):
     """The starts of the last minutes, and how long they had waited since they could have come."""
 
     seconds: float
@@ -153,13 +153,13 @@ class LatelyBody(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class StatsBody(msgspec.Struct, kw_only=True):
-    """The answer of `/scheduler/stats`; only the node that dispatches knows what was lately."""
+    """The answer of `/scheduler/stats`; only the node that dispatches knows `recent`."""
 
     queue: QueueBody
     metrics: MetricsBody
-    config: LimitsShown
+    config: LimitsBody
     paused: bool = False
-    lately: LatelyBody | None = None
+    recent: RecentBody | None = None
 
 
 class ReadyBody(msgspec.Struct, kw_only=True):

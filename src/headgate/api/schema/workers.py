@@ -19,13 +19,13 @@ class RunningBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ClaimBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A worker offers its places, all that it has, and names what it runs in them.
+    """A worker says how many tasks it can run at once, and names those that it runs now.
 
-    The first claim has no `worker_id`. With 0 places the worker leaves.
+    The first claim has no `worker_id`. With a capacity of 0 the worker leaves.
     """
 
     worker_id: str | None = None
-    places: int = 1
+    capacity: int = 1
     wait_seconds: float = 0.0
     running: tuple[RunningBody, ...] = ()
 

@@ -13,7 +13,7 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
-from headgate.api.schema.tasks import LimitsShown, StatsBody
+from headgate.api.schema.tasks import LimitsBody, StatsBody
 from headgate.cli.top.panes import PANES, amount
 from headgate.cli.top.picture import Contact, Picture, Topic
 from headgate.cli.top.rows import left_text, limit_text, spent_text
@@ -31,7 +31,7 @@ _CONTACTS = {
     Contact.REFUSED: ("REFUSED", "bold red"),
 }
 _GAP = (GAP, "")
-_NO_LIMITS = LimitsShown(max_queue_size=None, max_inflight=None)
+_NO_LIMITS = LimitsBody(max_queue_size=None, max_inflight=None)
 
 Part = tuple[str, str]
 
@@ -111,7 +111,7 @@ def _totals(stats: StatsBody, picture: Picture, *, has_limits: bool) -> list[str
 
 
 def _wait(stats: StatsBody) -> str:
-    waited_seconds = None if stats.lately is None else stats.lately.average_wait_seconds
+    waited_seconds = None if stats.recent is None else stats.recent.average_wait_seconds
     return "-" if waited_seconds is None else duration(waited_seconds)
 
 

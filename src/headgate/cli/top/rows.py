@@ -186,7 +186,7 @@ def _used_share(slot: SlotBody) -> float | None:
 
 def _held_because(slot: SlotBody) -> str:
     # That it is disabled says its state.
-    why = slot.hold or slot.disabled_reason or slot.last_error
+    why = slot.wait_reason or slot.disabled_reason or slot.last_error
     return why.removeprefix(f"{slot.state}, ")
 
 

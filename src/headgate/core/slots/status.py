@@ -41,7 +41,7 @@ class LoopBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
 
 
 class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """Everything about a slot: `hold` says why its tasks wait, if they do.
+    """Everything about a slot: `wait_reason` says why its tasks wait, if they do.
 
     `state` is `cold` while no window is open, and `unknown` before the first reading. A slot that
     is not `enabled` is neither polled nor woken, one without `wakes_enabled` is only polled;
@@ -58,8 +58,8 @@ class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
     read_at: datetime | None = None
     level: str | None = None
     limits: list[LimitBody]
-    hold: str = ""
-    held_until: datetime | None = None
+    wait_reason: str = ""
+    wait_until: datetime | None = None
     wake_modes: list[str]
     wakes_enabled: bool
     next_wake: NextWakeBody | None = None
