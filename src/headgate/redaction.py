@@ -60,8 +60,8 @@ def hidden_address(url: str) -> str:
 
     Any parameter may be a secret, whatever it is called; a reference such as `{key}` is none.
     """
-    place, mark, query = _CREDENTIALS.sub(f"{HIDDEN}@", url).partition("#")[0].partition("?")
-    return f"{place}{mark}{'&'.join(map(_hidden_parameter, query.split('&')))}"
+    address, mark, query = _CREDENTIALS.sub(f"{HIDDEN}@", url).partition("#")[0].partition("?")
+    return f"{address}{mark}{'&'.join(map(_hidden_parameter, query.split('&')))}"
 
 
 def _hidden_parameter(parameter: str) -> str:

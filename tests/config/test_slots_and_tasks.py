@@ -84,7 +84,7 @@ async def test_a_slot_that_left_the_file_is_not_taken_any_more(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("way", "line"),
     [
-        ("", "targets.chat.url: has a place for a slot, and the target names none"),
+        ("", "targets.chat.url: has a placeholder for a slot, and the target names none"),
         (
             'slot = "work"\nprovider = "zai"',
             "targets.chat.provider: give either slot or provider, not both",

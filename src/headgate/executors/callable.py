@@ -207,7 +207,7 @@ def _raised(error: BaseException) -> Failed:
 
 
 def _plain_value(value: object) -> object:
-    """Write the answers of the providers' own clients, which are Pydantic models."""
+    """Write the responses of the providers' own clients, which are Pydantic models."""
     dump = getattr(value, "model_dump", None)
     if dump is None:
         problem = f"{type(value).__name__} is not a type that JSON has"

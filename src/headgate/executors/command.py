@@ -31,286 +31,97 @@ from headgate.executors.templates import Environment, SlotKeys, SlotText, no_slo
 from headgate.providers.prices import PriceList
 from headgate.providers.usage import usage_of
 
-# The output of a child process: its beginning is kept, the rest is read and dropped.
-#
-# Rule: a pipe is drained to its end, or the child would block once it is full. The last bytes are
-# kept too, because the reason of a failure stands there; more of them than are shown, because
-# what is to be hidden is only found as a whole.
-
-_CHUNK_BYTES = 64 << 10
-TAIL_BYTES = 2_048
-"""How much of the end is shown."""
+_TEMPLATE = re.compile(
+    r"\{(?:tabId|agentId|projectId|taskId|action|resolved|(?:params|env|slot)\.[^{}]*)\}"
+)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class Capture:
-    """Reads one pipe on the running loop; `write_end` is for the child."""
-
-    def __init__(self, max_bytes: int, spare_bytes: int = 0) -> None:
-        self._max_bytes = max_bytes
-        self._end_bytes = TAIL_BYTES + spare_bytes
-        self._head = bytearray()
-        self._tail = b""
-        self._read_end, self.write_end = os.pipe()
-        os.set_blocking(self._read_end, False)
-        self.ended = asyncio.Event()
-        """Set when nobody holds the pipe any more, or when it was closed here."""
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._read_end, self._read)
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether there was more than is kept."""
-        return bool(self._tail)
-
-    @property
-    def head(self) -> bytes:
-        """The beginning of the output, up to the cap."""
-        return bytes(self._head)
-
-    @property
-    def text(self) -> str:
-        """The same as a text."""
-        return self._head.decode(errors="replace")
-
-    @property
-    def end(self) -> bytes:
-        """The end of the output: what is shown of it, and as many bytes before as were asked."""
-        end = bytes(self._head[-self._end_bytes :]) + self._tail
-        return end[-self._end_bytes :]
-
-    def give_away(self) -> None:
-        """Let go of the child's end, so that the pipe ends with the child."""
-        os.close(self.write_end)
-
-    def drain(self) -> None:
-        """Read what is there already, without waiting; a writer that goes on is not followed."""
-        for _ in range(self._max_bytes // _CHUNK_BYTES + 2):
-            if self.ended.is_set() or not self._read():
-                return
-
-    def close(self) -> None:
-        """Stop reading, whoever may still write."""
-        if not self.ended.is_set():
-            self._loop.remove_reader(self._read_end)
-            os.close(self._read_end)
-            self.ended.set()
-
-    def _read(self) -> bool:
-        try:
-            chunk = os.read(self._read_end, _CHUNK_BYTES)
-        except BlockingIOError:
-            return False
-        if not chunk:
-            self.close()
-            return False
-        room = self._max_bytes - len(self._head)
-        self._head += chunk[:room]
-        if len(chunk) > room:
-            self._tail = (self._tail + chunk[room:])[-self._end_bytes :]
-        return True
-
-
-# A child process and everything that it starts, as one thing that can be ended.
-#
-# The child leads a session and a group of its own. Rules: it is reaped exactly once, whatever
-# happens to those who wait for it; its group is ended before it is reaped, because until then
-# nobody else can get its number; and neither a grandchild that holds the output open nor one that
-# ignores signals can keep anybody waiting for longer than the grace.
-
-LEFTOVER_SECONDS = 0.5
-"""How long what the child left behind may go on writing once the child itself has ended."""
-
-
-class ProcessGroup:
-    """One child, from its start to its end."""
+class CommandExecutor:
+    """Runs the command of one target once for each task."""
 
     def __init__(
         self,
-        command: Sequence[str],
+        name: str,
+        target: CommandTarget,
         *,
         environ: Mapping[str, str],
-        cwd: str | None,
-        stdin: bytes,
-        max_output_bytes: int,
-        spare_bytes: int = 0,
+        prices: PriceList,
+        slot_keys: SlotKeys = no_slot_keys,
     ) -> None:
-        self.stdout, self.stderr = _two_captures(max_output_bytes, spare_bytes)
+        _check_command(target.command, setting=f"targets.{name}.command")
+        self._target = target
+        self._environment = Environment(environ, has_slot=has_slot(target), slot_keys=slot_keys)
+        self._children = Children(prices=prices, hidden=self._environment)
+        self._slot_variables: dict[str, SlotText] = {}
+        self._variables = self._variables_of(target, environ, f"targets.{name}.env")
+
+    async def open(self) -> None:
+        """See whether children can be made to end with the service."""
+        await self._children.open()
+
+    async def close(self) -> None:
+        """Do nothing: the children of different tasks share nothing."""
+
+    async def execute(self, order: WorkOrder) -> Outcome:
+        """Run the command; a cancellation ends its whole group before it goes on."""
         try:
-            self._process = self._started(command, environ, cwd, stdin)
-        except BaseException:
-            self._close_captures()
-            raise
-        finally:
-            self.stdout.give_away()
-            self.stderr.give_away()
-        self._exited = asyncio.Event()
-        self._watch = self._watched()
+            child = self._child(order)
+        except InvalidSettingError as error:
+            return self._children.not_started(str(error), is_transient=True)
+        return await self._children.run(child)
 
-    async def finished(self) -> int:
-        """Wait until the child has ended by itself, and return its code (negative: a signal)."""
-        await self._exited.wait()
-        await self._outputs_end(LEFTOVER_SECONDS)
-        return self._reaped()
-
-    async def stop(self, grace_seconds: float) -> None:
-        """End the whole group: politely, and after the grace by force."""
-        self._signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(grace_seconds):
-                await self._exited.wait()
-                await self.stdout.ended.wait()
-                await self.stderr.ended.wait()
-        except TimeoutError:
-            self._signal(signal.SIGKILL)
-            await self._exited.wait()
-        finally:
-            # Also when the loop itself is being torn down, and everything on it cancelled.
-            self._reaped()
-
-    def _watched(self) -> _ExitWatch:
-        try:
-            return _ExitWatch(self._process, self._exited.set)
-        except RuntimeError:
-            # There is no thread left to wait on, so the child must not be left running.
-            self._signal(signal.SIGKILL)
-            self._process.wait()
-            self._close_captures()
-            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
-
-    async def _outputs_end(self, most_seconds: float) -> None:
-        try:
-            async with asyncio.timeout(most_seconds):
-                await self.stdout.ended.wait()
-                await self.stderr.ended.wait()
-        except TimeoutError:
-            self.stdout.drain()
-            self.stderr.drain()
-
-    def _reaped(self) -> int:
-        self._signal(signal.SIGKILL)
-        self._watch.close()
-        self._close_captures()
-        return self._process.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
-        # The group has its leader's number until the leader is reaped.
-        if self._process.returncode is None:
-            try:
-                os.killpg(self._process.pid, number)
-            except (ProcessLookupError, PermissionError):
-                return
-
-    def _close_captures(self) -> None:
-        self.stdout.close()
-        self.stderr.close()
-
-    def _started(
-        self, command: Sequence[str], environ: Mapping[str, str], cwd: str | None, stdin: bytes
-    ) -> subprocess.Popen[bytes]:
-        # A file, unlike a pipe, needs nobody to feed it and does not mind a child that never reads.
-        with tempfile.TemporaryFile() as file:
-            file.write(stdin)
-            file.seek(0)
-            return subprocess.Popen(  # noqa: S603  the configuration names the command
-                command,
-                stdin=file,
-                stdout=self.stdout.write_end,
-                stderr=self.stderr.write_end,
-                env=environ,
-                cwd=cwd,
-                start_new_session=True,
-            )
-
-
-def _two_captures(max_bytes: int, spare_bytes: int) -> tuple[Capture, Capture]:
-    first = Capture(max_bytes, spare_bytes)
-    try:
-        return first, Capture(max_bytes, spare_bytes)
-    except OSError:
-        first.give_away()
-        first.close()
-        raise
-
-
-class _ExitWatch:
-    """Calls back, once, when a child has ended, and leaves it to be reaped."""
-
-    def __init__(self, process: subprocess.Popen[bytes], on_exit: Callable[[], object]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._on_exit = on_exit
-        try:
-            self._descriptor: int | None = os.pidfd_open(process.pid)
-        except (AttributeError, OSError):
-            # Where there are no such descriptors, or none is left, a thread waits instead.
-            self._descriptor = None
-            threading.Thread(target=self._wait, args=(process,), daemon=True).start()
-            return
-        self._loop.add_reader(self._descriptor, self._ended)
-
-    def close(self) -> None:
-        """Stop watching."""
-        if self._descriptor is not None:
-            self._loop.remove_reader(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def _ended(self) -> None:
-        self.close()
-        self._on_exit()
-
-    def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        # A loop that is closed says that nobody waits any more.
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._on_exit)
-
-
-# Programs on this machine: where that of a command lies, and how its life is tied to ours.
-#
-# Children lead groups of their own, so nothing ends them when the service is killed outright. On
-# Linux `setpriv` asks the kernel for it and then becomes the command. Asking between fork and exec
-# was rejected: that runs Python in a copy of a process whose other threads may hold locks.
-
-_PROBE_SECONDS = 5.0
-
-
-def found_program(name: str, cwd: str | None, variables: Mapping[str, str]) -> str:
-    """Return the path of a program, or raise the error that starting it would raise."""
-    if cwd is not None and not Path(cwd).is_dir():
-        raise FileNotFoundError(ENOENT, os.strerror(ENOENT), cwd)
-    if "/" in name:
-        path = str(Path(cwd or "").joinpath(name).absolute())
-        return _checked(shutil.which(path), path)
-    search = variables.get("PATH", os.defpath)
-    return _checked(shutil.which(name, path=search), shutil.which(name, os.F_OK, search))
-
-
-async def death_signal_prefix() -> tuple[str, ...]:
-    """Return what stands before a command so that it ends with this process; maybe nothing."""
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        return ()
-    prefix = (setpriv, "--pdeathsig", "KILL", "--")
-    works = await asyncio.to_thread(_works, (*prefix, setpriv, "--version"))
-    return prefix if works else ()
-
-
-def _checked(found: str | None, path: str | None) -> str:
-    if found is not None:
-        return found
-    if path is None or not Path(path).exists():
-        raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path)
-    raise PermissionError(EACCES, os.strerror(EACCES), path)
-
-
-def _works(command: tuple[str, ...]) -> bool:
-    try:
-        done = subprocess.run(  # noqa: S603  nothing in it comes from outside
-            command, capture_output=True, timeout=_PROBE_SECONDS, check=False
+    def _child(self, order: WorkOrder) -> Child:
+        variables = self._variables
+        for name, text in self._slot_variables.items():
+            variables = variables | {name: text.filled(order)}
+        return Child(
+            command=self._target.command,
+            environ=variables | variables_of(order),
+            cwd=self._target.cwd,
+            stdin=order_json(order),
+            max_output_bytes=self._target.max_output_bytes,
+            kill_grace_seconds=self._target.kill_grace_seconds,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
+
+    def _variables_of(
+        self, target: CommandTarget, environ: Mapping[str, str], setting: str
+    ) -> dict[str, str]:
+        variables = {name: environ[name] for name in PASSED_ON if name in environ}
+        for name in target.pass_env:
+            if name in environ:
+                variables[name] = self._environment.value(name, setting=f"{setting}.{name}")
+        for name, value in target.env.items():
+            check_variable(name, setting=f"{setting}.{name}")
+            self._put_variable(variables, name, value, f"{setting}.{name}")
+        return variables
+
+    def _put_variable(self, variables: dict[str, str], name: str, value: str, setting: str) -> None:
+        if uses_slot(value):
+            text = SlotText(value, setting=setting, environment=self._environment)
+            self._slot_variables[name] = text
+        else:
+            variables[name] = self._environment.filled(value, setting=setting)
+
+
+def check_variable(name: str, *, setting: str) -> None:
+    """Refuse a name that no variable can have, or that is set for every task."""
+    if not _VARIABLE.fullmatch(name):
+        raise InvalidSettingError(setting, "is not the name of a variable")
+    if name.startswith(OWN_PREFIX):
+        raise InvalidSettingError(setting, f"names with {OWN_PREFIX} are set for every task")
+
+
+def _check_command(command: tuple[str, ...], *, setting: str) -> None:
+    if not command[0]:
+        raise InvalidSettingError(setting, "must begin with the name of a program")
+    for argument in command:
+        if "\0" in argument:
+            raise InvalidSettingError(setting, "an argument cannot contain a NUL character")
+        if found := _TEMPLATE.search(argument):
+            problem = f"{found[0]} is not filled in a command"
+            advice = "the task comes as JSON on standard input"
+            raise InvalidSettingError(setting, f"{problem}; {advice}")
 
 
 # One command as a child process, from its start to its outcome; targets and workflows share it.
@@ -488,94 +299,283 @@ async def _carried_through(stopping: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-_TEMPLATE = re.compile(
-    r"\{(?:tabId|agentId|projectId|taskId|action|resolved|(?:params|env|slot)\.[^{}]*)\}"
-)
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# A child process and everything that it starts, as one thing that can be ended.
+#
+# The child leads a session and a group of its own. Rules: it is reaped exactly once, whatever
+# happens to those who wait for it; its group is ended before it is reaped, because until then
+# nobody else can get its number; and neither a grandchild that holds the output open nor one that
+# ignores signals can keep anybody waiting for longer than the grace.
+
+LEFTOVER_SECONDS = 0.5
+"""How long what the child left behind may go on writing once the child itself has ended."""
 
 
-class CommandExecutor:
-    """Runs the command of one target once for each task."""
+class ProcessGroup:
+    """One child, from its start to its end."""
 
     def __init__(
         self,
-        name: str,
-        target: CommandTarget,
+        command: Sequence[str],
         *,
         environ: Mapping[str, str],
-        prices: PriceList,
-        slot_keys: SlotKeys = no_slot_keys,
+        cwd: str | None,
+        stdin: bytes,
+        max_output_bytes: int,
+        spare_bytes: int = 0,
     ) -> None:
-        _check_command(target.command, setting=f"targets.{name}.command")
-        self._target = target
-        self._environment = Environment(environ, has_slot=has_slot(target), slot_keys=slot_keys)
-        self._children = Children(prices=prices, hidden=self._environment)
-        self._slot_variables: dict[str, SlotText] = {}
-        self._variables = self._variables_of(target, environ, f"targets.{name}.env")
-
-    async def open(self) -> None:
-        """See whether children can be made to end with the service."""
-        await self._children.open()
-
-    async def close(self) -> None:
-        """Do nothing: the children of different tasks share nothing."""
-
-    async def execute(self, order: WorkOrder) -> Outcome:
-        """Run the command; a cancellation ends its whole group before it goes on."""
+        self.stdout, self.stderr = _two_captures(max_output_bytes, spare_bytes)
         try:
-            child = self._child(order)
-        except InvalidSettingError as error:
-            return self._children.not_started(str(error), is_transient=True)
-        return await self._children.run(child)
+            self._process = self._started(command, environ, cwd, stdin)
+        except BaseException:
+            self._close_captures()
+            raise
+        finally:
+            self.stdout.give_away()
+            self.stderr.give_away()
+        self._exited = asyncio.Event()
+        self._watch = self._watched()
 
-    def _child(self, order: WorkOrder) -> Child:
-        variables = self._variables
-        for name, text in self._slot_variables.items():
-            variables = variables | {name: text.filled(order)}
-        return Child(
-            command=self._target.command,
-            environ=variables | variables_of(order),
-            cwd=self._target.cwd,
-            stdin=order_json(order),
-            max_output_bytes=self._target.max_output_bytes,
-            kill_grace_seconds=self._target.kill_grace_seconds,
+    async def finished(self) -> int:
+        """Wait until the child has ended by itself, and return its code (negative: a signal)."""
+        await self._exited.wait()
+        await self._outputs_end(LEFTOVER_SECONDS)
+        return self._reaped()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """End the whole group: politely, and after the grace by force."""
+        self._signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_seconds):
+                await self._exited.wait()
+                await self.stdout.ended.wait()
+                await self.stderr.ended.wait()
+        except TimeoutError:
+            self._signal(signal.SIGKILL)
+            await self._exited.wait()
+        finally:
+            # Also when the loop itself is being torn down, and everything on it cancelled.
+            self._reaped()
+
+    def _watched(self) -> _ExitWatch:
+        try:
+            return _ExitWatch(self._process, self._exited.set)
+        except RuntimeError:
+            # There is no thread left to wait on, so the child must not be left running.
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            self._close_captures()
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
+
+    async def _outputs_end(self, most_seconds: float) -> None:
+        try:
+            async with asyncio.timeout(most_seconds):
+                await self.stdout.ended.wait()
+                await self.stderr.ended.wait()
+        except TimeoutError:
+            self.stdout.drain()
+            self.stderr.drain()
+
+    def _reaped(self) -> int:
+        self._signal(signal.SIGKILL)
+        self._watch.close()
+        self._close_captures()
+        return self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # The group has its leader's number until the leader is reaped.
+        if self._process.returncode is None:
+            try:
+                os.killpg(self._process.pid, number)
+            except (ProcessLookupError, PermissionError):
+                return
+
+    def _close_captures(self) -> None:
+        self.stdout.close()
+        self.stderr.close()
+
+    def _started(
+        self, command: Sequence[str], environ: Mapping[str, str], cwd: str | None, stdin: bytes
+    ) -> subprocess.Popen[bytes]:
+        # A file, unlike a pipe, needs nobody to feed it and does not mind a child that never reads.
+        with tempfile.TemporaryFile() as file:
+            file.write(stdin)
+            file.seek(0)
+            return subprocess.Popen(  # noqa: S603  the configuration names the command
+                command,
+                stdin=file,
+                stdout=self.stdout.write_end,
+                stderr=self.stderr.write_end,
+                env=environ,
+                cwd=cwd,
+                start_new_session=True,
+            )
+
+
+def _two_captures(max_bytes: int, spare_bytes: int) -> tuple[Capture, Capture]:
+    first = Capture(max_bytes, spare_bytes)
+    try:
+        return first, Capture(max_bytes, spare_bytes)
+    except OSError:
+        first.give_away()
+        first.close()
+        raise
+
+
+class _ExitWatch:
+    """Calls back, once, when a child has ended, and leaves it to be reaped."""
+
+    def __init__(self, process: subprocess.Popen[bytes], on_exit: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_exit = on_exit
+        try:
+            self._descriptor: int | None = os.pidfd_open(process.pid)
+        except (AttributeError, OSError):
+            # Where there are no such descriptors, or none is left, a thread waits instead.
+            self._descriptor = None
+            threading.Thread(target=self._wait, args=(process,), daemon=True).start()
+            return
+        self._loop.add_reader(self._descriptor, self._ended)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._descriptor is not None:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _ended(self) -> None:
+        self.close()
+        self._on_exit()
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        # A loop that is closed says that nobody waits any more.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._on_exit)
+
+
+# The output of a child process: its beginning is kept, the rest is read and dropped.
+#
+# Rule: a pipe is drained to its end, or the child would block once it is full. The last bytes are
+# kept too, because the reason of a failure stands there; more of them than are shown, because
+# what is to be hidden is only found as a whole.
+
+_CHUNK_BYTES = 64 << 10
+TAIL_BYTES = 2_048
+"""How much of the end is shown."""
+
+
+class Capture:
+    """Reads one pipe on the running loop; `write_end` is for the child."""
+
+    def __init__(self, max_bytes: int, spare_bytes: int = 0) -> None:
+        self._max_bytes = max_bytes
+        self._end_bytes = TAIL_BYTES + spare_bytes
+        self._head = bytearray()
+        self._tail = b""
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self.ended = asyncio.Event()
+        """Set when nobody holds the pipe any more, or when it was closed here."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._read_end, self._read)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there was more than is kept."""
+        return bool(self._tail)
+
+    @property
+    def head(self) -> bytes:
+        """The beginning of the output, up to the cap."""
+        return bytes(self._head)
+
+    @property
+    def text(self) -> str:
+        """The same as a text."""
+        return self._head.decode(errors="replace")
+
+    @property
+    def end(self) -> bytes:
+        """The end of the output: what is shown of it, and as many bytes before as were asked."""
+        end = bytes(self._head[-self._end_bytes :]) + self._tail
+        return end[-self._end_bytes :]
+
+    def give_away(self) -> None:
+        """Let go of the child's end, so that the pipe ends with the child."""
+        os.close(self.write_end)
+
+    def drain(self) -> None:
+        """Read what is there already, without waiting; a writer that goes on is not followed."""
+        for _ in range(self._max_bytes // _CHUNK_BYTES + 2):
+            if self.ended.is_set() or not self._read():
+                return
+
+    def close(self) -> None:
+        """Stop reading, whoever may still write."""
+        if not self.ended.is_set():
+            self._loop.remove_reader(self._read_end)
+            os.close(self._read_end)
+            self.ended.set()
+
+    def _read(self) -> bool:
+        try:
+            chunk = os.read(self._read_end, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self.close()
+            return False
+        room = self._max_bytes - len(self._head)
+        self._head += chunk[:room]
+        if len(chunk) > room:
+            self._tail = (self._tail + chunk[room:])[-self._end_bytes :]
+        return True
+
+
+# Programs on this machine: where that of a command lies, and how its life is tied to ours.
+#
+# Children lead groups of their own, so nothing ends them when the service is killed outright. On
+# Linux `setpriv` asks the kernel for it and then becomes the command. Asking between fork and exec
+# was rejected: that runs Python in a copy of a process whose other threads may hold locks.
+
+_PROBE_SECONDS = 5.0
+
+
+def found_program(name: str, cwd: str | None, variables: Mapping[str, str]) -> str:
+    """Return the path of a program, or raise the error that starting it would raise."""
+    if cwd is not None and not Path(cwd).is_dir():
+        raise FileNotFoundError(ENOENT, os.strerror(ENOENT), cwd)
+    if "/" in name:
+        path = str(Path(cwd or "").joinpath(name).absolute())
+        return _checked(shutil.which(path), path)
+    search = variables.get("PATH", os.defpath)
+    return _checked(shutil.which(name, path=search), shutil.which(name, os.F_OK, search))
+
+
+async def death_signal_prefix() -> tuple[str, ...]:
+    """Return what stands before a command so that it ends with this process; maybe nothing."""
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        return ()
+    prefix = (setpriv, "--pdeathsig", "KILL", "--")
+    works = await asyncio.to_thread(_works, (*prefix, setpriv, "--version"))
+    return prefix if works else ()
+
+
+def _checked(found: str | None, path: str | None) -> str:
+    if found is not None:
+        return found
+    if path is None or not Path(path).exists():
+        raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path)
+    raise PermissionError(EACCES, os.strerror(EACCES), path)
+
+
+def _works(command: tuple[str, ...]) -> bool:
+    try:
+        done = subprocess.run(  # noqa: S603  nothing in it comes from outside
+            command, capture_output=True, timeout=_PROBE_SECONDS, check=False
         )
-
-    def _variables_of(
-        self, target: CommandTarget, environ: Mapping[str, str], setting: str
-    ) -> dict[str, str]:
-        variables = {name: environ[name] for name in PASSED_ON if name in environ}
-        for name in target.pass_env:
-            if name in environ:
-                variables[name] = self._environment.value(name, setting=f"{setting}.{name}")
-        for name, value in target.env.items():
-            check_variable(name, setting=f"{setting}.{name}")
-            self._put_variable(variables, name, value, f"{setting}.{name}")
-        return variables
-
-    def _put_variable(self, variables: dict[str, str], name: str, value: str, setting: str) -> None:
-        if uses_slot(value):
-            text = SlotText(value, setting=setting, environment=self._environment)
-            self._slot_variables[name] = text
-        else:
-            variables[name] = self._environment.filled(value, setting=setting)
-
-
-def check_variable(name: str, *, setting: str) -> None:
-    """Refuse a name that no variable can have, or that is set for every task."""
-    if not _VARIABLE.fullmatch(name):
-        raise InvalidSettingError(setting, "is not the name of a variable")
-    if name.startswith(OWN_PREFIX):
-        raise InvalidSettingError(setting, f"names with {OWN_PREFIX} are set for every task")
-
-
-def _check_command(command: tuple[str, ...], *, setting: str) -> None:
-    if not command[0]:
-        raise InvalidSettingError(setting, "must begin with the name of a program")
-    for argument in command:
-        if "\0" in argument:
-            raise InvalidSettingError(setting, "an argument cannot contain a NUL character")
-        if found := _TEMPLATE.search(argument):
-            problem = f"{found[0]} is not filled in a command"
-            advice = "the task comes as JSON on standard input"
-            raise InvalidSettingError(setting, f"{problem}; {advice}")
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

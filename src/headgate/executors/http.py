@@ -1,7 +1,7 @@
-"""Tasks as HTTP requests: the action goes to the endpoint of the target, its answer is the result.
+"""Tasks as HTTP requests: the action goes to the endpoint of a target, the response is the result.
 
 The body is `{"kind": action, "ref": …, "tabId": …, "selector": …, …params}`, or the task's own
-input. Rule: nothing in `params` takes the place of a field that the task itself has.
+input. Rule: nothing in `params` replaces a field that the task itself has.
 """
 
 from __future__ import annotations
@@ -55,266 +55,6 @@ from headgate.providers.http_headers import (
 from headgate.providers.prices import PriceList
 from headgate.providers.usage import usage_of
 
-# What the answer of an HTTP endpoint means for a task.
-#
-# | status | outcome | what is booked |
-# | --- | --- | --- |
-# | 2xx | done | the usage that the body tells, otherwise what was reserved |
-# | 429; 503 and 529 with Retry-After | a pause, which costs no attempt | nothing |
-# | 408 and 5xx | failed, may be tried again | what was reserved |
-# | 425 | failed, may be tried again | nothing |
-# | other 4xx | failed for good | nothing: the endpoint refused |
-# | anything else | failed for good | what was reserved |
-
-EXECUTOR = "executor"
-"""What an endpoint is called in the error of a task, unless it is something else."""
-
-TOO_MANY_REQUESTS = 429
-_OVERLOADED = frozenset((503, 529))
-_REQUEST_TIMEOUT = 408
-_TOO_EARLY = 425
-_CLIENT_ERRORS = range(400, 500)
-_SERVER_ERRORS = range(500, 600)
-
-
-def refused(
-    status: int, headers: Mapping[str, str], text: str, *, now: float, whom: str = EXECUTOR
-) -> Failed | Limited:
-    """Return the outcome of an answer that is not a success."""
-    error = f"{whom} returned {status}: {shortened(text) or '(no body)'}"
-    seconds = retry_after_seconds(headers, now=now)
-    if status == TOO_MANY_REQUESTS or (status in _OVERLOADED and seconds is not None):
-        return Limited(retry_after_seconds=seconds, error=error)
-    is_transient = status in {_REQUEST_TIMEOUT, _TOO_EARLY} or status in _SERVER_ERRORS
-    return Failed(error=error, is_transient=is_transient, usage=_usage_of_refusal(status))
-
-
-def _usage_of_refusal(status: int) -> Usage:
-    # A gateway answers 408 when it has stopped waiting, which the work behind it may not know.
-    if status in _CLIENT_ERRORS and status != _REQUEST_TIMEOUT:
-        return NOTHING_USED
-    return UNKNOWN_USAGE
-
-
-# One HTTP request and what its answer means for a task; targets and workflows share it.
-#
-# Rule: what came before the request was sent cannot have been charged; of what came after, only the
-# answer tells.
-
-
-class WrittenRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as it is sent; `priced_as` is the model whose price the answer's usage has."""
-
-    method: str
-    url: str
-    headers: dict[str, str]
-    content: bytes | None = None
-    priced_as: str | None = None
-
-    def __repr__(self) -> str:
-        return f"WrittenRequest({self.method!r})"
-
-
-class Exchange:
-    """Sends requests and judges answers; errors call whoever is asked by the name `whom`."""
-
-    def __init__(
-        self,
-        *,
-        prices: PriceList,
-        clock: Callable[[], float],
-        cleaned: Callable[[str], str],
-        max_result_bytes: int,
-        whom: str = EXECUTOR,
-    ) -> None:
-        self._prices = prices
-        self._clock = clock
-        self._cleaned = cleaned
-        self._max_bytes = max_result_bytes
-        self._whom = whom
-
-    async def send(self, request: WrittenRequest, client: HttpClient) -> Outcome:
-        """Send a request, and read what came of it."""
-        try:
-            return await self._sent(request, client)
-        except NOT_SENT as error:
-            return self.not_sent(f"the {self._whom} cannot be reached: {explained(error)}")
-        except NOT_SENDABLE as error:
-            problem = f"the request cannot be sent: {explained(error)}"
-            return self.not_sent(problem, is_transient=False)
-        except httpx2.RequestError as error:
-            problem = f"the {self._whom} did not answer: {explained(error)}"
-            return Failed(error=self._line(problem), is_transient=True)
-
-    def not_sent(self, problem: str, *, is_transient: bool = True) -> Failed:
-        """Return the outcome of a request that nobody has got."""
-        return Failed(error=self._line(problem), is_transient=is_transient, usage=NOTHING_USED)
-
-    async def _sent(self, request: WrittenRequest, client: HttpClient) -> Outcome:
-        response = await client.send(request.method, request.url, request.headers, request.content)
-        try:
-            if response.is_success:
-                return await self._succeeded(response, request.priced_as)
-            text = self._cleaned(await read_error_body(response))
-            status, headers = response.status_code, response.headers
-            return refused(status, headers, text, now=self._clock(), whom=self._whom)
-        finally:
-            await response.aclose()
-
-    async def _succeeded(self, response: httpx2.Response, priced_as: str | None) -> Outcome:
-        body = await read_body(response, self._max_bytes)
-        result = None if body is None else as_json_or_text(body)
-        # A text grows when what cannot be written in JSON is replaced and escaped.
-        if body is None or (result is not None and memoryview(result).nbytes > self._max_bytes):
-            return Failed(error=too_large(self._max_bytes))
-        usage = usage_of(body, self._prices, priced_as=priced_as)
-        return Succeeded(result=result, usage=usage)
-
-    def _line(self, text: str) -> str:
-        return shortened(self._cleaned(text))
-
-
-# The headers of a target: from the configuration, filled from the environment, checked once.
-#
-# Those with a place for the slot of an attempt are checked once, too, and filled for each.
-
-_VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
-
-# Names are in lower case throughout, so that no header is sent in two spellings.
-AGENT_ID = "x-agent-id"
-TASK_ID = "x-headgate-task-id"
-ATTEMPT = "x-headgate-attempt"
-IDEMPOTENCY_KEY = "idempotency-key"
-TRACEPARENT = "traceparent"
-_NOT_CONFIGURABLE = frozenset((AGENT_ID, TASK_ID, ATTEMPT, IDEMPOTENCY_KEY, *FRAMING_HEADERS))
-
-
-def filled_headers(
-    headers: Mapping[str, str], *, setting: str, environment: Environment
-) -> dict[str, str]:
-    """Return headers as they are sent; errors name the header, and never its value."""
-    return {
-        name.lower(): _filled(name, value, f"{setting}.{name}", environment)
-        for name, value in headers.items()
-    }
-
-
-def slot_headers(
-    headers: Mapping[str, str], *, setting: str, environment: Environment
-) -> dict[str, SlotText]:
-    """Return headers that are filled for each attempt."""
-    return {
-        name.lower(): _slot_text(name, value, f"{setting}.{name}", environment)
-        for name, value in headers.items()
-    }
-
-
-def header_value(text: str) -> str:
-    """Return a text as a header can carry it: as it is, or percent-encoded where it must be."""
-    return text if HEADER_VALUE.fullmatch(text) else quote(text, safe=_VISIBLE, errors="replace")
-
-
-def _slot_text(name: str, value: str, setting: str, environment: Environment) -> SlotText:
-    _check_name(name, setting)
-    text = SlotText(value, setting=setting, environment=environment)
-    check_header_value(text.sample(), setting)
-    return text
-
-
-def _check_name(name: str, setting: str) -> None:
-    if not HEADER_NAME.fullmatch(name):
-        raise InvalidSettingError(setting, "is not the name of a header")
-    if name.lower() in _NOT_CONFIGURABLE:
-        raise InvalidSettingError(setting, "is set for every request; leave it out")
-
-
-def _filled(name: str, value: str, setting: str, environment: Environment) -> str:
-    _check_name(name, setting)
-    filled = environment.filled(value, setting=setting)
-    check_header_value(filled, setting)
-    if SECRET_NAME.search(name):
-        # Behind a scheme such as Bearer; who writes a key into the file wants it hidden as well.
-        environment.hide(filled.rpartition(" ")[2], f"{{{name}}}")
-    return filled
-
-
-# Looking up the endpoint of a task: an HTTP address knows it, a JSON pointer finds it there.
-#
-# A lookup that fails is an error of the task. Nothing was executed yet, so nothing was charged.
-
-MAX_ANSWER_BYTES = 64 << 10
-_TRY_AGAIN = frozenset((408, 425, 429))
-_FIRST_SERVER_ERROR = 500
-
-
-class ResolveError(Exception):
-    """The endpoint of a task is not known; the text is the error of the task."""
-
-    def __init__(self, problem: str, *, is_transient: bool = False) -> None:
-        super().__init__(f"the executor's endpoint could not be resolved: {problem}")
-        self.is_transient = is_transient
-
-
-class EndpointResolver:
-    """Asks one address for the endpoints of tasks."""
-
-    def __init__(self, resolver: Resolver, *, setting: str, environment: Environment) -> None:
-        url_setting = f"{setting}.url"
-        self._url = UrlTemplate(resolver.url, setting=url_setting, environment=environment)
-        if self._url.needs_resolved:
-            problem = "{resolved} is what this lookup finds, it cannot be part of it"
-            raise InvalidSettingError(url_setting, problem)
-        self._headers = filled_headers(
-            resolver.headers, setting=f"{setting}.headers", environment=environment
-        )
-        self._path = parsed_pointer(resolver.pointer, setting=f"{setting}.pointer")
-        self._pointer = resolver.pointer
-        self._timeout_seconds = resolver.timeout_seconds
-
-    async def resolve(self, order: WorkOrder, client: HttpClient) -> str:
-        """Return what stands for `{resolved}` in the URL of this task."""
-        url = self._url.fill(order)
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                body = await self._fetched(url, client)
-        except TimeoutError:
-            problem = f"no answer within {self._timeout_seconds:g} seconds"
-            raise ResolveError(problem, is_transient=True) from None
-        except NOT_SENDABLE as error:
-            raise ResolveError(explained(error)) from None
-        except httpx2.RequestError as error:
-            raise ResolveError(explained(error), is_transient=True) from None
-        return self._found(body)
-
-    async def _fetched(self, url: str, client: HttpClient) -> bytes:
-        response = await client.send("GET", url, self._headers)
-        try:
-            status = response.status_code
-            if not response.is_success:
-                problem = f"the lookup returned {status}: {await read_error_body(response)}"
-                is_transient = status in _TRY_AGAIN or status >= _FIRST_SERVER_ERROR
-                raise ResolveError(problem, is_transient=is_transient)
-            body = await read_body(response, MAX_ANSWER_BYTES)
-        finally:
-            await response.aclose()
-        if body is None:
-            problem = f"the answer is larger than {MAX_ANSWER_BYTES} bytes"
-            raise ResolveError(problem)
-        return body
-
-    def _found(self, body: bytes) -> str:
-        try:
-            found = found_at(msgspec.json.decode(body), self._path)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            raise ResolveError("the answer is not JSON") from None
-        except LookupError:
-            problem = f"the answer has nothing at {self._pointer!r}"
-            raise ResolveError(problem) from None
-        if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
-            problem = f"what is at {self._pointer!r} is neither a text nor a whole number"
-            raise ResolveError(problem)
-        return str(found)
-
 
 class HttpExecutor:
     """Sends each task of one target as a request."""
@@ -343,7 +83,7 @@ class HttpExecutor:
         )
         self._resolver = self._resolver_of(target.resolver, setting)
         self._proxy = self._proxy_of(target.proxy, f"{setting}.proxy")
-        self._exchange = Exchange(
+        self._runner = RequestRunner(
             prices=prices,
             clock=clock,
             cleaned=self._environment.cleaned,
@@ -374,13 +114,13 @@ class HttpExecutor:
             request = await self._request(order, client)
         except (UnfilledError, ResolveError) as error:
             is_transient = isinstance(error, ResolveError) and error.is_transient
-            return self._exchange.not_sent(str(error), is_transient=is_transient)
+            return self._runner.not_sent(str(error), is_transient=is_transient)
         except InvalidSettingError as error:
-            return self._exchange.not_sent(str(error))
-        return await self._exchange.send(request, client)
+            return self._runner.not_sent(str(error))
+        return await self._runner.send(request, client)
 
-    async def _request(self, order: WorkOrder, client: HttpClient) -> WrittenRequest:
-        return WrittenRequest(
+    async def _request(self, order: WorkOrder, client: HttpClient) -> HttpRequest:
+        return HttpRequest(
             method=self._target.method,
             url=await self._endpoint(order, client),
             content=self._content(order.submission),
@@ -464,3 +204,264 @@ def _params(params: msgspec.Raw | None) -> dict[str, msgspec.Raw]:
         return msgspec.json.decode(params, type=dict[str, msgspec.Raw] | None) or {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise UnfilledError("params must be a JSON object") from None
+
+
+# The headers of a target: from the configuration, filled from the environment, checked once.
+#
+# Those with a placeholder for the slot of an attempt are checked once, too, and filled for each.
+
+_VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
+
+# Names are in lower case throughout, so that no header is sent in two spellings.
+AGENT_ID = "x-agent-id"
+TASK_ID = "x-headgate-task-id"
+ATTEMPT = "x-headgate-attempt"
+IDEMPOTENCY_KEY = "idempotency-key"
+TRACEPARENT = "traceparent"
+_NOT_CONFIGURABLE = frozenset((AGENT_ID, TASK_ID, ATTEMPT, IDEMPOTENCY_KEY, *FRAMING_HEADERS))
+
+
+def filled_headers(
+    headers: Mapping[str, str], *, setting: str, environment: Environment
+) -> dict[str, str]:
+    """Return headers as they are sent; errors name the header, and never its value."""
+    return {
+        name.lower(): _filled(name, value, f"{setting}.{name}", environment)
+        for name, value in headers.items()
+    }
+
+
+def slot_headers(
+    headers: Mapping[str, str], *, setting: str, environment: Environment
+) -> dict[str, SlotText]:
+    """Return headers that are filled for each attempt."""
+    return {
+        name.lower(): _slot_text(name, value, f"{setting}.{name}", environment)
+        for name, value in headers.items()
+    }
+
+
+def header_value(text: str) -> str:
+    """Return a text as a header can carry it: as it is, or percent-encoded where it must be."""
+    return text if HEADER_VALUE.fullmatch(text) else quote(text, safe=_VISIBLE, errors="replace")
+
+
+def _slot_text(name: str, value: str, setting: str, environment: Environment) -> SlotText:
+    _check_name(name, setting)
+    text = SlotText(value, setting=setting, environment=environment)
+    check_header_value(text.sample(), setting)
+    return text
+
+
+def _check_name(name: str, setting: str) -> None:
+    if not HEADER_NAME.fullmatch(name):
+        raise InvalidSettingError(setting, "is not the name of a header")
+    if name.lower() in _NOT_CONFIGURABLE:
+        raise InvalidSettingError(setting, "is set for every request; leave it out")
+
+
+def _filled(name: str, value: str, setting: str, environment: Environment) -> str:
+    _check_name(name, setting)
+    filled = environment.filled(value, setting=setting)
+    check_header_value(filled, setting)
+    if SECRET_NAME.search(name):
+        # Behind a scheme such as Bearer; who writes a key into the file wants it hidden as well.
+        environment.hide(filled.rpartition(" ")[2], f"{{{name}}}")
+    return filled
+
+
+# Looking up the endpoint of a task: an HTTP address knows it, a JSON pointer finds it there.
+#
+# A lookup that fails is an error of the task. Nothing was executed yet, so nothing was charged.
+
+MAX_RESPONSE_BYTES = 64 << 10
+_TRY_AGAIN = frozenset((408, 425, 429))
+_FIRST_SERVER_ERROR = 500
+
+
+class ResolveError(Exception):
+    """The endpoint of a task is not known; the text is the error of the task."""
+
+    def __init__(self, problem: str, *, is_transient: bool = False) -> None:
+        super().__init__(f"the executor's endpoint could not be resolved: {problem}")
+        self.is_transient = is_transient
+
+
+class EndpointResolver:
+    """Asks one address for the endpoints of tasks."""
+
+    def __init__(self, resolver: Resolver, *, setting: str, environment: Environment) -> None:
+        url_setting = f"{setting}.url"
+        self._url = UrlTemplate(resolver.url, setting=url_setting, environment=environment)
+        if self._url.needs_resolved:
+            problem = "{resolved} is what this lookup finds, it cannot be part of it"
+            raise InvalidSettingError(url_setting, problem)
+        self._headers = filled_headers(
+            resolver.headers, setting=f"{setting}.headers", environment=environment
+        )
+        self._path = parsed_pointer(resolver.pointer, setting=f"{setting}.pointer")
+        self._pointer = resolver.pointer
+        self._timeout_seconds = resolver.timeout_seconds
+
+    async def resolve(self, order: WorkOrder, client: HttpClient) -> str:
+        """Return what stands for `{resolved}` in the URL of this task."""
+        url = self._url.fill(order)
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                body = await self._fetched(url, client)
+        except TimeoutError:
+            problem = f"no answer within {self._timeout_seconds:g} seconds"
+            raise ResolveError(problem, is_transient=True) from None
+        except NOT_SENDABLE as error:
+            raise ResolveError(explained(error)) from None
+        except httpx2.RequestError as error:
+            raise ResolveError(explained(error), is_transient=True) from None
+        return self._found(body)
+
+    async def _fetched(self, url: str, client: HttpClient) -> bytes:
+        response = await client.send("GET", url, self._headers)
+        try:
+            status = response.status_code
+            if not response.is_success:
+                problem = f"the lookup returned {status}: {await read_error_body(response)}"
+                is_transient = status in _TRY_AGAIN or status >= _FIRST_SERVER_ERROR
+                raise ResolveError(problem, is_transient=is_transient)
+            body = await read_body(response, MAX_RESPONSE_BYTES)
+        finally:
+            await response.aclose()
+        if body is None:
+            problem = f"the answer is larger than {MAX_RESPONSE_BYTES} bytes"
+            raise ResolveError(problem)
+        return body
+
+    def _found(self, body: bytes) -> str:
+        try:
+            found = found_at(msgspec.json.decode(body), self._path)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise ResolveError("the answer is not JSON") from None
+        except LookupError:
+            problem = f"the answer has nothing at {self._pointer!r}"
+            raise ResolveError(problem) from None
+        if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
+            problem = f"what is at {self._pointer!r} is neither a text nor a whole number"
+            raise ResolveError(problem)
+        return str(found)
+
+
+# What the response of an HTTP endpoint means for a task.
+#
+# | status | outcome | what is booked |
+# | --- | --- | --- |
+# | 2xx | done | the usage that the body tells, otherwise what was reserved |
+# | 429; 503 and 529 with Retry-After | a pause, which costs no attempt | nothing |
+# | 408 and 5xx | failed, may be tried again | what was reserved |
+# | 425 | failed, may be tried again | nothing |
+# | other 4xx | failed for good | nothing: the endpoint refused |
+# | anything else | failed for good | what was reserved |
+
+EXECUTOR = "executor"
+"""What an endpoint is called in the error of a task, unless it is something else."""
+
+TOO_MANY_REQUESTS = 429
+_OVERLOADED = frozenset((503, 529))
+_REQUEST_TIMEOUT = 408
+_TOO_EARLY = 425
+_CLIENT_ERRORS = range(400, 500)
+_SERVER_ERRORS = range(500, 600)
+
+
+def refused(
+    status: int, headers: Mapping[str, str], text: str, *, now: float, whom: str = EXECUTOR
+) -> Failed | Limited:
+    """Return the outcome of a response that is not a success."""
+    error = f"{whom} returned {status}: {shortened(text) or '(no body)'}"
+    seconds = retry_after_seconds(headers, now=now)
+    if status == TOO_MANY_REQUESTS or (status in _OVERLOADED and seconds is not None):
+        return Limited(retry_after_seconds=seconds, error=error)
+    is_transient = status in {_REQUEST_TIMEOUT, _TOO_EARLY} or status in _SERVER_ERRORS
+    return Failed(error=error, is_transient=is_transient, usage=_usage_of_refusal(status))
+
+
+def _usage_of_refusal(status: int) -> Usage:
+    # A gateway answers 408 when it has stopped waiting, which the work behind it may not know.
+    if status in _CLIENT_ERRORS and status != _REQUEST_TIMEOUT:
+        return NOTHING_USED
+    return UNKNOWN_USAGE
+
+
+# One HTTP request and what came of it for a task; targets and workflows share it.
+#
+# Rule: what came before the request was sent cannot have been charged; of what came after, only the
+# answer tells.
+
+
+class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as it is sent; `priced_as` is the model whose price the response's usage has."""
+
+    method: str
+    url: str
+    headers: dict[str, str]
+    content: bytes | None = None
+    priced_as: str | None = None
+
+    def __repr__(self) -> str:
+        return f"HttpRequest({self.method!r})"
+
+
+class RequestRunner:
+    """Sends requests and judges responses; errors call whoever is asked by the name `whom`."""
+
+    def __init__(
+        self,
+        *,
+        prices: PriceList,
+        clock: Callable[[], float],
+        cleaned: Callable[[str], str],
+        max_result_bytes: int,
+        whom: str = EXECUTOR,
+    ) -> None:
+        self._prices = prices
+        self._clock = clock
+        self._cleaned = cleaned
+        self._max_bytes = max_result_bytes
+        self._whom = whom
+
+    async def send(self, request: HttpRequest, client: HttpClient) -> Outcome:
+        """Send a request, and read what came of it."""
+        try:
+            return await self._sent(request, client)
+        except NOT_SENT as error:
+            return self.not_sent(f"the {self._whom} cannot be reached: {explained(error)}")
+        except NOT_SENDABLE as error:
+            problem = f"the request cannot be sent: {explained(error)}"
+            return self.not_sent(problem, is_transient=False)
+        except httpx2.RequestError as error:
+            problem = f"the {self._whom} did not answer: {explained(error)}"
+            return Failed(error=self._line(problem), is_transient=True)
+
+    def not_sent(self, problem: str, *, is_transient: bool = True) -> Failed:
+        """Return the outcome of a request that nobody has got."""
+        return Failed(error=self._line(problem), is_transient=is_transient, usage=NOTHING_USED)
+
+    async def _sent(self, request: HttpRequest, client: HttpClient) -> Outcome:
+        response = await client.send(request.method, request.url, request.headers, request.content)
+        try:
+            if response.is_success:
+                return await self._succeeded(response, request.priced_as)
+            text = self._cleaned(await read_error_body(response))
+            status, headers = response.status_code, response.headers
+            return refused(status, headers, text, now=self._clock(), whom=self._whom)
+        finally:
+            await response.aclose()
+
+    async def _succeeded(self, response: httpx2.Response, priced_as: str | None) -> Outcome:
+        body = await read_body(response, self._max_bytes)
+        result = None if body is None else as_json_or_text(body)
+        # A text grows when what cannot be written in JSON is replaced and escaped.
+        if body is None or (result is not None and memoryview(result).nbytes > self._max_bytes):
+            return Failed(error=too_large(self._max_bytes))
+        usage = usage_of(body, self._prices, priced_as=priced_as)
+        return Succeeded(result=result, usage=usage)
+
+    def _line(self, text: str) -> str:
+        return shortened(self._cleaned(text))

@@ -19,14 +19,14 @@ _LARGEST_RESULT_BYTES = 64 << 20
 
 ResultBytes = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_RESULT_BYTES)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3_600)]
-Permits = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Resolver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where an endpoint is looked up: `pointer` (RFC 6901) finds it in the JSON at `url`.
 
-    What is found takes the place of `{resolved}` in the target's own URL.
+    What is found replaces `{resolved}` in the target's own URL.
     """
 
     url: Text
@@ -52,7 +52,7 @@ class HttpTarget(
     resolver: Resolver | None = None
     proxy: Text | None = None
     connect_timeout_seconds: Seconds = 10.0
-    max_connections: Permits = 100
+    max_connections: Count = 100
     max_result_bytes: ResultBytes = MAX_RESULT_BYTES
     slot: str | None = None
     provider: str | None = None
@@ -93,7 +93,7 @@ class CallableTarget(
     """A Python function as `package.module:function`; plain ones run on at most `threads`."""
 
     entry_point: Text
-    threads: Permits = 16
+    threads: Count = 16
     max_result_bytes: ResultBytes = MAX_RESULT_BYTES
     slot: str | None = None
     provider: str | None = None

@@ -1,9 +1,7 @@
-"""URLs with places for what a task says.
+"""Texts of a target with placeholders: its URL, headers and variables, filled for each attempt.
 
-Rule: a task chooses among the addresses that the configuration describes, and no others. What it
-says is percent-encoded, so that it is one part of a path or of a query; it never stands in the
-scheme, the host or the port, and never makes a step up the path. Only what a resolver answered may
-stand in the address, because the configuration names the resolver.
+What is filled in comes from the environment (`{env.NAME}`), from the slot of the attempt
+(`{slot.name}`, `{slot.key}`), or from the task itself, and that only in a URL.
 """
 
 from __future__ import annotations
@@ -84,9 +82,11 @@ class Environment:
             self._hidden = None
 
     def check_slot(self, setting: str) -> None:
-        """Refuse a setting that has a place for a slot, at a target whose tasks have none."""
+        """Refuse a setting with a placeholder for a slot, at a target whose tasks have none."""
         if not self._has_slot:
-            problem = "has a place for a slot, and the target names none; write slot or provider"
+            problem = (
+                "has a placeholder for a slot, and the target names none; write slot or provider"
+            )
             raise InvalidSettingError(setting, problem)
 
     def key_of(self, slot: str) -> str:
@@ -155,21 +155,21 @@ def _bytes_of(form: str) -> bytes:
     return form.encode(errors="surrogateescape")
 
 
-# Texts with places for the slot of an attempt: `{slot.name}`, and `{slot.key}` for its key.
+# Texts with placeholders for the slot of an attempt: `{slot.name}`, and `{slot.key}` for its key.
 #
 # Rule: a key is read when an attempt needs it, written where the configuration wants it and nowhere
 # else. It is remembered only so that it can be taken out of what somebody sends back.
 
 NAME = "slot.name"
 KEY = "slot.key"
-_PLACES = re.compile(rf"\{{({re.escape(NAME)}|{re.escape(KEY)})\}}")
+_SLOT_PLACEHOLDERS = re.compile(rf"\{{({re.escape(NAME)}|{re.escape(KEY)})\}}")
 
 Written = Callable[[str], str]
 
 
 def uses_slot(text: str) -> bool:
-    """Tell whether a text has a place for something of a slot."""
-    return _PLACES.search(text) is not None
+    """Tell whether a text has a placeholder for something of a slot."""
+    return _SLOT_PLACEHOLDERS.search(text) is not None
 
 
 class SlotText:
@@ -182,7 +182,7 @@ class SlotText:
         # Odd pieces are the names within braces.
         self._pieces = [
             piece if position % 2 else environment.filled(piece, setting=setting)
-            for position, piece in enumerate(_PLACES.split(text))
+            for position, piece in enumerate(_SLOT_PLACEHOLDERS.split(text))
         ]
 
     def sample(self) -> str:
@@ -201,13 +201,20 @@ class SlotText:
 
     def _joined(self, name: str, read_key: Callable[[], str]) -> str:
         return "".join(
-            self._place(piece, name, read_key) if position % 2 else piece
+            self._value(piece, name, read_key) if position % 2 else piece
             for position, piece in enumerate(self._pieces)
         )
 
-    def _place(self, piece: str, name: str, read_key: Callable[[], str]) -> str:
+    def _value(self, piece: str, name: str, read_key: Callable[[], str]) -> str:
         return name if piece == NAME else read_key()
 
+
+# URLs with placeholders for what a task says.
+#
+# Rule: a task chooses among the addresses that the configuration describes, and no others. What it
+# says is percent-encoded, so that it is one part of a path or of a query; it never stands in the
+# scheme, the host or the port, and never makes a step up the path. Only what a resolver answered
+# may stand in the address, because the configuration names the resolver.
 
 RESOLVED = "resolved"
 PARAMS = "params."
@@ -220,7 +227,7 @@ _FIELDS: dict[str, Callable[[WorkOrder], str | None]] = {
     "action": lambda order: order.submission.action,
     NAME: lambda order: order.slot,
 }
-_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_BRACES = re.compile(r"\{([^{}]*)\}")
 _HOST = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^/?#@\s:\[\]]+)"
 _URL = re.compile(
     rf"https?://{_HOST}(?::(?P<port>[0-9]{{1,5}}|\0))?(?:[/?][^\s#]*)?", re.IGNORECASE
@@ -232,7 +239,7 @@ _MAX_LABEL_LENGTH = 63
 _MAX_HOST_LENGTH = 253
 _MAX_PORT = 65_535
 _STEPS = frozenset((".", ".."))
-# Stands for a field while the shape of a template is looked at; no URL has it.
+# Stands for a placeholder while the shape of a template is looked at; no URL has it.
 _MARK = "\0"
 
 
@@ -240,8 +247,8 @@ class UnfilledError(Exception):
     """A task lacks what the URL of its target needs; the text is the error of the task."""
 
 
-class _Place(Enum):
-    """Where in a URL a field stands: at its start, in its host, in its port, or behind those."""
+class _UrlPart(Enum):
+    """Where in a URL a placeholder stands: at its start, in its host or port, or behind those."""
 
     START = auto()
     HOST = auto()
@@ -249,9 +256,9 @@ class _Place(Enum):
     BEHIND = auto()
 
 
-class _Field(msgspec.Struct, frozen=True):
+class _Placeholder(msgspec.Struct, frozen=True):
     name: str
-    place: _Place
+    part: _UrlPart
 
 
 class UrlTemplate:
@@ -265,7 +272,7 @@ class UrlTemplate:
     @property
     def needs_resolved(self) -> bool:
         """Whether `{resolved}` is part of it."""
-        return any(isinstance(part, _Field) and part.name == RESOLVED for part in self._parts)
+        return any(isinstance(part, _Placeholder) and part.name == RESOLVED for part in self._parts)
 
     def fill(self, order: WorkOrder, *, resolved: str = "") -> str:
         """Return the URL for one task, or raise `UnfilledError`."""
@@ -277,15 +284,15 @@ class UrlTemplate:
             raise UnfilledError("the path of the executor's URL cannot have the steps . and ..")
         return url
 
-    def _filled(self, field: _Field, order: WorkOrder, resolved: str) -> str:
-        if field.place is _Place.BEHIND:
-            value = resolved if field.name == RESOLVED else _value(field.name, order)
+    def _filled(self, placeholder: _Placeholder, order: WorkOrder, resolved: str) -> str:
+        if placeholder.part is _UrlPart.BEHIND:
+            value = resolved if placeholder.name == RESOLVED else _value(placeholder.name, order)
             return quote(value, safe="", errors="replace")
-        if field.place is _Place.START:
+        if placeholder.part is _UrlPart.START:
             return self._filled_start(resolved)
-        is_usable = _is_host if field.place is _Place.HOST else _is_port
+        is_usable = _is_host if placeholder.part is _UrlPart.HOST else _is_port
         if not is_usable(resolved):
-            problem = f"what the resolver answered is not a {field.place.name.lower()}"
+            problem = f"what the resolver answered is not a {placeholder.part.name.lower()}"
             raise UnfilledError(problem)
         return resolved
 
@@ -295,18 +302,18 @@ class UrlTemplate:
             raise UnfilledError("what the resolver answered is not an http or https URL")
         return resolved if is_alone else resolved.removesuffix("/")
 
-    def _parsed(self, text: str, environment: Environment) -> list[str | _Field]:
-        parts: list[str | _Field] = []
+    def _parsed(self, text: str, environment: Environment) -> list[str | _Placeholder]:
+        parts: list[str | _Placeholder] = []
         before = ""
         # Odd pieces are the names within braces.
-        for position, piece in enumerate(_PLACEHOLDER.split(text)):
-            part = piece if position % 2 == 0 else self._field(piece, before, environment)
+        for position, piece in enumerate(_BRACES.split(text)):
+            part = piece if position % 2 == 0 else self._placeholder(piece, before, environment)
             if part:
                 parts.append(part)
             before += part if isinstance(part, str) else _MARK
         return parts
 
-    def _field(self, name: str, before: str, environment: Environment) -> str | _Field:
+    def _placeholder(self, name: str, before: str, environment: Environment) -> str | _Placeholder:
         if name.startswith(PREFIX):
             return environment.value(name.removeprefix(PREFIX), setting=self._setting)
         if name == KEY:
@@ -318,11 +325,11 @@ class UrlTemplate:
             known = ", ".join(f"{{{field}}}" for field in _FIELDS)
             problem = f"{{{name}}} is unknown; it may be {known}, {{params.name}} or {{env.NAME}}"
             raise self._wrong(problem)
-        place = _place_after(before)
-        if place is not _Place.BEHIND and name != RESOLVED:
+        part = _part_after(before)
+        if part is not _UrlPart.BEHIND and name != RESOLVED:
             problem = f"{{{name}}} would let a task choose the host; put it in the path"
             raise self._wrong(problem)
-        return _Field(name, place)
+        return _Placeholder(name, part)
 
     def _check_shape(self) -> None:
         shape = "".join(part if isinstance(part, str) else _MARK for part in self._parts)
@@ -342,12 +349,12 @@ class UrlTemplate:
         return InvalidSettingError(self._setting, problem)
 
 
-def _place_after(before: str) -> _Place:
+def _part_after(before: str) -> _UrlPart:
     if not before:
-        return _Place.START
+        return _UrlPart.START
     if _IN_HOST.fullmatch(before):
-        return _Place.HOST
-    return _Place.PORT if _IN_PORT.fullmatch(before) else _Place.BEHIND
+        return _UrlPart.HOST
+    return _UrlPart.PORT if _IN_PORT.fullmatch(before) else _UrlPart.BEHIND
 
 
 def _is_url(text: str) -> bool:

@@ -30,97 +30,6 @@ from headgate.webhooks.guard import (
     UrlGuard,
 )
 
-# Signatures as Standard Webhooks has them: an HMAC over the id, the time and the body.
-#
-# Every secret that is valid now signs, so that a receiver may go on with the old one for a while
-# after a rotation. A signature covers the time, so a try has one of its own.
-
-_PREFIX = "whsec_"
-_VERSION = "v1"
-
-
-def signature_headers(
-    message_id: str, body: bytes, secrets: Iterable[str], *, now: float
-) -> dict[str, str]:
-    """Return the headers by which a receiver knows the sender and the message."""
-    timestamp = str(int(now))
-    signed = f"{message_id}.{timestamp}.".encode() + body
-    return {
-        "webhook-id": message_id,
-        "webhook-timestamp": timestamp,
-        "webhook-signature": " ".join(_signature(secret, signed) for secret in secrets),
-    }
-
-
-def _signature(secret: str, signed: bytes) -> str:
-    digest = hmac.new(_key(secret), signed, hashlib.sha256).digest()
-    return f"{_VERSION},{base64.b64encode(digest).decode()}"
-
-
-def _key(secret: str) -> bytes:
-    try:
-        return base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
-    except binascii.Error:
-        # Without the cause: it would repeat the secret.
-        raise ValueError("a signing secret is not base64") from None
-
-
-# What a receiver said to a message: its beginning, for people who look for the reason of a
-# status.
-#
-# Rule: an answer comes from a stranger. It is read for a bounded time and up to a bounded size,
-# shown as one printable line, and repeats neither our signing secrets nor what the address had in
-# its query, nor anything else that looks like a secret. The status counts whatever becomes of the
-# rest.
-
-MAX_READ_BYTES = 4_096
-READ_SECONDS = 1.0
-_CUT = "…"
-
-_BREAKS = (
-    OSError,
-    TimeoutError,
-    ssl.SSLError,
-    httpcore2.NetworkError,
-    httpcore2.ProtocolError,
-    httpcore2.TimeoutException,
-)
-
-
-async def beginning_of(response: httpcore2.Response, *, seconds: float = READ_SECONDS) -> str:
-    """Read as much of an answer as explains a status, and close it; the rest is not read."""
-    body = bytearray()
-    with suppress(*_BREAKS):
-        async with asyncio.timeout(seconds), aclosing(response):
-            async for chunk in response.aiter_stream():
-                body += chunk
-                if len(body) >= MAX_READ_BYTES:
-                    break
-    return bytes(body[:MAX_READ_BYTES]).decode(errors="replace")
-
-
-def without_secrets(text: str, url: str, secrets: Sequence[str]) -> str:
-    """Return an answer on one line, without what its receiver should have kept to itself."""
-    return " ".join(printable(redacted(text, (*secrets, *_query_values(url)))).split())
-
-
-def printable(text: str) -> str:
-    """Return a text with a space in place of all that nobody sees."""
-    return "".join(mark if mark.isprintable() else " " for mark in text)
-
-
-def cut(text: str, most: int) -> str:
-    """Return a text that is not longer than this."""
-    return text if len(text) <= most else text[: most - 1] + _CUT
-
-
-def _query_values(url: str) -> Iterator[str]:
-    for parameter in urlsplit(url).query.split("&"):
-        name, sign, value = parameter.partition("=")
-        written = value if sign else name
-        yield from (written, unquote_plus(written))
-
-
 USER_AGENT = "headgate-webhooks"
 TIMEOUT_SECONDS = 10.0
 MAX_ERROR_CHARACTERS = 300
@@ -319,3 +228,93 @@ def _unheard(problem: str, error: Exception) -> SendReport:
 def _line(text: str) -> str:
     """Make one short printable line of whatever a stranger has answered."""
     return cut(printable(text), MAX_ERROR_CHARACTERS)
+
+
+# Signatures as Standard Webhooks has them: an HMAC over the id, the time and the body.
+#
+# Every secret that is valid now signs, so that a receiver may go on with the old one for a while
+# after a rotation. A signature covers the time, so a try has one of its own.
+
+_PREFIX = "whsec_"
+_VERSION = "v1"
+
+
+def signature_headers(
+    message_id: str, body: bytes, secrets: Iterable[str], *, now: float
+) -> dict[str, str]:
+    """Return the headers by which a receiver knows the sender and the message."""
+    timestamp = str(int(now))
+    signed = f"{message_id}.{timestamp}.".encode() + body
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": timestamp,
+        "webhook-signature": " ".join(_signature(secret, signed) for secret in secrets),
+    }
+
+
+def _signature(secret: str, signed: bytes) -> str:
+    digest = hmac.new(_key(secret), signed, hashlib.sha256).digest()
+    return f"{_VERSION},{base64.b64encode(digest).decode()}"
+
+
+def _key(secret: str) -> bytes:
+    try:
+        return base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
+    except binascii.Error:
+        # Without the cause: it would repeat the secret.
+        raise ValueError("a signing secret is not base64") from None
+
+
+# The response of a receiver: its beginning, for people who look for the reason of a status.
+#
+# Rule: a response comes from a stranger. It is read for a bounded time and up to a bounded size,
+# shown as one printable line, and repeats neither our signing secrets nor what the address had in
+# its query, nor anything else that looks like a secret. The status counts whatever becomes of the
+# rest.
+
+MAX_READ_BYTES = 4_096
+READ_SECONDS = 1.0
+_CUT = "…"
+
+_BREAKS = (
+    OSError,
+    TimeoutError,
+    ssl.SSLError,
+    httpcore2.NetworkError,
+    httpcore2.ProtocolError,
+    httpcore2.TimeoutException,
+)
+
+
+async def beginning_of(response: httpcore2.Response, *, seconds: float = READ_SECONDS) -> str:
+    """Read as much of a response as explains a status, and close it; the rest is not read."""
+    body = bytearray()
+    with suppress(*_BREAKS):
+        async with asyncio.timeout(seconds), aclosing(response):
+            async for chunk in response.aiter_stream():
+                body += chunk
+                if len(body) >= MAX_READ_BYTES:
+                    break
+    return bytes(body[:MAX_READ_BYTES]).decode(errors="replace")
+
+
+def without_secrets(text: str, url: str, secrets: Sequence[str]) -> str:
+    """Return a response on one line, without what its receiver should have kept to itself."""
+    return " ".join(printable(redacted(text, (*secrets, *_query_values(url)))).split())
+
+
+def printable(text: str) -> str:
+    """Return a text with a space instead of all that nobody sees."""
+    return "".join(mark if mark.isprintable() else " " for mark in text)
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text that is not longer than this."""
+    return text if len(text) <= most else text[: most - 1] + _CUT
+
+
+def _query_values(url: str) -> Iterator[str]:
+    for parameter in urlsplit(url).query.split("&"):
+        name, sign, value = parameter.partition("=")
+        written = value if sign else name
+        yield from (written, unquote_plus(written))

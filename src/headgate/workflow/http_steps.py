@@ -14,7 +14,7 @@ from headgate.core.lifecycle import Failed, Outcome, Succeeded
 from headgate.errors import InvalidSettingError
 from headgate.executors import http as header_names
 from headgate.executors.executor import WorkOrder, shortened
-from headgate.executors.http import Exchange, WrittenRequest, header_value
+from headgate.executors.http import HttpRequest, RequestRunner, header_value
 from headgate.executors.targets import MAX_RESULT_BYTES
 from headgate.providers.http_client import HttpClient
 from headgate.providers.prices import PriceList
@@ -35,7 +35,7 @@ CONNECT_SECONDS = 10.0
 
 _JSON = {"content-type": "application/json"}
 
-Writer = Callable[[WorkOrder], WrittenRequest]
+Writer = Callable[[WorkOrder], HttpRequest]
 """Writes the request of an attempt, or raises `InvalidSettingError`."""
 
 
@@ -79,7 +79,7 @@ class RequestSteps:
     ) -> None:
         self._write = write
         self._connections = connections
-        self._exchange = Exchange(
+        self._exchange = RequestRunner(
             prices=prices,
             clock=time.time,
             cleaned=variables.cleaned,
@@ -164,11 +164,11 @@ class Sending:
 def http_writer(variables: Variables) -> Writer:
     """Return what writes the requests of `http` steps."""
 
-    def write(order: WorkOrder) -> WrittenRequest:
+    def write(order: WorkOrder) -> HttpRequest:
         request, setting = request_of(order, step_requests.HttpRequest), setting_of(order)
         has_body = request.body is not msgspec.UNSET
         own = _own_headers(order) | (_JSON if has_body else {})
-        return WrittenRequest(
+        return HttpRequest(
             method=request.method,
             url=variables.filled(request.url, f"{setting}.http.url"),
             headers=own | filled_headers(request.headers, f"{setting}.http.headers", variables),
@@ -181,9 +181,9 @@ def http_writer(variables: Variables) -> Writer:
 def model_writer(endpoint: Endpoint, variables: Variables) -> Writer:
     """Return what writes the calls to the models of an endpoint."""
 
-    def write(order: WorkOrder) -> WrittenRequest:
+    def write(order: WorkOrder) -> HttpRequest:
         request = request_of(order, step_requests.ModelRequest)
-        return WrittenRequest(
+        return HttpRequest(
             method="POST",
             url=model_url(endpoint, variables),
             headers=_own_headers(order) | _JSON | model_headers(endpoint, variables),
