@@ -22,7 +22,7 @@ from headgate.api.schema.workers import (
     SettledTaskBody,
     UsedBody,
 )
-from headgate.client.worker import ServiceLine, Worker
+from headgate.client.worker import ServiceConnection, Worker
 from headgate.core.lifecycle import Failed, Limited, Outcome, Succeeded, Usage
 from headgate.core.task_view import snapshot_of
 from headgate.engine.engine import Engine
@@ -130,8 +130,8 @@ class SimulatedWorker:
             self._client.moves.set()
 
     async def _live(self) -> None:
-        line = ServiceLine(
-            self._client, self.agent_id, told=lambda _line: None, draws=self._loop.random
+        line = ServiceConnection(
+            self._client, self.agent_id, notify=lambda _line: None, draws=self._loop.random
         )
         self.worker = worker = Worker(
             line,

@@ -11,7 +11,7 @@ from engine.one_service import Service, play
 from engine.simulated_work import DONE, FOREVER_SECONDS, always, in_turn
 from engine.simulated_workers import SimulatedClient
 from headgate.budgets.local import LocalLedger
-from headgate.client.worker import ServiceLine, Worker
+from headgate.client.worker import ServiceConnection, Worker
 from headgate.core.budgets.scopes import ROOT
 from headgate.core.dispatch_state import (
     DEADLINE_GRACE_SECONDS,
@@ -218,7 +218,7 @@ def test_a_worker_of_ours_keeps_the_time_of_an_attempt_by_itself(
             return host, service.engine
 
         client = SimulatedClient(service.loop.random, pick, lost_rate=0.0)
-        line = ServiceLine(client, "a", told=lambda _line: None)
+        line = ServiceConnection(client, "a", notify=lambda _line: None)
         worker = Worker(line, service.executor, agent_id="a", capacity=1, clock=service.loop.clock)
         working = asyncio.create_task(worker.run())
         deadline = None if deadline_seconds is None else service.now() + deadline_seconds

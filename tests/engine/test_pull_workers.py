@@ -13,7 +13,7 @@ from engine.one_service import Service, play
 from engine.simulated_workers import SimulatedClient
 from headgate.budgets.local import LocalLedger
 from headgate.client import worker as pulling
-from headgate.client.worker import ServiceLine
+from headgate.client.worker import ServiceConnection
 from headgate.core.budgets.ledger import Limit, SettleRequest
 from headgate.core.budgets.reservations import Call, Reservation
 from headgate.core.budgets.scopes import ROOT, Scope
@@ -351,8 +351,10 @@ def test_a_worker_whose_claims_are_not_kept_waiting_does_not_spin(
             assert next(asked) < 1_000
             return host, service.engine
 
-        line = ServiceLine(
-            SimulatedClient(service.loop.random, pick, lost_rate=0.0), "a", told=lambda _line: None
+        line = ServiceConnection(
+            SimulatedClient(service.loop.random, pick, lost_rate=0.0),
+            "a",
+            notify=lambda _line: None,
         )
         worker = pulling.Worker(line, service.executor, agent_id="a", capacity=1)
         working = asyncio.create_task(worker.run())

@@ -95,11 +95,11 @@ def _words(command: str) -> tuple[str, ...]:
 
 async def _work(connection: Connection, executor: Executor, agent_id: str, capacity: int) -> None:
     from headgate.client.client import Client  # noqa: PLC0415
-    from headgate.client.worker import ServiceLine, Worker  # noqa: PLC0415
+    from headgate.client.worker import ServiceConnection, Worker  # noqa: PLC0415
 
     url, token = found_service(connection)
     async with Client(url, token=token, retries=0) as client:
-        line = ServiceLine(client, agent_id, told=_tell)
+        line = ServiceConnection(client, agent_id, notify=_tell)
         work = Worker(line, executor, agent_id=agent_id, capacity=capacity)
         _handle_signals(work)
         takes = f"takes tasks of {agent_id} from {url}, {capacity} at once"
