@@ -32,7 +32,7 @@ from headgate.config import (
 )
 from headgate.config.loading import Loaded, loaded_from
 from headgate.config.messages import key_path
-from headgate.config.reload import LiveConfig, SettingsWatch, Upkeep
+from headgate.config.reload import ConfigUpkeep, FileWatcher, LiveConfig
 from headgate.config.slot_keys import SlotKeys, endpoint_of, read_key, slot_config
 from headgate.core.budgets.ledger import Ledger
 from headgate.core.dispatch_state import DispatchSettings
@@ -424,11 +424,11 @@ def _config(
 ) -> LiveConfig:
     config = LiveConfig(engine, store, parts, loaded, executors=executors, ledger=ledger)
     engine.before_start(config.prepare)
-    upkeep = Upkeep(config, is_shared=is_shared(loaded.settings))
+    upkeep = ConfigUpkeep(config, is_shared=is_shared(loaded.settings))
     engine.also_run("overrides", upkeep.run)
     origin = loaded.origin
     if origin is not None and origin.path is not None:
-        engine.also_run("settings", SettingsWatch(config, origin.path).run)
+        engine.also_run("settings", FileWatcher(config, origin.path).run)
     return config
 
 

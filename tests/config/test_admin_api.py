@@ -207,12 +207,12 @@ async def test_a_change_that_cannot_be_made_is_refused_in_one_line(
     tmp_path: Path, url: str, body: object, status: int, line: str
 ) -> None:
     async with running(tmp_path, FILE) as service:
-        before = service.service.config.situation
+        before = service.service.config.state
         response = await service.ask("PATCH", url, body)
         assert response.status == status, response.body
         assert line in response.problem["error"]
         assert "\n" not in response.problem["error"]
-        assert service.service.config.situation is before
+        assert service.service.config.state is before
 
 
 async def test_every_change_is_written_down_with_who_made_it(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from config.running import FAST, WORK, running
-from config.test_situation import override, situation_of, tables_of
+from config.test_state import override, situation_of, tables_of
 from headgate.core.snapshot import Standing
 
 ONE = "[targets.shell]\nkind = 'command'\ncommand = ['true']\n"
@@ -61,11 +61,11 @@ async def test_the_built_in_default_takes_tasks_while_pull_is_paused(tmp_path: P
 def test_a_file_whose_last_target_goes_has_another_default_at_once(after: str) -> None:
     drained = situation_of(ONE).with_file(tables_of(after))
     expected = situation_of(after).settings.default_target
-    assert drained.left == {("targets", "shell")}
+    assert drained.draining == {("targets", "shell")}
     assert drained.settings.default_target == expected
     again = drained.with_file(tables_of(after))
     assert again.settings == drained.settings
-    assert again.after_draining(again.left).settings.default_target == expected
+    assert again.after_draining(again.draining).settings.default_target == expected
 
 
 def test_a_change_of_echo_holds_while_the_last_target_drains() -> None:

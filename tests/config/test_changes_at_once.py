@@ -58,7 +58,7 @@ async def change_during(service: Running, looking: Callable[[], asyncio.Future[N
     assert (await changing).status == 200
 
 
-@pytest.mark.parametrize("name", ["look", "prepare"])
+@pytest.mark.parametrize("name", ["refresh", "prepare"])
 async def test_a_change_is_not_undone_by_a_look_that_began_before_it(
     tmp_path: Path, name: str
 ) -> None:
@@ -79,7 +79,7 @@ async def test_a_node_does_not_adopt_its_own_change_a_second_time(
         config = service.service.config
         await service.ask("PATCH", "/projects/a", {"status": "paused", "creditWeight": 7})
         await service.ask("POST", "/scheduler/pause")
-        before = config.situation
+        before = config.state
         assert await config._access.ask(overrides.read_overrides) == before.overrides
-        await config.look()
-        assert config.situation is before
+        await config.refresh()
+        assert config.state is before

@@ -10,7 +10,7 @@ import pytest
 from config.reload_load import reload_under_load
 from config.running import FAST, WORK, running
 from headgate.config.loading import Origin, decode
-from headgate.config.reload import SettingsWatch, Upkeep
+from headgate.config.reload import ConfigUpkeep, FileWatcher
 from headgate.errors import InvalidSettingError
 
 RELOADS = 60
@@ -38,13 +38,13 @@ async def test_a_file_that_is_wrong_changes_nothing_and_says_why(
     tmp_path: Path, text: str, line: str
 ) -> None:
     async with running(tmp_path, FAST + WORK) as service:
-        before = service.service.config.situation
+        before = service.service.config.state
         service.path.write_text(text)
         response = await service.ask("POST", "/scheduler/reload")
         assert response.status == 422
         assert response.problem["code"] == "invalid_settings"
         assert line in response.problem["error"]
-        assert service.service.config.situation is before
+        assert service.service.config.state is before
         assert (await service.ended(await service.submit()))["state"] == "done"
 
 
@@ -140,12 +140,12 @@ async def test_a_file_that_is_wrong_on_its_own_is_refused_whatever_drains_beside
     old = "[targets.old]\nkind = 'callable'\nentry_point = 'config.reload_work:work'\n"
     async with running(tmp_path, FAST + WORK + old + before) as service:
         config = service.service.config
-        situation = config.situation
+        state = config.state
         service.path.write_text(FAST + WORK + after)
         response = await service.ask("POST", "/scheduler/reload")
         assert response.status == 422, response.body
         assert line in response.problem["error"]
-        assert config.situation is situation
+        assert config.state is state
 
 
 async def test_upkeep_goes_on_beside_settings_that_contradict_each_other(tmp_path: Path) -> None:
@@ -153,15 +153,15 @@ async def test_upkeep_goes_on_beside_settings_that_contradict_each_other(tmp_pat
         config = service.service.config
         service.path.write_text(FAST + WORK)
         await service.ask("POST", "/scheduler/reload")
-        right = config.situation
+        right = config.state
         wrong = right.tables | {"agents": {"x": {"target": "nowhere"}}}
-        config.situation = msgspec.structs.replace(right, tables=wrong)
-        upkeep = Upkeep(config, is_shared=False)
+        config.state = msgspec.structs.replace(right, tables=wrong)
+        upkeep = ConfigUpkeep(config, is_shared=False)
         for _ in range(2):
             await upkeep.run_once()
-        config.situation = right
+        config.state = right
         await upkeep.run_once()
-        assert config.situation.left == frozenset()
+        assert config.state.draining == frozenset()
 
 
 async def test_workers_have_the_lease_that_the_file_says_now(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ async def test_workers_have_the_lease_that_the_file_says_now(tmp_path: Path) -> 
 async def test_the_watch_reads_a_file_when_it_has_come_to_rest(tmp_path: Path) -> None:
     async with running(tmp_path, FAST + WORK) as service:
         config = service.service.config
-        watch = SettingsWatch(config, service.path)
+        watch = FileWatcher(config, service.path)
         assert not await watch.run_once()
         # An editor puts another file in its place.
         other = tmp_path / "other"
@@ -190,7 +190,7 @@ async def test_the_watch_reads_a_file_when_it_has_come_to_rest(tmp_path: Path) -
 
 async def test_the_watch_is_not_disturbed_by_a_wrong_or_missing_file(tmp_path: Path) -> None:
     async with running(tmp_path, FAST + WORK) as service:
-        watch = SettingsWatch(service.service.config, service.path)
+        watch = FileWatcher(service.service.config, service.path)
         service.path.write_text("wrong")
         assert [await watch.run_once() for _ in range(3)] == [False, True, False]
         service.path.unlink()

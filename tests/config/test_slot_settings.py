@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from headgate.cli.doctor_checks import slot_findings
 from headgate.config import QuotaSettings, Settings, SlotSettings, load_settings, warnings_of
 from headgate.config.loading import decode, loaded_from, shown_settings
-from headgate.config.overrides import difference, settled
-from headgate.config.reload import reloaded
+from headgate.config.overrides import applied_live, difference
 from headgate.config.slot_keys import MAX_KEY_BYTES, read_key, slot_config
 from headgate.config.sources import Merged, merge, merge_tables
+from headgate.config.state import reloaded_tables
 from headgate.core.slots.wakes import WakeConfig, WakeMode
 from headgate.core.snapshot import Standing
 from headgate.errors import InvalidSettingError
@@ -438,12 +438,12 @@ def test_slots_and_quota_change_without_a_restart() -> None:
         "slots.new",
     }
     assert not found.needs_restart
-    assert settled(before, after).slots == after.slots
+    assert applied_live(before, after).slots == after.slots
 
 
 def test_a_slot_that_left_the_file_is_gone() -> None:
     before, after = loaded_from(made({}, {"name": "left"})), loaded_from(made({}))
-    tables = reloaded(before.tables, after.tables)
+    tables = reloaded_tables(before.tables, after.tables)
     assert list(decode(Merged(tables, {})).slots) == ["work"]
 
 
@@ -491,7 +491,7 @@ def test_a_target_may_name_a_provider_that_has_a_slot() -> None:
 def test_a_target_and_the_last_slot_of_its_provider_may_leave_the_file_together() -> None:
     before = loaded_from(made({}, targets={"a": {"kind": "pull", "provider": "zai"}}))
     after = merge_tables({}, {}, {}, origin="file")
-    found = decode(Merged(reloaded(before.tables, after.tables), {}))
+    found = decode(Merged(reloaded_tables(before.tables, after.tables), {}))
     assert found.slots == {}
     assert found.targets["a"].status is Standing.DRAINING
 

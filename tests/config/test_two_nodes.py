@@ -18,7 +18,7 @@ async def test_a_change_at_one_node_is_in_force_at_the_other(
         response = await second.ask("PATCH", "/projects/a", {"status": "paused"})
         assert response.status == 200
         await second.ask("POST", "/scheduler/pause")
-        await first.service.config.look()
+        await first.service.config.refresh()
         waiting = await first.submit(projectId="a")
         lines = await first.why(waiting)
         assert "project a is paused" in lines
@@ -27,7 +27,7 @@ async def test_a_change_at_one_node_is_in_force_at_the_other(
         first.path.write_text(FILE + "status = 'active'\n")
         await first.ask("POST", "/scheduler/reload")
         await first.ask("POST", "/scheduler/resume")
-        await second.service.config.look()
+        await second.service.config.refresh()
         assert (await second.get("/projects/a"))["status"] == "active"
         assert (await second.get("/scheduler/stats"))["paused"] is False
         assert (await first.ended(waiting))["state"] == "done"

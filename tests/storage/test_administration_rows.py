@@ -6,7 +6,7 @@ import pickle
 from functools import partial
 
 from headgate.config import overrides
-from headgate.config.overrides import Adoption, Override
+from headgate.config.overrides import Override, StoredChange
 from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.money import Tokens
@@ -22,8 +22,8 @@ LIVE = (TaskStatus.QUEUED, TaskStatus.ASSIGNED, TaskStatus.RUNNING)
 
 
 async def adopted(store: SqlTaskStore, **fields: object) -> None:
-    adoption = Adoption(**fields)  # type: ignore[arg-type]
-    await store.run(partial(overrides.adopt, adoption=adoption, keeps_ledger=True))
+    stored_change = StoredChange(**fields)  # type: ignore[arg-type]
+    await store.run(partial(overrides.store_change, stored_change=stored_change, keeps_ledger=True))
 
 
 async def test_an_entry_is_there_once_however_often_it_is_written(place: Place) -> None:
@@ -69,16 +69,14 @@ async def test_overrides_budgets_and_the_entry_are_written_together(place: Place
         limits = {Scope("session:s"): Limit(limit_tokens=Tokens(5))}
         await adopted(scene.store, begun=(one, other), budgets=limits, entry=entry)
         found = await scene.store.ask(overrides.read_overrides)
-        assert [(row.place, row.value, row.by) for row in found] == [
-            (other.place, 5, ""),
-            (one.place, "paused", "ann"),
+        assert [(row.path, row.value, row.by) for row in found] == [
+            (other.path, 5, ""),
+            (one.path, "paused", "ann"),
         ]
         rows = await scene.store.ask(_configured)
         assert rows == ["session:s"]
-        await adopted(scene.store, ended=(one.place,))
-        assert [row.place for row in await scene.store.ask(overrides.read_overrides)] == [
-            other.place
-        ]
+        await adopted(scene.store, ended=(one.path,))
+        assert [row.path for row in await scene.store.ask(overrides.read_overrides)] == [other.path]
         assert len((await AuditLog(scene.store).page()).rows) == 1
 
 
@@ -90,7 +88,7 @@ def test_what_is_run_in_the_store_can_be_sent_to_another_process() -> None:
     entry = AuditEntry(actor=WHO, action="act")
     for operation in (
         partial(audit._write_one, entry=entry),
-        partial(overrides.adopt, adoption=Adoption(entry=entry), keeps_ledger=True),
+        partial(overrides.store_change, stored_change=StoredChange(entry=entry), keeps_ledger=True),
         partial(overrides.busy_names, asked=(("projects", "a"),)),
         partial(queries.count_part, wanted=BulkFilter(states=LIVE)),
         partial(queries.take_up, pairs=[("a", "b")]),

@@ -41,8 +41,8 @@ from headgate.api.submission import check_unknown, excerpt, read_body
 from headgate.config import AgentSettings, budgets
 from headgate.config.limits import ROOT_NAME
 from headgate.config.overrides import PATCHABLE, Change, OverrideKind, written_table
-from headgate.config.reload import ConfigState
 from headgate.config.settings import DEFAULT_PROJECT
+from headgate.config.state import ConfigState
 from headgate.core.budgets.scopes import ROOT, parse_scope
 from headgate.core.budgets.windows import format_window
 from headgate.core.fair_share import Share
@@ -80,10 +80,10 @@ def counts_by(lanes: Iterable[LaneCount], column: str) -> Counts:
 
 
 def project_body(
-    situation: ConfigState, name: str, counts: Counts, share: Share | None = None
+    state: ConfigState, name: str, counts: Counts, share: Share | None = None
 ) -> ProjectBody:
     """Return a project that there is, with its share where that is known."""
-    settings = situation.settings.projects[name]
+    settings = state.settings.projects[name]
     project = settings.to_project(name)
     count = counts.get(name, NOTHING)
     return ProjectBody(
@@ -95,8 +95,8 @@ def project_body(
         status=settings.status.value,
         queued=count.queued,
         inflight=count.inflight,
-        configured=_is_configured(situation, "projects", name) or name == DEFAULT_PROJECT,
-        overridden=overridden_fields(situation, "projects", name),
+        configured=_is_configured(state, "projects", name) or name == DEFAULT_PROJECT,
+        overridden=overridden_fields(state, "projects", name),
         target_share=None if share is None else round(share.target, 6),
         actual_share=None if share is None else round(share.actual, 6),
         deficit=None if share is None else round(share.deficit, 6),
@@ -104,16 +104,16 @@ def project_body(
     )
 
 
-def agents_shown(situation: ConfigState, counts: Counts) -> list[str]:
+def agents_shown(state: ConfigState, counts: Counts) -> list[str]:
     """Return the agents that are configured or have tasks, as many as are shown."""
     busy = sorted(name for name in counts if name)
-    return list(dict.fromkeys((*situation.settings.agents, *busy)))[:MAX_AGENTS]
+    return list(dict.fromkeys((*state.settings.agents, *busy)))[:MAX_AGENTS]
 
 
-def agent_body(situation: ConfigState, name: str, counts: Counts) -> AgentBody:
+def agent_body(state: ConfigState, name: str, counts: Counts) -> AgentBody:
     """Return an agent, also one that nobody has declared."""
-    settings = situation.settings.agents.get(name) or AgentSettings(accepts_open=False)
-    agent = settings.to_agent(name, situation.settings.scheduler)
+    settings = state.settings.agents.get(name) or AgentSettings(accepts_open=False)
+    agent = settings.to_agent(name, state.settings.scheduler)
     count = counts.get(name, NOTHING)
     return AgentBody(
         id=name,
@@ -123,29 +123,29 @@ def agent_body(situation: ConfigState, name: str, counts: Counts) -> AgentBody:
         status=settings.status.value,
         queued=count.queued,
         inflight=count.inflight,
-        configured=_is_configured(situation, "agents", name),
-        overridden=overridden_fields(situation, "agents", name),
+        configured=_is_configured(state, "agents", name),
+        overridden=overridden_fields(state, "agents", name),
     )
 
 
-def target_body(situation: ConfigState, name: str) -> TargetBody:
+def target_body(state: ConfigState, name: str) -> TargetBody:
     """Return a target that there is, without anything that may be a secret."""
-    target = situation.settings.all_targets[name]
+    target = state.settings.all_targets[name]
     return TargetBody(
         id=name,
         kind=str(type(target).__struct_config__.tag),
         status=target.status.value,
-        default=name == situation.settings.default_target,
+        default=name == state.settings.default_target,
         slot=target.slot,
         provider=target.provider,
         headers=sorted(getattr(target, "headers", {})),
         env=sorted(getattr(target, "env", {})),
-        configured=("targets", name) not in situation.left,
-        overridden=overridden_fields(situation, "targets", name),
+        configured=("targets", name) not in state.draining,
+        overridden=overridden_fields(state, "targets", name),
     )
 
 
-def budget_bodies(situation: ConfigState) -> list[BudgetBody]:
+def budget_bodies(state: ConfigState) -> list[BudgetBody]:
     """Return what every scope with a limit may use."""
     return [
         BudgetBody(
@@ -153,11 +153,9 @@ def budget_bodies(situation: ConfigState) -> list[BudgetBody]:
             limit_usd=_usd(limit.limit_micro_usd),
             limit_tokens=limit.limit_tokens,
             window=format_window(limit.window),
-            overridden=overridden_fields(
-                situation, "budgets", ROOT_NAME if scope == ROOT else scope
-            ),
+            overridden=overridden_fields(state, "budgets", ROOT_NAME if scope == ROOT else scope),
         )
-        for scope, limit in budgets(situation.settings).items()
+        for scope, limit in budgets(state.settings).items()
     ]
 
 
@@ -165,14 +163,14 @@ def _usd(micro_usd: int | None) -> str | None:
     return None if micro_usd is None else plain_usd(micro_usd)
 
 
-def _is_configured(situation: ConfigState, kind: str, name: str) -> bool:
-    return name in situation.tables.get(kind, {}) and (kind, name) not in situation.left
+def _is_configured(state: ConfigState, kind: str, name: str) -> bool:
+    return name in state.tables.get(kind, {}) and (kind, name) not in state.draining
 
 
-def overridden_fields(situation: ConfigState, kind: OverrideKind, name: str) -> list[str]:
+def overridden_fields(state: ConfigState, kind: OverrideKind, name: str) -> list[str]:
     """Return what is not as the file says, by the names that the API has for it."""
     fields = {key: field for field, key in PATCHABLE[kind].items()}
-    return [fields[key] for key in situation.overridden(kind, name)]
+    return [fields[key] for key in state.overridden(kind, name)]
 
 
 OK = 200
@@ -191,12 +189,12 @@ def project_bodies(api: Api, totals: Totals, caller: Caller = LOCAL) -> list[Pro
     A project is more than what one agent has in it, so whoever acts for an agent alone has none.
     What a project has of the whole is for those who are not bound.
     """
-    situation, counts = api.config.situation, counts_by(totals.lanes, "project_id")
+    state, counts = api.config.state, counts_by(totals.lanes, "project_id")
     sees_all = caller.may("admin") or not caller.is_bound
     own = () if caller.agent_id is not None else (caller.project_id,)
-    names = [name for name in situation.settings.projects if sees_all or name in own]
+    names = [name for name in state.settings.projects if sees_all or name in own]
     shares = _shares(api) if sees_all else {}
-    return [project_body(situation, name, counts, shares.get(name)) for name in names]
+    return [project_body(state, name, counts, shares.get(name)) for name in names]
 
 
 async def show_project(api: Api, request: Request, name: str) -> Response:
@@ -222,36 +220,36 @@ async def list_agents(api: Api, _: Request, __: str) -> Response:
 
 async def agent_bodies(api: Api) -> list[AgentBody]:
     """Return the agents that are configured, or have tasks now."""
-    situation, counts = api.config.situation, await _counts(api, "agent_id")
-    return [agent_body(situation, name, counts) for name in agents_shown(situation, counts)]
+    state, counts = api.config.state, await _counts(api, "agent_id")
+    return [agent_body(state, name, counts) for name in agents_shown(state, counts)]
 
 
 async def show_agent(api: Api, _: Request, name: str) -> Response:
     """Answer with an agent; any name is one that a task may bring about."""
-    situation, counts = api.config.situation, await _counts(api, "agent_id")
-    _check_known(name in situation.settings.agents or name in counts, "agent", name)
-    return json_response(OK, agent_body(situation, name, counts))
+    state, counts = api.config.state, await _counts(api, "agent_id")
+    _check_known(name in state.settings.agents or name in counts, "agent", name)
+    return json_response(OK, agent_body(state, name, counts))
 
 
 async def change_agent(api: Api, request: Request, name: str) -> Response:
     """Change an agent beside the file; one that is not there yet is made."""
     body = read_body(await request.json_body(), AgentPatchBody)
     await patch(api, request, "agents", name, body)
-    return json_response(OK, agent_body(api.config.situation, name, await _counts(api, "agent_id")))
+    return json_response(OK, agent_body(api.config.state, name, await _counts(api, "agent_id")))
 
 
 async def list_targets(api: Api, _: Request, __: str) -> Response:
     """Answer with all targets."""
-    situation = api.config.situation
-    bodies = [target_body(situation, name) for name in situation.settings.all_targets]
+    state = api.config.state
+    bodies = [target_body(state, name) for name in state.settings.all_targets]
     return json_response(OK, TargetListBody(targets=bodies))
 
 
 async def show_target(api: Api, _: Request, name: str) -> Response:
     """Answer with a target."""
-    situation = api.config.situation
-    _check_known(name in situation.settings.all_targets, "target", name)
-    return json_response(OK, target_body(situation, name))
+    state = api.config.state
+    _check_known(name in state.settings.all_targets, "target", name)
+    return json_response(OK, target_body(state, name))
 
 
 async def change_target(api: Api, request: Request, name: str) -> Response:
@@ -264,7 +262,7 @@ async def change_target(api: Api, request: Request, name: str) -> Response:
 
 async def list_budgets(api: Api, _: Request, __: str) -> Response:
     """Answer with the limits of all budgets."""
-    return json_response(OK, BudgetListBody(budgets=budget_bodies(api.config.situation)))
+    return json_response(OK, BudgetListBody(budgets=budget_bodies(api.config.state)))
 
 
 async def change_budget(api: Api, request: Request, _: str) -> Response:
@@ -321,7 +319,7 @@ async def _counts(api: Api, column: str) -> Counts:
 async def patch(api: Api, request: Request, kind: OverrideKind, name: str, body: PatchBody) -> None:
     """Change something beside the file; a budget is named by its scope, the root as `root`."""
     config = api.config
-    if written_table(config.situation.tables, kind, name) is None:
+    if written_table(config.state.tables, kind, name) is None:
         raise _unknown(kind.removesuffix("s"), name)
     values = _values(kind, body)
     resets = tuple(_key(kind, field) for field in body.reset)

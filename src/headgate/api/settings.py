@@ -21,7 +21,8 @@ from headgate.config import Settings
 from headgate.config.loading import DEFAULT_ORIGIN, hidden, shown_settings
 from headgate.config.messages import key_path
 from headgate.config.overrides import PATCHABLE, Override, difference, is_in_force
-from headgate.config.reload import ConfigState, LiveConfig, ReloadNote
+from headgate.config.reload import LiveConfig, ReloadNote
+from headgate.config.state import ConfigState
 from headgate.core.task_view import exact_moment
 
 OK = 200
@@ -70,18 +71,16 @@ def read_query(given: dict[str, str]) -> SettingsQuery:
 def settings_body(api: Api, query: SettingsQuery) -> SettingsBody:
     """Return one page of the settings in force, with what became of the file."""
     config = api.config
-    situation = config.situation
-    found = [one for one in _values(situation) if _is_meant(query, one)]
+    state = config.state
+    found = [one for one in _values(state) if _is_meant(query, one)]
     end = query.first + query.limit
     return SettingsBody(
         file=_file(config),
         settings=found[query.first : end],
         matching=len(found),
         next_cursor=str(end) if end < len(found) else None,
-        overrides=[_override(one) for one in _in_force(situation)],
-        needs_restart=change_bodies(
-            difference(situation.settings, situation.written).needs_restart
-        ),
+        overrides=[_override(one) for one in _in_force(state)],
+        needs_restart=change_bodies(difference(state.settings, state.written).needs_restart),
         last_reload=_last_reload(config.reloads.last),
     )
 
@@ -91,9 +90,9 @@ def _file(config: LiveConfig) -> str | None:
     return None if origin is None or origin.path is None else str(origin.path)
 
 
-def _values(situation: ConfigState) -> Iterator[SettingBody]:
-    overridden = {key_path(*one.place) for one in _in_force(situation)}
-    for key, one in shown_settings(situation.settings, situation.origins).items():
+def _values(state: ConfigState) -> Iterator[SettingBody]:
+    overridden = {key_path(*one.path) for one in _in_force(state)}
+    for key, one in shown_settings(state.settings, state.origins).items():
         origin = OVERRIDE_ORIGIN if key in overridden else one.origin
         yield SettingBody(key=key, value=one.value, origin=origin)
 
@@ -107,17 +106,15 @@ def _is_meant(query: SettingsQuery, one: SettingBody) -> bool:
     return not text or text in one.key.casefold() or text in str(one.value).casefold()
 
 
-def _in_force(situation: ConfigState) -> list[Override]:
+def _in_force(state: ConfigState) -> list[Override]:
     """Return what was changed beside the file and holds; the switch of everything is no key."""
-    overrides = situation.overrides
-    return [
-        one for one in overrides if one.kind != "scheduler" and is_in_force(situation.tables, one)
-    ]
+    overrides = state.overrides
+    return [one for one in overrides if one.kind != "scheduler" and is_in_force(state.tables, one)]
 
 
 def _override(one: Override) -> OverrideBody:
     return OverrideBody(
-        key=key_path(*one.place),
+        key=key_path(*one.path),
         kind=one.kind,
         name=one.name,
         field=next(field for field, key in PATCHABLE[one.kind].items() if key == one.key),

@@ -20,7 +20,7 @@ from headgate.cli.connection import data_directory
 from headgate.cli.logs import configure_logs
 from headgate.config import Settings, settings_file
 from headgate.config.loading import Loaded, Origin, load
-from headgate.config.reload import SettingsWatch
+from headgate.config.reload import FileWatcher
 from headgate.config.settings import LogSettings
 from headgate.errors import InvalidSettingError
 from headgate.storage.audit import Actor
@@ -86,7 +86,7 @@ async def _run(loaded: Loaded, directory: Path) -> None:
 async def _work(work: SlotWork, origin: Origin | None, stopping: asyncio.Event) -> None:
     running = [asyncio.create_task(work.run()), asyncio.create_task(_set(stopping))]
     if origin is not None and origin.path is not None:
-        watch = SettingsWatch(Reloading(work, origin), origin.path)
+        watch = FileWatcher(Reloading(work, origin), origin.path)
         running.append(asyncio.create_task(watch.run()))
     try:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

@@ -65,7 +65,7 @@ class Override(msgspec.Struct, frozen=True, kw_only=True):
     by: str = ""
 
     @property
-    def place(self) -> tuple[str, str, str]:
+    def path(self) -> tuple[str, str, str]:
         """The key that this is about."""
         return self.kind, self.name, self.key
 
@@ -89,7 +89,7 @@ def written_table(tables: Tables, kind: str, name: str) -> Table | None:
     return {"accepts_open": False} if kind == "agents" else {}
 
 
-def said_of(tables: Tables, kind: str, name: str, key: str) -> object:
+def file_value_of(tables: Tables, kind: str, name: str, key: str) -> object:
     """Return what the file says of a key; None if it does not say anything."""
     found = tables.get(kind, {}).get(name)
     return found.get(key) if isinstance(found, dict) else None
@@ -101,7 +101,7 @@ def is_in_force(tables: Tables, override: Override) -> bool:
         return True
     if written_table(tables, override.kind, override.name) is None:
         return False
-    return said_of(tables, *override.place) == override.file_value
+    return file_value_of(tables, *override.path) == override.file_value
 
 
 def with_overrides(tables: Tables, overrides: Iterable[Override]) -> dict[str, Table]:
@@ -189,7 +189,7 @@ def difference(before: Settings, after: Settings) -> Difference:
     return Difference(changed=tuple(hot), needs_restart=tuple(cold))
 
 
-def settled(before: Settings, after: Settings) -> Settings:
+def applied_live(before: Settings, after: Settings) -> Settings:
     """Return what can come into force of settings that were read, with all else as it is."""
     kept = {
         section: getattr(before, section)
@@ -201,7 +201,7 @@ def settled(before: Settings, after: Settings) -> Settings:
     return msgspec.structs.replace(after, scheduler=scheduler, **kept)
 
 
-def settled_origins(before: Origins, after: Origins) -> Origins:
+def live_origins(before: Origins, after: Origins) -> Origins:
     """Return where each value was read that is in force when others were read."""
     kept = {path: origin for path, origin in before.items() if _is_cold(path)}
     return kept | {path: origin for path, origin in after.items() if not _is_cold(path)}
@@ -248,7 +248,7 @@ def _change(path: tuple[str, ...], before: object, after: object) -> tuple[tuple
 # Rule: what was changed, the budgets that follow from it, and who did it are written together. A
 # process that dies right after has made the change; one that dies right before has not.
 
-Place = tuple[str, str, str]
+OverridePath = tuple[str, str, str]
 
 _READ = (
     "SELECT kind, name, key, value, file_value, at, made_by FROM overrides"
@@ -263,14 +263,14 @@ _TARGET = {
 }
 
 
-class Adoption(msgspec.Struct, frozen=True, kw_only=True):
+class StoredChange(msgspec.Struct, frozen=True, kw_only=True):
     """What is written with a change: overrides that begin and end, budgets, and who did it.
 
     `budgets` None leaves these as they are.
     """
 
     begun: tuple[Override, ...] = ()
-    ended: tuple[Place, ...] = ()
+    ended: tuple[OverridePath, ...] = ()
     budgets: dict[Scope, Limit] | None = None
     entry: AuditEntry | None = None
 
@@ -280,15 +280,17 @@ class Adoption(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.begun or self.ended or self.entry) and self.budgets is None
 
 
-def adopt(transaction: Transaction, now: float, *, adoption: Adoption, keeps_ledger: bool) -> None:
+def store_change(
+    transaction: Transaction, now: float, *, stored_change: StoredChange, keeps_ledger: bool
+) -> None:
     """Write a change of settings."""
-    for place in adoption.ended:
-        transaction.run(_END, place)
-    transaction.insert(OVERRIDES, [_row(one) for one in adoption.begun])
-    if adoption.budgets is not None:
-        ledger.set_limits(transaction, adoption.budgets, keeps_ledger=keeps_ledger)
-    if adoption.entry is not None:
-        audit.write(transaction, adoption.entry, now)
+    for path in stored_change.ended:
+        transaction.run(_END, path)
+    transaction.insert(OVERRIDES, [_row(one) for one in stored_change.begun])
+    if stored_change.budgets is not None:
+        ledger.set_limits(transaction, stored_change.budgets, keeps_ledger=keeps_ledger)
+    if stored_change.entry is not None:
+        audit.write(transaction, stored_change.entry, now)
 
 
 def read_overrides(transaction: Transaction) -> tuple[Override, ...]:
@@ -347,4 +349,4 @@ def _row(override: Override) -> Row:
     value = msgspec.json.encode(override.value).decode()
     file_value = msgspec.json.encode(override.file_value).decode()
     # The time is the one that whoever made it has: it is compared with what is read.
-    return (*override.place, value, file_value, override.at, override.by)
+    return (*override.path, value, file_value, override.at, override.by)

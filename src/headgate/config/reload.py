@@ -19,7 +19,6 @@ from collections.abc import (
     Callable,
     Collection,
     Coroutine,
-    Iterable,
     Mapping,
 )
 from contextlib import asynccontextmanager
@@ -31,215 +30,35 @@ import msgspec
 import structlog
 
 from headgate.config import Settings
-from headgate.config.loading import ECHO_NAME, Loaded, Origin, Origins, decode
+from headgate.config.loading import Loaded, Origin
 from headgate.config.overrides import (
     MAX_OVERRIDES,
     PAUSED,
-    Adoption,
     Change,
     Difference,
     Override,
     OverrideKind,
-    Place,
-    Tables,
-    adopt,
+    OverridePath,
+    StoredChange,
     busy_names,
     busy_projects,
     difference,
-    is_in_force,
-    is_paused,
+    file_value_of,
     read_overrides,
-    said_of,
-    settled,
-    settled_origins,
+    store_change,
     unknown_targets,
-    with_overrides,
-    written_table,
 )
-from headgate.config.settings import DEFAULT_PROJECT
-from headgate.config.sources import Merged, Table
+from headgate.config.sources import Merged
+from headgate.config.state import ConfigState
 from headgate.core.budgets.ledger import Ledger, Limit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.snapshot import Standing
 from headgate.engine.engine import Engine, EngineSettings
 from headgate.errors import InvalidSettingError, StoreError
 from headgate.executors.executor import Executor
-from headgate.executors.targets import PULL_NAME, Target, has_slot
+from headgate.executors.targets import Target, has_slot
 from headgate.storage.audit import FILE, Actor, AuditEntry, Detail
 from headgate.storage.transaction import Access
-
-# A file that is read again while the service runs: what it may leave out, and what that means.
-#
-# Rules: in `[scheduler]` a key that is absent keeps what was. A project, agent or target that is no
-# longer there is drained: what it has still runs, nothing new is taken, and then it is gone.
-
-DRAINED = ("projects", "agents", "targets")
-DRAINING = "draining"
-_EITHER = ("alpha", "optimize_for")
-_ALWAYS_THERE = (("projects", DEFAULT_PROJECT), ("targets", PULL_NAME))
-
-Left = frozenset[tuple[str, str]]
-"""Section and name of what the file has no more, and what drains because of that."""
-
-
-def completed(before: Tables, after: Tables) -> dict[str, Table]:
-    """Return the tables of a file with what it leaves out and means to keep."""
-    tables = {section: dict(table) for section, table in after.items()}
-    tables["scheduler"] = before.get("scheduler", {}) | tables.get("scheduler", {})
-    given = after.get("scheduler", {})
-    for key, other in (_EITHER, _EITHER[::-1]):
-        if key in given and other not in given:
-            tables["scheduler"].pop(other, None)
-    return tables
-
-
-def reloaded(before: Tables, after: Tables) -> dict[str, Table]:
-    """Return the tables that come into force when a file is read again, after those before."""
-    tables = completed(before, after)
-    gone = left(before, after)
-    if any(section == "targets" for section, _ in gone):
-        tables["targets"] = _with_default(tables["targets"])
-    for section, name in gone:
-        table = written_table(before, section, name) or {}
-        drained = {key: value for key, value in table.items() if key != "default"}
-        tables[section][name] = drained | {"status": DRAINING}
-    return tables
-
-
-def left(before: Tables, after: Tables) -> list[tuple[str, str]]:
-    """List what was there and is there no more, in the order in which it was."""
-    return [
-        (section, name)
-        for section in DRAINED
-        for name in _names(before, section)
-        if name not in _names(after, section) and (section, name) not in _ALWAYS_THERE
-    ]
-
-
-def without(tables: Tables, gone: Iterable[tuple[str, str]]) -> dict[str, Table]:
-    """Return tables without what has drained."""
-    dropped = set(gone)
-    return {
-        section: {name: value for name, value in table.items() if (section, name) not in dropped}
-        for section, table in tables.items()
-    }
-
-
-def _with_default(targets: Table) -> Table:
-    """Return targets with the one that is the default where no others are, written as such.
-
-    Without that, one that drains beside it would be the only one, and take nothing new.
-    """
-    if set(targets) - {PULL_NAME}:
-        return targets
-    name = next(iter(targets), ECHO_NAME)
-    written = written_table({"targets": targets}, "targets", name) or {}
-    return {name: written | {"default": True}}
-
-
-def _names(tables: Tables, section: str) -> list[str]:
-    names = list(tables.get(section, {}))
-    return [ECHO_NAME] if section == "targets" and not names else names
-
-
-# What the settings of a service are made of at a moment, and how the next moment's follow.
-#
-# All of it is pure: the tables of the file as they were last read, the overrides beside them, and
-# what has left the file and drains. The settings in force follow from these three and nothing else.
-
-
-class ConfigState(msgspec.Struct, frozen=True, kw_only=True):
-    """The tables in force, the overrides, what drains, and the settings that these make.
-
-    `written` is what was read; `settings` has of it what can come into force without a restart.
-    `origins` says which file, variable or option each value was read from.
-    """
-
-    tables: dict[str, Table]
-    settings: Settings
-    written: Settings
-    overrides: tuple[Override, ...] = ()
-    left: Left = frozenset()
-    origins: Origins = {}
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether nothing new is to be started at all."""
-        return is_paused(self.overrides)
-
-    def overridden(self, kind: str, name: str) -> tuple[str, ...]:
-        """Return the keys of a name that are not as the file says."""
-        found = (one for one in self.overrides if (one.kind, one.name) == (kind, name))
-        return tuple(one.key for one in found if is_in_force(self.tables, one))
-
-    def ended(self) -> tuple[Override, ...]:
-        """Return the overrides that the file no longer lets hold."""
-        return tuple(one for one in self.overrides if not is_in_force(self.tables, one))
-
-    def with_overrides(self, overrides: Iterable[Override]) -> ConfigState:
-        """Return the situation with other overrides, or raise `InvalidSettingError`."""
-        return _resolved(self, tables=self.tables, overrides=tuple(overrides), left=self.left)
-
-    def with_file(self, tables: dict[str, Table], origins: Origins | None = None) -> ConfigState:
-        """Return the situation after the file was read again, or raise `InvalidSettingError`.
-
-        What drains is beside the file for a while only, so the file must be right without it.
-        """
-        decode(Merged(completed(self.tables, tables), {}))
-        following = reloaded(self.tables, tables)
-        gone = frozenset(left(self.tables, tables))
-        after = _resolved(self, tables=following, overrides=self.overrides, left=gone)
-        return msgspec.structs.replace(after, origins=settled_origins(self.origins, origins or {}))
-
-    def with_strays(self, projects: Iterable[str]) -> ConfigState:
-        """Return the situation with projects that have tasks and are not configured: they drain."""
-        named = dict(self.tables["projects"]) | {name: {"status": DRAINING} for name in projects}
-        tables = self.tables | {"projects": named}
-        gone = self.left | {("projects", name) for name in projects}
-        return _resolved(self, tables=tables, overrides=self.overrides, left=gone)
-
-    def after_draining(self, gone: Iterable[tuple[str, str]]) -> ConfigState:
-        """Return the situation without what has drained."""
-        done = frozenset(gone)
-        tables = without(self.tables, done)
-        return _resolved(self, tables=tables, overrides=self.overrides, left=self.left - done)
-
-    def with_those_that_fit(self, overrides: Iterable[Override]) -> ConfigState:
-        """Return the situation with as many overrides as go with the file.
-
-        A start must not fail because a file contradicts what somebody changed by hand before.
-        """
-        chosen: list[Override] = []
-        situation = self
-        for one in overrides:
-            try:
-                situation = self.with_overrides([*chosen, one])
-            except InvalidSettingError:
-                continue
-            chosen.append(one)
-        return situation
-
-
-def first_situation(
-    settings: Settings, tables: dict[str, Table], origins: Origins | None = None
-) -> ConfigState:
-    """Return what a service starts from."""
-    return ConfigState(tables=tables, settings=settings, written=settings, origins=origins or {})
-
-
-def _resolved(
-    before: ConfigState, *, tables: dict[str, Table], overrides: tuple[Override, ...], left: Left
-) -> ConfigState:
-    decoded = decode(Merged(with_overrides(tables, overrides), {}))
-    return ConfigState(
-        tables=tables,
-        settings=settled(before.settings, decoded),
-        written=decoded,
-        overrides=overrides,
-        left=left,
-        origins=before.origins,
-    )
-
 
 # Reading the settings again beside everything else that goes on.
 #
@@ -373,17 +192,17 @@ class LiveConfig:
         self._missing_targets: frozenset[str] = frozenset()
         self.origin = loaded.origin
         self.reloads = ReloadNotes(access.now)
-        self.situation = first_situation(loaded.settings, loaded.tables, loaded.origins)
+        self.state = ConfigState.initial(loaded.settings, loaded.tables, loaded.origins)
 
     @property
     def settings(self) -> Settings:
         """The settings in force."""
-        return self.situation.settings
+        return self.state.settings
 
     @property
     def is_paused(self) -> bool:
         """Whether nothing new is started at all."""
-        return self.situation.is_paused
+        return self.state.is_paused
 
     def listen(self, listener: Listener) -> None:
         """Tell somebody of settings now, and whenever others come into force."""
@@ -393,23 +212,25 @@ class LiveConfig:
     async def prepare(self) -> None:
         """Go on from what was changed before this process started; the store is open by then."""
         async with self._lock:
-            situation = self._first(await self._access.ask(read_overrides))
+            state = self._first(await self._access.ask(read_overrides))
             busy = await self._access.ask(busy_projects)
-            strays = sorted(busy - situation.settings.projects.keys())
-            if strays:
-                log.warning("projects without settings have tasks; they drain", projects=strays)
-                situation = situation.with_strays(strays)
-            await self._find_missing_targets(situation.settings)
-            adoption = Adoption(ended=tuple(one.place for one in situation.ended()))
-            await self._adopt(_without_ended(situation), adoption)
+            unconfigured = sorted(busy - state.settings.projects.keys())
+            if unconfigured:
+                log.warning(
+                    "projects without settings have tasks; they drain", projects=unconfigured
+                )
+                state = state.with_unconfigured_projects(unconfigured)
+            await self._find_missing_targets(state.settings)
+            stored_change = StoredChange(ended=tuple(one.path for one in state.ended()))
+            await self._apply(state.without_ended(), stored_change)
         self._is_prepared.set()
 
     def _first(self, overrides: tuple[Override, ...]) -> ConfigState:
         try:
-            return self.situation.with_overrides(overrides)
+            return self.state.with_overrides(overrides)
         except InvalidSettingError as error:
             log.warning("the file contradicts what was changed beside it", problem=str(error))
-            return self.situation.with_those_that_fit(overrides)
+            return self.state.with_fitting_overrides(overrides)
 
     async def _find_missing_targets(self, settings: Settings) -> None:
         # Where nodes share a store, another may know the target: each has a file of its own.
@@ -429,7 +250,7 @@ class LiveConfig:
         if self.origin is None:
             raise InvalidSettingError("settings", NO_FILE)
         async with self._reader.read(self.origin) as merged, self._lock:
-            before, after = self.situation, self.situation.with_file(merged.tables, merged.origins)
+            before, after = self.state, self.state.with_file(merged.tables, merged.origins)
             found = difference(before.settings, after.written)
             found = msgspec.structs.replace(
                 found, changed=difference(before.settings, after.settings).changed
@@ -460,23 +281,23 @@ class LiveConfig:
         name: str,
         values: Mapping[str, object],
         actor: Actor,
-        ended: Collection[Place],
+        ended: Collection[OverridePath],
     ) -> tuple[Change, ...]:
         async with self._lock:
-            before = self.situation
+            before = self.state
             begun = tuple(
                 Override(
                     kind=kind,
                     name=name,
                     key=key,
                     value=value,
-                    file_value=said_of(before.tables, kind, name, key),
+                    file_value=file_value_of(before.tables, kind, name, key),
                     at=self._access.now(),
                     by=actor.name,
                 )
                 for key, value in values.items()
             )
-            kept = tuple(one for one in before.overrides if one.place not in ended)
+            kept = tuple(one for one in before.overrides if one.path not in ended)
             after = before.with_overrides(_replaced(kept, begun))
             if len(after.overrides) > MAX_OVERRIDES:
                 problem = f"{MAX_OVERRIDES:,} keys are overridden already; write some into the file"
@@ -492,7 +313,7 @@ class LiveConfig:
 
     async def _pause(self, actor: Actor, *, is_paused: bool) -> None:
         async with self._lock:
-            before = self.situation
+            before = self.state
             switch = Override(
                 kind="scheduler",
                 name="",
@@ -506,37 +327,37 @@ class LiveConfig:
             action = "scheduler.pause" if is_paused else "scheduler.resume"
             await self._change(after, actor, action, "", (change,), begun=(switch,))
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Go by what was changed at other nodes."""
         # Read inside the lock: what was read before a change must not come into force after it.
         async with self._lock:
             overrides = await self._access.ask(read_overrides)
-            if overrides == self.situation.overrides:
+            if overrides == self.state.overrides:
                 return
             try:
-                after = self.situation.with_overrides(overrides)
+                after = self.state.with_overrides(overrides)
             except InvalidSettingError as error:
                 log.warning("the file contradicts a change at another node", problem=str(error))
-                after = self.situation.with_those_that_fit(overrides)
+                after = self.state.with_fitting_overrides(overrides)
                 after = msgspec.structs.replace(after, overrides=overrides)
-            await self._adopt(after, Adoption())
+            await self._apply(after, StoredChange())
 
     async def finish_draining(self) -> None:
         """Let go of what has left the file and has no tasks any more."""
-        if not self.situation.left:
+        if not self.state.draining:
             return
         async with self._lock:
-            asked = tuple(sorted(self.situation.left))
+            asked = tuple(sorted(self.state.draining))
             busy = await self._access.ask(partial(busy_names, asked=asked))
             done = set(asked) - busy
             if done:
-                await self._adopt(self.situation.after_draining(done), Adoption())
+                await self._apply(self.state.after_draining(done), StoredChange())
                 log.info("has drained", names=[".".join(one) for one in sorted(done)])
 
     async def send_limits(self) -> None:
         """Tell a ledger outside the store of budgets that it could not be told of before."""
         if self._unsent is not None:
-            await self._tell_ledger(self._unsent, self.situation)
+            await self._tell_ledger(self._unsent, self.state)
 
     async def _to_its_end(self, change: Coroutine[Any, Any, Result]) -> Result:
         """Carry a change out, also if whoever asked for it goes away meanwhile.
@@ -573,37 +394,39 @@ class LiveConfig:
         changed: tuple[Change, ...],
         *,
         begun: tuple[Override, ...] = (),
-        reset: Collection[Place] = (),
+        reset: Collection[OverridePath] = (),
     ) -> None:
-        """Put a situation in force that somebody asked for, and write down who did."""
-        ended = (*reset, *(one.place for one in after.ended()))
+        """Put a state in force that somebody asked for, and write down who did."""
+        ended = (*reset, *(one.path for one in after.ended()))
         entry = AuditEntry(actor=actor, action=action, subject=subject, detail=_detail(changed))
-        adoption = Adoption(
-            begun=tuple(one for one in begun if one.place not in ended),
+        stored_change = StoredChange(
+            begun=tuple(one for one in begun if one.path not in ended),
             ended=ended,
             budgets=self._budgets(after),
             entry=entry,
         )
-        await self._adopt(_without_ended(after), adoption)
+        await self._apply(after.without_ended(), stored_change)
         keys = [change.key for change in changed]
         log.info("settings changed", action=action, by=actor.name, subject=subject, keys=keys)
 
-    async def _adopt(self, after: ConfigState, adoption: Adoption) -> None:
-        before = self.situation
+    async def _apply(self, after: ConfigState, stored_change: StoredChange) -> None:
+        before = self.state
         executors, opened = await self._opened(before, after)
         try:
-            if not adoption.is_empty:
+            if not stored_change.is_empty:
                 keeps_ledger = self._ledger is None
-                await self._access.run(partial(adopt, adoption=adoption, keeps_ledger=keeps_ledger))
+                await self._access.run(
+                    partial(store_change, stored_change=stored_change, keeps_ledger=keeps_ledger)
+                )
             await self._engine.reconfigure(self._engine_settings(after), executors)
         except BaseException:
             for executor in opened:
                 await executor.close()
             raise
-        self.situation, self._executors = after, executors
+        self.state, self._executors = after, executors
         for listener in self._listeners:
             listener(after.settings, after.is_paused)
-        if adoption.budgets is not None:
+        if stored_change.budgets is not None:
             await self._tell_ledger(before, after)
 
     def _engine_settings(self, after: ConfigState) -> EngineSettings:
@@ -657,14 +480,8 @@ class LiveConfig:
 
 
 def _replaced(overrides: tuple[Override, ...], begun: tuple[Override, ...]) -> tuple[Override, ...]:
-    new = {one.place: one for one in (*overrides, *begun)}
-    return tuple(new[place] for place in sorted(new))
-
-
-def _without_ended(situation: ConfigState) -> ConfigState:
-    ended = {one.place for one in situation.ended()}
-    kept = tuple(one for one in situation.overrides if one.place not in ended)
-    return msgspec.structs.replace(situation, overrides=kept)
+    new = {one.path: one for one in (*overrides, *begun)}
+    return tuple(new[path] for path in sorted(new))
 
 
 def _work_of(target: Target) -> Target:
@@ -691,17 +508,17 @@ UPKEEP_SECONDS = 2.0
 Signature = tuple[int, int, int, int] | None
 
 
-class Reloads(Protocol):
+class Reloadable(Protocol):
     """Reads the settings again when it is told to."""
 
     async def reload(self, actor: Actor, /) -> object:
         """Read them, or raise `InvalidSettingError` and change nothing."""
 
 
-class SettingsWatch:
+class FileWatcher:
     """Reloads when the file has changed."""
 
-    def __init__(self, config: Reloads, path: Path) -> None:
+    def __init__(self, config: Reloadable, path: Path) -> None:
         self._config = config
         self._path = path
         self._known = signature_of(path)
@@ -740,7 +557,7 @@ def signature_of(path: Path) -> Signature:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-class Upkeep:
+class ConfigUpkeep:
     """Looks for changes at other nodes, and lets go of what has drained."""
 
     def __init__(self, config: LiveConfig, *, is_shared: bool) -> None:
@@ -758,7 +575,7 @@ class Upkeep:
         """Look once; what cannot be done now is tried again at the next look."""
         try:
             if self._is_shared:
-                await self._config.look()
+                await self._config.refresh()
             await self._config.finish_draining()
             await self._config.send_limits()
             self._problem = ""

@@ -460,9 +460,9 @@ def _overridden(view: View) -> dict[str, list[str]]:
     """Return which fields of which scope are not as the file says, for whoever administers."""
     if not view.may("admin"):
         return {}
-    situation = view.api.config.situation
-    names = {one.name for one in situation.overrides if one.kind == "budgets"}
-    found = {name: overridden_fields(situation, "budgets", name) for name in names}
+    state = view.api.config.state
+    names = {one.name for one in state.overrides if one.kind == "budgets"}
+    found = {name: overridden_fields(state, "budgets", name) for name in names}
     return {("" if name == ROOT_NAME else name): fields for name, fields in found.items() if fields}
 
 

@@ -234,11 +234,11 @@ def _agents(view: View, totals: Totals, *, find: str) -> Part[AgentBody]:
     """Return the agents that a page shows: found by name first, since there may be thousands."""
     if not view.may("admin"):
         return part_of(view, (), AGENTS_FROM)
-    situation = view.api.config.situation
+    state = view.api.config.state
     counts = counts_by(totals.lanes, "agent_id")
-    found = named_like(agents_shown(situation, counts), find, lambda name: (name,))
+    found = named_like(agents_shown(state, counts), find, lambda name: (name,))
     first = first_of(view, AGENTS_FROM)
-    rows = [agent_body(situation, name, counts) for name in found[first : first + ROWS]]
+    rows = [agent_body(state, name, counts) for name in found[first : first + ROWS]]
     return part_at(view, rows, AGENTS_FROM, count=len(found))
 
 
@@ -262,7 +262,7 @@ async def _projects(view: View) -> list[ProjectBody]:
 
 
 def _agent(view: View, name: str) -> AgentBody:
-    return agent_body(view.api.config.situation, name, {})
+    return agent_body(view.api.config.state, name, {})
 
 
 def _found(projects: Sequence[ProjectBody], name: str) -> ProjectBody:

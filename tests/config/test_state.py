@@ -16,12 +16,12 @@ from headgate.config.overrides import (
     Change,
     Override,
     difference,
+    file_value_of,
     is_in_force,
-    said_of,
     with_overrides,
 )
-from headgate.config.reload import ConfigState, first_situation
 from headgate.config.sources import Table, merge_tables
+from headgate.config.state import ConfigState
 from headgate.core.snapshot import ProjectStatus, Standing
 from headgate.errors import InvalidSettingError
 
@@ -59,11 +59,11 @@ def tables_of(text: str) -> dict[str, Table]:
 
 def situation_of(text: str = FILE) -> ConfigState:
     merged = merge_tables(tomllib.loads(text), {}, {}, origin="file")
-    return first_situation(decode(merged), merged.tables)
+    return ConfigState.initial(decode(merged), merged.tables)
 
 
-def override(situation: ConfigState, kind: Any, name: str, key: str, value: object) -> Override:
-    file_value = said_of(situation.tables, kind, name, key)
+def override(state: ConfigState, kind: Any, name: str, key: str, value: object) -> Override:
+    file_value = file_value_of(state.tables, kind, name, key)
     return Override(kind=kind, name=name, key=key, value=value, file_value=file_value)
 
 
@@ -99,10 +99,10 @@ def test_what_left_the_file_drains_and_is_gone_when_it_has(
     del tables[section][name]
     after = situation_of().with_file(tables)
     assert getattr(after.settings, section)[name].status is status
-    assert after.left == {(section, name)}
+    assert after.draining == {(section, name)}
     gone = after.after_draining([(section, name)])
     assert name not in getattr(gone.settings, section)
-    assert not gone.left
+    assert not gone.draining
 
 
 def test_what_drains_still_drains_after_another_reload_and_comes_back_with_the_file() -> None:
@@ -111,7 +111,10 @@ def test_what_drains_still_drains_after_another_reload_and_comes_back_with_the_f
     assert drained.settings.projects["a"].status is ProjectStatus.DRAINING
     assert drained.settings.projects["a"].credit_weight == 2.0
     back = reloaded(FILE, drained)
-    assert (back.settings.projects["a"].status, back.left) == (ProjectStatus.ACTIVE, frozenset())
+    assert (back.settings.projects["a"].status, back.draining) == (
+        ProjectStatus.ACTIVE,
+        frozenset(),
+    )
 
 
 def test_a_target_that_left_is_no_default_any_more() -> None:
@@ -122,9 +125,9 @@ def test_a_target_that_left_is_no_default_any_more() -> None:
 def test_the_target_that_is_there_without_a_file_does_not_drain_by_itself() -> None:
     before = situation_of("")
     after = before.with_file(tables_of("[scheduler]\nmax_inflight = 3\n"))
-    assert after.left == frozenset()
+    assert after.draining == frozenset()
     replaced = after.with_file(tables_of("[targets.shell]\nkind = 'command'\ncommand = ['true']\n"))
-    assert replaced.left == {("targets", "echo")}
+    assert replaced.draining == {("targets", "echo")}
     assert replaced.settings.default_target == "shell"
 
 
@@ -198,7 +201,7 @@ def test_a_start_goes_on_with_the_overrides_that_fit_the_file() -> None:
     fits = override(before, "projects", "a", "credit_weight", 9.0)
     contradicts = override(before, "projects", "a", "budget_limit", 7)
     after = situation_of(FILE + '[budgets."project:a"]\nlimit_tokens = 3\n')
-    chosen = after.with_those_that_fit([contradicts, fits])
+    chosen = after.with_fitting_overrides([contradicts, fits])
     assert chosen.settings.projects["a"].credit_weight == 9.0
     assert chosen.settings.projects["a"].budget_limit is None
 
@@ -266,29 +269,29 @@ def changes(draw: st.DrawFn) -> list[tuple[str, str, str, object]]:
 def test_every_key_is_as_it_was_last_changed_by_hand_or_by_the_file(
     steps: list[tuple[dict[str, Table], list[tuple[str, str, str, object]]]],
 ) -> None:
-    situation = first_situation(decode(merge_tables({}, {}, {}, origin="")), tables_of(""))
+    state = ConfigState.initial(decode(merge_tables({}, {}, {}, origin="")), tables_of(""))
     held: dict[tuple[str, str, str], tuple[object, object]] = {}
     for file, patches in steps:
-        situation = situation.with_file(file)
-        situation = msgspec.structs.replace(
-            situation,
-            overrides=tuple(one for one in situation.overrides if one not in situation.ended()),
+        state = state.with_file(file)
+        state = msgspec.structs.replace(
+            state,
+            overrides=tuple(one for one in state.overrides if one not in state.ended()),
         )
         held = {
             place: (value, said)
             for place, (value, said) in held.items()
-            if said_of(situation.tables, *place) == said
-            and (place[0] == "agents" or place[1] in situation.tables[place[0]])
+            if file_value_of(state.tables, *place) == said
+            and (place[0] == "agents" or place[1] in state.tables[place[0]])
         }
         for section, name, key, value in patches:
-            if section == "projects" and name not in situation.settings.projects:
+            if section == "projects" and name not in state.settings.projects:
                 continue
-            new = override(situation, section, name, key, value)
-            others = {one.place: one for one in situation.overrides} | {new.place: new}
-            situation = situation.with_overrides(others.values())
-            held[new.place] = (value, new.file_value)
+            new = override(state, section, name, key, value)
+            others = {one.path: one for one in state.overrides} | {new.path: new}
+            state = state.with_overrides(others.values())
+            held[new.path] = (value, new.file_value)
         for (section, name, key), (value, _) in held.items():
-            shown = getattr(getattr(situation.settings, section)[name], key)
+            shown = getattr(getattr(state.settings, section)[name], key)
             assert getattr(shown, "value", shown) == value
 
 
