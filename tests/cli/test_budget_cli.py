@@ -428,12 +428,12 @@ def test_without_any_ledger_in_the_data_directory_a_reader_says_what_to_do(
     assert run(["budget", "status"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    place = data_home / "headgate" / "budget.db"
+    ledger = data_home / "headgate" / "budget.db"
     assert printed.err == (
-        f"headgate: no budget was set yet: there is no ledger at {place};"
+        f"headgate: no budget was set yet: there is no ledger at {ledger};"
         " headgate budget set creates one\n"
     )
-    assert not place.exists()
+    assert not ledger.exists()
 
 
 def test_the_named_tracker_outweighs_another_one_in_the_environment(

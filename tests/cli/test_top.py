@@ -166,7 +166,7 @@ def test_as_json_it_writes_every_pane_once(
 
 
 @pytest.mark.parametrize(
-    ("wish", "projects"),
+    ("token_fields", "projects"),
     [
         ({"permissions": ["read"]}, ["default"]),
         ({"permissions": ["read", "submit"], "projectId": "default"}, ["default"]),
@@ -176,10 +176,10 @@ def test_as_json_it_writes_every_pane_once(
 def test_as_json_a_token_has_every_pane_of_its_own(
     service: ServiceProcess,
     capsys: pytest.CaptureFixture[str],
-    wish: dict[str, object],
+    token_fields: dict[str, object],
     projects: list[str],
 ) -> None:
-    token = service.ask("POST", "/tokens", {"name": "reader", **wish}).body["token"]
+    token = service.ask("POST", "/tokens", {"name": "reader", **token_fields}).body["token"]
     assert run(["top", "--url", service.address, "--token", token, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert [project["id"] for project in figures["projects"]] == projects
@@ -189,8 +189,8 @@ def test_as_json_a_token_has_every_pane_of_its_own(
 def test_as_json_a_token_that_may_not_read_is_refused_in_one_line(
     service: ServiceProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wish = {"name": "sender", "permissions": ["submit"]}
-    token = service.ask("POST", "/tokens", wish).body["token"]
+    token_fields = {"name": "sender", "permissions": ["submit"]}
+    token = service.ask("POST", "/tokens", token_fields).body["token"]
     assert run(["top", "--url", service.address, "--token", token, "--json"]) == 4
     told = capsys.readouterr()
     assert told.out == ""

@@ -269,7 +269,7 @@ _OPTIONS = (
 )
 
 
-class Place:
+class LedgerOptions:
     """The options of a command that say where the ledger is."""
 
     def __init__(
@@ -338,8 +338,8 @@ class Place:
             raise InvalidSettingError(option, f"{problem}; give one, or leave out --tracker")
 
 
-def with_place(command: Callable[..., Result]) -> Callable[..., Result]:
-    """Give a command the options that name a ledger, as one argument `place`."""
+def ledger_options(command: Callable[..., Result]) -> Callable[..., Result]:
+    """Give a command the options that name a ledger, as one argument `ledger`."""
 
     def run(
         *,
@@ -350,8 +350,8 @@ def with_place(command: Callable[..., Result]) -> Callable[..., Result]:
         sqlite_path: str | None,
         **others: object,
     ) -> Result:
-        place = Place(tracker, url, redis_url, postgres_url, sqlite_path)
-        return command(place=place, **others)
+        ledger = LedgerOptions(tracker, url, redis_url, postgres_url, sqlite_path)
+        return command(ledger=ledger, **others)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     decorated: Callable[..., Result] = run
@@ -361,7 +361,7 @@ def with_place(command: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def ask(
-    place: Place,
+    ledger: LedgerOptions,
     question: Callable[[LedgerTracker], Awaitable[Result]],
     *,
     creates: bool = False,
@@ -371,7 +371,7 @@ def ask(
 
     from headgate.budgets.connect import connect_budget  # noqa: PLC0415
 
-    tracker = connect_budget(place.url(creates=creates))
+    tracker = connect_budget(ledger.url(creates=creates))
 
     async def answered() -> Result:
         try:
@@ -413,13 +413,13 @@ def _check_file(option: str, url: str) -> None:
     try:
         path.stat()
     except FileNotFoundError:
-        _refuse_to_found(option, path)
+        _refuse_to_create(option, path)
     except OSError:
         # Whatever else is wrong with the path, the ledger has the words for it.
         return
 
 
-def _refuse_to_found(option: str, path: Path) -> None:
+def _refuse_to_create(option: str, path: Path) -> None:
     problem = f"there is no ledger at {path}; headgate budget set creates one"
     if option != NOTHING:
         raise InvalidSettingError(option, problem)
@@ -458,10 +458,10 @@ Examples:
 @click.option("--limit-tokens", type=int, help="The most tokens that may be used.")
 @click.option("--window", help="none, day, week, month, week@Europe/Berlin or rolling:24h.")
 @click.option("--no-limit", is_flag=True, help="Remove the limits of the scope.")
-@with_place
+@ledger_options
 def set_limits(
     *,
-    place: Place,
+    ledger: LedgerOptions,
     scope: str | None,
     session: str | None,
     limit_usd: str | None,
@@ -482,7 +482,7 @@ def set_limits(
     if no_limit and window is not None:
         raise InvalidSettingError("--window", "is the time of a limit; leave it out, or set one")
     ask(
-        place,
+        ledger,
         lambda tracker: tracker.set_budget(name, limit_usd, limit_tokens, window),
         creates=True,
     )
@@ -500,11 +500,11 @@ Examples:
 @_scope_argument
 @_session_option
 @_json_option
-@with_place
-def status(*, place: Place, scope: str | None, session: str | None, as_json: bool) -> None:
+@ledger_options
+def status(*, ledger: LedgerOptions, scope: str | None, session: str | None, as_json: bool) -> None:
     """Print what a scope has spent of its budget, and what lies within it."""
     name = _scope(scope, session) or ""
-    report = ask(place, lambda tracker: _report(tracker, name))
+    report = ask(ledger, lambda tracker: _report(tracker, name))
     if as_json:
         print_json(report.as_keys())
     else:
@@ -522,9 +522,9 @@ Examples:
 @_session_option
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, MOST_ENTRIES))
 @_json_option
-@with_place
+@ledger_options
 def journal(
-    *, place: Place, scope: str | None, session: str | None, limit: int, as_json: bool
+    *, ledger: LedgerOptions, scope: str | None, session: str | None, limit: int, as_json: bool
 ) -> None:
     """Print the latest changes of a scope, newest first."""
     name = _scope(scope, session) or ""
@@ -532,7 +532,7 @@ def journal(
     async def read(tracker: LedgerTracker) -> Sequence[JournalEntry]:
         return await tracker.journal(name, limit=limit)
 
-    entries = ask(place, read)
+    entries = ask(ledger, read)
     if as_json:
         print_json(entries)
         return
@@ -548,8 +548,8 @@ Examples:
 )
 @click.argument("reservation_id", metavar="ID")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@with_place
-def release(*, place: Place, reservation_id: str, yes: bool) -> None:
+@ledger_options
+def release(*, ledger: LedgerOptions, reservation_id: str, yes: bool) -> None:
     """Give the money of a reservation back.
 
     This says that nothing was charged for it; what was charged is to be committed instead.
@@ -557,7 +557,7 @@ def release(*, place: Place, reservation_id: str, yes: bool) -> None:
     if not yes and not _is_confirmed(reservation_id):
         click.echo("Nothing was released")
         return
-    ask(place, lambda tracker: tracker.release(reservation_id))
+    ask(ledger, lambda tracker: tracker.release(reservation_id))
     click.echo(f"Released {reservation_id}")
 
 

@@ -14,16 +14,16 @@ from headgate.api.schema.tasks import (
     RecentBody,
     StatsBody,
 )
-from headgate.cli.top.banner import Part, cut, said_parts, total_parts
-from headgate.cli.top.picture import Picture
+from headgate.cli.top.banner import Part, cut, message_parts, total_parts
+from headgate.cli.top.service_state import ServiceState
 
 WIDTHS = (200, 160, 120, 100, 80, 70, 60, 40, 20)
 
 
-def busy(*, paused: bool = False) -> Picture:
+def busy(*, paused: bool = False) -> ServiceState:
     """Return a picture whose totals need far more than eighty columns."""
-    picture = Picture()
-    picture.budgets = BudgetStatusBody(
+    service = ServiceState()
+    service.budgets = BudgetStatusBody(
         scope="", window="rolling:1h", spent_usd="1039.88", reserved_usd="0", overrun_usd="0",
         limit_usd="9180", remaining_usd="8140.12", spent_tokens=0, reserved_tokens=0,
         overrun_tokens=0,
@@ -33,29 +33,29 @@ def busy(*, paused: bool = False) -> Picture:
          "tasks_expired", "dispatch_count"),
         0,
     )  # fmt: skip
-    picture.stats = StatsBody(
+    service.stats = StatsBody(
         queue=QueueBody(total_queued=9_876, total_inflight=1_234, agents={}),
         metrics=MetricsBody(**counts, avg_dispatch_latency_ms=1.0, agents={}),
         recent=RecentBody(seconds=300.0, dispatch_count=1, average_wait_seconds=83.5),
         config=LimitsBody(max_queue_size=100_000, max_inflight=20_000),
         paused=paused,
     )
-    return picture
+    return service
 
 
 def text(parts: list[Part]) -> str:
     return "".join(text for text, _ in parts).rstrip()
 
 
-def rates(picture: Picture, done: int, failed: int) -> Picture:
+def rates(service: ServiceState, done: int, failed: int) -> ServiceState:
     """Have so many tasks end in a minute."""
-    assert picture.stats is not None
+    assert service.stats is not None
     for at, counts in ((0.0, (0, 0)), (60.0, (done, failed))):
         metrics = msgspec.structs.replace(
-            picture.stats.metrics, tasks_completed=counts[0], tasks_failed=counts[1]
+            service.stats.metrics, tasks_completed=counts[0], tasks_failed=counts[1]
         )
-        picture.throughput.add(msgspec.structs.replace(picture.stats, metrics=metrics), at)
-    return picture
+        service.throughput.add(msgspec.structs.replace(service.stats, metrics=metrics), at)
+    return service
 
 
 COUNTS = "queued 9,876  in flight 1,234  done 4,321/min  failed 12/min"
@@ -97,5 +97,5 @@ def test_a_line_that_is_too_long_shows_that_it_was_cut() -> None:
 
 
 def test_a_long_text_to_look_for_leaves_room_for_what_is_said() -> None:
-    shown = text(said_parts("Sorted.", Picture(), is_problem=False, wanted="x" * 200))
+    shown = text(message_parts("Sorted.", ServiceState(), is_problem=False, wanted="x" * 200))
     assert shown.index("Sorted.") < 70

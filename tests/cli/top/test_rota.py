@@ -6,7 +6,13 @@ import asyncio
 from collections import Counter
 from itertools import pairwise
 
-from headgate.cli.top.picture import PAUSE_SECONDS, Pace, Question, Rota, Topic
+from headgate.cli.top.service_state import (
+    PAUSE_SECONDS,
+    Question,
+    QuestionSchedule,
+    Throttle,
+    Topic,
+)
 from headgate.cli.top.watcher import LIVELY_SECONDS, OTHERS_LIVELY_SECONDS
 from headgate.testing import SimulatedLoop, simulate
 
@@ -15,7 +21,7 @@ STATS, RUNNING, SLOTS = (Question(one) for one in (Topic.STATS, Topic.RUNNING, T
 
 def asked(wanted: dict[Question, float], *, seconds: float, took: float = 0.0) -> Counter[Question]:
     """Return how often each is asked, with a turn in every half second."""
-    rota, counts = Rota(), Counter[Question]()
+    rota, counts = QuestionSchedule(), Counter[Question]()
     for turn in range(int(seconds / PAUSE_SECONDS)):
         now = 100.0 + turn * PAUSE_SECONDS
         question = rota.next(wanted, now)
@@ -47,7 +53,7 @@ def test_with_all_panes_and_sixteen_rows_figures_are_five_seconds_old_and_reason
 
 
 def test_what_is_new_does_not_stand_before_what_is_overdue() -> None:
-    rota = Rota()
+    rota = QuestionSchedule()
     assert rota.next({STATS: 2.0}, 0.0) == STATS
     rota.note(STATS, 0.0, 0.0)
     new = Question(Topic.WHY, "new")
@@ -55,13 +61,13 @@ def test_what_is_new_does_not_stand_before_what_is_overdue() -> None:
 
 
 def test_a_pane_without_an_answer_comes_before_what_is_overdue() -> None:
-    rota = Rota()
+    rota = QuestionSchedule()
     rota.note(STATS, 0.0, 0.0)
     assert rota.next({STATS: 2.0, RUNNING: 10.0}, 60.0) == RUNNING
 
 
 def test_a_reason_that_was_never_asked_for_becomes_more_urgent_while_it_waits() -> None:
-    rota, new = Rota(), Question(Topic.WHY, "new")
+    rota, new = QuestionSchedule(), Question(Topic.WHY, "new")
     wanted = {STATS: 2.0, new: 2.0}
     asked = []
     for turn in range(4):
@@ -75,14 +81,14 @@ def test_answers_that_take_long_are_asked_for_less_often() -> None:
 
 
 def test_an_answer_that_is_late_for_once_does_not_hold_up_the_next() -> None:
-    rota = Rota()
+    rota = QuestionSchedule()
     rota.note(STATS, 0.0, 0.1)
     rota.note(STATS, 2.0, 11.0)
     assert rota.next({STATS: 2.0}, 11.5) == STATS
 
 
 def test_what_is_no_longer_wanted_is_remembered_for_a_minute() -> None:
-    rota = Rota()
+    rota = QuestionSchedule()
     for number in range(1000):
         question = Question(Topic.WHY, f"t{number}")
         assert rota.next({question: 10.0}, float(number)) == question
@@ -93,7 +99,7 @@ def test_what_is_no_longer_wanted_is_remembered_for_a_minute() -> None:
 
 
 def test_what_was_changed_is_asked_again_at_once() -> None:
-    rota = Rota()
+    rota = QuestionSchedule()
     rota.note(RUNNING, 0.0, 0.0)
     assert rota.next({RUNNING: 10.0}, 1.0) is None
     rota.forget(Topic.RUNNING)
@@ -101,7 +107,7 @@ def test_what_was_changed_is_asked_again_at_once() -> None:
 
 
 def test_what_was_changed_comes_before_what_is_overdue_however_long_it_took() -> None:
-    rota = Rota()
+    rota = QuestionSchedule()
     rota.note(RUNNING, 0.0, 8.0)
     rota.note(STATS, 0.0, 0.0)
     rota.forget(Topic.RUNNING)
@@ -111,12 +117,12 @@ def test_what_was_changed_comes_before_what_is_overdue_however_long_it_took() ->
 
 def test_turns_of_everybody_are_at_least_a_pause_apart() -> None:
     async def main(loop: SimulatedLoop) -> None:
-        pace = Pace(PAUSE_SECONDS, clock=loop.time)
+        throttle = Throttle(PAUSE_SECONDS, clock=loop.time)
         began, taken = loop.time(), list[float]()
 
         async def somebody() -> None:
             for _ in range(20):
-                await pace.turn()
+                await throttle.turn()
                 taken.append(loop.time() - began)
 
         await asyncio.gather(somebody(), somebody(), somebody())
@@ -128,11 +134,11 @@ def test_turns_of_everybody_are_at_least_a_pause_apart() -> None:
 
 def test_what_a_person_asks_for_comes_at_once_and_others_wait_for_it() -> None:
     async def main(loop: SimulatedLoop) -> None:
-        pace = Pace(PAUSE_SECONDS, clock=loop.time)
-        await pace.turn()
-        pace.take()
+        throttle = Throttle(PAUSE_SECONDS, clock=loop.time)
+        await throttle.turn()
+        throttle.take()
         began = loop.time()
-        await pace.turn()
+        await throttle.turn()
         assert abs(loop.time() - began - 2 * PAUSE_SECONDS) < 1e-6
 
     simulate(main)

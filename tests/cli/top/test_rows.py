@@ -21,12 +21,12 @@ from headgate.api.schema.tasks import (
 )
 from headgate.cli.top import rows as top_rows
 from headgate.cli.top.panes import SLOTS, WAITING, note
-from headgate.cli.top.picture import Picture, ShownTask, ShownTasks, Throughput
 from headgate.cli.top.rows import budget_rows, left_text, spent_text
+from headgate.cli.top.service_state import ServiceState, ShownTask, ShownTasks, Throughput
 from headgate.cli.top.tables import (
     BAD,
     CAREFUL,
-    Arranged,
+    ArrangedRows,
     Row,
     fitted,
     widths_of,
@@ -55,12 +55,12 @@ def project(**given: object) -> ProjectBody:
 
 
 def test_a_project_has_the_share_that_it_had_beside_its_target() -> None:
-    picture = Picture()
+    service = ServiceState()
     body = project(
         target_share=0.4, actual_share=0.25, deficit=0.15, tokens=123_456, max_concurrent_agents=6
     )
-    picture.projects = ProjectListBody(projects=[body])
-    (row,) = top_rows.project_rows(picture, NOW)
+    service.projects = ProjectListBody(projects=[body])
+    (row,) = top_rows.project_rows(service, NOW)
     assert texts(row) == [
         "search", "active", "", "25 %", "40 %", "15 %", "3", "1", "6", "2", "123k",
     ]  # fmt: skip
@@ -70,14 +70,14 @@ def test_a_project_has_the_share_that_it_had_beside_its_target() -> None:
 
 
 def test_lanes_are_in_the_order_of_the_service() -> None:
-    picture = Picture()
+    service = ServiceState()
     lanes = [
         LaneBody(project_id="p", agent_id="", queued=2, inflight=0, ready=1,
                  oldest_wait_seconds=61.0, load=4.0),
         LaneBody(project_id="p", agent_id="a0", queued=0, inflight=1),
     ]  # fmt: skip
-    picture.lanes = LaneListBody(lanes=lanes, count=2, strategy="load")
-    rows = top_rows.lane_rows(picture, NOW)
+    service.lanes = LaneListBody(lanes=lanes, count=2, strategy="load")
+    rows = top_rows.lane_rows(service, NOW)
     assert texts(rows[0]) == ["(any)", "p", "2", "1", "0", "1 min 1 s", "4.00", ""]
     assert texts(rows[1]) == ["a0", "p", "0", "-", "1", "-", "-", "-"]
 
@@ -92,34 +92,34 @@ def task(task_id: str, **given: object) -> ShownTask:
 
 
 def test_what_runs_longest_comes_first_and_what_is_assigned_has_not_begun() -> None:
-    picture = Picture()
+    service = ServiceState()
     young = task("young", started_at=moment(-5), agent_id="a", target="t", action="x")
     given = task("given", state=TaskStatus.ASSIGNED, started_at=None, created_at=moment(-1))
-    picture.running = ShownTasks(tasks=(given, young, task("old")))
-    rows = top_rows.running_rows(picture, NOW)
+    service.running = ShownTasks(tasks=(given, young, task("old")))
+    rows = top_rows.running_rows(service, NOW)
     assert [row.key for row in rows] == ["old", "young", "given"]
     assert texts(rows[1]) == ["young", "5.0 s", "2/3", "a", "p", "t", "x"]
     assert texts(rows[2])[1] == "assigned"
 
 
 def test_a_task_that_began_more_often_than_it_may_fail_is_not_counted_against_that() -> None:
-    picture = Picture()
-    picture.running = ShownTasks(tasks=(task("recovered", attempt=3, max_attempts=1),))
-    assert texts(top_rows.running_rows(picture, NOW)[0])[2] == "3"
+    service = ServiceState()
+    service.running = ShownTasks(tasks=(task("recovered", attempt=3, max_attempts=1),))
+    assert texts(top_rows.running_rows(service, NOW)[0])[2] == "3"
 
 
 def test_a_list_that_goes_on_says_that_the_oldest_are_shown() -> None:
-    picture = Picture()
-    picture.waiting = ShownTasks(tasks=(task("t", state=TaskStatus.QUEUED),), next_cursor="c")
-    rows = top_rows.waiting_rows(picture, NOW)
-    said = note(WAITING, picture, wanted="", found=Arranged(rows, len(rows)))
+    service = ServiceState()
+    service.waiting = ShownTasks(tasks=(task("t", state=TaskStatus.QUEUED),), next_cursor="c")
+    rows = top_rows.waiting_rows(service, NOW)
+    said = note(WAITING, service, wanted="", found=ArrangedRows(rows, len(rows)))
     assert said == "The oldest 1 are shown; / finds others."
 
 
 def test_a_clock_that_is_behind_that_of_the_service_shows_no_negative_time() -> None:
-    picture = Picture()
-    picture.running = ShownTasks(tasks=(task("t", started_at=moment(30)),))
-    assert texts(top_rows.running_rows(picture, NOW)[0])[1] == "0 ms"
+    service = ServiceState()
+    service.running = ShownTasks(tasks=(task("t", started_at=moment(30)),))
+    assert texts(top_rows.running_rows(service, NOW)[0])[1] == "0 ms"
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_a_clock_that_is_behind_that_of_the_service_shows_no_negative_time() -> 
 def test_a_waiting_task_says_its_first_reason_and_how_many_more(
     why: WhyBody | str | None, shown: str
 ) -> None:
-    picture = Picture()
-    picture.waiting = ShownTasks(tasks=(task("t", state=TaskStatus.QUEUED),))
+    service = ServiceState()
+    service.waiting = ShownTasks(tasks=(task("t", state=TaskStatus.QUEUED),))
     if why is not None:
-        picture.reasons["t"] = why
-    assert texts(top_rows.waiting_rows(picture, NOW)[0])[4] == shown
+        service.reasons["t"] = why
+    assert texts(top_rows.waiting_rows(service, NOW)[0])[4] == shown
 
 
 def slot(**given: object) -> SlotBody:
@@ -162,11 +162,11 @@ def slot(**given: object) -> SlotBody:
 
 
 def test_a_slot_says_what_wakes_it_next_and_how_often_something_went_wrong() -> None:
-    picture = Picture()
+    service = ServiceState()
     wake = NextWakeBody(at=moment(90), mode="after_reset", reason="after_reset mode (1 min)")
     tired = slot(next_wake=wake, poll_errors=2, wake_errors=1, last_error="no answer")
-    picture.slots = SlotListBody(slots=[tired], count=1)
-    (row,) = top_rows.slot_rows(picture, NOW)
+    service.slots = SlotListBody(slots=[tired], count=1)
+    (row,) = top_rows.slot_rows(service, NOW)
     assert texts(row)[5:] == ["1 min 30 s", "after a reset", "3", "no answer"]
 
 
@@ -177,9 +177,9 @@ def test_columns_stay_where_they_are_while_their_times_count_down(width: int) ->
         held = slot(
             resets_at=moment(seconds), next_wake=wake, wait_reason="the provider is asked less"
         )
-        picture = Picture()
-        picture.slots = SlotListBody(slots=[held], count=1)
-        return widths_of(SLOTS.columns, top_rows.slot_rows(picture, NOW), width)
+        service = ServiceState()
+        service.slots = SlotListBody(slots=[held], count=1)
+        return widths_of(SLOTS.columns, top_rows.slot_rows(service, NOW), width)
 
     counted = (-1.0, 0.4, 9.4, 10.0, 60.0, 239.0, 3_599.0, 86_399.0, 99 * 86_400.0)
     assert {tuple(widths(seconds)) for seconds in counted} == {tuple(widths(60.0))}
@@ -209,12 +209,12 @@ LONG_REASON = (
 def test_how_many_more_reasons_there_are_is_seen_however_long_the_first_is(
     message: str, width: int
 ) -> None:
-    picture = Picture()
+    service = ServiceState()
     waiting = task("t", state=TaskStatus.QUEUED)
-    picture.waiting = ShownTasks(tasks=(waiting,))
+    service.waiting = ShownTasks(tasks=(waiting,))
     reason = ReasonBody(reason={}, message=message)
-    picture.reasons["t"] = WhyBody(task_id="t", state=TaskStatus.QUEUED, reasons=(reason,) * 3)
-    rows = top_rows.waiting_rows(picture, NOW)
+    service.reasons["t"] = WhyBody(task_id="t", state=TaskStatus.QUEUED, reasons=(reason,) * 3)
+    rows = top_rows.waiting_rows(service, NOW)
     room = widths_of(WAITING.columns, rows, width)[4]
     shown = fitted(rows[0].cells[4], WAITING.columns[4], room)
     assert shown.rstrip().endswith("… +2") or shown.rstrip() == f"{message} +2"
@@ -269,9 +269,9 @@ def test_a_budget_has_one_bar_of_whatever_is_nearer_to_its_limit() -> None:
         overrun_usd="1", reserved_usd="1", limit_tokens=1000, spent_tokens=100,
         resets_at=moment(90),
     )  # fmt: skip
-    picture = Picture()
-    picture.budgets = budget(children=[budget(scope="session:a", children=[child])])
-    rows = budget_rows(picture, NOW)
+    service = ServiceState()
+    service.budgets = budget(children=[budget(scope="session:a", children=[child])])
+    rows = budget_rows(service, NOW)
     assert [texts(row)[0] for row in rows] == [
         "the whole service", "  session:a", "    run:1",
     ]  # fmt: skip
@@ -285,18 +285,18 @@ def test_a_budget_has_one_bar_of_whatever_is_nearer_to_its_limit() -> None:
 
 
 def test_a_limit_of_nothing_is_used_up() -> None:
-    picture = Picture()
-    picture.budgets = budget(limit_usd="0")
-    (row,) = budget_rows(picture, NOW)
+    service = ServiceState()
+    service.budgets = budget(limit_usd="0")
+    (row,) = budget_rows(service, NOW)
     assert row.cells[1].bar is not None
     assert (row.cells[1].bar.used, row.cells[1].style) == (1.0, BAD)
 
 
 def one(**given: object) -> list[str]:
     """Return the row of one scope."""
-    picture = Picture()
-    picture.budgets = budget(**given)
-    return texts(budget_rows(picture, NOW)[0])
+    service = ServiceState()
+    service.budgets = budget(**given)
+    return texts(budget_rows(service, NOW)[0])
 
 
 @pytest.mark.parametrize(
@@ -316,18 +316,18 @@ def test_a_budget_says_when_it_ends_if_anybody_knows(given: dict[str, object], e
 
 def test_a_budget_has_the_colour_of_the_share_that_is_told_elsewhere() -> None:
     # The two parts, each rounded, are a little less than the eight tenths that they are together.
-    picture = Picture()
-    picture.budgets = budget(limit_usd="10", spent_usd="1", reserved_usd="7")
-    assert budget_rows(picture, NOW)[0].cells[1].style == CAREFUL
+    service = ServiceState()
+    service.budgets = budget(limit_usd="10", spent_usd="1", reserved_usd="7")
+    assert budget_rows(service, NOW)[0].cells[1].style == CAREFUL
 
 
 def test_money_is_added_up_to_the_micro_dollar() -> None:
     # As floats, these would be a micro-dollar less.
     status = budget(spent_usd="4503599627.370497", overrun_usd="4503599627.370498")
     assert spent_text(status) == "$9,007,199,254.74"
-    picture = Picture()
-    picture.budgets = status
-    assert budget_rows(picture, NOW)[0].cells[2].order == 9_007_199_254_740_995
+    service = ServiceState()
+    service.budgets = status
+    assert budget_rows(service, NOW)[0].cells[2].order == 9_007_199_254_740_995
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from cli.top.fleet import SETTINGS, Fleet, at
 from cli.top.scene import Terminal, screen, serving
 from config.running import running
 from headgate.cli.top.panes import Pane
-from headgate.cli.top.picture import Contact
+from headgate.cli.top.service_state import ConnectionState
 
 HOSTILE = "\x1b[2J\u202e"
 
@@ -32,8 +32,8 @@ def test_a_large_terminal_shows_all_panes_and_a_small_one_again_one(fleet: Fleet
 
 
 def test_a_token_for_one_agent_is_told_why_it_sees_no_projects(fleet: Fleet) -> None:
-    wish = {"name": "one-agent", "permissions": ["read"], "agentId": "tight"}
-    made = fleet.service.ask("POST", "/tokens", wish)
+    token_fields = {"name": "one-agent", "permissions": ["read"], "agentId": "tight"}
+    made = fleet.service.ask("POST", "/tokens", token_fields)
 
     async def body(terminal: Terminal) -> None:
         await terminal.sees("A token for one agent sees no projects.")
@@ -74,13 +74,13 @@ def test_reasons_are_asked_only_for_the_rows_that_are_seen(fleet: Fleet) -> None
     async def body(terminal: Terminal) -> None:
         await terminal.press("4")
         await terminal.until(lambda text: text.count("project off is paused") >= 17)
-        seen = terminal.app.watcher.interest.waiting
+        seen = terminal.app.watcher.content.waiting
         assert len(seen) == 18
         await terminal.press("end")
         await terminal.until(lambda text: text.count("project off is paused") == 18)
-        known = set(terminal.app.watcher.picture.reasons)
-        assert known <= {*seen, *terminal.app.watcher.interest.waiting}
-        assert more[-1] in terminal.app.watcher.interest.waiting
+        known = set(terminal.app.watcher.service.reasons)
+        assert known <= {*seen, *terminal.app.watcher.content.waiting}
+        assert more[-1] in terminal.app.watcher.content.waiting
 
     try:
         at(fleet, body)
@@ -130,7 +130,7 @@ def test_figures_that_are_refused_from_now_on_are_faint_before_each_was_asked_ag
 ) -> None:
     async def body(terminal: Terminal) -> None:
         await terminal.sees("search", "40 %")
-        terminal.app.watcher.picture.contact = Contact.REFUSED
+        terminal.app.watcher.service.contact = ConnectionState.REFUSED
         terminal.app.redraw()
         assert terminal.app.query_one("#projects", Pane).is_faint
 

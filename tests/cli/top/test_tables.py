@@ -15,9 +15,9 @@ from headgate.cli.top.tables import (
     Bar,
     Cell,
     Column,
-    Holds,
+    ColumnKind,
     Row,
-    Wish,
+    RowFilter,
     arranged,
     bar_cell,
     drawn,
@@ -28,9 +28,9 @@ from headgate.cli.top.tables import (
 )
 
 PLAIN = Column(title="name", least=4)
-FIGURE = Column(title="n", least=2, holds=Holds.FIGURE)
-CUT = Column(title="task", least=5, holds=Holds.ID)
-NAME = Column(title="agent", least=6, holds=Holds.NAME)
+FIGURE = Column(title="n", least=2, holds=ColumnKind.FIGURE)
+CUT = Column(title="task", least=5, holds=ColumnKind.ID)
+NAME = Column(title="agent", least=6, holds=ColumnKind.NAME)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_figures_stand_at_the_right_and_a_name_that_is_cut_keeps_its_end() -> No
 
 
 def test_figures_have_their_room_before_texts_and_those_before_names_and_bars() -> None:
-    columns = (CUT, PLAIN, Column(title="bar", least=4, holds=Holds.BAR), FIGURE)
+    columns = (CUT, PLAIN, Column(title="bar", least=4, holds=ColumnKind.BAR), FIGURE)
     cells = (
         text_cell("t" * 30),
         text_cell("n" * 12),
@@ -147,8 +147,8 @@ def rows(*names: str) -> list[Row]:
 def test_rows_are_filtered_and_sorted(
     wanted: str, column: int | None, is_reversed: bool, keys: list[str]
 ) -> None:
-    wish = Wish(wanted=wanted, column=column, is_reversed=is_reversed)
-    kept = arranged(rows("bb", "a", "CCC"), wish)
+    row_filter = RowFilter(wanted=wanted, column=column, is_reversed=is_reversed)
+    kept = arranged(rows("bb", "a", "CCC"), row_filter)
     assert [row.key for row in kept.rows] == keys
 
 
@@ -156,5 +156,5 @@ def test_a_column_of_figures_and_of_none_is_sorted_all_the_same() -> None:
     mixed = [
         Row(key=str(order), cells=(Cell(text="x", order=order),)) for order in (2.0, "b", -1.0, "")
     ]
-    kept = arranged(mixed, Wish(column=0))
+    kept = arranged(mixed, RowFilter(column=0))
     assert [row.key for row in kept.rows] == ["-1.0", "2.0", "", "b"]

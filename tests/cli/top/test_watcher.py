@@ -15,14 +15,14 @@ from cli.top.scene import serving
 from client.scripted_server import response, scripted
 from config.running import WORK, Running, running
 from headgate import Client
-from headgate.cli.top import picture
+from headgate.cli.top import service_state
 from headgate.cli.top.banner import total_parts
-from headgate.cli.top.picture import Contact, Question, Topic
+from headgate.cli.top.service_state import ConnectionState, Question, Topic
 from headgate.cli.top.watcher import (
     LISTEN_AGAIN_SECONDS,
     REFUSED_SECONDS,
     TOO_MANY_SECONDS,
-    Interest,
+    ScreenContent,
     Watcher,
 )
 from headgate.engine.history import Step
@@ -80,20 +80,20 @@ def on(folder: Path, body: Callable[[Scene], Awaitable[None]]) -> None:
 
 def test_only_what_is_shown_is_asked_for_and_money_is_always(tmp_path: Path) -> None:
     async def body(one: Scene) -> None:
-        one.watcher.show(Interest(topics=(Topic.PROJECTS,), waiting=("t",)))
+        one.watcher.show(ScreenContent(topics=(Topic.PROJECTS,), waiting=("t",)))
         assert await one.asked() == [STATS, PROJECTS, MONEY]
-        assert one.watcher.picture.slots is None
+        assert one.watcher.service.slots is None
 
     on(tmp_path, body)
 
 
 def test_budgets_are_asked_for_less_often_where_only_their_total_is_seen(tmp_path: Path) -> None:
     async def body(one: Scene) -> None:
-        one.watcher.show(Interest(topics=(Topic.PROJECTS,)))
+        one.watcher.show(ScreenContent(topics=(Topic.PROJECTS,)))
         assert MONEY in await one.asked()
         assert MONEY not in await one.asked(after_seconds=9.0)
         assert MONEY in await one.asked(after_seconds=1.1)
-        one.watcher.show(Interest(topics=(Topic.BUDGETS,)))
+        one.watcher.show(ScreenContent(topics=(Topic.BUDGETS,)))
         assert await one.asked(after_seconds=5.1) == [STATS, MONEY]
 
     on(tmp_path, body)
@@ -104,7 +104,7 @@ def test_without_events_it_is_asked_every_two_seconds(tmp_path: Path) -> None:
         assert await one.asked() == [STATS, MONEY]
         assert await one.asked(after_seconds=1.9) == []
         assert await one.asked(after_seconds=0.2) == [STATS]
-        assert one.watcher.picture.contact is Contact.POLLING
+        assert one.watcher.service.contact is ConnectionState.POLLING
 
     on(tmp_path, body)
 
@@ -115,7 +115,7 @@ def test_while_nothing_is_heard_it_is_asked_seldom_and_at_an_event_soon(tmp_path
         await asyncio.sleep(0)
         one.clock.now += 1.0
         assert await one.asked() == [STATS, MONEY]
-        assert one.watcher.picture.contact is Contact.LIVE
+        assert one.watcher.service.contact is ConnectionState.LIVE
         assert await one.asked(after_seconds=9.0) == []
         assert await one.asked(after_seconds=1.1) == [STATS, MONEY]
         one.clock.now += 3.0
@@ -154,13 +154,13 @@ def test_a_service_that_is_away_is_asked_one_thing_less_and_less_often() -> None
         async with Client("http://127.0.0.1:1", retries=0) as client:
             clock = Clock()
             watcher = Watcher(client, clock=clock)
-            watcher.show(Interest(topics=tuple(Topic)))
+            watcher.show(ScreenContent(topics=tuple(Topic)))
             asked_at = []
             for _ in range(600):
                 if await watcher.ask_once() is not None:
                     asked_at.append(clock.now - 1_000.0)
                 clock.now += 0.5
-            assert watcher.picture.contact is Contact.LOST
+            assert watcher.service.contact is ConnectionState.LOST
             assert asked_at[:5] == [0.0, 1.0, 3.0, 7.0, 15.0]
             assert all(later - sooner >= 10.0 for sooner, later in pairwise(asked_at[5:]))
 
@@ -182,12 +182,12 @@ def test_a_service_that_was_silent_is_found_again_within_seconds(tmp_path: Path)
             watcher = Watcher(client, clock=clock)
             async with silent:
                 await watcher.ask_once()
-            contacts = [watcher.picture.contact]
+            contacts = [watcher.service.contact]
             async with running(tmp_path, WORK) as service, serving(service.app, port):
                 clock.now += 10.0
                 await watcher.ask_once()
-            contacts.append(watcher.picture.contact)
-        assert contacts == [Contact.LOST, Contact.POLLING]
+            contacts.append(watcher.service.contact)
+        assert contacts == [ConnectionState.LOST, ConnectionState.POLLING]
 
     asyncio.run(main())
 
@@ -195,13 +195,13 @@ def test_a_service_that_was_silent_is_found_again_within_seconds(tmp_path: Path)
 def test_what_is_refused_is_asked_once_a_minute(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as one:
-            wish = {"name": "sender", "permissions": ["submit"]}
-            token = (await one.service.ask("POST", "/tokens", wish)).json["token"]
+            token_fields = {"name": "sender", "permissions": ["submit"]}
+            token = (await one.service.ask("POST", "/tokens", token_fields)).json["token"]
             async with Client(one.url, token=token, retries=0) as client:
                 one.watcher = Watcher(client, clock=one.clock)
-                one.watcher.show(Interest(topics=(Topic.PROJECTS,)))
+                one.watcher.show(ScreenContent(topics=(Topic.PROJECTS,)))
                 assert PROJECTS in await one.asked()
-                assert "permission read" in one.watcher.picture.problems[Topic.PROJECTS]
+                assert "permission read" in one.watcher.service.problems[Topic.PROJECTS]
                 assert await one.asked(after_seconds=30.0) == []
                 assert PROJECTS in await one.asked(after_seconds=REFUSED_SECONDS)
 
@@ -211,17 +211,17 @@ def test_what_is_refused_is_asked_once_a_minute(tmp_path: Path) -> None:
 def test_a_token_that_is_over_is_not_said_to_be_live(tmp_path: Path) -> None:
     async def main() -> None:
         async with scene(tmp_path) as one:
-            wish = {"name": "reader", "permissions": ["read"]}
-            made = (await one.service.ask("POST", "/tokens", wish)).json
+            token_fields = {"name": "reader", "permissions": ["read"]}
+            made = (await one.service.ask("POST", "/tokens", token_fields)).json
             async with Client(one.url, token=made["token"], retries=0) as client:
                 one.watcher = Watcher(client, clock=one.clock)
                 await one.asked()
-                before = one.watcher.picture.contact
+                before = one.watcher.service.contact
                 await one.service.ask("DELETE", f"/tokens/{made['id']}")
                 await one.asked(after_seconds=10.0)
-                after = one.watcher.picture.contact
-                assert (before, after) == (Contact.POLLING, Contact.REFUSED)
-                assert one.watcher.picture.problems[Topic.STATS] == "the token was revoked"
+                after = one.watcher.service.contact
+                assert (before, after) == (ConnectionState.POLLING, ConnectionState.REFUSED)
+                assert one.watcher.service.problems[Topic.STATS] == "the token was revoked"
 
     asyncio.run(main())
 
@@ -231,17 +231,17 @@ def test_once_a_token_is_over_the_last_reasons_stay_and_are_asked_for_once_a_min
 ) -> None:
     async def main() -> None:
         async with scene(tmp_path) as one:
-            interest = await held_tasks(one, 2)
-            wish = {"name": "reader", "permissions": ["read"]}
-            made = (await one.service.ask("POST", "/tokens", wish)).json
+            content = await held_tasks(one, 2)
+            token_fields = {"name": "reader", "permissions": ["read"]}
+            made = (await one.service.ask("POST", "/tokens", token_fields)).json
             async with Client(one.url, token=made["token"], retries=0) as client:
                 one.watcher = Watcher(client, clock=one.clock)
-                one.watcher.show(interest)
+                one.watcher.show(content)
                 await one.asked()
-                reasons = dict(one.watcher.picture.reasons)
+                reasons = dict(one.watcher.service.reasons)
                 await one.service.ask("DELETE", f"/tokens/{made['id']}")
                 await one.asked(after_seconds=11.0)
-                assert one.watcher.picture.reasons == reasons
+                assert one.watcher.service.reasons == reasons
                 assert await one.asked(after_seconds=11.0) == []
 
     asyncio.run(main())
@@ -259,7 +259,7 @@ def test_the_wait_is_that_of_the_last_minutes_also_where_there_are_no_pages(tmp_
             async with Client(f"http://127.0.0.1:{port}", retries=0) as client:
                 watcher = Watcher(client)
                 await watcher.ask_once()
-        shown = "".join(text for text, _ in total_parts(watcher.picture, width=200))
+        shown = "".join(text for text, _ in total_parts(watcher.service, width=200))
         assert shown.endswith("wait 1 min 23 s")
 
     asyncio.run(main())
@@ -271,16 +271,16 @@ def test_another_text_to_look_for_is_asked_at_once_and_shows_nothing_before(
     async def body(one: Scene) -> None:
         await one.service.submit(notBefore="2099-01-01T00:00:00Z", labels={"who": "needle"})
         await one.service.submit(notBefore="2099-01-01T00:00:00Z")
-        waiting = Interest(topics=(Topic.WAITING,))
+        waiting = ScreenContent(topics=(Topic.WAITING,))
         one.watcher.show(waiting)
         await one.asked()
-        page = one.watcher.picture.waiting
+        page = one.watcher.service.waiting
         assert page is not None
         assert len(page.tasks) == 2
-        one.watcher.show(Interest(topics=(Topic.WAITING,), wanted="needle"))
-        assert one.watcher.picture.waiting is None
+        one.watcher.show(ScreenContent(topics=(Topic.WAITING,), wanted="needle"))
+        assert one.watcher.service.waiting is None
         assert await one.asked() == [Question(Topic.WAITING)]
-        page = one.watcher.picture.waiting
+        page = one.watcher.service.waiting
         assert page is not None
         assert len(page.tasks) == 1
 
@@ -292,7 +292,7 @@ def test_tasks_are_asked_for_without_what_clients_sent_and_got(topic: Topic) -> 
     async def asked(url: str) -> None:
         async with Client(url, retries=0) as client:
             one = Watcher(client, pause_seconds=0.0, clock=Clock())
-            one.show(Interest(topics=(topic,)))
+            one.show(ScreenContent(topics=(topic,)))
             await one.ask_once()
             assert await one.ask_once() == Question(topic)
 
@@ -308,10 +308,10 @@ def test_a_text_to_look_for_goes_first_also_while_nothing_happens(tmp_path: Path
         listening = asyncio.create_task(one.watcher.listen_once())
         await asyncio.sleep(0)
         one.clock.now += 1.0
-        one.watcher.show(Interest(topics=(Topic.WAITING,)))
+        one.watcher.show(ScreenContent(topics=(Topic.WAITING,)))
         await one.asked(after_seconds=60.0)
         one.clock.now += 60.0
-        one.watcher.show(Interest(topics=(Topic.WAITING,), wanted="needle"))
+        one.watcher.show(ScreenContent(topics=(Topic.WAITING,), wanted="needle"))
         assert await one.watcher.ask_once() == Question(Topic.WAITING)
         listening.cancel()
 
@@ -320,9 +320,9 @@ def test_a_text_to_look_for_goes_first_also_while_nothing_happens(tmp_path: Path
 
 def test_rows_without_a_reason_share_a_turn(tmp_path: Path) -> None:
     async def body(one: Scene) -> None:
-        interest = await held_tasks(one, 18)
+        content = await held_tasks(one, 18)
         turns = 0
-        while set(one.watcher.picture.reasons) != set(interest.waiting):
+        while set(one.watcher.service.reasons) != set(content.waiting):
             await one.watcher.ask_turn()
             turns += 1
         assert turns <= 3
@@ -332,61 +332,61 @@ def test_rows_without_a_reason_share_a_turn(tmp_path: Path) -> None:
 
 def test_reasons_outlive_a_look_at_another_pane_and_not_a_long_one(tmp_path: Path) -> None:
     async def body(one: Scene) -> None:
-        interest = await held_tasks(one, 3)
+        content = await held_tasks(one, 3)
         await one.asked()
-        reasons = dict(one.watcher.picture.reasons)
+        reasons = dict(one.watcher.service.reasons)
         assert len(reasons) == 3
-        one.watcher.show(Interest(topics=(Topic.SLOTS,)))
+        one.watcher.show(ScreenContent(topics=(Topic.SLOTS,)))
         await one.asked(after_seconds=10.0)
-        assert one.watcher.picture.reasons == reasons
-        one.watcher.show(interest)
+        assert one.watcher.service.reasons == reasons
+        one.watcher.show(content)
         assert not any(asked.topic is Topic.WHY for asked in await one.asked(after_seconds=-1.0))
-        one.watcher.show(Interest(topics=(Topic.SLOTS,)))
+        one.watcher.show(ScreenContent(topics=(Topic.SLOTS,)))
         await one.asked(after_seconds=61.0)
-        assert one.watcher.picture.reasons == {}
+        assert one.watcher.service.reasons == {}
 
     on(tmp_path, body)
 
 
 def test_what_an_action_answered_is_in_the_picture_at_once(tmp_path: Path) -> None:
     async def body(one: Scene) -> None:
-        interest = await held_tasks(one, 2)
-        gone, left = interest.waiting
-        one.watcher.show(Interest(topics=(Topic.PROJECTS,)))
+        content = await held_tasks(one, 2)
+        gone, left = content.waiting
+        one.watcher.show(ScreenContent(topics=(Topic.PROJECTS,)))
         await one.asked()
         one.watcher.note_gone(gone)
-        page = one.watcher.picture.waiting
+        page = one.watcher.service.waiting
         assert page is not None
         assert [task.task_id for task in page.tasks] == [left]
-        assert one.watcher.picture.projects is not None
-        default = one.watcher.picture.projects.projects[0]
+        assert one.watcher.service.projects is not None
+        default = one.watcher.service.projects.projects[0]
         one.watcher.note_status(default.id, "paused")
-        assert one.watcher.picture.projects.projects[0].status == "paused"
+        assert one.watcher.service.projects.projects[0].status == "paused"
         assert Question(Topic.PROJECTS) in await one.asked()
 
     on(tmp_path, body)
 
 
-async def held_tasks(one: Scene, number: int) -> Interest:
+async def held_tasks(one: Scene, number: int) -> ScreenContent:
     """Submit tasks that wait, look at them, and return the interest that sees all of their rows."""
     held = [await one.service.submit(notBefore="2099-01-01T00:00:00Z") for _ in range(number)]
-    one.watcher.show(Interest(topics=(Topic.WAITING,)))
+    one.watcher.show(ScreenContent(topics=(Topic.WAITING,)))
     await one.asked()
-    interest = Interest(topics=(Topic.WAITING,), waiting=tuple(held))
-    one.watcher.show(interest)
-    return interest
+    content = ScreenContent(topics=(Topic.WAITING,), waiting=tuple(held))
+    one.watcher.show(content)
+    return content
 
 
 def test_those_that_wait_longest_are_asked_for_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(picture, "MAX_TASKS", 2)
+    monkeypatch.setattr(service_state, "MAX_TASKS", 2)
 
     async def body(one: Scene) -> None:
         held = [await one.service.submit(notBefore="2099-01-01T00:00:00Z") for _ in range(3)]
-        one.watcher.show(Interest(topics=(Topic.WAITING,)))
+        one.watcher.show(ScreenContent(topics=(Topic.WAITING,)))
         await one.asked()
-        page = one.watcher.picture.waiting
+        page = one.watcher.service.waiting
         assert page is not None
         assert [task.task_id for task in page.tasks] == held[:2]
 

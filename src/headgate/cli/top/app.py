@@ -19,7 +19,14 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from headgate.api.schema.tasks import WhyBody
-from headgate.cli.top.banner import Line, key_parts, place_parts, said_parts, tab_parts, total_parts
+from headgate.cli.top.banner import (
+    Line,
+    address_parts,
+    key_parts,
+    message_parts,
+    tab_parts,
+    total_parts,
+)
 from headgate.cli.top.panes import (
     PANES,
     PROJECTS,
@@ -32,9 +39,9 @@ from headgate.cli.top.panes import (
     answer_of,
     note,
 )
-from headgate.cli.top.picture import PAUSE_SECONDS, Topic
-from headgate.cli.top.tables import Arranger, Wish, drawable, drawable_lines
-from headgate.cli.top.watcher import Interest, Watcher, told
+from headgate.cli.top.service_state import PAUSE_SECONDS, Topic
+from headgate.cli.top.tables import RowArranger, RowFilter, drawable, drawable_lines
+from headgate.cli.top.watcher import ScreenContent, Watcher, told
 from headgate.client.client import Client
 from headgate.core.slots.status import SlotBody
 from headgate.core.task_view import TaskSnapshot
@@ -67,7 +74,7 @@ The service tells when something happens: live. Where it cannot, \
 it is asked every few seconds: polling."""
 
 
-class Ask(ModalScreen[bool]):
+class ConfirmScreen(ModalScreen[bool]):
     """A question that is answered by y or n."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -90,7 +97,7 @@ class Ask(ModalScreen[bool]):
         self.dismiss(answer)
 
 
-class Reading(ModalScreen[None]):
+class TextScreen(ModalScreen[None]):
     """A text under a title; of a very long one the beginning."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -197,7 +204,7 @@ class Top(App[None]):
         self._texts = texts
         self._now = now
         self._current = 0
-        self._arrangers = {kind.topic: Arranger() for kind in PANES}
+        self._row_arrangers = {kind.topic: RowArranger() for kind in PANES}
         self._wanted = ""
         self._said: tuple[str, bool, float] = ("", False, 0.0)
 
@@ -238,13 +245,13 @@ class Top(App[None]):
         """Draw everything as it is known now."""
         if not self.is_running or not self._panes():
             return
-        picture, width = self.watcher.picture, self.size.width
-        self._line("place", place_parts(self._client.url, picture, width=width))
-        self._line("totals", total_parts(picture, width=width))
-        self._line("tabs", tab_parts(picture, self._current, width=width))
+        service, width = self.watcher.service, self.size.width
+        self._line("place", address_parts(self._client.url, service, width=width))
+        self._line("totals", total_parts(service, width=width))
+        self._line("tabs", tab_parts(service, self._current, width=width))
         text, is_problem, until = self._said
         said = text if time.monotonic() < until else ""
-        self._line("said", said_parts(said, picture, is_problem=is_problem, wanted=self._wanted))
+        self._line("said", message_parts(said, service, is_problem=is_problem, wanted=self._wanted))
         self._line("keys", key_parts(width))
         for index, pane in enumerate(self._panes()):
             if pane.display:
@@ -252,25 +259,25 @@ class Top(App[None]):
         self._tell_watcher()
 
     def _redraw_pane(self, index: int, pane: Pane) -> None:
-        picture, kind = self.watcher.picture, pane.kind
+        service, kind = self.watcher.service, pane.kind
         # The service has looked for the text in tasks already, also in what is not shown.
         wanted = "" if kind in _TASK_PANES else self._wanted
-        wish = Wish(wanted=wanted, column=pane.sort, is_reversed=pane.is_reversed)
-        rows = kind.rows(picture, self._now())
-        found = self._arrangers[kind.topic].arranged(answer_of(kind, picture), rows, wish)
-        title = f"{index + 1} {kind.name} {amount(kind, picture)}".rstrip()
+        row_filter = RowFilter(wanted=wanted, column=pane.sort, is_reversed=pane.is_reversed)
+        rows = kind.rows(service, self._now())
+        found = self._row_arrangers[kind.topic].arranged(answer_of(kind, service), rows, row_filter)
+        title = f"{index + 1} {kind.name} {amount(kind, service)}".rstrip()
         pane.show(
             found.rows,
-            note=note(kind, picture, wanted=self._wanted, found=found),
+            note=note(kind, service, wanted=self._wanted, found=found),
             title=title if self.screen_stack[0].has_class("all") else "",
-            is_faint=picture.is_past or kind.topic in picture.problems,
+            is_faint=service.is_past or kind.topic in service.problems,
         )
 
     def _tell_watcher(self) -> None:
         shown = [pane for pane in self._panes() if pane.display]
         waiting = next((pane.seen for pane in shown if pane.kind is WAITING), ())
         topics = tuple(pane.kind.topic for pane in shown)
-        self.watcher.show(Interest(topics=topics, waiting=waiting, wanted=self._wanted))
+        self.watcher.show(ScreenContent(topics=topics, waiting=waiting, wanted=self._wanted))
 
     def say(self, text: str, *, is_problem: bool = False) -> None:
         """Say something below the panes, for a while."""
@@ -303,7 +310,7 @@ class Top(App[None]):
 
     def action_help(self) -> None:
         """Show the keys."""
-        self.push_screen(Reading("headgate top: keys", HELP.splitlines()))
+        self.push_screen(TextScreen("headgate top: keys", HELP.splitlines()))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Let the key of the filter be a letter where one is being typed, or something is read."""
@@ -342,7 +349,9 @@ class Top(App[None]):
             if is_meant:
                 self._do(self._cancel(task_id))
 
-        self.push_screen(Ask(f"Cancel task {task_id}?\nOne that runs is told to stop."), answered)
+        self.push_screen(
+            ConfirmScreen(f"Cancel task {task_id}?\nOne that runs is told to stop."), answered
+        )
 
     async def _cancel(self, task_id: str) -> None:
         answer = await self._client.cancel(task_id)
@@ -377,7 +386,7 @@ class Top(App[None]):
                 self._do(self._set_status(project_id, was=status, wanted=wanted))
 
         self.say("")
-        self.push_screen(Ask(question.format(project_id)), answered)
+        self.push_screen(ConfirmScreen(question.format(project_id)), answered)
 
     async def _set_status(
         self, project_id: str, *, was: str, wanted: Literal["active", "paused"]
@@ -426,11 +435,11 @@ class Top(App[None]):
 
     def _read(self, title: str, lines: list[str]) -> None:
         self.say("")
-        self.push_screen(Reading(title, lines))
+        self.push_screen(TextScreen(title, lines))
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that a person asked for; it comes before what is asked regularly."""
-        self.watcher.pace.take()
+        self.watcher.throttle.take()
         self.say("Asking…")
         self.run_worker(self._told(work))
 

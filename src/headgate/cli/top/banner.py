@@ -15,8 +15,8 @@ from textual.widget import Widget
 
 from headgate.api.schema.tasks import LimitsBody, StatsBody
 from headgate.cli.top.panes import PANES, amount
-from headgate.cli.top.picture import Contact, Picture, Topic
 from headgate.cli.top.rows import left_text, limit_text, spent_text
+from headgate.cli.top.service_state import ConnectionState, ServiceState, Topic
 from headgate.cli.top.tables import ELLIPSIS, GAP, drawable, shortened
 from headgate.core.text import count, duration
 
@@ -25,10 +25,10 @@ LAST_KEYS = ("? help", "q quit")
 MAX_WANTED_SHOWN = 24
 
 _CONTACTS = {
-    Contact.LIVE: ("live", "green"),
-    Contact.POLLING: ("polling", "cyan"),
-    Contact.LOST: ("CONNECTION LOST", "bold red"),
-    Contact.REFUSED: ("REFUSED", "bold red"),
+    ConnectionState.LIVE: ("live", "green"),
+    ConnectionState.POLLING: ("polling", "cyan"),
+    ConnectionState.LOST: ("CONNECTION LOST", "bold red"),
+    ConnectionState.REFUSED: ("REFUSED", "bold red"),
 }
 _GAP = (GAP, "")
 _NO_LIMITS = LimitsBody(max_queue_size=None, max_inflight=None)
@@ -70,42 +70,42 @@ def cut(parts: list[Part], width: int) -> list[Part]:
     return [*((text, style) for text, style in kept if text), (ELLIPSIS, "")] if width > 0 else []
 
 
-def place_parts(url: str, picture: Picture, *, width: int) -> list[Part]:
+def address_parts(url: str, service: ServiceState, *, width: int) -> list[Part]:
     """Return the first line: which service, and how the connection to it is."""
-    word, style = _CONTACTS[picture.contact]
+    word, style = _CONTACTS[service.contact]
     name = shortened(f"headgate {drawable(url)}", width - len(word) - 2)
     return [(name, "bold"), _GAP, (word, style)]
 
 
-def total_parts(picture: Picture, *, width: int) -> list[Part]:
+def total_parts(service: ServiceState, *, width: int) -> list[Part]:
     """Return the second line: the totals, or what is wrong."""
-    problem = picture.problems.get(Topic.STATS, "")
+    problem = service.problems.get(Topic.STATS, "")
     if problem:
         return [(drawable(problem), "red")]
-    stats = picture.stats
+    stats = service.stats
     if stats is None:
         return [("Asking…", "")]
-    style = "dim" if picture.is_past else ""
+    style = "dim" if service.is_past else ""
     parts: list[Part] = [("PAUSED", "bold yellow reverse"), _GAP] if stats.paused else []
     room = width - sum(len(text) for text, _ in parts)
-    whole = _totals(stats, picture, has_limits=True)
-    bare = _totals(stats, picture, has_limits=False)
+    whole = _totals(stats, service, has_limits=True)
+    bare = _totals(stats, service, has_limits=False)
     lines = (_joined(texts, room) for texts in (whole, whole[:-1], bare))
     return [*parts, (next(filter(None, lines), "") or _fitting(bare, room), style)]
 
 
-def _totals(stats: StatsBody, picture: Picture, *, has_limits: bool) -> list[str]:
+def _totals(stats: StatsBody, service: ServiceState, *, has_limits: bool) -> list[str]:
     """Return the totals, in the order in which they are worth their room."""
     queue = stats.queue
     limits = stats.config if has_limits else _NO_LIMITS
-    rates = picture.throughput.per_minute()
+    rates = service.throughput.per_minute()
     done, failed = ("-", "-") if rates is None else (count(rates[0]), count(rates[1]))
     return [
         f"queued {_of(queue.total_queued, limits.max_queue_size)}",
         f"in flight {_of(queue.total_inflight, limits.max_inflight)}",
         f"done {done}/min",
         f"failed {failed}/min",
-        *_money(picture, has_limits=has_limits),
+        *_money(service, has_limits=has_limits),
         f"wait {_wait(stats)}",
     ]
 
@@ -115,8 +115,8 @@ def _wait(stats: StatsBody) -> str:
     return "-" if waited_seconds is None else duration(waited_seconds)
 
 
-def _money(picture: Picture, *, has_limits: bool) -> list[str]:
-    status = picture.budgets
+def _money(service: ServiceState, *, has_limits: bool) -> list[str]:
+    status = service.budgets
     if status is None:
         return []
     spent, left = f"spent {spent_text(status)}", left_text(status)
@@ -149,12 +149,12 @@ def key_parts(width: int) -> list[Part]:
     return [(_fitting(KEYS, width, LAST_KEYS), "")]
 
 
-def tab_parts(picture: Picture, current: int, *, width: int) -> list[Part]:
+def tab_parts(service: ServiceState, current: int, *, width: int) -> list[Part]:
     """Return the names of the panes, the one that keys go to between brackets.
 
     Where there is no room for all of them, the others have their numbers alone.
     """
-    tabs = [_tab(picture, place, is_current=place == current) for place in range(len(PANES))]
+    tabs = [_tab(service, place, is_current=place == current) for place in range(len(PANES))]
     parts = [part for tab in tabs for part in tab]
     if cell_len("".join(text for text, _ in parts).rstrip()) <= width:
         return parts
@@ -162,23 +162,23 @@ def tab_parts(picture: Picture, current: int, *, width: int) -> list[Part]:
     return [*numbers[:current], *tabs[current], *numbers[current + 1 :]]
 
 
-def _tab(picture: Picture, place: int, *, is_current: bool) -> list[Part]:
+def _tab(service: ServiceState, place: int, *, is_current: bool) -> list[Part]:
     kind = PANES[place]
     begin, end, style = ("[", "]", "bold") if is_current else (" ", " ", "")
-    figure = amount(kind, picture)
-    if not figure:
+    number = amount(kind, service)
+    if not number:
         return [(f"{begin}{place + 1} {kind.name}{end}", style)]
-    faint = f"{style} dim".strip() if picture.is_past else style
-    return [(f"{begin}{place + 1} {kind.name} ", style), (figure, faint), (end, style)]
+    faint = f"{style} dim".strip() if service.is_past else style
+    return [(f"{begin}{place + 1} {kind.name} ", style), (number, faint), (end, style)]
 
 
-def said_parts(said: str, picture: Picture, *, is_problem: bool, wanted: str) -> list[Part]:
+def message_parts(said: str, service: ServiceState, *, is_problem: bool, wanted: str) -> list[Part]:
     """Return what is looked for, and beside it what was said last, or what is wrong."""
     parts: list[Part] = []
     if said:
         parts = [(drawable(said), "bold red" if is_problem else "bold")]
-    elif picture.contact is Contact.LOST:
-        parts = [(f"Trying again: {drawable(picture.contact_problem)}.", "red")]
+    elif service.contact is ConnectionState.LOST:
+        parts = [(f"Trying again: {drawable(service.contact_problem)}.", "red")]
     if not wanted:
         return parts
     text = wanted if len(wanted) <= MAX_WANTED_SHOWN else f"{wanted[:MAX_WANTED_SHOWN]}{ELLIPSIS}"

@@ -1,4 +1,4 @@
-"""`headgate top`: the figures of a service, live in this terminal, or once as JSON."""
+"""`headgate top`: the state of a service, live in this terminal, or once as JSON."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def top(context: click.Context, /, *, connection: Connection, as_json: bool) -> 
     """
     if as_json:
         with connect(connection) as client:
-            print_json(_figures(client))
+            print_json(_numbers(client))
         return
     _check_terminal()
     with connect(connection, retries=0, timeout_seconds=TIMEOUT_SECONDS) as client:
@@ -71,9 +71,9 @@ def _check_terminal() -> None:
         raise InvalidSettingError("headgate top", f"{problem}; {others}")
 
 
-def _figures(client: SyncClient) -> dict[str, object]:
+def _numbers(client: SyncClient) -> dict[str, object]:
     """Return what the panes show, each by its name."""
-    from headgate.cli.top.picture import RUNNING_STATES, WAITING_STATES  # noqa: PLC0415
+    from headgate.cli.top.service_state import RUNNING_STATES, WAITING_STATES  # noqa: PLC0415
 
     return {
         "stats": client.stats(),
@@ -87,7 +87,7 @@ def _figures(client: SyncClient) -> dict[str, object]:
 
 
 def _tasks(client: SyncClient, states: str) -> object:
-    from headgate.cli.top.picture import ShownTasks, query_of_tasks  # noqa: PLC0415
+    from headgate.cli.top.service_state import ShownTasks, query_of_tasks  # noqa: PLC0415
 
     query = query_of_tasks(states)
     return client.request("GET", "/tasks", response_type=ShownTasks, query=query).tasks

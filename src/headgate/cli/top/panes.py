@@ -13,14 +13,14 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from headgate.cli.top import rows
-from headgate.cli.top.picture import Picture, Topic
+from headgate.cli.top.service_state import ServiceState, Topic
 from headgate.cli.top.tables import (
     GAP,
     TIME_WIDTH,
-    Arranged,
+    ArrangedRows,
     Cell,
     Column,
-    Holds,
+    ColumnKind,
     Row,
     drawable,
     fitted,
@@ -29,7 +29,7 @@ from headgate.cli.top.tables import (
 )
 from headgate.core.text import count
 
-MakeRows = Callable[[Picture, float], Sequence[Row]]
+MakeRows = Callable[[ServiceState, float], Sequence[Row]]
 
 
 class PaneKind(NamedTuple):
@@ -42,16 +42,18 @@ class PaneKind(NamedTuple):
     empty: str
 
 
-def _text(title: str, least: int, holds: Holds = Holds.TEXT, *, from_width: int = 0) -> Column:
+def _text(
+    title: str, least: int, holds: ColumnKind = ColumnKind.TEXT, *, from_width: int = 0
+) -> Column:
     return Column(title=title, least=least, holds=holds, from_width=from_width)
 
 
-def _figure(title: str, least: int, *, from_width: int = 0) -> Column:
-    return _text(title, least, Holds.FIGURE, from_width=from_width)
+def _number(title: str, least: int, *, from_width: int = 0) -> Column:
+    return _text(title, least, ColumnKind.FIGURE, from_width=from_width)
 
 
 def _time(title: str) -> Column:
-    return _figure(title, TIME_WIDTH)
+    return _number(title, TIME_WIDTH)
 
 
 PROJECTS = PaneKind(
@@ -60,15 +62,15 @@ PROJECTS = PaneKind(
     (
         _text("project", 14),
         _text("status", 8),
-        _text("had │ target", 12, Holds.BAR),
-        _figure("had", 5),
-        _figure("target", 6),
-        _figure("owed", 7, from_width=88),
-        _figure("queued", 6),
-        _figure("flight", 6),
-        _figure("cap", 4, from_width=94),
-        _figure("weight", 6),
-        _figure("tokens", 7, from_width=104),
+        _text("had │ target", 12, ColumnKind.BAR),
+        _number("had", 5),
+        _number("target", 6),
+        _number("owed", 7, from_width=88),
+        _number("queued", 6),
+        _number("flight", 6),
+        _number("cap", 4, from_width=94),
+        _number("weight", 6),
+        _number("tokens", 7, from_width=104),
     ),
     rows.project_rows,
     "A token for one agent sees no projects.",
@@ -79,12 +81,12 @@ LANES = PaneKind(
     (
         _text("agent", 14),
         _text("project", 12),
-        _figure("queued", 6),
-        _figure("ready", 5),
-        _figure("flight", 6),
+        _number("queued", 6),
+        _number("ready", 5),
+        _number("flight", 6),
         _time("oldest"),
-        _figure("load", 5),
-        _text("", 5, Holds.BAR),
+        _number("load", 5),
+        _text("", 5, ColumnKind.BAR),
     ),
     rows.lane_rows,
     "No lane has work. Submit a task: headgate submit hello --agent demo",
@@ -93,9 +95,9 @@ RUNNING = PaneKind(
     "Running",
     Topic.RUNNING,
     (
-        _text("task", 11, Holds.ID),
+        _text("task", 11, ColumnKind.ID),
         _time("time"),
-        _figure("try", 4),
+        _number("try", 4),
         _text("agent", 12),
         _text("project", 10),
         _text("target", 9),
@@ -108,11 +110,11 @@ WAITING = PaneKind(
     "Waiting",
     Topic.WAITING,
     (
-        _text("task", 9, Holds.ID),
+        _text("task", 9, ColumnKind.ID),
         _time("waits"),
-        _text("agent", 8, Holds.NAME),
+        _text("agent", 8, ColumnKind.NAME),
         _text("project", 7),
-        _text("reason", 30, Holds.REASON),
+        _text("reason", 30, ColumnKind.REASON),
     ),
     rows.waiting_rows,
     "Nothing waits.",
@@ -122,14 +124,14 @@ BUDGETS = PaneKind(
     Topic.BUDGETS,
     (
         _text("scope", 18),
-        _text("used", 6, Holds.BAR),
-        _figure("spent", 8),
-        _text("limit", 9, Holds.REASON),
+        _text("used", 6, ColumnKind.BAR),
+        _number("spent", 8),
+        _text("limit", 9, ColumnKind.REASON),
         _time("ends"),
         _time("room in"),
-        _figure("tokens", 7, from_width=94),
-        _figure("overrun", 8, from_width=104),
-        _figure("an hour", 8, from_width=114),
+        _number("tokens", 7, from_width=94),
+        _number("overrun", 8, from_width=104),
+        _number("an hour", 8, from_width=114),
     ),
     rows.budget_rows,
     "Nothing was booked yet.",
@@ -140,13 +142,13 @@ SLOTS = PaneKind(
     (
         _text("slot", 10),
         _text("state", 9),
-        _text("quota", 6, Holds.BAR),
-        _figure("used", 5),
+        _text("quota", 6, ColumnKind.BAR),
+        _number("used", 5),
         _time("resets"),
         _time("wake"),
         _text("woken", 15, from_width=102),
-        _figure("errors", 6, from_width=90),
-        _text("held because", 13, Holds.REASON),
+        _number("errors", 6, from_width=90),
+        _text("held because", 13, ColumnKind.REASON),
     ),
     rows.slot_rows,
     "No slot is configured; docs/how-to/key-slots.md says how.",
@@ -155,23 +157,23 @@ SLOTS = PaneKind(
 PANES = (PROJECTS, LANES, RUNNING, WAITING, BUDGETS, SLOTS)
 
 
-def amount(kind: PaneKind, picture: Picture) -> str:
+def amount(kind: PaneKind, service: ServiceState) -> str:
     """Return how much there is of what a pane shows, as far as that is known; else nothing."""
-    if kind is RUNNING and picture.stats is not None:
-        return str(picture.stats.queue.total_inflight)
-    if kind is WAITING and picture.stats is not None:
-        return str(picture.stats.queue.total_queued)
+    if kind is RUNNING and service.stats is not None:
+        return str(service.stats.queue.total_inflight)
+    if kind is WAITING and service.stats is not None:
+        return str(service.stats.queue.total_queued)
     return ""
 
 
-def note(kind: PaneKind, picture: Picture, *, wanted: str, found: Arranged) -> str:
+def note(kind: PaneKind, service: ServiceState, *, wanted: str, found: ArrangedRows) -> str:
     """Return what is said instead of rows, or under them; empty where rows say enough."""
-    problem, number = picture.problems.get(kind.topic), len(found.rows)
+    problem, number = service.problems.get(kind.topic), len(found.rows)
     if problem:
         return f"{'Not up to date' if number else 'Not shown'}: {drawable(problem)}."
-    if answer_of(kind, picture) is None:
+    if answer_of(kind, service) is None:
         return "Asking…"
-    page = {Topic.RUNNING: picture.running, Topic.WAITING: picture.waiting}.get(kind.topic)
+    page = {Topic.RUNNING: service.running, Topic.WAITING: service.waiting}.get(kind.topic)
     if page is not None and page.next_cursor is not None:
         return f"The oldest {len(page.tasks)} are shown; / finds others."
     if found.total > number:
@@ -181,20 +183,20 @@ def note(kind: PaneKind, picture: Picture, *, wanted: str, found: Arranged) -> s
     return f"Nothing here contains “{drawable(wanted)}”." if wanted else kind.empty
 
 
-def answer_of(kind: PaneKind, picture: Picture) -> object:
+def answer_of(kind: PaneKind, service: ServiceState) -> object:
     """Return the last answer of a pane's topic."""
     answers: dict[Topic, object] = {
-        Topic.PROJECTS: picture.projects,
-        Topic.LANES: picture.lanes,
-        Topic.RUNNING: picture.running,
-        Topic.WAITING: picture.waiting,
-        Topic.BUDGETS: picture.budgets,
-        Topic.SLOTS: picture.slots,
+        Topic.PROJECTS: service.projects,
+        Topic.LANES: service.lanes,
+        Topic.RUNNING: service.running,
+        Topic.WAITING: service.waiting,
+        Topic.BUDGETS: service.budgets,
+        Topic.SLOTS: service.slots,
     }
     return answers[kind.topic]
 
 
-# One pane: a table with a cursor that stays on its row while figures and order change.
+# One pane: a table with a cursor that stays on its row while numbers and order change.
 #
 # Rule: it draws what it is given and asks nobody; how many rows fit is its own affair.
 

@@ -1,4 +1,4 @@
-"""Rows of each pane, made from the last answers: the same figures that the dashboard shows.
+"""Rows of each pane, made from the last answers: the same numbers that the dashboard shows.
 
 Every function takes the picture and the time, and returns plain rows, so that what is on a screen
 can be tested without one.
@@ -11,7 +11,7 @@ from datetime import datetime
 
 from headgate.api.schema.admin import LaneBody, ProjectBody
 from headgate.api.schema.tasks import BudgetStatusBody, WhyBody
-from headgate.cli.top.picture import Picture, ShownTask
+from headgate.cli.top.service_state import ServiceState, ShownTask
 from headgate.cli.top.tables import (
     BAD,
     CAREFUL,
@@ -50,9 +50,9 @@ _STANDINGS = {"active": "", "paused": CAREFUL, "draining": CAREFUL, "archived": 
 _SLOT_STATES = {"open": GOOD, "exhausted": BAD, "paused": CAREFUL, "disabled": BAD}
 
 
-def project_rows(picture: Picture, _: float) -> Sequence[Row]:
+def project_rows(service: ServiceState, _: float) -> Sequence[Row]:
     """Return the projects: the share that each had beside the one it should have, and its work."""
-    projects = [] if picture.projects is None else picture.projects.projects
+    projects = [] if service.projects is None else service.projects.projects
     return Rows(projects, _project)
 
 
@@ -74,9 +74,9 @@ def _project(project: ProjectBody) -> Row:
     return Row(key=project.id, cells=cells)
 
 
-def lane_rows(picture: Picture, _: float) -> Sequence[Row]:
+def lane_rows(service: ServiceState, _: float) -> Sequence[Row]:
     """Return the lanes that have work, the longest wait first."""
-    lanes = [] if picture.lanes is None else picture.lanes.lanes
+    lanes = [] if service.lanes is None else service.lanes.lanes
     most = max((one.load or 0.0 for one in lanes), default=0.0)
     return Rows(lanes, lambda one: _lane(one, most))
 
@@ -96,9 +96,9 @@ def _lane(lane: LaneBody, most: float) -> Row:
     return Row(key=f"{lane.project_id}/{lane.agent_id}", cells=cells)
 
 
-def running_rows(picture: Picture, now: float) -> Sequence[Row]:
+def running_rows(service: ServiceState, now: float) -> Sequence[Row]:
     """Return the tasks in flight, those that run longest first."""
-    tasks = () if picture.running is None else picture.running.tasks
+    tasks = () if service.running is None else service.running.tasks
     return [_running(one, now) for one in sorted(tasks, key=_began)]
 
 
@@ -128,11 +128,11 @@ def _attempt(task: ShownTask) -> str:
     return f"{task.attempt}/{task.max_attempts}" if is_counted else str(task.attempt)
 
 
-def waiting_rows(picture: Picture, now: float) -> Sequence[Row]:
+def waiting_rows(service: ServiceState, now: float) -> Sequence[Row]:
     """Return the tasks that wait, the oldest of them first, with the reason where it was asked."""
-    tasks = () if picture.waiting is None else picture.waiting.tasks
+    tasks = () if service.waiting is None else service.waiting.tasks
     oldest_first = sorted(tasks, key=lambda one: one.created_at)
-    return [_waiting(one, picture.reasons.get(one.task_id), now) for one in oldest_first]
+    return [_waiting(one, service.reasons.get(one.task_id), now) for one in oldest_first]
 
 
 def _waiting(task: ShownTask, why: WhyBody | str | None, now: float) -> Row:
@@ -157,9 +157,9 @@ def _reason(why: WhyBody | str | None) -> Cell:
     return text_cell(why.reasons[0].message, tail=f" +{more}" if more else "")
 
 
-def slot_rows(picture: Picture, now: float) -> Sequence[Row]:
+def slot_rows(service: ServiceState, now: float) -> Sequence[Row]:
     """Return the slots: how much of each quota is used, its next times, what holds its tasks."""
-    slots = [] if picture.slots is None else picture.slots.slots
+    slots = [] if service.slots is None else service.slots.slots
     return Rows(slots, lambda one: _slot(one, now))
 
 
@@ -197,9 +197,9 @@ def _held_because(slot: SlotBody) -> str:
 MAX_DEPTH = 16
 
 
-def budget_rows(picture: Picture, now: float) -> Sequence[Row]:
+def budget_rows(service: ServiceState, now: float) -> Sequence[Row]:
     """Return the scopes with what each has used of its limit, children under their parents."""
-    scopes = [] if picture.budgets is None else list(_tree(picture.budgets, 0))
+    scopes = [] if service.budgets is None else list(_tree(service.budgets, 0))
     return Rows(scopes, lambda one: _budget(one[1], one[0], now))
 
 

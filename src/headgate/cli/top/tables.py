@@ -40,8 +40,8 @@ def drawn(bar: Bar, width: int) -> str:
     cells = USED * used + HELD * (both - used) + LEFT * (width - both)
     if bar.mark is None or not cells:
         return cells
-    place = min(width - 1, max(0, round(bar.mark * width) - 1))
-    return cells[:place] + MARK + cells[place + 1 :]
+    index = min(width - 1, max(0, round(bar.mark * width) - 1))
+    return cells[:index] + MARK + cells[index + 1 :]
 
 
 def _cells(part: float, width: int) -> int:
@@ -80,7 +80,7 @@ ELLIPSIS = "…"
 Order = float | str
 
 
-class Holds(IntEnum):
+class ColumnKind(IntEnum):
     """What a column holds, in the order in which columns get the room that they want.
 
     `REASON` is what a table is read for; names beside it are cut before it is. A `NAME` or an `ID`
@@ -95,7 +95,7 @@ class Holds(IntEnum):
     BAR = 5
 
 
-_KEEPS_END = (Holds.NAME, Holds.ID)
+_KEEPS_END = (ColumnKind.NAME, ColumnKind.ID)
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str
     least: int
-    holds: Holds = Holds.TEXT
+    holds: ColumnKind = ColumnKind.TEXT
     from_width: int = 0
 
 
@@ -123,7 +123,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One row; its key is the name of what it shows, and stays when figures change."""
+    """One row; its key is the name of what it shows, and stays when numbers change."""
 
     key: str
     cells: tuple[Cell, ...]
@@ -136,7 +136,7 @@ def text_cell(text: str, style: str = "", *, tail: str = "") -> Cell:
 
 
 def number_cell(text: str, order: float, style: str = "", *, room: int = 0) -> Cell:
-    """Return a cell with a figure."""
+    """Return a cell with a number."""
     return Cell(text=text, room=room, order=order, style=style)
 
 
@@ -159,7 +159,7 @@ def widths_of(columns: Sequence[Column], rows: Sequence[Row], width: int) -> lis
         more = max(0, min(spare, wanted[index] - widths[index]))
         widths[index] += more
         spare -= more
-    if shown and spare > 0 and columns[shown[-1]].holds is not Holds.FIGURE:
+    if shown and spare > 0 and columns[shown[-1]].holds is not ColumnKind.FIGURE:
         widths[shown[-1]] += spare
     for index in reversed(shown):
         less = min(widths[index], max(0, -spare))
@@ -184,7 +184,7 @@ def fitted(cell: Cell, column: Column, width: int) -> str:
     """Return a cell in exactly this many columns of the terminal."""
     if cell.bar is not None:
         return drawn(cell.bar, min(width, BAR_WIDTH)).ljust(width)
-    if column.holds is Holds.FIGURE:
+    if column.holds is ColumnKind.FIGURE:
         return shortened(cell.text.rjust(width), width)
     if column.holds in _KEEPS_END and cell_len(cell.text) > width:
         # Mirrored, the end is the beginning.
@@ -204,7 +204,7 @@ def shortened(text: str, width: int) -> str:
 
 # Cells that several panes have: counts, money, shares, times from now, and bars with their colour.
 #
-# Rule: what is not known is a dash, and never a figure that looks like one.
+# Rule: what is not known is a dash, and never a number that looks like one.
 
 GOOD, CAREFUL, BAD, FAINT = "green", "yellow", "red", "dim"
 UNKNOWN = Cell(text="-", order=-1.0)
@@ -284,16 +284,16 @@ class Rows(Sequence[Row], Generic[Thing]):
         return len(self._things)
 
     @overload
-    def __getitem__(self, place: int) -> Row: ...
+    def __getitem__(self, index: int) -> Row: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Row]: ...
-    def __getitem__(self, place: int | slice) -> Row | list[Row]:
-        if isinstance(place, slice):
-            return [self._make(one) for one in self._things[place]]
-        return self._make(self._things[place])
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self._make(one) for one in self._things[index]]
+        return self._make(self._things[index])
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class RowFilter(msgspec.Struct, frozen=True, kw_only=True):
     """What a person wants to see: rows with a text, sorted by a column or in their own order."""
 
     wanted: str = ""
@@ -301,37 +301,41 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     is_reversed: bool = False
 
 
-class Arranged(NamedTuple):
+class ArrangedRows(NamedTuple):
     """The first rows, and how many there are."""
 
     rows: Sequence[Row]
     total: int
 
 
-class Arranger:
+class RowArranger:
     """Arranges the rows of one pane, again and again."""
 
     def __init__(self) -> None:
         self._answer: object = None
-        self._wish = Wish()
-        self._kept = Arranged((), 0)
+        self._row_filter = RowFilter()
+        self._kept = ArrangedRows((), 0)
 
-    def arranged(self, answer: object, rows: Sequence[Row], wish: Wish) -> Arranged:
-        """Return the rows of an answer as wished; those of a long one stay until the next."""
+    def arranged(self, answer: object, rows: Sequence[Row], row_filter: RowFilter) -> ArrangedRows:
+        """Return the filtered rows of an answer; those of a long one stay until the next."""
         is_short = len(rows) <= MAX_ROWS
-        if is_short or (not wish.wanted and wish.column is None):
-            return arranged(rows, wish)
-        if answer is not self._answer or wish != self._wish:
-            self._answer, self._wish, self._kept = answer, wish, arranged(rows, wish)
+        if is_short or (not row_filter.wanted and row_filter.column is None):
+            return arranged(rows, row_filter)
+        if answer is not self._answer or row_filter != self._row_filter:
+            self._answer, self._row_filter, self._kept = (
+                answer,
+                row_filter,
+                arranged(rows, row_filter),
+            )
         return self._kept
 
 
-def arranged(rows: Sequence[Row], wish: Wish) -> Arranged:
+def arranged(rows: Sequence[Row], row_filter: RowFilter) -> ArrangedRows:
     """Return the rows that contain a text, sorted by a column, or in their own order."""
-    if wish.wanted or wish.column is not None:
-        rows = _sorted(_found(rows, wish.wanted), wish.column)
-    shown = rows[-MAX_ROWS:][::-1] if wish.is_reversed else rows[:MAX_ROWS]
-    return Arranged(shown, len(rows))
+    if row_filter.wanted or row_filter.column is not None:
+        rows = _sorted(_found(rows, row_filter.wanted), row_filter.column)
+    shown = rows[-MAX_ROWS:][::-1] if row_filter.is_reversed else rows[:MAX_ROWS]
+    return ArrangedRows(shown, len(rows))
 
 
 def _found(rows: Sequence[Row], wanted: str) -> list[Row]:
@@ -344,7 +348,7 @@ def _sorted(rows: list[Row], column: int | None) -> list[Row]:
 
 
 def _order(cell: Cell) -> tuple[bool, float, str]:
-    """Return what a cell is sorted by: figures before texts, so that the two can be mixed."""
+    """Return what a cell is sorted by: numbers before texts, so that the two can be mixed."""
     if isinstance(cell.order, str):
         return True, 0.0, cell.order
     return False, cell.order, ""

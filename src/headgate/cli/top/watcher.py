@@ -2,7 +2,7 @@
 
 While events are heard of, what is shown is asked for every few seconds, and otherwise seldom.
 Without a stream of events it is asked for every few seconds anyway. Rule: all requests together
-keep to one pace, and an error changes what is said, never whether the loops go on.
+keep to one rate, and an error changes what is said, never whether the loops go on.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import cast
 import msgspec
 
 from headgate.api.schema.admin import ProjectStatusText
-from headgate.cli.top.picture import (
+from headgate.cli.top.service_state import (
     PAUSE_SECONDS,
     RUNNING_STATES,
     WAITING_STATES,
-    Contact,
-    Pace,
-    Picture,
+    ConnectionState,
     Question,
-    Rota,
+    QuestionSchedule,
+    ServiceState,
     ShownTasks,
+    Throttle,
     Topic,
     query_of_tasks,
 )
@@ -57,7 +57,7 @@ _STATS = Question(Topic.STATS)
 _MONEY = Question(Topic.BUDGETS)
 
 
-class Interest(msgspec.Struct, frozen=True, kw_only=True):
+class ScreenContent(msgspec.Struct, frozen=True, kw_only=True):
     """What a screen shows: topics, the tasks whose reasons are seen, and a text to look for."""
 
     topics: tuple[Topic, ...] = ()
@@ -66,7 +66,7 @@ class Interest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watcher:
-    """Keeps a picture of a service as it is; `changed` is called whenever it is another."""
+    """Keeps the state of a service as it is; `changed` is called whenever it is another."""
 
     def __init__(
         self,
@@ -76,14 +76,14 @@ class Watcher:
         pause_seconds: float = PAUSE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.picture = Picture()
-        self.interest = Interest()
-        self.pace = Pace(pause_seconds, clock=clock)
+        self.service = ServiceState()
+        self.content = ScreenContent()
+        self.throttle = Throttle(pause_seconds, clock=clock)
         self.is_listening = False
         self._client = client
         self._changed = changed
         self._clock = clock
-        self._rota = Rota()
+        self._schedule = QuestionSchedule()
         self._heard_at = clock()
         self._failures = 0
         self._refused: set[Topic] = set()
@@ -91,44 +91,44 @@ class Watcher:
     async def ask_forever(self) -> None:
         """Ask whatever is due, one thing after the other."""
         while True:
-            await self.pace.turn()
+            await self.throttle.turn()
             await self.ask_turn()
 
     async def listen_forever(self) -> None:
         """Listen to what happens; where that fails, try again after a while."""
         while True:
-            await self.pace.turn()
+            await self.throttle.turn()
             await asyncio.sleep(await self.listen_once())
 
-    def show(self, interest: Interest) -> None:
+    def show(self, content: ScreenContent) -> None:
         """Ask from now on for something else."""
-        if interest.wanted != self.interest.wanted:
-            self.picture.running = self.picture.waiting = None
-            self._rota.forget(Topic.RUNNING)
-            self._rota.forget(Topic.WAITING)
-        self.interest = interest
+        if content.wanted != self.content.wanted:
+            self.service.running = self.service.waiting = None
+            self._schedule.forget(Topic.RUNNING)
+            self._schedule.forget(Topic.WAITING)
+        self.content = content
 
     def note_gone(self, task_id: str) -> None:
         """Show a task no longer that was just cancelled, and have the lists asked for again."""
-        picture = self.picture
-        picture.running = _without(picture.running, task_id)
-        picture.waiting = _without(picture.waiting, task_id)
+        service = self.service
+        service.running = _without(service.running, task_id)
+        service.waiting = _without(service.waiting, task_id)
         self.ask_again(Topic.RUNNING, Topic.WAITING, Topic.STATS)
 
     def note_status(self, project_id: str, status: ProjectStatusText) -> None:
         """Show what a project was just made, and have the projects asked for again."""
-        if self.picture.projects is not None:
+        if self.service.projects is not None:
             changed = [
                 msgspec.structs.replace(one, status=status) if one.id == project_id else one
-                for one in self.picture.projects.projects
+                for one in self.service.projects.projects
             ]
-            self.picture.projects = msgspec.structs.replace(self.picture.projects, projects=changed)
+            self.service.projects = msgspec.structs.replace(self.service.projects, projects=changed)
         self.ask_again(Topic.PROJECTS, Topic.STATS)
 
     def ask_again(self, *topics: Topic) -> None:
         """Have something asked at the next turn, since it was just changed."""
         for topic in topics:
-            self._rota.forget(topic)
+            self._schedule.forget(topic)
 
     async def ask_turn(self) -> None:
         """Ask what one turn is for: one question, or the reasons of several rows without any."""
@@ -140,18 +140,18 @@ class Watcher:
                 return
 
     def _lacks_reasons(self) -> bool:
-        return any(task_id not in self.picture.reasons for task_id in self.interest.waiting)
+        return any(task_id not in self.service.reasons for task_id in self.content.waiting)
 
     async def ask_once(self) -> Question | None:
         """Ask the one question that is most overdue, if one is due."""
-        question = self._rota.next(self._wanted(), self._clock())
+        question = self._schedule.next(self._wanted(), self._clock())
         self._forget_reasons()
         if question is None:
             return None
         began = self._clock()
         has_answer = await self._is_answered(question)
         # How long nobody answered says nothing about how long an answer takes.
-        self._rota.note(question, began, self._clock() if has_answer else began)
+        self._schedule.note(question, began, self._clock() if has_answer else began)
         self._changed()
         return question
 
@@ -166,7 +166,7 @@ class Watcher:
 
     def _forget_reasons(self) -> None:
         """Keep the reasons that were asked for lately: rows are left, and looked at again."""
-        reasons, asked_at = self.picture.reasons, self._rota.asked_at
+        reasons, asked_at = self.service.reasons, self._schedule.asked_at
         for task_id in [one for one in reasons if asked_at(Question(Topic.WHY, one)) is None]:
             del reasons[task_id]
 
@@ -199,12 +199,12 @@ class Watcher:
         return LISTEN_AGAIN_SECONDS
 
     def _wanted(self) -> dict[Question, float]:
-        if self.picture.contact is Contact.LOST:
+        if self.service.contact is ConnectionState.LOST:
             return {_STATS: _AWAY.seconds(self._failures, draw=0.0)}
         # The totals are always seen, and money is one of them.
-        questions = [_STATS, *(Question(topic) for topic in self.interest.topics), _MONEY]
-        if Topic.WAITING in self.interest.topics:
-            questions += [Question(Topic.WHY, task_id) for task_id in self.interest.waiting]
+        questions = [_STATS, *(Question(topic) for topic in self.content.topics), _MONEY]
+        if Topic.WAITING in self.content.topics:
+            questions += [Question(Topic.WHY, task_id) for task_id in self.content.waiting]
         return {one: self._seconds(one) for one in questions}
 
     def _seconds(self, question: Question) -> float:
@@ -212,63 +212,65 @@ class Watcher:
         if question.topic in self._refused:
             return REFUSED_SECONDS
         lively = LIVELY_SECONDS.get(question.topic, OTHERS_LIVELY_SECONDS)
-        if question == _MONEY and Topic.BUDGETS not in self.interest.topics:
+        if question == _MONEY and Topic.BUDGETS not in self.content.topics:
             lively = MONEY_SECONDS
-        asked_at = self._rota.asked_at(question)
+        asked_at = self._schedule.asked_at(question)
         if asked_at is None:
             return OTHERS_LIVELY_SECONDS
         is_quiet = self.is_listening and asked_at > self._heard_at
         return max(lively, QUIET_SECONDS) if is_quiet else lively
 
     async def _ask(self, question: Question) -> None:
-        picture = self.picture
+        service = self.service
         match question.topic:
             case Topic.STATS:
-                picture.stats = await self._client.stats()
-                picture.throughput.add(picture.stats, self._clock())
+                service.stats = await self._client.stats()
+                service.throughput.add(service.stats, self._clock())
             case Topic.PROJECTS:
-                picture.projects = await self._client.list_projects()
+                service.projects = await self._client.list_projects()
             case Topic.LANES:
-                picture.lanes = await self._client.lanes()
+                service.lanes = await self._client.lanes()
             case Topic.RUNNING:
                 await self._ask_tasks("running", RUNNING_STATES)
             case Topic.WAITING:
                 await self._ask_tasks("waiting", WAITING_STATES)
             case Topic.WHY:
-                picture.reasons[question.task_id] = await self._client.why(question.task_id)
+                service.reasons[question.task_id] = await self._client.why(question.task_id)
             case Topic.BUDGETS:
-                picture.budgets = await self._client.budget_status()
+                service.budgets = await self._client.budget_status()
             case Topic.SLOTS:
-                picture.slots = await self._client.slots()
+                service.slots = await self._client.slots()
 
     async def _ask_tasks(self, name: str, states: str) -> None:
-        wanted = self.interest.wanted
+        wanted = self.content.wanted
         query = query_of_tasks(states, wanted)
         page = await self._client.request("GET", "/tasks", response_type=ShownTasks, query=query)
-        if wanted == self.interest.wanted:
-            setattr(self.picture, name, page)
+        if wanted == self.content.wanted:
+            setattr(self.service, name, page)
 
     def _note_answer(self, question: Question) -> None:
-        self.picture.problems.pop(question.topic, None)
+        self.service.problems.pop(question.topic, None)
         self._refused.discard(question.topic)
         self._failures = 0
-        self.picture.contact = Contact.LIVE if self.is_listening else Contact.POLLING
-        self.picture.contact_problem = ""
+        self.service.contact = (
+            ConnectionState.LIVE if self.is_listening else ConnectionState.POLLING
+        )
+        self.service.contact_problem = ""
 
     def _note_error(self, question: Question, error: ServiceError) -> None:
         is_away = error.status == 0 or question.topic is Topic.STATS
         if isinstance(error, ServiceUnavailableError) and is_away:
             self._failures += 1
-            self.picture.contact, self.picture.contact_problem = Contact.LOST, told(error)
+            self.service.contact, self.service.contact_problem = ConnectionState.LOST, told(error)
         elif error.status == NO_GOOD_TOKEN:
             # All that is known stays as it was, reasons as well.
-            self.picture.contact = Contact.REFUSED
-            self.picture.problems[question.topic] = str(error)
+            self.service.contact = ConnectionState.REFUSED
+            self.service.problems[question.topic] = str(error)
             self._refused.add(question.topic)
         elif question.topic is Topic.WHY:
-            self.picture.reasons[question.task_id] = str(error)
+            self.service.reasons[question.task_id] = str(error)
         else:
-            self.picture.problems[question.topic] = str(error)
+            self.service.problems[question.topic] = str(error)
             if isinstance(error, RequestRefusedError):
                 self._refused.add(question.topic)
 

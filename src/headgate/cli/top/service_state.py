@@ -60,7 +60,7 @@ class Question(msgspec.Struct, frozen=True):
     task_id: str = ""
 
 
-class Rota:
+class QuestionSchedule:
     """When each question was asked, and what that says about the next one."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Rota:
             del self._asked[one]
 
 
-class Pace:
+class Throttle:
     """Gives turns, each at least a pause after the one before."""
 
     def __init__(self, pause_seconds: float, *, clock: Callable[[], float]) -> None:
@@ -177,7 +177,7 @@ class ShownTasks(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     next_cursor: str | None = None
 
 
-class Contact(Enum):
+class ConnectionState(Enum):
     """How the connection to a service is."""
 
     LIVE = "live"
@@ -186,7 +186,7 @@ class Contact(Enum):
     REFUSED = "refused"
 
 
-class Picture:
+class ServiceState:
     """The last answer to each question; None where there is none yet."""
 
     def __init__(self) -> None:
@@ -199,14 +199,14 @@ class Picture:
         self.slots: SlotListBody | None = None
         self.reasons: dict[str, WhyBody | str] = {}
         self.problems: dict[Topic, str] = {}
-        self.contact = Contact.POLLING
+        self.contact = ConnectionState.POLLING
         self.contact_problem = ""
         self.throughput = Throughput()
 
     @property
     def is_past(self) -> bool:
-        """Whether the figures are those of some time ago: nobody answers, or not to us."""
-        return self.contact in (Contact.LOST, Contact.REFUSED)
+        """Whether what is known is that of some time ago: nobody answers, or not to us."""
+        return self.contact in (ConnectionState.LOST, ConnectionState.REFUSED)
 
 
 class Throughput:
