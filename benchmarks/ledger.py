@@ -16,7 +16,7 @@ from itertools import count
 from typing import NamedTuple, cast
 
 import redis
-from torture.backends import running_books
+from torture.backends import running_ledger
 
 from benchmarks.options import Options
 from benchmarks.report import Row, table
@@ -183,7 +183,7 @@ def run_one(bench: Bench) -> tuple[Row, bool]:
     if bench.backend == "local":
         figures, floor = asyncio.run(measure(bench, "memory:")), None
     else:
-        with running_books(bench.backend, is_durable=True) as url:
+        with running_ledger(bench.backend, is_durable=True) as url:
             figures = asyncio.run(measure(bench, url))
             floor = floor_of(bench.backend, url)
     ratio = "" if floor is None else f"{figures.together / floor:.2f}"

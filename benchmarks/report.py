@@ -1,4 +1,4 @@
-"""Plain tables for figures."""
+"""Plain tables for measurements."""
 
 from __future__ import annotations
 

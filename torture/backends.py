@@ -1,4 +1,4 @@
-"""Books for the checks: a file, or a server started for the occasion."""
+"""Ledgers for the checks: a file, or a server started for the occasion."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SHARED = ("sqlite", "redis", "postgres")
 
 
 @contextmanager
-def running_books(backend: str, *, is_durable: bool = False) -> Iterator[str]:
-    """Give the URL of fresh books for the length of the block."""
+def running_ledger(backend: str, *, is_durable: bool = False) -> Iterator[str]:
+    """Give the URL of a fresh ledger for the length of the block."""
     if backend == "redis":
         with running_valkey() as valkey:
             yield valkey.url

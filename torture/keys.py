@@ -18,7 +18,7 @@ from headgate.config import load_settings
 from headgate.storage.store import TaskQuery
 from service.keyed_load import KeyedClients
 from service.support import ServiceProcess
-from torture.backends import running_books
+from torture.backends import running_ledger
 
 BACKENDS = ("sqlite", "postgres")
 CLIENTS = 6
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> bool:
 
 def _run_one(backend: str, options: argparse.Namespace) -> bool:
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="hg-") as name, running_books(backend) as url:
+    with tempfile.TemporaryDirectory(prefix="hg-") as name, running_ledger(backend) as url:
         folder = Path(name)
         config = folder / "keys.toml"
         config.write_text(f'{LIMITS}\n[store]\nurl = "{url}"\n')

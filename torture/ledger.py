@@ -28,7 +28,7 @@ from headgate.budgets.tracker import MAX_JOURNAL_ENTRIES, LedgerTracker
 from headgate.core.budgets.ledger import EMPTY, Balance, JournalEntry
 from headgate.core.budgets.reservations import Call
 from headgate.errors import LedgerUnavailableError
-from torture.backends import SHARED, running_books
+from torture.backends import SHARED, running_ledger
 from torture.ledger_worker import LONGEST_LEASE_SECONDS, WORKFLOWS, Count, session_of, work
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Findings:
 
 
 class Fleet:
-    """The workers, each in its place; a place is filled again after a kill."""
+    """The workers, each with its number; one is started again after a kill."""
 
     def __init__(self, url: str, seed: int) -> None:
         self.current: c_long = RawValue(c_long, 0)
@@ -92,14 +92,14 @@ class Fleet:
         # Children come from a process without threads, in a few milliseconds.
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(PRELOADED))
-        self._processes = [self._start(place) for place in range(WORKERS)]
+        self._processes = [self._start(index) for index in range(WORKERS)]
 
     def kill_one(self) -> None:
         """Kill a worker in the middle of whatever it does, and start another."""
-        place = self._random.randrange(WORKERS)
-        self._end(self._processes[place])
+        index = self._random.randrange(WORKERS)
+        self._end(self._processes[index])
         self.kills += 1
-        self._processes[place] = self._start(place)
+        self._processes[index] = self._start(index)
 
     def kill_all(self) -> None:
         """Kill every worker for good."""
@@ -111,12 +111,12 @@ class Fleet:
         return self._random.uniform(0.0, LONGEST_PAUSE_SECONDS)
 
     def counts(self) -> list[int]:
-        """Sum the counters of all places."""
+        """Sum the counters of all workers."""
         return [sum(column) for column in zip(*self._counts, strict=True)]
 
-    def _start(self, place: int) -> ForkServerProcess:
+    def _start(self, index: int) -> ForkServerProcess:
         self._seed += 1
-        arguments = (self._url, self._seed, self._counts[place], self.current)
+        arguments = (self._url, self._seed, self._counts[index], self.current)
         process = self._context.Process(target=work, args=arguments, daemon=True)
         process.start()
         return process
@@ -129,7 +129,7 @@ class Fleet:
 
 
 async def torture(url: str, *, kills: int, seconds: float, seed: int) -> Findings:
-    """Hammer, kill, and look at the books."""
+    """Hammer, kill, and look at the ledger."""
     findings = Findings()
     async with connect_budget(url) as tracker:
         await _set_limits(tracker, 0)
@@ -250,7 +250,7 @@ def run(options: argparse.Namespace) -> bool:
     is_right = True
     for backend in options.backend or SHARED:
         started = time.monotonic()
-        with running_books(backend) as url:
+        with running_ledger(backend) as url:
             found = asyncio.run(
                 torture(url, kills=options.kills, seconds=options.seconds, seed=options.seed)
             )

@@ -26,7 +26,7 @@ MOST_MICRO_USD = 40
 
 
 class Count(IntEnum):
-    """The places of a worker's counters; the memory is shared with the parent."""
+    """The positions of a worker's counters; the memory is shared with the parent."""
 
     OPERATIONS = 0
     REFUSALS = 1
@@ -41,7 +41,7 @@ def session_of(number: int) -> str:
 
 
 def work(url: str, seed: int, counts: Array[c_long], current: c_long) -> None:
-    """Hammer the books for ever."""
+    """Hammer the ledger for ever."""
     asyncio.run(_work(url, seed, counts, current))
 
 

@@ -20,16 +20,16 @@ from headgate.storage.postgres import STORE_TRANSACTION_TIMEOUT_SECONDS
 from service.support import ServiceProcess
 from torture.service import (
     Findings,
-    Place,
+    Sandbox,
     come_to_rest,
     is_ready,
     limit_of,
-    new_place,
+    new_sandbox,
     report,
     until,
 )
 from torture.service_audit import look
-from torture.service_load import WriterSetup, callers, dismiss
+from torture.service_load import TaskServer, callers, dismiss
 
 NODES = 2
 KILLS_PER_FALL = 10
@@ -57,9 +57,9 @@ class NodeFindings(Findings):
 class Fleet:
     """The nodes of one system."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, sandbox: Sandbox) -> None:
         self.ports = [free_port() for _ in range(NODES)]
-        self._nodes = [place.service(port, f"node-{port}") for port in self.ports]
+        self._nodes = [sandbox.service(port, f"node-{port}") for port in self.ports]
 
     async def start(self) -> None:
         """Start all nodes, and wait until they do their work."""
@@ -126,15 +126,15 @@ class Fleet:
         return time.monotonic() - started
 
 
-async def torture(place: Place, *, falls: int, seed: int) -> NodeFindings:
+async def torture(sandbox: Sandbox, *, falls: int, seed: int) -> NodeFindings:
     """Let dispatchers fall under load, let the system come to rest, and look at what it left."""
-    findings, writer_setup = NodeFindings(), WriterSetup()
+    findings, task_server = NodeFindings(), TaskServer()
     findings.memory.longest_seconds = LONGEST_TASK_SECONDS
     findings.memory.long_ratio = LONG_RATIO
     started = time.monotonic()
-    async with running_endpoint(writer_setup.answer) as endpoint:
-        place.write_settings(endpoint.url, rounds=falls + 1)
-        fleet = Fleet(place)
+    async with running_endpoint(task_server.answer) as endpoint:
+        sandbox.write_settings(endpoint.url, rounds=falls + 1)
+        fleet = Fleet(sandbox)
         try:
             await fleet.start()
             clients = callers(fleet.ports, findings.memory, seed)
@@ -147,9 +147,9 @@ async def torture(place: Place, *, falls: int, seed: int) -> NodeFindings:
             findings.exit_code = await fleet.drain()
         finally:
             fleet.kill()
-    executions = [*writer_setup.executions, *place.traced()]
+    executions = [*task_server.executions, *sandbox.traced()]
     findings.executions = len(executions)
-    findings.remains = await look(place.store(), findings.memory, executions, limit_of)
+    findings.remains = await look(sandbox.store(), findings.memory, executions, limit_of)
     findings.seconds = time.monotonic() - started
     return findings
 
@@ -169,11 +169,11 @@ def run(options: argparse.Namespace) -> bool:
         return True
     falls = max(FEWEST_FALLS, options.kills // KILLS_PER_FALL)
     print(f"\n{NODES} nodes on postgres", flush=True)
-    with new_place("postgres") as place:
-        found = asyncio.run(torture(place, falls=falls, seed=options.seed))
+    with new_sandbox("postgres") as sandbox:
+        found = asyncio.run(torture(sandbox, falls=falls, seed=options.seed))
         is_kept = found.is_right(falls)
         if not is_kept:
-            place.keep_logs()
+            sandbox.keep_logs()
     report(f"{NODES} nodes on postgres", found, is_kept=is_kept)
     for kind, times in found.takeovers.items():
         print(f"  taken over after, {kind:<9} {min(times):.2f} to {max(times):.2f} s")

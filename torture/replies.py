@@ -17,7 +17,7 @@ BACKENDS = ("redis", "postgres")
 
 
 async def lose(proxied: Proxied, *, drops: int, seed: int) -> tuple[FaultProxy, Outcome, bool]:
-    """Lose replies, then compare what the callers know with what is in the books."""
+    """Lose replies, then compare what the callers know with what is in the ledger."""
     proxy = proxied.proxy(seed=seed)
     async with running_proxy(proxy), proxied.through(proxy) as tracker:
         proxy.harm(drop_reply=0.4, cut_request=0.05, delay_reply=0.02)
@@ -57,5 +57,5 @@ def _run_one(backend: str, options: argparse.Namespace) -> bool:
     print(f"  calls               {outcome.calls:,}")
     print(f"  unacknowledged      {outcome.unacknowledged:,}, each made again under its id")
     print(f"  wrong answers       {len(outcome.wrong_answers)}")
-    print(f"  books as expected   {is_right}")
+    print(f"  ledger as expected  {is_right}")
     return is_right

@@ -1,7 +1,7 @@
-"""What tortured runs must look like, read from their stores and their books.
+"""What tortured runs must look like, read from their stores and their ledger.
 
 Nothing here asks a run: the rows of its tasks, in its own store or in that of a service, are held
-against the marks that its steps left, and against the books.
+against the marks that its steps left, and against the ledger.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class RunAudit:
     """One run over all lives of its processes: what was done once stays as it was.
 
     A process that is ended interrupts each step once at most, and at most as many as it has
-    `places`; so nothing else may be assumed to have cost money. `tasks` reads the tasks as they
+    `permits`; so nothing else may be assumed to have cost money. `tasks` reads the tasks as they
     stand.
     """
 
@@ -114,14 +114,14 @@ class RunAudit:
         names: list[str],
         costs: list[int],
         *,
-        places: int,
+        permits: int,
     ) -> None:
         self._run_id = run_id
         self._tasks = tasks
         self._marks = marks
         self._names = names
         self._costs = costs
-        self._places = places
+        self._permits = permits
         self._lives = 0
         self._done: dict[str, tuple[TaskRow, int]] = {}
 
@@ -178,7 +178,7 @@ class RunAudit:
             if count > ended or not count.is_integer():
                 line = f"{self._names[number]} is assumed {count:g} times, {ended} processes ended"
                 found.overassumed.append(line)
-        if sum(times.values()) > ended * self._places:
+        if sum(times.values()) > ended * self._permits:
             line = f"{self._run_id}: {sum(times.values()):g} attempts, {ended} processes ended"
             found.overassumed.append(line)
 
@@ -191,8 +191,8 @@ class RunAudit:
             found.ran_again.append(f"{name} has run {marks[name]} times, done after {times}")
 
 
-def books_in(folder: Path) -> Audit:
-    """Read the books that are kept in the store in a folder."""
+def ledger_in(folder: Path) -> Audit:
+    """Read the ledger that is kept in the store in a folder."""
     reader = SqliteReader(folder / STORE_NAME)
     try:
         return ledger.audit(reader.begin())
@@ -200,8 +200,8 @@ def books_in(folder: Path) -> Audit:
         reader.close()
 
 
-async def shared_books(ledger: Ledger) -> Audit:
-    """Read the books of a ledger whose clock is past the end of every lease."""
+async def shared_ledger(ledger: Ledger) -> Audit:
+    """Read a ledger whose clock is past the end of every lease."""
     await ledger.open()
     try:
         while await ledger.sweep():
@@ -216,8 +216,8 @@ def when_leases_have_ended() -> float:
     return time.time() + LEASES_SECONDS
 
 
-def look_at_books(found: Remains, audit: Audit, scope: str, used_micro_usd: int) -> None:
-    """Hold the books against what the tasks of all runs in a scope have used."""
+def look_at_ledger(found: Remains, audit: Audit, scope: str, used_micro_usd: int) -> None:
+    """Compare the ledger with what the tasks of all runs in a scope have used."""
     found.drift += [f"{key}: {pair}" for key, pair in drift_of(audit).items()]
     total = Balance()
     for (name, _), balance in audit.kept.items():

@@ -32,8 +32,8 @@ AWAY_SECONDS = 0.5
 WRITERLESS_SECONDS = 0.2
 SETTINGS = """
 [scheduler]
-max_inflight = {places}
-worker_count = {places}
+max_inflight = {permits}
+worker_count = {permits}
 result_ttl_seconds = 86_400
 drain_seconds = 2
 retry_base_seconds = 0.05
@@ -56,13 +56,13 @@ class _Submission(msgspec.Struct):
 
 
 class RunService:
-    """A service with as many places as a run would have by itself."""
+    """A service with as many permits as a run would have by itself."""
 
-    def __init__(self, folder: Path, source: random.Random, *, places: int) -> None:
+    def __init__(self, folder: Path, source: random.Random, *, permits: int) -> None:
         folder.mkdir()
         self.data = folder / "data"
         config = folder / "service.toml"
-        config.write_text(SETTINGS.format(places=places))
+        config.write_text(SETTINGS.format(permits=permits))
         arguments = ("--config", str(config), "--data", str(self.data))
         self._process = ServiceProcess(folder, *arguments, port=free_port())
         self._random = source

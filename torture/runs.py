@@ -2,8 +2,8 @@
 
 A process is killed while it starts, works, drains or ends, with its writer or alone, or it is asked
 to end once or twice. Whatever was recorded as done before must be as it was and must not have run
-again; whatever has run is booked, as done or as assumed; and the books equal what the tasks of all
-runs have used. A service that carries runs out is ended as well, and started again. The session
+again; whatever has run is booked, as done or as assumed; and the ledger equals what the tasks of
+all runs have used. A service that carries runs out is ended as well, and started again. The session
 beside it is many processes at once, on one limit.
 """
 
@@ -35,10 +35,10 @@ from torture.run_audit import (
     Remains,
     RunAudit,
     StepRow,
-    books_in,
-    look_at_books,
+    ledger_in,
+    look_at_ledger,
     marks_in,
-    shared_books,
+    shared_ledger,
     tasks_in,
     when_leases_have_ended,
 )
@@ -46,13 +46,13 @@ from torture.run_lives import LEFT_ALONE, USUAL_CODES, Life, draw_kind, wait_unt
 from torture.run_service import RunService
 
 BACKENDS = ("local", "sqlite", "redis", "server")
-"""Where the books are: in each run's own store, in a file for all of them, on a Redis server, or in
+"""Where the ledger is: in each run's own store, in a file for all of them, on a Redis server, or in
 the store of a service that carries the runs out."""
 
 KILLS_SHARE = 4
 """A process of a run lives for a second or two, so that a quarter of the kills is enough here."""
 
-ITEMS, PLACES = 12, 4
+ITEMS, PERMITS = 12, 4
 COSTS = [10_000] * ITEMS + [20_000] * ITEMS + [50_000]
 NAMES = [f"{step}-{index}" for step in ("first", "second") for index in range(ITEMS)] + ["last-0"]
 SESSION = "tortured"
@@ -66,7 +66,7 @@ WORKFLOW = """
 name: tortured
 config:
   budget_usd: 1000
-  concurrency: {places}
+  concurrency: {permits}
   defaults: {{timeout: 30}}
 steps:
   - id: first
@@ -86,7 +86,7 @@ steps:
 
 SERVICE_WORKFLOW = """
 name: tortured
-config: {{budget_usd: 1000, concurrency: {places}, defaults: {{timeout: 30}}}}
+config: {{budget_usd: 1000, concurrency: {permits}, defaults: {{timeout: 30}}}}
 steps:
   - id: first
     foreach: {items}
@@ -126,8 +126,8 @@ class Findings:
         return self.ends.total() >= kills and self.runs > 0 and self.remains.is_right()
 
 
-class Place:
-    """A folder for runs one after the other, with books of one kind."""
+class Sandbox:
+    """A folder for runs one after the other, with a ledger of one kind."""
 
     def __init__(
         self, folder: Path, backend: str, url: str = "", service: RunService | None = None
@@ -144,15 +144,15 @@ class Place:
         file = self.commands.folder / "tortured.yaml"
         text = WORKFLOW if self.service is None else SERVICE_WORKFLOW
         words = {"python": sys.executable, "program": STEP_PROGRAM, "marks": marks}
-        file.write_text(text.format(items=list(range(ITEMS)), places=PLACES, **words))
-        return self.commands.start_run(str(file), *self._books())
+        file.write_text(text.format(items=list(range(ITEMS)), permits=PERMITS, **words))
+        return self.commands.start_run(str(file), *self._ledger_options())
 
     def resume(self, run_id: str) -> subprocess.Popen[str]:
         """Start a process that goes on with a run."""
         return self.commands.start_run("--resume", run_id)
 
     def session(self) -> Session:
-        """Return a session on the server of this place."""
+        """Return a session on the server of this sandbox."""
         return Session(
             self.commands,
             self._url,
@@ -179,23 +179,23 @@ class Place:
         """Return how often the service was ended in each way, if there is one."""
         return Counter() if self.service is None else self.service.ends
 
-    def look_at_books_of(self, run_id: str, used_micro_usd: int, found: Remains) -> None:
-        """Hold the books that a run keeps itself against what its tasks have used."""
+    def look_at_ledger_of(self, run_id: str, used_micro_usd: int, found: Remains) -> None:
+        """Compare the ledger that a run keeps itself with what its tasks have used."""
         if self._backend == "local":
-            audit = books_in(self.folder_of(run_id))
-            look_at_books(found, audit, "workflow:tortured", used_micro_usd)
+            audit = ledger_in(self.folder_of(run_id))
+            look_at_ledger(found, audit, "workflow:tortured", used_micro_usd)
 
-    def look_at_shared_books(self, used_micro_usd: int, found: Remains) -> None:
-        """Hold the books that all runs share against what the tasks of all of them have used."""
+    def look_at_shared_ledger(self, used_micro_usd: int, found: Remains) -> None:
+        """Compare the ledger that all runs share with what the tasks of all of them have used."""
         if self.service is not None:
             self.service.stop()
             found.strange_ends += self.service.strange_ends
-            look_at_books(found, books_in(self.service.data), SCOPE, used_micro_usd)
+            look_at_ledger(found, ledger_in(self.service.data), SCOPE, used_micro_usd)
         elif self._backend != "local":
-            audit = asyncio.run(shared_books(self._ledger()))
-            look_at_books(found, audit, SCOPE, used_micro_usd)
+            audit = asyncio.run(shared_ledger(self._ledger()))
+            look_at_ledger(found, audit, SCOPE, used_micro_usd)
 
-    def _books(self) -> tuple[str, ...]:
+    def _ledger_options(self) -> tuple[str, ...]:
         if self._backend == "local":
             return ("--budget-tracker", "local")
         session = ("--budget-session-id", SESSION, "--budget-session-limit", "1000")
@@ -211,22 +211,22 @@ class Place:
 
 
 @contextmanager
-def new_place(backend: str, *, seed: int = 1) -> Iterator[Place]:
-    """Give an empty place for runs."""
+def new_sandbox(backend: str, *, seed: int = 1) -> Iterator[Sandbox]:
+    """Give an empty sandbox for runs."""
     with tempfile.TemporaryDirectory(prefix="hg-", ignore_cleanup_errors=True) as name:
         if backend == "redis":
             with running_valkey() as valkey:
-                yield Place(Path(name), backend, valkey.url)
+                yield Sandbox(Path(name), backend, valkey.url)
         elif backend == "server":
             with _running_service(Path(name) / "service", seed) as service:
-                yield Place(Path(name), backend, service=service)
+                yield Sandbox(Path(name), backend, service=service)
         else:
-            yield Place(Path(name), backend)
+            yield Sandbox(Path(name), backend)
 
 
 @contextmanager
 def _running_service(folder: Path, seed: int) -> Iterator[RunService]:
-    service = RunService(folder, random.Random(seed), places=PLACES)
+    service = RunService(folder, random.Random(seed), permits=PERMITS)
     try:
         service.start()
         yield service
@@ -237,21 +237,21 @@ def _running_service(folder: Path, seed: int) -> Iterator[RunService]:
 class TorturedRun:
     """One run, whose processes are ended one after the other until it is done."""
 
-    def __init__(self, place: Place, findings: Findings, source: random.Random) -> None:
-        self._place = place
+    def __init__(self, sandbox: Sandbox, findings: Findings, source: random.Random) -> None:
+        self._sandbox = sandbox
         self._findings = findings
         self._random = source
-        self._marks = place.commands.folder / f"marks-{findings.runs}"
-        self._known = set(place.commands.ids())
-        self._service_ends = place.service_ends().total()
+        self._marks = sandbox.commands.folder / f"marks-{findings.runs}"
+        self._known = set(sandbox.commands.ids())
+        self._service_ends = sandbox.service_ends().total()
         self._run_id: str | None = None
         self._audit: RunAudit | None = None
 
     def live(self, kind: str) -> bool:
         """Have a process live until it is ended, and return whether the run is done."""
-        place, run_id = self._place, self._run_id
-        with place.troubled():
-            process = place.begin(self._marks) if run_id is None else place.resume(run_id)
+        sandbox, run_id = self._sandbox, self._run_id
+        with sandbox.troubled():
+            process = sandbox.begin(self._marks) if run_id is None else sandbox.resume(run_id)
             end = Life(process, self._marks, self._random, NAMES[-1]).end(kind)
         if kind != LEFT_ALONE and end.code != EXIT_DONE:
             self._findings.ends[kind] += 1
@@ -260,16 +260,16 @@ class TorturedRun:
         return end.code == EXIT_DONE
 
     def look_at_end(self) -> None:
-        """Hold the run that is done against its marks, its books and what it shows."""
+        """Compare the run that is done with its marks, its ledger and what it shows."""
         findings, found = self._findings, self._findings.remains
         findings.runs += 1
         if self._audit is None or self._run_id is None:
             found.unended.append("a run that never began")
             return
-        service_ends = self._place.service_ends().total() - self._service_ends
+        service_ends = self._sandbox.service_ends().total() - self._service_ends
         used, assumed = self._audit.look_at_end(found, service_ends=service_ends)
-        self._place.look_at_books_of(self._run_id, used, found)
-        _look_at_report(self._place, self._run_id, assumed, found)
+        self._sandbox.look_at_ledger_of(self._run_id, used, found)
+        _look_at_report(self._sandbox, self._run_id, assumed, found)
         findings.executions += marks_in(self._marks).total()
         findings.used_micro_usd += used
         findings.assumed_micro_usd += assumed
@@ -277,32 +277,32 @@ class TorturedRun:
     def _look(self, kind: str) -> None:
         if self._run_id is None:
             # A process that was killed early enough has left no run.
-            new = set(self._place.commands.ids()) - self._known
+            new = set(self._sandbox.commands.ids()) - self._known
             if not new:
                 return
             self._run_id = new.pop()
-            tasks = partial(self._place.tasks_of, self._run_id)
-            self._audit = RunAudit(self._run_id, tasks, self._marks, NAMES, COSTS, places=PLACES)
-        if not wait_until_left(self._place.folder_of(self._run_id)):
+            tasks = partial(self._sandbox.tasks_of, self._run_id)
+            self._audit = RunAudit(self._run_id, tasks, self._marks, NAMES, COSTS, permits=PERMITS)
+        if not wait_until_left(self._sandbox.folder_of(self._run_id)):
             line = f"{self._run_id} is still held after {kind}"
             self._findings.remains.strange_ends.append(line)
         if self._audit is not None:
             self._audit.look(self._findings.remains)
 
 
-def torture(place: Place, *, kills: int, seed: int) -> Findings:
+def torture(sandbox: Sandbox, *, kills: int, seed: int) -> Findings:
     """End and resume one run after the other, and look at what each has left."""
     findings, source, started = Findings(), random.Random(seed), time.monotonic()
     while findings.ends.total() < kills:
-        tortured = TorturedRun(place, findings, source)
+        tortured = TorturedRun(sandbox, findings, source)
         for _ in range(MOST_LIVES):
             kind = draw_kind(source) if findings.ends.total() < kills else LEFT_ALONE
             if tortured.live(kind):
                 break
         tortured.look_at_end()
         print(f"  {findings.ends.total()} ends, {findings.runs} runs", flush=True)
-    findings.service_ends += place.service_ends()
-    place.look_at_shared_books(findings.used_micro_usd, findings.remains)
+    findings.service_ends += sandbox.service_ends()
+    sandbox.look_at_shared_ledger(findings.used_micro_usd, findings.remains)
     findings.seconds = time.monotonic() - started
     return findings
 
@@ -319,25 +319,25 @@ def _came_too_early(end: Ended) -> bool:
     return end.stderr.rstrip().endswith("KeyboardInterrupt") and ", in run\n" not in end.stderr
 
 
-def _look_at_report(place: Place, run_id: str, assumed_micro_usd: int, found: Remains) -> None:
+def _look_at_report(sandbox: Sandbox, run_id: str, assumed_micro_usd: int, found: Remains) -> None:
     """Have what is assumed be shown to whoever looks at the run."""
-    data = ("--data", str(place.commands.data))
-    shown = place.commands.call("runs", "show", run_id, "--json", *data).json
+    data = ("--data", str(sandbox.commands.data))
+    shown = sandbox.commands.call("runs", "show", run_id, "--json", *data).json
     said = sum(step["assumed_micro_usd"] for step in shown["steps"])
     if said != assumed_micro_usd:
         found.misbooked.append(f"{run_id} shows {said} as assumed and not {assumed_micro_usd}")
 
 
 def run(options: argparse.Namespace) -> bool:
-    """Torture runs with each kind of books, then run a session; tell whether all is right."""
+    """Torture runs with each kind of ledger, then run a session; tell whether all is right."""
     kills = max(1, options.kills // KILLS_SHARE)
     is_right = True
     for backend in options.backend or BACKENDS:
         if backend not in BACKENDS:
             continue
-        print(f"\nruns with {backend} books", flush=True)
-        with new_place(backend, seed=options.seed) as place:
-            found = torture(place, kills=kills, seed=options.seed)
+        print(f"\nruns with a {backend} ledger", flush=True)
+        with new_sandbox(backend, seed=options.seed) as sandbox:
+            found = torture(sandbox, kills=kills, seed=options.seed)
         is_kept = found.is_right(kills)
         is_right &= is_kept
         _report(backend, found, is_kept=is_kept)
@@ -348,7 +348,9 @@ def run(options: argparse.Namespace) -> bool:
 
 def _report(backend: str, found: Findings, *, is_kept: bool) -> None:
     used, assumed = format_usd(found.used_micro_usd), format_usd(found.assumed_micro_usd)
-    print(f"\nruns with {backend} books: {'kept' if is_kept else 'BROKEN'} ({found.seconds:.0f} s)")
+    print(
+        f"\nruns with a {backend} ledger: {'kept' if is_kept else 'BROKEN'} ({found.seconds:.0f} s)"
+    )
     print(f"  processes ended             {_counted(found.ends)}")
     if found.service_ends:
         print(f"  the service ended           {_counted(found.service_ends)}")
@@ -367,8 +369,8 @@ def _counted(ends: Counter[str]) -> str:
 
 
 def _holds_a_session() -> bool:
-    with new_place("redis") as place:
-        session = place.session()
+    with new_sandbox("redis") as sandbox:
+        session = sandbox.session()
         session.run_all()
         faults, spent = session.faults(), format_usd(session.status()["spent_micro_usd"])
     print(f"\na session of ${SESSION_USD}: {'BROKEN' if faults else 'kept'}", end=" ")

@@ -30,12 +30,12 @@ from headgate.budgets.redis import RedisLedger
 from headgate.config import Settings, load_settings
 from headgate.storage.sql_store import SqlTaskStore
 from service.support import ServiceProcess
-from torture.service_audit import LedgerState, Remains, books_outside, look
-from torture.service_load import Memory, WriterSetup, callers, dismiss, settings
+from torture.service_audit import LedgerState, Remains, ledger_outside, look
+from torture.service_load import Memory, TaskServer, callers, dismiss, settings
 from torture.service_tasks import Execution, traced
 
 BACKENDS = ("sqlite", "postgres", "redis")
-"""Where the tasks are; with `redis` they are in SQLite, and their books on the server."""
+"""Where the tasks are; with `redis` they are in SQLite, and their ledger on the server."""
 
 KILLS_PER_ROUND = 2
 LIMIT_SESSION = 5_000
@@ -69,7 +69,7 @@ class Findings:
         return is_enough and not has_faults and self.remains.is_right()
 
 
-class Place:
+class Sandbox:
     """The data of one service: a folder for its files, and where its tasks are kept."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Place:
         return [execution for folder in folders for execution in traced(folder)]
 
     def keep_logs(self) -> None:
-        """Save what the nodes have printed from being deleted with the place."""
+        """Save what the nodes have printed from being deleted with the sandbox."""
         for path in self.folder.glob("*/service.log"):
             kept = Path(tempfile.gettempdir()) / f"{self.folder.name}-{path.parent.name}.log"
             kept.write_bytes(path.read_bytes())
@@ -122,11 +122,11 @@ class Place:
         assert isinstance(store, SqlTaskStore)
         return store
 
-    async def books(self) -> LedgerState | None:
-        """Return the books that lie outside the store, as they are when every lease has ended."""
+    async def ledger(self) -> LedgerState | None:
+        """Return the ledger that is outside the store, as it is when every lease has ended."""
         if self._ledger_url is None:
             return None
-        return await books_outside(RedisLedger(self._ledger_url, clock=_when_leases_have_ended))
+        return await ledger_outside(RedisLedger(self._ledger_url, clock=_when_leases_have_ended))
 
 
 def _when_leases_have_ended() -> float:
@@ -134,28 +134,28 @@ def _when_leases_have_ended() -> float:
 
 
 @contextmanager
-def new_place(backend: str) -> Iterator[Place]:
-    """Give an empty place for a service; a server is durable, or a kill would prove nothing."""
+def new_sandbox(backend: str) -> Iterator[Sandbox]:
+    """Give an empty sandbox for a service; a server is durable, or a kill would prove nothing."""
     with tempfile.TemporaryDirectory(prefix="hg-") as name:
         if backend == "sqlite":
-            yield Place(Path(name))
+            yield Sandbox(Path(name))
             return
         if backend == "redis":
             with running_valkey() as valkey:
-                yield Place(Path(name), ledger_url=valkey.url)
+                yield Sandbox(Path(name), ledger_url=valkey.url)
             return
         with running_postgres(is_durable=True) as postgres:
-            yield Place(Path(name), postgres.url)
+            yield Sandbox(Path(name), postgres.url)
 
 
-async def torture(place: Place, *, kills: int, seed: int) -> Findings:
+async def torture(sandbox: Sandbox, *, kills: int, seed: int) -> Findings:
     """Kill a service under load, let it come to rest, and look at what it left."""
-    findings, writer_setup = Findings(), WriterSetup()
+    findings, task_server = Findings(), TaskServer()
     source, started = random.Random(seed), time.monotonic()
-    async with running_endpoint(writer_setup.answer) as endpoint:
-        place.write_settings(endpoint.url, rounds=kills // KILLS_PER_ROUND + 2)
+    async with running_endpoint(task_server.answer) as endpoint:
+        sandbox.write_settings(endpoint.url, rounds=kills // KILLS_PER_ROUND + 2)
         port = free_port()
-        service = place.service(port)
+        service = sandbox.service(port)
         clients = callers([port], findings.memory, seed)
         try:
             for number in range(kills):
@@ -172,10 +172,10 @@ async def torture(place: Place, *, kills: int, seed: int) -> Findings:
         finally:
             await dismiss(clients)
             service.kill()
-    executions = [*writer_setup.executions, *place.traced()]
+    executions = [*task_server.executions, *sandbox.traced()]
     findings.executions = len(executions)
     findings.remains = await look(
-        place.store(), findings.memory, executions, limit_of, outside=await place.books()
+        sandbox.store(), findings.memory, executions, limit_of, outside=await sandbox.ledger()
     )
     findings.seconds = time.monotonic() - started
     return findings
@@ -265,11 +265,11 @@ def run(options: argparse.Namespace) -> bool:
         if backend not in BACKENDS:
             continue
         print(f"\nservice on {backend}", flush=True)
-        with new_place(backend) as place:
-            found = asyncio.run(torture(place, kills=options.kills, seed=options.seed))
+        with new_sandbox(backend) as sandbox:
+            found = asyncio.run(torture(sandbox, kills=options.kills, seed=options.seed))
             is_kept = found.is_right(options.kills)
             if not is_kept:
-                place.keep_logs()
+                sandbox.keep_logs()
         is_right &= is_kept
         report(f"service on {backend}", found, is_kept=is_kept)
     return is_right

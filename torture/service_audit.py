@@ -1,7 +1,7 @@
 """What a tortured store must look like when everything has ended, read from its tables.
 
 Nothing here asks the service: rows are held against what clients were told, against what was
-executed, and against the journal of the books.
+executed, and against the journal of the ledger.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Remains:
 
 
 class LedgerState(NamedTuple):
-    """What the books say when everything has ended; `lie_outside` if the store has none."""
+    """What the ledger says when everything has ended; `lie_outside` if the store has none."""
 
     journal: list[JournalEntry]
     audit: Audit
@@ -105,8 +105,8 @@ async def look(
         await store.close()
 
 
-async def books_outside(ledger: Ledger) -> LedgerState:
-    """Read the books of a ledger whose clock is past the end of every lease."""
+async def ledger_outside(ledger: Ledger) -> LedgerState:
+    """Read a ledger whose clock is past the end of every lease."""
     await ledger.open()
     try:
         while await ledger.sweep():
@@ -127,20 +127,20 @@ def _look(
     memory: Memory,
     executions: Iterable[Execution],
     limit_of: Callable[[str], int | None],
-    books: LedgerState,
+    ledger: LedgerState,
 ) -> Remains:
     found = Remains()
     sql = f"SELECT {', '.join(TASK_COLUMNS)} FROM tasks"
     rows = {row[0]: to_task_row(row) for row in transaction.read(sql)}
     _look_at_tasks(found, rows, memory)
     _look_at_executions(found, rows, Counter(executions))
-    _look_at_journal(found, books)
+    _look_at_journal(found, ledger)
     _look_at_counts(found, transaction, rows)
-    _look_at_balances(found, transaction, books.audit)
+    _look_at_balances(found, transaction, ledger.audit)
     played = LedgerFindings()
-    play_back(books.journal, played, limit_of)
+    play_back(ledger.journal, played, limit_of)
     # A journal that was folded cannot be played back; what is left then is where it ended.
-    ended = (_ratio(balance, limit_of(scope)) for (scope, _), balance in books.audit.kept.items())
+    ended = (_ratio(balance, limit_of(scope)) for (scope, _), balance in ledger.audit.kept.items())
     found.highest_ratio = max(played.highest_ratio, *ended)
     return found
 
@@ -184,7 +184,7 @@ def _look_at_executions(
             found.stale_results.append(f"{row.id}: {row.result}, attempt {row.progress.attempt}")
 
 
-def _look_at_journal(found: Remains, books: LedgerState) -> None:
+def _look_at_journal(found: Remains, ledger: LedgerState) -> None:
     """Have each reservation end once, and each attempt begin after the one before has ended.
 
     What a crash left held outside the store, and never began, is given back by its lease alone.
@@ -192,11 +192,11 @@ def _look_at_journal(found: Remains, books: LedgerState) -> None:
     ends: Counter[str] = Counter()
     reserved: Counter[str] = Counter()
     holding: dict[str, str] = {}
-    for entry in books.journal:
+    for entry in ledger.journal:
         task_id, name = entry.reservation_id.split(":")[0], entry.reservation_id
         if entry.call is Call.RESERVE:
             reserved[name] += 1
-            if task_id in holding and not books.lie_outside:
+            if task_id in holding and not ledger.lie_outside:
                 found.overlapping.append(f"{name} beside {holding[task_id]}")
             holding[task_id] = name
         elif entry.call in _ENDS:

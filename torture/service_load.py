@@ -203,7 +203,7 @@ class Caller:
         return self._memory.longest_seconds if is_long else SHORT_SECONDS
 
 
-class WriterSetup:
+class TaskServer:
     """Executes tasks that come over HTTP, and remembers each time."""
 
     def __init__(self) -> None:
@@ -240,8 +240,8 @@ def settings(url: str, *, rounds: int, limit_session: int, limit_workflow: int) 
         for scope, limit in (
             (session_of(number), limit_session),
             *(
-                (f"{session_of(number)}/workflow:w{place}", limit_workflow)
-                for place in range(WORKFLOWS)
+                (f"{session_of(number)}/workflow:w{index}", limit_workflow)
+                for index in range(WORKFLOWS)
             ),
         )
     ]

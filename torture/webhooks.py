@@ -22,7 +22,7 @@ from benchmarks.http_load import Client
 from executors.endpoint import free_port
 from headgate.storage.unit_of_work import TASK_EVENTS, message_id
 from service.support import TERMINAL, ServiceProcess
-from torture.service import BACKENDS, Place, come_to_rest, is_ready, new_place
+from torture.service import BACKENDS, Sandbox, come_to_rest, is_ready, new_sandbox
 from torture.webhook_receiver import Receiver, told_state
 
 CLIENTS = 4
@@ -76,13 +76,13 @@ class Findings:
         return is_enough and not any(self.broken.values())
 
 
-async def torture(place: Place, *, kills: int, seed: int) -> Findings:
+async def torture(sandbox: Sandbox, *, kills: int, seed: int) -> Findings:
     """Kill a service under load, let everything be told, and compare."""
     findings, receiver = Findings(), Receiver(seed)
     source, started = random.Random(seed), time.monotonic()
-    place.write_text(SETTINGS)
+    sandbox.write_text(SETTINGS)
     port = free_port()
-    service = place.service(port)
+    service = sandbox.service(port)
     serving = asyncio.create_task(receiver.serve())
     clients = [
         asyncio.create_task(_submit(port, receiver, findings, random.Random(f"{seed}:{number}")))
@@ -220,11 +220,11 @@ def run(options: argparse.Namespace) -> bool:
         if backend not in BACKENDS:
             continue
         print(f"\nwebhooks on {backend}", flush=True)
-        with new_place(backend) as place:
-            found = asyncio.run(torture(place, kills=options.kills, seed=options.seed))
+        with new_sandbox(backend) as sandbox:
+            found = asyncio.run(torture(sandbox, kills=options.kills, seed=options.seed))
             is_kept = found.is_right(options.kills)
             if not is_kept:
-                place.keep_logs()
+                sandbox.keep_logs()
         is_right &= is_kept
         report(f"webhooks on {backend}", found, is_kept=is_kept)
     return is_right
