@@ -133,6 +133,8 @@ class Client:
         """Close the connections to the service."""
         await self._transport.close()
 
+    # Tasks.
+
     async def submit(
         self, *, idempotency_key: str | None = None, **fields: Unpack[TaskFields]
     ) -> SubmittedBody:
@@ -208,14 +210,6 @@ class Client:
         """Return every rule that keeps a task waiting."""
         return await self.request("GET", task_path(task_id, "why"), response_type=WhyBody)
 
-    async def stats(self) -> StatsBody:
-        """Return what waits, what has happened, and the limits in force."""
-        return await self.request("GET", "/scheduler/stats", response_type=StatsBody)
-
-    async def ready(self) -> ReadyBody:
-        """Return the role of a node that does its work, or raise what keeps it from that."""
-        return await self.request("GET", "/readyz", response_type=ReadyBody)
-
     async def cancel_matching(
         self, *, confirm: bool = False, **which: Unpack[TaskFilter]
     ) -> BulkCancelBody:
@@ -234,6 +228,27 @@ class Client:
         body = {**given_keys(which), "confirm": confirm}
         return await self.request(
             "POST", "/tasks/retry", response_type=BulkRetryBody, body=body, is_repeatable=True
+        )
+
+    # The scheduler.
+
+    async def stats(self) -> StatsBody:
+        """Return what waits, what has happened, and the limits in force."""
+        return await self.request("GET", "/scheduler/stats", response_type=StatsBody)
+
+    async def ready(self) -> ReadyBody:
+        """Return the role of a node that does its work, or raise what keeps it from that."""
+        return await self.request("GET", "/readyz", response_type=ReadyBody)
+
+    async def lanes(
+        self, project_id: str | None = None, *, find: str | None = None
+    ) -> LaneListBody:
+        """Return where tasks wait, for how long, and how loaded each lane is."""
+        return await self.request(
+            "GET",
+            "/scheduler/lanes",
+            response_type=LaneListBody,
+            query={"projectId": project_id, "find": find},
         )
 
     async def usage(
@@ -264,6 +279,8 @@ class Client:
         return await self.request(
             "POST", "/scheduler/reload", response_type=ReloadBody, is_repeatable=True
         )
+
+    # Waiting for tasks, and events.
 
     async def progress(
         self, task_id: str, *, timeout_seconds: float | None = None
@@ -323,6 +340,8 @@ class Client:
             except ServiceError as error:
                 pause = reconnector.failed(error)
             await asyncio.sleep(pause)
+
+    # Projects, agents and targets.
 
     async def list_projects(self) -> ProjectListBody:
         """Return all projects."""
@@ -386,6 +405,8 @@ class Client:
             is_repeatable=True,
         )
 
+    # Budgets and reservations.
+
     async def list_budgets(self) -> BudgetListBody:
         """Return the limits of budgets."""
         return await self.request("GET", "/budgets", response_type=BudgetListBody)
@@ -437,17 +458,6 @@ class Client:
             query={"scope": scope, "limit": limit, "cursor": cursor},
         )
 
-    async def lanes(
-        self, project_id: str | None = None, *, find: str | None = None
-    ) -> LaneListBody:
-        """Return where tasks wait, for how long, and how loaded each lane is."""
-        return await self.request(
-            "GET",
-            "/scheduler/lanes",
-            response_type=LaneListBody,
-            query={"projectId": project_id, "find": find},
-        )
-
     async def reserve(
         self,
         reservation_id: str,
@@ -488,6 +498,8 @@ class Client:
         body = {"id": reservation_id, "scope": scope}
         return await self._ledger("release", body, SettledBody)
 
+    # Tokens.
+
     async def list_tokens(self) -> TokenListBody:
         """Return all tokens, without their secrets."""
         return await self.request("GET", "/tokens", response_type=TokenListBody)
@@ -518,6 +530,8 @@ class Client:
         return await self.request(
             "DELETE", resource_path("tokens", token_id), response_type=TokenBody
         )
+
+    # Webhooks.
 
     async def list_webhooks(
         self,
@@ -570,6 +584,8 @@ class Client:
             "POST", "/webhooks/secret/rotate", response_type=SecretListBody, body={}
         )
 
+    # Slots.
+
     async def slots(self) -> SlotListBody:
         """Return all slots: how much of each quota is used, when it resets, who waits."""
         return await self.request("GET", "/slots", response_type=SlotListBody)
@@ -614,6 +630,8 @@ class Client:
             is_repeatable=True,
         )
 
+    # Settings and the audit log.
+
     async def settings(
         self,
         *,
@@ -638,6 +656,8 @@ class Client:
         return await self.request(
             "GET", "/audit", response_type=AuditListBody, query={"limit": limit, "cursor": cursor}
         )
+
+    # Any request, and how it is sent.
 
     async def request(
         self,

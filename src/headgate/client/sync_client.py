@@ -132,6 +132,8 @@ class SyncClient:
         """Close the connections to the service."""
         self._transport.close()
 
+    # Tasks.
+
     def submit(
         self, *, idempotency_key: str | None = None, **fields: Unpack[TaskFields]
     ) -> SubmittedBody:
@@ -207,14 +209,6 @@ class SyncClient:
         """Return every rule that keeps a task waiting."""
         return self.request("GET", task_path(task_id, "why"), response_type=WhyBody)
 
-    def stats(self) -> StatsBody:
-        """Return what waits, what has happened, and the limits in force."""
-        return self.request("GET", "/scheduler/stats", response_type=StatsBody)
-
-    def ready(self) -> ReadyBody:
-        """Return the role of a node that does its work, or raise what keeps it from that."""
-        return self.request("GET", "/readyz", response_type=ReadyBody)
-
     def cancel_matching(
         self, *, confirm: bool = False, **which: Unpack[TaskFilter]
     ) -> BulkCancelBody:
@@ -233,6 +227,25 @@ class SyncClient:
         body = {**given_keys(which), "confirm": confirm}
         return self.request(
             "POST", "/tasks/retry", response_type=BulkRetryBody, body=body, is_repeatable=True
+        )
+
+    # The scheduler.
+
+    def stats(self) -> StatsBody:
+        """Return what waits, what has happened, and the limits in force."""
+        return self.request("GET", "/scheduler/stats", response_type=StatsBody)
+
+    def ready(self) -> ReadyBody:
+        """Return the role of a node that does its work, or raise what keeps it from that."""
+        return self.request("GET", "/readyz", response_type=ReadyBody)
+
+    def lanes(self, project_id: str | None = None, *, find: str | None = None) -> LaneListBody:
+        """Return where tasks wait, for how long, and how loaded each lane is."""
+        return self.request(
+            "GET",
+            "/scheduler/lanes",
+            response_type=LaneListBody,
+            query={"projectId": project_id, "find": find},
         )
 
     def usage(
@@ -263,6 +276,8 @@ class SyncClient:
         return self.request(
             "POST", "/scheduler/reload", response_type=ReloadBody, is_repeatable=True
         )
+
+    # Waiting for tasks, and events.
 
     def progress(
         self, task_id: str, *, timeout_seconds: float | None = None
@@ -322,6 +337,8 @@ class SyncClient:
             except ServiceError as error:
                 pause = reconnector.failed(error)
             time.sleep(pause)
+
+    # Projects, agents and targets.
 
     def list_projects(self) -> ProjectListBody:
         """Return all projects."""
@@ -383,6 +400,8 @@ class SyncClient:
             is_repeatable=True,
         )
 
+    # Budgets and reservations.
+
     def list_budgets(self) -> BudgetListBody:
         """Return the limits of budgets."""
         return self.request("GET", "/budgets", response_type=BudgetListBody)
@@ -434,15 +453,6 @@ class SyncClient:
             query={"scope": scope, "limit": limit, "cursor": cursor},
         )
 
-    def lanes(self, project_id: str | None = None, *, find: str | None = None) -> LaneListBody:
-        """Return where tasks wait, for how long, and how loaded each lane is."""
-        return self.request(
-            "GET",
-            "/scheduler/lanes",
-            response_type=LaneListBody,
-            query={"projectId": project_id, "find": find},
-        )
-
     def reserve(
         self,
         reservation_id: str,
@@ -483,6 +493,8 @@ class SyncClient:
         body = {"id": reservation_id, "scope": scope}
         return self._ledger("release", body, SettledBody)
 
+    # Tokens.
+
     def list_tokens(self) -> TokenListBody:
         """Return all tokens, without their secrets."""
         return self.request("GET", "/tokens", response_type=TokenListBody)
@@ -511,6 +523,8 @@ class SyncClient:
     def revoke_token(self, token_id: str) -> TokenBody:
         """End a token for good."""
         return self.request("DELETE", resource_path("tokens", token_id), response_type=TokenBody)
+
+    # Webhooks.
 
     def list_webhooks(
         self,
@@ -563,6 +577,8 @@ class SyncClient:
             "POST", "/webhooks/secret/rotate", response_type=SecretListBody, body={}
         )
 
+    # Slots.
+
     def slots(self) -> SlotListBody:
         """Return all slots: how much of each quota is used, when it resets, who waits."""
         return self.request("GET", "/slots", response_type=SlotListBody)
@@ -607,6 +623,8 @@ class SyncClient:
             is_repeatable=True,
         )
 
+    # Settings and the audit log.
+
     def settings(
         self,
         *,
@@ -631,6 +649,8 @@ class SyncClient:
         return self.request(
             "GET", "/audit", response_type=AuditListBody, query={"limit": limit, "cursor": cursor}
         )
+
+    # Any request, and how it is sent.
 
     def request(
         self,

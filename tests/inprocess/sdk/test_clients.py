@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+import headgate
 from headgate import connect_budget
 from headgate.errors import BudgetExceededError
 from headgate.inprocess.permits import SharedResource
@@ -213,7 +214,7 @@ def _interrupted(ask: Callable[[], None]) -> None:
 def test_a_bare_install_says_which_extra_it_needs() -> None:
     statement = """
 try:
-    import headgate.inprocess.sdk
+    from headgate import sdk
 except ImportError as error:
     assert "headgate[sdk]" in str(error)
 else:
@@ -232,3 +233,8 @@ async def test_a_ledger_that_a_client_opened_is_closed_with_it() -> None:
     async with client:
         await client.post(URL, json=BODY)
     assert client.is_closed
+
+
+def test_the_package_gives_the_clients_when_they_are_asked_for() -> None:
+    assert headgate.sdk.async_client is async_client
+    assert "sdk" in dir(headgate)
