@@ -218,7 +218,7 @@ async def test_every_metric_is_in_the_reference(tmp_path: Path) -> None:
         return {"pending": 1, "dead": 0}
 
     async with asyncio.timeout(20), running(tmp_path) as service:
-        tracker: LedgerTracker = service.tracker
+        tracker: LedgerTracker = service.api.tracker
         metrics = ServiceMetrics(service.engine, Beside(tracker=tracker, deliveries=counts))
         text = (await metrics.text()).decode()
     found = dict(re.findall(r"^# TYPE (headgate_\w+) (\w+)$", text, re.MULTILINE))

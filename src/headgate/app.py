@@ -71,10 +71,223 @@ from headgate.telemetry import Telemetry, build_telemetry
 from headgate.webhooks.guard import UrlGuard, parse_allow_list
 from headgate.webhooks.sender import WebhookSender
 
-# From the settings of slots to what runs them: providers, keys, what the rules go by.
-#
-# Rule: a slot whose key or headers cannot be had is no reason not to start. It is set up all the
-# same, and says at its first use what is missing.
+STORE_FILE = "headgate.db"
+POSTGRES_SCHEMES = ("postgresql", "postgres")
+
+
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """A built service: the engine that runs tasks, and what the API needs around it.
+
+    `settings` are those that it was started with; `config` has those in force.
+    """
+
+    engine: Engine
+    settings: Settings
+    config: LiveConfig
+    api: Api
+    telemetry: Telemetry | None = None
+
+
+def build_service(
+    settings: Settings,
+    *,
+    data: Path,
+    environ: Mapping[str, str],
+    loaded: Loaded | None = None,
+    starter: ChildStarter | None = None,
+) -> Service:
+    """Build everything that settings describe; `data` is where an SQLite store lies.
+
+    `loaded` says how these settings were read, so that they can be read again. With a `starter` a
+    process of its own writes to the store.
+    """
+    ledger = build_ledger(settings)
+    store = build_store(settings, data=data, keeps_ledger=ledger is None, starter=starter)
+    telemetry = build_telemetry(environ) if settings.telemetry.otel else None
+    slot_keys = SlotKeys(settings, environ)
+    assembly = ServiceParts(environ, telemetry, slot_keys)
+    executors = assembly.executors(settings.targets)
+    engine = Engine(store, executors, engine_settings(settings), ledger=ledger)
+    if telemetry is not None:
+        engine.workers.watch(telemetry.pulled)
+    webhooks = attach_webhooks(
+        engine, store, settings, ledger=ledger, is_alone=not is_shared(settings)
+    )
+    config = attach_config(
+        engine,
+        store,
+        loaded or loaded_from(settings),
+        assembly,
+        executors=executors,
+        ledger=ledger,
+    )
+    config.listen(lambda settings, _is_paused: slot_keys.reconfigure(settings))
+    slots = attach_slots(engine, store, settings, environ, data=data, is_shared=is_shared(settings))
+    config.listen(lambda settings, _is_paused: slots.reconfigure(settings))
+    api = build_api(
+        engine, store, settings, config, slots=slots.slots, webhooks=webhooks, telemetry=telemetry
+    )
+    return Service(engine=engine, settings=settings, config=config, api=api, telemetry=telemetry)
+
+
+def build_app(service: Service) -> App:
+    """Return the HTTP application of a service: the API, and the dashboard if it is on."""
+    app = App(service.api)
+    attach_dashboard(app, service.settings.dashboard.mode)
+    return app
+
+
+# The store and the ledger.
+
+
+def build_store(
+    settings: Settings, *, data: Path, keeps_ledger: bool, starter: ChildStarter | None = None
+) -> SqlTaskStore:
+    """Return the store that the URL names; the modules of the others are not loaded."""
+    url = settings.store.url
+    scheme = "" if url is None else urlsplit(url).scheme
+    if url is not None and scheme in POSTGRES_SCHEMES:
+        from headgate.storage.postgres import PostgresTaskStore  # noqa: PLC0415
+
+        return PostgresTaskStore(url, keeps_ledger=keeps_ledger, starter=starter)
+    if scheme == "memory":
+        from headgate.storage.memory import MemoryTaskStore  # noqa: PLC0415
+
+        return MemoryTaskStore(keeps_ledger=keeps_ledger)
+    from headgate.storage.sqlite import SqliteTaskStore  # noqa: PLC0415
+
+    path = sqlite_file(settings, data)
+    return SqliteTaskStore(path, keeps_ledger=keeps_ledger, starter=starter)
+
+
+def sqlite_file(settings: Settings, data: Path) -> Path:
+    """Return the file of an SQLite store."""
+    url = settings.store.url
+    if url is None:
+        return data / STORE_FILE
+    from headgate.budgets.connect import sqlite_path  # noqa: PLC0415
+
+    if urlsplit(url).scheme != "sqlite":
+        problem = f"has the scheme {urlsplit(url).scheme!r}; use sqlite, postgresql or memory"
+        raise InvalidSettingError("store.url", problem)
+    return sqlite_path(url)
+
+
+def is_shared(settings: Settings) -> bool:
+    """Tell whether several processes may use the store at a time."""
+    url = settings.store.url
+    return url is not None and urlsplit(url).scheme in POSTGRES_SCHEMES
+
+
+def held_folder(settings: Settings, data: Path) -> Path | None:
+    """Return the folder that one process at a time may use; None if the store lies in none."""
+    url = settings.store.url
+    is_file = url is None or urlsplit(url).scheme == "sqlite"
+    return sqlite_file(settings, data).parent if is_file else None
+
+
+def build_ledger(settings: Settings) -> Ledger | None:
+    """Return the ledger outside the store; None if the store keeps it."""
+    url = settings.ledger.url
+    return None if url is None or url == settings.store.url else connect_budget(url).ledger
+
+
+# The engine and the settings that it goes by.
+
+
+class ServiceParts:
+    """How settings become parts of the engine, with the variables and keys of the targets."""
+
+    def __init__(
+        self, environ: Mapping[str, str], telemetry: Telemetry | None, slot_keys: SlotKeys
+    ) -> None:
+        self._environ = environ
+        self._telemetry = telemetry
+        self._slot_keys = slot_keys
+
+    def engine_settings(self, settings: Settings, *, is_paused: bool) -> EngineSettings:
+        """Return the part of the settings that the engine goes by."""
+        return engine_settings(settings, is_paused=is_paused)
+
+    def executors(self, targets: Mapping[str, Target]) -> dict[str, Executor]:
+        """Return an executor for each target; none of them is open."""
+        executors = build_executors(targets, self._environ, self._slot_keys)
+        if self._telemetry is None:
+            return executors
+        return {name: self._telemetry.traced(name, one) for name, one in executors.items()}
+
+
+def attach_config(
+    engine: Engine,
+    store: SqlTaskStore,
+    loaded: Loaded,
+    assembly: ServiceParts,
+    *,
+    executors: dict[str, Executor],
+    ledger: Ledger | None,
+) -> LiveConfig:
+    """Have an engine go by the settings in force, and watch the file and the other nodes."""
+    config = LiveConfig(engine, store, assembly, loaded, executors=executors, ledger=ledger)
+    engine.before_start(config.prepare)
+    upkeep = ConfigUpkeep(config, is_shared=is_shared(loaded.settings))
+    engine.also_run("overrides", upkeep.run)
+    origin = loaded.origin
+    if origin is not None and origin.path is not None:
+        engine.also_run("settings", FileWatcher(config, origin.path).run)
+    return config
+
+
+def engine_settings(settings: Settings, *, is_paused: bool = False) -> EngineSettings:
+    """Return the part of the settings that the engine goes by."""
+    scheduler = settings.scheduler
+    return EngineSettings(
+        dispatch=dispatch_settings(settings, is_paused=is_paused),
+        is_enabled=scheduler.enabled,
+        limits=scheduler.queue_limits,
+        budgets=budgets(settings),
+        policy=scheduler.retry_policy,
+        places=scheduler.worker_count,
+        lease_seconds=scheduler.lease_seconds,
+        worker_lease_seconds=scheduler.worker_lease_seconds,
+        tick_seconds=scheduler.tick_seconds,
+        result_ttl_seconds=scheduler.result_ttl_seconds,
+        max_result_bytes=scheduler.max_result_bytes,
+    )
+
+
+def dispatch_settings(settings: Settings, *, is_paused: bool = False) -> DispatchSettings:
+    """Return the part of the settings that decisions go by.
+
+    A project's budget is a scope of the ledger, and its closed gate is what holds tasks. Asking
+    for it a second time in the decision would only be a second opinion.
+    """
+    scheduler = settings.scheduler
+    projects = settings.core_projects()
+    return DispatchSettings(
+        projects=tuple(msgspec.structs.replace(one, budget_limit=None) for one in projects),
+        agents=settings.core_agents(),
+        rate_limits=rate_limits(settings),
+        lane_policy=scheduler.strategy,
+        alpha=scheduler.resolved_alpha,
+        auto_tune=scheduler.auto_tune,
+        max_wait_ticks=scheduler.max_wait_ticks,
+        priority_ageing_seconds=scheduler.priority_ageing_seconds,
+        default_tokens=scheduler.default_tokens,
+        default_micro_usd=scheduler.default_cost_micro_usd,
+        max_inflight=scheduler.max_inflight,
+        max_per_agent_inflight=scheduler.max_per_agent_inflight,
+        max_lag_tokens=scheduler.max_lag_tokens,
+        usage_window_hours=scheduler.usage_window_hours,
+        paused_targets=tuple(
+            name for name, target in settings.targets.items() if target.status is Standing.PAUSED
+        ),
+        is_paused=is_paused,
+        pull_targets=settings.pull_targets,
+    )
+
+
+# Slots: providers, keys, what the rules go by. A slot whose key or headers cannot be had is no
+# reason not to start. It is set up all the same, and says at its first use what is missing.
 
 
 class SlotParts:
@@ -247,7 +460,7 @@ def _filled_headers(
     return filled, tuple(given)
 
 
-# Wiring of webhooks: what judges addresses, what delivers, and what notices used-up budgets.
+# Webhooks: what judges addresses, what delivers, and what notices used-up budgets.
 
 SWITCHED_OFF = "webhooks are switched off; set webhooks.enabled = true"
 
@@ -308,128 +521,47 @@ def _check_alerts_url(guard: UrlGuard, url: str) -> None:
         raise InvalidSettingError("webhooks.alerts_url", problem)
 
 
-STORE_FILE = "headgate.db"
-POSTGRES_SCHEMES = ("postgresql", "postgres")
+# The API.
 
 
-class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """A built service: the engine, and what reads the tasks that clients send.
-
-    `settings` are those that it was started with; `administration` has those in force.
-    """
-
-    engine: Engine
-    submission_parser: SubmissionParser
-    settings: Settings
-    config: LiveConfig
-    bulk: BulkWork
-    audit: AuditLog
-    tokens: TokenStore
-    tracker: LedgerTracker
-    usage: UsageReports
-    slots: Slots
-    webhooks: Webhooks | None = None
-    telemetry: Telemetry | None = None
-
-
-class Parts:
-    """How settings become parts, with the variables and the keys that targets refer to."""
-
-    def __init__(
-        self, environ: Mapping[str, str], telemetry: Telemetry | None, slot_keys: SlotKeys
-    ) -> None:
-        self._environ = environ
-        self._telemetry = telemetry
-        self._slot_keys = slot_keys
-
-    def engine_settings(self, settings: Settings, *, is_paused: bool) -> EngineSettings:
-        """Return the part of the settings that the engine goes by."""
-        return engine_settings(settings, is_paused=is_paused)
-
-    def executors(self, targets: Mapping[str, Target]) -> dict[str, Executor]:
-        """Return an executor for each target; none of them is open."""
-        executors = build_executors(targets, self._environ, self._slot_keys)
-        if self._telemetry is None:
-            return executors
-        return {name: self._telemetry.traced(name, one) for name, one in executors.items()}
-
-
-def build_service(
+def build_api(
+    engine: Engine,
+    store: SqlTaskStore,
     settings: Settings,
+    config: LiveConfig,
     *,
-    data: Path,
-    environ: Mapping[str, str],
-    loaded: Loaded | None = None,
-    starter: ChildStarter | None = None,
-) -> Service:
-    """Build everything that settings describe; `data` is where an SQLite store lies.
-
-    `loaded` says how these settings were read, so that they can be read again. With a `starter` a
-    process of its own writes to the store.
-    """
-    ledger = _ledger(settings)
-    store = build_store(settings, data=data, keeps_ledger=ledger is None, starter=starter)
-    telemetry = build_telemetry(environ) if settings.telemetry.otel else None
-    slot_keys = SlotKeys(settings, environ)
-    parts = Parts(environ, telemetry, slot_keys)
-    executors = parts.executors(settings.targets)
-    engine = Engine(
-        store,
-        executors,
-        engine_settings(settings),
-        ledger=ledger,
-    )
-    if telemetry is not None:
-        engine.workers.watch(telemetry.pulled)
-    webhooks = attach_webhooks(
-        engine, store, settings, ledger=ledger, is_alone=not is_shared(settings)
-    )
-    config = _config(
-        engine,
-        store,
-        loaded or loaded_from(settings),
-        parts,
-        executors=executors,
-        ledger=ledger,
-    )
-    config.listen(lambda settings, _is_paused: slot_keys.reconfigure(settings))
-    slot_work = attach_slots(
-        engine, store, settings, environ, data=data, is_shared=is_shared(settings)
-    )
-    config.listen(lambda settings, _is_paused: slot_work.reconfigure(settings))
-    return Service(
+    slots: Slots,
+    webhooks: Webhooks | None,
+    telemetry: Telemetry | None,
+) -> Api:
+    """Return what the handlers of requests share; it follows the settings in force."""
+    streams, tokens = EventStreams(), TokenStore(store)
+    tracker = LedgerTracker(StoreLedger(store) if engine.ledger is None else engine.ledger)
+    api = Api(
         engine=engine,
-        submission_parser=build_submission_parser(settings),
-        settings=settings,
         config=config,
-        bulk=BulkWork(engine, store),
+        submission_parser=build_submission_parser(settings),
+        limits=limits_body(settings),
+        auth=Authenticator(tokens, auth_rules(settings)),
+        tokens=tokens,
         audit=AuditLog(store),
-        webhooks=webhooks,
-        tokens=TokenStore(store),
-        tracker=LedgerTracker(StoreLedger(store) if engine.ledger is None else engine.ledger),
+        bulk=BulkWork(engine, store),
+        tracker=tracker,
         usage=UsageReports(store),
-        slots=slot_work.slots,
+        slots=slots,
+        webhooks=webhooks,
+        metrics=build_metrics(engine, store, tracker, slots, streams),
+        streams=streams,
         telemetry=telemetry,
     )
 
+    def follow(settings: Settings, is_paused: bool) -> None:  # noqa: FBT001
+        api.submission_parser = build_submission_parser(settings)
+        api.limits = limits_body(settings)
+        api.is_paused = is_paused
 
-def _config(
-    engine: Engine,
-    store: SqlTaskStore,
-    loaded: Loaded,
-    parts: Parts,
-    *,
-    executors: dict[str, Executor],
-    ledger: Ledger | None,
-) -> LiveConfig:
-    config = LiveConfig(engine, store, parts, loaded, executors=executors, ledger=ledger)
-    engine.before_start(config.prepare)
-    upkeep = ConfigUpkeep(config, is_shared=is_shared(loaded.settings))
-    engine.also_run("overrides", upkeep.run)
-    origin = loaded.origin
-    if origin is not None and origin.path is not None:
-        engine.also_run("settings", FileWatcher(config, origin.path).run)
-    return config
+    config.listen(follow)
+    return api
 
 
 def limits_body(settings: Settings) -> LimitsBody:
@@ -444,54 +576,6 @@ def limits_body(settings: Settings) -> LimitsBody:
         result_ttl_seconds=scheduler.result_ttl_seconds,
         worker_count=scheduler.worker_count,
     )
-
-
-def build_app(service: Service) -> App:
-    """Return the HTTP application of a service."""
-    settings, streams = service.settings, EventStreams()
-    api = Api(
-        engine=service.engine,
-        config=service.config,
-        submission_parser=service.submission_parser,
-        limits=limits_body(settings),
-        auth=Authenticator(service.tokens, auth_rules(settings)),
-        tokens=service.tokens,
-        audit=service.audit,
-        bulk=service.bulk,
-        tracker=service.tracker,
-        usage=service.usage,
-        slots=service.slots,
-        webhooks=service.webhooks,
-        metrics=build_metrics(service, streams),
-        streams=streams,
-        telemetry=service.telemetry,
-    )
-
-    def come_into_force(settings: Settings, is_paused: bool) -> None:  # noqa: FBT001
-        api.submission_parser = build_submission_parser(settings)
-        api.limits = limits_body(settings)
-        api.is_paused = is_paused
-
-    service.config.listen(come_into_force)
-    app = App(api)
-    attach_dashboard(app, settings.dashboard.mode)
-    return app
-
-
-def build_metrics(service: Service, streams: EventStreams) -> ServiceMetrics:
-    """Return all metrics of a service."""
-    store = service.engine.store
-    beside = Beside(
-        tracker=service.tracker,
-        streams=lambda: streams.count,
-        slots=service.slots.statuses,
-    )
-    if isinstance(store, SqlTaskStore):
-        writer = store.writer
-        beside = beside._replace(
-            writer_queue=lambda: writer.queue_length, deliveries=DeliveryCounts(store).read
-        )
-    return ServiceMetrics(service.engine, beside)
 
 
 def auth_rules(settings: Settings) -> AuthRules:
@@ -517,101 +601,19 @@ def build_submission_parser(settings: Settings) -> SubmissionParser:
     return SubmissionParser.from_settings(settings, callback_check(settings))
 
 
-def engine_settings(settings: Settings, *, is_paused: bool = False) -> EngineSettings:
-    """Return the part of the settings that the engine goes by."""
-    scheduler = settings.scheduler
-    return EngineSettings(
-        dispatch=dispatch_settings(settings, is_paused=is_paused),
-        is_enabled=scheduler.enabled,
-        limits=scheduler.queue_limits,
-        budgets=budgets(settings),
-        policy=scheduler.retry_policy,
-        places=scheduler.worker_count,
-        lease_seconds=scheduler.lease_seconds,
-        worker_lease_seconds=scheduler.worker_lease_seconds,
-        tick_seconds=scheduler.tick_seconds,
-        result_ttl_seconds=scheduler.result_ttl_seconds,
-        max_result_bytes=scheduler.max_result_bytes,
+def build_metrics(
+    engine: Engine,
+    store: SqlTaskStore,
+    tracker: LedgerTracker,
+    slots: Slots,
+    streams: EventStreams,
+) -> ServiceMetrics:
+    """Return all metrics of a service."""
+    beside = Beside(
+        tracker=tracker,
+        streams=lambda: streams.count,
+        slots=slots.statuses,
+        writer_queue=lambda: store.writer.queue_length,
+        deliveries=DeliveryCounts(store).read,
     )
-
-
-def dispatch_settings(settings: Settings, *, is_paused: bool = False) -> DispatchSettings:
-    """Return the part of the settings that decisions go by.
-
-    A project's budget is a scope of the ledger, and its closed gate is what holds tasks. Asking
-    for it a second time in the decision would only be a second opinion.
-    """
-    scheduler = settings.scheduler
-    projects = settings.core_projects()
-    return DispatchSettings(
-        projects=tuple(msgspec.structs.replace(one, budget_limit=None) for one in projects),
-        agents=settings.core_agents(),
-        rate_limits=rate_limits(settings),
-        lane_policy=scheduler.strategy,
-        alpha=scheduler.resolved_alpha,
-        auto_tune=scheduler.auto_tune,
-        max_wait_ticks=scheduler.max_wait_ticks,
-        priority_ageing_seconds=scheduler.priority_ageing_seconds,
-        default_tokens=scheduler.default_tokens,
-        default_micro_usd=scheduler.default_cost_micro_usd,
-        max_inflight=scheduler.max_inflight,
-        max_per_agent_inflight=scheduler.max_per_agent_inflight,
-        max_lag_tokens=scheduler.max_lag_tokens,
-        usage_window_hours=scheduler.usage_window_hours,
-        paused_targets=tuple(
-            name for name, target in settings.targets.items() if target.status is Standing.PAUSED
-        ),
-        is_paused=is_paused,
-        pull_targets=settings.pull_targets,
-    )
-
-
-def build_store(
-    settings: Settings, *, data: Path, keeps_ledger: bool, starter: ChildStarter | None = None
-) -> SqlTaskStore:
-    """Return the store that the URL names; the modules of the others are not loaded."""
-    url = settings.store.url
-    scheme = "" if url is None else urlsplit(url).scheme
-    if url is not None and scheme in POSTGRES_SCHEMES:
-        from headgate.storage.postgres import PostgresTaskStore  # noqa: PLC0415
-
-        return PostgresTaskStore(url, keeps_ledger=keeps_ledger, starter=starter)
-    if scheme == "memory":
-        from headgate.storage.memory import MemoryTaskStore  # noqa: PLC0415
-
-        return MemoryTaskStore(keeps_ledger=keeps_ledger)
-    from headgate.storage.sqlite import SqliteTaskStore  # noqa: PLC0415
-
-    path = sqlite_file(settings, data)
-    return SqliteTaskStore(path, keeps_ledger=keeps_ledger, starter=starter)
-
-
-def sqlite_file(settings: Settings, data: Path) -> Path:
-    """Return the file of an SQLite store."""
-    url = settings.store.url
-    if url is None:
-        return data / STORE_FILE
-    from headgate.budgets.connect import sqlite_path  # noqa: PLC0415
-
-    if urlsplit(url).scheme != "sqlite":
-        problem = f"has the scheme {urlsplit(url).scheme!r}; use sqlite, postgresql or memory"
-        raise InvalidSettingError("store.url", problem)
-    return sqlite_path(url)
-
-
-def is_shared(settings: Settings) -> bool:
-    """Tell whether several processes may use the store at a time."""
-    url = settings.store.url
-    return url is not None and urlsplit(url).scheme in POSTGRES_SCHEMES
-
-
-def held_folder(settings: Settings, data: Path) -> Path | None:
-    """Return the folder that one process at a time may use; None if the store lies in none."""
-    url = settings.store.url
-    is_file = url is None or urlsplit(url).scheme == "sqlite"
-    return sqlite_file(settings, data).parent if is_file else None
-
-
-def _ledger(settings: Settings) -> Ledger | None:
-    url = settings.ledger.url
-    return None if url is None or url == settings.store.url else connect_budget(url).ledger
+    return ServiceMetrics(engine, beside)

@@ -286,7 +286,7 @@ async def test_1000_scopes_are_bounded_and_quick(tmp_path: Path) -> None:
         f'[budgets."team:t{n % 20}/session:s{n}"]\nlimit_usd = "1"\n' for n in range(1_000)
     )
     async with serving(tmp_path, limits) as (service, app):
-        tracker = service.tracker
+        tracker = service.api.tracker
         assert tracker is not None
         for number in range(1_000):
             scope = f"team:t{number % 20}/session:s{number}"

@@ -163,7 +163,7 @@ async def test_the_stream_of_a_token_that_was_revoked_at_another_node_ends(
         assert answer.stream is not None
         await anext(answer.stream)
         # As another node does it: nothing here is told.
-        await service.tokens.revoke(token.split("_")[1])
+        await service.api.tokens.revoke(token.split("_")[1])
         async with asyncio.timeout(WAIT_SECONDS):
             assert [piece async for piece in answer.stream if b"changed" not in piece] == []
 
@@ -183,7 +183,7 @@ async def test_a_stream_ends_at_once_when_its_token_is_revoked_at_the_same_node(
             await anext(stream)
             opened.append(asyncio.ensure_future(anext(stream, b"ended")))
         await asyncio.sleep(0)
-        await service.tokens.revoke(token.split("_")[1])
+        await service.api.tokens.revoke(token.split("_")[1])
         app.api.auth.forget()
         async with asyncio.timeout(WAIT_SECONDS):
             assert await opened[0] == b"ended"

@@ -27,7 +27,7 @@ async def token_of(
         bounds=bounds,
         expires_at=None,
     )
-    await service.tokens.add(new.kept)
+    await service.api.tokens.add(new.kept)
     return new.text
 
 

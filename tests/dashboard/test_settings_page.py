@@ -132,7 +132,7 @@ async def test_the_audit_log_tells_who_changed_what_page_by_page(tmp_path: Path)
         assert "local project.patch search projects.search.credit_weight : 5.0 → 7.0" in text
         for number in range(PAGE_ROWS):
             detail: dict[str, object] = {f"<i>{one}": "x" * 9_999 for one in range(9)}
-            await service.audit.record(SIGNAL, "made.up", f"<script>{number}", detail)
+            await service.api.audit.record(SIGNAL, "made.up", f"<script>{number}", detail)
         first = await browser.get("/ui/settings/audit")
         assert len(first.body) < 150_000
         assert "<script>0" not in first.body.decode()

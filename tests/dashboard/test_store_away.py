@@ -149,14 +149,14 @@ async def test_webhooks_that_come_too_late_are_told_as_unknown_and_not_as_none(
     unknown = "Whether webhooks were given up is not known now"
     async with serving(tmp_path) as (service, app):
         assert unknown not in await overview(app)
-        assert service.webhooks is not None
+        assert service.api.webhooks is not None
         never = asyncio.Event()
 
         async def find(_: DeliveryQuery) -> DeliveryPage:
             await never.wait()
             return DeliveryPage(deliveries=())
 
-        monkeypatch.setattr(service.webhooks.deliveries, "find", find)
+        monkeypatch.setattr(service.api.webhooks.deliveries, "find", find)
         text = await overview(app)
         assert unknown in text
         assert "has a problem" not in text

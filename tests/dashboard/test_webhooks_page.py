@@ -44,20 +44,20 @@ async def receiver(status: int = 204) -> AsyncIterator[str]:
 
 async def file(service: Service, count: int, url: str = NOWHERE) -> list[str]:
     """File alerts, as budgets do; nobody has tried to send them yet."""
-    assert service.webhooks is not None
+    assert service.api.webhooks is not None
     ids = [f"msg_{number:03}" for number in range(count)]
     alerts = [
         Alert(message_id=one, scope=one, unit="tokens", percent=50, limit=1, until=None, body="{}")
         for one in ids
     ]
-    await service.webhooks.deliveries.alert(alerts, url)
+    await service.api.webhooks.deliveries.alert(alerts, url)
     return ids
 
 
 async def end(service: Service, webhook_id: str, **outcome: Any) -> None:
     """Write that a webhook was tried, whoever has claimed it."""
-    assert service.webhooks is not None
-    deliveries = service.webhooks.deliveries
+    assert service.api.webhooks is not None
+    deliveries = service.api.webhooks.deliveries
     await deliveries.release(None)
     await deliveries.claim([webhook_id], claimed_by="me", seconds=30)
     await deliveries.settle(TryOutcome(id=webhook_id, claimed_by="me", **outcome))
@@ -78,8 +78,8 @@ async def test_switched_off_the_page_says_how_to_switch_them_on(tmp_path: Path) 
 
 async def test_a_webhook_that_arrives_is_shown_with_its_answer(tmp_path: Path) -> None:
     async with receiver() as url, serving(tmp_path, ALLOWED) as (service, app):
-        assert service.webhooks is not None
-        deliveries = service.webhooks.deliveries
+        assert service.api.webhooks is not None
+        deliveries = service.api.webhooks.deliveries
         task_id = await submit(app, callbackUrl=url)
         browser = Browser(app)
 
@@ -209,14 +209,14 @@ async def test_of_secrets_only_the_ages_are_shown(tmp_path: Path) -> None:
         await browser.get("/ui/webhooks")
         page, said = await browser.act("/ui/webhooks/secret/rotate")
         assert said.startswith("Done: there is a new signing secret")
-        assert service.webhooks is not None
-        secrets = await service.webhooks.deliveries.secrets()
+        assert service.api.webhooks is not None
+        secrets = await service.api.webhooks.deliveries.secrets()
         assert len(secrets) == 2
         text = page.body.decode()
         assert not any(one.secret in text for one in secrets)
         assert SECRET_PREFIX not in text
         assert "replaced" in text_of(text)
-        actions = [row.action for row in (await service.audit.page()).rows]
+        actions = [row.action for row in (await service.api.audit.page()).rows]
         assert actions == ["webhook.secret.rotate"]
 
 

@@ -365,7 +365,7 @@ async def welcome(service: Service, address: str, directory: Path, *, as_json: b
     header = token_header(directory) if is_needed else ""
     lines = [f"headgate serves {address}"]
     # Before the lines that need it, and in the same piece: whoever reads one has read the other.
-    token = await token_lines(service.tokens, directory, is_needed=is_needed)
+    token = await token_lines(service.api.tokens, directory, is_needed=is_needed)
     lines += [f"  {line}" for line in token]
     lines.append(f"  curl -s{header} {address}/tasks -d '{EXAMPLE_TASK}'")
     lines.append(f"  curl -s{header} {address}/tasks")
@@ -377,7 +377,7 @@ async def demo_welcome(service: Service, address: str, folder: Path) -> str:
     from headgate.app import auth_rules  # noqa: PLC0415
 
     is_needed = auth_rules(service.settings).needs_token
-    await token_lines(service.tokens, folder, is_needed=is_needed)
+    await token_lines(service.api.tokens, folder, is_needed=is_needed)
     token = read_private_file(folder / TOKEN_FILE) if is_needed else None
     if service.settings.dashboard.mode == "off":
         place, use = f"headgate serves {address} without pages", "its token is"
@@ -398,9 +398,9 @@ async def _for_programs(service: Service, address: str, directory: Path) -> str:
     from headgate.app import auth_rules  # noqa: PLC0415
 
     is_needed = auth_rules(service.settings).needs_token
-    await token_lines(service.tokens, directory, is_needed=is_needed)
+    await token_lines(service.api.tokens, directory, is_needed=is_needed)
     # Now there is one. What is said of it has no secret, only what is wrong with the file.
-    for line in await token_lines(service.tokens, directory, is_needed=is_needed):
+    for line in await token_lines(service.api.tokens, directory, is_needed=is_needed):
         click.echo(f"headgate: {line}", err=True)
     path = directory / TOKEN_FILE
     started = Started(
