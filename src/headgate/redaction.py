@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from urllib.parse import quote, quote_plus
 
 REDACTED = "[redacted]"
@@ -81,13 +82,15 @@ def redacted(text: str, secrets: tuple[str, ...] = ()) -> str:
     return text
 
 
-def written_forms(secret: str) -> list[str]:
+# A poll takes the same key out of some ninety texts.
+@lru_cache(maxsize=256)
+def written_forms(secret: str) -> tuple[str, ...]:
     """Return how a secret may be written: as it is, quoted for an address, for JSON or by Python.
 
     The longest come first: what contains another is to be found before it.
     """
     if len(secret) < MIN_SECRET_LENGTH:
-        return []
+        return ()
     raw = secret.encode(errors="surrogateescape")
     quoted = (quote(raw), quote(raw, safe=""), quote_plus(raw))
     in_json = (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
@@ -101,7 +104,7 @@ def written_forms(secret: str) -> list[str]:
         repr(secret)[1:-1],
         repr(raw)[2:-1],
     }
-    return sorted(forms, key=len, reverse=True)
+    return tuple(sorted(forms, key=len, reverse=True))
 
 
 def _lowered(escape: re.Match[str]) -> str:
