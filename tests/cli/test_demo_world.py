@@ -11,17 +11,17 @@ from headgate.config.loading import Origin, load
 from headgate.executors.http import ATTEMPT
 from headgate.executors.targets import HttpTarget
 from headgate.testing import FakeProvider
-from headgate.testing.fake_provider import FakeAnswer
+from headgate.testing.fake_provider import FakeResponse
 
 WORK = "/work"
 
 
 async def done(
     world: DemoWorld, *, attempt: int = 1, key: str = "", **params: object
-) -> FakeAnswer:
+) -> FakeResponse:
     headers = {ATTEMPT: str(attempt)} | ({"authorization": f"Bearer {key}"} if key else {})
     body = msgspec.json.encode({"kind": "summarise", "seconds": 0, **params})
-    return await world.answer(WORK, headers, body)
+    return await world.respond(WORK, headers, body)
 
 
 async def test_a_task_tells_what_it_used() -> None:
@@ -64,7 +64,7 @@ async def test_a_key_is_used_and_turned_away_when_its_window_is_used_up() -> Non
     ],
 )
 async def test_anything_else_has_an_answer_too(path: str, body: bytes, status: int) -> None:
-    assert (await DemoWorld(FakeProvider()).answer(path, {}, body)).status == status
+    assert (await DemoWorld(FakeProvider()).respond(path, {}, body)).status == status
 
 
 def settings_of(demo: Demo) -> Settings:

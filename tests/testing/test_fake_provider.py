@@ -30,7 +30,7 @@ def ask(fake: FakeProvider, path: str, *, key: str = KEY, body: bytes = b"") -> 
     """Ask without a network; return the status and the decoded body."""
     method = "POST" if path == CHAT or path.startswith("/fake/") else "GET"
     request = FakeRequest(method, path, {"authorization": f"Bearer {key}"}, body)
-    answer, _ = fake.answer(request)
+    answer, _ = fake.respond(request)
     assert answer is not None
     return answer.status, msgspec.json.decode(answer.body)
 

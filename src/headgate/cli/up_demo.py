@@ -33,7 +33,7 @@ from headgate.client.client import Client
 from headgate.client.requests import TaskFields
 from headgate.errors import ServiceError, ServiceUnavailableError
 from headgate.executors.http import ATTEMPT
-from headgate.testing.fake_provider import LOOPBACK, FakeAnswer, FakeProvider, json_answer
+from headgate.testing.fake_provider import LOOPBACK, FakeProvider, FakeResponse, json_response
 
 # What the agents of the demonstration submit, and when: drawn from one seed, without an end.
 #
@@ -288,39 +288,39 @@ class DemoWorld:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        answer = await self.answer(scope["path"], headers, message.get("body", b""))
+        response = await self.respond(scope["path"], headers, message.get("body", b""))
         head = [
             (b"content-type", b"application/json"),
-            (b"content-length", str(len(answer.body)).encode()),
-            *((name.encode(), value.encode()) for name, value in answer.headers.items()),
+            (b"content-length", str(len(response.body)).encode()),
+            *((name.encode(), value.encode()) for name, value in response.headers.items()),
         ]
-        await send({"type": "http.response.start", "status": answer.status, "headers": head})
-        await send({"type": "http.response.body", "body": answer.body})
+        await send({"type": "http.response.start", "status": response.status, "headers": head})
+        await send({"type": "http.response.body", "body": response.body})
 
-    async def answer(self, path: str, headers: dict[str, str], body: bytes) -> FakeAnswer:
+    async def respond(self, path: str, headers: dict[str, str], body: bytes) -> FakeResponse:
         """Return the answer to a request, when the work that it asks for is done."""
         match path:
             case "/work":
                 return await self._worked(headers, body)
             case "/hooks/taken":
-                return FakeAnswer(status=204)
+                return FakeResponse(status=204)
             case "/hooks/gone":
-                return FakeAnswer(status=410)
+                return FakeResponse(status=410)
             case _:
-                return json_answer({"error": f"there is nothing at {path}"}, status=404)
+                return json_response({"error": f"there is nothing at {path}"}, status=404)
 
-    async def _worked(self, headers: dict[str, str], body: bytes) -> FakeAnswer:
+    async def _worked(self, headers: dict[str, str], body: bytes) -> FakeResponse:
         try:
             work = msgspec.json.decode(body, type=WorkBody)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            return json_answer({"error": str(error)}, status=400)
+            return json_response({"error": str(error)}, status=400)
         refused = self._refused(headers.get("authorization", "").removeprefix(_BEARER))
         if refused is not None:
             return refused
         await asyncio.sleep(work.seconds)
         return _result(work, is_first=headers.get(ATTEMPT) == "1")
 
-    def _refused(self, key: str) -> FakeAnswer | None:
+    def _refused(self, key: str) -> FakeResponse | None:
         """Use the window of a key; return a refusal if nothing is left of it."""
         if not key:
             return None
@@ -330,18 +330,18 @@ class DemoWorld:
             return None
         left_seconds = max(1, round((window.resets_at or 0.0) - time.time()))
         error = {"error": "the quota of this key is used up"}
-        return json_answer(error, status=429, headers={"retry-after": str(left_seconds)})
+        return json_response(error, status=429, headers={"retry-after": str(left_seconds)})
 
 
-def _result(work: WorkBody, *, is_first: bool) -> FakeAnswer:
+def _result(work: WorkBody, *, is_first: bool) -> FakeResponse:
     if work.course == "fails":
-        return json_answer({"error": f"there was nothing to find in {work.of}"}, status=422)
+        return json_response({"error": f"there was nothing to find in {work.of}"}, status=422)
     if work.course == "recovers" and is_first:
-        return json_answer({"error": "the model did not answer in time"}, status=500)
+        return json_response({"error": "the model did not answer in time"}, status=500)
     output = round(work.tokens * OUTPUT_SHARE)
     usage = {"prompt_tokens": work.tokens - output, "completion_tokens": output}
     text = f"{work.kind} is done: {work.of}."
-    return json_answer({"model": MODEL, "text": text, "usage": usage})
+    return json_response({"model": MODEL, "text": text, "usage": usage})
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ FakeKind = Literal[
     "ok", "401", "403", "404", "408", "429", "500", "502", "503", "504",
     "exhausted", "weekly", "garbage", "wrong-shape", "huge", "redirect", "drop", "timeout",
 ]  # fmt: skip
-"""`timeout` keeps a request waiting for an hour, `drop` closes the connection without an answer."""
+"""`timeout` keeps a request waiting for an hour, `drop` closes the connection unanswered."""
 
 
 FakeUse = Literal["quota", "request"]
@@ -42,7 +42,7 @@ FakeUses = Literal["any", "quota", "request"]
 class FakeStep(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
 ):
-    """The answer to the next requests, `times` of them.
+    """The response to the next requests, `times` of them.
 
     `on` says which requests it is for: those that read the quota, those that use it, or any.
     """
@@ -69,7 +69,7 @@ class FakeScript:
     def add(self, step: FakeStep) -> None:
         """Add a step, `times` over."""
         if len(self._steps) + step.times > MAX_STEPS:
-            raise InvalidSettingError("times", f"no more than {MAX_STEPS} answers can wait")
+            raise InvalidSettingError("times", f"no more than {MAX_STEPS} responses can wait")
         self._steps.extend([msgspec.structs.replace(step, times=1)] * step.times)
 
     def clear(self) -> None:
@@ -151,7 +151,7 @@ class FakeWindow:
         self._percent = percent
 
 
-# How a fake provider words its answers: as z.ai does, as Anthropic and OpenAI do, and plainly.
+# How a fake provider words its responses: as z.ai does, as Anthropic and OpenAI do, and plainly.
 
 Dialect = Literal["zai", "anthropic", "openai", "plain"]
 
@@ -164,73 +164,75 @@ _CODES = {"exhausted": 1316, "weekly": 1310}
 _TOO_MANY = 429
 
 
-class FakeAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer over HTTP."""
+class FakeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """One response over HTTP."""
 
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = {}
 
 
-def json_answer(
+def json_response(
     document: object, *, status: int = 200, headers: dict[str, str] | None = None
-) -> FakeAnswer:
-    """Return an answer whose body is JSON."""
-    return FakeAnswer(status=status, body=msgspec.json.encode(document), headers=headers or {})
+) -> FakeResponse:
+    """Return a response whose body is JSON."""
+    return FakeResponse(status=status, body=msgspec.json.encode(document), headers=headers or {})
 
 
-def quota_answer(
+def quota_response(
     window: FakeWindow, *, started_at: float, now: float, has_credits: bool
-) -> FakeAnswer:
+) -> FakeResponse:
     """Return what z.ai says of a key: a row that drives wakes, and one that does not."""
     limits = _credit_rows(window, started_at, now) if has_credits else _rows(window, started_at)
     data = {"level": "pro", "limits": limits}
-    return json_answer({"code": 200, "msg": "Operation successful", "success": True, "data": data})
+    return json_response(
+        {"code": 200, "msg": "Operation successful", "success": True, "data": data}
+    )
 
 
-def plain_answer(window: FakeWindow) -> FakeAnswer:
+def plain_response(window: FakeWindow) -> FakeResponse:
     """Return the quota as an address of one's own might tell it."""
     resets_at = window.resets_at
     told = None if resets_at is None else datetime.fromtimestamp(resets_at, UTC).isoformat()
     quota = {"percent": window.percent, "used": _used(window), "limit": TOKENS_PER_WINDOW}
-    return json_answer({"quota": {**quota, "resetsAt": told}})
+    return json_response({"quota": {**quota, "resetsAt": told}})
 
 
-def completion_answer(window: FakeWindow, dialect: Dialect, *, now: float) -> FakeAnswer:
-    """Return the answer to a request that was carried out."""
+def completion_response(window: FakeWindow, dialect: Dialect, *, now: float) -> FakeResponse:
+    """Return the response to a request that was carried out."""
     headers = limit_headers(window, dialect, now=now)
     if dialect == "anthropic":
         content = [{"type": "text", "text": "Hi"}]
         usage = {"input_tokens": 8, "output_tokens": 1}
         message = {"type": "message", "role": "assistant", "content": content, "usage": usage}
-        return json_answer(message, headers=headers)
+        return json_response(message, headers=headers)
     choice = {"index": 0, "message": {"role": "assistant", "content": "Hi"}}
     usage = {"prompt_tokens": 8, "completion_tokens": 1, "total_tokens": 9}
-    return json_answer({"choices": [choice], "usage": usage}, headers=headers)
+    return json_response({"choices": [choice], "usage": usage}, headers=headers)
 
 
-def used_up_answer(
+def used_up_response(
     window: FakeWindow,
     dialect: Dialect,
     *,
     now: float,
     is_weekly: bool = False,
     message: str | None = None,
-) -> FakeAnswer:
+) -> FakeResponse:
     """Return the refusal of a key whose window is used up."""
     resets_at = now + WEEK_SECONDS if is_weekly else window.resets_at or now + window.seconds
     retry_after = {"retry-after": str(max(round(resets_at - now), 0))}
     if dialect == "openai":
         error = {"code": "insufficient_quota", "message": message or "You exceeded your quota."}
-        return json_answer({"error": error}, status=_TOO_MANY)
+        return json_response({"error": error}, status=_TOO_MANY)
     if dialect == "anthropic":
         error = {"type": "rate_limit_error", "message": message or "This plan's limit is reached."}
         headers = {**_unified(resets_at, FULL_PERCENT, "rejected"), **retry_after}
-        return json_answer({"type": "error", "error": error}, status=_TOO_MANY, headers=headers)
+        return json_response({"type": "error", "error": error}, status=_TOO_MANY, headers=headers)
     until = datetime.fromtimestamp(resets_at, _BEIJING).strftime(_TIME_FORMAT)
     text = message or f"Usage limit reached. Your limit will reset at {until}"
     code = _CODES["weekly" if is_weekly else "exhausted"]
-    return json_answer({"error": {"code": str(code), "message": text}}, status=_TOO_MANY)
+    return json_response({"error": {"code": str(code), "message": text}}, status=_TOO_MANY)
 
 
 def limit_headers(window: FakeWindow, dialect: Dialect, *, now: float) -> dict[str, str]:
@@ -254,41 +256,43 @@ def limit_headers(window: FakeWindow, dialect: Dialect, *, now: float) -> dict[s
     return {}
 
 
-def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> FakeAnswer:
+def error_response(
+    status: int, message: str, headers: dict[str, str] | None = None
+) -> FakeResponse:
     """Return a refusal, in the shape that z.ai gives it."""
-    return json_answer(
+    return json_response(
         {"code": status, "msg": message, "success": False}, status=status, headers=headers
     )
 
 
-def scripted_answer(
+def scripted_response(
     step: FakeStep, window: FakeWindow, dialect: Dialect, *, now: float
-) -> FakeAnswer:
-    """Return the answer of a step."""
+) -> FakeResponse:
+    """Return the response of a step."""
     message = step.message or f"scripted {step.kind}"
     match step.kind:
         case "exhausted" | "weekly":
             is_weekly = step.kind == "weekly"
-            return used_up_answer(
+            return used_up_response(
                 window, dialect, now=now, is_weekly=is_weekly, message=step.message
             )
         case "garbage" | "wrong-shape" | "huge":
             return _nonsense(step.kind, message)
         case "redirect":
             location = f"https://login.example.com/{message.replace(' ', '-')}?key=secret"
-            return FakeAnswer(status=302, headers={"location": location})
+            return FakeResponse(status=302, headers={"location": location})
         case _:
             asked = step.retry_after
             headers = {} if asked is None else {"retry-after": str(asked)}
-            return refusal(int(step.kind), message, headers)
+            return error_response(int(step.kind), message, headers)
 
 
-def _nonsense(kind: Literal["garbage", "wrong-shape", "huge"], message: str) -> FakeAnswer:
+def _nonsense(kind: Literal["garbage", "wrong-shape", "huge"], message: str) -> FakeResponse:
     if kind == "garbage":
-        return FakeAnswer(body=f"<html>{message}</html>".encode())
+        return FakeResponse(body=f"<html>{message}</html>".encode())
     if kind == "huge":
-        return json_answer({"data": message + "x" * HUGE_BODY_BYTES})
-    return json_answer({"code": 200, "success": True, "data": {"limits": message}})
+        return json_response({"data": message + "x" * HUGE_BODY_BYTES})
+    return json_response({"code": 200, "success": True, "data": {"limits": message}})
 
 
 def _rows(window: FakeWindow, started_at: float) -> list[dict[str, object]]:
@@ -456,7 +460,7 @@ class FakeProvider:
         self._serving = serving
 
     async def stop(self) -> None:
-        """End; requests that wait are left without an answer."""
+        """End; requests that wait are left without a response."""
         serving, self._serving = self._serving, None
         if serving is not None:
             serving.cancel()
@@ -504,26 +508,26 @@ class FakeProvider:
         paths = QUOTA_PATHS if on == "quota" else REQUEST_PATHS
         return [request for request in self.seen if request.path in paths]
 
-    def answer(self, request: FakeRequest) -> tuple[FakeAnswer | None, float]:
-        """Return the answer to a request, and the seconds that it takes; None drops it."""
+    def respond(self, request: FakeRequest) -> tuple[FakeResponse | None, float]:
+        """Return the response to a request, and the seconds that it takes; None drops it."""
         if request.path.startswith("/fake/"):
             return self._controlled(request), 0.0
         self.seen.append(request)
-        on, dialect = _place(request)
+        on, dialect = _endpoint_of(request)
         if on is None:
-            return refusal(404, f"there is nothing at {request.method} {request.path}"), 0.0
+            return error_response(404, f"there is nothing at {request.method} {request.path}"), 0.0
         if not self._takes(request.key):
-            return refusal(401, "token expired or incorrect"), self.latency_ms / 1_000
-        return self._answered(request, on, dialect)
+            return error_response(401, "token expired or incorrect"), self.latency_ms / 1_000
+        return self._response_to(request, on, dialect)
 
     def _takes(self, key: str) -> bool:
         if self._key is not None:
             return hmac.compare_digest(key.encode(), self._key.encode())
         return bool(key) and (key in self._windows or len(self._windows) < MAX_KEYS)
 
-    def _answered(
+    def _response_to(
         self, request: FakeRequest, on: FakeUse, dialect: Dialect
-    ) -> tuple[FakeAnswer | None, float]:
+    ) -> tuple[FakeResponse | None, float]:
         window = self.window(request.key)
         step = self._script.take(on) or FakeStep(kind="ok", latency_ms=self.latency_ms)
         seconds = step.latency_ms / 1_000
@@ -536,22 +540,22 @@ class FakeProvider:
                 return None, MAX_LATENCY_MS / 1_000
             case _:
                 now = self._clock()
-                return scripted_answer(step, window, dialect, now=now), seconds
+                return scripted_response(step, window, dialect, now=now), seconds
 
-    def _good(self, window: FakeWindow, on: FakeUse, dialect: Dialect) -> FakeAnswer:
+    def _good(self, window: FakeWindow, on: FakeUse, dialect: Dialect) -> FakeResponse:
         now = self._clock()
         if on == "quota":
             if dialect == "plain":
-                return plain_answer(window)
-            return quota_answer(
+                return plain_response(window)
+            return quota_response(
                 window, started_at=self._started_at, now=now, has_credits=self._has_credits
             )
         if window.is_used_up:
-            return used_up_answer(window, dialect, now=now)
+            return used_up_response(window, dialect, now=now)
         window.use()
-        return completion_answer(window, dialect, now=now)
+        return completion_response(window, dialect, now=now)
 
-    def _controlled(self, request: FakeRequest) -> FakeAnswer:
+    def _controlled(self, request: FakeRequest) -> FakeResponse:
         try:
             match request.method, request.path:
                 case "POST", "/fake/next":
@@ -564,10 +568,10 @@ class FakeProvider:
                     pass
                 case _:
                     known = "POST or DELETE /fake/next, POST /fake/window, GET /fake/state"
-                    return refusal(404, f"there is {known}")
+                    return error_response(404, f"there is {known}")
         except (msgspec.MsgspecError, InvalidSettingError, UnicodeDecodeError) as error:
-            return refusal(400, str(error))
-        return json_answer(self._state())
+            return error_response(400, str(error))
+        return json_response(self._state())
 
     def _change(self, change: WindowChange) -> None:
         for window in self._windows.values():
@@ -596,22 +600,22 @@ class FakeProvider:
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         request = FakeRequest(scope["method"], scope["path"], headers, message.get("body", b""))
-        answer, seconds = self.answer(request)
+        response, seconds = self.respond(request)
         if seconds:
             await asyncio.sleep(seconds)
-        if answer is None:
+        if response is None:
             return
         given = {
             "content-type": "application/json",
-            "content-length": str(len(answer.body)),
-            **answer.headers,
+            "content-length": str(len(response.body)),
+            **response.headers,
         }
         head = [(name.encode(), value.encode()) for name, value in given.items()]
-        await send({"type": "http.response.start", "status": answer.status, "headers": head})
-        await send({"type": "http.response.body", "body": answer.body})
+        await send({"type": "http.response.start", "status": response.status, "headers": head})
+        await send({"type": "http.response.body", "body": response.body})
 
 
-def _place(request: FakeRequest) -> tuple[FakeUse | None, Dialect]:
+def _endpoint_of(request: FakeRequest) -> tuple[FakeUse | None, Dialect]:
     if request.method == "GET" and request.path in QUOTA_PATHS:
         return "quota", QUOTA_PATHS[request.path]
     if request.method == "POST" and request.path in REQUEST_PATHS:

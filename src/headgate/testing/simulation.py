@@ -1,4 +1,8 @@
-"""A whole simulation in one call."""
+"""A deterministic event loop over virtual time, with hosts on it that crash between two awaits.
+
+From the inside out: the boot of a host, the queue of ready callbacks, what a crash leaves behind,
+the errors, the clock, the loop, the hosts, and `simulate`, which runs a program on all of it.
+"""
 
 from __future__ import annotations
 
@@ -547,35 +551,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Simulation(Generic[T]):
-    """What came out: the result, the recorded events, the virtual seconds and the steps it took."""
-
-    result: T
-    trace: tuple[TraceEvent, ...]
-    seconds: float
-    steps: int
-
-
-def simulate(
-    main: Callable[[SimulatedLoop], Coroutine[Any, Any, T]],
-    *,
-    seed: int | None = 0,
-    start: float = DEFAULT_START,
-    max_steps: int = DEFAULT_MAX_STEPS,
-) -> Simulation[T]:
-    """Run `main(loop)` on a fresh `SimulatedLoop`, and cancel at its end what it left running."""
-    loop = SimulatedLoop(seed=seed, start=start, max_steps=max_steps)
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        try:
-            result = runner.run(main(loop))
-            loop.check()
-        finally:
-            loop.ending = True
-        seconds, steps = loop.time(), loop.steps
-    return Simulation(result, tuple(loop.trace), seconds, steps)
-
-
 # Hosts: groups of tasks that live and crash together.
 #
 # A crash is not a cancellation. It falls between two awaits, and of everything the host started
@@ -668,3 +643,35 @@ def _fail(outcome: asyncio.Future[Any], error: Exception) -> None:
         outcome.set_exception(error)
         # Reading it marks it as seen: a crash that nobody waits for is no failure.
         outcome.exception()
+
+
+# A whole simulation in one call.
+
+
+@dataclass(frozen=True)
+class Simulation(Generic[T]):
+    """What came out: the result, the recorded events, the virtual seconds and the steps it took."""
+
+    result: T
+    trace: tuple[TraceEvent, ...]
+    seconds: float
+    steps: int
+
+
+def simulate(
+    main: Callable[[SimulatedLoop], Coroutine[Any, Any, T]],
+    *,
+    seed: int | None = 0,
+    start: float = DEFAULT_START,
+    max_steps: int = DEFAULT_MAX_STEPS,
+) -> Simulation[T]:
+    """Run `main(loop)` on a fresh `SimulatedLoop`, and cancel at its end what it left running."""
+    loop = SimulatedLoop(seed=seed, start=start, max_steps=max_steps)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        try:
+            result = runner.run(main(loop))
+            loop.check()
+        finally:
+            loop.ending = True
+        seconds, steps = loop.time(), loop.steps
+    return Simulation(result, tuple(loop.trace), seconds, steps)
