@@ -228,5 +228,5 @@ def full_snapshots(draw: st.DrawFn) -> SchedulerState:
         closed_gates=draw(st.lists(st.sampled_from(closures), unique=True, max_size=3)),
         rate_limited=draw(st.sampled_from([{}, {}, {"claude": 99.0}])),
         pull_targets=frozenset({"browser"}) if pulls else frozenset(),
-        worker_places=draw(inflight) if pulls else {},
+        worker_permits=draw(inflight) if pulls else {},
     )

@@ -63,7 +63,7 @@ COUNTS = {
     "completed": "Tasks that succeeded.",
     "failed": "Tasks that failed, the expired ones included.",
     "cancelled": "Tasks that were cancelled.",
-    "rejected": "Tasks that were turned away, or that no budget will hold.",
+    "rejected": "Tasks that were turned away, or that no budget has room for.",
     "expired": "Tasks whose deadline passed while they waited.",
 }
 """The counts of the store that are metrics, with what each says."""
@@ -236,7 +236,7 @@ GAUGES: dict[str, tuple[str, Value]] = {
     ),
     "held": (
         "Whether the tasks of the slot wait for it.",
-        lambda status: status.standing.hold is not None,
+        lambda status: status.standing.closure is not None,
     ),
     "disabled": (
         "Whether nothing is sent for the slot until somebody changes that.",
@@ -307,7 +307,7 @@ def _add_age(
 
 # Budgets as Prometheus metrics: what remains, what is reserved, what was refused.
 #
-# Refusals are counted when they happen; the gauges show the books as `refresh` last read them.
+# Refusals are counted when they happen; the gauges show the ledger as `refresh` last read them.
 # Rule: at most `MAX_SCOPES` scopes have a label of their own, the rest share `other`, because
 # every label is a time series that somebody has to keep.
 
@@ -336,7 +336,7 @@ class BudgetMetrics(Collector):
         return LedgerTracker(_CountingLedger(tracker.ledger, self))
 
     async def refresh(self, tracker: BudgetTracker) -> None:
-        """Read the books for the gauges; call this every few seconds."""
+        """Read the ledger for the gauges; call this every few seconds."""
         try:
             async with asyncio.timeout(REFRESH_SECONDS):
                 self._statuses = tuple(_flat(await tracker.status()))
@@ -380,7 +380,7 @@ def _shared_out(
 
 
 def _remaining(own: list[ScopeStatus], rest: list[ScopeStatus]) -> GaugeMetricFamily:
-    text = "Dollars that a budget can still hold; of the other ones the least."
+    text = "Dollars that a budget has left; of the other ones the least."
     gauge = GaugeMetricFamily("headgate_budget_remaining_usd", text, labels=("workflow", "scope"))
     for status in own:
         if status.remaining_micro_usd is not None:
@@ -394,7 +394,7 @@ def _remaining(own: list[ScopeStatus], rest: list[ScopeStatus]) -> GaugeMetricFa
 
 
 def _reserved(own: list[ScopeStatus], rest: list[ScopeStatus]) -> GaugeMetricFamily:
-    text = "Dollars that reservations hold; the other scopes together."
+    text = "Dollars that are reserved; the other scopes together."
     gauge = GaugeMetricFamily("headgate_budget_reserved_usd", text, labels=("scope",))
     for status in own:
         gauge.add_metric((status.scope or ROOT_LABEL,), to_usd_float(status.reserved_micro_usd))

@@ -40,7 +40,7 @@ def status(
     standing = SlotStanding(
         name="work",
         provider="zai",
-        hold=hold,
+        closure=hold,
         percent_used=None if reading is None else reading.percent_used,
         resets_at=None if reading is None else reading.resets_at,
     )

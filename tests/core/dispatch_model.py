@@ -1,4 +1,4 @@
-"""A store in miniature, beside which a desk is tested: plain records, and no structure at all.
+"""A store in miniature, to test a dispatch state beside: plain records, and no structure.
 
 It keeps what a task store would, answers plans as one would, and says what changed as records.
 """
@@ -83,10 +83,10 @@ def queued(task_id: str = "t1", **fields: Any) -> TaskRecord:
     )
 
 
-def desk_of(
+def state_of(
     *records: TaskRecord, places: int = 10, now: float = START, **fields: Any
 ) -> DispatchState:
-    """Return a desk that has seen these records, with one node."""
+    """Return a dispatch state that has seen these records, with one node."""
     dispatch_state = DispatchState(settings(**fields))
     dispatch_state.in_flight.set_node("n1", places)
     for record in records:
@@ -179,7 +179,7 @@ class StoreModel:
         self.starts.append((counted_at, record.task, line.agent_id, line.tokens))
         return True
 
-    def land(
+    def settle(
         self, task_id: str, status: TaskStatus, *, tokens: int, not_before: float | None = None
     ) -> list[TaskRecord]:
         """End an attempt, and return everything that this changed."""
@@ -223,7 +223,7 @@ class StoreModel:
             if (closure.until or 0.0) > self.now
         }
 
-    def fresh_desk(
+    def fresh_state(
         self,
         dispatch_settings: DispatchSettings,
         nodes: dict[str, int],
@@ -231,7 +231,7 @@ class StoreModel:
         *,
         workers: Mapping[str, tuple[str, int]] | None = None,
     ) -> DispatchState:
-        """Return a desk that starts from what is kept here, and takes these lines as applied."""
+        """Return a dispatch state from what is kept here, which takes these lines as applied."""
         dispatch_state = DispatchState(dispatch_settings)
         rows = [
             UsageRow(project_id=name, hour=hour, tokens=tokens)

@@ -1,4 +1,4 @@
-"""The desk: what it does with a record, a plan, a refusal and the passing of time."""
+"""The dispatch state: what it does with a record, a plan, a refusal and the passing of time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from time import perf_counter
 
 import pytest
 
-from core.dispatch_model import START, desk_of, ended, queued, taken
+from core.dispatch_model import START, ended, queued, state_of, taken
 from headgate.core.budgets.ledger import Refused, Unit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.dispatch_state import ASK_AGAIN_SECONDS, DispatchState, Planned
@@ -48,32 +48,32 @@ def only_line(dispatch_state: DispatchState, now: float = START) -> Planned:
 
 
 def test_a_plan_takes_its_places_at_once() -> None:
-    dispatch_state = desk_of(queued("t1"), queued("t2"))
+    dispatch_state = state_of(queued("t1"), queued("t2"))
     assert planned_ids(dispatch_state) == ["t1", "t2"]
     assert (len(dispatch_state.in_flight), len(dispatch_state.waiting)) == (2, 0)
     assert planned_ids(dispatch_state) == []
 
 
 def test_a_plan_stops_where_nodes_have_no_places_left() -> None:
-    dispatch_state = desk_of(*(queued(f"t{n}") for n in range(5)), places=2)
+    dispatch_state = state_of(*(queued(f"t{n}") for n in range(5)), places=2)
     assert len(planned_ids(dispatch_state)) == 2
 
 
 def test_without_a_node_nothing_is_planned() -> None:
-    dispatch_state = desk_of(queued("t1"))
+    dispatch_state = state_of(queued("t1"))
     dispatch_state.in_flight.drop_node("n1")
     assert planned_ids(dispatch_state) == []
 
 
 def test_the_node_with_the_most_free_places_is_next() -> None:
-    dispatch_state = desk_of(*(queued(f"t{n}") for n in range(3)), places=1, agents=_agents(3))
+    dispatch_state = state_of(*(queued(f"t{n}") for n in range(3)), places=1, agents=_agents(3))
     dispatch_state.in_flight.set_node("n2", 3)
     nodes = [line.node_id for line in dispatch_state.plan(START, most=10)]
     assert nodes == ["n2", "n2", "n1"]
 
 
 def test_a_task_waits_for_its_parents_and_starts_after_the_last() -> None:
-    dispatch_state = desk_of(queued("t1", waiting_for=2))
+    dispatch_state = state_of(queued("t1", waiting_for=2))
     dispatch_state.observe(queued("t1", waiting_for=1), START)
     assert planned_ids(dispatch_state) == []
     dispatch_state.observe(queued("t1", waiting_for=0), START)
@@ -81,13 +81,13 @@ def test_a_task_waits_for_its_parents_and_starts_after_the_last() -> None:
 
 
 def test_a_record_from_before_the_last_parent_ended_changes_nothing() -> None:
-    dispatch_state = desk_of(queued("t1"))
+    dispatch_state = state_of(queued("t1"))
     dispatch_state.observe(queued("t1", waiting_for=1), START)
     assert planned_ids(dispatch_state) == ["t1"]
 
 
 def test_a_task_starts_at_its_time_and_not_before() -> None:
-    dispatch_state = desk_of(queued("t1", not_before=START + 10))
+    dispatch_state = state_of(queued("t1", not_before=START + 10))
     assert dispatch_state.next_at() == START + 10
     dispatch_state.fall_due(START + 9.9)
     assert planned_ids(dispatch_state, START + 9.9) == []
@@ -96,7 +96,7 @@ def test_a_task_starts_at_its_time_and_not_before() -> None:
 
 
 def test_a_queued_task_expires_at_its_deadline_and_again_until_the_store_has_ended_it() -> None:
-    dispatch_state = desk_of(queued("t1", deadline=START + 5))
+    dispatch_state = state_of(queued("t1", deadline=START + 5))
     assert dispatch_state.fall_due(START + 4.9).expired == []
     assert dispatch_state.fall_due(START + 5).expired == ["t1"]
     assert planned_ids(dispatch_state, START + 5) == []
@@ -107,14 +107,14 @@ def test_a_queued_task_expires_at_its_deadline_and_again_until_the_store_has_end
 
 
 def test_a_task_in_flight_does_not_expire_here() -> None:
-    dispatch_state = desk_of(queued("t1", deadline=START + 5))
+    dispatch_state = state_of(queued("t1", deadline=START + 5))
     assert planned_ids(dispatch_state) == ["t1"]
     assert dispatch_state.fall_due(START + 100).expired == []
 
 
 def test_a_record_of_a_landed_attempt_that_comes_late_takes_no_place() -> None:
     record = queued("t1")
-    dispatch_state = desk_of(record)
+    dispatch_state = state_of(record)
     running = taken(record, only_line(dispatch_state))
     dispatch_state.observe(ended(running, TaskStatus.DONE), START)
     dispatch_state.observe(running, START)
@@ -123,7 +123,7 @@ def test_a_record_of_a_landed_attempt_that_comes_late_takes_no_place() -> None:
 
 def test_a_late_record_of_an_attempt_does_not_take_the_next_one_out_of_the_queue() -> None:
     record = queued("t1")
-    dispatch_state = desk_of(record)
+    dispatch_state = state_of(record)
     running = taken(record, only_line(dispatch_state))
     dispatch_state.observe(ended(running, TaskStatus.QUEUED), START)
     dispatch_state.observe(running, START)
@@ -132,7 +132,7 @@ def test_a_late_record_of_an_attempt_does_not_take_the_next_one_out_of_the_queue
 
 def test_a_task_cancelled_while_its_plan_is_on_the_way_frees_its_place_once() -> None:
     record = queued("t1")
-    dispatch_state = desk_of(record)
+    dispatch_state = state_of(record)
     line = only_line(dispatch_state)
     cancelled = ended(record, TaskStatus.CANCELLED)
     dispatch_state.observe(cancelled, START)
@@ -144,7 +144,7 @@ def test_a_task_cancelled_while_its_plan_is_on_the_way_frees_its_place_once() ->
 
 def test_a_queued_record_from_before_the_plan_leaves_the_plan_alone() -> None:
     record = queued("t1", waiting_for=0)
-    dispatch_state = desk_of(record)
+    dispatch_state = state_of(record)
     only_line(dispatch_state)
     dispatch_state.observe(record, START)
     assert (len(dispatch_state.in_flight), len(dispatch_state.waiting)) == (1, 0)
@@ -152,14 +152,14 @@ def test_a_queued_record_from_before_the_plan_leaves_the_plan_alone() -> None:
 
 def test_what_a_plan_asked_for_in_vain_is_offered_again() -> None:
     record = queued("t1")
-    dispatch_state = desk_of(record)
+    dispatch_state = state_of(record)
     line = only_line(dispatch_state)
     assert dispatch_state.refuse(line, record, None, START) is None
     assert planned_ids(dispatch_state) == ["t1"]
 
 
 def test_a_task_that_is_gone_is_forgotten_wherever_it_is() -> None:
-    dispatch_state = desk_of(queued("t1"), queued("t2", not_before=START + 9))
+    dispatch_state = state_of(queued("t1"), queued("t2", not_before=START + 9))
     line = only_line(dispatch_state)
     dispatch_state.forget("t1", START)
     dispatch_state.forget("t2", START)
@@ -177,7 +177,7 @@ def test_a_task_that_is_gone_is_forgotten_wherever_it_is() -> None:
 
 def test_a_project_with_work_in_flight_has_had_its_guaranteed_start() -> None:
     projects = (Project(id="x", max_concurrent_agents=None), Project(id="y"))
-    dispatch_state = desk_of(
+    dispatch_state = state_of(
         queued("x1"), projects=projects, agents=_agents(1, capacity=2), places=2
     )
     dispatch_state.usage.add("x", START, tokens=0)
@@ -203,7 +203,7 @@ def test_a_task_waits_for_budget_only_while_waiting_can_help(
     refused: Refused, on_exhausted: OnExhausted, is_rejected: bool
 ) -> None:
     record = queued("t1", scopes=("session:s",), on_exhausted=on_exhausted)
-    dispatch_state = desk_of(record)
+    dispatch_state = state_of(record)
     error = dispatch_state.refuse(only_line(dispatch_state), record, refused, START)
     assert (error is not None) == is_rejected
     assert planned_ids(dispatch_state) == []
@@ -211,7 +211,7 @@ def test_a_task_waits_for_budget_only_while_waiting_can_help(
 
 def test_a_scope_with_a_window_is_asked_again_when_it_resets() -> None:
     record = queued("t1", scopes=("session:s",))
-    dispatch_state = desk_of(record)
+    dispatch_state = state_of(record)
     refused = refusal(spent=1_000, resets_at=int(START) + 60)
     dispatch_state.refuse(only_line(dispatch_state), record, refused, START)
     assert dispatch_state.next_at() == START + 60
@@ -221,7 +221,7 @@ def test_a_scope_with_a_window_is_asked_again_when_it_resets() -> None:
 
 def test_money_that_others_hold_is_asked_for_again_soon() -> None:
     record = queued("t1", scopes=("session:s",))
-    dispatch_state = desk_of(record)
+    dispatch_state = state_of(record)
     dispatch_state.refuse(only_line(dispatch_state), record, refusal(reserved=1_000), START)
     assert dispatch_state.next_at() == START + ASK_AGAIN_SECONDS
     dispatch_state.fall_due(START + ASK_AGAIN_SECONDS)
@@ -231,7 +231,7 @@ def test_money_that_others_hold_is_asked_for_again_soon() -> None:
 @pytest.mark.parametrize("scope", ["session:s", ""])
 def test_an_attempt_that_ends_wakes_those_who_wait_for_its_scope_or_the_root(scope: str) -> None:
     first, second = queued("t1", scopes=("session:s",)), queued("t2", scopes=("session:s",))
-    dispatch_state = desk_of(first, second, agents=_agents(2))
+    dispatch_state = state_of(first, second, agents=_agents(2))
     line, other = dispatch_state.plan(START, most=2)
     dispatch_state.refuse(other, second, refusal(reserved=1_000, scope=scope), START)
     assert planned_ids(dispatch_state) == []
@@ -241,7 +241,7 @@ def test_an_attempt_that_ends_wakes_those_who_wait_for_its_scope_or_the_root(sco
 
 def test_an_attempt_without_scopes_wakes_those_who_wait_for_the_root() -> None:
     first, second = queued("t1"), queued("t2", scopes=("session:s",))
-    dispatch_state = desk_of(first, second, agents=_agents(2))
+    dispatch_state = state_of(first, second, agents=_agents(2))
     line, other = dispatch_state.plan(START, most=2)
     dispatch_state.refuse(other, second, refusal(reserved=1_000, scope=""), START)
     dispatch_state.observe(ended(taken(first, line), TaskStatus.DONE, tokens=10), START)
@@ -251,7 +251,7 @@ def test_an_attempt_without_scopes_wakes_those_who_wait_for_the_root() -> None:
 def test_a_dear_task_is_set_aside_and_cheap_ones_go_on() -> None:
     dear = queued("t1", scopes=("session:s",), priority=0, estimate_tokens=900)
     cheap = queued("t2", scopes=("session:s",), priority=1, estimate_tokens=10)
-    dispatch_state = desk_of(dear, agents=_agents(1))
+    dispatch_state = state_of(dear, agents=_agents(1))
     dispatch_state.refuse(
         only_line(dispatch_state), dear, refusal(spent=500, requested=900, resets_at=2**33), START
     )
@@ -260,7 +260,7 @@ def test_a_dear_task_is_set_aside_and_cheap_ones_go_on() -> None:
 
 
 def test_a_paused_target_opens_by_itself() -> None:
-    dispatch_state = desk_of(queued("t1", target="t"))
+    dispatch_state = state_of(queued("t1", target="t"))
     dispatch_state.close(GateClosure(kind="target", name="t", until=START + 7), START)
     assert planned_ids(dispatch_state) == []
     assert dispatch_state.next_at() == START + 7
@@ -269,7 +269,7 @@ def test_a_paused_target_opens_by_itself() -> None:
 
 
 def test_the_longer_of_two_pauses_holds() -> None:
-    dispatch_state = desk_of(queued("t1", target="t"))
+    dispatch_state = state_of(queued("t1", target="t"))
     dispatch_state.close(GateClosure(kind="target", name="t", until=START + 30), START)
     dispatch_state.close(GateClosure(kind="target", name="t", until=START + 5), START)
     dispatch_state.fall_due(START + 6)
@@ -277,7 +277,7 @@ def test_the_longer_of_two_pauses_holds() -> None:
 
 
 def test_a_pause_that_is_over_closes_nothing() -> None:
-    dispatch_state = desk_of(queued("t1", target="t"))
+    dispatch_state = state_of(queued("t1", target="t"))
     dispatch_state.close(GateClosure(kind="target", name="t", until=START), START)
     assert planned_ids(dispatch_state) == ["t1"]
 
@@ -289,13 +289,13 @@ TOKENS = RateLimit(kind="target", name="t", unit="tokens", most=500, window_seco
 def test_what_meets_a_rate_limit_leaves_its_place_to_others_in_the_same_plan() -> None:
     limited = [queued(f"t{n}", target="t") for n in range(4)]
     other = queued("u1", priority=1)
-    dispatch_state = desk_of(*limited, other, agents=_agents(3), places=3, rate_limits=(REQUESTS,))
+    dispatch_state = state_of(*limited, other, agents=_agents(3), places=3, rate_limits=(REQUESTS,))
     assert sorted(planned_ids(dispatch_state)) == ["t0", "t1", "u1"]
 
 
 def test_a_rate_limit_lets_go_when_its_window_has_passed() -> None:
     records = [queued(f"t{n}", target="t") for n in range(3)]
-    dispatch_state = desk_of(*records, agents=_agents(3), rate_limits=(REQUESTS,))
+    dispatch_state = state_of(*records, agents=_agents(3), rate_limits=(REQUESTS,))
     assert planned_ids(dispatch_state) == ["t0", "t1"]
     at = dispatch_state.next_at()
     assert at is not None
@@ -307,14 +307,14 @@ def test_a_rate_limit_lets_go_when_its_window_has_passed() -> None:
 def test_a_task_larger_than_a_rate_limit_keeps_nobody_else_waiting() -> None:
     large = queued("t1", target="t", estimate_tokens=501)
     small = queued("t2", target="t", estimate_tokens=100, priority=1)
-    dispatch_state = desk_of(large, small, agents=_agents(1), rate_limits=(TOKENS,))
+    dispatch_state = state_of(large, small, agents=_agents(1), rate_limits=(TOKENS,))
     assert planned_ids(dispatch_state) == ["t2"]
     assert dispatch_state.next_at() == START + 60
 
 
 def test_a_line_that_was_not_applied_counts_against_no_rate_limit() -> None:
     record = queued("t1", target="t")
-    dispatch_state = desk_of(record, rate_limits=(REQUESTS,))
+    dispatch_state = state_of(record, rate_limits=(REQUESTS,))
     for _ in range(5):
         dispatch_state.refuse(only_line(dispatch_state), record, None, START)
     assert planned_ids(dispatch_state) == ["t1"]
@@ -323,7 +323,7 @@ def test_a_line_that_was_not_applied_counts_against_no_rate_limit() -> None:
 def test_tokens_beyond_the_estimate_are_charged_with_a_later_line_that_is_applied() -> None:
     first = queued("t1", target="t", estimate_tokens=100)
     second = queued("t2", target="t", estimate_tokens=100)
-    dispatch_state = desk_of(first, rate_limits=(TOKENS,))
+    dispatch_state = state_of(first, rate_limits=(TOKENS,))
     dispatch_state.observe(
         ended(taken(first, only_line(dispatch_state)), TaskStatus.DONE, tokens=250), START
     )
@@ -336,8 +336,8 @@ def test_tokens_beyond_the_estimate_are_charged_with_a_later_line_that_is_applie
 
 def test_loading_finds_what_is_in_flight_and_who_has_it() -> None:
     record = queued("t1", agent_id="made")
-    running = taken(record, only_line(desk_of(record)))
-    dispatch_state = DispatchState(desk_of().settings)
+    running = taken(record, only_line(state_of(record)))
+    dispatch_state = DispatchState(state_of().settings)
     dispatch_state.load(
         [running], usage=(), rate_counts=(), closures=(), lane_served={}, tick=7, now=START
     )
@@ -357,7 +357,7 @@ def test_loading_finds_what_is_in_flight_and_who_has_it() -> None:
 
 
 def test_lag_is_forgiven_once_to_a_project_that_comes_back() -> None:
-    dispatch_state = desk_of(
+    dispatch_state = state_of(
         queued("x1"), queued("x2"), agents=_agents(1), places=1, max_lag_tokens=100
     )
     dispatch_state.usage.add("x", START, tokens=100_000)
@@ -372,7 +372,7 @@ def test_lag_is_forgiven_once_to_a_project_that_comes_back() -> None:
 
 def test_parked_tasks_cost_a_round_nothing() -> None:
     """100,000 tasks behind one closed gate, in front of one that can run."""
-    empty, parked = desk_of(), desk_of()
+    empty, parked = state_of(), state_of()
     parked.close(GateClosure(kind="slot", name="s", until=START + 9_999), START)
     for number in range(100_000):
         parked.observe(queued(f"p{number:06}", slot="s"), START)
@@ -380,7 +380,7 @@ def test_parked_tasks_cost_a_round_nothing() -> None:
 
 
 def test_a_round_costs_the_same_however_many_tasks_are_set_aside_or_have_to_wait() -> None:
-    empty, full = desk_of(), desk_of()
+    empty, full = state_of(), state_of()
     for number in range(20_000):
         full.observe(queued(f"w{number:06}", waiting_for=1), START)
         full.observe(queued(f"n{number:06}", not_before=START + 1_000), START)
@@ -401,7 +401,7 @@ def _seconds_of_a_plan(dispatch_state: DispatchState) -> float:
 
 
 def test_ended_tasks_leave_nothing_behind() -> None:
-    dispatch_state = desk_of()
+    dispatch_state = state_of()
     for number in range(3_000):
         scope = f"session:{number}"
         record = queued(
@@ -427,7 +427,7 @@ def test_agents_made_by_their_tasks_are_forgotten_when_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("headgate.core.dispatch_state.MAX_KNOWN_AGENTS", 10)
-    dispatch_state = desk_of()
+    dispatch_state = state_of()
     for number in range(100):
         record = queued(f"t{number}", agent_id=f"agent-{number}")
         dispatch_state.observe(record, START)
@@ -439,12 +439,12 @@ def test_agents_made_by_their_tasks_are_forgotten_when_idle(
 
 def test_busy_agents_are_kept_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.core.dispatch_state.MAX_KNOWN_AGENTS", 10)
-    dispatch_state = desk_of(*(queued(f"t{n}", agent_id=f"agent-{n}") for n in range(60)))
+    dispatch_state = state_of(*(queued(f"t{n}", agent_id=f"agent-{n}") for n in range(60)))
     assert len(dispatch_state.made_agents) == 60
 
 
 def test_opening_a_gate_that_is_not_closed_does_nothing() -> None:
-    dispatch_state = desk_of(queued("t1", target="t"))
+    dispatch_state = state_of(queued("t1", target="t"))
     dispatch_state.open(GatePart("target", "t"))
     dispatch_state.open(GatePart("scope", "session:s"))
     assert planned_ids(dispatch_state) == ["t1"]

@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: the desk is what a fresh look at the store would give."""
+"""Whatever happens, in whatever order: the state is what a fresh look at the store would give."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SLOTS = ("one", "two", "three")
 
 
 class DeskBesideAStore(RuleBasedStateMachine):
-    """Shows a desk everything that happens to a store, and lets it plan."""
+    """Shows a dispatch state everything that happens to a store, and lets it plan."""
 
     @initialize(policy=st.sampled_from(list(LanePolicy)), max_lag=st.sampled_from([None, 500]))
     def begin(self, policy: LanePolicy, max_lag: int | None) -> None:
@@ -87,7 +87,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
         )
         self.nodes = {"n1": PLACES, "n2": PLACES - 2}
         self.workers: dict[str, tuple[str, int]] = {}
-        self.dispatch_state = self.model.fresh_desk(self.settings, self.nodes)
+        self.dispatch_state = self.model.fresh_state(self.settings, self.nodes)
         self.open_lines: list[Planned] = []
         self.planned_at = self.model.now
         self.number = 0
@@ -182,13 +182,13 @@ class DeskBesideAStore(RuleBasedStateMachine):
         used=st.sampled_from([0.0, 0.5, 1.0, 1.5]),
         pause=st.sampled_from([None, 10.0]),
     )
-    def land(
+    def settle(
         self, data: st.DataObject, status: TaskStatus, used: float, pause: float | None
     ) -> None:
         task_id = data.draw(st.sampled_from(self.model.in_state(*IN_FLIGHT)))
         reserved = self.model.records[task_id].progress.reserved_tokens
         not_before = None if pause is None else self.model.now + pause
-        changed = self.model.land(
+        changed = self.model.settle(
             task_id,
             status,
             tokens=int(used * reserved),
@@ -212,7 +212,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
                 record = self.model.records[task_id]
                 is_running = record.task.status is TaskStatus.RUNNING
                 tokens = record.progress.reserved_tokens if is_running else 0
-                self.show(self.model.land(task_id, TaskStatus.QUEUED, tokens=tokens))
+                self.show(self.model.settle(task_id, TaskStatus.QUEUED, tokens=tokens))
             places = self.nodes.pop(node)
             self.number += 1
             self.nodes[f"{node_id}-{self.number}"] = places
@@ -239,7 +239,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
         self.dispatch_state.workers.drop_node(node, self.model.now)
         for task_id in self.dispatch_state.in_flight.on_node(node):
             tokens = self.model.records[task_id].progress.reserved_tokens
-            self.show(self.model.land(task_id, TaskStatus.QUEUED, tokens=tokens))
+            self.show(self.model.settle(task_id, TaskStatus.QUEUED, tokens=tokens))
 
     def set_worker(self, node: str, agent_id: str, places: int) -> None:
         self.workers[node] = (agent_id, places)
@@ -254,11 +254,11 @@ class DeskBesideAStore(RuleBasedStateMachine):
         self.expire()
 
     def give_up(self, overdue: list[InFlightAttempt]) -> None:
-        for flight in overdue:
-            assert (flight.task.deadline or 9e99) + DEADLINE_GRACE_SECONDS <= self.model.now
-            tokens = self.model.records[flight.task.id].progress.reserved_tokens
-            if flight.task.id in self.model.in_state(*IN_FLIGHT):
-                self.show(self.model.land(flight.task.id, TaskStatus.FAILED, tokens=tokens))
+        for attempt in overdue:
+            assert (attempt.task.deadline or 9e99) + DEADLINE_GRACE_SECONDS <= self.model.now
+            tokens = self.model.records[attempt.task.id].progress.reserved_tokens
+            if attempt.task.id in self.model.in_state(*IN_FLIGHT):
+                self.show(self.model.settle(attempt.task.id, TaskStatus.FAILED, tokens=tokens))
 
     def expire(self) -> None:
         """Let everything due happen, as every round does first."""
@@ -310,7 +310,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
             SlotStanding(
                 name=name,
                 provider="p",
-                hold=GateClosure(kind="slot", name=name, until=until) if name in held else None,
+                closure=GateClosure(kind="slot", name=name, until=until) if name in held else None,
                 percent_used=percent if name == "two" else 10.0,
             )
             for name in SLOTS[:configured]
@@ -330,10 +330,10 @@ class DeskBesideAStore(RuleBasedStateMachine):
         assert picture(self.dispatch_state, self.model.now) == before
 
     @invariant()
-    def the_desk_is_what_a_fresh_one_would_be(self) -> None:
+    def the_state_is_what_a_fresh_one_would_be(self) -> None:
         if not hasattr(self, "dispatch_state"):
             return
-        fresh = self.model.fresh_desk(
+        fresh = self.model.fresh_state(
             self.settings, self.nodes, self.open_lines, workers=self.workers
         )
         # Counts of rates are not in the model, so what they closed is taken over.
@@ -360,7 +360,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
         for line in self.open_lines:
             self.answer(line, starts=True)
         for task_id in self.model.in_state(*IN_FLIGHT):
-            self.show(self.model.land(task_id, TaskStatus.DONE, tokens=0))
+            self.show(self.model.settle(task_id, TaskStatus.DONE, tokens=0))
         for task_id in self.model.in_state(TaskStatus.QUEUED):
             self.show(self.model.end(task_id, TaskStatus.CANCELLED))
         self.model.pass_time(10_000)
@@ -407,9 +407,9 @@ class DeskBesideAStore(RuleBasedStateMachine):
         assert record.task.agent_id in (None, line.agent_id)
         assert ("target", record.task.target) not in self.model.closures
         self.check_slot(line)
-        counts = Counter(flight.agent_id for flight in dispatch_state.in_flight)
+        counts = Counter(attempt.agent_id for attempt in dispatch_state.in_flight)
         assert counts[line.agent_id] <= CAPACITY[line.agent_id]
-        on_node = Counter(flight.node_id for flight in dispatch_state.in_flight)
+        on_node = Counter(attempt.node_id for attempt in dispatch_state.in_flight)
         assert on_node[line.node_id] <= self.places_on(line.node_id)
         if record.task.target in PULL:
             assert self.workers[line.node_id][0] == line.agent_id
@@ -429,7 +429,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
             assert line.slot is None or slot in {one.name for one in self.model.standings}
 
     def closes_slot(self, slot: str) -> bool:
-        held = {one.name for one in self.model.standings if one.hold}
+        held = {one.name for one in self.model.standings if one.closure}
         return slot in held or ("slot", slot) in self.model.closures
 
     def check_rates(self, line: Planned) -> None:
@@ -474,7 +474,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
     def lacks_a_worker(self, hold: NoWorker | WorkersFull, task: Task) -> bool:
         assert task.target in PULL
         assert hold.agent_id == (task.agent_id or "")
-        used = Counter(flight.node_id for flight in self.dispatch_state.in_flight)
+        used = Counter(attempt.node_id for attempt in self.dispatch_state.in_flight)
         own = {
             node: places
             for node, (agent_id, places) in self.workers.items()
@@ -482,7 +482,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
         }
         has_room = any(used[node] < places for node, places in own.items())
         if isinstance(hold, WorkersFull):
-            return not has_room and hold.places == sum(own.values()) > 0
+            return not has_room and hold.capacity == sum(own.values()) > 0
         return not sum(own.values()) or (task.agent_id is None and has_room)
 
     def is_short(self, hold: GateClosed | BudgetShort | RateLimited, task_id: str) -> bool:
@@ -507,7 +507,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
 
 
 def picture(dispatch_state: DispatchState, now: float) -> dict[str, object]:
-    """Everything that the desk believes, as plain values."""
+    """Everything that the dispatch state believes, as plain values."""
     overdue = dispatch_state.workers.next_at()
     aside = {
         name for name in dispatch_state.waiting if dispatch_state.parking.scope_of(name) is not None
@@ -517,9 +517,9 @@ def picture(dispatch_state: DispatchState, now: float) -> dict[str, object]:
     return {
         "waiting": {name: (w.attempt, w.waiting_for) for name, w in dispatch_state.waiting.items()},
         "offered": offered,
-        "flights": {
-            flight.task.id: (flight.number, flight.agent_id, flight.node_id, flight.tokens)
-            for flight in dispatch_state.in_flight
+        "in_flight": {
+            attempt.task.id: (attempt.number, attempt.agent_id, attempt.node_id, attempt.tokens)
+            for attempt in dispatch_state.in_flight
         },
         "active": {name: count for name, count in dispatch_state.in_flight.active.items() if count},
         "slots": dispatch_state.in_flight.by_slot,

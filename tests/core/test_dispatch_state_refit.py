@@ -1,4 +1,4 @@
-"""A desk with other settings plans as one that was made with them, whatever it was before."""
+"""A state with other settings plans as one that was made with them, whatever it was before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from core.dispatch_model import START, desk_of, queued, settings
+from core.dispatch_model import START, queued, settings, state_of
 from headgate.core.budgets.ledger import Refused, Unit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.dispatch_state import (
@@ -117,7 +117,7 @@ def fresh(
     dispatch_settings(), st.lists(dispatch_settings(), min_size=1, max_size=3), records(), records()
 )
 @hypothesis_settings(deadline=None, max_examples=100)
-def test_a_desk_that_was_refitted_plans_as_a_new_one(
+def test_a_state_that_was_refitted_plans_as_a_new_one(
     first: DispatchSettings,
     others: list[DispatchSettings],
     waiting: list[TaskRecord],
@@ -137,7 +137,7 @@ def test_a_desk_that_was_refitted_plans_as_a_new_one(
 
 
 def test_a_limit_below_what_runs_stops_new_starts_only() -> None:
-    dispatch_state = desk_of(
+    dispatch_state = state_of(
         *(queued(f"t{n}") for n in range(6)), agents=(Agent(id="a", capacity=9),)
     )
     assert len(ids(dispatch_state)) == 5
@@ -146,7 +146,7 @@ def test_a_limit_below_what_runs_stops_new_starts_only() -> None:
 
 
 def test_a_paused_target_holds_its_tasks_and_says_so() -> None:
-    dispatch_state = desk_of(queued("t1", target="t"), paused_targets=("t",))
+    dispatch_state = state_of(queued("t1", target="t"), paused_targets=("t",))
     assert ids(dispatch_state) == []
     (reason,) = reasons(dispatch_state, "t1", START)
     assert reason.message == "target t is closed: paused by an administrator"
@@ -155,7 +155,7 @@ def test_a_paused_target_holds_its_tasks_and_says_so() -> None:
 
 
 def test_a_pause_outlasts_what_the_provider_asked_for() -> None:
-    dispatch_state = desk_of(queued("t1", target="t"))
+    dispatch_state = state_of(queued("t1", target="t"))
     dispatch_state.close(GateClosure(kind="target", name="t", until=START + 60, why="429"), START)
     changed(dispatch_state, paused_targets=("t",))
     dispatch_state.fall_due(START + 61)
@@ -165,7 +165,7 @@ def test_a_pause_outlasts_what_the_provider_asked_for() -> None:
 
 
 def test_a_resume_does_not_open_what_the_provider_closed() -> None:
-    dispatch_state = desk_of(queued("t1", target="t"), paused_targets=("t",))
+    dispatch_state = state_of(queued("t1", target="t"), paused_targets=("t",))
     dispatch_state.close(GateClosure(kind="target", name="t", until=START + 60, why="429"), START)
     changed(dispatch_state, paused_targets=())
     assert ids(dispatch_state) == []
@@ -174,7 +174,7 @@ def test_a_resume_does_not_open_what_the_provider_closed() -> None:
 
 
 def test_the_switch_holds_everything_and_why_names_it_first() -> None:
-    dispatch_state = desk_of(queued("t1"), is_paused=True)
+    dispatch_state = state_of(queued("t1"), is_paused=True)
     assert ids(dispatch_state) == []
     assert reasons(dispatch_state, "t1", START)[0].reason.message.startswith(
         "the scheduler is paused"
@@ -189,7 +189,7 @@ def test_a_raised_rate_limit_lets_the_next_start_at_once() -> None:
         return (rate,)
 
     tasks = [queued(f"t{n}", target="t") for n in range(3)]
-    dispatch_state = desk_of(*tasks, rate_limits=limits(1), agents=(Agent(id="a", capacity=9),))
+    dispatch_state = state_of(*tasks, rate_limits=limits(1), agents=(Agent(id="a", capacity=9),))
     assert len(ids(dispatch_state)) == 1
     changed(dispatch_state, rate_limits=limits(2))
     assert len(ids(dispatch_state)) == 1
@@ -198,7 +198,7 @@ def test_a_raised_rate_limit_lets_the_next_start_at_once() -> None:
 
 
 def test_a_raised_budget_is_asked_again_at_once() -> None:
-    dispatch_state = desk_of(queued("t1", scopes=("session:s",)))
+    dispatch_state = state_of(queued("t1", scopes=("session:s",)))
     (line,) = dispatch_state.plan(START, most=1)
     refused = Refused(
         scope=Scope("session:s"),
@@ -218,7 +218,7 @@ def test_a_raised_budget_is_asked_again_at_once() -> None:
 
 
 def test_an_agent_that_left_goes_on_with_its_own_tasks() -> None:
-    dispatch_state = desk_of(
+    dispatch_state = state_of(
         queued("t1", agent_id="b"), queued("t2"), agents=(Agent(id="b", capacity=5),)
     )
     changed(dispatch_state, agents=())
@@ -227,24 +227,24 @@ def test_an_agent_that_left_goes_on_with_its_own_tasks() -> None:
 
 def test_a_lane_is_ranked_again_when_its_agent_has_another_place() -> None:
     agents = tuple(Agent(id=name) for name in "abc")
-    dispatch_state = desk_of(queued("t1", agent_id="b"), agents=agents)
+    dispatch_state = state_of(queued("t1", agent_id="b"), agents=agents)
     changed(dispatch_state, agents=())
     assert ids(dispatch_state) == ["t1"]
 
 
-def test_another_past_or_another_order_of_many_tasks_needs_a_new_desk() -> None:
-    few = desk_of(queued("t1"))
+def test_another_past_or_another_order_of_many_tasks_needs_a_new_state() -> None:
+    few = state_of(queued("t1"))
     assert not few.must_be_rebuilt(settings(max_inflight=1, agents=(), is_paused=True))
     assert not few.must_be_rebuilt(settings(priority_ageing_seconds=60.0))
     assert few.must_be_rebuilt(settings(usage_window_hours=1))
-    many = desk_of(*(queued(f"t{number}") for number in range(MAX_REBUILT + 1)))
+    many = state_of(*(queued(f"t{number}") for number in range(MAX_REBUILT + 1)))
     assert many.must_be_rebuilt(settings(priority_ageing_seconds=60.0))
     assert not many.must_be_rebuilt(settings(max_inflight=1))
 
 
 def test_a_refit_costs_the_same_however_many_tasks_wait() -> None:
     tasks = [queued(f"t{n:06d}", agent_id=f"a{n % 50}") for n in range(20_000)]
-    dispatch_state = desk_of(*tasks, agents=tuple(Agent(id=f"a{n}") for n in range(50)))
+    dispatch_state = state_of(*tasks, agents=tuple(Agent(id=f"a{n}") for n in range(50)))
     started = perf_counter()
     for most in range(1, 101):
         changed(

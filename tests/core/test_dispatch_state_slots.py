@@ -1,4 +1,4 @@
-"""Slots at the desk: held ones park their tasks, and a provider's tasks get the one with room."""
+"""Slots: those without room park their tasks, and a provider's tasks get the one with room."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from core.dispatch_model import START, desk_of, ended, queued, settings, taken
+from core.dispatch_model import START, ended, queued, settings, state_of, taken
 from headgate.core.dispatch_state import DispatchState, Planned
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.rate_limits import RateLimit
@@ -27,7 +27,9 @@ def open_slot(name: str, percent: float | None = None, provider: str = "zai") ->
 
 def held_slot(name: str, until: float | None = RESET, why: str = USED_UP) -> SlotStanding:
     hold = GateClosure(kind="slot", name=name, until=until, why=why)
-    return SlotStanding(name=name, provider="zai", hold=hold, percent_used=100.0, resets_at=until)
+    return SlotStanding(
+        name=name, provider="zai", closure=hold, percent_used=100.0, resets_at=until
+    )
 
 
 def paused(name: str, until: float, why: str = "429") -> GateClosure:
@@ -51,7 +53,7 @@ def why(dispatch_state: DispatchState, task_id: str = "t1", now: float = START) 
 def with_slots(
     *standings: SlotStanding, records: Sequence[TaskRecord], **fields: object
 ) -> DispatchState:
-    dispatch_state = desk_of(**fields)  # type: ignore[arg-type]
+    dispatch_state = state_of(**fields)  # type: ignore[arg-type]
     dispatch_state.set_slots(standings)
     for record in records:
         dispatch_state.observe(record, START)
@@ -118,7 +120,7 @@ def test_the_end_of_a_hold_does_not_end_a_pause() -> None:
 
 
 def test_a_pause_of_an_administrator_and_one_of_a_provider_end_apart() -> None:
-    dispatch_state = desk_of(queued("t1", target="t"), paused_targets=("t",))
+    dispatch_state = state_of(queued("t1", target="t"), paused_targets=("t",))
     dispatch_state.close(GateClosure(kind="target", name="t", until=START + 9, why="429"), START)
     assert [hold.why for hold in why(dispatch_state)] == ["paused by an administrator", "429"]
     dispatch_state.refit(settings())
@@ -215,11 +217,11 @@ def test_what_a_store_refuses_leaves_its_slot_again() -> None:
     assert planned(dispatch_state) == [("t1", "a")]
 
 
-def test_a_desk_that_is_loaded_counts_the_slots_of_attempts_under_way() -> None:
+def test_a_state_that_is_loaded_counts_the_slots_of_attempts_under_way() -> None:
     record = queued("t1", provider="zai")
     line = only_line(with_slots(open_slot("a", 5), records=[record]))
     running = taken(record, line)
-    dispatch_state = desk_of()
+    dispatch_state = state_of()
     dispatch_state.load_more([running], START)
     assert dispatch_state.in_flight.by_slot == {"a": 1}
 
@@ -269,7 +271,7 @@ def test_a_task_that_no_open_slot_can_hold_waits_alone_and_is_tried_again() -> N
     )  # fmt: skip
     assert planned(dispatch_state) == [("t2", "small")]
     assert planned(dispatch_state) == []
-    assert "can never hold it" in why(dispatch_state)[0].why
+    assert "can never take it" in why(dispatch_state)[0].why
     dispatch_state.set_slots([open_slot("small", 0), open_slot("large", 50)])
     dispatch_state.fall_due(START + 60)
     assert planned(dispatch_state, START + 60) == [("t1", "large")]

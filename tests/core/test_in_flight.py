@@ -12,14 +12,14 @@ from headgate.core.dispatch_state import InFlightAttempt, InFlightAttempts
 from headgate.core.task import Task
 
 
-def flight(
+def attempt(
     task_id: str, *, project_id: str = "p", node_id: str = "n1", tokens: int = 7
 ) -> InFlightAttempt:
     return InFlightAttempt(Task(id=task_id, project_id=project_id), 1, "a", node_id, tokens)
 
 
 ONE = st.builds(
-    flight,
+    attempt,
     st.sampled_from([f"t{number}" for number in range(8)]),
     project_id=st.sampled_from(["p", "q"]),
     node_id=st.sampled_from(["n1", "n2", "gone"]),
@@ -31,33 +31,33 @@ ONE = st.builds(
 @given(st.lists(ONE, max_size=40))
 def test_the_sums_are_those_of_what_is_in_flight(steps: list[InFlightAttempt]) -> None:
     """A task that is named again lands first."""
-    flights = InFlightAttempts()
-    flights.set_node("n1", 5)
-    flights.set_node("n2", 3)
+    in_flight = InFlightAttempts()
+    in_flight.set_node("n1", 5)
+    in_flight.set_node("n2", 3)
     model: dict[str, InFlightAttempt] = {}
     for step in steps:
         known = model.pop(step.task.id, None)
         if known is not None:
-            flights.remove(known)
+            in_flight.remove(known)
         else:
-            flights.add(step)
+            in_flight.add(step)
             model[step.task.id] = step
-        _check(flights, model)
+        _check(in_flight, model)
 
 
-def _check(flights: InFlightAttempts, model: dict[str, InFlightAttempt]) -> None:
+def _check(in_flight: InFlightAttempts, model: dict[str, InFlightAttempt]) -> None:
     projects = Counter(each.task.project_id for each in model.values())
     nodes = Counter(each.node_id for each in model.values())
     tokens: Counter[str] = Counter()
     for each in model.values():
         tokens[each.task.project_id] += each.tokens
-    assert len(flights) == len(model)
-    assert Counter(flights.active) == projects
-    assert +Counter(flights.reserved) == +tokens
-    assert flights.free_capacity() == max(0, 5 - nodes["n1"]) + max(0, 3 - nodes["n2"])
-    assert flights.nodes() == set(nodes)
+    assert len(in_flight) == len(model)
+    assert Counter(in_flight.active) == projects
+    assert +Counter(in_flight.reserved) == +tokens
+    assert in_flight.free_capacity() == max(0, 5 - nodes["n1"]) + max(0, 3 - nodes["n2"])
+    assert in_flight.nodes() == set(nodes)
     for node_id in nodes:
-        assert sorted(flights.on_node(node_id)) == sorted(
+        assert sorted(in_flight.on_node(node_id)) == sorted(
             each.task.id for each in model.values() if each.node_id == node_id
         )
 
@@ -74,40 +74,40 @@ def _check(flights: InFlightAttempts, model: dict[str, InFlightAttempt]) -> None
 def test_the_next_task_goes_to_the_node_with_the_most_free_places(
     places: dict[str, int], used: list[str], expected: str
 ) -> None:
-    flights = InFlightAttempts()
+    in_flight = InFlightAttempts()
     for node_id, count in places.items():
-        flights.set_node(node_id, count)
+        in_flight.set_node(node_id, count)
     for number, node_id in enumerate(used):
-        flights.add(flight(f"t{number}", node_id=node_id))
-    assert flights.node_for_next() == expected
+        in_flight.add(attempt(f"t{number}", node_id=node_id))
+    assert in_flight.node_for_next() == expected
 
 
 def test_a_node_with_more_tasks_than_places_takes_none_from_the_others() -> None:
-    flights = InFlightAttempts()
-    flights.set_node("n1", 0)
-    flights.set_node("n2", 2)
-    flights.add(flight("t1", node_id="n1"))
-    assert flights.free_capacity() == 2
+    in_flight = InFlightAttempts()
+    in_flight.set_node("n1", 0)
+    in_flight.set_node("n2", 2)
+    in_flight.add(attempt("t1", node_id="n1"))
+    assert in_flight.free_capacity() == 2
 
 
 def test_a_node_that_is_gone_has_no_places_and_keeps_its_tasks_until_they_land() -> None:
-    flights = InFlightAttempts()
-    flights.set_node("n1", 4)
-    lost = flight("t1")
-    flights.add(lost)
-    flights.drop_node("n1")
-    assert (flights.free_capacity(), flights.on_node("n1")) == (0, ["t1"])
-    flights.remove(lost)
-    assert (flights.nodes(), len(flights)) == (set(), 0)
+    in_flight = InFlightAttempts()
+    in_flight.set_node("n1", 4)
+    lost = attempt("t1")
+    in_flight.add(lost)
+    in_flight.drop_node("n1")
+    assert (in_flight.free_capacity(), in_flight.on_node("n1")) == (0, ["t1"])
+    in_flight.remove(lost)
+    assert (in_flight.nodes(), len(in_flight)) == (set(), 0)
 
 
 def test_nodes_that_came_and_went_leave_nothing_behind() -> None:
-    flights = InFlightAttempts()
+    in_flight = InFlightAttempts()
     for number in range(100):
         node_id = f"n{number}"
-        flights.set_node(node_id, 1)
-        one = flight("t1", node_id=node_id)
-        flights.add(one)
-        flights.remove(one)
-        flights.drop_node(node_id)
-    assert (flights.capacity, flights._used) == ({}, {})
+        in_flight.set_node(node_id, 1)
+        one = attempt("t1", node_id=node_id)
+        in_flight.add(one)
+        in_flight.remove(one)
+        in_flight.drop_node(node_id)
+    assert (in_flight.capacity, in_flight._used) == ({}, {})

@@ -1,4 +1,4 @@
-"""What the desk tells of its lanes: what is ready, how long the first has waited, and the load."""
+"""What the state tells of its lanes: what is ready, how long the first has waited, the load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOW = 1_000.0
 EVAL = "session:eval"
 
 
-def new_desk(policy: LanePolicy = LanePolicy.HIGHEST_LOAD, alpha: float = 0.5) -> DispatchState:
+def new_state(policy: LanePolicy = LanePolicy.HIGHEST_LOAD, alpha: float = 0.5) -> DispatchState:
     projects = tuple(Project(id=name, max_concurrent_agents=9) for name in ("p", "q"))
     return DispatchState(
         DispatchSettings(
@@ -107,13 +107,13 @@ def test_a_lane_of_a_project_that_drains_is_ready_for_what_it_has() -> None:
 
 def test_a_lane_that_may_start_nothing_is_no_measure_for_the_others() -> None:
     paused = Agent(id="a", state=AgentState.PAUSED)
-    dispatch_state = DispatchState(msgspec.structs.replace(new_desk().settings, agents=(paused,)))
+    dispatch_state = DispatchState(msgspec.structs.replace(new_state().settings, agents=(paused,)))
     queue(dispatch_state, *(task(f"a{n}", "a") for n in range(9)), task("b", "b"))
     assert figure(dispatch_state, "p", "b").load == 0.5
 
 
 def test_each_lane_has_its_own_line_and_nothing_that_waits_is_none() -> None:
-    dispatch_state = new_desk()
+    dispatch_state = new_state()
     assert dispatch_state.lane_stats(NOW) == ()
     queue(
         dispatch_state,
@@ -128,7 +128,7 @@ def test_each_lane_has_its_own_line_and_nothing_that_waits_is_none() -> None:
 
 
 def test_the_load_is_that_of_the_seed_beside_the_lanes_of_the_same_project() -> None:
-    dispatch_state = new_desk(alpha=0.25)
+    dispatch_state = new_state(alpha=0.25)
     dispatch_state.tick = 10
     queue(
         dispatch_state, *(task(f"deep{n}", "a", tick=8) for n in range(4)), task("old", "b", tick=0)
@@ -140,7 +140,7 @@ def test_the_load_is_that_of_the_seed_beside_the_lanes_of_the_same_project() -> 
 
 
 def test_the_wait_is_that_of_the_task_that_came_first_whatever_its_priority() -> None:
-    dispatch_state = new_desk()
+    dispatch_state = new_state()
     queue(
         dispatch_state,
         task("urgent", "a", tick=5, created_at=990.0, priority=-5),
@@ -152,7 +152,7 @@ def test_the_wait_is_that_of_the_task_that_came_first_whatever_its_priority() ->
 
 
 def test_what_waits_behind_a_closed_gate_is_not_ready_and_has_waited_all_the_same() -> None:
-    dispatch_state = new_desk()
+    dispatch_state = new_state()
     queue(dispatch_state, task("held", "a", created_at=500.0, scopes=(EVAL,)))
     dispatch_state.close(closure(), NOW)
     held = figure(dispatch_state, "p", "a")
@@ -162,7 +162,7 @@ def test_what_waits_behind_a_closed_gate_is_not_ready_and_has_waited_all_the_sam
 
 
 def test_a_task_that_left_is_not_the_oldest_any_more() -> None:
-    dispatch_state = new_desk()
+    dispatch_state = new_state()
     queue(
         dispatch_state,
         task("gone", "a", created_at=100.0),
@@ -173,7 +173,7 @@ def test_a_task_that_left_is_not_the_oldest_any_more() -> None:
 
 
 def test_looking_changes_nothing() -> None:
-    looked, other = new_desk(), new_desk()
+    looked, other = new_state(), new_state()
     for dispatch_state in (looked, other):
         queue(dispatch_state, *(task(f"t{n}", "a", tick=n, priority=n % 3) for n in range(9)))
         dispatch_state.forget("t0", NOW)
@@ -189,7 +189,7 @@ def test_looking_changes_nothing() -> None:
 
 
 def test_tasks_that_wait_for_a_budget_are_counted_behind_it_and_set_aside_for_it() -> None:
-    dispatch_state = new_desk()
+    dispatch_state = new_state()
     queue(
         dispatch_state, *(task(f"t{n}", "a", scopes=(EVAL,)) for n in range(3)), task("free", "b")
     )
@@ -197,7 +197,7 @@ def test_tasks_that_wait_for_a_budget_are_counted_behind_it_and_set_aside_for_it
     dispatch_state.parking.judge("t0", refused(), DEFAULT_TERMS)
     dispatch_state.close(closure(), NOW)
     assert dispatch_state.waiting_for_scopes() == {EVAL: 3}
-    aside = new_desk()
+    aside = new_state()
     queue(aside, task("dear", "a", created_at=600.0, scopes=(EVAL,)))
     aside.parking.judge("dear", refused(spent=6), DEFAULT_TERMS)
     aside.index.remove("dear")
@@ -207,7 +207,7 @@ def test_tasks_that_wait_for_a_budget_are_counted_behind_it_and_set_aside_for_it
 
 @pytest.mark.parametrize("tasks", [2_000, 20_000])
 def test_the_cost_grows_with_the_lanes_and_not_with_the_tasks(tasks: int) -> None:
-    dispatch_state = new_desk()
+    dispatch_state = new_state()
     queue(dispatch_state, *(task(f"{n:06d}", f"a{n % 100}", tick=n) for n in range(tasks)))
     began = process_time()
     assert len(dispatch_state.lane_stats(NOW)) == 100

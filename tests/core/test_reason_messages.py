@@ -45,12 +45,12 @@ CLOCK = "2026-01-01 00:00:00 UTC"
             f"no worker of agent a is connected, since {CLOCK}",
         ),
         (
-            WorkersFull(agent_id="a", places=2, since=NEW_YEAR),
-            f"all 2 places of agent a's workers are taken, since {CLOCK}",
+            WorkersFull(agent_id="a", capacity=2, since=NEW_YEAR),
+            f"all 2 permits of agent a's workers are taken, since {CLOCK}",
         ),
     ],
 )
-def test_a_hold_is_said_in_words(hold: Reason, message: str) -> None:
+def test_a_reason_is_said_in_words(hold: Reason, message: str) -> None:
     assert hold.message == message
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.dispatch_model import START, desk_of, queued, taken
+from core.dispatch_model import START, queued, state_of, taken
 from headgate.core.budgets.ledger import Refused, Unit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.dispatch_state import DispatchState
@@ -42,26 +42,26 @@ def only(dispatch_state: DispatchState, task_id: str = "t1") -> TaskReason:
     return reason
 
 
-def test_a_task_that_the_desk_does_not_have_has_no_reason() -> None:
-    assert why(desk_of()) == ()
+def test_a_task_that_the_state_does_not_have_has_no_reason() -> None:
+    assert why(state_of()) == ()
 
 
 CASES: list[tuple[DispatchState, Reason]] = [
     (
-        desk_of(queued("t1", waiting_for=1, depends_on=("p1", "p2"))),
+        state_of(queued("t1", waiting_for=1, depends_on=("p1", "p2"))),
         ParentsPending(count=1, parents=("p1", "p2")),
     ),
-    (desk_of(queued("t1", not_before=START + 5)), NotYetDue(until=START + 5)),
-    (desk_of(queued("t1", project_id="ghost")), ProjectUnknown(project_id="ghost")),
+    (state_of(queued("t1", not_before=START + 5)), NotYetDue(until=START + 5)),
+    (state_of(queued("t1", project_id="ghost")), ProjectUnknown(project_id="ghost")),
     (
-        desk_of(queued("t1"), projects=(Project(id="x", status=ProjectStatus.PAUSED),)),
+        state_of(queued("t1"), projects=(Project(id="x", status=ProjectStatus.PAUSED),)),
         ProjectNotActive(project_id="x", status="paused"),
     ),
-    (desk_of(queued("t1"), places=0), InflightCapReached(inflight=0, limit=0)),
-    (desk_of(queued("t1"), max_inflight=0), InflightCapReached(inflight=0, limit=0)),
-    (desk_of(queued("t1"), agents=()), NoIdleAgent()),
+    (state_of(queued("t1"), places=0), InflightCapReached(inflight=0, limit=0)),
+    (state_of(queued("t1"), max_inflight=0), InflightCapReached(inflight=0, limit=0)),
+    (state_of(queued("t1"), agents=()), NoIdleAgent()),
     (
-        desk_of(queued("t1"), queued("t2")),
+        state_of(queued("t1"), queued("t2")),
         LaneBehind(project_id="x", agent="any agent", given_first=1),
     ),
 ]
@@ -76,7 +76,7 @@ def test_one_rule_gives_one_reason(dispatch_state: DispatchState, hold: Reason) 
 
 def test_every_rule_that_holds_is_told() -> None:
     record = queued("t1", waiting_for=1, not_before=START + 5, target="t", project_id="ghost")
-    dispatch_state = desk_of(record)
+    dispatch_state = state_of(record)
     dispatch_state.close(
         GateClosure(kind="target", name="t", until=START + 9, why="slow down"), START
     )
@@ -86,7 +86,7 @@ def test_every_rule_that_holds_is_told() -> None:
 
 def test_what_lasts_longest_is_told_first() -> None:
     paused = (Project(id="x", status=ProjectStatus.PAUSED),)
-    dispatch_state = desk_of(
+    dispatch_state = state_of(
         queued("t1", not_before=START + 5, waiting_for=1), projects=paused, places=0
     )
     assert [type(reason.reason) for reason in why(dispatch_state)] == [
@@ -98,7 +98,7 @@ def test_what_lasts_longest_is_told_first() -> None:
 
 
 def test_a_closed_gate_says_why_and_until_when() -> None:
-    dispatch_state = desk_of(queued("t1", target="t"))
+    dispatch_state = state_of(queued("t1", target="t"))
     dispatch_state.close(
         GateClosure(kind="target", name="t", until=START + 9, why="slow down"), START
     )
@@ -109,7 +109,7 @@ def test_a_closed_gate_says_why_and_until_when() -> None:
 
 def test_the_tasks_that_have_the_places_of_an_agent_are_named() -> None:
     records = [queued(f"t{number}", agent_id="a") for number in range(3)]
-    dispatch_state = desk_of(*records, agents=(Agent(id="a", capacity=2),))
+    dispatch_state = state_of(*records, agents=(Agent(id="a", capacity=2),))
     dispatch_state.plan(START, most=9)
     reason = only(dispatch_state, "t2")
     assert reason.reason == AgentFull(agent_id="a", inflight=2, capacity=2)
@@ -119,7 +119,7 @@ def test_the_tasks_that_have_the_places_of_an_agent_are_named() -> None:
 def test_the_tasks_that_have_the_places_of_a_project_are_named() -> None:
     other = queued("u1")
     records = [queued(f"t{number}", project_id="y") for number in range(3)]
-    dispatch_state = desk_of(other, *records, agents=ONE_AGENT)
+    dispatch_state = state_of(other, *records, agents=ONE_AGENT)
     dispatch_state.plan(START, most=9)
     reason = only(dispatch_state, "t2")
     assert reason.reason == ProjectConcurrencyReached(project_id="y", active=2, limit=2)
@@ -128,7 +128,7 @@ def test_the_tasks_that_have_the_places_of_a_project_are_named() -> None:
 
 def test_at_most_a_few_holders_are_named() -> None:
     records = [queued(f"t{number:02}") for number in range(20)]
-    dispatch_state = desk_of(
+    dispatch_state = state_of(
         *records, places=15, agents=(Agent(id="a", capacity=50),), max_inflight=50
     )
     dispatch_state.plan(START, most=50)
@@ -141,14 +141,18 @@ def test_tasks_of_others_are_counted_and_not_named() -> None:
     records = [queued(f"t{number:02}", project_id="xy"[number % 2]) for number in range(30)]
     projects = tuple(Project(id=name, max_concurrent_agents=None) for name in "xy")
     agents = (Agent(id="a", capacity=50),)
-    dispatch_state = desk_of(*records, places=26, agents=agents, projects=projects, max_inflight=50)
+    dispatch_state = state_of(
+        *records, places=26, agents=agents, projects=projects, max_inflight=50
+    )
     dispatch_state.plan(START, most=50)
-    own = {flight.task.id for flight in dispatch_state.in_flight if flight.task.project_id == "x"}
+    own = {
+        attempt.task.id for attempt in dispatch_state.in_flight if attempt.task.project_id == "x"
+    }
     waiting = next(
         one for one in dispatch_state.waiting if dispatch_state.waiting[one].task.project_id == "x"
     )
     (reason,) = reasons(
-        dispatch_state, waiting, START, lambda flight: flight.task.project_id == "x"
+        dispatch_state, waiting, START, lambda attempt: attempt.task.project_id == "x"
     )
     assert set(reason.held_by) < own
     assert (len(reason.held_by), reason.held_by_others) == (MAX_HOLDERS, 26 - len(own))
@@ -171,7 +175,7 @@ def short(scope: str, *, spent: int, reserved: int, resets_at: int | None = None
 @pytest.mark.parametrize("scope", ["session:s", ""])
 def test_a_task_set_aside_for_budget_says_what_is_left_and_who_holds_the_rest(scope: str) -> None:
     first, second = queued("t1", scopes=("session:s/workflow:w",)), queued("t2")
-    dispatch_state = desk_of(first, second, agents=ONE_AGENT)
+    dispatch_state = state_of(first, second, agents=ONE_AGENT)
     lines = {line.task.id: line for line in dispatch_state.plan(START, most=2)}
     refused = short(scope, spent=300, reserved=100, resets_at=int(START) + 50)
     dispatch_state.refuse(lines["t2"], second, refused, START)
@@ -186,7 +190,7 @@ def test_a_task_set_aside_for_budget_says_what_is_left_and_who_holds_the_rest(sc
 
 def test_a_scope_without_room_is_a_closed_gate_with_the_tasks_that_hold_its_money() -> None:
     first, second = queued("t1", scopes=("session:s",)), queued("t2", scopes=("session:s",))
-    dispatch_state = desk_of(first, second, agents=ONE_AGENT)
+    dispatch_state = state_of(first, second, agents=ONE_AGENT)
     lines = {line.task.id: line for line in dispatch_state.plan(START, most=2)}
     dispatch_state.refuse(lines["t2"], second, short("session:s", spent=0, reserved=1_000), START)
     reason = only(dispatch_state, "t2")
@@ -196,7 +200,7 @@ def test_a_scope_without_room_is_a_closed_gate_with_the_tasks_that_hold_its_mone
 
 def test_a_rate_limit_on_a_type_of_agents_says_until_when() -> None:
     limit = RateLimit(kind="agent_type", name="claude", unit="requests", most=1, window_seconds=60)
-    dispatch_state = desk_of(
+    dispatch_state = state_of(
         queued("t1"),
         queued("t2"),
         agents=(Agent(id="a", agent_type="claude", capacity=9),),
@@ -209,7 +213,7 @@ def test_a_rate_limit_on_a_type_of_agents_says_until_when() -> None:
 
 def test_a_task_that_no_rate_limit_can_ever_hold_says_so() -> None:
     limit = RateLimit(kind="target", name="t", unit="tokens", most=500, window_seconds=60)
-    dispatch_state = desk_of(queued("t1", target="t", estimate_tokens=501), rate_limits=(limit,))
+    dispatch_state = state_of(queued("t1", target="t", estimate_tokens=501), rate_limits=(limit,))
     assert dispatch_state.plan(START, most=9) == []
     messages = [reason.message for reason in why(dispatch_state)]
-    assert messages == ["target t is closed: 500 tokens in 60 seconds can never hold it"]
+    assert messages == ["target t is closed: 500 tokens in 60 seconds can never take it"]

@@ -62,7 +62,7 @@ class Service:
         }
         fields.setdefault("limits", QueueLimits(max_queue=None, max_per_agent=None))
         fields.setdefault("result_ttl_seconds", NEVER_EVICTED_SECONDS)
-        fields.setdefault("places", 1_000)
+        fields.setdefault("capacity", 1_000)
         fields.setdefault("policy", RetryPolicy())
         self.settings = EngineSettings(dispatch=dispatch_settings(**dispatch_state), **fields)
         self.engines: list[Engine] = []

@@ -135,7 +135,7 @@ def engine_settings(policy: LanePolicy = LanePolicy.FEWEST_IN_FLIGHT) -> EngineS
             Scope("session:tight"): Limit(limit_tokens=Tokens(1_000)),
             Scope(""): Limit(limit_tokens=Tokens(100_000)),
         },
-        places=4,
+        capacity=4,
         worker_lease_seconds=8.0,
         result_ttl_seconds=1e9,
     )
@@ -212,7 +212,7 @@ class SimulatedService:
             SlotStanding(
                 name=name,
                 provider="p",
-                hold=GateClosure(kind="slot", name=name) if name in held else None,
+                closure=GateClosure(kind="slot", name=name) if name in held else None,
                 percent_used=float(self.loop.random.randrange(100)),
             )
             for name in (SLOTS if self.plan.has_slots else ())
@@ -417,9 +417,9 @@ class SimulatedService:
                 or len(dispatch_state.in_flight)
                 or len(dispatch_state.index)
             ):
-                self.witness.problems.append("the desk believes in tasks that have ended")
+                self.witness.problems.append("the dispatch state believes in tasks that have ended")
             elif any(entry.inflight for entry in dispatch_state.index.agents):
-                self.witness.problems.append("the desk believes in places that were freed")
+                self.witness.problems.append("the state believes in permits that were freed")
         for worker in self.workers:
             if worker.worker is not None and len(worker.worker):
                 self.witness.problems.append(f"{worker.host.name} still runs something")

@@ -69,7 +69,7 @@ def test_a_node_that_fell_silent_costs_few_plans_and_every_task_is_paid(is_outsi
         scenario,
         always(1.0, USED),
         budgets=LARGE,
-        places=10,
+        capacity=10,
         lease_seconds=LEASE_SECONDS,
         **ledger,
     )
@@ -88,7 +88,7 @@ def test_a_new_node_is_given_work_within_two_seconds_whatever_the_tick() -> None
             await service.ended(task_id)
         return waited
 
-    assert play(scenario, always(30.0), places=2, tick_seconds=60.0) <= 2.0
+    assert play(scenario, always(30.0), capacity=2, tick_seconds=60.0) <= 2.0
 
 
 def test_a_target_that_one_node_lacks_does_not_fail_the_task() -> None:
@@ -100,7 +100,7 @@ def test_a_target_that_one_node_lacks_does_not_fail_the_task() -> None:
         records = [await service.ended(task_id) for task_id in tasks]
         assert {record.task.status for record in records} == {TaskStatus.DONE}
 
-    play(scenario, always(0.5), places=4)
+    play(scenario, always(0.5), capacity=4)
 
 
 @pytest.mark.parametrize("is_outside", [False, True], ids=["store's books", "outside books"])

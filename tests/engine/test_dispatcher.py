@@ -444,7 +444,7 @@ def test_what_changes_while_the_backlog_is_read_is_seen() -> None:
     play(scenario, always(2.0), max_inflight=1, tick_seconds=1e6)
 
 
-def test_more_doubts_than_are_worth_asking_about_make_the_desk_anew() -> None:
+def test_more_doubts_than_are_worth_asking_about_make_the_state_anew() -> None:
     async def scenario(service: Service) -> None:
         dispatcher = service.engine.dispatcher
         task_id = await service.submit()

@@ -95,23 +95,25 @@ def test_a_task_whose_submit_failed_leaves_nothing_behind() -> None:
         (TASK, Terms(depends_on=("tsk_parent",))),
     ],
 )
-def test_a_task_that_has_to_wait_for_something_is_not_expected(task: Task, terms: Terms) -> None:
+def test_a_task_that_has_to_wait_for_something_is_not_planned_early(
+    task: Task, terms: Terms
+) -> None:
     dispatch_state = DispatchState(dispatch_settings())
     assert not dispatch_state.observe_early(task, terms, 1.0)
     assert not dispatch_state.waiting
 
 
-def test_a_task_is_not_expected_while_others_wait() -> None:
+def test_a_task_is_not_planned_early_while_others_wait() -> None:
     dispatch_state = DispatchState(dispatch_settings())
     dispatch_state.observe(TaskRecord(task=Task(id="tsk_old", project_id="x")), 1.0)
     assert not dispatch_state.observe_early(TASK, Terms(), 1.0)
     assert list(dispatch_state.waiting) == ["tsk_old"]
 
 
-def test_a_task_is_expected_past_others_that_a_gate_holds() -> None:
+def test_a_task_is_planned_early_past_others_that_a_gate_holds() -> None:
     async def scenario(service: Service) -> None:
         hold = GateClosure(kind="slot", name="work", why="used up")
-        closed = SlotStanding(name="work", provider="zai", hold=hold)
+        closed = SlotStanding(name="work", provider="zai", closure=hold)
         service.engine.dispatcher.set_slots((closed,))
         await _submit(service.engine, id="tsk_held", slot="work")
         await asyncio.sleep(IDLE_SECONDS)
@@ -124,10 +126,10 @@ def test_a_task_is_expected_past_others_that_a_gate_holds() -> None:
     play(scenario)
 
 
-def test_an_id_that_waits_already_is_not_expected_again() -> None:
+def test_an_id_that_waits_already_is_not_planned_early_again() -> None:
     async def scenario(service: Service) -> None:
         hold = GateClosure(kind="slot", name="work", why="used up")
-        closed = SlotStanding(name="work", provider="zai", hold=hold)
+        closed = SlotStanding(name="work", provider="zai", closure=hold)
         service.engine.dispatcher.set_slots((closed,))
         await _submit(service.engine, slot="work")
         known = _dispatch_state(service).waiting[TASK.id]
@@ -158,7 +160,7 @@ def test_an_expected_task_is_given_a_slot_of_its_provider() -> None:
 def test_an_expected_task_waits_for_a_slot_that_is_closed(fields: dict[str, Any]) -> None:
     async def scenario(service: Service) -> None:
         hold = GateClosure(kind="slot", name="work", until=service.now() + 60, why="used up")
-        closed = SlotStanding(name="work", provider="zai", hold=hold)
+        closed = SlotStanding(name="work", provider="zai", closure=hold)
         service.engine.dispatcher.set_slots((closed,))
         await asyncio.sleep(IDLE_SECONDS)
         asking = _submit(service.engine, **fields)
@@ -305,7 +307,7 @@ def test_a_task_that_waits_is_known_as_it_was_stored() -> None:
         assert dispatch_state.waiting[TASK.id].task.enqueued_tick == dispatch_state.tick
         answer = await asking
         assert isinstance(answer, Queued)
-        # The desk and the caller are both told of the answer, in either order.
+        # The dispatch state and the caller are both told of the answer, in either order.
         await asyncio.sleep(IDLE_SECONDS)
         assert dispatch_state.waiting[TASK.id].task == answer.record.task
         assert answer.record.task.enqueued_tick > dispatch_state.tick

@@ -139,7 +139,7 @@ def test_whoever_resumes_gets_exactly_what_came_after_or_is_told_that_some_is_mi
         feed.start_anew(lambda _task_id: False)
     before = feed.next - 1
     feed.observe([record(f"t{n}", QUEUED) for n in range(events)])
-    place = feed.place_after(feed.event_id(before + seen))
+    place = feed.position_after(feed.event_id(before + seen))
     is_there = seen <= events and events - seen <= size
     assert (place is not None) == is_there
     if place is not None:
@@ -152,7 +152,7 @@ def test_whoever_resumes_gets_exactly_what_came_after_or_is_told_that_some_is_mi
 def test_an_id_that_was_never_given_resumes_nothing(sent: str) -> None:
     feed = open_feed()
     feed.observe([record("t", QUEUED)])
-    assert feed.place_after(sent.replace("{life}", feed.life)) is None
+    assert feed.position_after(sent.replace("{life}", feed.life)) is None
 
 
 def test_a_new_life_begins_with_an_empty_ring_and_another_name() -> None:
@@ -160,7 +160,7 @@ def test_a_new_life_begins_with_an_empty_ring_and_another_name() -> None:
     feed.observe([record("t", QUEUED)])
     last = feed.event_id(1)
     feed.start_anew(lambda _task_id: True)
-    assert (told(feed), feed.place_after(last)) == ([], None)
+    assert (told(feed), feed.position_after(last)) == ([], None)
     feed.observe([record("t", QUEUED), record("t", RUNNING, 1)])
     assert told(feed) == ["t task.running"]
 
@@ -256,7 +256,7 @@ def test_the_dispatcher_tells_what_happens_on_other_nodes_and_they_send_clients_
         with pytest.raises(NotDispatchingError):
             other.events()
 
-    play(scenario, always(1.0), places=2)
+    play(scenario, always(1.0), capacity=2)
 
 
 def test_after_an_outage_listeners_are_told_to_look_again() -> None:
@@ -268,7 +268,7 @@ def test_after_an_outage_listeners_are_told_to_look_again() -> None:
         await asyncio.sleep(20)
         service.fault = lambda: None
         await service.ended(task_id)
-        assert feed.place_after(last) is None
+        assert feed.position_after(last) is None
 
     play(scenario, always(5.0))
 

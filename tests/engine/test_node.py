@@ -41,7 +41,7 @@ def test_one_of_two_nodes_dispatches_and_both_run_tasks() -> None:
         ran_here, ran_there = len(service.ordered()), len(other_orders(other))
         assert (ran_here, ran_there) == (10, 10)
 
-    play(scenario, places=20)
+    play(scenario, capacity=20)
 
 
 def other_orders(engine: Engine) -> list[str]:
@@ -130,7 +130,7 @@ def test_tasks_of_a_lost_node_are_taken_back_and_run_elsewhere(seed: int) -> Non
         counts = Counter(record.progress.attempt for record in records)
         assert counts == {1: 5, 2: 5}
 
-    play(scenario, always(30.0), places=5, seed=seed)
+    play(scenario, always(30.0), capacity=5, seed=seed)
 
 
 def test_a_busy_dispatcher_hears_of_lost_nodes_too() -> None:
@@ -157,7 +157,7 @@ def test_a_busy_dispatcher_hears_of_lost_nodes_too() -> None:
             await service.submit()
             await asyncio.sleep(0.3)
 
-    play(scenario, always(20.0), places=2, max_inflight=4)
+    play(scenario, always(20.0), capacity=2, max_inflight=4)
 
 
 def test_a_restarted_process_takes_back_what_it_was_running_at_once() -> None:

@@ -106,7 +106,7 @@ def test_what_cannot_run_for_want_of_a_worker_says_so_and_holds_up_nobody() -> N
         await worker.claim()
         assert await worker.claim(wait=5.0) == parked[:1]
         (line,) = await why(service, parked[1])
-        assert line.startswith("all 1 places of agent a's workers are taken, since ")
+        assert line.startswith("all 1 permits of agent a's workers are taken, since ")
 
     play(scenario, **PULL)
 
@@ -137,7 +137,7 @@ def test_places_of_nodes_and_of_workers_do_not_stand_in_for_each_other() -> None
         assert service.executor.most_running == 1
         assert len(service.ordered()) < len(plain)
 
-    play(scenario, lambda _order: (60.0, DONE), places=1, **PULL)
+    play(scenario, lambda _order: (60.0, DONE), capacity=1, **PULL)
 
 
 def test_no_place_is_offered_twice_whatever_is_claimed_again() -> None:

@@ -104,7 +104,7 @@ def test_a_key_that_is_back_is_the_key_that_it_was() -> None:
         assert stage.row().reading == reading is not None
         file.replace("key-a")
         await asyncio.sleep(2 * MINUTE)
-        assert stage.status().standing.hold is None
+        assert stage.status().standing.closure is None
         assert len(world.wakes) == 1
         assert "key-replaced" not in stage.log.actions()
 
@@ -117,10 +117,10 @@ def test_a_slot_that_started_without_its_key_starts_when_it_comes() -> None:
         stage = Stage(loop, world, [file.setup(world)])
         await stage.start()
         await stage.until(1.005)
-        assert stage.status().standing.hold is not None
+        assert stage.status().standing.closure is not None
         file.replace("key-a")
         await asyncio.sleep(MINUTE + 1)
-        assert stage.status().standing.hold is None
+        assert stage.status().standing.closure is None
         assert [asked.key for asked in world.wakes] == ["key-a"]
 
     play(main)

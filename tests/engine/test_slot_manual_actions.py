@@ -110,7 +110,7 @@ def test_a_slot_that_is_switched_off_is_left_alone_and_comes_back_with_a_poll() 
         await stage.start()
         await stage.until(0.1)
         status = await stage.slots.switch("work", is_on=False, entry=entry("slot.disable"))
-        assert status.standing.hold is not None
+        assert status.standing.closure is not None
         assert (status.next_wake, status.next_poll_at) == (None, None)
         asked = len(world.polls) + len(world.wakes)
         await stage.until(10)
@@ -118,7 +118,7 @@ def test_a_slot_that_is_switched_off_is_left_alone_and_comes_back_with_a_poll() 
         await stage.slots.switch("work", is_on=True)
         await stage.until(10.1)
         assert world.poll_times()[-1] == "10:00"
-        assert stage.status().standing.hold is None
+        assert stage.status().standing.closure is None
 
     play(main)
 

@@ -156,7 +156,7 @@ def test_wakes_are_disabled_at_the_limit_of_errors_and_polls_go_on() -> None:
         assert stage.row().schedule.wake_auto_disabled
         assert world.wake_times() == ["00:00", "00:15"]
         assert world.poll_times()[-1] > "05:30"
-        assert stage.status().standing.hold is None
+        assert stage.status().standing.closure is None
 
     play(main)
 
@@ -168,7 +168,7 @@ def test_polls_back_off_while_they_fail_and_then_the_slot_is_disabled() -> None:
         await stage.start()
         await stage.until(48)
         assert world.poll_times() == ["00:00", "01:00", "03:00", "07:00"]
-        hold = stage.status().standing.hold
+        hold = stage.status().standing.closure
         assert hold is not None
         assert "4 polls failed in a row" in hold.why
 
@@ -193,7 +193,7 @@ def test_a_key_that_cannot_be_read_holds_the_slot_and_nothing_is_sent() -> None:
         await stage.start()
         await stage.until(3)
         assert (world.polls, world.wakes) == ([], [])
-        hold = stage.status().standing.hold
+        hold = stage.status().standing.closure
         assert hold is not None
         assert "the variable KEY is not set" in hold.why
 
@@ -206,12 +206,12 @@ def test_too_many_requests_waits_as_long_as_it_says() -> None:
         world.poll_script.append(failure("throttled", code=429, retry_after_seconds=7_200.0))
         await stage.start()
         await stage.until(1)
-        hold = stage.status().standing.hold
+        hold = stage.status().standing.closure
         assert hold is not None
         assert hold.until == MIDNIGHT + 7_200
         await stage.until(2.1)
         assert world.poll_times() == ["00:00", "02:00"]
-        assert stage.status().standing.hold is None
+        assert stage.status().standing.closure is None
 
     play(main)
 
@@ -220,7 +220,7 @@ def test_an_exhausted_slot_is_freed_by_the_first_poll_after_its_reset() -> None:
     async def main(loop: SimulatedLoop, world: World) -> None:
         stage = Stage(loop, world, [slot(world, poll_interval_minutes=240)])
         told: list[tuple[float, bool]] = []
-        stage.slots.listen(lambda all_: told.append((loop.time(), all_[0].hold is not None)))
+        stage.slots.listen(lambda all_: told.append((loop.time(), all_[0].closure is not None)))
         reset = MIDNIGHT + 3_600.0
         limit = QuotaLimit(
             type="TOKENS_LIMIT", percentage=100, next_reset_epoch_ms=int(reset * 1000)

@@ -58,12 +58,12 @@ def test_tasks_are_held_at_a_hundred_percent_though_the_reset_has_just_passed(
         stage = Stage(loop, world, [telling(world, told)])
         await stage.start()
         await stage.until(1.4)
-        hold = stage.status().standing.hold
+        hold = stage.status().standing.closure
         assert hold is not None
         assert hold.why == "exhausted, 100% used, a poll has to show the reset"
         # By then it shows room, or has told of a window that ended long ago.
         await stage.until(1.45)
-        assert stage.status().standing.hold is None
+        assert stage.status().standing.closure is None
         return world.poll_times()
 
     polls = play(main)
@@ -100,7 +100,7 @@ def test_a_slot_used_up_by_the_second_is_read_once_a_minute_at_most() -> None:
         stage = Stage(loop, world, [telling(world, lambda now: (100.0, now + 0.06))])
         await stage.start()
         await stage.until(1)
-        assert stage.status().standing.hold is not None
+        assert stage.status().standing.closure is not None
         return len(world.polls)
 
     assert play(main) <= 62

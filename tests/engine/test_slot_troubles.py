@@ -60,7 +60,7 @@ def test_tasks_held_for_a_reset_go_on_soon_after_an_outage_that_began_with_it() 
         assert stage.row().schedule.consecutive_poll_errors == 1
         world.poll_script.clear()
         await stage.until(1 + 56 / 60)
-        assert stage.status().standing.hold is None
+        assert stage.status().standing.closure is None
 
     play(main)
 
@@ -158,7 +158,7 @@ def test_too_many_requests_without_a_time_holds_tasks_for_a_minute_first() -> No
         world.poll_script.extend([failure("throttled")] * 4)
         await stage.start()
         await stage.until(0.5)
-        assert stage.status().standing.hold is None
+        assert stage.status().standing.closure is None
         return world.poll_times()
 
     assert play(main) == ["00:00", "00:01", "00:03", "00:07", "00:15"]
@@ -183,12 +183,12 @@ def test_a_key_file_that_is_away_for_a_moment_costs_the_slot_a_minute() -> None:
         await stage.until(0.49)
         there["is"] = False
         await stage.until(0.505)
-        hold = stage.status().standing.hold
+        hold = stage.status().standing.closure
         assert hold is not None
         assert hold.why.startswith("paused, the key cannot be had: slots.work.key_file")
         there["is"] = True
         await stage.until(0.52)
-        assert stage.status().standing.hold is None
+        assert stage.status().standing.closure is None
         assert not stage.row().schedule.slot_auto_disabled
         await stage.until(1.1)
         assert world.poll_times() == ["00:00", "00:31", "01:01"]
@@ -204,7 +204,7 @@ def test_a_key_that_stays_away_is_told_once_and_nothing_is_sent() -> None:
         held: list[bool] = []
         await stage.start()
         await asyncio.sleep(1)
-        stage.slots.listen(lambda all_: held.append(all_[0].hold is not None))
+        stage.slots.listen(lambda all_: held.append(all_[0].closure is not None))
         await stage.until(3)
         assert (world.polls, world.wakes) == ([], [])
         assert all(held)

@@ -24,7 +24,9 @@ def open_slot(name: str, percent: float | None = None) -> SlotStanding:
 def used_up(service: Service, name: str, seconds: float = WINDOW_SECONDS) -> SlotStanding:
     until = service.now() + seconds
     hold = GateClosure(kind="slot", name=name, until=until, why=USED_UP)
-    return SlotStanding(name=name, provider="zai", hold=hold, percent_used=100.0, resets_at=until)
+    return SlotStanding(
+        name=name, provider="zai", closure=hold, percent_used=100.0, resets_at=until
+    )
 
 
 def set_slots(service: Service, *standings: SlotStanding) -> None:

@@ -32,10 +32,10 @@ async def test_a_submit_whose_client_left_while_it_was_written_is_found(
         asking = store.submit(scene.new("t1"))
         await is_written.wait()
         asking.cancel()
-        doubts = UnknownWrites(store)
-        doubts.add("t1")
-        doubts.add("t2")
+        unknown = UnknownWrites(store)
+        unknown.add("t1")
+        unknown.add("t2")
         loop.call_later(WRITING_SECONDS, may_go_on.set)
-        found = {task_id: record is not None async for task_id, record in doubts.read()}
+        found = {task_id: record is not None async for task_id, record in unknown.read()}
         assert found == {"t1": True, "t2": False}
-        assert len(doubts) == 0
+        assert len(unknown) == 0

@@ -124,7 +124,7 @@ class Witness:
             if count > self._capacity.get(agent_id, dispatch_state.max_per_agent_inflight):
                 self.problems.append(f"agent {agent_id} has {count} in flight")
         for node_id, count in Counter(each[2] for each in flying).items():
-            if count > self.settings.places:
+            if count > self.settings.capacity:
                 self.problems.append(f"node {node_id} has {count} in flight")
 
     def _check_lanes(self, rows: list[tuple[object, ...]], lanes: list[tuple[object, ...]]) -> None:

@@ -253,7 +253,7 @@ class _Clock:
 def _beginning(feed: EventFeed, request: Request) -> tuple[str, int, bytes]:
     """Return the life and the place at which a stream begins, and what it says first."""
     sent = request.header(_LAST_EVENT_ID).decode("latin-1")
-    place = feed.place_after(sent) if sent else feed.next
+    place = feed.position_after(sent) if sent else feed.next
     if place is None:
         return feed.life, feed.next, _FIRST_LINE + _reset(feed, feed.next)
     return feed.life, place, _FIRST_LINE + _id_line(feed, place)

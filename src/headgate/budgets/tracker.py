@@ -27,7 +27,7 @@ from headgate.core.budgets.ledger import (
     Refused,
     ReserveRequest,
     SettleRequest,
-    check_founded,
+    check_created,
     exceeded,
 )
 from headgate.core.budgets.reservations import LIVE, Call, Reservation, ReservationState
@@ -401,7 +401,7 @@ class LedgerTracker:
             raise InvalidSettingError("limit_usd", "give an amount, in dollars or in tokens")
         name = parse_scope(scope)
         in_force = await self.ledger.create_limit(name, wanted)
-        check_founded(name, in_force=in_force, wanted=wanted, source=source)
+        check_created(name, in_force=in_force, wanted=wanted, source=source)
         return in_force
 
     async def reserve(

@@ -617,7 +617,7 @@ class SlotGates:
         self._by_provider = {}
         for standing in self.standings.values():
             self._by_provider.setdefault(standing.provider, []).append(standing)
-        closed = {_part(one.name): one.hold for one in self.standings.values() if one.hold}
+        closed = {_part(one.name): one.closure for one in self.standings.values() if one.closure}
         self._closures.set_standing("slot", closed)
         for provider in sorted(self._named):
             self._refresh(provider)

@@ -38,7 +38,7 @@ MEANINGS: dict[EventKind, str] = {
     EventKind.COMPLETED: "the task succeeded",
     EventKind.FAILED: "the task failed for good, or its deadline passed",
     EventKind.CANCELLED: "the task was cancelled",
-    EventKind.REJECTED: "there was no room for the task, or no budget will hold it",
+    EventKind.REJECTED: "there was no room for the task, or no budget has room for it",
     EventKind.RESET: "events may have been missed: read again what you show",
 }
 

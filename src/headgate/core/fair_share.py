@@ -78,7 +78,7 @@ class ShareOrder:
         self._total = total
         self._classes: dict[float, list[tuple[int, int, int, Turn]]] = {}
         for turn in turns:
-            self._classes.setdefault(turn.target, []).append(_place(turn))
+            self._classes.setdefault(turn.target, []).append(_rank(turn))
         for heap in self._classes.values():
             heapify(heap)
 
@@ -106,17 +106,17 @@ class ShareOrder:
             del self._classes[turn.target]
 
     def charge(self, turn: Turn, tokens: int) -> None:
-        """Book what the project whose turn it is was given, and find its new place."""
+        """Count what the project whose turn it is was given, and find its new rank."""
         turn.used += tokens
         self._total += tokens
-        heapreplace(self._classes[turn.target], _place(turn))
+        heapreplace(self._classes[turn.target], _rank(turn))
 
     def put_back(self, turn: Turn) -> None:
         """Let a project that was passed over take part again."""
-        heappush(self._classes.setdefault(turn.target, []), _place(turn))
+        heappush(self._classes.setdefault(turn.target, []), _rank(turn))
 
 
-def _place(turn: Turn) -> tuple[int, int, int, Turn]:
+def _rank(turn: Turn) -> tuple[int, int, int, Turn]:
     return (turn.guaranteed, turn.used + turn.forgiven, turn.order, turn)
 
 
@@ -267,9 +267,9 @@ def _common_level(usage: Sequence[int], targets: Sequence[float], bound: int) ->
         level = (sum(used for used, _ in kept) - bound * forgiven) / share
 
 
-# What projects used lately: the figures of fair share, over a rolling window of hours.
+# What projects used lately: the usage that fair share goes by, over a rolling window of hours.
 #
-# Figures are kept by the hour, and an hour counts until all of it is older than the window.
+# Usage is kept by the hour, and an hour counts until all of it is older than the window.
 
 SECONDS_PER_HOUR = 3_600
 

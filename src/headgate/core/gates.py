@@ -48,7 +48,7 @@ ANY_WORKER = GatePart("worker", "")
 """What tasks pass through that any agent with a worker may take."""
 
 OFFERED = frozenset(("node", "worker"))
-"""The kinds whose parts are open while places are offered; nobody closes them by a closure."""
+"""The kinds whose parts are open while permits are offered; nobody closes them by a closure."""
 
 GateKey = tuple[str | None, str | None, tuple[str, ...], str | None, str | None]
 

@@ -370,14 +370,14 @@ def _tick_rank(task: Task) -> Rank:
     return (task.enqueued_tick, 0, task.id)
 
 
-# The agents of the index: whose places are free, and who would take an open task.
+# The agents of the index: who has free permits, and who would take an open task.
 #
 # An open task goes to the agent with the fewest tasks in flight, then to the one named first. One
-# that is to be pulled goes to such an agent with a free place at one of its workers.
+# that is to be pulled goes to such an agent with a free permit at one of its workers.
 
 
 class AgentPermits:
-    """An agent, how many places it has, and how many of them are taken; the pool changes it.
+    """An agent, how many permits it has, and how many of them are taken; the pool changes it.
 
     Whether it would take a task is kept rather than worked out, since every decision asks.
     """
@@ -406,7 +406,7 @@ class AgentPermits:
         self.may_pull_open = False
         """Whether one of its workers would take an open task now."""
         self.workers = 0
-        """How many places are free at its workers."""
+        """How many permits are free at its workers."""
 
 
 class _Idlest:
@@ -506,7 +506,7 @@ class AgentPool:
         return self._agents.get(agent_id)
 
     def put(self, agent: Agent, *, inflight: int) -> AgentPermits:
-        """Add or replace an agent; a known one keeps its place in the order."""
+        """Add or replace an agent; a known one keeps its position."""
         entry = self._agents.get(agent.id)
         if entry is None:
             entry = self._agents[agent.id] = AgentPermits(agent, order=next(self._orders))
@@ -520,11 +520,11 @@ class AgentPool:
         return entry
 
     def workers(self, agent_id: str) -> int:
-        """Return how many places are free at the workers of an agent."""
+        """Return how many permits are free at the workers of an agent."""
         return self._workers.get(agent_id, 0)
 
     def set_workers(self, agent_id: str, free: int) -> None:
-        """Count the places that are free at the workers of an agent, also of an unknown one."""
+        """Count the permits that are free at the workers of an agent, also of an unknown one."""
         if free:
             self._workers[agent_id] = free
         else:
@@ -536,7 +536,7 @@ class AgentPool:
             self._return(entry)
 
     def arrange(self, first: Iterable[str]) -> list[AgentPermits]:
-        """Name these agents first, in this order; return those that have another place now."""
+        """Name these agents first, in this order; return those that have moved."""
         ahead = {name: entry for name in first if (entry := self._agents.get(name)) is not None}
         self._agents = ahead | self._agents
         self._orders = count()
@@ -607,16 +607,16 @@ class AgentPool:
 # Offers: where tasks could run now, on the nodes of the service and at the workers of agents.
 #
 # Tasks of pull targets run at workers only, all others on nodes only. Either is a part of every
-# gate: while an agent has no worker with a free place, what its workers are to pull is parked.
+# gate: while an agent has no worker with a free permit, what its workers are to pull is parked.
 #
-# Rule: tasks for the nodes are parked for want of a place only while others could be pulled. Where
+# Rule: tasks for the nodes are parked for want of a permit only while others could be pulled. Where
 # nobody pulls, a full service is simply the end of the round, and nothing is parked for it.
 
-NODES_SHUT = GateClosure(kind="node", name="", why="every place of the service is taken")
+NODES_SHUT = GateClosure(kind="node", name="", why="every permit of the service is taken")
 
 
 class Offers:
-    """The places that are left, and how many tasks are ready for either kind of them."""
+    """The permits that are left, and how many tasks are ready for either kind of them."""
 
     __slots__ = ("_pool", "are_nodes_shut", "is_any_shut", "nodes_left", "plain", "pulled")
 
@@ -630,17 +630,17 @@ class Offers:
 
     @property
     def has_ready(self) -> bool:
-        """Whether anything waits that no gate holds."""
+        """Whether anything waits that no gate stops."""
         return self.plain > 0 or self.pulled > 0
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that is ready has a place to run."""
+        """Whether nothing that is ready has a permit to run."""
         return self.nodes_left <= 0 and not self.pulled
 
     @property
     def must_shut_nodes(self) -> bool:
-        """Whether tasks without a place stand in the way of others that have one."""
+        """Whether tasks without a permit stand in the way of others that have one."""
         return self.nodes_left <= 0 and self.plain > 0 and self.pulled > 0
 
     def count(self, gate: Gate, tasks: int) -> None:
@@ -660,7 +660,7 @@ class Offers:
 
 def no_worker(agent_id: str) -> GateClosure:
     """Return what closes the gates of tasks that an agent's workers are to pull."""
-    return GateClosure(kind="worker", name=agent_id, why="no worker has a free place")
+    return GateClosure(kind="worker", name=agent_id, why="no worker has a free permit")
 
 
 FEW = 8
@@ -668,7 +668,7 @@ FEW = 8
 
 
 class ProjectLanes:
-    """The lanes of one project; `ready` counts the tasks that no gate holds."""
+    """The lanes of one project; `ready` counts the tasks that no gate stops."""
 
     __slots__ = ("chooser", "lanes", "ready")
 
@@ -714,7 +714,7 @@ class LaneIndex:
             counts_inflight=state.agent_inflight is not None,
             pull_targets=state.pull_targets,
         )
-        for agent_id, free in state.worker_places.items():
+        for agent_id, free in state.worker_permits.items():
             index.set_workers(agent_id, free)
         index.remember_served(state.lane_served)
         index._load_agents(state)
@@ -734,7 +734,7 @@ class LaneIndex:
         return iter(self._waiting.values())
 
     def ready(self, project_id: str) -> int:
-        """Return how many tasks of a project no gate holds."""
+        """Return how many tasks of a project no gate stops."""
         project = self.projects.get(project_id)
         return 0 if project is None else project.ready
 
@@ -817,7 +817,7 @@ class LaneIndex:
         self._availability_changed(agent.id)
 
     def set_workers(self, agent_id: str, free: int) -> None:
-        """Count the places that are free at the workers of an agent."""
+        """Count the permits that are free at the workers of an agent."""
         had = self.agents.workers(agent_id)
         if free == had:
             return
@@ -829,7 +829,7 @@ class LaneIndex:
         self._availability_changed(agent_id)
 
     def begin_round(self, node_capacity: float) -> bool:
-        """Say how many places the nodes have left; return whether anybody could have one."""
+        """Say how many permits the nodes have left; return whether anybody could have one."""
         offers = self.offers
         offers.nodes_left = node_capacity
         if node_capacity > 0 and offers.are_nodes_shut:
@@ -839,7 +839,7 @@ class LaneIndex:
         return not offers.is_over
 
     def give_back_permit(self, agent_id: str) -> None:
-        """Give back one place of an agent whose task has ended."""
+        """Give back one permit of an agent whose task has ended."""
         entry = self.agents.get(agent_id)
         if entry is not None and entry.inflight > 0:
             was_free = entry.is_free
@@ -854,7 +854,7 @@ class LaneIndex:
             self._availability_changed(agent_id)
 
     def limit_agent_type(self, agent_type: str, until: float | None) -> None:
-        """Hold all agents of a type until a time, or release them with None."""
+        """Stop all agents of a type until a time, or let them go on with None."""
         for entry in self.agents.limit(agent_type, until):
             self._availability_changed(entry.agent.id)
 

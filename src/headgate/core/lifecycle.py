@@ -202,7 +202,7 @@ def cost_of(outcome: Outcome, *, reserved_tokens: int, reserved_micro_usd: int) 
 
 
 def _known(used: int | None, *, most: int) -> int | None:
-    """Return a figure; one that the books would refuse counts as unknown."""
+    """Return a figure; one that a ledger would refuse counts as unknown."""
     return None if used is None or not 0 <= used <= most else used
 
 

@@ -1,4 +1,4 @@
-"""Money and tokens as integers: the one door through which an amount enters the books.
+"""Money and tokens as integers: the one door through which an amount enters a ledger.
 
 Rule: a float never touches a balance. Every amount is turned into whole micro-dollars here,
 rounded up, because a fraction that is rounded down a million times is money nobody held.
@@ -36,7 +36,7 @@ _SHOWN_CHARACTERS = 40
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True):
-    """The columns of the books: three kinds of amount, each in dollars and in tokens."""
+    """The columns of a ledger: three kinds of amount, each in dollars and in tokens."""
 
     spent_micro_usd: MicroUsd = MicroUsd(0)
     reserved_micro_usd: MicroUsd = MicroUsd(0)
@@ -94,7 +94,7 @@ def format_usd(micro_usd: int) -> str:
 
 
 def amount_of(amount: int, unit: str) -> str:
-    """Write an amount of the books with its unit: `$32.40`, or `1,200 tokens`."""
+    """Write an amount of a ledger with its unit: `$32.40`, or `1,200 tokens`."""
     return format_usd(amount) if unit == "micro_usd" else f"{amount:,} tokens"
 
 

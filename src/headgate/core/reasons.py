@@ -16,7 +16,7 @@ from headgate.errors import utc_time
 
 
 class Lasting(IntEnum):
-    """What ends a hold, those that last longest first."""
+    """What ends a reason, those that last longest first."""
 
     SOMEBODY_ACTS = 0
     A_TIME_COMES = 1
@@ -153,10 +153,10 @@ class RateLimited(Reason, frozen=True, kw_only=True, tag="rate_limit"):
 
 
 class AgentFull(Reason, frozen=True, kw_only=True, tag="agent_full"):
-    """The agent that the task names has no free place."""
+    """The agent that the task names has no free permit."""
 
     lasts = Lasting.OTHERS_MAKE_ROOM
-    line = "agent {agent_id} has {inflight} of {capacity} places in use"
+    line = "agent {agent_id} has {inflight} of {capacity} permits in use"
     agent_id: str
     inflight: int
     capacity: int
@@ -230,13 +230,13 @@ class WorkersFull(Reason, frozen=True, kw_only=True, tag="workers_full"):
 
     lasts = Lasting.OTHERS_MAKE_ROOM
     agent_id: str
-    places: int
+    capacity: int
     since: float | None = None
 
     @property
     def message(self) -> str:
         """One line for a person."""
-        taken = f"all {self.places} places of {_agent(self.agent_id)}'s workers are taken"
+        taken = f"all {self.capacity} permits of {_agent(self.agent_id)}'s workers are taken"
         return taken + _since(self.since)
 
 

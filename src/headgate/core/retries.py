@@ -34,7 +34,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """The task gives up its place and is queued again at `resume_at`."""
+    """The task gives up its permit and is queued again at `resume_at`."""
 
     resume_at: float
 

@@ -43,7 +43,7 @@ from headgate.core.task import Choice, LaneRule, Task, TaskStatus
 #
 # Without a lane policy the agents are asked in their order, and each takes from the project whose
 # turn it is: plain fair share. With one, the project comes first, then its lane by the policy, then
-# the agent of that lane. The state supplies the projects and the figures; tasks, agents, gates and
+# the agent of that lane. The state has the projects and their usage; tasks, agents, gates and
 # the history of lanes are in the index.
 
 SHARE_STEPS = 10_000
@@ -61,7 +61,7 @@ def decide(index: LaneIndex, state: SchedulerState) -> list[AssignAction]:
 
 
 class Round:
-    """One round: the plan so far with its grounds, and the figures that it has changed."""
+    """One round: the plan so far with its grounds, and the usage that it has changed."""
 
     def __init__(self, index: LaneIndex, state: SchedulerState) -> None:
         self.index = index
@@ -231,7 +231,7 @@ def _inflight(state: SchedulerState) -> int:
 
 # The reasons of a round: for every task that waits, each rule that keeps it waiting.
 #
-# The rules are asked from the widest to the narrowest, and the first that holds is the one worth
+# The rules are asked from the widest to the narrowest, and the first that applies is the one worth
 # telling. A task that nothing forbids waits because other work went first.
 
 
@@ -244,7 +244,7 @@ class Explanation:
         # Who was free is asked before the round: an agent that the round itself filled is not
         # a reason, the work that went first is.
         self._free_before = {entry.agent.id for entry in self._index.agents if entry.is_free}
-        self._open_hold = _why_nobody_is_free(self._index, self._free_before)
+        self._open_reason = _why_nobody_is_free(self._index, self._free_before)
         self._round = Round(self._index, state)
         self.actions = self._round.run()
         self._planned = {action.task_id for action in self.actions}
@@ -255,7 +255,7 @@ class Explanation:
         """Say whether the round left this READY task without an agent."""
         return task.id not in self._planned
 
-    def holds(self, task: Task) -> tuple[Reason, ...]:
+    def reasons_of(self, task: Task) -> tuple[Reason, ...]:
         """Return every rule that keeps the task waiting, widest first; never empty."""
         found = tuple(self._limits_of_all()) + tuple(self._limits_of_task(task))
         if found:
@@ -270,13 +270,13 @@ class Explanation:
             yield InflightCapReached(inflight=self._round.inflight, limit=cap)
 
     def _limits_of_task(self, task: Task) -> Iterator[Reason]:
-        yield from self._project_holds(task)
+        yield from self._project_reasons(task)
         if task.not_before is not None and not is_due(task, self._state.now):
             yield NotYetDue(until=task.not_before)
-        yield from self._gate_holds(task)
-        yield from self._agent_holds(task)
+        yield from self._gate_reasons(task)
+        yield from self._agent_reasons(task)
 
-    def _project_holds(self, task: Task) -> Iterator[Reason]:
+    def _project_reasons(self, task: Task) -> Iterator[Reason]:
         project = self._projects.get(task.project_id)
         if project is None:
             yield ProjectUnknown(project_id=task.project_id)
@@ -293,7 +293,7 @@ class Explanation:
                 project_id=project.id, active=turn.active, limit=project.max_concurrent_agents
             )
 
-    def _gate_holds(self, task: Task) -> Iterator[Reason]:
+    def _gate_reasons(self, task: Task) -> Iterator[Reason]:
         if task.id not in self._index:
             return
         for closure in sorted(self._index.gate_of(task).closed_by.values(), key=lambda c: c.part):
@@ -301,14 +301,14 @@ class Explanation:
                 kind=closure.kind, name=closure.name, until=closure.until, why=closure.why
             )
 
-    def _agent_holds(self, task: Task) -> Iterator[Reason]:
+    def _agent_reasons(self, task: Task) -> Iterator[Reason]:
         if task.agent_id is not None:
-            yield from self._own_agent_holds(task.agent_id)
+            yield from self._own_agent_reasons(task.agent_id)
             return
-        if self._open_hold is not None:
-            yield self._open_hold
+        if self._open_reason is not None:
+            yield self._open_reason
 
-    def _own_agent_holds(self, agent_id: str) -> Iterator[Reason]:
+    def _own_agent_reasons(self, agent_id: str) -> Iterator[Reason]:
         entry = self._index.agents.get(agent_id)
         if entry is None:
             yield AgentUnavailable(agent_id=agent_id, state="unknown")
@@ -361,18 +361,20 @@ class Scheduler:
     @staticmethod
     def explain(state: SchedulerState) -> dict[str, Reason]:
         """Return, for every READY task that got no agent, the first rule that held it."""
-        return {task_id: holds[0] for task_id, holds in Scheduler.explain_all(state).items()}
+        return {task_id: reasons[0] for task_id, reasons in Scheduler.explain_all(state).items()}
 
     @staticmethod
     def explain_all(state: SchedulerState) -> dict[str, tuple[Reason, ...]]:
-        """Return, for every READY task that got no agent, all rules that hold it, widest first."""
+        """Return all rules that keep each READY task without an agent waiting, widest first."""
         check_snapshot(state)
         explanation = Explanation(state)
         ready = sorted(
             (task for task in state.tasks if task.status is TaskStatus.READY),
             key=lambda task: task.id,
         )
-        return {task.id: explanation.holds(task) for task in ready if explanation.is_waiting(task)}
+        return {
+            task.id: explanation.reasons_of(task) for task in ready if explanation.is_waiting(task)
+        }
 
     @staticmethod
     def forgive(state: SchedulerState) -> dict[str, int]:

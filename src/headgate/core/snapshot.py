@@ -59,7 +59,7 @@ class Project(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class AgentState(LenientEnum):
-    """An IDLE agent takes work; a BUSY one only where its free places are counted."""
+    """An IDLE agent takes work; a BUSY one only where its free permits are counted."""
 
     IDLE = "idle"
     STARTING = "starting"
@@ -69,7 +69,7 @@ class AgentState(LenientEnum):
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A named actor with a lane in each project and `capacity` places for tasks in flight."""
+    """A named actor with a lane in each project and `capacity` permits for tasks in flight."""
 
     id: str
     name: str = ""
@@ -95,7 +95,7 @@ COUNTS = (
     "project_started",
     "project_forgiven",
     "agent_inflight",
-    "worker_places",
+    "worker_permits",
 )
 
 
@@ -125,7 +125,7 @@ class SchedulerState:
     project_reserved          tokens held for work in flight; they count as used
     project_started           tasks started in the window; the guarantee then asks for a start
                               instead of a completion
-    agent_inflight            tasks in flight per agent; agents then have `capacity` places
+    agent_inflight            tasks in flight per agent; agents then have `capacity` permits
     max_inflight              tasks in flight over all agents
     lane_policy, tick, alpha  how the lane within a project is chosen, and the tick it happens at
     lane_served               project -> agent -> tick at which that lane was last served; the
@@ -140,7 +140,7 @@ class SchedulerState:
     rate_limited              agent type -> Unix seconds until which it is limited
     pull_targets              targets whose tasks only the workers of agents can take; these need
                               a lane policy
-    worker_places             agent -> places that are free at its workers
+    worker_permits            agent -> permits that are free at its workers
     """
 
     projects: list[Project]
@@ -170,7 +170,7 @@ class SchedulerState:
     closed_gates: list[GateClosure] = field(default_factory=list)
     rate_limited: dict[str, float] = field(default_factory=dict)
     pull_targets: frozenset[str] = frozenset()
-    worker_places: dict[str, int] = field(default_factory=dict)
+    worker_permits: dict[str, int] = field(default_factory=dict)
 
 
 def tokens_charged(task: Task, default_tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""Why one task waits: every rule that holds it, who has what it waits for, and until when.
+"""Why one task waits: every rule that keeps it waiting, who has what it waits for, and until when.
 
 The rules are those of a round over this task alone, with everything else as it is; a task that
 such a round would start waits only because others go first.
@@ -38,7 +38,7 @@ IsHolder = Callable[[InFlightAttempt], bool]
 
 
 class TaskReason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One rule that holds a task; `held_by` are tasks in flight that have what it waits for.
+    """One rule that keeps a task waiting; `held_by` names tasks in flight that have what it needs.
 
     `held_by_others` counts those that belong to others than whoever asks; they are not named.
     """
@@ -57,40 +57,40 @@ def _is_anybodys(_: InFlightAttempt) -> bool:
 def reasons(
     dispatch_state: DispatchState, task_id: str, now: float, is_own: IsHolder = _is_anybodys
 ) -> tuple[TaskReason, ...]:
-    """Return every rule that keeps a queued task waiting; empty if the desk does not know it.
+    """Return every rule that keeps a queued task waiting; empty if nobody knows it.
 
-    What lasts longest comes first: that the places are taken just now is true of nearly everything
+    What lasts longest comes first: that all capacity is taken just now is true of nearly everything
     that waits, and is over in a moment. `is_own` tells which tasks in flight may be named.
     """
     waiting = dispatch_state.waiting.get(task_id)
     if waiting is None:
         return ()
-    holds = [
-        *_own_holds(dispatch_state, task_id, waiting),
-        *_round_holds(dispatch_state, waiting, now),
+    found = [
+        *_own_reasons(dispatch_state, task_id, waiting),
+        *_round_reasons(dispatch_state, waiting, now),
     ]
-    if not holds:
-        holds = [_behind(dispatch_state, waiting)]
-    holds.sort(key=_lasting)
-    return tuple(_reason(dispatch_state, reason, is_own) for reason in holds)
+    if not found:
+        found = [_behind(dispatch_state, waiting)]
+    found.sort(key=_lasting)
+    return tuple(_task_reason(dispatch_state, one, is_own) for one in found)
 
 
 def _lasting(reason: Reason) -> Lasting:
-    """Return what ends a hold; a gate that closed without a time waits for somebody."""
+    """Return what ends a reason; a gate that closed without a time waits for somebody."""
     if isinstance(reason, GateClosed) and reason.until is None:
         return Lasting.SOMEBODY_ACTS
     return reason.lasts
 
 
-def _own_holds(dispatch_state: DispatchState, task_id: str, waiting: Waiting) -> list[Reason]:
-    holds: list[Reason] = [EverythingPaused()] if dispatch_state.settings.is_paused else []
+def _own_reasons(dispatch_state: DispatchState, task_id: str, waiting: Waiting) -> list[Reason]:
+    found: list[Reason] = [EverythingPaused()] if dispatch_state.settings.is_paused else []
     if waiting.waiting_for:
-        holds.append(ParentsPending(count=waiting.waiting_for, parents=waiting.terms.depends_on))
+        found.append(ParentsPending(count=waiting.waiting_for, parents=waiting.terms.depends_on))
     scope = dispatch_state.parking.scope_of(task_id)
     refused = None if scope is None else dispatch_state.parking.refusals.get(scope)
     if refused is not None:
         used = refused.spent + refused.reserved + refused.overrun
-        holds.append(
+        found.append(
             BudgetShort(
                 scope=refused.scope,
                 unit=refused.unit.value,
@@ -102,12 +102,12 @@ def _own_holds(dispatch_state: DispatchState, task_id: str, waiting: Waiting) ->
     no_room = dispatch_state.too_large.get(task_id)
     if no_room is not None:
         limit = no_room.limit
-        why = f"{limit.most} {limit.unit} in {limit.window_seconds} seconds can never hold it"
-        holds.append(GateClosed(kind=limit.kind, name=limit.name, why=why))
-    return holds
+        why = f"{limit.most} {limit.unit} in {limit.window_seconds} seconds can never take it"
+        found.append(GateClosed(kind=limit.kind, name=limit.name, why=why))
+    return found
 
 
-def _round_holds(dispatch_state: DispatchState, waiting: Waiting, now: float) -> list[Reason]:
+def _round_reasons(dispatch_state: DispatchState, waiting: Waiting, now: float) -> list[Reason]:
     pool = dispatch_state.index.agents
     limited = ((name, room.until) for name, room in dispatch_state.limited.items())
     agents = [entry.agent for entry in pool]
@@ -126,15 +126,13 @@ def _round_holds(dispatch_state: DispatchState, waiting: Waiting, now: float) ->
         closed_gates=dispatch_state.closures.shown(),
         rate_limited={name: until for name, until in limited if until is not None},
         pull_targets=dispatch_state.settings.pull_targets,
-        worker_places=dispatch_state.in_flight.free_by_agent(),
+        worker_permits=dispatch_state.in_flight.free_by_agent(),
     )
     explanation = Explanation(state)
     if not explanation.is_waiting(waiting.task):
         return []
-    holds = (
-        reason for reason in explanation.holds(waiting.task) if not isinstance(reason, LaneBehind)
-    )
-    return [told for reason in holds for told in _told(dispatch_state, reason)]
+    found = (one for one in explanation.reasons_of(waiting.task) if not isinstance(one, LaneBehind))
+    return [told for one in found for told in _told(dispatch_state, one)]
 
 
 def _told(dispatch_state: DispatchState, reason: Reason) -> list[Reason]:
@@ -163,12 +161,14 @@ def _worker_reason(dispatch_state: DispatchState, reason: GateClosed) -> Reason:
     """Say of a gate that is closed for want of a worker which it is."""
     since = dispatch_state.workers.since(reason.name) if reason.name else None
     owners = [reason.name] if reason.name else _open_agents(dispatch_state)
-    places = sum(sum(dispatch_state.in_flight.workers_of(agent_id).values()) for agent_id in owners)
-    is_full = places and not any(
+    capacity = sum(
+        sum(dispatch_state.in_flight.workers_of(agent_id).values()) for agent_id in owners
+    )
+    is_full = capacity and not any(
         dispatch_state.in_flight.free_at_workers(agent_id) for agent_id in owners
     )
     if is_full:
-        return WorkersFull(agent_id=reason.name, places=places, since=since)
+        return WorkersFull(agent_id=reason.name, capacity=capacity, since=since)
     return NoWorker(agent_id=reason.name, since=since)
 
 
@@ -184,12 +184,12 @@ def _behind(dispatch_state: DispatchState, waiting: Waiting) -> Reason:
     )
 
 
-def _reason(dispatch_state: DispatchState, reason: Reason, is_own: IsHolder) -> TaskReason:
+def _task_reason(dispatch_state: DispatchState, reason: Reason, is_own: IsHolder) -> TaskReason:
     is_holder = _holder_test(reason)
     holders = (
-        [flight for flight in dispatch_state.in_flight if is_holder(flight)] if is_holder else []
+        [attempt for attempt in dispatch_state.in_flight if is_holder(attempt)] if is_holder else []
     )
-    held_by = [flight.task.id for flight in holders if is_own(flight)]
+    held_by = [attempt.task.id for attempt in holders if is_own(attempt)]
     return TaskReason(
         reason=reason,
         message=reason.message,
@@ -203,20 +203,20 @@ def _holder_test(reason: Reason) -> IsHolder | None:
     """Return how to tell which tasks in flight have what the reason is about."""
     match reason:
         case AgentFull():
-            return lambda flight: flight.agent_id == reason.agent_id
+            return lambda attempt: attempt.agent_id == reason.agent_id
         case ProjectConcurrencyReached():
-            return lambda flight: flight.task.project_id == reason.project_id
+            return lambda attempt: attempt.task.project_id == reason.project_id
         case InflightCapReached():
-            return lambda _flight: True
+            return lambda _attempt: True
         case WorkersFull():
-            return lambda flight: (
-                is_worker(flight.node_id) and reason.agent_id in ("", flight.agent_id)
+            return lambda attempt: (
+                is_worker(attempt.node_id) and reason.agent_id in ("", attempt.agent_id)
             )
         case GateClosed(kind="scope", name=scope) | BudgetShort(scope=scope):
-            return lambda flight: _is_charged(flight, scope)
+            return lambda attempt: _is_charged(attempt, scope)
         case _:
             return None
 
 
-def _is_charged(flight: InFlightAttempt, scope: str) -> bool:
-    return not scope or any(is_within(Scope(own), Scope(scope)) for own in flight.task.scopes)
+def _is_charged(attempt: InFlightAttempt, scope: str) -> bool:
+    return not scope or any(is_within(Scope(own), Scope(scope)) for own in attempt.task.scopes)

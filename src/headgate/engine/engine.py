@@ -375,7 +375,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     limits: QueueLimits = QueueLimits()
     budgets: dict[Scope, Limit] = {}
     policy: RetryPolicy = DEFAULT_POLICY
-    places: int = 20
+    capacity: int = 20
     lease_seconds: float = 10.0
     worker_lease_seconds: float = 30.0
     tick_seconds: float = 5.0
@@ -441,7 +441,7 @@ class Engine:
             store,
             self.runner,
             self.dispatcher,
-            places=settings.places if settings.is_enabled else 0,
+            capacity=settings.capacity if settings.is_enabled else 0,
             lease_seconds=settings.lease_seconds,
         )
         self.reaper = Reaper(store, result_ttl_seconds=settings.result_ttl_seconds)
@@ -699,8 +699,8 @@ class Engine:
         stops new starts only. The executors are open. Those that are there no more are closed when
         nobody uses them.
         """
-        places = settings.places if settings.is_enabled else 0
-        await self.node.offer(places, lease_seconds=settings.lease_seconds)
+        capacity = settings.capacity if settings.is_enabled else 0
+        await self.node.offer(capacity, lease_seconds=settings.lease_seconds)
         before, self.settings = self.settings, settings
         self.workers.lease_seconds = settings.worker_lease_seconds
         self.reaper.result_ttl_seconds = settings.result_ttl_seconds

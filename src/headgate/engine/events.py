@@ -257,18 +257,18 @@ class EventFeed:
         """Return the id of an event of this life."""
         return f"{self.life}-{number}"
 
-    def place_after(self, event_id: str) -> int | None:
+    def position_after(self, event_id: str) -> int | None:
         """Return where to read on after an event; None if it is not known what came after it."""
         life, _, number = event_id.partition("-")
         if life != self.life or not (number.isascii() and number.isdigit()):
             return None
-        place = int(number[:20]) + 1
-        return place if self.first <= place <= self.next else None
+        position = int(number[:20]) + 1
+        return position if self.first <= position <= self.next else None
 
-    def since(self, place: int) -> Iterator[Happening]:
-        """Return the events from a place on; what lies before the first is not there any more."""
+    def since(self, position: int) -> Iterator[Happening]:
+        """Return the events from a position on; what lies before the first is gone."""
         ring, size = self._ring, self._size
-        for number in range(max(place, self.first), self.next):
+        for number in range(max(position, self.first), self.next):
             happening = ring[number % size]
             if happening is not None:
                 yield happening

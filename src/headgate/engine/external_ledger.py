@@ -121,7 +121,7 @@ class SettlementOutbox:
         requests = await self._store.outbox(limit=MAX_SENT)
         if not requests:
             return 0
-        answered = await asyncio.gather(*(self._tell(request) for request in requests))
+        answered = await asyncio.gather(*(self._settle(request) for request in requests))
         pairs = zip(requests, answered, strict=True)
         told = [request.reservation_id for request, is_told in pairs if is_told]
         if told:
@@ -131,7 +131,7 @@ class SettlementOutbox:
             raise LedgerUnavailableError(self._problem)
         return len(told)
 
-    async def _tell(self, request: SettleRequest) -> bool:
+    async def _settle(self, request: SettleRequest) -> bool:
         try:
             await self._ledger.settle(request)
         except CallerError as error:
@@ -146,7 +146,7 @@ class SettlementOutbox:
 
 # Whether the ledger answers, as those who use it see it.
 #
-# Whatever is asked of the ledger tells, and the last answer counts. Where nobody asks for a
+# Every call shows it, and the last answer counts. Where nobody asks for a
 # while, a loop does, so that a ledger which is back is known to be back before there is work for
 # it.
 
@@ -200,7 +200,7 @@ class WatchedLedger:
         return await self._noted(self._ledger.create_limit(scope, limit))
 
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
-        """Hold the money in all scopes or in none; a known id gets its answer again."""
+        """Reserve the money in all scopes or in none; a known id gets its answer again."""
         return await self._noted(self._ledger.reserve(request))
 
     async def settle(self, request: SettleRequest) -> Reservation:

@@ -1,9 +1,9 @@
 """The history: how much waited, ran, ended and cost, over the last hour and the last day.
 
-It is told of every event by the feed, looks at the desk every few seconds, and keeps the sums of
-each step in a ring. Nothing is asked of the store, and nothing is kept on disk: a node that begins
-to dispatch begins with an empty history. Rule: a step in which this node did not dispatch is left
-out, because it saw nothing then.
+It is told of every event by the feed, reads the dispatch state every few seconds, and keeps the
+sums of each step in a ring. Nothing is asked of the store, and nothing is kept on disk: a node that
+begins to dispatch begins with an empty history. Rule: a step in which this node did not dispatch is
+left out, because it saw nothing then.
 """
 
 from __future__ import annotations

@@ -42,14 +42,14 @@ class NodeLife:
         runner: TaskRunner,
         dispatcher: Dispatcher,
         *,
-        places: int,
+        capacity: int,
         lease_seconds: float,
         make_id: MakeId = lambda: uuid.uuid4().hex,
     ) -> None:
         self._store = store
         self._runner = runner
         self._dispatcher = dispatcher
-        self._places = places
+        self._capacity = capacity
         self._lease_seconds = lease_seconds
         self._has_ended = False
         self.address = ""
@@ -74,11 +74,11 @@ class NodeLife:
     async def begin(self) -> None:
         """Join under a new name, and stand for election."""
         self.node_id = self._make_id()
-        node = Node(id=self.node_id, places=self._places, address=self.address)
+        node = Node(id=self.node_id, places=self._capacity, address=self.address)
         await self._store.join(node, lease_seconds=self._lease_seconds)
         self._store.watch(self.node_id, self._has_orders.set)
         self._store.watch(DISPATCHER, self._dispatcher.refresh)
-        if self._places:
+        if self._capacity:
             await self._elect()
 
     async def run(self) -> None:
@@ -94,17 +94,17 @@ class NodeLife:
             except TimeoutError:
                 pass
 
-    async def offer(self, places: int, *, lease_seconds: float) -> None:
-        """Offer other places from now on; a node that is leaving offers none."""
+    async def offer(self, capacity: int, *, lease_seconds: float) -> None:
+        """Take another number of tasks from now on; a node that is leaving takes none."""
         if self._has_ended:
             return
-        before = self._places, self._lease_seconds
-        self._places, self._lease_seconds = places, lease_seconds
-        if not self.node_id or before == (places, lease_seconds):
+        before = self._capacity, self._lease_seconds
+        self._capacity, self._lease_seconds = capacity, lease_seconds
+        if not self.node_id or before == (capacity, lease_seconds):
             return
         # A store that cannot be asked now is told with the next sign of life.
         with suppress(StoreError):
-            await self._store.beat(self.node_id, places=places, lease_seconds=lease_seconds)
+            await self._store.beat(self.node_id, places=capacity, lease_seconds=lease_seconds)
         self._dispatcher.refresh()
 
     async def run_once(self) -> None:
@@ -113,17 +113,17 @@ class NodeLife:
         if not self.node_id:
             await self.begin()
         beat = await self._store.beat(
-            self.node_id, places=self._places, lease_seconds=self._lease_seconds
+            self.node_id, places=self._capacity, lease_seconds=self._lease_seconds
         )
         if not beat.is_alive:
             await self._come_back()
-        if self._places:
+        if self._capacity:
             await self._elect()
         await self._collect()
 
     async def end(self) -> None:
         """Take no more tasks and dispatch no more; what runs is drained by the runner."""
-        self._places = 0
+        self._capacity = 0
         self._has_ended = True
         self._dispatcher.step_down()
         if self.node_id:

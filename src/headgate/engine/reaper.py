@@ -30,7 +30,7 @@ class Reaper:
                 is_done = await self.run_once() < MAX_EVICTED
                 self._problem = ""
             except StoreUnavailableError as error:
-                self._tell(str(error))
+                self._log_problem(str(error))
                 is_done = True
             await asyncio.sleep(PAUSE_SECONDS if is_done else 0)
 
@@ -39,7 +39,7 @@ class Reaper:
         completed_before = self._store.now() - self.result_ttl_seconds
         return await self._store.evict(completed_before=completed_before, limit=MAX_EVICTED)
 
-    def _tell(self, problem: str) -> None:
+    def _log_problem(self, problem: str) -> None:
         if problem != self._problem:
             log.warning("results were not evicted", problem=problem)
         self._problem = problem

@@ -48,7 +48,7 @@ from headgate.storage.store import Settled, Settlement, TaskStore
 
 # From the outcome of an attempt to its settlement, whoever ran it: a node, or a worker.
 #
-# Rule: what a task does next, what it costs and whom a provider's pause holds is decided here, and
+# Rule: what a task does next, what it costs and whom a provider's pause stops is decided here, and
 # nowhere else.
 
 
@@ -262,13 +262,13 @@ class TaskRunner:
         """
         known = self._attempts.get(task_id)
         if known is None:
-            self._expect(task_id, attempt)
+            self._cancel_early(task_id, attempt)
             return False
         usage = UNKNOWN_USAGE if known.has_begun else NOTHING_USED
         self._stop(known, Cancelled(usage=usage))
         return True
 
-    def _expect(self, task_id: str, attempt: int | None) -> None:
+    def _cancel_early(self, task_id: str, attempt: int | None) -> None:
         if attempt is None:
             return
         self._cancelled_early[task_id] = attempt
@@ -365,7 +365,7 @@ class TaskRunner:
             self._deadlines.leave(attempt)
 
     async def _may_spend(self, record: TaskRecord) -> bool:
-        """Tell whether the money is held; where the store keeps the books it was when it began."""
+        """Tell whether the money is reserved; a store that keeps the ledger did it at the start."""
         reservation_id = record.progress.reservation_id
         if self._ledger is None or reservation_id is None:
             return True
@@ -398,10 +398,10 @@ class TaskRunner:
         except Exception as error:
             log.exception("an outcome cannot be stored", task_id=record.task.id)
             failed = Failed(error=f"its outcome cannot be stored: {type(error).__name__}")
-            await self._insist(attempt, self._settlement(record, failed))
+            await self._offer_until_taken(attempt, self._settlement(record, failed))
 
-    async def _insist(self, attempt: _Attempt, settlement: Settlement) -> None:
-        """Offer a settlement until it is taken: its place is not free before."""
+    async def _offer_until_taken(self, attempt: _Attempt, settlement: Settlement) -> None:
+        """Offer a settlement until it is taken: its capacity is not free before."""
         for tries in count(1):
             try:
                 await self._offer(attempt, settlement)

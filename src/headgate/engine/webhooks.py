@@ -1,7 +1,7 @@
 """The loop that delivers webhooks: claims what is due, sends it, and writes what came of it.
 
 Rule: a slow receiver costs its own messages time. Sends are bounded in all and for each host, and
-who has no free place is passed over when the next ones are chosen; see `webhook_places`.
+who has no free permit is passed over when the next ones are chosen; see `WebhookPermits`.
 Delivery changes no task, and whatever becomes of it is on disk before it is forgotten here.
 """
 
@@ -41,16 +41,16 @@ from headgate.storage.deliveries import (
 )
 from headgate.storage.unit_of_work import MESSAGE_PREFIX, host_of
 
-# The places of one sender, and which message gets the next one.
+# The permits of one sender, and which message gets the next one.
 #
-# Rule: a host has to earn its places. One that nobody here has heard of gets a single place, and
+# Rule: a host has to earn its permits. One that nobody here has heard of gets a single permit, and
 # each try that is answered doubles that, up to a share of all; one without an answer puts the
-# host back to a single place. Hosts that take long share some places among them, and some are
+# host back to a single permit. Hosts that take long share some permits among them, and some are
 # kept for hosts that are known to be quick: whoever hangs, or invents hosts, waits beside them
 # and not in front of them.
 
 HOSTS_AT_LEAST = 4
-"""Among how many hosts the places are shared, however much there is to send to one of them."""
+"""Among how many hosts the permits are shared, however much there is to send to one of them."""
 
 SLOW_SECONDS = 2.0
 """A try that takes longer is slow, whatever came of it."""
@@ -85,7 +85,7 @@ class WebhookPermits:
         return self._total - self._by_host.total()
 
     def open_to(self) -> Choice:
-        """Return for whom there is a place at all."""
+        """Return for whom there is a permit at all."""
         full = [host for host, count in self._by_host.items() if count >= self._allowance(host)]
         sites = [site for site, count in self._sites().items() if count >= self._per_site]
         if self._unproven() >= self._for_unproven:
@@ -95,18 +95,18 @@ class WebhookPermits:
         return Choice(busy_hosts=tuple({*full, *slow}), busy_sites=tuple(sites))
 
     def choose(self, found: Iterable[Candidate], under_way: Container[str]) -> list[str]:
-        """Return who gets a place: hosts with the least under way first, then by age."""
+        """Return who gets a permit: hosts with the least under way first, then by age."""
         kept, chosen = self._by_host, list[str]()
         self._by_host = kept.copy()
         for candidate in _in_turns(found, kept):
-            if candidate.id not in under_way and self.has_place(candidate.host):
+            if candidate.id not in under_way and self.has_permit(candidate.host):
                 self.begin(candidate.host)
                 chosen.append(candidate.id)
-        # A place is taken when the message is claimed.
+        # A permit is taken when the message is claimed.
         self._by_host = kept
         return chosen
 
-    def has_place(self, host: str) -> bool:
+    def has_permit(self, host: str) -> bool:
         """Tell whether one more may go to a host now."""
         if self.free <= 0 or self._by_host[host] >= self._allowance(host):
             return False
@@ -119,11 +119,11 @@ class WebhookPermits:
         return self._unproven() < self._for_unproven
 
     def begin(self, host: str) -> None:
-        """Take a place."""
+        """Take a permit."""
         self._by_host[host] += 1
 
     def end(self, host: str, pace: Pace | None) -> None:
-        """Give a place back, and remember how the host did; None says nothing of it."""
+        """Give a permit back, and remember how the host did; None says nothing of it."""
         self._by_host[host] -= 1
         if not self._by_host[host]:
             del self._by_host[host]
@@ -167,8 +167,8 @@ def _turn(ordered: tuple[int, Candidate]) -> int:
     return ordered[0]
 
 
-def _remember(hosts: OrderedDict[str, int], host: str, places: int) -> None:
-    hosts[host] = places
+def _remember(hosts: OrderedDict[str, int], host: str, permits: int) -> None:
+    hosts[host] = permits
     hosts.move_to_end(host)
     if len(hosts) > MAX_REMEMBERED:
         hosts.popitem(last=False)
@@ -215,7 +215,7 @@ class Webhooks:
     ) -> None:
         self.deliveries = deliveries
         self._sender = sender
-        self._places = WebhookPermits(concurrency)
+        self._permits = WebhookPermits(concurrency)
         self._claim_seconds = timeout_seconds + CLAIM_SECONDS
         self._draws = random.Random() if draws is None else draws  # noqa: S311
         self._is_alone = is_alone
@@ -227,11 +227,11 @@ class Webhooks:
         self._problem = ""
 
     def wake(self) -> None:
-        """Look for something to send at once."""
+        """Read at once what is to be sent."""
         self._wake.set()
 
     def observe(self, records: Iterable[TaskRecord]) -> None:
-        """Look at once if one of these has ended and somebody is to be told."""
+        """Wake up if one of these has ended and somebody is to be told."""
         if any(record.terms.callback_url and record.is_terminal for record in records):
             self._wake.set()
 
@@ -244,20 +244,20 @@ class Webhooks:
                 await self._when_possible(None)
             while True:
                 started = await self._round()
-                await self._rest(started)
+                await self._pause(started)
         finally:
             await self._end()
 
     async def run_once(self) -> int:
-        """Start to send what is due and has a place, and return how many that is."""
+        """Start to send what is due and has a permit, and return how many that is."""
         self._wake.clear()
         await self._purge()
-        if self._places.free <= 0:
+        if self._permits.free <= 0:
             self._is_behind = True
             return 0
-        choice = self._places.open_to()
+        choice = self._permits.open_to()
         found = await self.deliveries.due(choice, limit=MAX_SCANNED)
-        chosen = self._places.choose(found, self._sending)
+        chosen = self._permits.choose(found, self._sending)
         self._is_behind = choice != ANYWHERE or len(chosen) < len(found)
         if not chosen:
             return 0
@@ -295,14 +295,14 @@ class Webhooks:
         return answer
 
     def _start(self, message: Message, signing: tuple[str, ...]) -> None:
-        self._places.begin(host_of(message.url))
+        self._permits.begin(host_of(message.url))
         task = asyncio.get_running_loop().create_task(self._deliver(message, signing))
         self._sending[message.id] = task
         task.add_done_callback(lambda done: self._ended(message, done))
 
     def _ended(self, message: Message, done: asyncio.Task[Pace | None]) -> None:
         self._sending.pop(message.id, None)
-        self._places.end(host_of(message.url), _pace(done))
+        self._permits.end(host_of(message.url), _pace(done))
         if self._is_behind:
             self._wake.set()
 
@@ -311,7 +311,7 @@ class Webhooks:
         try:
             return await self._try(message, signing)
         except StoreUnavailableError as error:
-            _tell_unsettled(message, str(error))
+            _log_unsettled(message, str(error))
         except Exception as error:  # noqa: BLE001 - the edge of a try
             # A fault that nobody foresaw must not leave the message in the air.
             await self._settle_fault(message, error)
@@ -326,7 +326,7 @@ class Webhooks:
             report = await self._sender.send(message, body.encode(), signing, now=started)
         seconds = self.deliveries.now() - started
         outcome = self._outcome(message, report, body, seconds=seconds)
-        _tell(message, outcome, problem=report.problem, seconds=seconds)
+        _log_try(message, outcome, problem=report.problem, seconds=seconds)
         await self._settle(outcome)
         return Pace(seconds, report.status is not None)
 
@@ -337,12 +337,12 @@ class Webhooks:
             "a webhook could not be sent",
             message_id=message.id,
             problem=problem,
-            where=_place_of(error),
+            where=_location_of(error),
         )
         try:
             await self._settle(self._outcome(message, SendReport(error=problem), None))
         except Exception as again:  # noqa: BLE001 - the edge of a try
-            _tell_unsettled(message, type(again).__name__)
+            _log_unsettled(message, type(again).__name__)
 
     def _outcome(
         self, message: Message, report: SendReport, body: str | None, *, seconds: float = 0.0
@@ -387,7 +387,7 @@ class Webhooks:
         self._problem = ""
         return started
 
-    async def _rest(self, started: int) -> None:
+    async def _pause(self, started: int) -> None:
         """Wait for a call, or for the next look; what was started leaves nothing to wait for."""
         if started:
             await asyncio.sleep(0)
@@ -431,12 +431,12 @@ class Webhooks:
         self._problem = problem
 
 
-def _tell_unsettled(message: Message, problem: str) -> None:
+def _log_unsettled(message: Message, problem: str) -> None:
     """Log that the claim has to end by itself, upon which the message is tried again."""
     log.warning("a webhook was not settled", message_id=message.id, problem=problem)
 
 
-def _place_of(error: Exception) -> str:
+def _location_of(error: Exception) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{frame.filename}:{frame.lineno}"
 
@@ -445,7 +445,7 @@ def _pace(done: asyncio.Task[Pace | None]) -> Pace | None:
     return None if done.cancelled() or done.exception() is not None else done.result()
 
 
-def _tell(message: Message, outcome: TryOutcome, *, problem: str | None, seconds: float) -> None:
+def _log_try(message: Message, outcome: TryOutcome, *, problem: str | None, seconds: float) -> None:
     """Log what came of a try, in words of our own.
 
     Of the address no more than the host, and nothing of what the receiver said: either may repeat a

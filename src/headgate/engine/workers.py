@@ -218,7 +218,7 @@ class PullWorkers:
         return msgspec.structs.replace(orders, tasks=tuple(paid))
 
     async def _may_spend(self, record: TaskRecord, ledger: Ledger) -> bool:
-        """Tell books outside the store that the work begins; if they refuse it does not."""
+        """Tell a ledger outside the store that the work begins; if it refuses it does not."""
         name = record.progress.reservation_id
         if name is None or await mark_dispatched(ledger, name):
             return True

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from headgate.budgets.connect import EXAMPLES, SCHEMES, URL_VARIABLE, scheme_of, sqlite_path
-from headgate.core.budgets.ledger import Ledger, Limit, check_founded
+from headgate.core.budgets.ledger import Ledger, Limit, check_created
 from headgate.core.budgets.scopes import (
     MAX_PART_LENGTH,
     Scope,
@@ -190,7 +190,7 @@ async def create_limits(
             source = option or (None if is_resumed else "the file")
             if source is not None:
                 how = change(scope, plain_usd(one.micro_usd or 0)) if change else ""
-                check_founded(scope, in_force=found, wanted=limit, source=source, change=how)
+                check_created(scope, in_force=found, wanted=limit, source=source, change=how)
             in_force.append(msgspec.structs.replace(one, micro_usd=found.limit_micro_usd))
         if one.micro_usd is None:
             in_force.append(one)

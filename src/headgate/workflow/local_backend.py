@@ -334,7 +334,7 @@ def engine_settings(
         ),
         limits=QueueLimits(max_queue=None, max_per_agent=None),
         budgets=budgets,
-        places=concurrency,
+        capacity=concurrency,
         result_ttl_seconds=RESULTS_KEPT_SECONDS,
     )
 

@@ -33,7 +33,7 @@ def test_a_text_is_looked_for_and_shown_until_it_is_taken_away(fleet: Fleet) -> 
 def test_a_filter_that_is_pasted_presses_no_other_key(fleet: Fleet) -> None:
     async def body(terminal: Terminal) -> None:
         await terminal.press("4")
-        await terminal.sees("places in use", "judge")
+        await terminal.sees("permits in use", "judge")
         await terminal.paste("/policy\n")
         await terminal.sees("Nothing here contains “policy”.", without="Cancel task")
         await terminal.press("slash", *["backspace"] * 6, "a", "slash", "b", "enter")
@@ -119,7 +119,7 @@ def test_why_and_details_are_those_of_the_commands(fleet: Fleet) -> None:
         await terminal.press("w")
         await terminal.sees("Choose a task to ask why about")
         await terminal.press("4")
-        await terminal.sees("places in use")
+        await terminal.sees("permits in use")
         await terminal.press("w")
         await terminal.sees("Why it waits", f"{fleet.waiting} is queued:", "held by")
         await terminal.press("escape", "enter")

@@ -135,7 +135,7 @@ def test_a_clock_that_is_behind_that_of_the_service_shows_no_negative_time() -> 
                 state=TaskStatus.QUEUED,
                 reasons=(
                     ReasonBody(reason={}, message="project p is paused"),
-                    ReasonBody(reason={}, message="agent a has 1 of 1 places in use"),
+                    ReasonBody(reason={}, message="agent a has 1 of 1 permits in use"),
                 ),
             ),
             "project p is paused +1",

@@ -16,10 +16,10 @@ HOSTILE = "\x1b[2J\u202e"
 
 def test_a_large_terminal_shows_all_panes_and_a_small_one_again_one(fleet: Fleet) -> None:
     async def body(terminal: Terminal) -> None:
-        shown = ("1 Projects", "2 Lanes", "tight", "places in use", "session:eval", "disabled in")
+        shown = ("1 Projects", "2 Lanes", "tight", "permits in use", "session:eval", "disabled in")
         await terminal.sees(*shown)
         await terminal.resize(80, 24)
-        await terminal.sees("[1 Projects]", without="places in use")
+        await terminal.sees("[1 Projects]", without="permits in use")
         await terminal.resize(40, 10)
         await terminal.sees("search")
         await terminal.resize(4, 2)

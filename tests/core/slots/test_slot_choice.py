@@ -28,7 +28,7 @@ CHOICES: list[tuple[str, Sequence[SlotStanding], set[str], Mapping[str, int], st
     ("known before unknown", [slot("a"), slot("b", 99)], set(), {}, "b"),
     ("unknown rather than closed", [slot("a"), slot("b", 5)], {"b"}, {}, "a"),
     ("fewest in flight", [slot("a", 5), slot("b", 5)], set(), {"a": 2, "b": 1}, "b"),
-    ("percent before flights", [slot("a", 5), slot("b", 6)], set(), {"a": 9}, "a"),
+    ("percent before in_flight", [slot("a", 5), slot("b", 6)], set(), {"a": 9}, "a"),
     ("the order of the file", [slot("b", 5), slot("a", 5)], set(), {}, "b"),
     ("all closed", [slot("a", 5), slot("b", 6)], {"a", "b"}, {}, None),
 ]

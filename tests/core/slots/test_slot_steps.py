@@ -207,7 +207,7 @@ def test_polling_is_disabled_at_the_limit_of_errors_and_says_so() -> None:
         world.now += 8 * HOUR
     assert [done.is_disabled for done in outcomes] == [False] * 9 + [True]
     assert outcomes[-1].backoff_minutes is None
-    hold = standing_of(ASLEEP, world.row("work"), NOW).hold
+    hold = standing_of(ASLEEP, world.row("work"), NOW).closure
     assert hold is not None
     assert hold.why == "disabled, 10 polls failed in a row, the last: timeout"
     assert poll_due_at(ASLEEP, world.row("work"), NOW + 1e6) is None
@@ -251,9 +251,9 @@ def test_an_exhausted_key_is_a_reading_and_not_an_error() -> None:
     assert (done.outcome, done.errors_after, done.needs_wake) == ("exhausted", 0, False)
     row = world.row("work")
     standing = standing_of(WORK, row, NOW)
-    assert standing.hold is not None
-    assert standing.hold.until == NOW + HOUR
-    assert standing.hold.why == "exhausted, 100% used"
+    assert standing.closure is not None
+    assert standing.closure.until == NOW + HOUR
+    assert standing.closure.why == "exhausted, 100% used"
     assert row.schedule.next_reset_epoch_ms == (NOW + HOUR) * 1000
 
 
@@ -262,12 +262,12 @@ def test_an_exhausted_slot_is_held_until_a_poll_says_otherwise() -> None:
     polled(world, report(tokens(100, 900)), ASLEEP)
     row = world.row("work")
     assert poll_due_at(ASLEEP, row, NOW) == NOW + 900 + RESET_POLL_DELAY_SECONDS
-    hold = standing_of(ASLEEP, row, NOW + 901).hold
+    hold = standing_of(ASLEEP, row, NOW + 901).closure
     assert hold is not None
     assert hold.until is None
     world.now += 902
     polled(world, report(tokens(0)), ASLEEP)
-    assert standing_of(ASLEEP, world.row("work"), world.now).hold is None
+    assert standing_of(ASLEEP, world.row("work"), world.now).closure is None
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_a_slot_that_is_off_is_neither_polled_nor_woken_and_holds_its_tasks(
     polls, wakes = world.provider("work").polls, len(world.provider("work").wakes)
     world.run(200)
     assert (world.provider("work").polls, len(world.provider("work").wakes)) == (polls, wakes)
-    hold = standing_of(config, row, NOW).hold
+    hold = standing_of(config, row, NOW).closure
     assert hold is not None
     assert hold.why == why
     assert wake_obstacle(config, row, NOW) == why
@@ -385,7 +385,7 @@ def test_a_new_key_forgets_what_was_known_of_the_old_one() -> None:
     row = world.begin("work")
     assert row.reading is None
     assert row.schedule.next_reset_epoch_ms is None
-    assert standing_of(world.configs["work"], row, NOW).hold is None
+    assert standing_of(world.configs["work"], row, NOW).closure is None
 
 
 def test_the_same_configuration_again_changes_nothing() -> None:
@@ -435,18 +435,18 @@ def test_standings_of_what_is_not_known_and_of_a_window_that_is_over() -> None:
     world = started(ASLEEP)
     polled(world, report(tokens(80, 600)), ASLEEP)
     now, later = (standing_of(ASLEEP, world.row("work"), at) for at in (NOW, NOW + 600))
-    assert (now.percent_used, now.resets_at, now.hold) == (80, NOW + 600, None)
-    assert (later.percent_used, later.resets_at, later.hold) == (0, None, None)
+    assert (now.percent_used, now.resets_at, now.closure) == (80, NOW + 600, None)
+    assert (later.percent_used, later.resets_at, later.closure) == (0, None, None)
 
 
 def test_a_pause_holds_tasks_until_its_end() -> None:
     world = started()
     polled(world, report(tokens(80, HOUR)))
     polled(world, failure(QuotaFailureKind.THROTTLED, retry_after_seconds=600))
-    hold = standing_of(WORK, world.row("work"), NOW).hold
+    hold = standing_of(WORK, world.row("work"), NOW).closure
     assert hold is not None
     assert (hold.until, hold.why) == (NOW + 600, "paused, the provider asked for it, 80% used")
-    assert standing_of(WORK, world.row("work"), NOW + 600).hold is None
+    assert standing_of(WORK, world.row("work"), NOW + 600).closure is None
 
 
 def test_unchanged_readings_are_counted() -> None:

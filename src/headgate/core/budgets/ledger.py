@@ -53,7 +53,7 @@ from headgate.errors import BudgetExceededError, BudgetMismatchError
 
 
 class Unit(Enum):
-    """The two columns of the books."""
+    """The two columns of a ledger."""
 
     MICRO_USD = "micro_usd"
     TOKENS = "tokens"
@@ -144,7 +144,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
-    """The first scope, root first, that cannot hold the request, and why; amounts are in `unit`.
+    """The first scope, root first, without room for the request, and why; amounts are in `unit`.
 
     `may_clear` tells whether waiting can help: the request fits the limit itself, and either the
     window frees room at `resets_at` or reservations in flight may yet be given back.
@@ -162,7 +162,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One call that changed the books: the same delta for each balance that it charged.
+    """One call that changed the ledger: the same delta for each balance that it charged.
 
     The journal only grows; a backend adds its own sequence.
     """
@@ -192,7 +192,7 @@ def read_account(
 def first_refusal(
     accounts: Sequence[Account], *, micro_usd: MicroUsd, tokens: Tokens, now: float
 ) -> Refused | None:
-    """Give the first account, root first, that cannot hold the request; None if all of them can.
+    """Give the first account, root first, without room for the request; None if all have some.
 
     Within one scope dollars are asked about before tokens.
     """
@@ -241,7 +241,7 @@ def limit_text(limit: Limit) -> str:
     return f"{' and '.join(amounts)}{window}" if amounts else "none"
 
 
-def check_founded(
+def check_created(
     scope: Scope,
     *,
     in_force: Limit,
@@ -249,9 +249,9 @@ def check_founded(
     source: str = "the request",
     change: str = "",
 ) -> None:
-    """Refuse a limit that was to be founded where another one is in force.
+    """Refuse a limit that was to be created where another one is in force.
 
-    `change` is the command that would set it where the books are.
+    `change` is the command that would set it where the ledger is.
     """
     if in_force != wanted:
         raise BudgetMismatchError(
@@ -331,7 +331,7 @@ ZoneResolver = Callable[[str], tzinfo]
 
 
 class ReserveRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold amounts in all these scopes, root first, or in none."""
+    """Reserve amounts in all these scopes, root first, or in none."""
 
     reservation_id: str
     scopes: tuple[Scope, ...]
@@ -389,7 +389,7 @@ class LedgerState:
         return read_account(scope, limit, self.balances.get(scope, {}), now=now, tz=zone)
 
     def reserve(self, request: ReserveRequest, now: float) -> Reservation | Refused:
-        """Hold the money, say which scope cannot hold it, or repeat the answer of a known id."""
+        """Reserve the money, say which scope has no room, or repeat the answer of a known id."""
         known = self.reservations.get(request.reservation_id)
         if known is not None:
             return reserve_again(
@@ -413,14 +413,14 @@ class LedgerState:
             lease_until=now + request.lease_seconds,
             dispatched=request.dispatched,
         )
-        return self._book(settlement, Call.RESERVE, now)
+        return self._record(settlement, Call.RESERVE, now)
 
     def settle(self, request: SettleRequest, now: float) -> Reservation:
         """Apply a further call; an illegal one raises `IllegalSettlementError`."""
         reservation = self.reservations.get(request.reservation_id)
         if reservation is None:
             raise unknown_reservation(request.reservation_id, request.call)
-        return self._book(_settlement(reservation, request, now), request.call, now)
+        return self._record(_settlement(reservation, request, now), request.call, now)
 
     def forget_changes(self) -> None:
         """Start a new record of what is changed."""
@@ -433,7 +433,7 @@ class LedgerState:
         for reservation_id in reservation_ids:
             self.reservations.pop(reservation_id, None)
 
-    def _book(self, settlement: Settlement, call: Call, now: float) -> Reservation:
+    def _record(self, settlement: Settlement, call: Call, now: float) -> Reservation:
         reservation = settlement.reservation
         if settlement.is_repeat:
             return reservation
@@ -491,7 +491,7 @@ def _settlement(reservation: Reservation, request: SettleRequest, now: float) ->
             raise ValueError(problem)
 
 
-# The contract of a ledger: what keeps the books of a budget, in memory or in a database.
+# The contract of a ledger: what keeps budgets, in memory or in a database.
 #
 # A ledger applies each request in one atomic step. Before it does, it expires the leases that are
 # due, so that no job is needed to free what a crashed caller held. A ledger that cannot be asked
@@ -515,7 +515,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger(Protocol):
-    """Keeps the books; every method may raise `LedgerUnavailableError`."""
+    """Keeps budgets; every method may raise `LedgerUnavailableError`."""
 
     async def open(self) -> None:
         """Connect, and bring the schema up to date."""
@@ -529,12 +529,12 @@ class Ledger(Protocol):
     async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
         """Set the limit of a scope that has none, and return the one that is in force then.
 
-        Of several who found at once exactly one is first, and all get its limit. One without any
-        amount founds nothing, and is returned where there is none.
+        Of several who create one at once exactly one is first, and all get its limit. One without
+        any amount creates nothing, and is returned where there is none.
         """
 
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
-        """Hold the money in all scopes or in none; a known id gets its answer again."""
+        """Reserve the money in all scopes or in none; a known id gets its answer again."""
 
     async def settle(self, request: SettleRequest) -> Reservation:
         """Apply a further call, or raise `IllegalSettlementError`."""

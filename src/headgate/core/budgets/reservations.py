@@ -8,7 +8,7 @@ the weight before and the weight after. Rule: nothing else changes a balance. So
 of calls, a scope's balance is the sum of what its reservations weigh, and nothing can leak.
 
 Time acts through `expire` alone. Until it has run, a late call is still in time: its money is still
-held, so letting it through is safe, and the answer depends on the books and not on a clock.
+held, so letting it through is safe, and the answer depends on the ledger and not on a clock.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ RULES: dict[ReservationState, dict[Call, Rule]] = {
     },
 }
 
-# An id that the books do not have. Reserve may also ask to be dispatched at once.
+# An id that the ledger does not have. Reserve may also ask to be dispatched at once.
 UNKNOWN_RULES: dict[Call, Rule] = {
     **dict.fromkeys(Call, _refuse("it was never made, or was settled long ago, reserve first")),
     Call.RESERVE: _move(ReservationState.HELD, Booking.RESERVED),
@@ -308,7 +308,7 @@ def expire(reservation: Reservation, *, now: float) -> Settlement:
 
 
 def unknown_reservation(reservation_id: str, call: Call) -> IllegalSettlementError:
-    """Give the refusal of any call but reserve on an id that the books do not have."""
+    """Give the refusal of any call but reserve on an id that the ledger does not have."""
     return _refusal(reservation_id, "unknown", UNKNOWN_RULES, call)
 
 

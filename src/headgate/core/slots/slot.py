@@ -108,7 +108,7 @@ class SlotStanding(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     provider: str
-    hold: GateClosure | None = None
+    closure: GateClosure | None = None
     percent_used: float | None = None
     resets_at: float | None = None
 
@@ -244,7 +244,7 @@ def _seconds(epoch_ms: int | None) -> float | None:
     return None if epoch_ms is None else epoch_ms / _MS_PER_SECOND
 
 
-# Whether a slot's tasks may start: what holds them, until when, and how much room there is.
+# Whether a slot's tasks may start: what stops them, until when, and how much room there is.
 #
 # Rule: an exhausted slot is held until a poll says otherwise. Its reset is when that poll comes,
 # not when the tasks start: a provider may reset later than it said.
@@ -263,7 +263,7 @@ def standing_of(config: SlotConfig, row: SlotRow, now: float) -> SlotStanding:
     return SlotStanding(
         name=config.name,
         provider=config.provider,
-        hold=_hold(config, row, now),
+        closure=_standing_closure(config, row, now),
         percent_used=percent,
         resets_at=resets_at,
     )
@@ -274,7 +274,7 @@ def _is_over(reading: SlotReading, now: float) -> bool:
     return has_reset and not reading.is_exhausted
 
 
-def _hold(config: SlotConfig, row: SlotRow, now: float) -> GateClosure | None:
+def _standing_closure(config: SlotConfig, row: SlotRow, now: float) -> GateClosure | None:
     off = why_off(config, row)
     if off:
         return _closure(config, off)

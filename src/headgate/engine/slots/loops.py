@@ -64,7 +64,7 @@ async def claim_and_send(
         cause=cause,
         claim_id=slot.shared.make_id(),
     )
-    claim = await slot.shared.mirror.step(tuple(one.name for one in configs), step, entry)
+    claim = await slot.shared.rows.step(tuple(one.name for one in configs), step, entry)
     if claim is None:
         return None, None
     return claim, await send_claimed(slot, claim, asked_at=asked_at, pulse=pulse)
@@ -88,7 +88,7 @@ async def send_claimed(
     if answer is None:
         return _unsent(slot, claim)
     configs = slot.shared.sharers(slot.config)
-    done = await slot.shared.mirror.step(
+    done = await slot.shared.rows.step(
         tuple(one.name for one in configs),
         partial(wake_done, configs=configs, name=slot.name, claim_id=claim.id, answer=answer),
     )
@@ -216,7 +216,7 @@ class WakeLoop:
         trigger = missed_time(config.wake, slot.row.schedule, now)
         if trigger is not None:
             step = partial(miss_wake, config=config, marker=trigger.marker)
-            if await slot.shared.mirror.step((slot.name,), step):
+            if await slot.shared.rows.step((slot.name,), step):
                 slot_lines.missed(slot.trail, config, trigger)
 
     def _tell_trigger(self, trigger: WakeTrigger) -> None:
@@ -228,7 +228,7 @@ class WakeLoop:
     async def _skip(self, config: SlotConfig, trigger: WakeTrigger) -> None:
         slot = self._slot
         step = partial(skip_wake, config=config, marker=trigger.marker)
-        await slot.shared.mirror.step((slot.name,), step)
+        await slot.shared.rows.step((slot.name,), step)
         slot.wakes["skipped"] += 1
         slot_lines.skipped(slot.trail, slot.name, trigger, slot.row)
 
@@ -241,7 +241,7 @@ class WakeLoop:
         step = partial(
             close_window, configs=configs, name=slot.name, claim_id=slot.shared.make_id()
         )
-        done = await slot.shared.mirror.step(tuple(one.name for one in configs), step)
+        done = await slot.shared.rows.step(tuple(one.name for one in configs), step)
         slot_lines.window_closed(slot.trail, slot.config, done)
         if done.claim is not None:
             await send_claimed(slot, done.claim, asked_at=asked_at, pulse=slot.wake_pulse)

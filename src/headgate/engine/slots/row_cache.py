@@ -58,7 +58,7 @@ class SlotRowCache:
         for name in gone:
             del self._rows[name]
         if names - self._rows.keys():
-            # A slot that comes back has a row from before, behind which the mirror has read.
+            # A slot that comes back has a row from before, behind which the cache has read.
             self._version = -1
 
     async def drop_unreadable(self, name: str) -> bool:

@@ -66,7 +66,7 @@ def _wake(sleeper: asyncio.Future[None] | None) -> None:
         sleeper.set_result(None)
 
 
-# What is configured for a slot at runtime, and what can be told of it.
+# What is configured for a slot while it runs, and what can be told of it.
 
 
 def _no_mark() -> object:
@@ -136,7 +136,7 @@ class Shared(NamedTuple):
     `sharers` returns the configurations of all slots with the same key, the given one first.
     """
 
-    mirror: SlotRowCache
+    rows: SlotRowCache
     trail_of: Callable[[str], SlotTrail]
     make_id: Callable[[], str]
     turns: asyncio.Semaphore
@@ -174,7 +174,7 @@ class KeySlot:
     @property
     def row(self) -> SlotRow:
         """What is known of the slot."""
-        return self.shared.mirror.row(self.name)
+        return self.shared.rows.row(self.name)
 
     @property
     def is_on(self) -> bool:
@@ -188,7 +188,7 @@ class KeySlot:
 
     def now(self) -> float:
         """Return the time that all nodes go by."""
-        return self.shared.mirror.now()
+        return self.shared.rows.now()
 
     def reconfigure(self, setup: SlotSetup) -> None:
         """Go by another setup from the next step on, which comes at once."""
@@ -215,14 +215,14 @@ class KeySlot:
             return
         step = partial(begin, config=config, starts=self._starts_with(config))
         try:
-            await self.shared.mirror.step((self.name,), step)
+            await self.shared.rows.step((self.name,), step)
         except StoreUnavailableError:
             raise
         except StoreError as error:
-            if not await self.shared.mirror.drop_unreadable(self.name):
+            if not await self.shared.rows.drop_unreadable(self.name):
                 raise
             slot_lines.from_nothing(self.trail, self.name, str(error))
-            await self.shared.mirror.step((self.name,), step)
+            await self.shared.rows.step((self.name,), step)
         self._begun = config
         self.restate()
 
@@ -294,7 +294,7 @@ class KeySlot:
 
     async def _poll(self, action: str, pulse: Pulse, *, is_forced: bool) -> PollDone | None:
         async with Turn(self.shared.turns, pulse):
-            config, mirror = self.config, self.shared.mirror
+            config, rows = self.config, self.shared.rows
             claiming = partial(
                 claim_poll,
                 config=config,
@@ -302,12 +302,12 @@ class KeySlot:
                 seconds=CLAIM_SECONDS,
                 force=is_forced,
             )
-            claim = await mirror.step((self.name,), claiming)
+            claim = await rows.step((self.name,), claiming)
             if claim is None:
                 return None
             answer = await self._read_quota(action, claim.id)
             settling = partial(poll_done, config=config, claim_id=claim.id, answer=answer)
-            done = await mirror.step((self.name,), settling)
+            done = await rows.step((self.name,), settling)
         self.polls["stale" if done.is_stale else done.outcome] += 1
         slot_lines.polled(self.trail, config, done, flow_id=claim.id)
         return done

@@ -1,8 +1,8 @@
 """Slots: the keys of providers, each with a loop that wakes it and one that reads its quota.
 
 Every node runs the loops of every slot; what is to be done is claimed in the store, so that it is
-done once, and goes on when a node is lost. What a node does not know better it takes from its
-mirror of the store.
+done once, and goes on when a node is lost. What a node does not know better it takes
+from its row cache.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class SlotWatch:
 
     def __init__(
         self,
-        mirror: SlotRowCache,
+        rows: SlotRowCache,
         supervisor: Supervisor,
         *,
         names: Callable[[], tuple[str, ...]],
         look_all: Callable[[], None],
         is_shared: bool,
     ) -> None:
-        self._mirror = mirror
+        self._rows = rows
         self._supervisor = supervisor
         self._names = names
         self._look_all = look_all
@@ -81,16 +81,16 @@ class SlotWatch:
                 self._tell("")
             except StoreUnavailableError as error:
                 self._tell(str(error) or "the store cannot be asked")
-            self.refresh_pulse.end(self._mirror.now())
+            self.refresh_pulse.end(self._rows.now())
             await asyncio.sleep(self._refresh_seconds)
 
     async def _refresh_once(self) -> None:
         names = self._names()
         if names:
-            await self._mirror.refresh()
+            await self._rows.refresh()
         now = asyncio.get_running_loop().time()
         if now >= self._forgets_at:
-            await self._mirror.forget_others(names)
+            await self._rows.forget_others(names)
             self._forgets_at = now + FORGET_SECONDS
 
     async def watch(self) -> None:
@@ -108,7 +108,7 @@ class SlotWatch:
 
     def _has_jumped(self) -> bool:
         before = self._wall_ahead
-        self._wall_ahead = self._mirror.now() - asyncio.get_running_loop().time()
+        self._wall_ahead = self._rows.now() - asyncio.get_running_loop().time()
         return before is not None and abs(self._wall_ahead - before) > JUMP_SECONDS
 
     def _tell(self, problem: str) -> None:
@@ -148,7 +148,7 @@ async def switch_slot(slot: KeySlot, entry: AuditEntry | None, *, is_on: bool) -
     """Enable a slot, whatever had disabled it, or disable it."""
     await slot.begin()
     step = partial(switch, config=slot.config, is_on=is_on)
-    await slot.shared.mirror.step((slot.name,), step, entry)
+    await slot.shared.rows.step((slot.name,), step, entry)
     slot_lines.switched(slot.trail, slot.name, is_on=is_on)
     slot.restate()
     slot.wake_alarm.ring()
@@ -175,7 +175,7 @@ def _check_free(slot: KeySlot) -> None:
 
 
 def _needless(slot: KeySlot) -> WindowOpenError | SlotUnavailableError:
-    reading, hold = slot.row.reading, slot.standing().hold
+    reading, hold = slot.row.reading, slot.standing().closure
     if reading is not None and reading.is_exhausted and hold is not None:
         return SlotUnavailableError(slot.name, hold.why, until=hold.until)
     return WindowOpenError(slot.name, None if reading is None else reading.resets_at)
@@ -209,9 +209,9 @@ class Slots:
         latest_lines: LatestLines | None = None,
         is_shared: bool = False,
     ) -> None:
-        self._mirror = SlotRowCache(store, self._seen)
+        self._rows = SlotRowCache(store, self._seen)
         self._shared = Shared(
-            mirror=self._mirror,
+            rows=self._rows,
             trail_of=trail_of,
             make_id=make_id,
             turns=asyncio.Semaphore(MAX_REQUESTS),
@@ -230,7 +230,7 @@ class Slots:
 
     async def prepare(self) -> None:
         """Read what is kept of the slots, and begin those that are new or changed."""
-        await self._mirror.refresh()
+        await self._rows.refresh()
         await asyncio.gather(*(slot.begin() for slot in self._slots.values()))
         self._is_prepared = True
         self._tell()
@@ -239,14 +239,14 @@ class Slots:
         """Run two loops for each slot, and watch them, until cancelled."""
         self._supervisor = supervisor = Supervisor()
         watch = SlotWatch(
-            self._mirror,
+            self._rows,
             supervisor,
             names=lambda: tuple(self._slots),
             look_all=self._look_all,
             is_shared=self._is_shared,
         )
         try:
-            supervisor.start("slot mirror", watch.refresh, watch.refresh_pulse)
+            supervisor.start("slot row cache", watch.refresh, watch.refresh_pulse)
             supervisor.start("slot watch", watch.watch)
             supervisor.start("retired providers", self._close_retired)
             for slot in self._slots.values():
@@ -336,7 +336,7 @@ class Slots:
                 slot.reconfigure(setup)
         for slot in before.values():
             self._drop(slot)
-        self._mirror.keep_only(frozenset(self._slots))
+        self._rows.keep_only(frozenset(self._slots))
 
     def _start(self, slot: KeySlot, supervisor: Supervisor | None) -> None:
         if supervisor is not None:
@@ -365,7 +365,7 @@ class Slots:
 
     def _left(self, key_digest: str) -> list[SlotConfig]:
         """Return slots that left the settings, say for another name, with their wake on its way."""
-        rows = self._mirror.pending_of_key(key_digest)
+        rows = self._rows.pending_of_key(key_digest)
         kept = [row.config for row in rows if row.name not in self._slots]
         return [msgspec.structs.replace(one, is_enabled=False) for one in kept if one is not None]
 
