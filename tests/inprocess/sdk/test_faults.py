@@ -28,8 +28,8 @@ from headgate.inprocess.sdk import (
     LoopThread,
     UnusableLoopError,
     async_client,
+    clients,
     sync_client,
-    transports,
 )
 from headgate.providers.prices import Cost, PriceList
 from headgate.testing import SimulatedLoop, simulate
@@ -54,7 +54,7 @@ from inprocess.sdk.upstream import Stream, each, whole
 
 async def all_ended(made: Scene) -> None:
     """Wait for the calls that end behind somebody's back."""
-    await until(lambda: made.resource.free == 1 and not transports._ending)
+    await until(lambda: made.resource.free == 1 and not clients._ending)
 
 
 async def test_a_sync_stream_that_is_closed_on_its_loop_frees_its_permit() -> None:

@@ -17,7 +17,7 @@ from headgate.errors import InvalidSettingError, LedgerUnavailableError
 from headgate.inprocess.budget import Budget
 from headgate.inprocess.permits import SharedResource
 from headgate.inprocess.scheduler import LoadScheduler
-from headgate.inprocess.sdk import UngovernedRequestError, transports
+from headgate.inprocess.sdk import UngovernedRequestError, clients
 from headgate.providers.prices import Price, PriceList
 from inprocess.sdk import upstream
 from inprocess.sdk.scene import COST, MAX_TOKENS, PRICE, SCOPE, SDKS, Scene, Sdk, scene, until
@@ -101,7 +101,7 @@ async def test_a_stream_that_nobody_reads_or_closes_ends_when_it_is_forgotten() 
         del chunks
         gc.collect()
         await until(lambda: made.resource.free == 1)
-        await asyncio.wait(transports._ending)
+        await asyncio.wait(clients._ending)
         assert await made.booked() == estimate_of(made.endpoint.seen[0])
 
 

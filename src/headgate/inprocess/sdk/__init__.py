@@ -14,14 +14,15 @@ except ModuleNotFoundError as error:
     message = "headgate.sdk needs the package httpx2; install headgate[sdk]"
     raise ImportError(message) from None
 
-from headgate.inprocess.sdk.clients import async_client, sync_client
-from headgate.inprocess.sdk.governor import Governor, UngovernedRequestError
-from headgate.inprocess.sdk.transports import (
+from headgate.inprocess.sdk.clients import (
     GovernedAsyncTransport,
     GovernedTransport,
     LoopThread,
     UnusableLoopError,
+    async_client,
+    sync_client,
 )
+from headgate.inprocess.sdk.governor import Governor, UngovernedRequestError
 
 __all__ = [
     "GovernedAsyncTransport",
