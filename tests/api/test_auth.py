@@ -392,7 +392,7 @@ def test_the_counts_of_a_bound_caller_are_its_own() -> None:
 def test_a_token_is_made_shown_once_listed_and_revoked() -> None:
     door = closed()
     admin = door.token()
-    wish = {
+    wanted = {
         "name": "ci",
         "permissions": ["read", "submit", "read"],
         "projectId": "search",
@@ -400,7 +400,7 @@ def test_a_token_is_made_shown_once_listed_and_revoked() -> None:
         "leastPriority": 3,
         "expiresAt": "2027-02-01T00:00:00Z",
     }
-    made = door.post("/tokens", wish, admin)
+    made = door.post("/tokens", wanted, admin)
     assert (made.status, made.headers["cache-control"]) == (201, "no-store")
     body = made.json
     text, token_id = body.pop("token"), body["id"]
@@ -430,7 +430,7 @@ def test_a_token_is_made_shown_once_listed_and_revoked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "status", "field"),
+    ("wanted", "status", "field"),
     [
         ({"permissions": ["read"]}, 400, "name"),
         ({"name": "x"}, 400, "permissions"),
@@ -454,16 +454,16 @@ def test_a_token_is_made_shown_once_listed_and_revoked() -> None:
         ({"name": "x", "permission": ["read"]}, 400, "permission"),
     ],
 )
-def test_a_wrong_wish_for_a_token_is_refused(wish: object, status: int, field: str) -> None:
+def test_a_wrong_wish_for_a_token_is_refused(wanted: object, status: int, field: str) -> None:
     door = Door()
-    answer = door.post("/tokens", wish)
+    answer = door.post("/tokens", wanted)
     assert (answer.status, answer.problem["details"].get("field")) == (status, field), answer.body
     assert door.tokens.kept == {}
 
 
 def test_a_token_for_a_project_that_does_not_exist_is_refused() -> None:
-    wish = {"name": "x", "permissions": ["read"], "projectId": "nowhere"}
-    answer = Door().post("/tokens", wish)
+    wanted = {"name": "x", "permissions": ["read"], "projectId": "nowhere"}
+    answer = Door().post("/tokens", wanted)
     assert (answer.status, answer.problem["code"]) == (400, "unknown_project")
 
 

@@ -200,7 +200,7 @@ def test_the_connection_ends_where_the_client_wants_no_more(
 
 @pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
 def test_an_upgrade_is_passed_over_and_the_request_answered(run: Serve, protocol: bytes) -> None:
-    wish = (
+    wanted = (
         b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAMA\r\n" % protocol
     )
 
@@ -208,7 +208,7 @@ def test_an_upgrade_is_passed_over_and_the_request_answered(run: Serve, protocol
         peer = await connect()
         for plain, status in ((ALIVE, 200), (SUBMIT, 202), (ALIVE, 200)):
             head, body = plain.split(b"\r\n\r\n", 1)
-            await peer.send(head + b"\r\n" + wish + b"\r\n")
+            await peer.send(head + b"\r\n" + wanted + b"\r\n")
             await asyncio.sleep(0)
             await peer.send(body)
             assert (await peer.answer())[0] == status

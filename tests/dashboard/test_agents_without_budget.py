@@ -53,10 +53,10 @@ async def test_over_the_api_its_budget_is_empty_and_its_journal_too(
 @every_name
 async def test_making_such_a_token_says_that_it_has_no_budget(name: str, tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, app):
-        wish = {"name": "t", "permissions": ["read"], "agentId": name}
-        made = (await answer_of(app, "POST", "/tokens", json.dumps(wish).encode())).json
+        wanted = {"name": "t", "permissions": ["read"], "agentId": name}
+        made = (await answer_of(app, "POST", "/tokens", json.dumps(wanted).encode())).json
         assert "no budget of its own" in made["note"]
-        plain = {**wish, "agentId": "writer"}
+        plain = {**wanted, "agentId": "writer"}
         assert (
             "note" not in (await answer_of(app, "POST", "/tokens", json.dumps(plain).encode())).json
         )

@@ -12,7 +12,7 @@ from headgate.api.schema.tasks import TokenBody
 from headgate.core.slots.status import SlotState
 from headgate.core.snapshot import ProjectStatus, Standing
 from headgate.core.task import TaskStatus
-from headgate.dashboard.rendering import Rendering
+from headgate.dashboard.dashboard import Rendering
 from headgate.dashboard.static_files import StaticFiles
 from headgate.storage.deliveries import DeliveryState
 

@@ -15,9 +15,8 @@ from dashboard.test_login import LOCKED, token_of
 from headgate.api.api import Api
 from headgate.api.callers import Caller
 from headgate.api.http.request import Request
-from headgate.dashboard.dashboard import ROUTES, drawing_key
+from headgate.dashboard.dashboard import ROUTES, Rendering, drawing_key
 from headgate.dashboard.page import Page, PageRoute, View
-from headgate.dashboard.rendering import Rendering
 from headgate.storage.tokens import Bounds
 
 ONE = Caller(name="anna", token_id="1", permissions=frozenset({"read"}))

@@ -1,4 +1,4 @@
-"""The entrance: whether a request is let in, and as whom.
+"""Whether a request is let in, and as whom.
 
 Three questions, asked of the head alone. Does the Host name this service? Otherwise a page
 could reach it under a name of its own, which leads to a loopback address. Does the Origin, where
@@ -48,7 +48,7 @@ Kept = TypeVar("Kept")
 
 
 class AuthRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom the entrance lets in; hosts and origins are in lower case.
+    """Whom the service lets in; hosts and origins are in lower case.
 
     `is_loopback` says that only this machine reaches the service; there a Host must be a name of
     the machine, or one of `hosts`. Elsewhere it must be one of `hosts`, if there are any.
@@ -95,7 +95,7 @@ class Authenticator:
 
     @property
     def rules(self) -> AuthRules:
-        """Whom the entrance lets in."""
+        """Whom the service lets in."""
         return self._rules
 
     @rules.setter

@@ -1,6 +1,6 @@
 """The routes of budgets: hold an amount before the work, book or give it back after it.
 
-They are the tracker over HTTP, for agents in any language, on the same books as the tasks. The id
+They are the tracker over HTTP, for agents in any language, on the same ledger as the tasks. The id
 of a reservation is the caller's own, and is one within its scope: so a caller can settle what lies
 in a scope of its own, and never what a task or somebody else holds.
 """
@@ -164,7 +164,7 @@ def _in_words_of_the_body() -> Iterator[None]:
 
 @contextmanager
 def _in_words_of_the_caller(given_id: str, scope: Scope) -> Iterator[str]:
-    """Give the id under which the books know a reservation, and tell refusals by the caller's."""
+    """Give the id under which the ledger knows a reservation, and name the caller's in errors."""
     reservation_id = _id_within(scope, given_id)
     try:
         with _in_words_of_the_body():
@@ -213,7 +213,7 @@ _CURSOR = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)_([0-9]{1,4})")
 _NO_RATE = BurnRate()
 
 
-class BudgetFigures(msgspec.Struct, frozen=True, kw_only=True):
+class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
     """A scope with all within it, how fast each spends, and how many tasks wait for each."""
 
     status: ScopeStatus
@@ -244,17 +244,17 @@ class JournalPage(msgspec.Struct, frozen=True, kw_only=True):
     next_cursor: str | None = None
 
 
-async def budget_stats(api: Api, caller: Caller, given: str = "") -> BudgetFigures:
-    """Return the figures of a scope and everything within it; without one, that of the caller."""
+async def budget_stats(api: Api, caller: Caller, given: str = "") -> BudgetReport:
+    """Return the report of a scope and everything within it; without one, that of the caller."""
     status = await own_status(api, caller, given)
     tracker = api.tracker
     now = tracker.ledger.now()
     if given_or_own(given, caller) is None:
-        return BudgetFigures(status=status, rates={}, waiting={}, now=now)
+        return BudgetReport(status=status, rates={}, waiting={}, now=now)
     # What was spent before the last hour tells that a budget is older than that, and no more.
     since = now - 2 * BURN_SECONDS
     entries = await tracker.journal(status.scope, since=since, limit=BURN_ENTRIES)
-    return BudgetFigures(
+    return BudgetReport(
         status=status,
         rates=burn_rates(entries, now=now, most=BURN_ENTRIES),
         waiting=_waiting(api, caller),
@@ -281,8 +281,8 @@ async def journal_page(
     if scope is None:
         return JournalPage(scope=Scope(caller.bounds.own_name), entries=())
     until, skipped = _position(cursor)
-    # The books do not number their entries for us, so a page goes on at the time of the last one,
-    # after as many of that very time as were shown.
+    # The ledger does not number its entries, so a page goes on at the time of the last one, after
+    # as many of that very time as were shown.
     found = await api.tracker.journal(scope, until=until, limit=skipped + limit + 1)
     entries = found[skipped : skipped + limit]
     next_cursor = None
@@ -297,8 +297,8 @@ async def show_budgets(api: Api, request: Request, _: str) -> Response:
     """Answer with a scope and everything within it."""
     query = request.query()
     check_unknown(query, STATUS_QUERY)
-    figures = await budget_stats(api, request.caller, query.get("scope", ""))
-    return json_response(OK, _status(figures, figures.status))
+    report = await budget_stats(api, request.caller, query.get("scope", ""))
+    return json_response(OK, _status(report, report.status))
 
 
 async def show_journal(api: Api, request: Request, _: str) -> Response:
@@ -349,8 +349,8 @@ def _cursor(at: float, skipped: int) -> str | None:
     return f"{at!r}_{skipped}" if skipped <= MAX_SKIPPED else None
 
 
-def _status(figures: BudgetFigures, status: ScopeStatus) -> BudgetStatusBody:
-    rate, ends = figures.rate(status.scope), figures.exhausted_at(status)
+def _status(report: BudgetReport, status: ScopeStatus) -> BudgetStatusBody:
+    rate, ends = report.rate(status.scope), report.exhausted_at(status)
     is_measured = rate.measured_seconds > 0
     return BudgetStatusBody(
         scope=status.scope,
@@ -370,9 +370,9 @@ def _status(figures: BudgetFigures, status: ScopeStatus) -> BudgetStatusBody:
         burn_tokens_per_hour=rate.tokens_per_hour if is_measured else None,
         burn_measured_seconds=rate.measured_seconds if is_measured else None,
         exhausted_at=None if ends is None else exact_moment(ends),
-        waiting=figures.waiting.get(status.scope, 0),
+        waiting=report.waiting.get(status.scope, 0),
         is_truncated=status.is_truncated,
-        children=[_status(figures, child) for child in status.children],
+        children=[_status(report, child) for child in status.children],
     )
 
 

@@ -4,7 +4,7 @@ Rule: whatever a route does, it names the one permission that it needs; nothing 
 forgotten. `admin` goes with no bounds, so a route that needs it has nobody bound before it. Any
 other route keeps the bounds of its caller with one of these, and with nothing of its own:
 
-- what is taken in: hand `caller.bounds` to the intake, which fills in what is missing;
+- what is taken in: hand `caller.bounds` to the submission parser, which fills in what is missing;
 - what exists: `caller.check_task(record)` before showing or changing it, `caller.narrowed(query)`
   before listing, `caller.owns(...)` for anything else that has an agent and a project;
 - budgets: `caller.check_scope(scope)`.

@@ -66,7 +66,7 @@ CODES: dict[str, Kind] = {
     "batch_empty": Kind(400, "the batch has no tasks"),
     "batch_too_large": Kind(400, "the batch has more than 50 tasks"),
     "unauthorized": Kind(401, "the token is missing, or it is not, or not any more, a good one"),
-    "budget_exceeded": Kind(402, "a budget has no room for the amount; `details` has its figures"),
+    "budget_exceeded": Kind(402, "a budget has no room for the amount; `details` has its amounts"),
     "forbidden": Kind(403, "the token does not allow this, or is for another agent or project"),
     "forbidden_origin": Kind(403, "a page of another site sent the request"),
     "not_found": Kind(404, "there is no such task or address, or not any more"),

@@ -217,27 +217,27 @@ def _names(lane: LaneCount) -> tuple[str, str]:
 
 
 def _order(known: tuple[LaneCount, LaneStats | None]) -> tuple[float, int, int, str, str]:
-    lane, figure = known
-    wait = None if figure is None else figure.longest_wait_seconds
+    lane, stats = known
+    wait = None if stats is None else stats.longest_wait_seconds
     return -(wait or 0.0), -lane.queued, -lane.inflight, lane.project_id, lane.agent_id
 
 
-def _body(lane: LaneCount, figure: LaneStats | None, *, is_known: bool) -> LaneBody:
-    # A lane that is known to have no figure has only tasks that wait for a time or a parent.
+def _body(lane: LaneCount, stats: LaneStats | None, *, is_known: bool) -> LaneBody:
+    # A lane that is known to have no stats has only tasks that wait for a time or a parent.
     ready = 0 if is_known else None
-    wait = None if figure is None else figure.longest_wait_seconds
+    wait = None if stats is None else stats.longest_wait_seconds
     return LaneBody(
         project_id=lane.project_id,
         agent_id=lane.agent_id,
         queued=lane.queued,
         inflight=lane.inflight,
-        ready=ready if figure is None else figure.ready,
+        ready=ready if stats is None else stats.ready,
         oldest_wait_seconds=None if wait is None else round(wait, 3),
-        load=None if figure is None or figure.load is None else round(figure.load, 6),
+        load=None if stats is None or stats.load is None else round(stats.load, 6),
     )
 
 
-# `GET /metrics`: the figures of this node in the text format of Prometheus.
+# `GET /metrics`: the metrics of this node in the text format of Prometheus.
 
 
 async def show_metrics(api: Api, request: Request, _: str) -> Response:

@@ -34,15 +34,15 @@ _TOKEN_ID = re.compile(r"[0-9a-f]{1,64}")
 
 async def create_token(api: Api, request: Request, _: str) -> Response:
     """Make a token, and answer with its text this once."""
-    wish = read_body(await request.json_body(), NewTokenBody)
-    body = await created(api, request, wish)
+    wanted = read_body(await request.json_body(), NewTokenBody)
+    body = await created(api, request, wanted)
     return json_response(CREATED, body, ((b"cache-control", b"no-store"),))
 
 
-async def created(api: Api, request: Request, wish: NewTokenBody) -> CreatedTokenBody:
+async def created(api: Api, request: Request, wanted: NewTokenBody) -> CreatedTokenBody:
     """Make a token that has no more than its maker, and return it with its text."""
     tokens = api.tokens
-    new = wished_token(wish, knows_project=api.submission_parser.knows_project, now=tokens.now())
+    new = token_for(wanted, knows_project=api.submission_parser.knows_project, now=tokens.now())
     token = new.kept.token
     _check_no_more(request.caller, token)
     detail: Detail = {"name": token.name, "permissions": list(token.permissions)}
@@ -50,16 +50,16 @@ async def created(api: Api, request: Request, wish: NewTokenBody) -> CreatedToke
     return created_body(new, tokens.now())
 
 
-def wished_token(
-    wish: NewTokenBody, *, knows_project: Callable[[str], bool], now: float
+def token_for(
+    wanted: NewTokenBody, *, knows_project: Callable[[str], bool], now: float
 ) -> NewToken:
-    """Make the token that is wished for, or raise `InvalidFieldError`; nothing is kept yet."""
+    """Make the token that was asked for, or raise `InvalidFieldError`; nothing is kept yet."""
     return new_token(
-        name=wish.name,
-        permissions=tuple(wish.permissions),
+        name=wanted.name,
+        permissions=tuple(wanted.permissions),
         now=now,
-        bounds=_bounds(wish, knows_project),
-        expires_at=_expiry(wish.expires_at),
+        bounds=_bounds(wanted, knows_project),
+        expires_at=_expiry(wanted.expires_at),
     )
 
 
@@ -107,8 +107,12 @@ def _no_such_token() -> ApiError:
     return ApiError("not_found", "there is no such token")
 
 
-def _bounds(wish: NewTokenBody, knows_project: Callable[[str], bool]) -> Bounds:
-    agent_id, project_id, least = wish.agent_id, wish.project_id, wish.least_priority
+def _bounds(wanted: NewTokenBody, knows_project: Callable[[str], bool]) -> Bounds:
+    agent_id, project_id, least = (
+        wanted.agent_id,
+        wanted.project_id,
+        wanted.least_priority,
+    )
     if agent_id == "" or project_id == "":
         # Whoever names nobody has most likely a variable that is not set, and wants a bound.
         field = "agentId" if agent_id == "" else "projectId"

@@ -288,7 +288,7 @@ def _offline_wish(wish: dict[str, Any]) -> NewTokenBody:
 
 
 async def _create(wish: NewTokenBody, settings: Settings, directory: Path) -> CreatedTokenBody:
-    from headgate.api.tokens import created_body, wished_token  # noqa: PLC0415
+    from headgate.api.tokens import created_body, token_for  # noqa: PLC0415
     from headgate.app import build_store  # noqa: PLC0415
     from headgate.storage.tokens import TokenStore  # noqa: PLC0415
 
@@ -296,7 +296,7 @@ async def _create(wish: NewTokenBody, settings: Settings, directory: Path) -> Cr
     await store.open()
     try:
         tokens = TokenStore(store)
-        new = wished_token(wish, knows_project=settings.projects.__contains__, now=tokens.now())
+        new = token_for(wish, knows_project=settings.projects.__contains__, now=tokens.now())
         token = new.kept.token
         detail: Detail = {"name": token.name, "permissions": list(token.permissions)}
         await tokens.add(

@@ -68,7 +68,7 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One key of a provider: where it is asked, when it is polled, when it is woken.
 
     `base_url` stands for both addresses, `quota_url` and `request_url` for one each. The pointers
-    (RFC 6901) find the figures in the answer of an `http-json` provider.
+    (RFC 6901) find the numbers in the answer of an `http-json` provider.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=MAX_SLOT_NAME_LENGTH)]
@@ -340,7 +340,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What keeps the books; without a URL, the store does."""
+    """What keeps the ledger; without a URL, the store does."""
 
     url: Text | None = None
 

@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from headgate.api.admin import overridden_fields, patch
 from headgate.api.budgets import (
-    BudgetFigures,
+    BudgetReport,
     JournalPage,
     budget_stats,
     budgets_around,
@@ -238,10 +238,10 @@ class ScopeRow(msgspec.Struct, frozen=True, kw_only=True):
         return tasks_href(self.status.scope)
 
 
-def rows_of(figures: BudgetFigures, around: Sequence[ScopeStatus] = ()) -> list[ScopeRow]:
+def rows_of(report: BudgetReport, around: Sequence[ScopeStatus] = ()) -> list[ScopeRow]:
     """Return a scope and all within it, each before what lies within it."""
-    top = figures.status
-    return list(_rows(figures, top, tuple(around), base=depth(top.scope)))
+    top = report.status
+    return list(_rows(report, top, tuple(around), base=depth(top.scope)))
 
 
 def exhausted_of(rows: Sequence[ScopeRow]) -> list[ScopeRow]:
@@ -270,19 +270,19 @@ def name_within(scope: Scope, outer: Scope) -> str:
 
 
 def _rows(
-    figures: BudgetFigures, status: ScopeStatus, around: tuple[ScopeStatus, ...], *, base: int
+    report: BudgetReport, status: ScopeStatus, around: tuple[ScopeStatus, ...], *, base: int
 ) -> Iterator[ScopeRow]:
     yield ScopeRow(
         status=status,
-        rate=figures.rate(status.scope),
-        ends_at=figures.exhausted_at(status),
-        waiting=figures.waiting.get(status.scope, 0),
+        rate=report.rate(status.scope),
+        ends_at=report.exhausted_at(status),
+        waiting=report.waiting.get(status.scope, 0),
         around=around,
         level=depth(status.scope) - base,
     )
     inner = around if status.used_share is None else (*around, status)
     for child in status.children:
-        yield from _rows(figures, child, inner, base=base)
+        yield from _rows(report, child, inner, base=base)
 
 
 JOURNAL_ROWS = 50
@@ -297,7 +297,7 @@ _TASK_RESERVATION = re.compile(r"([A-Za-z0-9_-]{1,64}):([0-9]{1,9}):[0-9]{1,18}"
 
 
 class JournalLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of the books; the reservation of a task is told by the task and its attempt."""
+    """One change of the ledger; the reservation of a task is told by the task and its attempt."""
 
     at: float
     call: str
@@ -316,33 +316,33 @@ async def show(view: View, _: str) -> Page:
     given, is_one = query.get("scope", ""), "scope" in query
     if not given and view.caller.bounds.own_scope is None:
         return Page(template="no_budget.html", title="Budgets", context={"why": NO_OWN_BUDGET})
-    figures = await budget_stats(view.api, view.caller, given)
-    around = await budgets_around(view.api, view.caller, figures.status.scope)
-    rows = rows_of(figures, [one for one in around if _has_limit(one)])
+    report = await budget_stats(view.api, view.caller, given)
+    around = await budgets_around(view.api, view.caller, report.status.scope)
+    rows = rows_of(report, [one for one in around if _has_limit(one)])
     find, exhausted = looked_for(view), exhausted_of(rows)
     listed = rows[1:] if is_one else rows
     found = named_like(listed, find, lambda row: (scope_words(row.status.scope),))
     context = {
         "find": find,
-        "scope": figures.status.scope,
+        "scope": report.status.scope,
         "own": rows[0],
         "own_bars": bars_of(rows[0].status, is_exact=True),
         "bars_of": bars_of,
         "is_one": is_one,
-        "up": _up(view, figures.status.scope),
+        "up": _up(view, report.status.scope),
         "rows": part_of(view, found, "from"),
         "exhausted": exhausted[:MAX_EXHAUSTED],
         "more_exhausted": max(0, len(exhausted) - MAX_EXHAUSTED),
         "has_limits": any(row.used is not None for row in rows),
         "overridden": _overridden(view),
-        "limit": _limit_form(view, figures.status),
+        "limit": _limit_form(view, report.status),
         "windows": WINDOWS,
         "labels": BUDGET_FIELDS,
         "typed": _typed(query),
-        "journal": await _journal(view, figures.status.scope) if is_one else None,
+        "journal": await _journal(view, report.status.scope) if is_one else None,
         **_names(),
     }
-    title = f"Budget of {scope_words(figures.status.scope)}" if is_one else "Budgets"
+    title = f"Budget of {scope_words(report.status.scope)}" if is_one else "Budgets"
     return Page(template="budgets.html", title=title, context=context)
 
 

@@ -15,17 +15,34 @@ from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from posixpath import normpath
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+import headgate
 from headgate.api.api import Api, Handler, Route
 from headgate.api.app import App
 from headgate.api.errors import ApiError
 from headgate.api.http.request import Request
 from headgate.api.http.response import Headers, Response, error_response, plain_page
 from headgate.config.settings import DashboardMode
-from headgate.dashboard.budgets import ROUTES as BUDGET_ROUTES
+from headgate.core.text import ago, coming, relative
+from headgate.dashboard import (
+    audit,
+    budgets,
+    formats,
+    overview,
+    projects,
+    settings,
+    slots,
+    task,
+    tasks,
+    tokens,
+    webhooks,
+)
 from headgate.dashboard.errors import error_page, is_of_ledger, page_of_form
+from headgate.dashboard.formats import reset_words
 from headgate.dashboard.forms import ONCE_FIELD, SentForms
 from headgate.dashboard.lists import read_name
 from headgate.dashboard.live import Live
@@ -38,7 +55,6 @@ from headgate.dashboard.login import (
     login_path,
     show_login,
 )
-from headgate.dashboard.overview import ROUTES as OVERVIEW_ROUTES
 from headgate.dashboard.page import (
     NO_ANSWER,
     PERMANENT_REDIRECT,
@@ -52,8 +68,6 @@ from headgate.dashboard.page import (
     page_answer,
     redirect,
 )
-from headgate.dashboard.projects import ROUTES as PROJECT_ROUTES
-from headgate.dashboard.rendering import CSRF_MARK, ONCE_MARK, Rendering
 from headgate.dashboard.session import (
     CSRF,
     THEME,
@@ -64,26 +78,21 @@ from headgate.dashboard.session import (
     needs_login,
     read_form,
 )
-from headgate.dashboard.settings import ROUTES as SETTINGS_ROUTES
-from headgate.dashboard.slots import ROUTES as SLOT_ROUTES
 from headgate.dashboard.static_files import PREFIX, StaticFiles
-from headgate.dashboard.task import ROUTES as TASK_ROUTES
-from headgate.dashboard.tasks import ROUTES as TASKS_ROUTES
-from headgate.dashboard.webhooks import ROUTES as WEBHOOK_ROUTES
-
-# Everything that the dashboard shows and does, page by page.
 
 ROUTES: tuple[PageRoute, ...] = (
-    *OVERVIEW_ROUTES,
-    *TASKS_ROUTES,
-    *TASK_ROUTES,
-    *PROJECT_ROUTES,
-    *BUDGET_ROUTES,
-    *SLOT_ROUTES,
-    *WEBHOOK_ROUTES,
-    *SETTINGS_ROUTES,
+    *overview.ROUTES,
+    *tasks.ROUTES,
+    *task.ROUTES,
+    *projects.ROUTES,
+    *budgets.ROUTES,
+    *slots.ROUTES,
+    *webhooks.ROUTES,
+    *settings.ROUTES,
+    *audit.ROUTES,
+    *tokens.ROUTES,
 )
-
+"""Everything that the dashboard shows and does, page by page."""
 
 ROOT = "/"
 FOLDER = "/ui"
@@ -99,11 +108,75 @@ MAX_MADE = 4
 TURN_SECONDS = 15.0
 """How long a page waits for others before it; some 500 are made meanwhile."""
 
+MACROS = "macros.html"
+FRAME = "base.html"
+CSRF_MARK = f"csrf-{secrets.token_hex(16)}"
+"""Stands for the secret of a form while a page is drawn, so that one drawing serves everybody.
+
+Nobody outside can know it, so no text of theirs can stand for the secret.
+"""
+ONCE_MARK = f"once-{secrets.token_hex(16)}"
+"""Stands for the number of the forms of one answer."""
+
 Result = TypeVar("Result")
 
 _DOT = re.compile("%2e", re.IGNORECASE)
 _CROWDED = "too many pages are asked for at once"
 _READ_ONLY = "the dashboard of this service is read-only; use the command line or the API"
+
+
+class Rendering:
+    """Draws a page, or one region of it, from its template.
+
+    A region is a block of the template, named as the element that holds it; a page that is open
+    fetches its regions anew, and nothing around them is drawn then. Rule: everything is escaped,
+    and a name that a template does not know is a fault, not an empty text.
+    """
+
+    def __init__(self, static: StaticFiles) -> None:
+        self._templates = Environment(
+            loader=PackageLoader("headgate.dashboard", "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            # An upgrade changes files under a service that runs, which has the old code.
+            auto_reload=False,
+        )
+        self._templates.filters.update(formats.FILTERS)
+        self._templates.globals.update(
+            static=static.url,
+            ago=ago,
+            coming=coming,
+            relative=relative,
+            reset_words=reset_words,
+            csrf_mark=CSRF_MARK,
+            once_mark=ONCE_MARK,
+            version=headgate.__version__,
+        )
+        # Macros are a global, because a region is drawn without the top of its template.
+        self.macros: Any = self._templates.get_template(MACROS).module
+        self._templates.globals["m"] = self.macros
+        self._frame = frozenset(self._templates.get_template(FRAME).blocks)
+
+    def page(self, view: View, page: Page, *, flash: tuple[str, bool] = ("", False)) -> str:
+        """Return a whole page; `flash` is what the last action said, and whether it failed."""
+        template = self._templates.get_template(page.template)
+        return template.render(_context(view, page), flash=flash)
+
+    def region(self, view: View, page: Page, name: str) -> str | None:
+        """Return the inside of a region; None if the page has no such region."""
+        template = self._templates.get_template(page.template)
+        wanted = name.replace("-", "_")
+        block = template.blocks.get(wanted)
+        # The blocks of the frame are whole parts of a page, with what their template has around.
+        if block is None or wanted in self._frame:
+            return None
+        return "".join(block(template.new_context(_context(view, page))))
+
+
+def _context(view: View, page: Page) -> dict[str, Any]:
+    return {**page.context, "view": view, "title": page.title}
 
 
 class Dashboard:
@@ -204,7 +277,7 @@ class Dashboard:
         key = drawing_key(route, view)
 
         async def draw() -> str | None:
-            # Several regions of a page are asked for together, and share its figures.
+            # Several regions of a page are asked for together, and share its numbers.
             page = await self._pages.get(key, partial(_page, route, view, name))
             return self._rendering.region(view, page, region)
 
@@ -296,7 +369,7 @@ async def _to_overview(_: Api, __: Request, ___: str) -> Response:
 
 
 def _bound(method: str, path: str, handler: Handler) -> Route:
-    # The entrance of the API lets all of them through: they have an entrance of their own.
+    # The API lets all of them through: the dashboard authenticates its visitors itself.
     return Route(method, path, handler, "", needs=None)
 
 

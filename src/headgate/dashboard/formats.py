@@ -1,4 +1,4 @@
-"""Texts as pages show them, and the filters by which templates write figures and texts.
+"""Texts as pages show them, and the filters by which templates write numbers and texts.
 
 Rule: a text that somebody else wrote is shown, never obeyed. What a browser would act upon is
 written out, and what is long is cut.

@@ -1,10 +1,10 @@
 """`/ui/live`: tells open pages that something changed, so that they fetch their regions anew.
 
-A stream sends no figures, only the name of what changed: `tasks`, `slots`, and `changed` for
+A stream sends no numbers, only the name of what changed: `tasks`, `slots`, and `changed` for
 anything at all. It looks once a second, together with all others, so that their pages ask for the
 same drawing; with many of them it looks less often. Rule: a page that hears nothing is not old: it
 is told `changed` at the first look after `REFRESH_SECONDS`, and so at its first looks, for what
-changed since it was drawn, and at the one after a change, since books are settled just after a task
+changed since it was drawn, and at the one after a change, since money is settled just after a task
 ended. A page that hears nothing for longer takes its stream for lost, and asks for another.
 A stream ends at once when its token is revoked at this node, and soon when that is done at another.
 No caller has so many streams that none are left for others; one too many is told `refused` and why,

@@ -1,7 +1,7 @@
 """The overview: what needs attention, what runs and waits, what it costs, and who gets what.
 
-Whoever acts for one project or agent alone sees its own figures. What is known of the whole service
-only, such as shares and the figures over time, is shown to those who are not bound. Rule: the page
+Whoever acts for one project or agent alone sees its own numbers. What is known of the whole service
+only, such as shares and the numbers over time, is shown to those who are not bound. Rule: the page
 is there while the store or the ledger is away. It shows what is in memory, and says of the rest
 that it is not known; nothing is told as none that is only unknown.
 """
@@ -52,7 +52,7 @@ from headgate.engine.supervisor import OK, STORE_FAILS
 from headgate.errors import StoreError
 from headgate.storage.deliveries import DeliveryQuery, DeliveryState
 
-# `/ui/history`: the figures over time, as columns for the charts, and as rows for a table.
+# `/ui/history`: the numbers over time, as columns for the charts, and as rows for a table.
 #
 # Rule: a moment of which nothing is known has null in every column, so that a line is not drawn
 # over it as if it were. The columns are made once for each step, however many pages ask for them.
@@ -69,8 +69,8 @@ AT_DIGITS = 1
 Column = list[float | None]
 
 
-class FiguresBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """The figures of a range, a column each: counts and dollars per minute, waits in seconds."""
+class HistoryBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """The numbers of a range, a column each: counts and dollars per minute, waits in seconds."""
 
     step_seconds: float
     at: list[float]
@@ -84,7 +84,7 @@ class FiguresBody(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class _Encoded(NamedTuple):
-    """The figures of a range as they are sent, and the steps that they were made of."""
+    """The numbers of a range as they are sent, and the steps that they were made of."""
 
     steps: tuple[int, float, float]
     content: bytes
@@ -95,35 +95,35 @@ _encoded: WeakKeyDictionary[History, dict[str, _Encoded]] = WeakKeyDictionary()
 
 
 async def show_history(view: View, _: str) -> Response:
-    """Answer with the figures of the last hour, or of the last day."""
+    """Answer with the numbers of the last hour, or of the last day."""
     chosen = view.request.query().get("range", RANGES[0])
     if chosen not in RANGES:
         raise invalid_field("range", f"must be one of {', '.join(RANGES)}")
     if view.caller.is_bound:
-        raise ApiError("forbidden", "the figures over time are of the whole service")
-    found = _encoded_figures(view.api.engine.history, chosen)
+        raise ApiError("forbidden", "the numbers over time are of the whole service")
+    found = _encoded_history(view.api.engine.history, chosen)
     headers: Headers = (*PAGE_HEADERS, (b"vary", b"accept-encoding"))
     if not takes_gzip(view.request.header(b"accept-encoding")):
         return Response(HTTP_OK, found.content, headers)
     return Response(HTTP_OK, found.compressed, (*headers, (b"content-encoding", b"gzip")))
 
 
-def _encoded_figures(history: History, chosen: str) -> _Encoded:
+def _encoded_history(history: History, chosen: str) -> _Encoded:
     is_hour = chosen == RANGES[0]
     steps = list(history.hour if is_hour else history.day)
     known = (len(steps), steps[0].at, steps[-1].at) if steps else (0, 0.0, 0.0)
     kept = _encoded.setdefault(history, {})
     if chosen not in kept or kept[chosen].steps != known:
-        body = figures(steps, STEP_SECONDS if is_hour else LONG_STEP_SECONDS)
+        body = history_body(steps, STEP_SECONDS if is_hour else LONG_STEP_SECONDS)
         content = msgspec.json.encode(body)
         kept[chosen] = _Encoded(known, content, gzipped(content))
     return kept[chosen]
 
 
-def figures(steps: Sequence[Step], step_seconds: float) -> FiguresBody:
+def history_body(steps: Sequence[Step], step_seconds: float) -> HistoryBody:
     """Return steps as columns; where some are missing, there is a gap."""
     shown = list(with_gaps(steps, step_seconds))
-    return FiguresBody(
+    return HistoryBody(
         step_seconds=step_seconds,
         at=[round(at, AT_DIGITS) for at, _ in shown],
         queued=[None if step is None else step.queued for _, step in shown],
@@ -437,14 +437,14 @@ def _parts(view: View, stats: StatsBody | None) -> Mapping[str, str]:
 
 
 def _present(view: View, stats: StatsBody | None) -> Present | None:
-    """Return what waits and runs, as the store counts it, or else the desk; None if unknown."""
+    """Return what waits and runs, as the store or the dispatcher counts it; None if unknown."""
     if stats is not None:
         return Present(queued=stats.queue.total_queued, inflight=stats.queue.total_inflight)
     return None if view.caller.is_bound else view.api.engine.outlook.present()
 
 
 def _why_no_budget(parts: Mapping[str, str]) -> str:
-    """Return why budgets are not known, where they are not: most stores keep the books as well."""
+    """Return why budgets are not known, where they are not: most stores keep the ledger as well."""
     is_in_store = parts.get("ledger", OK) == OK and parts.get("store", OK) != OK
     return UNKNOWN if is_in_store else NO_LEDGER
 

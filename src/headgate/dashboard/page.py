@@ -1,7 +1,7 @@
 """What a page of the dashboard is made of: a view of the service, a handler, a template.
 
 A handler is given a `View` and returns a `Page`; an action is given a form too and returns where to
-go next. Neither knows of cookies, headers or templates. Rule: a handler gets its figures from the
+go next. Neither knows of cookies, headers or templates. Rule: a handler gets its numbers from the
 functions behind the API's routes and hands `view.request` and `view.caller` to them, so that the
 permissions and the bounds of a token hold here as they do there.
 """
@@ -233,8 +233,8 @@ def gzipped(content: bytes) -> bytes:
 def takes_gzip(accepted: bytes) -> bool:
     """Tell whether an Accept-Encoding takes gzip, by the weight that it gives it."""
     weights = {}
-    for wish in accepted.lower().split(b","):
-        coding, _, parameter = wish.partition(b";")
+    for coding_range in accepted.lower().split(b","):
+        coding, _, parameter = coding_range.partition(b";")
         weights[coding.strip()] = _WEIGHT.fullmatch(parameter.strip()) is not None
     return next((weights[coding] for coding in _GZIP if coding in weights), False)
 
@@ -329,7 +329,7 @@ async def _within_time(make: Callable[[], Awaitable[Made]]) -> Made:
         async with asyncio.timeout(MAKE_SECONDS):
             return await make()
     except TimeoutError:
-        raise StoreUnavailableError("the figures of a page did not come in time") from None
+        raise StoreUnavailableError("the numbers of a page did not come in time") from None
 
 
 def _has_failed(making: asyncio.Task[Made]) -> bool:

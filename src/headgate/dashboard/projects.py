@@ -285,7 +285,7 @@ def _with_query(view: View, path: str) -> str:
 
 
 def _target(view: View, name: str) -> float:
-    """Return the share that the settings ask for; the desk has them from its next round on."""
+    """Return the share that the settings ask for; the dispatcher has it from its next round on."""
     settings = view.api.config.settings
     projects = [one.to_project(key) for key, one in settings.projects.items()]
     return {one.project_id: one.target for one in shares(projects, {})}.get(name, 0.0)

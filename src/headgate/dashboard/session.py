@@ -1,7 +1,7 @@
 """Who looks at a page: the token in a cookie instead of a header, and proof that a form is ours.
 
 The API never looks at a cookie, so nothing that a page of another site makes a browser send can
-reach it. Here the cookie's token is put where the API's own entrance looks for one, and that
+reach it. Here the cookie's token is put where the API's authenticator looks for one, and that
 decides. Rule: a change is made only if the request brings the secret of its form, equal to that in
 a cookie, and if the browser says of itself that the form was a page of this service.
 """

@@ -28,11 +28,9 @@ from headgate.api.schema.admin import (
 from headgate.api.settings import SECTIONS, SettingsQuery, settings_body
 from headgate.config.overrides import OverrideKind
 from headgate.core.dispatch_state import DispatchState
-from headgate.dashboard.audit import ROUTES as AUDIT_ROUTES
 from headgate.dashboard.forms import SETTINGS_FIELDS, changed_or_said
 from headgate.dashboard.lists import ROWS, Part, address, first_of, number_in, part_at
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
-from headgate.dashboard.tokens import ROUTES as TOKEN_ROUTES
 
 SETTINGS = "/ui/settings"
 PAGE_ROWS = 100
@@ -151,7 +149,7 @@ def _nodes(view: View) -> tuple[list[NodeRow], int]:
 
 
 def node_rows(dispatch_state: DispatchState) -> list[NodeRow]:
-    """Return the nodes and workers that a desk knows, the nodes first."""
+    """Return the nodes and workers that the dispatcher knows, the nodes first."""
     flights = dispatch_state.in_flight
     taken = Counter(flight.node_id for flight in flights)
     rows = []
@@ -194,8 +192,8 @@ async def end_override(view: View, _: str, form: Form) -> Done:
     found = next((one for one in _PATCHES if one[0] == form.get("kind")), None)
     if found is None:
         raise ApiError("not_found", "there is no such override")
-    kind, wish = found
-    body = wish(reset=[form.get("field")])
+    kind, patch_type = found
+    body = patch_type(reset=[form.get("field")])
 
     async def end() -> str:
         await patch(view.api, view.request, kind, form.get("name"), body)
@@ -208,6 +206,4 @@ ROUTES: tuple[PageRoute, ...] = (
     page_route(SETTINGS, show, needs="admin"),
     action_route(f"{SETTINGS}/reload", reload),
     action_route(f"{SETTINGS}/overrides/end", end_override),
-    *AUDIT_ROUTES,
-    *TOKEN_ROUTES,
 )

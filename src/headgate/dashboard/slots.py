@@ -85,7 +85,7 @@ MAX_LIMITS = 16
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot as it is drawn: its figures, its window, and where its tasks are listed.
+    """One slot as it is drawn: its numbers, its window, and where its tasks are listed.
 
     `inflight` is known at the node that dispatches, and shown to those who are not bound.
     """

@@ -279,7 +279,7 @@ class AuditListBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="ca
     next_cursor: str | None = None
 
 
-# The JSON of figures that a service shows: lanes, and the journal of a budget.
+# The JSON of lanes, and the journal of a budget.
 
 
 class LaneBody(msgspec.Struct, kw_only=True, rename="camel"):
@@ -307,7 +307,7 @@ class LaneListBody(msgspec.Struct, kw_only=True):
 
 
 class JournalEntryBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """One change of the books: what it added to each of `scopes`; amounts may be negative."""
+    """One change of the ledger: what it added to each of `scopes`; amounts may be negative."""
 
     at: datetime
     reservation_id: str

@@ -193,7 +193,7 @@ class ErrorBody(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class NewTokenBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """A token that is wished for; without a time it does not expire."""
+    """A token to create; without a time it does not expire."""
 
     name: str
     permissions: list[Permission]
