@@ -96,6 +96,355 @@ from headgate.workflow.workflow import (
 if TYPE_CHECKING:
     from headgate.workflow.target_steps import TargetSteps
 
+PAGE = 1_000
+LOOK_SECONDS = 1.0
+MAX_ASKED_AT_ONCE = 32
+
+SUBMIT_TRIES = 60
+SUBMIT_PAUSE_SECONDS = 0.5
+LEAVE_SECONDS = 10.0
+BOOK_SECONDS = 30.0
+"""How long the end of a run waits for a ledger that is away."""
+
+_LIVE = tuple(dict.fromkeys(set(TaskStatus) - TERMINAL))
+
+
+def local_backend(
+    run: Run, workflow: Workflow, options: RunOptions, environ: Mapping[str, str]
+) -> Backend:
+    """Return what carries out a run here; whatever is missing is found before anything is opened.
+
+    The run must be held by this process.
+    """
+    variables = Variables(environ)
+    check_steps(workflow, variables)
+    targets = targets_of(run, workflow, options, environ)
+    scopes, choice = _budgets(run, workflow, options, environ)
+    if any(isinstance(step.work, CallWork) for step in workflow.steps):
+        search(workflow.folder)
+    concurrency = options.concurrency or workflow.concurrency
+    ledger = None if choice.url is None else connect_budget(choice.url).ledger
+    store = SqliteTaskStore(run.path / STORE, keeps_ledger=ledger is None, starter=starter_of(run))
+    prices = PriceList(workflow.prices)
+    engine = Engine(
+        store,
+        step_executors(workflow, variables, prices, targets, concurrency=concurrency),
+        engine_settings(workflow, targets, concurrency, {} if ledger else limits_of(scopes)),
+        ledger=ledger,
+    )
+    if targets is not None and targets.slot_settings is not None:
+        from headgate.app import attach_slots  # noqa: PLC0415  most runs have no slots
+
+        attach_slots(engine, store, targets.slot_settings, environ, data=run.path, is_shared=False)
+    tasks = LocalTasks(run.id, workflow, scopes[-1].scope, targets)
+    return LocalBackend(run, tasks, store, engine, scopes=scopes, options=options)
+
+
+def _budgets(
+    run: Run, workflow: Workflow, options: RunOptions, environ: Mapping[str, str]
+) -> tuple[tuple[RunScope, ...], RunLedger]:
+    """Return the scopes of a run and its ledger: as they were chosen once, before it began."""
+    if (run.path / STORE).exists():
+        ledger = recorded_ledger(run.record, options, environ)
+        return scopes_again(run.record, options), ledger
+    scopes = scopes_again(run.record, options) if run.record.scopes else ()
+    scopes = scopes or run_scopes(workflow, options, environ)
+    ledger = choose_ledger(scopes, options, environ)
+    run.change(scopes=scopes, tracker=ledger.tracker, ledger=ledger.address)
+    return scopes, ledger
+
+
+def _ignore(_task: StepTask) -> None:
+    return
+
+
+class LocalBackend:
+    """Carries out the steps of one run on an engine of its own."""
+
+    def __init__(
+        self,
+        run: Run,
+        tasks: LocalTasks,
+        store: SqliteTaskStore,
+        engine: Engine,
+        *,
+        scopes: tuple[RunScope, ...],
+        options: RunOptions,
+    ) -> None:
+        self._run = run
+        self._options = options
+        self._tasks = tasks
+        self._store = store
+        self._engine = engine
+        self._scopes = scopes
+        self._listener: TaskListener = _ignore
+        # By task that has not ended, the rank of what was told of it last.
+        self._live: dict[str, int] = {}
+        self._file = StoreFile(run.path / STORE)
+        self._is_closing = self._is_closed = False
+        self._asked_at = store.now()
+        self.unbooked_micro_usd = 0
+        """What the ledger had not recorded when everything was closed; a resume records it."""
+        self._money: list[Money] = [
+            Money(
+                scope=one.scope,
+                spent_micro_usd=0,
+                reserved_micro_usd=0,
+                limit_micro_usd=one.micro_usd,
+            )
+            for one in scopes
+        ]
+        # Events end when dispatching does; what runs then may end later, and is told of, too.
+        engine.feed.subscribe(events=self._observe_event, records=self._observe)
+        engine.before_start(self._prepare)
+        engine.also_run("run", self._recheck_when_needed)
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing ends or starts, in one line; at the end, why not everything is booked."""
+        engine, ledger = self._engine, self._ledger_problem
+        if self._is_closed:
+            return ledger if self.unbooked_micro_usd else ""
+        if ledger and self._is_closing:
+            wait = f"the end waits {BOOK_SECONDS:.0f} s for it, or until Ctrl-C"
+            return f"the ledger does not answer, and what has ended is not booked; {wait}: {ledger}"
+        if ledger:
+            return f"the ledger does not answer, and nothing starts or is booked: {ledger}"
+        if store := engine.runner.problem or engine.node.problem or engine.dispatcher.problem:
+            return f"the store does not answer, and no step ends before it does: {store}"
+        return ""
+
+    def check(self) -> None:
+        """Raise if the store was deleted under the run: nothing can ever end then."""
+        self._file.check()
+
+    def listen(self, listener: TaskListener) -> None:
+        """Have changes told from now on."""
+        self._listener = listener
+
+    async def open(self) -> None:
+        """Start the engine; it recovers what an earlier process left unfinished."""
+        try:
+            await self._engine.start()
+        except BaseException:
+            await self._close(drain_seconds=0.0, book_seconds=0.0)
+            raise
+
+    async def known(self) -> AsyncIterator[StepTask]:
+        """Give every task of the run, page by page."""
+        before: str | None = None
+        while True:
+            page = await self._store.find(TaskQuery(before=before, limit=PAGE))
+            for record in page.records:
+                yield step_task(record, self._run.id)
+            before = page.next_before
+            if before is None:
+                return
+
+    async def submit(self, orders: Sequence[StepOrder]) -> None:
+        """Have steps carried out; one that was submitted before is left as it is."""
+        now = self._store.now()
+        waiting = [self._tasks.draft(order, now) for order in orders]
+        for draft in waiting:
+            self._live.setdefault(draft.task.id, -1)
+        for tries in count(1):
+            waiting, error = await self._try_submit(waiting)
+            if error is None:
+                return
+            if tries == SUBMIT_TRIES:
+                raise error
+            await asyncio.sleep(SUBMIT_PAUSE_SECONDS)
+
+    async def results(self, tasks: Sequence[StepTask]) -> list[Any]:
+        """Return the results of tasks that are done, as values, in their order."""
+        names = [task.task_id for task in tasks]
+        found = await self._store.ask(partial(queries.results, task_ids=names))
+        return [result_value(found.get(name)) for name in names]
+
+    async def cancel(self, tasks: Sequence[StepTask]) -> None:
+        """Cancel what waits and stop what runs; what has ended meanwhile stays as it is."""
+        if self._is_closing:
+            # Whoever wants an end waits no longer for a ledger that is away, either.
+            self._engine.hurry()
+        for start in range(0, len(tasks), MAX_ASKED_AT_ONCE):
+            some = tasks[start : start + MAX_ASKED_AT_ONCE]
+            await asyncio.gather(*(self._cancel(task.task_id) for task in some))
+
+    async def why(self, task: StepTask) -> str:
+        """Say in one line why a task waits; empty if nobody knows."""
+        engine = self._engine
+        if engine.dispatcher.problem:
+            return engine.dispatcher.problem
+        try:
+            found = await engine.why(task.task_id)
+        except (NotDispatchingError, StoreUnavailableError):
+            return ""
+        return (
+            "" if found is None else why_line(found, engine.dispatcher.dispatch_state, engine.now())
+        )
+
+    async def money(self) -> list[Money]:
+        """Return the scopes of the run; as they were last, while the ledger cannot be asked."""
+        if self._is_closed:
+            return self._money
+        try:
+            await self._engine.carry_settlements()
+            self._money = await money_of(self._ledger, self._scopes)
+            self._asked_at = self._store.now()
+        except StoreUnavailableError:
+            replace, asked_at = msgspec.structs.replace, self._asked_at
+            self._money = [replace(one, as_of=asked_at) for one in self._money]
+        return self._money
+
+    async def is_stuck(self) -> bool:
+        """Tell whether what waits can only go on when a budget's window moves on."""
+        dispatch_state = self._engine.dispatcher.dispatch_state
+        return dispatch_state is not None and waits_for_windows(dispatch_state, self._engine.now())
+
+    async def close(self, *, drain_seconds: float) -> None:
+        """Take no more, let what runs finish for so long, then stop it; what waits stays."""
+        await self._close(drain_seconds=drain_seconds, book_seconds=BOOK_SECONDS)
+
+    async def _close(self, *, drain_seconds: float, book_seconds: float) -> None:
+        self._is_closing = True
+        try:
+            self.check()
+        except StoreError:
+            drain_seconds = book_seconds = 0.0
+            await self._engine.runner.leave(LEAVE_SECONDS)
+        await self._engine.drain(drain_seconds=drain_seconds, settle_seconds=book_seconds)
+        with suppress(StoreUnavailableError):
+            self.unbooked_micro_usd = await self._engine.unbooked_micro_usd()
+            await self.money()
+        self._is_closed = True
+        await self._engine.close()
+
+    @property
+    def has_left_behind(self) -> bool:
+        """Whether work that was told to stop goes on all the same, and ends with the process."""
+        return self._engine.runner.has_left_behind
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._engine.ledger or StoreLedger(self._store)
+
+    @property
+    def _ledger_problem(self) -> str:
+        """What a ledger outside the store failed by the last time; empty if by nothing."""
+        return "" if self._engine.ledger is None else self._engine.ledger.problem
+
+    async def _prepare(self) -> None:
+        """Create what budgets there are not, and know what is yet to end, before anything runs."""
+        self._file.note()
+        await self._create_limits()
+        before: str | None = None
+        while True:
+            page = await self._store.find(TaskQuery(states=_LIVE, before=before, limit=PAGE))
+            self._live.update((record.task.id, -1) for record in page.records)
+            before = page.next_before
+            if before is None:
+                return
+
+    async def _create_limits(self) -> None:
+        record, ledger = self._run.record, self._engine.ledger
+        if ledger is not None:
+            if record.has_begun and self._options.micro_usd is not None:
+                for scope, limit in limits_of(self._scopes[-1:]).items():
+                    await ledger.set_limit(scope, limit)
+            self._scopes = await create_limits(
+                ledger,
+                self._scopes,
+                self._options,
+                change=change_in_ledger(record.tracker, record.ledger),
+                is_resumed=record.has_begun,
+            )
+        if self._scopes != record.scopes:
+            self._run.change(scopes=self._scopes, micro_usd=self._scopes[-1].micro_usd)
+
+    async def _try_submit(self, drafts: list[Draft]) -> tuple[list[Draft], Exception | None]:
+        """Submit tasks, and return those of which nobody knows whether they were stored."""
+        outcomes = await asyncio.gather(
+            *(self._engine.submit(*draft) for draft in drafts), return_exceptions=True
+        )
+        failed: list[Draft] = []
+        problem: Exception | None = None
+        for draft, outcome in zip(drafts, outcomes, strict=True):
+            if isinstance(outcome, StoreUnavailableError):
+                failed.append(draft)
+                problem = outcome
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        return failed, problem
+
+    async def _cancel(self, task_id: str) -> None:
+        try:
+            await self._engine.cancel_soon(task_id)
+        except IllegalTransitionError:
+            return
+
+    def _observe_event(self, _happening: Happening, record: TaskRecord) -> None:
+        self._notify(record)
+
+    def _observe(self, records: Iterable[TaskRecord]) -> None:
+        for record in records:
+            self._notify(record)
+
+    def _notify(self, record: TaskRecord) -> None:
+        """Tell of a change, unless this or what came after it was told before."""
+        task_id = record.task.id
+        rank = rank_of(record.task.status, record.progress.attempt)
+        if rank <= self._live.get(task_id, LAST_RANK):
+            return
+        if rank == LAST_RANK:
+            del self._live[task_id]
+        else:
+            self._live[task_id] = rank
+        self._listener(step_task(record, self._run.id))
+
+    async def _recheck_when_needed(self) -> None:
+        life = self._engine.feed.life
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if life != self._engine.feed.life:
+                life = self._engine.feed.life
+                await self._recheck()
+
+    async def _recheck(self) -> None:
+        """Tell what happened to tasks while nobody was told."""
+        for task_id in list(self._live):
+            record = await self._store.get(task_id)
+            if record is not None:
+                self._notify(record)
+
+
+class StoreFile:
+    """The file of a store as it was opened: one that was deleted does not come back."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._opened: tuple[int, int] | None = None
+
+    def note(self) -> None:
+        """Remember the file, now that it is open."""
+        self._opened = self._identity()
+
+    def check(self) -> None:
+        """Raise if the file is not the one that was opened."""
+        if self._opened is None or self._identity() == self._opened:
+            return
+        folder = self._path.parent
+        lost = self._path if folder.exists() else f"the folder of the run, {folder},"
+        problem = f"{lost} was deleted or replaced while the run went on; what ran is lost"
+        advice = "; begin anew with headgate run FILE"
+        raise StoreError(problem + advice)
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
 
 # Runs of steps as tasks of the engine, and back.
 #
@@ -339,66 +688,11 @@ def engine_settings(
     )
 
 
-# What keeps a run in this process from going on: its store, its ledger, or its folder is gone.
-#
-# Rule: what may pass is said, and waited for. What cannot is raised, so that the run ends.
-
-
-def trouble_of(engine: Engine) -> str:
-    """Say in one line why nothing of a run ends or starts; empty if all is well."""
-    if problem := ledger_problem(engine):
-        return f"the ledger does not answer, and nothing starts or is booked: {problem}"
-    store = engine.runner.problem or engine.node.problem or engine.dispatcher.problem
-    return f"the store does not answer, and no step ends before it does: {store}" if store else ""
-
-
-def closing_trouble(engine: Engine, seconds: float) -> str:
-    """Say in one line what the end of a run waits for, and for how long; empty if for nothing."""
-    if problem := ledger_problem(engine):
-        wait = f"the end waits {seconds:.0f} s for it, or until Ctrl-C"
-        return f"the ledger does not answer, and what has ended is not booked; {wait}: {problem}"
-    return trouble_of(engine)
-
-
-def ledger_problem(engine: Engine) -> str:
-    """Return what a ledger outside the store failed by the last time; empty if by nothing."""
-    return "" if engine.ledger is None else engine.ledger.problem
-
-
-class StoreFile:
-    """The file of a store as it was opened: one that was deleted does not come back."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._opened: tuple[int, int] | None = None
-
-    def note(self) -> None:
-        """Remember the file, now that it is open."""
-        self._opened = self._identity()
-
-    def check(self) -> None:
-        """Raise if the file is not the one that was opened."""
-        if self._opened is None or self._identity() == self._opened:
-            return
-        folder = self._path.parent
-        lost = self._path if folder.exists() else f"the folder of the run, {folder},"
-        problem = f"{lost} was deleted or replaced while the run went on; what ran is lost"
-        advice = "; begin anew with headgate run FILE"
-        raise StoreError(problem + advice)
-
-    def _identity(self) -> tuple[int, int] | None:
-        try:
-            found = self._path.stat()
-        except FileNotFoundError:
-            return None
-        return found.st_dev, found.st_ino
-
-
 # Why steps wait in this process, in one line each, and whether anything but time can help.
 
 
 def why_line(why: Why, dispatch_state: DispatchState | None, now: float) -> str:
-    """Return every rule that holds a task, in one line."""
+    """Return every reason why a task waits, in one line."""
     return "; ".join([_line(reason, dispatch_state, now) for reason in why.reasons])
 
 
@@ -419,26 +713,26 @@ def _waits_for_window(dispatch_state: DispatchState, found: tuple[TaskReason, ..
                for one in refusals)  # fmt: skip
 
 
-def _refusal(hold: Reason, dispatch_state: DispatchState) -> Refused | None:
-    match hold:
+def _refusal(reason: Reason, dispatch_state: DispatchState) -> Refused | None:
+    match reason:
         case BudgetShort(scope=scope) | GateClosed(kind="scope", name=scope):
             return dispatch_state.parking.refusals.get(scope)
     return None
 
 
-def _line(reason: TaskReason, dispatch_state: DispatchState | None, now: float) -> str:
-    hold = reason.reason
-    refused = None if dispatch_state is None else _refusal(hold, dispatch_state)
+def _line(found: TaskReason, dispatch_state: DispatchState | None, now: float) -> str:
+    reason = found.reason
+    refused = None if dispatch_state is None else _refusal(reason, dispatch_state)
     if refused is not None:
         return _budget_line(refused, now)
-    match hold:
+    match reason:
         case NotYetDue(until=until):
             return f"tries again in {max(0.0, until - now):.0f} s"
         case LaneBehind():
             return "others go first"
         case GateClosed(kind="target", why=why, until=until) if until is not None:
             return f"paused for {max(0.0, until - now):.0f} s: {why}"
-    return hold.message
+    return reason.message
 
 
 def _budget_line(refused: Refused, now: float) -> str:
@@ -455,313 +749,3 @@ def _amount(amount: int, refused: Refused) -> str:
     if refused.unit is Unit.TOKENS:
         return f"{amount} tokens"
     return format_usd(amount)
-
-
-PAGE = 1_000
-LOOK_SECONDS = 1.0
-MAX_ASKED_AT_ONCE = 32
-
-SUBMIT_TRIES = 60
-SUBMIT_PAUSE_SECONDS = 0.5
-LEAVE_SECONDS = 10.0
-BOOK_SECONDS = 30.0
-"""How long the end of a run waits for a ledger that is away."""
-
-_LIVE = tuple(dict.fromkeys(set(TaskStatus) - TERMINAL))
-
-
-class LocalBackend:
-    """Carries out the steps of one run on an engine of its own."""
-
-    def __init__(
-        self,
-        run: Run,
-        tasks: LocalTasks,
-        store: SqliteTaskStore,
-        engine: Engine,
-        *,
-        scopes: tuple[RunScope, ...],
-        options: RunOptions,
-    ) -> None:
-        self._run = run
-        self._options = options
-        self._tasks = tasks
-        self._store = store
-        self._engine = engine
-        self._scopes = scopes
-        self._told: TaskListener = _ignore
-        # By task that has not ended, the rank of what was told of it last.
-        self._live: dict[str, int] = {}
-        self._file = StoreFile(run.path / STORE)
-        self._is_closing = self._is_closed = False
-        self._asked_at = store.now()
-        self.unbooked_micro_usd = 0
-        """What the ledger had not recorded when everything was closed; a resume records it."""
-        self._money: list[Money] = [
-            Money(
-                scope=one.scope,
-                spent_micro_usd=0,
-                reserved_micro_usd=0,
-                limit_micro_usd=one.micro_usd,
-            )
-            for one in scopes
-        ]
-        # Events end when dispatching does; what runs then may end later, and is told of, too.
-        engine.feed.subscribe(events=self._hear, records=self._look_at)
-        engine.before_start(self._prepare)
-        engine.also_run("run", self._look_again_when_needed)
-
-    @property
-    def trouble(self) -> str:
-        """Why nothing ends or starts, in one line; at the end, why not everything is booked."""
-        if self._is_closed:
-            return ledger_problem(self._engine) if self.unbooked_micro_usd else ""
-        if self._is_closing:
-            return closing_trouble(self._engine, BOOK_SECONDS)
-        return trouble_of(self._engine)
-
-    def check(self) -> None:
-        """Raise if the store was deleted under the run: nothing can ever end then."""
-        self._file.check()
-
-    def listen(self, told: TaskListener) -> None:
-        """Have changes told from now on."""
-        self._told = told
-
-    async def open(self) -> None:
-        """Start the engine; it recovers what an earlier process left unfinished."""
-        try:
-            await self._engine.start()
-        except BaseException:
-            await self._close(drain_seconds=0.0, book_seconds=0.0)
-            raise
-
-    async def known(self) -> AsyncIterator[StepTask]:
-        """Give every task of the run, page by page."""
-        before: str | None = None
-        while True:
-            page = await self._store.find(TaskQuery(before=before, limit=PAGE))
-            for record in page.records:
-                yield step_task(record, self._run.id)
-            before = page.next_before
-            if before is None:
-                return
-
-    async def submit(self, orders: Sequence[StepOrder]) -> None:
-        """Have steps carried out; one that was submitted before is left as it is."""
-        now = self._store.now()
-        waiting = [self._tasks.draft(order, now) for order in orders]
-        for draft in waiting:
-            self._live.setdefault(draft.task.id, -1)
-        for tries in count(1):
-            waiting, error = await self._submitted(waiting)
-            if error is None:
-                return
-            if tries == SUBMIT_TRIES:
-                raise error
-            await asyncio.sleep(SUBMIT_PAUSE_SECONDS)
-
-    async def results(self, tasks: Sequence[StepTask]) -> list[Any]:
-        """Return the results of tasks that are done, as values, in their order."""
-        names = [task.task_id for task in tasks]
-        found = await self._store.ask(partial(queries.results, task_ids=names))
-        return [result_value(found.get(name)) for name in names]
-
-    async def cancel(self, tasks: Sequence[StepTask]) -> None:
-        """Cancel what waits and stop what runs; what has ended meanwhile stays as it is."""
-        if self._is_closing:
-            # Whoever wants an end waits no longer for a ledger that is away, either.
-            self._engine.hurry()
-        for start in range(0, len(tasks), MAX_ASKED_AT_ONCE):
-            some = tasks[start : start + MAX_ASKED_AT_ONCE]
-            await asyncio.gather(*(self._cancelled(task.task_id) for task in some))
-
-    async def why(self, task: StepTask) -> str:
-        """Say in one line why a task waits; empty if nobody knows."""
-        engine = self._engine
-        if engine.dispatcher.problem:
-            return engine.dispatcher.problem
-        try:
-            found = await engine.why(task.task_id)
-        except (NotDispatchingError, StoreUnavailableError):
-            return ""
-        return (
-            "" if found is None else why_line(found, engine.dispatcher.dispatch_state, engine.now())
-        )
-
-    async def money(self) -> list[Money]:
-        """Return the scopes of the run; as they were last, while the ledger cannot be asked."""
-        if self._is_closed:
-            return self._money
-        try:
-            await self._engine.carry_settlements()
-            self._money = await money_of(self._ledger, self._scopes)
-            self._asked_at = self._store.now()
-        except StoreUnavailableError:
-            replace, asked_at = msgspec.structs.replace, self._asked_at
-            self._money = [replace(one, as_of=asked_at) for one in self._money]
-        return self._money
-
-    async def is_stuck(self) -> bool:
-        """Tell whether what waits can only go on when a budget's window moves on."""
-        dispatch_state = self._engine.dispatcher.dispatch_state
-        return dispatch_state is not None and waits_for_windows(dispatch_state, self._engine.now())
-
-    async def close(self, *, drain_seconds: float) -> None:
-        """Take no more, let what runs finish for so long, then stop it; what waits stays."""
-        await self._close(drain_seconds=drain_seconds, book_seconds=BOOK_SECONDS)
-
-    async def _close(self, *, drain_seconds: float, book_seconds: float) -> None:
-        self._is_closing = True
-        try:
-            self.check()
-        except StoreError:
-            drain_seconds = book_seconds = 0.0
-            await self._engine.runner.leave(LEAVE_SECONDS)
-        await self._engine.drain(drain_seconds=drain_seconds, settle_seconds=book_seconds)
-        with suppress(StoreUnavailableError):
-            self.unbooked_micro_usd = await self._engine.unbooked_micro_usd()
-            await self.money()
-        self._is_closed = True
-        await self._engine.close()
-
-    @property
-    def has_left_behind(self) -> bool:
-        """Whether work that was told to stop goes on all the same, and ends with the process."""
-        return self._engine.runner.has_left_behind
-
-    @property
-    def _ledger(self) -> Ledger:
-        return self._engine.ledger or StoreLedger(self._store)
-
-    async def _prepare(self) -> None:
-        """Create what budgets there are not, and know what is yet to end, before anything runs."""
-        self._file.note()
-        await self._create_limits()
-        before: str | None = None
-        while True:
-            page = await self._store.find(TaskQuery(states=_LIVE, before=before, limit=PAGE))
-            self._live.update((record.task.id, -1) for record in page.records)
-            before = page.next_before
-            if before is None:
-                return
-
-    async def _create_limits(self) -> None:
-        record, ledger = self._run.record, self._engine.ledger
-        if ledger is not None:
-            if record.has_begun and self._options.micro_usd is not None:
-                for scope, limit in limits_of(self._scopes[-1:]).items():
-                    await ledger.set_limit(scope, limit)
-            self._scopes = await create_limits(
-                ledger,
-                self._scopes,
-                self._options,
-                change=change_in_ledger(record.tracker, record.ledger),
-                is_resumed=record.has_begun,
-            )
-        if self._scopes != record.scopes:
-            self._run.change(scopes=self._scopes, micro_usd=self._scopes[-1].micro_usd)
-
-    async def _submitted(self, drafts: list[Draft]) -> tuple[list[Draft], Exception | None]:
-        """Submit tasks, and return those of which nobody knows whether they were stored."""
-        answers = await asyncio.gather(
-            *(self._engine.submit(*draft) for draft in drafts), return_exceptions=True
-        )
-        failed: list[Draft] = []
-        problem: Exception | None = None
-        for draft, answer in zip(drafts, answers, strict=True):
-            if isinstance(answer, StoreUnavailableError):
-                failed.append(draft)
-                problem = answer
-            elif isinstance(answer, BaseException):
-                raise answer
-        return failed, problem
-
-    async def _cancelled(self, task_id: str) -> None:
-        try:
-            await self._engine.cancel_soon(task_id)
-        except IllegalTransitionError:
-            return
-
-    def _hear(self, _happening: Happening, record: TaskRecord) -> None:
-        self._tell(record)
-
-    def _look_at(self, records: Iterable[TaskRecord]) -> None:
-        for record in records:
-            self._tell(record)
-
-    def _tell(self, record: TaskRecord) -> None:
-        """Tell of a change, unless this or what came after it was told before."""
-        task_id = record.task.id
-        rank = rank_of(record.task.status, record.progress.attempt)
-        if rank <= self._live.get(task_id, LAST_RANK):
-            return
-        if rank == LAST_RANK:
-            del self._live[task_id]
-        else:
-            self._live[task_id] = rank
-        self._told(step_task(record, self._run.id))
-
-    async def _look_again_when_needed(self) -> None:
-        life = self._engine.feed.life
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            if life != self._engine.feed.life:
-                life = self._engine.feed.life
-                await self._look_again()
-
-    async def _look_again(self) -> None:
-        """Tell what happened to tasks while nobody was told."""
-        for task_id in list(self._live):
-            record = await self._store.get(task_id)
-            if record is not None:
-                self._tell(record)
-
-
-def local_backend(
-    run: Run, workflow: Workflow, options: RunOptions, environ: Mapping[str, str]
-) -> Backend:
-    """Return what carries out a run here; whatever is missing is found before anything is opened.
-
-    The run must be held by this process.
-    """
-    variables = Variables(environ)
-    check_steps(workflow, variables)
-    targets = targets_of(run, workflow, options, environ)
-    scopes, choice = _budgets(run, workflow, options, environ)
-    if any(isinstance(step.work, CallWork) for step in workflow.steps):
-        search(workflow.folder)
-    concurrency = options.concurrency or workflow.concurrency
-    ledger = None if choice.url is None else connect_budget(choice.url).ledger
-    store = SqliteTaskStore(run.path / STORE, keeps_ledger=ledger is None, starter=starter_of(run))
-    prices = PriceList(workflow.prices)
-    engine = Engine(
-        store,
-        step_executors(workflow, variables, prices, targets, concurrency=concurrency),
-        engine_settings(workflow, targets, concurrency, {} if ledger else limits_of(scopes)),
-        ledger=ledger,
-    )
-    if targets is not None and targets.slot_settings is not None:
-        from headgate.app import attach_slots  # noqa: PLC0415  most runs have no slots
-
-        attach_slots(engine, store, targets.slot_settings, environ, data=run.path, is_shared=False)
-    tasks = LocalTasks(run.id, workflow, scopes[-1].scope, targets)
-    return LocalBackend(run, tasks, store, engine, scopes=scopes, options=options)
-
-
-def _budgets(
-    run: Run, workflow: Workflow, options: RunOptions, environ: Mapping[str, str]
-) -> tuple[tuple[RunScope, ...], RunLedger]:
-    """Return the scopes of a run and its ledger: as they were chosen once, before it began."""
-    if (run.path / STORE).exists():
-        ledger = recorded_ledger(run.record, options, environ)
-        return scopes_again(run.record, options), ledger
-    scopes = scopes_again(run.record, options) if run.record.scopes else ()
-    scopes = scopes or run_scopes(workflow, options, environ)
-    ledger = choose_ledger(scopes, options, environ)
-    run.change(scopes=scopes, tracker=ledger.tracker, ledger=ledger.address)
-    return scopes, ledger
-
-
-def _ignore(_task: StepTask) -> None:
-    return
