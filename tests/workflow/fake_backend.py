@@ -56,7 +56,7 @@ class FakeBackend:
         self.kept = kept
         self._fates = fates
         self._free = permits
-        self._told: TaskListener = lambda _task: None
+        self._listener: TaskListener = lambda _task: None
         self._queue: list[tuple[int, int, int]] = []
         self._running: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._held = 0
@@ -74,8 +74,8 @@ class FakeBackend:
         if self.fault is not None:
             raise self.fault
 
-    def listen(self, told: TaskListener) -> None:
-        self._told = told
+    def listen(self, listener: TaskListener) -> None:
+        self._listener = listener
 
     async def open(self) -> None:
         for key, task in sorted(self.kept.tasks.items()):
@@ -111,7 +111,7 @@ class FakeBackend:
             for order in orders:
                 key = (order.number, order.generation)
                 if self.kept.tasks[key].state is TaskState.QUEUED:
-                    self._told(self.kept.tasks[key])
+                    self._listener(self.kept.tasks[key])
             self._start()
 
     async def results(self, tasks: Sequence[StepTask]) -> list[Any]:
@@ -217,7 +217,7 @@ class FakeBackend:
     def _change(self, key: tuple[int, int], **fields: Any) -> None:
         task = self.kept.tasks[key] = msgspec.structs.replace(self.kept.tasks[key], **fields)
         if not self.is_dead:
-            self._told(task)
+            self._listener(task)
 
 
 def a_step(step_id: str, **fields: Any) -> Step:

@@ -59,7 +59,7 @@ def order(
     )
 
 
-class TaskListener:
+class TaskLog:
     """Everything that a backend has told, and a way to wait for it."""
 
     def __init__(self) -> None:
@@ -116,9 +116,9 @@ def backend_at(
 
 
 @asynccontextmanager
-async def opened(backend: RemoteBackend) -> AsyncIterator[TaskListener]:
+async def opened(backend: RemoteBackend) -> AsyncIterator[TaskLog]:
     """Open a backend, and close it however the body ends, as the end of a process would."""
-    told = TaskListener()
+    told = TaskLog()
     backend.listen(told)
     try:
         await backend.open()

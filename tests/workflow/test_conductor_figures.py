@@ -33,8 +33,8 @@ class InstantBackend:
     def check(self) -> None:
         """Have nothing to complain of."""
 
-    def listen(self, told: TaskListener) -> None:
-        self._told = told
+    def listen(self, listener: TaskListener) -> None:
+        self._told = listener
 
     async def open(self) -> None:
         """Need nothing."""

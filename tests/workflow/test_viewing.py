@@ -152,9 +152,9 @@ def test_what_ran_when_its_process_was_lost_is_shown_as_such(tmp_path: Path) -> 
         has_begun = asyncio.Event()
         listen = backend.listen
 
-        def listened(told: TaskListener) -> None:
+        def listened(listener: TaskListener) -> None:
             def hear(task: StepTask) -> None:
-                told(task)
+                listener(task)
                 if (task.number, task.state) == (1, TaskState.RUNNING):
                     has_begun.set()
 

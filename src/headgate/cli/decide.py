@@ -60,8 +60,8 @@ def _read(name: str) -> bytes:
 
 def _written(reasons: dict[str, tuple[Reason, ...]]) -> dict[str, list[dict[str, object]]]:
     return {
-        task_id: [{**msgspec.to_builtins(hold), "message": hold.message} for hold in holds]
-        for task_id, holds in reasons.items()
+        task_id: [{**msgspec.to_builtins(reason), "message": reason.message} for reason in found]
+        for task_id, found in reasons.items()
     }
 
 
@@ -77,7 +77,7 @@ def _show(
     )
     print_table(title, ("agent", "task", "project"), plan[:ROWS_SHOWN])
     _show_rest(len(plan))
-    waiting = [(task_id, holds[0].message) for task_id, holds in reasons.items()]
+    waiting = [(task_id, found[0].message) for task_id, found in reasons.items()]
     click.echo()
     print_table(
         f"Waiting: {_number(len(waiting), 'task')}", ("task", "reason"), waiting[:ROWS_SHOWN]

@@ -173,7 +173,7 @@ STANDARD_ERROR = 2
 LONGEST_LINE_BYTES = 64 * 1024
 
 
-class ToldStream(io.RawIOBase):
+class LineStream(io.RawIOBase):
     """Tells what is written to it, line by line; threads may write at the same time."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -217,7 +217,7 @@ def own_output(tell: Callable[[str], None]) -> Iterator[TextIO | None]:
     if before is None:
         yield None
         return
-    told = ToldStream(tell)
+    told = LineStream(tell)
     sys.stdout = io.TextIOWrapper(told, encoding="utf-8", errors="replace", write_through=True)
     try:
         with _descriptor_kept(before) as output:
@@ -385,7 +385,7 @@ def _run_with_progress(run: Run, backend: Backend, ending: Ending) -> int:
         configure_logs(LogSettings(level="warning", format="text"), stream=LogStream(progress))
         with (
             own_output(progress.tell) as output,
-            _warnings_told(progress),
+            _warnings_as_progress(progress),
             asyncio.Runner(loop_factory=loop_factory()) as runner,
         ):
             tune_interpreter()
@@ -448,7 +448,7 @@ def _has_no_tasks(run: Run) -> bool:
 
 
 @contextmanager
-def _warnings_told(progress: Progress) -> Iterator[None]:
+def _warnings_as_progress(progress: Progress) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_rest, **_more: progress.tell(

@@ -213,13 +213,13 @@ class _Lines:
                 found[line.number] = task
             else:
                 waiting[line.number] = task
-        found |= self._insisted(waiting)
+        found |= self._retried(waiting)
         results = [found[line.number] for line in lines]
         self.taken += sum(result.is_taken for result in results)
         self.refused += sum(not result.is_taken for result in results)
         return results
 
-    def _insisted(self, waiting: dict[int, Fields]) -> dict[int, LineResult]:
+    def _retried(self, waiting: dict[int, Fields]) -> dict[int, LineResult]:
         """Submit tasks until each is taken or refused for good, in rounds.
 
         What finds no room is kept as a rejected task all the same. So a round has as many lines as

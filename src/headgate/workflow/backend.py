@@ -118,7 +118,7 @@ class Backend(Protocol):
     def check(self) -> None:
         """Raise what keeps the run from ever going on, if anything does."""
 
-    def listen(self, told: TaskListener) -> None:
+    def listen(self, listener: TaskListener) -> None:
         """Have changes told from now on; called once, before `open`."""
 
     async def open(self) -> None:

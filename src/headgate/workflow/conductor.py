@@ -186,7 +186,7 @@ class Conductor:
         """Carry out the run to its end, and return how it ended."""
         with self._run.held():
             self._record.begin(now=self._clock(), left_at=lambda: left_at(self._run))
-            self._backend.listen(self._told)
+            self._backend.listen(self._task_changed)
             if await self._opened():
                 await self._run_to_the_end()
             else:
@@ -260,7 +260,7 @@ class Conductor:
         self._has_begun = True
         self._progress.start()
         for task in self._early.values():
-            self._told(task)
+            self._task_changed(task)
         self._early.clear()
 
     async def _conduct(self) -> None:
@@ -393,7 +393,7 @@ class Conductor:
         self._latest_end = (number, None, ending.error)
         self._end_step(number, ending.run_state)
 
-    def _told(self, task: StepTask) -> None:
+    def _task_changed(self, task: StepTask) -> None:
         if not self._has_begun:
             self._early[task.number] = task
             return

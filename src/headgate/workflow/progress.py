@@ -144,7 +144,7 @@ class WorkflowProgress:
         self._by_id = {node.step.id: node for node in self._nodes}
         self._starts = [node.runs.start for node in self._nodes]
         self._states = bytearray(sum(len(node.runs) for node in self._nodes))
-        self._told_ended = ended
+        self._on_ended = ended
         self._ready: list[int] = []
         self._opening: deque[_Node] = deque()
         self._freed: deque[tuple[_Node, int]] = deque()
@@ -296,7 +296,7 @@ class WorkflowProgress:
 
     def _end(self, number: int, node: _Node, run_state: StepRunState) -> None:
         self._move(number, node, run_state)
-        self._told_ended(number)
+        self._on_ended(number)
         if node.followers:
             self._freed.append((node, number - node.runs.start))
         if not node.counts.left:

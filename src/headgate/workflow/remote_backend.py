@@ -186,7 +186,7 @@ class RemoteBackend:
         self._watch = RemoteWatch(self._client, self._retrying, self._journal)
         self._sending = RemoteSubmitter(self._client, self._retrying, self._journal, self._watch)
         self._sender: SharedFields | None = None
-        self._told: TaskListener | None = None
+        self._listener: TaskListener | None = None
         self._money: list[Money] = []
         self._leaves_at = 0.0
         self._is_closed = False
@@ -217,9 +217,9 @@ class RemoteBackend:
         line = f"the service goes on with {tasks} of this run; `{cancel}` cancels them"
         return line if count else ""
 
-    def listen(self, told: TaskListener) -> None:
+    def listen(self, listener: TaskListener) -> None:
         """Have changes told from now on; called once, before `open`."""
-        self._told = told
+        self._listener = listener
 
     async def open(self) -> None:
         """Find the service, create limits, and see what became of what was sent before."""
@@ -246,7 +246,7 @@ class RemoteBackend:
         await self._watch.start()
         await self._sending.take_up()
         await self._watch.look_at(list(self._journal.unfinished.values()))
-        self._watch.told = self._told
+        self._watch.listener = self._listener
 
     async def known(self) -> AsyncIterator[StepTask]:
         """Give every task that the run has already; it waits for nothing while it does."""

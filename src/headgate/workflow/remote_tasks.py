@@ -410,7 +410,7 @@ class RemoteWatch:
         self._loops: list[asyncio.Task[None]] = []
         self._is_connected = asyncio.Event()
         self._fault: Exception | None = None
-        self.told: TaskListener | None = None
+        self.listener: TaskListener | None = None
         self.sending = 0
         """How many batches are on their way: events may come before the ids of their tasks."""
         self.ended = asyncio.Event()
@@ -603,8 +603,8 @@ class RemoteWatch:
 
     def tell(self, task: StepTask) -> None:
         """Tell of a change, if somebody listens."""
-        if self.told is not None:
-            self.told(task)
+        if self.listener is not None:
+            self.listener(task)
 
 
 def _rank(event: TaskEvent) -> int:
