@@ -38,7 +38,7 @@ from headgate.config import (
     settings_file,
     warnings_of,
 )
-from headgate.config.loading import decode, hidden, shown_settings, variables_of
+from headgate.config.loading import decode, displayed_settings, hidden, variables_of
 from headgate.config.messages import described_type, key_path
 from headgate.config.settings import NAMED_TABLES, TABLES
 from headgate.config.sources import MAX_FILE_BYTES, merge, merge_tables
@@ -548,7 +548,7 @@ def test_the_file_in_the_working_directory_is_taken_if_there_is_one(
 def test_every_value_is_shown_with_its_origin(file: Path) -> None:
     file.write_text('[projects."a.b"]\ncredit_weight = 2')
     merged = merge(file, {"HEADGATE_SERVER__PORT": "1"}, {"server.host": "::1"})
-    shown = shown_settings(decode(merged), merged.origins)
+    shown = displayed_settings(decode(merged), merged.origins)
     origins = {key: one.origin for key, one in shown.items() if one.origin != "default"}
     assert origins == {
         'projects."a.b".credit_weight': str(file),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headgate.cli.doctor_checks import slot_findings
 from headgate.config import QuotaSettings, Settings, SlotSettings, load_settings, warnings_of
-from headgate.config.loading import decode, loaded_from, shown_settings
+from headgate.config.loading import decode, displayed_settings, loaded_from
 from headgate.config.overrides import applied_live, difference
 from headgate.config.slot_keys import MAX_KEY_BYTES, read_key, slot_config
 from headgate.config.sources import Merged, merge, merge_tables
@@ -414,7 +414,7 @@ def test_nothing_that_shows_settings_shows_a_secret_of_a_slot(tmp_path: Path) ->
     )
     merged = merge(path, {"ZAI_KEY": KEY}, {})
     found = decode(merged)
-    shown = shown_settings(found, merged.origins)
+    shown = displayed_settings(found, merged.origins)
     assert KEY not in repr(shown)
     assert shown["slots.work.key_env"].value == "ZAI_KEY"
     assert shown["slots.work.key_env"].origin == str(path)

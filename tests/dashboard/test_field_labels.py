@@ -21,9 +21,9 @@ from headgate.dashboard.forms import (
     SETTINGS_FIELDS,
     TOKEN_FIELDS,
     WEBHOOK_FIELDS,
+    error_text,
     float_of,
     integer_of,
-    told,
 )
 from headgate.dashboard.page import Form
 from headgate.errors import InvalidFieldError, InvalidSettingError
@@ -72,7 +72,7 @@ def test_a_problem_is_told_by_the_label_of_its_field_wherever_it_comes_from() ->
         (found.value, "Agent: must be printable, without spaces at its ends"),
         (ApiError("conflict", "it has ended"), "it has ended"),
     ):
-        assert told(error, labels) == words
+        assert error_text(error, labels) == words
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def project_body(
     )
 
 
-def agents_shown(state: ConfigState, counts: Counts) -> list[str]:
+def listed_agents(state: ConfigState, counts: Counts) -> list[str]:
     """Return the agents that are configured or have tasks, as many as are shown."""
     busy = sorted(name for name in counts if name)
     return list(dict.fromkeys((*state.settings.agents, *busy)))[:MAX_AGENTS]
@@ -221,7 +221,7 @@ async def list_agents(api: Api, _: Request, __: str) -> Response:
 async def agent_bodies(api: Api) -> list[AgentBody]:
     """Return the agents that are configured, or have tasks now."""
     state, counts = api.config.state, await _counts(api, "agent_id")
-    return [agent_body(state, name, counts) for name in agents_shown(state, counts)]
+    return [agent_body(state, name, counts) for name in listed_agents(state, counts)]
 
 
 async def show_agent(api: Api, _: Request, name: str) -> Response:

@@ -18,7 +18,7 @@ from headgate.api.http.response import Response, json_response
 from headgate.api.schema.admin import LastReloadBody, OverrideBody, SettingBody, SettingsBody
 from headgate.api.submission import check_unknown, excerpt
 from headgate.config import Settings
-from headgate.config.loading import DEFAULT_ORIGIN, hidden, shown_settings
+from headgate.config.loading import DEFAULT_ORIGIN, displayed_settings, hidden
 from headgate.config.messages import key_path
 from headgate.config.overrides import PATCHABLE, Override, difference, is_in_force
 from headgate.config.reload import LiveConfig, ReloadNote
@@ -92,7 +92,7 @@ def _file(config: LiveConfig) -> str | None:
 
 def _values(state: ConfigState) -> Iterator[SettingBody]:
     overridden = {key_path(*one.path) for one in _in_force(state)}
-    for key, one in shown_settings(state.settings, state.origins).items():
+    for key, one in displayed_settings(state.settings, state.origins).items():
         origin = OVERRIDE_ORIGIN if key in overridden else one.origin
         yield SettingBody(key=key, value=one.value, origin=origin)
 

@@ -250,7 +250,7 @@ ROUTES = (
         "GET",
         "/slots/{id}/log",
         show_log,
-        "tell what was sent for a key slot lately, and what came back",
+        "tell what was recently sent for a key slot, and what came back",
         responses={200: SlotLogBody},
         query=LOG_QUERY,
     ),

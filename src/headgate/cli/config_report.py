@@ -21,9 +21,9 @@ from headgate.config import (
     warnings_of,
 )
 from headgate.config.loading import (
-    ShownValue,
+    DisplayedValue,
     decode,
-    shown_settings,
+    displayed_settings,
     variables_of,
     variables_of_slot,
 )
@@ -71,10 +71,10 @@ def check_settings(given: Path | None) -> CheckReport:
     )
 
 
-def settings_in_effect(given: Path | None) -> dict[str, ShownValue]:
+def settings_in_effect(given: Path | None) -> dict[str, DisplayedValue]:
     """Return every value in effect by its key, with its origin, and with secrets hidden."""
     merged = merge(settings_file(given), os.environ, {})
-    return shown_settings(decode(merged), merged.origins)
+    return displayed_settings(decode(merged), merged.origins)
 
 
 def _target_warnings(settings: Settings) -> list[str]:

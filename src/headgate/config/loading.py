@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from headgate.config.limits import budgets, resolved_rate_limits
-from headgate.config.messages import key_path, refusal, table_expected
+from headgate.config.messages import invalid_value, key_path, table_expected
 from headgate.config.settings import (
     DEFAULT_PROJECT,
     NAMED_TABLES,
@@ -98,7 +98,7 @@ def _decoded(table: object, kind: Any, parts: tuple[str, ...]) -> Any:  # noqa: 
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
-        raise refusal(error, kind, table, parts) from None
+        raise invalid_value(error, kind, table, parts) from None
 
 
 # Settings for the eye: every effective value with its origin, and no secret among them.
@@ -118,17 +118,17 @@ _SECRET_KEYS = {"headers", "env"}
 Origins = dict[tuple[str, ...], str]
 
 
-class ShownValue(msgspec.Struct, frozen=True, kw_only=True):
+class DisplayedValue(msgspec.Struct, frozen=True, kw_only=True):
     """One effective value, and the file, variable or option that it comes from."""
 
     value: object
     origin: str
 
 
-def shown_settings(settings: Settings, origins: Origins) -> dict[str, ShownValue]:
+def displayed_settings(settings: Settings, origins: Origins) -> dict[str, DisplayedValue]:
     """Return every effective value by its key, with secrets hidden."""
     return {
-        key_path(*path): ShownValue(
+        key_path(*path): DisplayedValue(
             value=hidden(path[-1], value), origin=origins.get(path, DEFAULT_ORIGIN)
         )
         for path, value in _values(settings)

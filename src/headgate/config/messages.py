@@ -43,7 +43,7 @@ def unknown_key(parts: tuple[str, ...], known: Iterable[str]) -> InvalidSettingE
     return InvalidSettingError(key_path(*parts), f"is not a setting; {advice}")
 
 
-def refusal(
+def invalid_value(
     error: msgspec.ValidationError, kind: object, value: object, parts: tuple[str, ...]
 ) -> InvalidSettingError:
     """Say in the words of the file why `value`, at the key `parts`, is not of its kind."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import inspect
 
-from headgate.config.messages import refusal, table_expected, unknown_key
+from headgate.config.messages import invalid_value, table_expected, unknown_key
 from headgate.config.settings import NAMED_TABLES, SLOTS, TABLES, ZERO_LEAVES_OUT, slots_by_name
 from headgate.core.snapshot import BYTE_ORDER_MARK
 from headgate.errors import InvalidSettingError
@@ -181,7 +181,7 @@ def _value_of(variable: str, section: str, key: str, text: str) -> object:
     try:
         return msgspec.to_builtins(msgspec.convert(value, field_type, strict=False))
     except msgspec.ValidationError as error:
-        problem = refusal(error, field_type, text, (variable,)).problem
+        problem = invalid_value(error, field_type, text, (variable,)).problem
         raise InvalidSettingError(variable, problem) from None
 
 

@@ -63,10 +63,10 @@ from headgate.dashboard.page import (
     PageRoute,
     Recent,
     View,
-    answer_route,
     compressed,
-    page_answer,
+    page_response,
     redirect,
+    response_route,
 )
 from headgate.dashboard.session import (
     CSRF,
@@ -233,9 +233,9 @@ class Dashboard:
 
     def _routes(self) -> Iterable[Route]:
         own = (
-            answer_route(f"{PREFIX}{{id}}", self._static.show, needs=None),
-            answer_route("/favicon.ico", self._static.show_icon, needs=None),
-            answer_route(f"{FOLDER}/live", self._live.stream),
+            response_route(f"{PREFIX}{{id}}", self._static.show, needs=None),
+            response_route("/favicon.ico", self._static.show_icon, needs=None),
+            response_route(f"{FOLDER}/live", self._live.stream),
         )
         for route in (*ROUTES, *own):
             yield _bound(route.method, route.path, partial(self._answer, route))
@@ -286,7 +286,7 @@ class Dashboard:
             # A whole page names its visitor, so it is drawn for each.
             async with self._turn():
                 text = self._rendering.page(view, await _page(route, view, name))
-        return compressed(page_answer(OK, self._with_secret(text, view)[0]), view.request)
+        return compressed(page_response(OK, self._with_secret(text, view)[0]), view.request)
 
     async def _act(self, route: PageRoute, view: View, name: str) -> Response:
         form = await read_form(view.request)
@@ -332,7 +332,7 @@ class Dashboard:
         text, headers = self._with_secret(text, view)
         if flash[0]:
             headers += (cookies.drop_said(at=view.url),)
-        return compressed(page_answer(page.status, text, (*headers, *further)), view.request)
+        return compressed(page_response(page.status, text, (*headers, *further)), view.request)
 
     def _with_secret(self, text: str, view: View) -> tuple[str, Headers]:
         """Put the visitor's own secret where it belongs; one that is new is to be kept."""

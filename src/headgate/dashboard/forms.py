@@ -65,7 +65,7 @@ TOKEN_FIELDS = {
 }
 
 
-def told(error: InvalidFieldError | ApiError, labels: Mapping[str, str]) -> str:
+def error_text(error: InvalidFieldError | ApiError, labels: Mapping[str, str]) -> str:
     """Return what is wrong, by the label of the field that it is about."""
     field, whole = _field_of(error), str(error)
     # A setting is named by its whole path; its last part is the field of the form.
@@ -104,13 +104,13 @@ async def changed_or_said(
     try:
         return Done(to=to, said=f"{await change()}.")
     except InvalidFieldError as error:
-        problem = told(error, labels)
+        problem = error_text(error, labels)
     except CallerError as error:
         problem = str(error)
     except ApiError as api_error:
         if api_error.kind.status >= _LEAST_SERVER_STATUS:
             raise
-        problem = told(api_error, labels)
+        problem = error_text(api_error, labels)
     return Done(to=to, said=f"{problem}.", is_error=True)
 
 

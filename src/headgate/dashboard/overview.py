@@ -41,12 +41,12 @@ from headgate.dashboard.page import (
     Page,
     PageRoute,
     View,
-    answer_route,
     gzipped,
     page_route,
+    response_route,
     takes_gzip,
 )
-from headgate.dashboard.task import ReasonShown, WhyShown, why_shown
+from headgate.dashboard.task import ReasonShown, WhyView, why_view
 from headgate.engine.history import LONG_STEP_SECONDS, STEP_SECONDS, History, Present, Step, summed
 from headgate.engine.supervisor import OK, STORE_FAILS
 from headgate.errors import StoreError
@@ -172,7 +172,7 @@ def _wait(step: Step | None, name: str) -> float | None:
     return None if seconds is None else round(float(seconds), WAIT_DIGITS)
 
 
-HISTORY_ROUTES: tuple[PageRoute, ...] = (answer_route("/ui/history", show_history),)
+HISTORY_ROUTES: tuple[PageRoute, ...] = (response_route("/ui/history", show_history),)
 
 
 # What needs somebody's attention, the worst first, each with the page that helps.
@@ -531,8 +531,8 @@ async def _oldest(view: View) -> Oldest | None:
     found = view.api.engine.outlook.longest_wait(view.now, view.caller.bounds)
     if found is None:
         return None
-    asked = await _or_none(why_shown(view, found.task_id))
-    why = asked or WhyShown(problem=NO_ANSWER)
+    asked = await _or_none(why_view(view, found.task_id))
+    why = asked or WhyView(problem=NO_ANSWER)
     return Oldest(
         task_id=found.task_id,
         project_id=found.project_id,

@@ -168,7 +168,9 @@ def action_route(
     return PageRoute(path, needs, action=handler)
 
 
-def answer_route(path: str, handler: AnswerHandler, needs: Permission | None = "read") -> PageRoute:
+def response_route(
+    path: str, handler: AnswerHandler, needs: Permission | None = "read"
+) -> PageRoute:
     """Return a route that answers with something else than a page, such as raw JSON."""
     return PageRoute(path, needs, answer=handler)
 
@@ -204,7 +206,7 @@ _WEIGHT = re.compile(rb"(?:q=(?:0\.[0-9]*[1-9][0-9]*|1(?:\.0*)?))?")
 _KEPT_IN_ADDRESS = "/?&=%:~@+,;!*'()$-._#"
 
 
-def page_answer(status: int, text: str, headers: Headers = ()) -> Response:
+def page_response(status: int, text: str, headers: Headers = ()) -> Response:
     """Return a page, or a region of one."""
     return Response(status, text.encode("utf-8", "replace"), (*PAGE_HEADERS, *headers), HTML)
 

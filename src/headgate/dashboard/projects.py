@@ -16,8 +16,8 @@ from msgspec import UNSET
 from headgate.api.admin import (
     agent_bodies,
     agent_body,
-    agents_shown,
     counts_by,
+    listed_agents,
     patch,
     project_bodies,
 )
@@ -236,7 +236,7 @@ def _agents(view: View, totals: Totals, *, find: str) -> Part[AgentBody]:
         return part_of(view, (), AGENTS_FROM)
     state = view.api.config.state
     counts = counts_by(totals.lanes, "agent_id")
-    found = named_like(agents_shown(state, counts), find, lambda name: (name,))
+    found = named_like(listed_agents(state, counts), find, lambda name: (name,))
     first = first_of(view, AGENTS_FROM)
     rows = [agent_body(state, name, counts) for name in found[first : first + ROWS]]
     return part_at(view, rows, AGENTS_FROM, count=len(found))

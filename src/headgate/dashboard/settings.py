@@ -48,11 +48,11 @@ _PATCHES: tuple[tuple[OverrideKind, type[PatchBody]], ...] = (
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A node or a worker that has places: how many, and how many of them are taken."""
+    """A node or a worker that runs tasks: how many at once, and how many it runs now."""
 
     id: str
     agent_id: str
-    places: int
+    capacity: int
     taken: int
 
 
@@ -142,7 +142,7 @@ def _written(value: object) -> str:
 
 
 def _nodes(view: View) -> tuple[list[NodeRow], int]:
-    """Return who has places, as far as the node that dispatches knows; elsewhere nobody does."""
+    """Return who runs tasks, as far as the node that dispatches knows; elsewhere nobody does."""
     dispatch_state = view.api.engine.outlook.dispatch_state
     rows = [] if dispatch_state is None else node_rows(dispatch_state)
     return rows[:MAX_NODES], max(0, len(rows) - MAX_NODES)
@@ -155,12 +155,12 @@ def node_rows(dispatch_state: DispatchState) -> list[NodeRow]:
     rows = []
     for node_id in sorted(flights.known_nodes()):
         agent_id = flights.agent_of(node_id) or ""
-        places = flights.workers_of(agent_id) if agent_id else flights.capacity
+        capacity = flights.workers_of(agent_id) if agent_id else flights.capacity
         rows.append(
             NodeRow(
                 id=node_id,
                 agent_id=agent_id,
-                places=places.get(node_id, 0),
+                capacity=capacity.get(node_id, 0),
                 taken=taken[node_id],
             )
         )

@@ -32,8 +32,8 @@ from headgate.dashboard.page import (
     PageRoute,
     View,
     action_route,
-    answer_route,
     page_route,
+    response_route,
 )
 from headgate.dashboard.tasks import TASKS
 from headgate.errors import FAR, HeadgateError, StoreError, utc_time
@@ -217,7 +217,7 @@ class ReasonShown(msgspec.Struct, frozen=True, kw_only=True):
     links: list[Link]
 
 
-class WhyShown(msgspec.Struct, frozen=True, kw_only=True):
+class WhyView(msgspec.Struct, frozen=True, kw_only=True):
     """The reasons, and the slots that the task may use; `problem` if nobody could say."""
 
     reasons: list[ReasonShown] = []
@@ -226,20 +226,20 @@ class WhyShown(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-async def why_shown(view: View, task_id: str) -> WhyShown:
+async def why_view(view: View, task_id: str) -> WhyView:
     """Ask why a task waits; that nobody can say now is no reason to show nothing else."""
     try:
         answer = await explained(view.api, view.request, task_id)
     except ApiError as api_error:
-        return WhyShown(problem=api_error.body.error)
+        return WhyView(problem=api_error.body.error)
     except StoreError as error:
         # What a driver says may name hosts and paths.
-        return WhyShown(problem=api_error_of(error).body.error)
+        return WhyView(problem=api_error_of(error).body.error)
     body = _reason_body(answer)
     if body is None:
-        return WhyShown(problem="the node that knows did not answer")
+        return WhyView(problem="the node that knows did not answer")
     slots = body.slots if body.slot is None else (body.slot,)
-    return WhyShown(
+    return WhyView(
         reasons=[_shown(view, one) for one in body.reasons[:MAX_REASONS]],
         more_reasons=max(0, len(body.reasons) - MAX_REASONS),
         slots=list(slots),
@@ -531,9 +531,9 @@ async def show(view: View, name: str) -> Page:
     record = await _own(view, name)
     task_id = record.task.id
     delivery = await _delivery(view, record)
-    why = WhyShown()
+    why = WhyView()
     if record.task.status is TaskStatus.QUEUED:
-        why = await why_shown(view, task_id)
+        why = await why_view(view, task_id)
     context: dict[str, Any] = {
         "record": record,
         "task": record.task,
@@ -637,7 +637,7 @@ def _scope_shown(view: View, scope: str) -> tuple[str, str]:
 
 ROUTES: tuple[PageRoute, ...] = (
     page_route(f"{TASKS}/{{id}}", show, needs="read"),
-    answer_route(f"{TASKS}/{{id}}/raw", show_raw, needs="read"),
+    response_route(f"{TASKS}/{{id}}/raw", show_raw, needs="read"),
     action_route(f"{TASKS}/{{id}}/cancel", cancel, needs="cancel"),
     action_route(f"{TASKS}/{{id}}/retry", retry, needs="submit"),
 )

@@ -31,7 +31,7 @@ from headgate.api.tasks import (
 from headgate.core.lifecycle import parse_rfc3339
 from headgate.core.task import TaskRecord, TaskStatus
 from headgate.dashboard.formats import capital, seconds_so_far
-from headgate.dashboard.forms import FILTER_FIELDS, told
+from headgate.dashboard.forms import FILTER_FIELDS, error_text
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
 from headgate.engine.engine import look_on
 from headgate.errors import InvalidFieldError
@@ -350,7 +350,7 @@ async def act(work: Work, view: View, _: str, form: Form) -> Done:
             return Done(to=filters.url(work.path), said=f"{said}.", is_error=True)
         done, skipped, remaining = await _worked(work, view, body)
     except (ApiError, InvalidFieldError) as error:
-        return Done(to=filters.url(), said=f"{told(error, FIELD_LABELS)}.", is_error=True)
+        return Done(to=filters.url(), said=f"{error_text(error, FIELD_LABELS)}.", is_error=True)
     said = f"{work.done}: {_tasks(done)}."
     if skipped:
         said += f" {_tasks(skipped)} had changed, or could not be taken."
@@ -450,7 +450,7 @@ async def show(view: View, _: str) -> Page:
     try:
         page = await look(view, filters.query(view))
     except (ApiError, InvalidFieldError) as error:
-        problem = told(error, FIELD_LABELS)
+        problem = error_text(error, FIELD_LABELS)
     last = page.records[-1].task.id if page.records else ""
     has_stopped = page.next_before is not None and page.next_before != last
     context: dict[str, Any] = {

@@ -12,7 +12,7 @@ from typing import Any
 from headgate.api.errors import ApiError
 from headgate.api.schema.tasks import CreatedTokenBody, NewTokenBody
 from headgate.api.tokens import created, revoked, token_bodies
-from headgate.dashboard.forms import TOKEN_FIELDS, told
+from headgate.dashboard.forms import TOKEN_FIELDS, error_text
 from headgate.dashboard.lists import part_of
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
 from headgate.errors import InvalidFieldError, LimitReachedError
@@ -40,13 +40,13 @@ async def create(view: View, _: str, form: Form) -> Done | Page:
     try:
         made = await created(view.api, view.request, _wish(form, view.now))
     except InvalidFieldError as error:
-        problem = told(error, TOKEN_FIELDS)
+        problem = error_text(error, TOKEN_FIELDS)
     except LimitReachedError as error:
         problem = str(error)
     except ApiError as api_error:
         if api_error.body.code != "forbidden":
             raise
-        problem = told(api_error, TOKEN_FIELDS)
+        problem = error_text(api_error, TOKEN_FIELDS)
     else:
         return await _page(view, made)
     return Done(to=TOKENS, said=f"{problem}.", is_error=True)

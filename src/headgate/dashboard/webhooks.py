@@ -25,7 +25,7 @@ from headgate.api.webhooks import (
     webhook_list,
 )
 from headgate.dashboard.formats import DELIVERIES, capital, said, unheard_words
-from headgate.dashboard.forms import WEBHOOK_FIELDS, told
+from headgate.dashboard.forms import WEBHOOK_FIELDS, error_text
 from headgate.dashboard.lists import address
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
 from headgate.redaction import hidden_address
@@ -80,7 +80,7 @@ async def _rows(view: View, given: dict[str, str]) -> dict[str, Any]:
     try:
         query = read_query({**given, "limit": str(PAGE_ROWS)})
     except ApiError as api_error:
-        return {"problem": capital(told(api_error, WEBHOOK_FIELDS))}
+        return {"problem": capital(error_text(api_error, WEBHOOK_FIELDS))}
     found = await webhook_list(view.api, query)
     older = (
         None
@@ -121,7 +121,7 @@ async def ping(view: View, _: str, form: Form) -> Done:
     except ApiError as api_error:
         if api_error.body.code != "invalid_field":
             raise
-        return Done(to=WEBHOOKS, said=f"{told(api_error, WEBHOOK_FIELDS)}.", is_error=True)
+        return Done(to=WEBHOOKS, said=f"{error_text(api_error, WEBHOOK_FIELDS)}.", is_error=True)
     came = "" if answer.status is None else f" with {answer.status}"
     if answer.delivered:
         return Done(to=WEBHOOKS, said=f"the receiver took the message{came}.")
