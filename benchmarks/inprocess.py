@@ -116,7 +116,7 @@ def measure_loops(options: Options) -> bool:
         rates = (f"{calls / min(seconds):,.0f}" for seconds in (ours, floor))
         rows.append((f"{agents:,} agents in loops", *rates, f"{ratio:.2f}"))
     header = ("capacity 8", "grants a second", "asyncio.Semaphore", "times the floor")
-    table("in-process: agents that ask for one place at a time", header, rows)
+    table("in-process: agents that ask for one permit at a time", header, rows)
     print(f"  at most {MOST_RATIO:g} times the floor")
     return is_met or options.quick
 
@@ -176,5 +176,5 @@ def run(options: Options) -> bool:
         for preset, alpha in OPTIMIZE_FOR.items()
     ]
     header = ("crowd", "optimize_for", "Jain, grants", "Jain, waits", "longest wait", "bound")
-    table("in-process: fairness, with 64 tasks waiting for one place", header, rows)
+    table("in-process: fairness, with 64 tasks waiting for one permit", header, rows)
     return is_met
