@@ -395,13 +395,13 @@ class Revocable:
 
     is_revoked = False
 
-    def let_in(self, *_: object) -> Caller:
+    def authenticate(self, *_: object) -> Caller:
         return Caller(name="a", token_id="one")
 
     async def look_up(self, *_: object) -> Caller:
         if self.is_revoked:
             raise ApiError("unauthorized", "the token was revoked")
-        return self.let_in()
+        return self.authenticate()
 
     def watch(self, _: object) -> None:
         pass

@@ -248,7 +248,7 @@ class OneCaller(Authenticator):
         super().__init__(FakeTokens())
         self._caller = caller
 
-    def let_in(self, *_: object) -> Caller:
+    def authenticate(self, *_: object) -> Caller:
         return self._caller
 
 

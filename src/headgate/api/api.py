@@ -78,6 +78,12 @@ class Api:
         self.warming: set[asyncio.Task[SlotStatus]] = set()
         self.is_paused = False
 
+    async def record(
+        self, request: Request, action: str, subject: str = "", detail: Detail | None = None
+    ) -> None:
+        """Write an audit entry for a change that was just made and that no transaction carries."""
+        await self.audit.record(actor_of(request), action, subject, detail)
+
 
 Handler = Callable[[Api, Request, str], Awaitable[Response]]
 """Answers a request; the text is what stands for `{id}` in the path, empty where it has none."""
@@ -88,9 +94,8 @@ class Route(NamedTuple):
 
     `needs` is the permission that a caller must have; None is free to all. The rest describes the
     route to programs: the struct of its body, what each status carries (a struct, or a media type
-    where it is not JSON), its query parameters, the codes of its errors beyond those that
-    its kind of route may answer with (see `headgate.api.openapi`), and the headers that it
-    reads.
+    where it is not JSON), its query parameters, the codes of its errors beyond those of its kind of
+    route (see `headgate.api.openapi`), and the headers that it reads.
     """
 
     method: str
@@ -105,18 +110,8 @@ class Route(NamedTuple):
     headers: tuple[str, ...] = ()
 
 
-# Who asked for a change, for the audit log; and writing an entry that no transaction carries.
-
-
 def actor_of(request: Request) -> Actor:
     """Return who sent a request, as the audit log keeps it."""
     caller = request.caller
     request_id = request.request_id.decode("ascii", "replace")
     return Actor(name=caller.name, token_id=caller.token_id, request_id=request_id)
-
-
-async def record(
-    api: Api, request: Request, action: str, subject: str = "", detail: Detail | None = None
-) -> None:
-    """Write an entry for a change that was just made."""
-    await api.audit.record(actor_of(request), action, subject, detail)

@@ -125,14 +125,14 @@ class App:
         shape = tuple(route.path.split("/")[1:])
         self._patterns.setdefault(shape, {})[route.method] = route
 
-    def meet(self, head: Head) -> None:
+    def check_head(self, head: Head) -> None:
         """Refuse whoever is not let in, by the head of a request whose body is still to come."""
         path = head.url.partition(b"?")[0]
         if self._pages is not None and self._pages.has(path.decode("latin-1")):
             # Who sends it is said by a cookie, which is looked at when the request is complete.
-            self.api.auth.check_place(head.host, head.origin)
+            self.api.auth.check_host_and_origin(head.host, head.origin)
         elif path not in self._open_paths:
-            self.api.auth.meet(head)
+            self.api.auth.check_head(head)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
         """Answer one request, as ASGI has it."""
@@ -179,7 +179,7 @@ class App:
             if route is None:
                 return _other_method(request.method, routes)
             auth = self.api.auth
-            caller = auth.let_in(request, route.needs)
+            caller = auth.authenticate(request, route.needs)
             if caller is None:
                 caller = await auth.look_up(request, route.needs)
             request.caller = caller

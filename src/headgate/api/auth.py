@@ -120,7 +120,7 @@ class Authenticator:
         """Call a stream no more."""
         self._watchers.discard(watcher)
 
-    def let_in(self, request: Request, needs: Permission | None) -> Caller | None:
+    def authenticate(self, request: Request, needs: Permission | None) -> Caller | None:
         """Return who asks, or refuse; None if `look_up` is to find out.
 
         A route that needs nothing is open to all.
@@ -137,13 +137,13 @@ class Authenticator:
             caller.check(needs)
         return caller
 
-    def meet(self, head: Head) -> None:
+    def check_head(self, head: Head) -> None:
         """Refuse whoever is not let in whatever the store says; nothing is looked up."""
-        self.check_place(head.host, head.origin)
+        self.check_host_and_origin(head.host, head.origin)
         if _TOKEN.fullmatch(head.authorization) is None and self._is_token(head.authorization):
             raise self._refuse("", _NOT_KNOWN)
 
-    def check_place(self, host: bytes, origin: bytes, *, is_secure: bool = False) -> None:
+    def check_host_and_origin(self, host: bytes, origin: bytes, *, is_secure: bool = False) -> None:
         """Refuse a request to another host than this service's, or from another's page.
 
         What came over HTTPS is not sent by a page that came without: anybody may have changed it.

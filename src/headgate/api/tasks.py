@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headgate.api import submission
-from headgate.api.api import Api, Route, record
+from headgate.api.api import Api, Route
 from headgate.api.bulk import MAX_TASKS
 from headgate.api.callers import Caller
 from headgate.api.errors import (
@@ -526,7 +526,7 @@ async def cancel_matching(api: Api, request: Request, body: TaskFilterBody) -> B
         skipped=tally.skipped,
         remaining=tally.remaining,
     )
-    await record(api, request, "tasks.cancel", "", _detail(body, answer))
+    await api.record(request, "tasks.cancel", "", _detail(body, answer))
     return answer
 
 
@@ -553,7 +553,7 @@ async def retry_matching(api: Api, request: Request, body: TaskFilterBody) -> Bu
         skipped=tally.skipped,
         remaining=tally.remaining,
     )
-    await record(api, request, "tasks.retry", "", _detail(body, answer))
+    await api.record(request, "tasks.retry", "", _detail(body, answer))
     return answer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from headgate.api.api import Api, Route, actor_of, record
+from headgate.api.api import Api, Route, actor_of
 from headgate.api.errors import ApiError, invalid_field
 from headgate.api.http.request import Request, read_limit
 from headgate.api.http.response import Response, json_response
@@ -95,7 +95,7 @@ async def pinged(api: Api, request: Request, url: str) -> PingedBody:
     report = await webhooks.ping(url)
     if report.is_final and report.status is None:
         raise invalid_field("url", report.error or "cannot be used")
-    await record(api, request, "webhook.ping")
+    await api.record(request, "webhook.ping")
     return PingedBody(delivered=report.has_arrived, status=report.status, error=report.error)
 
 

@@ -73,8 +73,8 @@ from headgate.dashboard.session import (
     THEME,
     Cookies,
     Visitor,
+    authenticate,
     known_visitor,
-    let_in,
     needs_login,
     read_form,
 )
@@ -247,7 +247,7 @@ class Dashboard:
         yield _bound("POST", f"{FOLDER}/theme", self._choose_theme)
 
     async def _answer(self, route: PageRoute, api: Api, request: Request, name: str) -> Response:
-        own = await _in_time(let_in(api, request, route.needs))
+        own = await _in_time(authenticate(api, request, route.needs))
         view, name = self._view(own, is_let_in=True), read_name(name)
         if route.answer is not None:
             return await route.answer(view, name)
@@ -343,21 +343,21 @@ class Dashboard:
         return text.replace(CSRF_MARK, secret), headers
 
     async def _show_login(self, api: Api, request: Request, name: str) -> Response:
-        view = self._view(await let_in(api, request, None), is_let_in=False)
+        view = self._view(await authenticate(api, request, None), is_let_in=False)
         return self._drawn_or(view, await _in_time(show_login(view, name)))
 
     async def _log_in(self, api: Api, request: Request, _: str) -> Response:
-        view = self._view(await let_in(api, request, None), is_let_in=False)
+        view = self._view(await authenticate(api, request, None), is_let_in=False)
         form = await read_form(view.request)
         return self._drawn_or(view, await _in_time(log_in(view, form, self._tries)))
 
     async def _log_out(self, api: Api, request: Request, _: str) -> Response:
-        view = self._view(await let_in(api, request, None), is_let_in=False)
+        view = self._view(await authenticate(api, request, None), is_let_in=False)
         await read_form(view.request)
         return await log_out(view)
 
     async def _choose_theme(self, api: Api, request: Request, _: str) -> Response:
-        view = self._view(await let_in(api, request, None), is_let_in=False)
+        view = self._view(await authenticate(api, request, None), is_let_in=False)
         return await choose_theme(view, await read_form(view.request))
 
     def _drawn_or(self, view: View, page: Page | Response) -> Response:

@@ -157,17 +157,17 @@ _TOO_LARGE = f"the form has more than {MAX_FORM_BYTES // 1024} KiB; shorten what
 _STALE_FORM = "the form is too old, or cookies are blocked; load the page again and send it anew"
 
 
-async def let_in(api: Api, request: Request, needs: Permission | None) -> Request:
+async def authenticate(api: Api, request: Request, needs: Permission | None) -> Request:
     """Return the request as its sender, or refuse it; needing nothing is open to all.
 
     Whatever else a page needs, it shows something, and leads to pages that do: it needs `read` too.
     """
     auth = api.auth
     host, origin, _ = request.identity()
-    auth.check_place(host, origin, is_secure=request.is_secure)
+    auth.check_host_and_origin(host, origin, is_secure=request.is_secure)
     own = request.with_authorization(_authorization(api, request))
     if needs is not None:
-        caller = auth.let_in(own, needs)
+        caller = auth.authenticate(own, needs)
         own.caller = await auth.look_up(own, needs) if caller is None else caller
         own.caller.check("read")
         request.caller = own.caller
@@ -189,7 +189,7 @@ async def known_visitor(api: Api, request: Request, *, may_ask: bool) -> Visitor
     """Return who sent a refused request; the store is asked only if it may be."""
     own = request.with_authorization(_authorization(api, request))
     try:
-        caller = api.auth.let_in(own, "read")
+        caller = api.auth.authenticate(own, "read")
         if caller is None and may_ask:
             caller = await api.auth.look_up(own, "read")
     except ApiError:

@@ -414,8 +414,8 @@ class Connection(asyncio.Protocol):
             self._length = head.length
             if head.length > MAX_BODY_BYTES:
                 raise too_large()
-            if self._shared.meet is not None:
-                self._shared.meet(head)
+            if self._shared.check_head is not None:
+                self._shared.check_head(head)
         if head.expectation:
             self._take_expectation(head.expectation)
 
@@ -588,13 +588,13 @@ class Connection(asyncio.Protocol):
 class Connections:
     """What the connections of one server share, and all that there are.
 
-    An application may have a method `meet`: it is shown every head with a body to come, and may
-    raise a `Refusal`.
+    An application may have a method `check_head`: it is given every head with a body to come, and
+    may raise an `ApiError`.
     """
 
     def __init__(self, app: Any) -> None:  # noqa: ANN401 - an ASGI application
         self.app = app
-        self.meet: Callable[[Head], None] | None = getattr(app, "meet", None)
+        self.check_head: Callable[[Head], None] | None = getattr(app, "check_head", None)
         self.held_bytes = 0
         self.open: set[Connection] = set()
         self.date = DateHeader()
