@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate import Agent, Task
-from headgate.core.lane_index import AgentPermits, Lane, LaneIndex
-from headgate.core.lane_policy import lane_chooser
+from headgate.core.lane_index import AgentPermits, Lane, LaneIndex, lane_chooser
 from headgate.core.snapshot import LanePolicy
 
 

@@ -1074,11 +1074,6 @@ class DispatchState:
         self.observe(TaskRecord(task=queued, terms=terms, agent_id=task.agent_id), now)
         return True
 
-    def withdraw_early(self, task_id: str, now: float) -> None:
-        """Forget a task that was shown too early; what is planned already the store judges."""
-        if task_id in self.waiting:
-            self.forget(task_id, now)
-
     def forget(self, task_id: str, now: float) -> None:
         """Drop a task that the store no longer has."""
         attempt = self.in_flight.get(task_id)
@@ -1352,7 +1347,7 @@ class DispatchState:
                 self._give_back_permit(action.agent_id, now)
                 return None
         limits = self.rate_limits_on(task, slot, action.agent_id)
-        no_room = self.rates.reached(limits, tokens=tokens, now=now)
+        no_room = self.rates.reached(limits, tokens=tokens, now=now) if limits else None
         if no_room is not None:
             self._give_back_permit(action.agent_id, now)
             self._limit(task, no_room, now)
@@ -1408,6 +1403,8 @@ class DispatchState:
 
     def rate_limits_on(self, task: Task, slot: str | None, agent_id: str) -> list[RateLimit]:
         """Return every limit that an attempt at a task counts for."""
+        if not self.settings.rate_limits:
+            return []
         entry = self.index.agents.get(agent_id)
         agent_type = None if entry is None else entry.agent.agent_type
         return self.rates.limits_on(

@@ -303,8 +303,8 @@ class Dispatcher:
 
     def withdraw_early(self, task_id: str) -> None:
         """Forget a task that was shown early, and was not stored as that."""
-        if self.dispatch_state is not None:
-            self.dispatch_state.withdraw_early(task_id, self._store.now())
+        if self.dispatch_state is not None and task_id in self.dispatch_state.waiting:
+            self.dispatch_state.forget(task_id, self._store.now())
 
     def recheck(self, task_id: str) -> None:
         """Read a task of which nobody knows whether it was changed, at the next round."""
@@ -360,7 +360,9 @@ class Dispatcher:
             await self._read_news(state, epoch)
             now = self._store.now()
         due = state.fall_due(now)
-        expirations = [*_expired(due.expired), *_rejected(due.rejected)]
+        expirations: list[Expiration] = []
+        if due.expired or due.rejected:
+            expirations = [*_expired(due.expired), *_rejected(due.rejected)]
         if due.overdue:
             attempts = [Overdue(task_id=one.task.id, attempt=one.number) for one in due.overdue]
             self._observe(state, await self._store.give_up(epoch, attempts))
@@ -501,7 +503,7 @@ class Dispatcher:
     async def _recheck_unknown(self, state: DispatchState) -> None:
         async for task_id, record in self._unknown_writes.read():
             if record is None:
-                state.withdraw_early(task_id, self._store.now())
+                self.withdraw_early(task_id)
             elif record.is_terminal and record.progress.dependants:
                 # Its end has changed others, too.
                 self._start_anew()

@@ -22,7 +22,7 @@ import msgspec
 from headgate.core.budgets.ledger import Refused
 from headgate.core.events import LAST_RANK, EventKind, TaskEvent, kind_of, rank_of, shortened_error
 from headgate.core.gates import GateClosure
-from headgate.core.task import TaskRecord, TaskStatus
+from headgate.core.task import TERMINAL, TaskRecord, TaskStatus
 from headgate.core.task_view import exact_moment
 
 # What was booked for tasks between two records of them.
@@ -58,7 +58,7 @@ class Bookings:
         known = self._sums.get(task_id)
         if known is None:
             known = 0 if self._is_loaded else _before(record)
-        if record.is_terminal:
+        if record.task.status in TERMINAL:
             self._sums.pop(task_id, None)
         else:
             self._sums[task_id] = booked
@@ -342,7 +342,7 @@ def happening_of(record: TaskRecord, now: float) -> Happening:
         task.project_id,
         status,
         progress.attempt,
-        shortened_error(record.error),
+        None if record.error is None else shortened_error(record.error),
         now if at is None else at,
         kind_of(status, progress.attempt),
     )

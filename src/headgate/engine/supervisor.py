@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -71,13 +72,13 @@ class Supervisor:
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._restarts: dict[str, asyncio.TimerHandle] = {}
         self._watched: dict[str, tuple[Loop, Pulse]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
     def start(self, name: str, loop: Loop, pulse: Pulse | None = None) -> None:
         """Run a loop from now on."""
-        keeping = _keep_running(name, loop, pulse)
-        self._tasks[name] = asyncio.get_running_loop().create_task(keeping, name=name)
+        self._begin(name, loop, pulse, failures=0)
         if pulse is not None:
             self._watched[name] = (loop, pulse)
 
@@ -88,6 +89,9 @@ class Supervisor:
     def drop(self, name: str) -> None:
         """End a loop, without waiting for it."""
         self._watched.pop(name, None)
+        restart = self._restarts.pop(name, None)
+        if restart is not None:
+            restart.cancel()
         task = self._tasks.pop(name, None)
         if task is not None and not task.done():
             self._leaving.add(task)
@@ -118,29 +122,45 @@ class Supervisor:
         for task in deaf:
             log.warning("a loop does not end, and is left behind", loop=task.get_name())
 
+    def _begin(self, name: str, loop: Loop, pulse: Pulse | None, *, failures: int) -> None:
+        self._restarts.pop(name, None)
+        runner = asyncio.get_running_loop()
+        task = self._tasks[name] = runner.create_task(loop(), name=name)
+        # Not a coroutine around the loop, which would be a step more whenever the loop goes on.
+        task.add_done_callback(
+            partial(self._ended, name, loop, pulse, failures=failures, began_at=runner.time())
+        )
+
+    def _ended(
+        self,
+        name: str,
+        loop: Loop,
+        pulse: Pulse | None,
+        task: asyncio.Task[None],
+        *,
+        failures: int,
+        began_at: float,
+    ) -> None:
+        """Start a loop that failed again, after a pause."""
+        error = None if task.cancelled() else task.exception()
+        if error is None or self._tasks.get(name) is not task:
+            return
+        runner = task.get_loop()
+        failures = 1 if runner.time() - began_at > HEALTHY_SECONDS else failures + 1
+        log.error(
+            "a loop failed and is started again", loop=name, failures=failures, exc_info=error
+        )
+        if pulse is not None:
+            pulse.started_again(f"it failed: {type(error).__name__}")
+        seconds = RESTART_BACKOFF.seconds(failures, draw=random.random())  # noqa: S311
+        again = partial(self._begin, name, loop, pulse, failures=failures)
+        self._restarts[name] = runner.call_later(seconds, again)
+
     def _problem(self, name: str, pulse: Pulse, longest_seconds: float) -> str:
-        if self._tasks[name].done():
+        if self._tasks[name].done() and name not in self._restarts:
             return "it had ended"
         seconds = pulse.step_seconds()
         return f"it stood still for {seconds:.0f} seconds" if seconds > longest_seconds else ""
-
-
-async def _keep_running(name: str, loop: Loop, pulse: Pulse | None) -> None:
-    clock = asyncio.get_running_loop().time
-    failures = 0
-    while True:
-        started = clock()
-        try:
-            await loop()
-        except Exception as error:
-            failures = 1 if clock() - started > HEALTHY_SECONDS else failures + 1
-            log.exception("a loop failed and is started again", loop=name, failures=failures)
-            if pulse is not None:
-                pulse.started_again(f"it failed: {type(error).__name__}")
-        else:
-            return
-        draw = random.random()  # noqa: S311
-        await asyncio.sleep(RESTART_BACKOFF.seconds(failures, draw=draw))
 
 
 # Whether a node does its work, and which of its parts does not.

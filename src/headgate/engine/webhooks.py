@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from headgate.core.retries import next_try_at
-from headgate.core.task import TaskRecord
+from headgate.core.task import TERMINAL, TaskRecord
 from headgate.core.task_view import exact_moment
 from headgate.errors import StoreUnavailableError
 from headgate.storage.audit import AuditEntry
@@ -232,7 +232,7 @@ class Webhooks:
 
     def observe(self, records: Iterable[TaskRecord]) -> None:
         """Wake up if one of these has ended and somebody is to be told."""
-        if any(record.terms.callback_url and record.is_terminal for record in records):
+        if any(one.terms.callback_url and one.task.status in TERMINAL for one in records):
             self._wake.set()
 
     async def run(self) -> None:
@@ -258,7 +258,8 @@ class Webhooks:
         choice = self._permits.open_to()
         found = await self.deliveries.due(choice, limit=MAX_SCANNED)
         chosen = self._permits.choose(found, self._sending)
-        self._is_behind = choice != ANYWHERE or len(chosen) < len(found)
+        is_all = choice == ANYWHERE and len(chosen) == len(found) < MAX_SCANNED
+        self._is_behind = not is_all
         if not chosen:
             return 0
         claim = await self.deliveries.claim(
@@ -388,8 +389,8 @@ class Webhooks:
         return started
 
     async def _pause(self, started: int) -> None:
-        """Wait for a call, or for the next look; what was started leaves nothing to wait for."""
-        if started:
+        """Wait for a call, or for the next read; where more may be due it is read at once."""
+        if started and self._is_behind:
             await asyncio.sleep(0)
             return
         try:
