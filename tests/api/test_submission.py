@@ -23,6 +23,7 @@ from headgate.api.submission import (
 from headgate.core.task import (
     MAX_ATTEMPT_SECONDS,
     MAX_ATTEMPTS,
+    NO_JSON,
     Draft,
     OnExhausted,
     OnParentFailure,
@@ -73,7 +74,7 @@ def test_the_least_task_gets_all_defaults() -> None:
     assert (task.priority, task.weight, task.estimate_tokens) == (0, 1.0, None)
     assert (task.created_at, task.deadline, task.not_before) == (NOW, NOW + 900, None)
     assert (terms.max_attempts, terms.estimate_micro_usd, terms.depends_on) == (1, 0, ())
-    assert (submission.action, submission.params, submission.labels) == ("click", None, {})
+    assert (submission.action, submission.params, submission.labels) == ("click", NO_JSON, {})
 
 
 def test_everything_that_a_client_may_say_is_kept() -> None:

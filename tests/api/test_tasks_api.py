@@ -6,7 +6,6 @@ import json
 import logging
 import re
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -137,7 +136,7 @@ def test_the_snapshot_of_a_finished_task_has_everything(client: Client) -> None:
             started_at=1_800_000_010.0,
             completed_at=1_800_000_010.25,
         ),
-        result=msgspec.Raw(b'{"ok":true}'),
+        result='{"ok":true}',
         tokens=7,
         micro_usd=100_000,
     )
@@ -222,7 +221,7 @@ def test_lists_are_filtered_by_agent_project_and_states(client: Client) -> None:
 
 def test_a_list_leaves_out_what_is_not_wanted_and_nothing_else(client: Client) -> None:
     task_id = submitted(client, params={"a": 1}, input=[2], labels={"k": "v"})
-    client.engine.set_state(task_id, TaskStatus.DONE, result=msgspec.Raw(b"3"))
+    client.engine.set_state(task_id, TaskStatus.DONE, result="3")
 
     def listed(query: str) -> dict[str, object]:
         return dict(client.get(f"/tasks?{query}").json["tasks"][0])

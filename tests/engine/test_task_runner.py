@@ -31,7 +31,7 @@ def test_a_task_is_done_with_its_result_and_its_cost() -> None:
 
     record = play(scenario, always(1.0, outcome))
     assert record.task.status is TaskStatus.DONE
-    assert (record.result, record.tokens, record.micro_usd) == (result, 7, 5)
+    assert (record.result, record.tokens, record.micro_usd) == (bytes(result).decode(), 7, 5)
 
 
 def test_a_task_that_is_submitted_to_an_idle_service_starts_at_once() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from headgate.engine.dispatcher import UnknownWrites
-from headgate.storage.sql_store import Step, StepAnswer
 from headgate.storage.transaction import Transaction
+from headgate.storage.writer import Step, StepAnswer
 from storage.scene import fresh_place
 
 WRITING_SECONDS = 0.2

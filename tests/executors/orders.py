@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from headgate.core.lifecycle import Failed, Limited, Outcome, Succeeded
-from headgate.core.task import Submission
+from headgate.core.task import NO_JSON, Submission
 from headgate.executors.build import build_executor
 from headgate.executors.executor import Executor, WorkOrder
 from headgate.executors.targets import Target
@@ -32,8 +32,8 @@ def order(
     """Make an order; `given` is its input, and further fields are those of a submission."""
     submission = Submission(
         action=action,
-        params=None if params is None else raw(params),
-        input=None if given is None else raw(given),
+        params=NO_JSON if params is None else raw(params),
+        input=NO_JSON if given is None else raw(given),
         **fields,
     )
     return WorkOrder(

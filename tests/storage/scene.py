@@ -228,7 +228,7 @@ class Scene:
             lease=Lease(node_id=node_id, attempt=attempt),
             step=step,
             cost=cost,
-            result=result,
+            result=None if result is None else bytes(result).decode(),
             closure=closure,
         )
 

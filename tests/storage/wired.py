@@ -15,8 +15,7 @@ from types import FunctionType
 from headgate.core.budgets.ledger import Clock
 from headgate.storage.memory import MemoryDatabase
 from headgate.storage.sql_store import SqlTaskStore, TaskTables, be_here
-from headgate.storage.wire import StepWire
-from headgate.storage.writer import Awaited, InlineWriter, Job, perform
+from headgate.storage.writer import Awaited, InlineWriter, Job, StepWire, perform
 
 
 class WiredWriter(InlineWriter):
@@ -25,7 +24,7 @@ class WiredWriter(InlineWriter):
     def __init__(self, database: MemoryDatabase, tables: TaskTables) -> None:
         super().__init__(database)
         self._tables = tables
-        self._near, self._far = StepWire(tables), StepWire(tables)
+        self._near, self._far = StepWire(tables.apply), StepWire(tables.apply)
 
     def _perform(self, jobs: list[Awaited]) -> None:
         be_here(self._tables)

@@ -28,6 +28,7 @@ from headgate.core.snapshot import MAX_PRIORITY, MAX_WEIGHT, ProjectStatus, Stan
 from headgate.core.task import (
     MAX_ATTEMPT_SECONDS,
     MAX_ATTEMPTS,
+    NO_JSON,
     Draft,
     OnExhausted,
     OnParentFailure,
@@ -760,15 +761,15 @@ class SubmissionParser:
 
 
 def _submission(body: TaskBody) -> Submission:
-    given = parse_json_value(body.input, "input") if body.input else None
-    if not body.action and given is None:
+    given = parse_json_value(body.input, "input") or NO_JSON
+    if not body.action and not given:
         raise _missing("action")
     return Submission(
         action=parse_identifier(body.action, "action") if body.action else "",
         tab_id=parse_identifier(body.tab_id, "tabId") if body.tab_id else None,
         selector=parse_selector(body.selector) if body.selector else None,
         ref=parse_identifier(body.ref, "ref") if body.ref else None,
-        params=parse_json_object(body.params, "params") if body.params else None,
+        params=(parse_json_object(body.params, "params") if body.params else None) or NO_JSON,
         input=given,
         labels=parse_labels(body.labels) if body.labels else {},
     )

@@ -42,7 +42,7 @@ from headgate.core.lifecycle import (
 )
 from headgate.core.money import format_usd
 from headgate.core.retries import Backoff
-from headgate.core.task import Submission
+from headgate.core.task import NO_JSON, Submission
 from headgate.core.task_view import TaskSnapshot
 from headgate.errors import (
     NotAllowedError,
@@ -562,5 +562,5 @@ def _used(usage: Usage) -> UsedBody:
     )
 
 
-def _raw(value: object) -> msgspec.Raw | None:
-    return None if value is None else msgspec.Raw(msgspec.json.encode(value))
+def _raw(value: object) -> msgspec.Raw:
+    return NO_JSON if value is None else msgspec.Raw(msgspec.json.encode(value))

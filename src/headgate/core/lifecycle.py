@@ -90,14 +90,14 @@ def timed_out(attempt_seconds: float) -> Failed:
     return Failed(error=f"timed out after {attempt_seconds:g} s", is_transient=True)
 
 
-class Finish(msgspec.Struct, frozen=True, kw_only=True):
+class Finish(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="finish"):
     """The task is over."""
 
     status: TaskStatus
     error: str | None = None
 
 
-class TryAgain(msgspec.Struct, frozen=True, kw_only=True):
+class TryAgain(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="again"):
     """The task is queued again, and may start at `not_before`; None is at once."""
 
     not_before: float | None

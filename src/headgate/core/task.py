@@ -289,6 +289,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 DEFAULT_TERMS = Terms()
 
 
+NO_JSON = msgspec.Raw()
+"""Stands for JSON that is not there; it is the only empty one, and counts as false."""
+
+
 class Submission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """What is to be done, as the client said it. `params` and `input` are JSON, kept unread."""
 
@@ -296,8 +300,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     tab_id: str | None = None
     selector: str | None = None
     ref: str | None = None
-    params: msgspec.Raw | None = None
-    input: msgspec.Raw | None = None
+    params: msgspec.Raw = NO_JSON
+    input: msgspec.Raw = NO_JSON
     labels: dict[str, str] = {}
     retry_of: str | None = None
     traceparent: str | None = None
@@ -359,8 +363,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 NO_PROGRESS = Progress()
 
 
-class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A task as the store keeps it; `result` is JSON, kept as it came.
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A task as the store keeps it; `result` is the text of its JSON, kept as it came.
 
     `position` is how many tasks waited when it was submitted, itself included.
     """
@@ -371,7 +375,7 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress = NO_PROGRESS
     agent_id: str | None = None
     position: int = 0
-    result: msgspec.Raw | None = None
+    result: str | None = None
     error: str | None = None
     tokens: int | None = None
     micro_usd: int | None = None

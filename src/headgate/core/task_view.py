@@ -124,7 +124,7 @@ def snapshot_of(record: TaskRecord) -> TaskSnapshot:
         started_at=moment(progress.started_at),
         completed_at=moment(progress.completed_at),
         latency_ms=_latency_ms(progress.started_at, progress.completed_at),
-        result=record.result or None,
+        result=msgspec.Raw(record.result) if record.result else None,
         error=record.error or None,
         callback_url=terms.callback_url,
         position=_position(record),

@@ -612,7 +612,7 @@ def _is_live(record: TaskRecord, delivery: Delivery | None) -> bool:
 
 def _blocks(record: TaskRecord) -> list[Block]:
     found = (
-        ("Result", record.result),
+        ("Result", (record.result or "").encode()),
         ("Params", record.submission.params),
         ("Input", record.submission.input),
     )

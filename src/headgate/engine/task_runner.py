@@ -52,6 +52,12 @@ from headgate.storage.store import Settled, Settlement, TaskStore
 # nowhere else.
 
 
+def _result_text(outcome: Outcome) -> str | None:
+    if not isinstance(outcome, Succeeded) or outcome.result is None:
+        return None
+    return bytes(outcome.result).decode(errors="replace")
+
+
 class Settlements:
     """Makes settlements by the rules in force; a reload puts others in their place."""
 
@@ -89,7 +95,7 @@ class Settlements:
             lease=lease,
             step=step,
             cost=known_usage(outcome),
-            result=outcome.result if isinstance(outcome, Succeeded) else None,
+            result=_result_text(outcome),
             closure=self._closure(record, outcome, now),
             node_id=node_id,
         )

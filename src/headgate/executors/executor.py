@@ -177,8 +177,8 @@ def order_json(order: WorkOrder) -> bytes:
             "tabId": submission.tab_id,
             "ref": submission.ref,
             "selector": submission.selector,
-            "params": submission.params,
-            "input": submission.input,
+            "params": submission.params or None,
+            "input": submission.input or None,
             "labels": submission.labels,
             "deadline": order.deadline,
             "traceparent": order.traceparent,
@@ -187,5 +187,5 @@ def order_json(order: WorkOrder) -> bytes:
     )
 
 
-def _decoded(json: msgspec.Raw | None) -> object:
-    return None if json is None else msgspec.json.decode(json)
+def _decoded(json: msgspec.Raw) -> object:
+    return msgspec.json.decode(json) if json else None

@@ -136,7 +136,7 @@ class HttpExecutor:
     def _content(self, submission: Submission) -> bytes:
         if self._target.body == "action":
             return action_body(submission)
-        if submission.input is None:
+        if not submission.input:
             raise UnfilledError("input is required for task execution")
         return bytes(submission.input)
 
@@ -197,8 +197,8 @@ def action_body(submission: Submission) -> bytes:
     )
 
 
-def _params(params: msgspec.Raw | None) -> dict[str, msgspec.Raw]:
-    if params is None:
+def _params(params: msgspec.Raw) -> dict[str, msgspec.Raw]:
+    if not params:
         return {}
     try:
         return msgspec.json.decode(params, type=dict[str, msgspec.Raw] | None) or {}

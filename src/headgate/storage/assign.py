@@ -18,16 +18,9 @@ from headgate.errors import CallerError
 from headgate.storage import nodes
 from headgate.storage.finish import conclude, leave_queue
 from headgate.storage.nodes import Kind, Message
-from headgate.storage.store import Assigned, Assignment, Collected, NotAssigned
+from headgate.storage.store import Assigned, Assignment, Collected, NotAssigned, Plan
 from headgate.storage.transaction import Transaction
 from headgate.storage.unit_of_work import STARTED, WAIT_MS, Counters, TaskRow, UnitOfWork
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """What a dispatcher wants assigned, under the epoch in which it was elected."""
-
-    epoch: int
-    assignments: Sequence[Assignment]
 
 
 def prepare_plans(work: UnitOfWork, plans: Iterable[Plan]) -> set[str]:

@@ -36,6 +36,7 @@ from headgate.storage import nodes
 from headgate.storage.nodes import Kind
 from headgate.storage.store import (
     CancelAnswer,
+    Cancellation,
     Expiration,
     Overdue,
     Settled,
@@ -254,7 +255,7 @@ def _apply(work: UnitOfWork, row: TaskRow, settlement: Settlement) -> list[TaskR
     others = conclude(work, row, settlement.step, settlement.cost)
     row.settled_by = settlement.lease.node_id
     if settlement.result is not None and row.is_terminal:
-        row.result = bytes(settlement.result).decode()
+        row.result = settlement.result
     if settlement.closure is not None:
         work.close_gate(settlement.closure)
     changed = [row, *others]
@@ -267,13 +268,6 @@ def _settled(rows: list[TaskRow]) -> Settled:
 
 
 # Cancelling: what waits ends at once, and the node of what runs is asked to stop it.
-
-
-class Cancellation(msgspec.Struct, frozen=True):
-    """Somebody wants a task cancelled, and asked this node."""
-
-    task_id: str
-    node_id: str
 
 
 def cancel(work: UnitOfWork, request: Cancellation) -> CancelAnswer | None:

@@ -39,16 +39,17 @@ from headgate.storage.transaction import (
     Row,
     Statement,
     Transaction,
+    Value,
     first_line,
     json_rows,
     percent_placeholders,
 )
-from headgate.storage.wire import StepWire
 from headgate.storage.writer import (
     ChildStarter,
     GroupCommitWriter,
     ProcessWriter,
     ReaderPool,
+    StepWire,
     Writer,
     WriterSetup,
 )
@@ -145,7 +146,7 @@ class PostgresTransaction:
         with self._translating():
             return [cursor.fetchall() for cursor in cursors]
 
-    def write(self, sql: str | Lookup, parameters: Parameters = ()) -> int:
+    def write(self, sql: str, parameters: Sequence[Value] = ()) -> int:
         """Run a statement and return how many rows it changed."""
         cursor = self._execute(sql, parameters)
         self._wait()
@@ -515,7 +516,7 @@ def postgres_writer_setup(url: str, lock_timeout_seconds: float, keeps_ledger: b
     """Make what a process needs to write to a server."""
     tables = PostgresTables(keeps_ledger=keeps_ledger)
     be_here(tables)
-    return WriterSetup(task_database(url, lock_timeout_seconds), StepWire(tables))
+    return WriterSetup(task_database(url, lock_timeout_seconds), StepWire(tables.apply))
 
 
 # The task store in PostgreSQL: for nodes on many machines, judged by the server's clock.
@@ -553,7 +554,7 @@ class PostgresTaskStore(SqlTaskStore):
         writer: Writer
         if starter is not None:
             recipe = partial(postgres_writer_setup, url, lock_timeout_seconds, keeps_ledger)
-            writer = ProcessWriter(recipe, StepWire(tables), starter)
+            writer = ProcessWriter(recipe, StepWire(tables.apply), starter)
         else:
             writer = GroupCommitWriter(task_database(url, lock_timeout_seconds))
         quick = partial(

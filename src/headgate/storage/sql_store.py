@@ -43,8 +43,8 @@ from headgate.storage import (
     tokens,
     usage,
 )
-from headgate.storage.assign import Plan, collect
-from headgate.storage.finish import Cancellation, cancel, settle
+from headgate.storage.assign import collect
+from headgate.storage.finish import cancel, settle
 from headgate.storage.migrations import migrate, schema_version
 from headgate.storage.store import (
     DISPATCHER,
@@ -53,6 +53,7 @@ from headgate.storage.store import (
     Backlog,
     Beat,
     CancelAnswer,
+    Cancellation,
     Collected,
     Election,
     Expiration,
@@ -62,6 +63,7 @@ from headgate.storage.store import (
     NewTask,
     Node,
     NotAssigned,
+    Plan,
     Queued,
     Settled,
     Settlement,
@@ -72,30 +74,17 @@ from headgate.storage.store import (
     TurnedAway,
     UnknownParent,
 )
-from headgate.storage.submit import Keys, SubmitAnswer, new_tasks, submit_keyed, submit_task
+from headgate.storage.submit import Keys, new_tasks, submit_keyed, submit_task
 from headgate.storage.transaction import Access, Result, Transaction
 from headgate.storage.unit_of_work import RowCache, TaskRow, UnitOfWork
 from headgate.storage.workers import WorkerSteps
-from headgate.storage.writer import Batch, Writer
+from headgate.storage.writer import Batch, Step, StepAnswer, Writer
 from headgate.storage.zones import zone
 
 # One batch of steps: whatever callers asked for at the same time, in one transaction.
 #
 # Steps of all kinds share a unit of work, so that each table is read and written once for all of
 # them, however they are mixed. They are applied in the order in which they came.
-
-Step = NewTask | Settlement | Cancellation | Plan | KeyedSubmit
-StepAnswer = (
-    SubmitAnswer
-    | KeyedAnswer
-    | KeyRefusal
-    | Settled
-    | StaleLease
-    | CancelAnswer
-    | None
-    | list[Assigned | NotAssigned]
-    | StaleEpochError
-)
 
 
 def apply_steps(work: UnitOfWork, steps: Sequence[Step]) -> list[StepAnswer]:

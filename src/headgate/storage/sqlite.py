@@ -34,15 +34,16 @@ from headgate.storage.transaction import (
     Parameters,
     Row,
     Statement,
+    Value,
     first_line,
 )
 from headgate.storage.unit_of_work import RowCache
-from headgate.storage.wire import StepWire
 from headgate.storage.writer import (
     ChildStarter,
     GroupCommitWriter,
     ProcessWriter,
     ReaderPool,
+    StepWire,
     Writer,
     WriterSetup,
 )
@@ -89,7 +90,12 @@ class SqliteTransaction:
     def read(self, sql: str | Lookup, parameters: Parameters = ()) -> list[Row]:
         """Run a statement and return its rows."""
         if isinstance(sql, Lookup):
-            sql, parameters = sql.sqlite, (_encode(parameters).decode(),)
+            if not parameters:
+                return []
+            if len(parameters) == 1 and sql.one:
+                sql = sql.one
+            else:
+                sql, parameters = sql.sqlite, (_encode(parameters).decode(),)
         try:
             return self._cursor.execute(sql, parameters).fetchall()
         except apsw.Error as error:
@@ -99,7 +105,7 @@ class SqliteTransaction:
         """Run statements that do not depend on each other, and return the rows of each."""
         return [self.read(sql, parameters) for sql, parameters in statements]
 
-    def write(self, sql: str | Lookup, parameters: Parameters = ()) -> int:
+    def write(self, sql: str, parameters: Sequence[Value] = ()) -> int:
         """Run a statement and return how many rows it changed."""
         self.read(sql, parameters)
         return self._connection.changes()
@@ -301,7 +307,7 @@ def sqlite_writer_setup(path: Path, busy_timeout_seconds: float, keeps_ledger: b
     database = SqliteDatabase(path, busy_timeout_seconds=busy_timeout_seconds)
     tables = TaskTables(keeps_ledger=keeps_ledger, cache=RowCache(database))
     be_here(tables)
-    return WriterSetup(database, StepWire(tables))
+    return WriterSetup(database, StepWire(tables.apply))
 
 
 # The task store in an SQLite file: durable, for one process of one machine, with no server.
@@ -332,7 +338,7 @@ class SqliteTaskStore(SqlTaskStore):
             recipe = partial(
                 sqlite_writer_setup, Path(path).absolute(), busy_timeout_seconds, keeps_ledger
             )
-            writer = ProcessWriter(recipe, StepWire(tables), starter)
+            writer = ProcessWriter(recipe, StepWire(tables.apply), starter)
         else:
             tables = TaskTables(clock=clock, keeps_ledger=keeps_ledger, cache=RowCache(database))
             writer = GroupCommitWriter(database)

@@ -141,6 +141,9 @@ class Overdue(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
 
 
+NOT_SHOWN = Submission()
+"""What stands in a record for a submission that was not asked for."""
+
 DISPATCHER = "dispatcher"
 """The recipient of what the elected dispatcher is to look at."""
 
@@ -148,7 +151,15 @@ MAX_PAGE_BYTES = 4 * 2**20
 """What the tasks of one page may have together; a larger one has a page of its own."""
 
 
-class NewTask(msgspec.Struct, frozen=True, kw_only=True):
+class StoreStep(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The base of steps, which cross to a process that writes as JSON with a tag."""
+
+
+class StoreAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The base of what comes of steps, which crosses as an array with a tag."""
+
+
+class NewTask(StoreStep, frozen=True, kw_only=True, tag="new"):
     """A task to be queued, under an id that the caller made, with the limits that it must fit.
 
     Where there is no room for it, it is stored as rejected, unless `keeps_refusal` is off.
@@ -162,7 +173,7 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     keeps_refusal: bool = True
 
 
-class Queued(msgspec.Struct, frozen=True, kw_only=True):
+class Queued(StoreAnswer, frozen=True, kw_only=True, tag="queued"):
     """The task is stored; `position` counts the tasks that wait, itself included.
 
     One whose parent has failed already is stored as failed, and says so in its record.
@@ -172,27 +183,27 @@ class Queued(msgspec.Struct, frozen=True, kw_only=True):
     position: int
 
 
-class TurnedAway(msgspec.Struct, frozen=True, kw_only=True):
+class TurnedAway(StoreAnswer, frozen=True, kw_only=True, tag="turned away"):
     """There is no room for the task; it is stored as rejected, if its refusal is to be kept."""
 
     record: TaskRecord
     rejected: Rejected
 
 
-class UnknownParent(msgspec.Struct, frozen=True, kw_only=True):
+class UnknownParent(StoreAnswer, frozen=True, kw_only=True, tag="unknown parent"):
     """The task depends on one that the store does not have; nothing is stored."""
 
     parent_id: str
 
 
-class KeyedSubmit(msgspec.Struct, frozen=True, kw_only=True):
+class KeyedSubmit(StoreStep, frozen=True, kw_only=True, tag="keyed"):
     """The tasks of one request, to be stored once under a key; those that are wrong say so."""
 
     key: SubmitKey
     tasks: tuple[NewTask | InvalidEntry, ...]
 
 
-class KeyedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class KeyedAnswer(StoreAnswer, frozen=True, kw_only=True, tag="keyed"):
     """What became of the tasks of a request; `fresh` is what this very call has stored."""
 
     entries: tuple[SubmitEntry, ...]
@@ -200,7 +211,7 @@ class KeyedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     is_replay: bool = True
 
 
-class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of a plan: which attempt at which task goes to which agent, on which node.
 
     `starts` writes the task as running at once, on the dispatcher's own node. `reserve` is None
@@ -223,13 +234,20 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     choice: Choice | None = None
 
 
-class Assigned(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(StoreStep, frozen=True, tag="plan"):
+    """What a dispatcher wants assigned, under the epoch in which it was elected."""
+
+    epoch: int
+    assignments: Sequence[Assignment]
+
+
+class Assigned(StoreAnswer, frozen=True, kw_only=True, tag="assigned"):
     """The task is in flight; where it was started its record carries the submission."""
 
     record: TaskRecord
 
 
-class NotAssigned(msgspec.Struct, frozen=True, kw_only=True):
+class NotAssigned(StoreAnswer, frozen=True, kw_only=True, tag="not assigned"):
     """A budget refused, or the task is no longer as the plan saw it.
 
     `record` is the task as it is now; None if it is gone altogether.
@@ -240,29 +258,36 @@ class NotAssigned(msgspec.Struct, frozen=True, kw_only=True):
     refused: Refused | None = None
 
 
-class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+class Settlement(StoreStep, frozen=True, kw_only=True, tag="settlement"):
     """What came of an attempt: the next step, the money, and a pause that the provider asked for.
 
     A cost of nothing gives the reservation back; what is unknown of it is booked as it was held.
-    `node_id` is the node that writes it for a worker; others need not say so.
+    `result` is JSON. `node_id` is the node that writes it for a worker; others need not say so.
     """
 
     task_id: str
     lease: Lease
     step: Finish | TryAgain
     cost: Usage
-    result: msgspec.Raw | None = None
+    result: str | None = None
     closure: GateClosure | None = None
     node_id: str = ""
 
 
-class Settled(msgspec.Struct, frozen=True, kw_only=True):
+class Settled(StoreAnswer, frozen=True, kw_only=True, tag="settled"):
     """The attempt is over. `records` are all tasks that this changed, the settled one first."""
 
     records: tuple[TaskRecord, ...]
 
 
-class CancelAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class Cancellation(StoreStep, frozen=True, tag="cancel"):
+    """Somebody wants a task cancelled, and asked this node."""
+
+    task_id: str
+    node_id: str
+
+
+class CancelAnswer(StoreAnswer, frozen=True, kw_only=True, tag="cancelled"):
     """The task after a cancel, then those that ended with it.
 
     `had_ended` says that the task was over before, and nothing was changed.
@@ -272,7 +297,7 @@ class CancelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     had_ended: bool = False
 
 
-class StaleLease(msgspec.Struct, frozen=True, kw_only=True):
+class StaleLease(StoreAnswer, frozen=True, kw_only=True, tag="stale"):
     """The lease has been given to another attempt; nothing was changed."""
 
     task_id: str

@@ -98,18 +98,23 @@ class Insert:
 
 
 class Lookup:
-    """A statement about many things at once: its parameters are sent as one JSON array."""
+    """A statement about many things at once: its parameters are sent as one JSON array.
 
-    __slots__ = ("postgres", "sqlite")
+    `one` is the same about a single text, which is its parameter as it is; it may be empty.
+    """
 
-    def __init__(self, sql: Callable[[Dialect], str]) -> None:
+    __slots__ = ("one", "postgres", "sqlite")
+
+    def __init__(self, sql: Callable[[Dialect], str], *, one: str = "") -> None:
         self.sqlite = sql(Dialect.SQLITE)
         self.postgres = sql(Dialect.POSTGRES)
+        self.one = one
 
 
 def about(statement: str, column: str) -> Lookup:
     """Make the lookup of a statement for the rows whose column is one of the texts."""
-    return Lookup(lambda dialect: f"{statement} WHERE {column} IN {dialect.texts}")
+    where = f"{statement} WHERE {column}"
+    return Lookup(lambda dialect: f"{where} IN {dialect.texts}", one=f"{where} = ?")
 
 
 Parameters = Sequence[Value] | Sequence[Row]
@@ -139,7 +144,7 @@ class Transaction(Protocol):
     def read_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Run statements that do not depend on each other, and return the rows of each."""
 
-    def write(self, sql: str | Lookup, parameters: Parameters = ()) -> int:
+    def write(self, sql: str, parameters: Sequence[Value] = ()) -> int:
         """Run a statement and return how many rows it changed."""
 
     def insert(self, insert: Insert, rows: Sequence[Row]) -> None:

@@ -45,7 +45,7 @@ from headgate.storage.schema import (
     TASK_ROWS,
     WORKER_TASKS,
 )
-from headgate.storage.store import DISPATCHER
+from headgate.storage.store import DISPATCHER, NOT_SHOWN
 from headgate.storage.transaction import Insert, Row, Transaction, about
 from headgate.storage.zones import zone
 
@@ -53,9 +53,6 @@ from headgate.storage.zones import zone
 #
 # What is fixed when a task is submitted is its `Spec`, one JSON text that is never written again. A
 # `TaskRow` has that and everything that changes; one transaction at a time works on it.
-
-NOT_SHOWN = Submission()
-"""What stands in a record for a submission that was not asked for."""
 
 _STATUSES = {status.value: status for status in TaskStatus}
 
@@ -69,24 +66,10 @@ class Spec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rejected: Rejected | None = None
 
 
-class _Work(msgspec.Struct, frozen=True, rename="camel"):
-    """A submission as it is read: the decoder keeps JSON unread only where it must be there."""
-
-    action: str = ""
-    tab_id: str | None = None
-    selector: str | None = None
-    ref: str | None = None
-    params: msgspec.Raw = msgspec.Raw()
-    input: msgspec.Raw = msgspec.Raw()
-    labels: dict[str, str] = {}
-    retry_of: str | None = None
-    traceparent: str | None = None
-
-
 _encoder = msgspec.json.Encoder()
 _specs = msgspec.json.Decoder(Spec)
 _progresses = msgspec.json.Decoder(Progress)
-_works = msgspec.json.Decoder(_Work)
+_submissions = msgspec.json.Decoder(Submission)
 
 
 class TaskRow:
@@ -152,7 +135,7 @@ class TaskRow:
             progress=self.progress,
             agent_id=self.agent_id,
             position=self.spec.position,
-            result=None if self.result is None else msgspec.Raw(self.result),
+            result=self.result,
             error=self.error,
             tokens=self.tokens,
             micro_usd=self.micro_usd,
@@ -216,18 +199,7 @@ def submission_text(submission: Submission) -> str:
 
 def to_submission(text: str) -> Submission:
     """Read what is to be done."""
-    work = _works.decode(text)
-    return Submission(
-        action=work.action,
-        tab_id=work.tab_id,
-        selector=work.selector,
-        ref=work.ref,
-        params=work.params or None,
-        input=work.input or None,
-        labels=work.labels,
-        retry_of=work.retry_of,
-        traceparent=work.traceparent,
-    )
+    return _submissions.decode(text)
 
 
 def states_of(statuses: tuple[TaskStatus, ...]) -> list[str]:

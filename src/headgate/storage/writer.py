@@ -12,6 +12,7 @@ otherwise a node under load would lose its lease, and with it all that it runs.
 from __future__ import annotations
 
 import asyncio
+import copyreg
 import gc
 import os
 import pickle
@@ -21,20 +22,49 @@ import struct
 import subprocess
 import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from enum import Enum
+from functools import partial
 from importlib import import_module
+from io import BytesIO
 from itertools import groupby
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import msgspec
 import structlog
 
+from headgate.core.idempotency import KeyRefusal
 from headgate.core.retries import Backoff
-from headgate.errors import LedgerUnavailableError, StoreUnavailableError
+from headgate.core.task import Submission, TaskRecord
+from headgate.errors import (
+    HeadgateError,
+    LedgerUnavailableError,
+    StaleEpochError,
+    StoreError,
+    StoreUnavailableError,
+)
+from headgate.storage.store import (
+    NOT_SHOWN,
+    Assigned,
+    CancelAnswer,
+    Cancellation,
+    KeyedAnswer,
+    KeyedSubmit,
+    NewTask,
+    NotAssigned,
+    Plan,
+    Queued,
+    Settled,
+    Settlement,
+    StaleLease,
+    TurnedAway,
+    UnknownParent,
+)
 from headgate.storage.transaction import Database, LostTransactionError, Transaction
 
 # Work for a database: how a batch of it is put into one transaction, and how it is answered.
@@ -731,6 +761,211 @@ Recipe = Callable[[], WriterSetup]
 """Makes the setup of a writer; it is sent to the process as its first order."""
 
 
+# Jobs and their answers as bytes, for a writer in a process of its own.
+#
+# Steps of tasks are many. They and their answers are the store's own structs as JSON arrays, at a
+# tenth of what pickling them costs; everything else is rare, and is pickled. Each job has a part of
+# its own in a frame: a letter for its kind, a length, then as many bytes. So what a task was given
+# to do and what it resulted in, which are JSON that nobody reads here, spoil nothing beside them.
+
+_STEP, _PICKLED_STEP, _PICKLED, _ERROR = b"srpe"
+_PART = struct.Struct("<BI")
+
+Step = NewTask | KeyedSubmit | Settlement | Cancellation | Plan
+Submitted = Queued | TurnedAway | UnknownParent
+StepAnswer = (
+    Submitted
+    | KeyedAnswer
+    | KeyRefusal
+    | Settled
+    | StaleLease
+    | CancelAnswer
+    | None
+    | list[Assigned | NotAssigned]
+    | StaleEpochError
+)
+
+_encode = msgspec.json.Encoder().encode
+_decode_step = msgspec.json.Decoder(Step).decode
+_records = msgspec.json.Decoder(TaskRecord)
+_decode_answer: dict[type, Callable[[bytes], Any]] = {
+    NewTask: msgspec.json.Decoder(Queued | TurnedAway | UnknownParent).decode,
+    KeyedSubmit: msgspec.json.Decoder(KeyedAnswer | KeyRefusal).decode,
+    Settlement: msgspec.json.Decoder(Settled | StaleLease).decode,
+    Cancellation: msgspec.json.Decoder(CancelAnswer | None).decode,
+    Plan: msgspec.json.Decoder(list[Assigned | NotAssigned]).decode,
+}
+
+
+class StepWire:
+    """The language of jobs on the tables of tasks; `apply` is the batch function of their steps."""
+
+    def __init__(self, apply: Batch[Any, Any]) -> None:
+        self._apply = apply
+
+    def pack(self, job: Job) -> bytes:
+        """Write one job; raise if it cannot be sent."""
+        if job.batch is None:
+            return _part(_PICKLED, pickle.dumps(job.work))
+        # What a process has printed may hold what no JSON can.
+        with suppress(UnicodeEncodeError):
+            return _part(_STEP, _encode(job.work))
+        return _part(_PICKLED_STEP, pickle.dumps(job.work))
+
+    def join(self, packed: Sequence[bytes]) -> bytes:
+        """Put jobs together that were packed each by itself."""
+        return b"".join(packed)
+
+    def unpack(self, packed: bytes) -> list[Job]:
+        """Read jobs; one that cannot be read fails alone."""
+        return [self._job(kind, content) for kind, content in _parts(packed)]
+
+    def pack_answers(self, jobs: Sequence[Job]) -> bytes:
+        """Write what came of jobs, in their order."""
+        return b"".join([_packed_answer(job) for job in jobs])
+
+    def unpack_answers(self, packed: bytes, jobs: deque[Asked]) -> list[Asked]:
+        """Read what came of the first of these jobs, take them out, and return them."""
+        return [_answered(jobs.popleft(), *part) for part in _parts(packed)]
+
+    def _job(self, kind: int, content: bytes) -> Job:
+        if kind == _PICKLED:
+            return Job(partial(_run_pickled, content))
+        if kind == _PICKLED_STEP:
+            return Job(partial(_run_pickled_step, self._apply, content))
+        try:
+            return Job(_decode_step(content), self._apply)
+        except msgspec.MsgspecError as error:
+            return Job(partial(_refuse_step, str(error)))
+
+
+def _part(kind: int, content: bytes) -> bytes:
+    return _PART.pack(kind, len(content)) + content
+
+
+def _parts(packed: bytes) -> list[tuple[int, bytes]]:
+    parts: list[tuple[int, bytes]] = []
+    start = 0
+    while start < len(packed):
+        kind, size = _PART.unpack_from(packed, start)
+        begin = start + _PART.size
+        start = begin + size
+        parts.append((kind, packed[begin:start]))
+    return parts
+
+
+def _refuse_step(problem: str, _transaction: Transaction) -> None:
+    line = f"a step cannot be read by the process that writes: {problem}"
+    raise StoreError(line)
+
+
+def _run_pickled_step(apply: Batch[Any, Any], content: bytes, transaction: Transaction) -> object:
+    answer = apply(transaction, [pickle.loads(content)])[0]  # noqa: S301
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _run_pickled(content: bytes, transaction: Transaction) -> object:
+    operation: Callable[[Transaction], object] = pickle.loads(content)  # noqa: S301
+    return operation(transaction)
+
+
+def _packed_answer(job: Job) -> bytes:
+    try:
+        if job.error is not None:
+            return _part(_ERROR, pickle.dumps(_with_trace(job.error)))
+        if job.batch is not None:
+            with suppress(UnicodeEncodeError):
+                return _part(_STEP, _encode(_without_submission(job.answer)))
+        return _part(_PICKLED, _with_records(job.answer))
+    # The work is done, and only its answer cannot be told.
+    except Exception as error:  # noqa: BLE001
+        problem = RuntimeError(f"{job.error or error!r}")
+        return _part(_ERROR, pickle.dumps(problem))
+
+
+def _answered(job: Asked, kind: int, content: bytes) -> Asked:
+    try:
+        if kind == _ERROR:
+            job.fail(pickle.loads(content))  # noqa: S301
+        elif kind == _PICKLED:
+            job.answer = pickle.loads(content)  # noqa: S301
+        else:
+            answer = _decode_answer[type(job.work)](content)
+            job.answer = _with_submission(answer, job.work)
+    # An answer that cannot be read is for its caller, and not for those beside it.
+    except Exception as error:  # noqa: BLE001
+        job.fail(error)
+    return job
+
+
+def _without_submission(answer: StepAnswer) -> StepAnswer:
+    """Leave out what tasks were given to do, which may be large: whoever submits has it."""
+    if isinstance(answer, KeyedAnswer):
+        bare = tuple([_showing(one, NOT_SHOWN) for one in answer.fresh])
+        return msgspec.structs.replace(answer, fresh=bare)
+    if isinstance(answer, Queued | TurnedAway):
+        return _showing(answer, NOT_SHOWN)
+    return answer
+
+
+def _with_submission(answer: StepAnswer, step: Step) -> StepAnswer:
+    if isinstance(answer, Queued | TurnedAway) and isinstance(step, NewTask):
+        return _showing(answer, step.submission)
+    if isinstance(answer, KeyedAnswer) and isinstance(step, KeyedSubmit):
+        given = {new.task.id: new.submission for new in step.tasks if isinstance(new, NewTask)}
+        whole = [
+            one if isinstance(one, UnknownParent) else _showing(one, given[one.record.task.id])
+            for one in answer.fresh
+        ]
+        return msgspec.structs.replace(answer, fresh=tuple(whole))
+    return answer
+
+
+def _showing(answer: Submitted, submission: Submission) -> Submitted:
+    if isinstance(answer, UnknownParent):
+        return answer
+    record = msgspec.structs.replace(answer.record, submission=submission)
+    if isinstance(answer, Queued):
+        return Queued(record=record, position=answer.position)
+    return TurnedAway(record=record, rejected=answer.rejected)
+
+
+def _with_trace(error: BaseException) -> BaseException:
+    """Note where a fault that nobody foresaw has come from: its traceback cannot be sent."""
+    if not isinstance(error, HeadgateError):
+        lines = "".join(traceback.format_exception(error))
+        error.add_note(f"In the process that writes: {lines}")
+    return error
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles records as they are sent otherwise; a node that collects its tasks gets many."""
+
+    dispatch_table = copyreg.dispatch_table.copy()
+
+
+def _reduced(record: TaskRecord) -> str | tuple[Any, ...]:
+    try:
+        return _record, (_encode(record),)
+    except UnicodeEncodeError:
+        return record.__reduce__()
+
+
+def _record(packed: bytes) -> TaskRecord:
+    return _records.decode(packed)
+
+
+_Pickler.dispatch_table[TaskRecord] = _reduced
+
+
+def _with_records(answer: object) -> bytes:
+    file = BytesIO()
+    _Pickler(file).dump(answer)
+    return file.getvalue()
+
+
 log = structlog.get_logger("headgate.writer")
 
 MAX_FRAMES = 2
@@ -940,14 +1175,13 @@ class _Line:
     ) -> None:
         self.sent: deque[Awaited] = deque()
         self.frames: deque[int] = deque()
-        self.has_answered = False
+        self._first_answer_at: float | None = None
         self.last_words = "it gave no reason"
         self._answered = answered
         self._lost = lost
         self._frames = Frames()
         self._unsent = bytearray()
         self._loop = asyncio.get_running_loop()
-        self._started_at = self._loop.time()
         self.process, self._socket = child
         self._socket.settimeout(0.0)
         self._loop.add_reader(self._socket, self._read)
@@ -958,9 +1192,15 @@ class _Line:
         """How many jobs were sent and are not in the transaction under way."""
         return len(self.sent) - (self.frames[0] if self.frames else 0)
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether the process has done anything."""
+        return self._first_answer_at is not None
+
     def has_lived(self) -> bool:
-        """Tell whether the process has worked for a while."""
-        return self.has_answered and self._loop.time() >= self._started_at + SHORT_LIFE_SECONDS
+        """Tell whether the process has worked for a while, however long it took to start."""
+        since = self._first_answer_at
+        return since is not None and self._loop.time() >= since + SHORT_LIFE_SECONDS
 
     def settle(self, jobs: int) -> None:
         """Forget frames of which so many jobs were answered; an answer is for whole frames."""
@@ -1018,7 +1258,8 @@ class _Line:
         if frames and frames[-1].startswith(LAST_WORDS):
             self.last_words = frames.pop()[len(LAST_WORDS) :].decode(errors="replace")
         if frames:
-            self.has_answered = True
+            if self._first_answer_at is None:
+                self._first_answer_at = self._loop.time()
             self._answered(self, frames)
 
     def _end(self) -> None:

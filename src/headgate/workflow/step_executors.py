@@ -121,7 +121,7 @@ class WrongSteps:
     async def execute(self, order: WorkOrder) -> Outcome:
         """Say what is wrong; trying again cannot help."""
         given = order.submission.input
-        error = "the step cannot be asked for" if given is None else msgspec.json.decode(given)
+        error = msgspec.json.decode(given) if given else "the step cannot be asked for"
         return Failed(error=str(error), usage=NOTHING_USED)
 
 
@@ -133,7 +133,7 @@ def setting_of(order: WorkOrder) -> str:
 def request_of(order: WorkOrder, kind: type[AnyRequest]) -> AnyRequest:
     """Return what a step asks for."""
     given = order.submission.input
-    request = None if given is None else step_requests.decoded(given)
+    request = step_requests.decoded(given) if given else None
     if not isinstance(request, kind):
         problem = f"task {order.task_id} has no request of a {kind.__name__}"
         raise TypeError(problem)
