@@ -148,7 +148,7 @@ class BadDays:
             self._loop.clock.set_back(self._draws.choice(JUMPS_SECONDS))
         elif kind == "look":
             for config in self.configs:
-                slots.look(config.name)
+                slots.read_soon(config.name)
         else:
             self.crashes += 1
             host.crash()

@@ -401,7 +401,7 @@ def attach_slots(
     work = build_slots(settings, store, environ, data=data, is_shared=is_shared)
     engine.before_start(work.slots.prepare)
     engine.also_run("slots", work.run)
-    engine.feed.subscribe(paused_slots=work.slots.look)
+    engine.feed.subscribe(paused_slots=work.slots.read_soon)
     work.slots.listen(engine.dispatcher.set_slots)
     return work
 

@@ -129,8 +129,8 @@ def test_somebody_who_met_a_refusal_has_the_quota_read_at_most_once_a_minute() -
         await stage.start()
         await stage.until(0.25)
         for _ in range(30):
-            stage.slots.look("work")
-            stage.slots.look("nobody")
+            stage.slots.read_soon("work")
+            stage.slots.read_soon("nobody")
             await asyncio.sleep(3)
         return world.poll_times()
 

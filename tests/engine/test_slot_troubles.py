@@ -90,7 +90,7 @@ def test_looks_while_the_provider_is_ill_do_not_disable_the_slot() -> None:
         world.poll_script.extend([failure("server_error")] * 50)
         for _ in range(20):
             await asyncio.sleep(61)
-            stage.slots.look("work")
+            stage.slots.read_soon("work")
         await asyncio.sleep(1)
         assert len(world.polls) == 21
         assert stage.row().schedule.consecutive_poll_errors == 0
@@ -262,7 +262,7 @@ def test_a_time_is_served_without_a_pre_check_that_a_dead_node_keeps_from_being_
         life = host.spawn(first.live())
         await asyncio.sleep(6 * 3_600 - 20)
         world.latency_seconds = 30.0
-        first.slots.look("work")
+        first.slots.read_soon("work")
         await asyncio.sleep(5)
         host.crash()
         with pytest.raises(HostCrashedError):

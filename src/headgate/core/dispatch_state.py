@@ -39,13 +39,13 @@ from headgate.core.snapshot import (
     tokens_charged,
 )
 from headgate.core.task import (
+    WORKER_PREFIX,
     Choice,
     OnExhausted,
     Task,
     TaskRecord,
     TaskStatus,
     Terms,
-    is_worker,
     slot_of,
 )
 
@@ -198,6 +198,11 @@ class InFlightAttempt(msgspec.Struct, frozen=True):
     tokens: int
     slot: str | None = None
     attempt_seconds: float | None = None
+
+    @property
+    def is_at_worker(self) -> bool:
+        """Whether a worker of an agent runs it, and not a node of the service."""
+        return self.node_id.startswith(WORKER_PREFIX)
 
 
 class InFlightAttempts:
@@ -448,13 +453,13 @@ class WorkerWatch:
 
     def start(self, attempt: InFlightAttempt, now: float) -> None:
         """Time an attempt that starts at a worker; others need none of this."""
-        if is_worker(attempt.node_id):
+        if attempt.is_at_worker:
             self._time(attempt, now)
             self.refresh(attempt.agent_id, now)
 
     def observe(self, attempt: InFlightAttempt, record: TaskRecord, now: float) -> None:
         """Time an attempt by its record, which tells when the worker has begun it."""
-        if not is_worker(attempt.node_id):
+        if not attempt.is_at_worker:
             return
         if record.progress.cancel_requested:
             self.cancel(attempt, now)
@@ -474,7 +479,7 @@ class WorkerWatch:
 
     def cancel(self, attempt: InFlightAttempt, now: float) -> None:
         """Give a worker some time to stop an attempt that somebody wants cancelled."""
-        if not is_worker(attempt.node_id):
+        if not attempt.is_at_worker:
             return
         ends_at = now + CANCEL_GRACE_SECONDS
         deadline = attempt.task.deadline
@@ -486,7 +491,7 @@ class WorkerWatch:
 
     def settle(self, attempt: InFlightAttempt, now: float) -> None:
         """Free the capacity of an attempt that is over."""
-        if is_worker(attempt.node_id):
+        if attempt.is_at_worker:
             self._overdue.drop(attempt.task.id)
             self.refresh(attempt.agent_id, now)
 

@@ -226,10 +226,11 @@ class EventFeed:
             rank = rank_of(task.status, attempt)
             if rank <= ranks.get(task.id, _UNKNOWN_RANK):
                 continue
+            kind = kind_of(task.status, attempt)
             ranks[task.id] = rank
             if rank == LAST_RANK:
                 self._remember_end(task.id)
-            happening = happening_of(record, self._clock())
+            happening = _happening(record, kind, self._clock())
             if record.progress.used_micro_usd:
                 happening.booked_micro_usd = self._bookings.take(record)
             self._add(happening, record)
@@ -328,6 +329,10 @@ class EventFeed:
 
 def happening_of(record: TaskRecord, now: float) -> Happening:
     """Return the latest event of a task; `now` is its time where the record has none."""
+    return _happening(record, kind_of(record.task.status, record.progress.attempt), now)
+
+
+def _happening(record: TaskRecord, kind: EventKind, now: float) -> Happening:
     task, progress = record.task, record.progress
     status = task.status
     if status is _RUNNING:
@@ -344,7 +349,7 @@ def happening_of(record: TaskRecord, now: float) -> Happening:
         progress.attempt,
         None if record.error is None else shortened_error(record.error),
         now if at is None else at,
-        kind_of(status, progress.attempt),
+        kind,
     )
 
 

@@ -107,11 +107,11 @@ def summed(steps: Iterable[Step]) -> Step | None:
 
 
 class History:
-    """The rings; `look` says what waits and runs, or None while this node does not dispatch."""
+    """The rings; `read` says what waits and runs, or None while this node does not dispatch."""
 
-    def __init__(self, clock: Callable[[], float], look: Callable[[], Present | None]) -> None:
+    def __init__(self, clock: Callable[[], float], read: Callable[[], Present | None]) -> None:
         self._clock = clock
-        self._look = look
+        self._read = read
         self._current = Step(at=clock())
         self._since_long: list[Step] = []
         self.hour: deque[Step] = deque(maxlen=STEPS)
@@ -150,7 +150,7 @@ class History:
         """End the step that is under way, and begin the next."""
         now = self._clock()
         step, self._current = self._current, Step(at=now)
-        present = self._look()
+        present = self._read()
         if present is None:
             self._since_long.clear()
             return

@@ -31,7 +31,7 @@ from headgate.core.slots.wakes import (
     missed_time,
     next_wake_at,
 )
-from headgate.engine.slots import slot_log as slot_lines
+from headgate.engine.slots import slot_log
 from headgate.engine.slots.slot import RETRY_SECONDS, KeySlot
 from headgate.engine.supervisor import Pulse
 from headgate.errors import StoreError
@@ -81,7 +81,7 @@ async def send_claimed(
     """
     if claim.is_shared:
         slot.wakes["shared"] += 1
-        slot_lines.shared_wake(slot.trail, slot.name, claim)
+        slot_log.shared_wake(slot.trail, slot.name, claim)
         return None
     is_timely = partial(_is_timely, slot, claim, asked_at)
     answer = await slot.send_wake(ACTIONS[claim.cause], claim.id, pulse=pulse, is_timely=is_timely)
@@ -93,7 +93,7 @@ async def send_claimed(
         partial(wake_done, configs=configs, name=slot.name, claim_id=claim.id, answer=answer),
     )
     slot.wakes[done.outcome] += 1
-    slot_lines.woken(slot.trail, slot.name, claim, done)
+    slot_log.woken(slot.trail, slot.name, claim, done)
     slot.shared.poll_soon((slot.name, *claim.also))
     return done
 
@@ -106,7 +106,7 @@ def _is_timely(slot: KeySlot, claim: WakeClaim, asked_at: float) -> bool:
 
 def _unsent(slot: KeySlot, claim: WakeClaim) -> WakeDone:
     slot.wakes["too_late"] += 1
-    slot_lines.unsent(slot.trail, slot.name, claim)
+    slot_log.unsent(slot.trail, slot.name, claim)
     problem = "not sent, because too much time had passed; its retry window sees to it"
     return WakeDone(row=slot.row, outcome="too_late", is_stale=True, problem=problem)
 
@@ -128,14 +128,14 @@ class WakeLoop:
     async def run(self) -> None:
         """Look at the beginning of every minute, until cancelled."""
         slot, pulse = self._slot, self._slot.wake_pulse
-        slot_lines.started(slot.trail, slot.name, "wake scheduler")
+        slot_log.started(slot.trail, slot.name, "wake scheduler")
         while True:
             pulse.begin()
             try:
                 next_at = await self.run_once()
-                slot_lines.went_on(slot.name, "wake scheduler", pulse)
+                slot_log.went_on(slot.name, "wake scheduler", pulse)
             except StoreError as error:
-                slot_lines.store_away(slot.name, "wake scheduler", pulse, str(error))
+                slot_log.store_away(slot.name, "wake scheduler", pulse, str(error))
                 next_at = slot.now() + RETRY_SECONDS
                 # What the look was for is still to be done.
                 self._quiet_of = None
@@ -182,7 +182,7 @@ class WakeLoop:
     def _tell_change(self) -> None:
         slot = self._slot
         if slot.config != self._seen:
-            slot_lines.config_changed(slot.trail, slot.name, "wake scheduler")
+            slot_log.config_changed(slot.trail, slot.name, "wake scheduler")
         self._seen = slot.config
 
     async def _fire(self, now: float) -> bool:
@@ -217,12 +217,12 @@ class WakeLoop:
         if trigger is not None:
             step = partial(miss_wake, config=config, marker=trigger.marker)
             if await slot.shared.rows.step((slot.name,), step):
-                slot_lines.missed(slot.trail, config, trigger)
+                slot_log.missed(slot.trail, config, trigger)
 
     def _tell_trigger(self, trigger: WakeTrigger) -> None:
         told = (trigger.mode.value, trigger.marker)
         if told != self._told:
-            slot_lines.condition_met(self._slot.trail, self._slot.name, trigger)
+            slot_log.condition_met(self._slot.trail, self._slot.name, trigger)
         self._told = told
 
     async def _skip(self, config: SlotConfig, trigger: WakeTrigger) -> None:
@@ -230,7 +230,7 @@ class WakeLoop:
         step = partial(skip_wake, config=config, marker=trigger.marker)
         await slot.shared.rows.step((slot.name,), step)
         slot.wakes["skipped"] += 1
-        slot_lines.skipped(slot.trail, slot.name, trigger, slot.row)
+        slot_log.skipped(slot.trail, slot.name, trigger, slot.row)
 
     async def _close_window(self, now: float) -> None:
         slot = self._slot
@@ -242,7 +242,7 @@ class WakeLoop:
             close_window, configs=configs, name=slot.name, claim_id=slot.shared.make_id()
         )
         done = await slot.shared.rows.step(tuple(one.name for one in configs), step)
-        slot_lines.window_closed(slot.trail, slot.config, done)
+        slot_log.window_closed(slot.trail, slot.config, done)
         if done.claim is not None:
             await send_claimed(slot, done.claim, asked_at=asked_at, pulse=slot.wake_pulse)
 
@@ -282,16 +282,16 @@ class QuotaLoop:
     async def run(self) -> None:
         """Read whenever it is due, until cancelled."""
         slot, pulse = self._slot, self._slot.quota_pulse
-        slot_lines.started(slot.trail, slot.name, "quota poller")
-        slot_lines.still_disabled(slot.name, slot.row)
+        slot_log.started(slot.trail, slot.name, "quota poller")
+        slot_log.still_disabled(slot.name, slot.row)
         while True:
             pulse.begin()
             slot.quota_sleeps_until = float("-inf")
             try:
                 next_at = await self.run_once()
-                slot_lines.went_on(slot.name, "quota poller", pulse)
+                slot_log.went_on(slot.name, "quota poller", pulse)
             except StoreError as error:
-                slot_lines.store_away(slot.name, "quota poller", pulse, str(error))
+                slot_log.store_away(slot.name, "quota poller", pulse, str(error))
                 next_at = slot.now() + RETRY_SECONDS
             now = slot.now()
             pulse.end(now)
@@ -335,5 +335,5 @@ class QuotaLoop:
     def _tell_change(self) -> None:
         slot = self._slot
         if slot.config != self._seen:
-            slot_lines.config_changed(slot.trail, slot.name, "quota poller")
+            slot_log.config_changed(slot.trail, slot.name, "quota poller")
         self._seen = slot.config

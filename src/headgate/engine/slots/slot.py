@@ -22,7 +22,7 @@ from headgate.core.slots.quota import QuotaFailure, QuotaFailureKind, QuotaRepor
 from headgate.core.slots.slot import SlotConfig, SlotRow, SlotStanding, standing_of, why_off
 from headgate.core.slots.steps import MAX_PROBLEM_CHARS, PollDone, begin, claim_poll, poll_done
 from headgate.core.slots.wakes import WakeTrigger
-from headgate.engine.slots import slot_log as slot_lines
+from headgate.engine.slots import slot_log
 from headgate.engine.slots.row_cache import SlotRowCache
 from headgate.engine.slots.slot_log import SlotTrail
 from headgate.engine.supervisor import Pulse
@@ -221,7 +221,7 @@ class KeySlot:
         except StoreError as error:
             if not await self.shared.rows.drop_unreadable(self.name):
                 raise
-            slot_lines.from_nothing(self.trail, self.name, str(error))
+            slot_log.from_nothing(self.trail, self.name, str(error))
             await self.shared.rows.step((self.name,), step)
         self._begun = config
         self.restate()
@@ -244,7 +244,7 @@ class KeySlot:
         """Return what the slot means for tasks."""
         return self._standing or standing_of(self.config, self.row, self.now())
 
-    def look_soon(self) -> None:
+    def read_soon(self) -> None:
         """Have the quota read soon, unless that was asked for within a minute."""
         now = self.now()
         if abs(now - self._looked_at) >= LOOK_SECONDS:
@@ -309,7 +309,7 @@ class KeySlot:
             settling = partial(poll_done, config=config, claim_id=claim.id, answer=answer)
             done = await rows.step((self.name,), settling)
         self.polls["stale" if done.is_stale else done.outcome] += 1
-        slot_lines.polled(self.trail, config, done, flow_id=claim.id)
+        slot_log.polled(self.trail, config, done, flow_id=claim.id)
         return done
 
     async def send_wake(

@@ -19,7 +19,7 @@ from headgate.core.slots.slot import SlotConfig, SlotRow, SlotStanding
 from headgate.core.slots.status import LogLine
 from headgate.core.slots.steps import PollDone, switch
 from headgate.core.slots.wakes import is_paused
-from headgate.engine.slots import slot_log as slot_lines
+from headgate.engine.slots import slot_log
 from headgate.engine.slots.loops import QuotaLoop, WakeLoop, claim_and_send
 from headgate.engine.slots.row_cache import SlotRowCache
 from headgate.engine.slots.slot import KeySlot, LoopHealth, Shared, SlotSetup, SlotStatus
@@ -149,7 +149,7 @@ async def switch_slot(slot: KeySlot, entry: AuditEntry | None, *, is_on: bool) -
     await slot.begin()
     step = partial(switch, config=slot.config, is_on=is_on)
     await slot.shared.rows.step((slot.name,), step, entry)
-    slot_lines.switched(slot.trail, slot.name, is_on=is_on)
+    slot_log.switched(slot.trail, slot.name, is_on=is_on)
     slot.restate()
     slot.wake_alarm.ring()
     slot.quota_alarm.ring()
@@ -304,11 +304,11 @@ class Slots:
         """Enable or disable a slot by hand; enabling forgets what had disabled it."""
         return await switch_slot(self._slot(name), entry, is_on=is_on)
 
-    def look(self, name: str) -> None:
+    def read_soon(self, name: str) -> None:
         """Read the quota soon: somebody was told there is none. At most once a minute."""
         slot = self._slots.get(name)
         if slot is not None:
-            slot.look_soon()
+            slot.read_soon()
 
     def loops(self, name: str) -> tuple[asyncio.Task[None] | None, ...]:
         """Return what runs the loops of a slot, its wake loop first."""
@@ -345,7 +345,7 @@ class Slots:
             supervisor.start(quota, QuotaLoop(slot).run, slot.quota_pulse)
 
     def _drop(self, slot: KeySlot) -> None:
-        slot_lines.gone(slot.name)
+        slot_log.gone(slot.name)
         if self._supervisor is not None:
             for name in _loop_names(slot):
                 self._supervisor.drop(name)
