@@ -91,7 +91,7 @@ def apply_steps(work: UnitOfWork, steps: Sequence[Step]) -> list[StepAnswer]:
     """Apply steps in their order; each has an answer of its own."""
     batch = _sorted(steps)
     _load(work, batch)
-    dead = assign.prepare_plans(work, batch.plans)
+    dead = assign.prepare_plans(work, batch.plans) if batch.plans else set()
     epochs: dict[int, StaleEpochError | None] = {}
     keys = Keys(work, batch.keyed) if batch.keyed else None
     answers = [_apply(work, step, dead, epochs, keys) for step in steps]
@@ -135,9 +135,12 @@ def _load(work: UnitOfWork, batch: _Batch) -> None:
     for new in batch.new:
         wanted += submit.task_ids(new)
     work.load(wanted)
-    submit.prepare_submits(work, batch.new)
-    rows = work.rows(step.task_id for step in batch.other)
-    work.load(parent for row in rows for parent in row.spec.terms.depends_on)
+    if batch.new:
+        submit.prepare_submits(work, batch.new)
+    rows = work.rows([step.task_id for step in batch.other])
+    parents = [parent for row in rows for parent in row.spec.terms.depends_on]
+    if parents:
+        work.load(parents)
     work.load_ledger([line.reserve for line in lines if line.reserve is not None], rows)
 
 

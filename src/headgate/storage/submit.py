@@ -46,9 +46,8 @@ SubmitAnswer = Queued | TurnedAway | UnknownParent
 
 def prepare_submits(work: UnitOfWork, requests: Sequence[NewTask]) -> None:
     """Read what these submissions need, beside their rows."""
-    if requests:
-        agents = {new.task.agent_id for new in requests}
-        work.load_counts(agent for agent in agents if agent is not None)
+    agents = {new.task.agent_id for new in requests}
+    work.load_counts([agent for agent in agents if agent is not None])
 
 
 def task_ids(new: NewTask) -> tuple[str, ...]:
