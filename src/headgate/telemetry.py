@@ -2,7 +2,7 @@
 
 A submit is a span, and everything that becomes of its tasks is below it: each wait, and each
 attempt at a target, which is told the trace by `traceparent`. Where spans go is said by the
-variables of OpenTelemetry. Rule: a span has names and figures; never what a task was given or what
+variables of OpenTelemetry. Rule: a span has names and numbers; never what a task was given or what
 it answered.
 """
 

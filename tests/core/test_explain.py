@@ -94,7 +94,7 @@ CASES: list[tuple[str, SchedulerState, Reason]] = [
         AgentUnavailable(agent_id="a", state="error"),
     ),
     (
-        "global in-attempt cap",
+        "global in-flight cap",
         one_task(agent_inflight={"other": 4}, max_inflight=4),
         InflightCapReached(inflight=4, limit=4),
     ),

@@ -189,7 +189,7 @@ def _charged(scopes: tuple[str, ...]) -> tuple[Scope, ...]:
 
 
 class InFlightAttempt(msgspec.Struct, frozen=True):
-    """An attempt in attempt: whose it is, where it runs, what it has reserved, for how long."""
+    """An attempt in flight: whose it is, where it runs, what it has reserved, for how long."""
 
     task: Task
     number: int
@@ -206,7 +206,7 @@ class InFlightAttempt(msgspec.Struct, frozen=True):
 
 
 class InFlightAttempts:
-    """All attempts in attempt, with the sums over nodes, projects and slots."""
+    """All attempts in flight, with the sums over nodes, projects and slots."""
 
     def __init__(self) -> None:
         self.active: dict[str, int] = {}
@@ -816,7 +816,7 @@ def closure_of(refused: Refused) -> GateClosure:
 # Agents that nobody declared: made by their first task, and dropped when they are idle.
 #
 # Clients name them, so their number has no bound of its own. Rule: beyond `MAX_KNOWN_AGENTS` those
-# with nothing queued and nothing in attempt are dropped; the next task makes them anew.
+# with nothing queued and nothing in flight are dropped; the next task makes them anew.
 
 MAX_KNOWN_AGENTS = 10_000
 
@@ -839,7 +839,7 @@ class MadeAgents:
         return Agent(id=agent_id, capacity=self._capacity, accepts_open=False)
 
     def set_capacity(self, capacity: int) -> None:
-        """Give all of them, and those to come, this many capacity; what is in attempt stays."""
+        """Give all of them, and those to come, this capacity; what is in flight stays."""
         self._capacity = capacity
         for agent_id in self._made:
             self.index.set_agent(self.make(agent_id), inflight=self._inflight(agent_id))

@@ -3,7 +3,7 @@
 An executor reports an outcome; it does not know of attempts. `next_step` is where it is decided
 whether the task is finished or tried again, and `cost_of` what is booked for the attempt.
 
-Rule: what the provider may have charged is booked. An outcome without figures costs what was
+Rule: what the provider may have charged is booked. An outcome without numbers costs what was
 reserved, unless the executor knows that the provider cannot have charged.
 """
 
@@ -161,7 +161,7 @@ def pause_seconds(outcome: Limited, hits: int, policy: RetryPolicy = DEFAULT_POL
 
 
 def known_usage(outcome: Outcome) -> Usage:
-    """Return what the attempt has used, as far as anybody gave figures that can be booked."""
+    """Return what the attempt has used, as far as anybody gave numbers that can be booked."""
     match outcome:
         case Limited():
             return NOTHING_USED

@@ -159,7 +159,7 @@ def beginning_of(error: str | None) -> str | None:
 
 # Why an attempt was started when it was: how its project and its lane stood at that moment.
 #
-# The figures are those that the round compared, so that they say later what nobody could work out
+# The numbers are those that the round compared, so that they say later what nobody could work out
 # any more. Rule: nothing is decided by them.
 
 
