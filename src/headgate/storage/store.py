@@ -434,7 +434,7 @@ class TaskStore(Protocol):
         """
 
     def settle(self, settlement: Settlement) -> Awaitable[Settled | StaleLease]:
-        """Write the end of an attempt: the outcome, the money, the freed place, all at once."""
+        """Write the end of an attempt: the outcome, the money, the freed permit, all at once."""
 
     def get(self, task_id: str) -> Awaitable[TaskRecord | None]:
         """Return a task with all that is known of it."""

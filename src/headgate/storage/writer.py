@@ -1,4 +1,6 @@
-"""The group-commit writer: everything that waits is put into one transaction.
+"""The writer of a database, in a thread, in the event loop or in a process, and its readers.
+
+Everything that waits is put into one transaction.
 
 A commit that is safe on disk costs the same for one change as for hundreds. So callers hand their
 operations to one thread, which takes all that are queued, runs them in one transaction, commits,
@@ -91,17 +93,13 @@ TRIES = 2
 
 
 class Job:
-    """One operation, or one request of a batch, and what came of it.
+    """One operation, or one request of a batch, and what came of it."""
 
-    `note` is for whoever carries jobs to another process.
-    """
-
-    __slots__ = ("answer", "batch", "error", "note", "work")
+    __slots__ = ("answer", "batch", "error", "work")
 
     def __init__(self, work: Any, batch: Batch[Any, Any] | None = None) -> None:  # noqa: ANN401
         self.work = work
         self.batch = batch
-        self.note: Any = None
         self.answer: Any = None
         self.error: BaseException | None = None
 
@@ -614,17 +612,6 @@ def _ask(reader: Database, job: Awaited, *, tries: int = TRIES) -> None:
         job.fail(error)
 
 
-# A writer whose transactions run in a process of its own, so that they share no interpreter.
-#
-# What waits is sent as one frame, which becomes one transaction, and is answered in its order.
-# While one frame is worked on the next is sent, so that the process need not wait; all that comes
-# after waits here, and is in the frame after that. So whatever goes first waits for two
-# transactions at most, and what is under way has a bound.
-#
-# Rule: when the process ends, whatever it had not answered may be on disk or not, and its callers
-# are told so. What it was not sent yet waits for the next process, which is started at once; but if
-# one after the other ends as soon as it began, there is a wait between them, and nothing is taken.
-
 # Starts processes that write: one at a time for a writer, and one ahead if that is wanted.
 #
 # A process needs a moment until it can work. Whoever knows early that one will be needed has it
@@ -763,10 +750,10 @@ Recipe = Callable[[], WriterSetup]
 
 # Jobs and their answers as bytes, for a writer in a process of its own.
 #
-# Steps of tasks are many. They and their answers are the store's own structs as JSON arrays, at a
-# tenth of what pickling them costs; everything else is rare, and is pickled. Each job has a part of
-# its own in a frame: a letter for its kind, a length, then as many bytes. So what a task was given
-# to do and what it resulted in, which are JSON that nobody reads here, spoil nothing beside them.
+# Steps of tasks are many. They and their answers are the store's own structs as JSON, at a tenth of
+# what pickling them costs; everything else is rare, and is pickled. Each job has a part of its own
+# in a frame: a letter for its kind, a length, then as many bytes. So one that cannot be read, as
+# for what a client has sent unread in it, spoils nothing beside it.
 
 _STEP, _PICKLED_STEP, _PICKLED, _ERROR = b"srpe"
 _PART = struct.Struct("<BI")
@@ -965,6 +952,17 @@ def _with_records(answer: object) -> bytes:
     _Pickler(file).dump(answer)
     return file.getvalue()
 
+
+# A writer whose transactions run in a process of its own, so that they share no interpreter.
+#
+# What waits is sent as one frame, which becomes one transaction, and is answered in its order.
+# While one frame is worked on the next is sent, so that the process need not wait; all that comes
+# after waits here, and is in the frame after that. So whatever goes first waits for two
+# transactions at most, and what is under way has a bound.
+#
+# Rule: when the process ends, whatever it had not answered may be on disk or not, and its callers
+# are told so. What it was not sent yet waits for the next process, which is started at once; but if
+# one after the other ends as soon as it began, there is a wait between them, and nothing is taken.
 
 log = structlog.get_logger("headgate.writer")
 
