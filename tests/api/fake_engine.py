@@ -226,7 +226,7 @@ class FakeEngine(Engine):
         return Why(
             task_id=task_id,
             state=record.task.status,
-            reasons=(TaskReason(reason=reason, message="the budget is used up"),),
+            reasons=(TaskReason(detail=reason, message="the budget is used up"),),
         )
 
     def health(self) -> Health:

@@ -298,7 +298,7 @@ def test_why_answers_with_the_reasons(client: Client) -> None:
     task_id = submitted(client)
     body = client.get(f"/tasks/{task_id}/why").json
     assert body["taskId"] == task_id
-    assert body["reasons"][0]["reason"]["reason"] == "global_budget"
+    assert body["reasons"][0]["detail"]["reason"] == "global_budget"
 
 
 def test_a_batch_is_handed_over_whole_before_anything_is_waited_for(client: Client) -> None:

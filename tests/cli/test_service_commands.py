@@ -185,7 +185,7 @@ def test_why_tells_reasons_with_times(headgate: Command) -> None:
     assert lines[1] == "  project off is paused"
     assert "(in 12 min)" in lines[2]
     reasons = headgate("why", task, "--json").json["reasons"]
-    assert reasons[0]["reason"]["reason"] == "project_paused"
+    assert reasons[0]["detail"]["reason"] == "project_paused"
     done = submitted(headgate, "--wait")
     assert done
     assert headgate("cancel", task).out == f"{task} cancelled\n"

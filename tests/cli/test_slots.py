@@ -258,7 +258,7 @@ def test_why_tells_percent_and_reset_of_a_slot_in_words(capsys: pytest.CaptureFi
         f"until {utc_time(until)}"
     )
     reason = {
-        "reason": {"reason": "gate_closed", "kind": "slot", "name": "work", "resets_at": resets_at},
+        "detail": {"reason": "gate_closed", "kind": "slot", "name": "work", "resets_at": resets_at},
         "message": message,
         "until": until,
     }

@@ -169,7 +169,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
             self.expire()
         for task_id in self.dispatch_state.waiting:
             holds = [
-                reason.reason for reason in reasons(self.dispatch_state, task_id, self.model.now)
+                reason.detail for reason in reasons(self.dispatch_state, task_id, self.model.now)
             ]
             assert not any(isinstance(hold, LaneBehind) for hold in holds), (task_id, holds)
 
@@ -352,7 +352,7 @@ class DeskBesideAStore(RuleBasedStateMachine):
             assert found
             for reason in found:
                 assert reason.message
-                assert self.is_true(reason.reason, task_id), (task_id, reason)
+                assert self.is_true(reason.detail, task_id), (task_id, reason)
 
     def teardown(self) -> None:
         if not hasattr(self, "dispatch_state"):

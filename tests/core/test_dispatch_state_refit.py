@@ -176,7 +176,7 @@ def test_a_resume_does_not_open_what_the_provider_closed() -> None:
 def test_the_switch_holds_everything_and_why_names_it_first() -> None:
     dispatch_state = state_of(queued("t1"), is_paused=True)
     assert ids(dispatch_state) == []
-    assert reasons(dispatch_state, "t1", START)[0].reason.message.startswith(
+    assert reasons(dispatch_state, "t1", START)[0].detail.message.startswith(
         "the scheduler is paused"
     )
     changed(dispatch_state, is_paused=False)

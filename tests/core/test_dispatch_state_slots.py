@@ -46,7 +46,7 @@ def only_line(dispatch_state: DispatchState, now: float = START) -> Planned:
 
 
 def why(dispatch_state: DispatchState, task_id: str = "t1", now: float = START) -> list[GateClosed]:
-    holds = [reason.reason for reason in reasons(dispatch_state, task_id, now)]
+    holds = [reason.detail for reason in reasons(dispatch_state, task_id, now)]
     return [hold for hold in holds if isinstance(hold, GateClosed)]
 
 
@@ -132,7 +132,7 @@ def test_a_pause_of_an_administrator_and_one_of_a_provider_end_apart() -> None:
 def test_the_reason_of_a_slot_has_its_percentage_and_its_reset() -> None:
     dispatch_state = with_slots(held_slot("work"), records=[queued("t1", slot="work")])
     (reason,) = reasons(dispatch_state, "t1", START)
-    assert reason.reason == GateClosed(
+    assert reason.detail == GateClosed(
         kind="slot", name="work", until=RESET, why=USED_UP, percent_used=100.0, resets_at=RESET
     )
     assert reason.message == f"slot work is closed: {USED_UP}, until {utc_time(RESET)}"
@@ -299,5 +299,5 @@ def test_whatever_holds_a_task_of_a_slot_is_told() -> None:
         held_slot("work"), records=[queued("t1", slot="work", target="t")], paused_targets=("t",)
     )
     found: list[TaskReason] = list(reasons(dispatch_state, "t1", START))
-    kinds = [reason.reason.kind for reason in found if isinstance(reason.reason, GateClosed)]
+    kinds = [reason.detail.kind for reason in found if isinstance(reason.detail, GateClosed)]
     assert kinds == ["target", "slot"], "what somebody paused may last longer than a window"

@@ -70,7 +70,7 @@ CASES: list[tuple[DispatchState, Reason]] = [
 @pytest.mark.parametrize(("dispatch_state", "hold"), CASES)
 def test_one_rule_gives_one_reason(dispatch_state: DispatchState, hold: Reason) -> None:
     reason = only(dispatch_state)
-    assert reason.reason == hold
+    assert reason.detail == hold
     assert reason.message == hold.message
 
 
@@ -80,7 +80,7 @@ def test_every_rule_that_holds_is_told() -> None:
     dispatch_state.close(
         GateClosure(kind="target", name="t", until=START + 9, why="slow down"), START
     )
-    kinds = {type(reason.reason) for reason in why(dispatch_state)}
+    kinds = {type(reason.detail) for reason in why(dispatch_state)}
     assert kinds >= {ParentsPending, NotYetDue, ProjectUnknown}
 
 
@@ -89,7 +89,7 @@ def test_what_lasts_longest_is_told_first() -> None:
     dispatch_state = state_of(
         queued("t1", not_before=START + 5, waiting_for=1), projects=paused, places=0
     )
-    assert [type(reason.reason) for reason in why(dispatch_state)] == [
+    assert [type(reason.detail) for reason in why(dispatch_state)] == [
         ProjectNotActive,
         NotYetDue,
         ParentsPending,
@@ -103,7 +103,7 @@ def test_a_closed_gate_says_why_and_until_when() -> None:
         GateClosure(kind="target", name="t", until=START + 9, why="slow down"), START
     )
     reason = only(dispatch_state)
-    assert reason.reason == GateClosed(kind="target", name="t", until=START + 9, why="slow down")
+    assert reason.detail == GateClosed(kind="target", name="t", until=START + 9, why="slow down")
     assert reason.until == START + 9
 
 
@@ -112,7 +112,7 @@ def test_the_tasks_that_have_the_places_of_an_agent_are_named() -> None:
     dispatch_state = state_of(*records, agents=(Agent(id="a", capacity=2),))
     dispatch_state.plan(START, most=9)
     reason = only(dispatch_state, "t2")
-    assert reason.reason == AgentFull(agent_id="a", inflight=2, capacity=2)
+    assert reason.detail == AgentFull(agent_id="a", inflight=2, capacity=2)
     assert reason.held_by == ("t0", "t1")
 
 
@@ -122,7 +122,7 @@ def test_the_tasks_that_have_the_places_of_a_project_are_named() -> None:
     dispatch_state = state_of(other, *records, agents=ONE_AGENT)
     dispatch_state.plan(START, most=9)
     reason = only(dispatch_state, "t2")
-    assert reason.reason == ProjectConcurrencyReached(project_id="y", active=2, limit=2)
+    assert reason.detail == ProjectConcurrencyReached(project_id="y", active=2, limit=2)
     assert reason.held_by == ("t0", "t1")
 
 
@@ -133,7 +133,7 @@ def test_at_most_a_few_holders_are_named() -> None:
     )
     dispatch_state.plan(START, most=50)
     reason = only(dispatch_state, "t19")
-    assert reason.reason == InflightCapReached(inflight=15, limit=15)
+    assert reason.detail == InflightCapReached(inflight=15, limit=15)
     assert len(reason.held_by) == MAX_HOLDERS
 
 
@@ -183,7 +183,7 @@ def test_a_task_set_aside_for_budget_says_what_is_left_and_who_holds_the_rest(sc
     reason = only(dispatch_state, "t2")
     until = int(START) + 50
     expected = BudgetShort(scope=scope, unit="tokens", room=600, requested=700, until=until)
-    assert reason.reason == expected
+    assert reason.detail == expected
     assert reason.until == until
     assert reason.held_by == ("t1",)
 
@@ -194,8 +194,8 @@ def test_a_scope_without_room_is_a_closed_gate_with_the_tasks_that_hold_its_mone
     lines = {line.task.id: line for line in dispatch_state.plan(START, most=2)}
     dispatch_state.refuse(lines["t2"], second, short("session:s", spent=0, reserved=1_000), START)
     reason = only(dispatch_state, "t2")
-    assert isinstance(reason.reason, GateClosed)
-    assert (reason.reason.name, reason.until, reason.held_by) == ("session:s", None, ("t1",))
+    assert isinstance(reason.detail, GateClosed)
+    assert (reason.detail.name, reason.until, reason.held_by) == ("session:s", None, ("t1",))
 
 
 def test_a_rate_limit_on_a_type_of_agents_says_until_when() -> None:
@@ -208,7 +208,7 @@ def test_a_rate_limit_on_a_type_of_agents_says_until_when() -> None:
     )
     dispatch_state.plan(START, most=9)
     reason = only(dispatch_state, "t2")
-    assert reason.reason == RateLimited(agent_type="claude", until=START + 61)
+    assert reason.detail == RateLimited(agent_type="claude", until=START + 61)
 
 
 def test_a_task_that_no_rate_limit_can_ever_hold_says_so() -> None:

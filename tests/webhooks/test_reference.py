@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from doc_pages import ROOT, rows_under
-from headgate.core.retries import WAITS_SECONDS
 from headgate.engine.budget_alerts import AlertBody
+from headgate.engine.webhooks import WAITS_SECONDS
 from headgate.storage.deliveries import ALERT_EVENT, PING_EVENT, DeliveryState
 from headgate.storage.unit_of_work import TASK_EVENTS
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.errors import WorkflowError
-from headgate.workflow import document
-from headgate.workflow.document import MAX_FILE_BYTES, json_value, read_document
+from headgate.workflow import yaml_document as document
 from headgate.workflow.parser import read_workflow
+from headgate.workflow.yaml_document import MAX_FILE_BYTES, json_value, read_document
 from workflow.views import FILE
 
 PLAIN: list[tuple[str, object]] = [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from doc_pages import PAGES, blocks_of, name_of, rows_under
-from headgate.workflow import conditions, config, document, expansion, parser, placeholders
+from headgate.workflow import conditions, config, expansion, parser, placeholders, yaml_document
 from headgate.workflow.config import ESTIMATE_KEYS
 from headgate.workflow.parser import HTTP_KEYS, WORK_KEYS
 
@@ -52,8 +52,8 @@ def test_the_bounds_are_those_of_the_code() -> None:
     assert [row[1] for row in rows_under(PAGE, "Bounds")] == [
         f"{bound:,}"
         for bound in (
-            document.MAX_FILE_BYTES,
-            document.MAX_VALUES,
+            yaml_document.MAX_FILE_BYTES,
+            yaml_document.MAX_VALUES,
             parser.MAX_STEPS,
             expansion.MAX_RUNS,
             expansion.MAX_FILE_BYTES,

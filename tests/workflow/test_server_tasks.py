@@ -185,7 +185,7 @@ def test_of_a_task_that_is_gone_only_what_was_heard_is_concluded(
 
 def why(*holds: dict[str, Any], until: float | None = 9.0, others: int = 0) -> WhyBody:
     reasons = tuple(
-        ReasonBody(reason=hold, message="m", until=until, held_by_others=others) for hold in holds
+        ReasonBody(detail=hold, message="m", until=until, held_by_others=others) for hold in holds
     )
     return WhyBody(task_id="t", state=TaskStatus.QUEUED, reasons=reasons)
 

@@ -39,7 +39,7 @@ from headgate.api.schema.admin import (
 )
 from headgate.api.submission import check_unknown, excerpt, read_body
 from headgate.config import AgentSettings, budgets
-from headgate.config.limits import ROOT_NAME
+from headgate.config.budget_limits import ROOT_NAME
 from headgate.config.overrides import PATCHABLE, Change, OverrideKind, written_table
 from headgate.config.settings import DEFAULT_PROJECT
 from headgate.config.state import ConfigState

@@ -62,13 +62,13 @@ from headgate.workflow.budgets import (
 from headgate.workflow.checks import in_file
 from headgate.workflow.conductor import Conductor
 from headgate.workflow.costs import check_prices
-from headgate.workflow.document import MAX_FILE_BYTES
 from headgate.workflow.local_backend import LocalBackend, local_backend
 from headgate.workflow.parser import read_workflow
 from headgate.workflow.report import RunReport, RunState, StepState
 from headgate.workflow.run_folder import JOURNAL, LAST, Run, create_run, damage, open_run
 from headgate.workflow.run_record import RunOptions, resumed_options
 from headgate.workflow.run_tasks import recorded_tasks
+from headgate.workflow.yaml_document import MAX_FILE_BYTES
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

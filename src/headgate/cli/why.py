@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     epilog="""\b
 Examples:
   headgate why tsk_01m7fs2skb2415wvpawg4jr96h
-  headgate why tsk_01m7fs2skb2415wvpawg4jr96h --json | jq -r '.reasons[].reason.reason'
+  headgate why tsk_01m7fs2skb2415wvpawg4jr96h --json | jq -r '.reasons[].detail.reason'
 """
 )
 @click.argument("task_id", metavar="TASK")
@@ -55,7 +55,7 @@ def lines_of(answer: WhyBody) -> list[str]:
 
 def _rooms(answer: WhyBody) -> list[str]:
     """Return a line for each slot of the task whose quota no reason has told of."""
-    told = {one.reason.get("name") for one in answer.reasons if one.reason.get("kind") == "slot"}
+    told = {one.detail.get("name") for one in answer.reasons if one.detail.get("kind") == "slot"}
     slots = answer.slots if answer.slot is None else (answer.slot,)
     return [line for line in (_room(one) for one in slots if one.name not in told) if line]
 

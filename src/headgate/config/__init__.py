@@ -1,6 +1,6 @@
 """The settings of the service: where they come from, what they may be, what they make."""
 
-from headgate.config.limits import budgets, rate_limits, warnings_of
+from headgate.config.budget_limits import budgets, rate_limits, warnings_of
 from headgate.config.loading import load_settings
 from headgate.config.settings import (
     AgentSettings,

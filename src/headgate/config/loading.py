@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from headgate.config.limits import budgets, resolved_rate_limits
+from headgate.config.budget_limits import budgets, resolved_rate_limits
 from headgate.config.messages import invalid_value, key_path, table_expected
 from headgate.config.settings import (
     DEFAULT_PROJECT,

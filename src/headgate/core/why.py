@@ -43,7 +43,7 @@ class TaskReason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     `held_by_others` counts those that belong to others than whoever asks; they are not named.
     """
 
-    reason: Reason
+    detail: Reason
     message: str
     until: float | None = None
     held_by: tuple[str, ...] = ()
@@ -191,7 +191,7 @@ def _task_reason(dispatch_state: DispatchState, reason: Reason, is_own: IsHolder
     )
     held_by = [attempt.task.id for attempt in holders if is_own(attempt)]
     return TaskReason(
-        reason=reason,
+        detail=reason,
         message=reason.message,
         until=getattr(reason, "until", None),
         held_by=tuple(sorted(held_by)[:MAX_HOLDERS]),

@@ -26,7 +26,7 @@ from headgate.api.budgets import (
 from headgate.api.schema.admin import BudgetPatchBody, ProjectPatchBody
 from headgate.budgets.status import ScopeStatus
 from headgate.config import Settings
-from headgate.config.limits import ROOT_NAME, budgets
+from headgate.config.budget_limits import ROOT_NAME, budgets
 from headgate.core.budgets.alerts import NEARLY_USED_UP
 from headgate.core.budgets.burn_rate import BurnRate
 from headgate.core.budgets.ledger import JournalEntry, Limit

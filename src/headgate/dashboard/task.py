@@ -259,7 +259,7 @@ def _reason_body(answer: msgspec.Struct | Response) -> WhyBody | None:
 
 
 def _shown(view: View, reason: ReasonBody) -> ReasonShown:
-    parents = reason.reason.get("parents")
+    parents = reason.detail.get("parents")
     until = None if reason.until is None or utc_time(reason.until) == FAR else reason.until
     return ReasonShown(
         message=capital(reason.message),
@@ -268,7 +268,7 @@ def _shown(view: View, reason: ReasonBody) -> ReasonShown:
         held_by=reason.held_by,
         held_by_others=reason.held_by_others,
         parents=tuple(str(one) for one in parents or ()),
-        links=links_of(view, reason.reason),
+        links=links_of(view, reason.detail),
     )
 
 

@@ -14,9 +14,9 @@ from headgate.core.snapshot import MAX_PRIORITY, MAX_WEIGHT
 from headgate.core.task import MAX_ATTEMPT_SECONDS, MAX_ATTEMPTS, OnParentFailure
 from headgate.errors import InvalidScopeError
 from headgate.providers.prices import MAX_MODEL_LENGTH, Price
-from headgate.workflow.document import Value, only_variables, read_headers, read_url
 from headgate.workflow.placeholders import EnvPlaceholder, Text
 from headgate.workflow.workflow import CONCURRENCY, BudgetScope, Endpoint, Estimate
+from headgate.workflow.yaml_document import Value, only_variables, read_headers, read_url
 
 # The terms of a step, such as priority and timeout, and the defaults, which have them, too.
 #

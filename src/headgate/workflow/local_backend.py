@@ -707,7 +707,7 @@ def waits_for_windows(dispatch_state: DispatchState, now: float) -> bool:
 
 
 def _waits_for_window(dispatch_state: DispatchState, found: tuple[TaskReason, ...]) -> bool:
-    refusals = (_refusal(reason.reason, dispatch_state) for reason in found)
+    refusals = (_refusal(reason.detail, dispatch_state) for reason in found)
     # What others hold may be given back, and is asked for again before long.
     return any(one is not None and one.resets_at is not None and not one.reserved
                for one in refusals)  # fmt: skip
@@ -721,7 +721,7 @@ def _refusal(reason: Reason, dispatch_state: DispatchState) -> Refused | None:
 
 
 def _line(found: TaskReason, dispatch_state: DispatchState | None, now: float) -> str:
-    reason = found.reason
+    reason = found.detail
     refused = None if dispatch_state is None else _refusal(reason, dispatch_state)
     if refused is not None:
         return _budget_line(refused, now)

@@ -29,7 +29,6 @@ from headgate.workflow.config import (
     read_name,
     read_terms,
 )
-from headgate.workflow.document import TextReader, Value, read_document, read_headers, read_url
 from headgate.workflow.expansion import circle_in
 from headgate.workflow.placeholders import (
     ALL_RUNS_FIELDS,
@@ -58,6 +57,7 @@ from headgate.workflow.workflow import (
     Work,
     Workflow,
 )
+from headgate.workflow.yaml_document import TextReader, Value, read_document, read_headers, read_url
 
 ROOT_KEYS = ("name", "config", "steps")
 MAX_NAME_LENGTH = 100

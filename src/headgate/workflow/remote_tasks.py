@@ -256,8 +256,8 @@ def failed_task(order: SentOrder, error: str) -> StepTask:
 def waits_for_window(why: WhyBody) -> bool:
     """Tell whether a task can only start when the window of a budget has moved on."""
     for reason in why.reasons:
-        kind = reason.reason.get("reason")
-        is_scope = kind == "gate_closed" and reason.reason.get("kind") == "scope"
+        kind = reason.detail.get("reason")
+        is_scope = kind == "gate_closed" and reason.detail.get("kind") == "scope"
         is_dated = (kind == "budget_short" or is_scope) and reason.until is not None
         is_held_back = bool(reason.held_by or reason.held_by_others)
         if (kind in _WINDOWED or is_dated) and not is_held_back:

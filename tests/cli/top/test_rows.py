@@ -134,8 +134,8 @@ def test_a_clock_that_is_behind_that_of_the_service_shows_no_negative_time() -> 
                 task_id="t",
                 state=TaskStatus.QUEUED,
                 reasons=(
-                    ReasonBody(reason={}, message="project p is paused"),
-                    ReasonBody(reason={}, message="agent a has 1 of 1 permits in use"),
+                    ReasonBody(detail={}, message="project p is paused"),
+                    ReasonBody(detail={}, message="agent a has 1 of 1 permits in use"),
                 ),
             ),
             "project p is paused +1",
@@ -212,7 +212,7 @@ def test_how_many_more_reasons_there_are_is_seen_however_long_the_first_is(
     service = ServiceState()
     waiting = task("t", state=TaskStatus.QUEUED)
     service.waiting = ShownTasks(tasks=(waiting,))
-    reason = ReasonBody(reason={}, message=message)
+    reason = ReasonBody(detail={}, message=message)
     service.reasons["t"] = WhyBody(task_id="t", state=TaskStatus.QUEUED, reasons=(reason,) * 3)
     rows = top_rows.waiting_rows(service, NOW)
     room = widths_of(WAITING.columns, rows, width)[4]

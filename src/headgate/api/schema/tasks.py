@@ -61,9 +61,9 @@ class CancelledBody(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class ReasonBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """One rule that keeps a task waiting; `reason` has its fields, with its tag as `reason`."""
+    """One rule that keeps a task waiting; `detail` has its fields, with its name as `reason`."""
 
-    reason: dict[str, Any]
+    detail: dict[str, Any]
     message: str
     until: float | None = None
     held_by: tuple[str, ...] = ()

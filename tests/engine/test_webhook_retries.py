@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.retries import MOST_TRIES, WAITS_SECONDS, next_try_at
+from headgate.engine.webhooks import MOST_TRIES, WAITS_SECONDS, next_try_at
 
 MINUTE, HOUR = 60.0, 3_600.0
 
