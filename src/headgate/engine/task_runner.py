@@ -55,7 +55,8 @@ from headgate.storage.store import Settled, Settlement, TaskStore
 def _result_text(outcome: Outcome) -> str | None:
     if not isinstance(outcome, Succeeded) or outcome.result is None:
         return None
-    return bytes(outcome.result).decode(errors="replace")
+    # One that is no text raises: its task fails, rather than keeping another result than it had.
+    return bytes(outcome.result).decode()
 
 
 class Settlements:
