@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headgate.budgets.connect import KNOWN_URLS, connect_budget
-from headgate.budgets.tracker import BudgetTracker, HeldMoney, ReservationToken, hold
+from headgate.budgets.tracker import ActiveReservation, BudgetTracker, ReservationToken, reserved
 from headgate.errors import BudgetExceededError
 from headgate.metrics import BudgetMetrics
 from headgate.providers.prices import Cost, Price, PriceList
@@ -36,7 +36,7 @@ def written(signature: inspect.Signature, *, skipped: int) -> str:
 
 METHODS = [
     *((name, written(signature, skipped=1)) for name, signature in methods_of(BudgetTracker)),
-    ("hold", written(inspect.signature(hold), skipped=1)),
+    ("hold", written(inspect.signature(reserved), skipped=1)),
     ("connect_budget", written(inspect.signature(connect_budget), skipped=0)),
     ("PriceList", written(inspect.signature(PriceList), skipped=0)),
     *(
@@ -68,7 +68,7 @@ def test_every_field_of_the_refusal_is_there() -> None:
 
 
 def test_what_a_body_may_ask_of_its_hold_is_there() -> None:
-    public = [name for name, _ in methods_of(HeldMoney)]
+    public = [name for name, _ in methods_of(ActiveReservation)]
     assert [name for name in public if f"`held.{name}(" not in PAGE] == []
     assert "`held.renewal_error`" in PAGE
     assert "`held.reservation_id`" in PAGE

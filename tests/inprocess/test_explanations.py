@@ -20,7 +20,7 @@ from headgate.inprocess.lanes import jain_index
 from headgate.testing import SimulatedLoop, simulate
 
 
-async def hold(scheduler: LoadScheduler, agent: str) -> None:
+async def reserved(scheduler: LoadScheduler, agent: str) -> None:
     async with scheduler.acquire(agent):
         await asyncio.sleep(1)
 
@@ -31,15 +31,15 @@ def told() -> tuple[list[str], list[str]]:
     async def main(loop: SimulatedLoop) -> tuple[list[str], list[str]]:
         agents: list[Agent | str] = ["deep", "old", Agent(id="full"), "lazy"]
         scheduler = LoadScheduler(agents, SharedResource("llm", 2))
-        loop.create_task(hold(scheduler, "full"))
-        loop.create_task(hold(scheduler, "old"))
+        loop.create_task(reserved(scheduler, "full"))
+        loop.create_task(reserved(scheduler, "old"))
         await asyncio.sleep(0.1)
         for agent in ("old", "full"):
-            loop.create_task(hold(scheduler, agent))
+            loop.create_task(reserved(scheduler, agent))
         await asyncio.sleep(0.95)
         await scheduler.submit_task("lazy", Task(weight=7))
         for _ in range(3):
-            loop.create_task(hold(scheduler, "deep"))
+            loop.create_task(reserved(scheduler, "deep"))
         await asyncio.sleep(0.1)
         return str(scheduler.explain()).splitlines(), str(scheduler.trace).splitlines()
 
@@ -76,7 +76,7 @@ def test_only_the_latest_events_are_kept_and_none_where_none_are_wanted() -> Non
         for most in (0, 3):
             scheduler = LoadScheduler(None, SharedResource("llm"), trace_events=most)
             for _ in range(5):
-                await hold(scheduler, "a")
+                await reserved(scheduler, "a")
             kept.append(len(scheduler.trace.events()))
         return kept
 
@@ -86,7 +86,7 @@ def test_only_the_latest_events_are_kept_and_none_where_none_are_wanted() -> Non
 def test_stats_are_kept_for_each_agent() -> None:
     async def main(loop: SimulatedLoop) -> None:
         scheduler = LoadScheduler(["a", "b"], SharedResource("llm"))
-        await asyncio.gather(*(hold(scheduler, agent) for agent in "aab"))
+        await asyncio.gather(*(reserved(scheduler, agent) for agent in "aab"))
         a, b = scheduler.stats()
         assert (a.grants, b.grants, a.in_flight, a.queued) == (2, 1, 0, 0)
         assert (a.share, b.share) == pytest.approx((2 / 3, 1 / 3))

@@ -33,7 +33,7 @@ def one_permit(**options: object) -> LoadScheduler:
     return LoadScheduler(None, SharedResource("llm"), **options)  # type: ignore[arg-type]
 
 
-async def hold(scheduler: LoadScheduler, agent: str, seconds: float = 1.0) -> str:
+async def reserved(scheduler: LoadScheduler, agent: str, seconds: float = 1.0) -> str:
     async with scheduler.acquire(agent):
         await asyncio.sleep(seconds)
     return agent
@@ -50,7 +50,7 @@ def test_a_holder_that_raises_frees_its_permit_for_the_next() -> None:
 
         failing = asyncio.create_task(fails())
         await asyncio.sleep(0.5)
-        waiting = asyncio.create_task(hold(scheduler, "b"))
+        waiting = asyncio.create_task(reserved(scheduler, "b"))
         with pytest.raises(LookupError):
             await failing
         return await waiting
@@ -152,7 +152,7 @@ def test_acquiring_without_a_queued_task_queues_one_of_weight_one() -> None:
     async def scenario() -> float:
         scheduler = one_permit()
         async with scheduler.acquire("b"):
-            waiting = asyncio.create_task(hold(scheduler, "a"))
+            waiting = asyncio.create_task(reserved(scheduler, "a"))
             await asyncio.sleep(1)
             (lane,) = [lane for lane in scheduler.explain().lanes if lane.agent_id == "a"]
         await waiting
@@ -164,9 +164,9 @@ def test_acquiring_without_a_queued_task_queues_one_of_weight_one() -> None:
 def test_shutdown_refuses_whoever_waits_and_leaks_no_permit() -> None:
     async def scenario() -> None:
         scheduler = one_permit()
-        holder = asyncio.create_task(hold(scheduler, "a", 5))
+        holder = asyncio.create_task(reserved(scheduler, "a", 5))
         await asyncio.sleep(0.5)
-        waiting = asyncio.create_task(hold(scheduler, "b"))
+        waiting = asyncio.create_task(reserved(scheduler, "b"))
         await asyncio.sleep(0.5)
         assert await scheduler.shutdown(timeout=1) == 1
         with pytest.raises(SchedulerClosedError):
@@ -186,7 +186,7 @@ def test_a_cancel_before_the_first_step_leaves_nothing_behind() -> None:
     async def scenario() -> None:
         scheduler = one_permit()
         async with scheduler.acquire("a"):
-            waiting = asyncio.create_task(hold(scheduler, "b"))
+            waiting = asyncio.create_task(reserved(scheduler, "b"))
             waiting.cancel()
             await asyncio.wait({waiting})
             assert scheduler.queued == 0
@@ -198,7 +198,7 @@ def test_a_cancel_while_waiting_leaves_nothing_behind() -> None:
     async def scenario() -> None:
         scheduler = one_permit()
         async with scheduler.acquire("a"):
-            waiting = asyncio.create_task(hold(scheduler, "b"))
+            waiting = asyncio.create_task(reserved(scheduler, "b"))
             await asyncio.sleep(1)
             assert scheduler.queued == 1
             waiting.cancel()
@@ -213,9 +213,9 @@ def test_a_cancel_after_the_grant_passes_the_permit_on_without_a_tick() -> None:
     async def scenario() -> str:
         scheduler = one_permit()
         grant = await scheduler.acquire("a")
-        cancelled = asyncio.create_task(hold(scheduler, "b"))
+        cancelled = asyncio.create_task(reserved(scheduler, "b"))
         await asyncio.sleep(1)
-        following = asyncio.create_task(hold(scheduler, "c"))
+        following = asyncio.create_task(reserved(scheduler, "c"))
         await asyncio.sleep(1)
         await scheduler.release(grant)
         cancelled.cancel()
@@ -237,7 +237,7 @@ def test_a_submitted_task_whose_taker_was_cancelled_after_the_grant_is_queued_wh
         for weight in (2.0, 3.0):
             await scheduler.submit_task("b", Task(weight=weight))
         grant = await scheduler.acquire("a")
-        cancelled = asyncio.create_task(hold(scheduler, "b"))
+        cancelled = asyncio.create_task(reserved(scheduler, "b"))
         await asyncio.sleep(1)
         await scheduler.release(grant)
         cancelled.cancel()
@@ -283,7 +283,7 @@ def test_no_more_than_max_waiters_are_queued() -> None:
     async def scenario() -> None:
         scheduler = one_permit(max_waiters=2)
         async with scheduler.acquire("a"):
-            waiting = [asyncio.create_task(hold(scheduler, "b")) for _ in range(2)]
+            waiting = [asyncio.create_task(reserved(scheduler, "b")) for _ in range(2)]
             await asyncio.sleep(1)
             with pytest.raises(TooManyWaitingError):
                 await scheduler.acquire("c")
@@ -309,7 +309,7 @@ def test_an_agent_that_is_unregistered_is_refused_and_keeps_what_it_has() -> Non
     async def scenario() -> None:
         scheduler = LoadScheduler(["a", "b"], SharedResource("llm"))
         grant = await scheduler.acquire("a")
-        waiting = asyncio.create_task(hold(scheduler, "a"))
+        waiting = asyncio.create_task(reserved(scheduler, "a"))
         await scheduler.submit_task("a", Task())
         await asyncio.sleep(1)
         scheduler.unregister("a")
@@ -320,7 +320,7 @@ def test_an_agent_that_is_unregistered_is_refused_and_keeps_what_it_has() -> Non
         assert (scheduler.queued, scheduler.resource.in_use) == (0, 1)
         scheduler.register("a")
         await scheduler.release(grant)
-        assert await hold(scheduler, "a") == "a"
+        assert await reserved(scheduler, "a") == "a"
 
     run(scenario)
 
@@ -336,7 +336,7 @@ def test_a_scheduler_moves_from_a_loop_that_is_closed_to_the_next() -> None:
     scheduler = one_permit()
 
     async def scenario() -> None:
-        await hold(scheduler, "a")
+        await reserved(scheduler, "a")
 
     run(scenario)
     run(scenario)

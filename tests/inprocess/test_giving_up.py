@@ -16,7 +16,7 @@ async def settled() -> None:
     await asyncio.sleep(0.01)
 
 
-async def hold(scheduler: LoadScheduler, agent: str, weight: float | None = None) -> Grant:
+async def reserved(scheduler: LoadScheduler, agent: str, weight: float | None = None) -> Grant:
     task = None if weight is None else Task(weight=weight)
     async with scheduler.acquire(agent, task=task) as grant:
         return grant
@@ -30,9 +30,9 @@ def test_a_task_that_is_handed_back_goes_to_who_asked_after_it_and_nothing_is_co
         for weight in (5.0, 7.0, 0.25):
             await scheduler.submit_task("b", Task(weight=weight))
             permit = await scheduler.acquire("x")
-            first = asyncio.create_task(hold(scheduler, "b"))
+            first = asyncio.create_task(reserved(scheduler, "b"))
             await settled()
-            second = asyncio.create_task(hold(scheduler, "b"))
+            second = asyncio.create_task(reserved(scheduler, "b"))
             await settled()
             await scheduler.release(permit)
             first.cancel()
@@ -79,7 +79,7 @@ def test_waits_of_grants_that_were_handed_back_are_not_in_the_stats() -> None:
     async def main(loop: SimulatedLoop) -> None:
         scheduler = LoadScheduler(None, SharedResource("llm"))
         permit = await scheduler.acquire("x")
-        waiting = asyncio.create_task(hold(scheduler, "b"))
+        waiting = asyncio.create_task(reserved(scheduler, "b"))
         await asyncio.sleep(1)
         await scheduler.release(permit)
         waiting.cancel()

@@ -176,9 +176,9 @@ class Real:
 
     def acquire(self, agent: str, number: int, weight: float | None = None) -> None:
         task = None if weight is None else Task(weight=weight)
-        self.tasks[number] = asyncio.create_task(self.hold(agent, number, task))
+        self.tasks[number] = asyncio.create_task(self.reserved(agent, number, task))
 
-    async def hold(self, agent: str, number: int, task: Task | None) -> None:
+    async def reserved(self, agent: str, number: int, task: Task | None) -> None:
         async with self.scheduler.acquire(agent, task=task) as grant:
             self.granted.append((agent, number, grant.wait_ticks, grant.weight))
             end = asyncio.Event()
@@ -276,19 +276,19 @@ def order_of(optimize_for: str) -> str:
         )
         granted: list[str] = []
 
-        async def hold(agent: str, seconds: float) -> None:
+        async def reserved(agent: str, seconds: float) -> None:
             async with scheduler.acquire(agent):
                 granted.append(agent)
                 await asyncio.sleep(seconds)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(4):
-                group.create_task(hold("holder", 1))
+                group.create_task(reserved("holder", 1))
             await asyncio.sleep(0.5)
-            group.create_task(hold("early", 1))
+            group.create_task(reserved("early", 1))
             await asyncio.sleep(1)
             for _ in range(50):
-                group.create_task(hold("deep", 1))
+                group.create_task(reserved("deep", 1))
         rest = [agent for agent in granted if agent != "holder"]
         return rest[0]
 
@@ -316,7 +316,7 @@ def test_auto_tune_follows_a_growing_backlog_upwards_and_uneven_waits_downwards(
         scheduler = LoadScheduler(None, SharedResource("llm"), alpha=0.25, auto_tune=True)
         seen: list[float] = []
 
-        async def hold(agent: str) -> None:
+        async def reserved(agent: str) -> None:
             async with scheduler.acquire(agent):
                 await asyncio.sleep(1)
                 seen.append(scheduler.alpha)
@@ -324,7 +324,7 @@ def test_auto_tune_follows_a_growing_backlog_upwards_and_uneven_waits_downwards(
         async with asyncio.TaskGroup() as group:
             for number in range(40):
                 for _ in range(3):
-                    group.create_task(hold(f"a{number % 4}"))
+                    group.create_task(reserved(f"a{number % 4}"))
                 await asyncio.sleep(1)
         return min(seen), max(seen)
 

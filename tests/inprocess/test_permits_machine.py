@@ -97,7 +97,7 @@ class PermitsMachine(RuleBasedStateMachine):
     def run(self, work: Any) -> Any:
         return self.loop.run_until_complete(work)
 
-    async def hold(self, agent: str, task: Task | None, patience: float | None) -> None:
+    async def reserved(self, agent: str, task: Task | None, patience: float | None) -> None:
         own = asyncio.current_task()
         assert own is not None
         try:
@@ -127,7 +127,7 @@ class PermitsMachine(RuleBasedStateMachine):
     )
     def ask(self, agent: str, weight: float | None, timeout: float | None) -> None:
         task = None if weight is None else Task(weight=weight)
-        self.tasks.append(self.loop.create_task(self.hold(agent, task, timeout)))
+        self.tasks.append(self.loop.create_task(self.reserved(agent, task, timeout)))
 
     @rule(agent=st.sampled_from(AGENTS), weight=st.sampled_from([0.5, 3.0]))
     def submit(self, agent: str, weight: float) -> None:

@@ -117,11 +117,11 @@ def test_shutdown_waits_for_what_is_being_booked_and_closes_the_ledger_after_it(
         scheduler = scheduler_of(budget)
         tracker.commit_seconds = 5.0
 
-        async def hold() -> None:
+        async def reserved() -> None:
             async with scheduler.acquire("a"):
                 await asyncio.sleep(1)
 
-        holder = asyncio.create_task(hold())
+        holder = asyncio.create_task(reserved())
         await asyncio.sleep(0.5)
         await scheduler.shutdown(patience)
         assert scheduler.is_busy == (patience is not None)

@@ -33,7 +33,7 @@ Again = Callable[[TaskRecord], Draft]
 RetryOutcome = Literal["taken", "refused", "full"]
 
 
-class Tally(msgspec.Struct):
+class BulkResult(msgspec.Struct):
     """What became of the tasks that matched."""
 
     matched: int
@@ -88,27 +88,27 @@ class BulkWork:
             is_over = before is None or 2 * clock() - asked_at > ends_at
         return Counted(matched=matched, next_before=before)
 
-    async def cancel(self, wanted: BulkFilter, *, limit: int) -> Tally:
+    async def cancel(self, wanted: BulkFilter, *, limit: int) -> BulkResult:
         """Cancel tasks; what runs is asked to stop, and is not waited for."""
-        tally = Tally(await self.count(wanted))
+        result = BulkResult(await self.count(wanted))
         async for batch in self._batches(wanted, limit):
             for has_worked in await asyncio.gather(*map(self._cancel, batch)):
-                _add(tally, has_worked=has_worked)
-        return tally
+                _add(result, has_worked=has_worked)
+        return result
 
-    async def retry(self, wanted: BulkFilter, again: Again, *, limit: int) -> Tally:
+    async def retry(self, wanted: BulkFilter, again: Again, *, limit: int) -> BulkResult:
         """Make a new task of each that ended; one that was tried again before is left out.
 
         The batch that meets a full queue is the last one.
         """
-        tally = Tally(await self.count(wanted))
+        result = BulkResult(await self.count(wanted))
         async for batch in self._batches(wanted, limit):
             answers = await self._retry(batch, again)
-            tally.done += answers.count("taken")
-            tally.skipped += answers.count("refused")
+            result.done += answers.count("taken")
+            result.skipped += answers.count("refused")
             if "full" in answers:
                 break
-        return tally
+        return result
 
     async def _batches(self, wanted: BulkFilter, limit: int) -> AsyncIterator[Sequence[str]]:
         found = await self._access.ask(
@@ -164,8 +164,8 @@ def _parts(task_ids: Sequence[str]) -> Iterator[Sequence[str]]:
         yield task_ids[start : start + AT_ONCE]
 
 
-def _add(tally: Tally, *, has_worked: bool) -> None:
+def _add(result: BulkResult, *, has_worked: bool) -> None:
     if has_worked:
-        tally.done += 1
+        result.done += 1
     else:
-        tally.skipped += 1
+        result.skipped += 1

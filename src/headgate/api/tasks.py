@@ -519,12 +519,12 @@ async def cancel_tasks(api: Api, request: Request, _: str) -> Response:
 
 async def cancel_matching(api: Api, request: Request, body: TaskFilterBody) -> BulkCancelBody:
     """Cancel the tasks of the caller's that match, and note it."""
-    tally = await api.bulk.cancel(cancel_filter(body, request.caller), limit=body.limit)
+    result = await api.bulk.cancel(cancel_filter(body, request.caller), limit=body.limit)
     answer = BulkCancelBody(
-        matched=tally.matched,
-        cancelled=tally.done,
-        skipped=tally.skipped,
-        remaining=tally.remaining,
+        matched=result.matched,
+        cancelled=result.done,
+        skipped=result.skipped,
+        remaining=result.remaining,
     )
     await api.record(request, "tasks.cancel", "", _detail(body, answer))
     return answer
@@ -546,12 +546,12 @@ async def retry_matching(api: Api, request: Request, body: TaskFilterBody) -> Bu
         return _again(api, request.caller, ended)
 
     wanted = retry_filter(body, request.caller)
-    tally = await api.bulk.retry(wanted, again, limit=body.limit)
+    result = await api.bulk.retry(wanted, again, limit=body.limit)
     answer = BulkRetryBody(
-        matched=tally.matched,
-        retried=tally.done,
-        skipped=tally.skipped,
-        remaining=tally.remaining,
+        matched=result.matched,
+        retried=result.done,
+        skipped=result.skipped,
+        remaining=result.remaining,
     )
     await api.record(request, "tasks.retry", "", _detail(body, answer))
     return answer

@@ -170,7 +170,7 @@ RENEWALS_PER_LEASE = 3
 MAX_RENEWALS = 10_000
 
 
-class HeldMoney:
+class ActiveReservation:
     """Money held while a body runs; the body reports here what became of it.
 
     `renewal_error` is set when the lease could not be renewed: the money may be booked in full
@@ -209,7 +209,7 @@ class HeldMoney:
 
 
 @asynccontextmanager
-async def hold(
+async def reserved(
     tracker: BudgetTracker,
     scope: str,
     amount_usd: Amount = 0,
@@ -219,7 +219,7 @@ async def hold(
     lease_seconds: float = DEFAULT_LEASE_SECONDS,
     reservation_id: str | None = None,
     not_charged_on: tuple[type[BaseException], ...] = (),
-) -> AsyncIterator[HeldMoney]:
+) -> AsyncIterator[ActiveReservation]:
     """Hold an estimate while the body runs, and settle it when the body ends.
 
     An error of a kind in `not_charged_on` says that the provider cannot have charged.
@@ -247,7 +247,7 @@ async def hold(
         await _finish(_give_up(tracker, reserving, own_id if reservation_id is None else None))
         raise
     _check_live(token)
-    held = HeldMoney(token)
+    held = ActiveReservation(token)
     renewing = asyncio.create_task(_renew(tracker, held, lease_seconds))
     try:
         yield held
@@ -270,7 +270,7 @@ def _check_live(token: ReservationToken) -> None:
         )
 
 
-async def _renew(tracker: BudgetTracker, held: HeldMoney, lease_seconds: float) -> None:
+async def _renew(tracker: BudgetTracker, held: ActiveReservation, lease_seconds: float) -> None:
     pause = lease_seconds / RENEWALS_PER_LEASE
     for _ in range(MAX_RENEWALS):
         await asyncio.sleep(pause)
@@ -288,7 +288,9 @@ async def _renew(tracker: BudgetTracker, held: HeldMoney, lease_seconds: float) 
             return
 
 
-async def _settle(tracker: BudgetTracker, held: HeldMoney, renewing: asyncio.Task[None]) -> None:
+async def _settle(
+    tracker: BudgetTracker, held: ActiveReservation, renewing: asyncio.Task[None]
+) -> None:
     renewing.cancel()
     try:
         async with asyncio.timeout(SETTLE_SECONDS):
@@ -305,7 +307,10 @@ async def _settle(tracker: BudgetTracker, held: HeldMoney, renewing: asyncio.Tas
 
 
 async def _settle_after(
-    tracker: BudgetTracker, held: HeldMoney, renewing: asyncio.Task[None], error: BaseException
+    tracker: BudgetTracker,
+    held: ActiveReservation,
+    renewing: asyncio.Task[None],
+    error: BaseException,
 ) -> None:
     """Settle a body that failed; its own error is the one to raise."""
     try:
@@ -435,7 +440,7 @@ class LedgerTracker:
             raise exceeded(answer)
         return _token(answer, charged)
 
-    def hold(
+    def reserved(
         self,
         scope: str,
         amount_usd: Amount = 0,
@@ -445,9 +450,9 @@ class LedgerTracker:
         lease_seconds: float = DEFAULT_LEASE_SECONDS,
         reservation_id: str | None = None,
         not_charged_on: tuple[type[BaseException], ...] = (),
-    ) -> AbstractAsyncContextManager[HeldMoney]:
+    ) -> AbstractAsyncContextManager[ActiveReservation]:
         """Hold an estimate while the body runs, and settle it when the body ends."""
-        return hold(
+        return reserved(
             self,
             scope,
             amount_usd,

@@ -150,12 +150,12 @@ def _nodes(view: View) -> tuple[list[NodeRow], int]:
 
 def node_rows(dispatch_state: DispatchState) -> list[NodeRow]:
     """Return the nodes and workers that the dispatcher knows, the nodes first."""
-    flights = dispatch_state.in_flight
-    taken = Counter(flight.node_id for flight in flights)
+    in_flight = dispatch_state.in_flight
+    taken = Counter(attempt.node_id for attempt in in_flight)
     rows = []
-    for node_id in sorted(flights.known_nodes()):
-        agent_id = flights.agent_of(node_id) or ""
-        capacity = flights.workers_of(agent_id) if agent_id else flights.capacity
+    for node_id in sorted(in_flight.known_nodes()):
+        agent_id = in_flight.agent_of(node_id) or ""
+        capacity = in_flight.workers_of(agent_id) if agent_id else in_flight.capacity
         rows.append(
             NodeRow(
                 id=node_id,

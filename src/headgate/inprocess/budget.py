@@ -27,11 +27,11 @@ import msgspec
 from headgate.budgets.connect import connect_budget
 from headgate.budgets.tracker import (
     DEFAULT_LEASE_SECONDS,
+    ActiveReservation,
     Amount,
     BudgetTracker,
-    HeldMoney,
     LedgerTracker,
-    hold,
+    reserved,
 )
 from headgate.core.budgets.scopes import parse_scope
 from headgate.core.money import format_usd, to_limit_micro_usd, to_micro_usd, to_tokens
@@ -170,7 +170,7 @@ class Budget:
             raise InvalidScopeError("agent_id", problem)
         parse_scope(f"agent:{agent_id}", field="agent_id")
 
-    async def hold_for(self, grant: Grant, estimate: Estimate | None) -> None:
+    async def reserve_for(self, grant: Grant, estimate: Estimate | None) -> None:
         """Hold the estimate for a grant, or that of a cheaper model, or raise the refusal."""
         wanted: Estimate | None = self.estimate_of(grant, estimate)
         tracker = await self.open()
@@ -246,8 +246,8 @@ class Budget:
 
     def _holding(
         self, tracker: BudgetTracker, scope: str, also: list[str], wanted: Estimate
-    ) -> AbstractAsyncContextManager[HeldMoney]:
-        return hold(
+    ) -> AbstractAsyncContextManager[ActiveReservation]:
+        return reserved(
             tracker,
             scope,
             wanted.usd,
@@ -322,7 +322,7 @@ class BudgetReserver:
     ) -> BudgetExceededError | None:
         """Hold the money for a grant, or free its permit; return a refusal that waiting may end."""
         self.budget.join(self)
-        holding = asyncio.create_task(self.budget.hold_for(grant, estimate))
+        holding = asyncio.create_task(self.budget.reserve_for(grant, estimate))
         try:
             await asyncio.wait({holding}, timeout=patience.ledger_seconds())
         except asyncio.CancelledError:

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 
 import msgspec
 
-from headgate.budgets.tracker import Amount, HeldMoney
+from headgate.budgets.tracker import ActiveReservation, Amount
 from headgate.core.load import MICRO, to_micro_weight
 from headgate.core.money import to_micro_usd, to_tokens
 from headgate.core.task import Task
@@ -452,8 +452,8 @@ class Grant:
         self.charged_micro_usd: int | None = None
         self._counted = NOTHING
         self._task = entry.task
-        self._held: HeldMoney | None = None
-        self._holding: AbstractAsyncContextManager[HeldMoney] | None = None
+        self._held: ActiveReservation | None = None
+        self._holding: AbstractAsyncContextManager[ActiveReservation] | None = None
 
     def __repr__(self) -> str:
         state = "released" if self.is_released else "held"
@@ -477,7 +477,7 @@ class Grant:
         return self._task
 
     @property
-    def held(self) -> HeldMoney | None:
+    def held(self) -> ActiveReservation | None:
         """The money that is held for it, None without a budget."""
         return self._held
 
@@ -507,7 +507,10 @@ class Grant:
             self._held.not_charged()
 
     def attach(
-        self, holding: AbstractAsyncContextManager[HeldMoney], held: HeldMoney, model: str | None
+        self,
+        holding: AbstractAsyncContextManager[ActiveReservation],
+        held: ActiveReservation,
+        model: str | None,
     ) -> None:
         """Give it the money that was held for it."""
         self._holding, self._held, self.model = holding, held, model

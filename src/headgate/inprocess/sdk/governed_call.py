@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from headgate.budgets.tracker import HeldMoney, hold
+from headgate.budgets.tracker import ActiveReservation, reserved
 from headgate.core.lifecycle import Limited, Outcome, Succeeded, Usage, cost_of, pause_seconds
 from headgate.core.load import estimate_weight
 from headgate.core.task import Task
@@ -73,8 +73,8 @@ class GovernedCall:
         self._model = asked.model
         self._permit: Acquisition | None = None
         self._tracker_in_use: SharedTracker | None = None
-        self._holding: AbstractAsyncContextManager[HeldMoney] | None = None
-        self._held: HeldMoney | None = None
+        self._holding: AbstractAsyncContextManager[ActiveReservation] | None = None
+        self._held: ActiveReservation | None = None
         self._reader: ResponseReader | None = None
         self._refusal: Outcome | None = None
         self._is_sent = False
@@ -199,7 +199,7 @@ class GovernedCall:
         tracker = await shared.use()
         self._tracker_in_use = shared
         scope, *also = self._scopes
-        holding = hold(
+        holding = reserved(
             tracker,
             scope,
             self._estimate.usd,
@@ -230,7 +230,7 @@ class GovernedCall:
         else:
             self._held.charge(_usd(cost.micro_usd or 0), tokens=cost.tokens)
 
-    def _cost(self, held: HeldMoney, refusal: Outcome | None) -> Usage:
+    def _cost(self, held: ActiveReservation, refusal: Outcome | None) -> Usage:
         usage, is_all = Usage(), True
         if refusal is None and self._reader is not None:
             usage, is_all = self._reader.usage(self._governor.prices, priced_as=self._model)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from headgate.budgets.local import LocalBudgetTracker, LocalLedger
-from headgate.budgets.tracker import SETTLE_SECONDS, HeldMoney, LedgerTracker, hold
+from headgate.budgets.tracker import SETTLE_SECONDS, ActiveReservation, LedgerTracker, reserved
 from headgate.core.budgets.ledger import Clock, Refused, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import Call, Reservation
 from headgate.errors import (
@@ -49,54 +49,54 @@ class ProviderError(Exception):
     """Whatever a provider's client raises."""
 
 
-Body = Callable[[HeldMoney], None]
+Body = Callable[[ActiveReservation], None]
 
 
-def says_nothing(held: HeldMoney) -> None:
+def says_nothing(held: ActiveReservation) -> None:
     assert held.micro_usd == 70_000
 
 
-def reports_less(held: HeldMoney) -> None:
+def reports_less(held: ActiveReservation) -> None:
     held.charge("0.05")
 
 
-def reports_more(held: HeldMoney) -> None:
+def reports_more(held: ActiveReservation) -> None:
     held.charge("0.10")
 
 
-def reports_twice(held: HeldMoney) -> None:
+def reports_twice(held: ActiveReservation) -> None:
     held.charge("0.01")
     held.charge("0.02")
 
 
-def was_free(held: HeldMoney) -> None:
+def was_free(held: ActiveReservation) -> None:
     held.not_charged()
 
 
-def was_charged_after_all(held: HeldMoney) -> None:
+def was_charged_after_all(held: ActiveReservation) -> None:
     held.not_charged()
     held.charge("0.05")
 
 
-def fails(held: HeldMoney) -> None:
+def fails(held: ActiveReservation) -> None:
     raise ProviderError
 
 
-def fails_after_a_charge(held: HeldMoney) -> None:
+def fails_after_a_charge(held: ActiveReservation) -> None:
     held.charge("0.05")
     raise ProviderError
 
 
-def is_refused_a_connection(held: HeldMoney) -> None:
+def is_refused_a_connection(held: ActiveReservation) -> None:
     raise ConnectionRefusedError
 
 
-def is_refused_the_second_connection(held: HeldMoney) -> None:
+def is_refused_the_second_connection(held: ActiveReservation) -> None:
     held.charge("0.03")
     raise ConnectionRefusedError
 
 
-def knows_that_it_was_free(held: HeldMoney) -> None:
+def knows_that_it_was_free(held: ActiveReservation) -> None:
     held.not_charged()
     raise ProviderError
 
@@ -122,7 +122,7 @@ def test_the_end_of_the_body_decides_what_is_booked(
 ) -> None:
     async def scenario(tracker: LedgerTracker) -> None:
         with suppress(ProviderError, ConnectionRefusedError):
-            async with hold(
+            async with reserved(
                 tracker, SCOPE, "0.07", not_charged_on=(ConnectionRefusedError,)
             ) as held:
                 assert await amounts(tracker) == (0, 70_000, 0)
@@ -137,7 +137,7 @@ def test_the_error_of_the_body_is_raised(error: type[BaseException]) -> None:
     async def scenario(tracker: LedgerTracker) -> None:
         raised = error()
         with pytest.raises(error) as caught:
-            async with hold(tracker, SCOPE, "0.07", not_charged_on=(ConnectionRefusedError,)):
+            async with reserved(tracker, SCOPE, "0.07", not_charged_on=(ConnectionRefusedError,)):
                 raise raised
         assert caught.value is raised
 
@@ -148,7 +148,7 @@ def test_tokens_that_are_not_reported_are_those_that_were_reserved() -> None:
     async def scenario(tracker: LedgerTracker) -> list[int]:
         spent = []
         for tokens in (None, 30):
-            async with hold(tracker, SCOPE, "0.07", tokens=100) as held:
+            async with reserved(tracker, SCOPE, "0.07", tokens=100) as held:
                 held.charge("0.05", tokens=tokens)
             spent.append((await tracker.status(SCOPE)).spent_tokens)
         return spent
@@ -158,7 +158,7 @@ def test_tokens_that_are_not_reported_are_those_that_were_reserved() -> None:
 
 def test_further_scopes_are_held_too() -> None:
     async def scenario(tracker: LedgerTracker) -> float:
-        async with hold(tracker, SCOPE, "0.07", also=("team:red",)):
+        async with reserved(tracker, SCOPE, "0.07", also=("team:red",)):
             pass
         return await tracker.get_spent("team:red")
 
@@ -169,7 +169,7 @@ def test_a_refused_hold_does_not_run_its_body() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
         await tracker.set_budget("session:eval", "0.05")
         with pytest.raises(BudgetExceededError):
-            async with hold(tracker, SCOPE, "0.07"):
+            async with reserved(tracker, SCOPE, "0.07"):
                 pytest.fail("the body ran")
         assert await amounts(tracker) == (0, 0, 0)
 
@@ -178,10 +178,10 @@ def test_a_refused_hold_does_not_run_its_body() -> None:
 
 def test_an_id_whose_call_is_over_does_not_run_its_body_again() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
-        async with hold(tracker, SCOPE, "0.07", reservation_id="call-1"):
+        async with reserved(tracker, SCOPE, "0.07", reservation_id="call-1"):
             pass
         with pytest.raises(IllegalSettlementError, match="use a new id"):
-            async with hold(tracker, SCOPE, "0.07", reservation_id="call-1"):
+            async with reserved(tracker, SCOPE, "0.07", reservation_id="call-1"):
                 pytest.fail("the body ran")
         assert await amounts(tracker) == (70_000, 0, 0)
 
@@ -191,7 +191,7 @@ def test_an_id_whose_call_is_over_does_not_run_its_body_again() -> None:
 def test_an_impossible_charge_is_refused_where_it_is_made() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
         with pytest.raises(InvalidAmountError):
-            async with hold(tracker, SCOPE, "0.07") as held:
+            async with reserved(tracker, SCOPE, "0.07") as held:
                 held.charge(-1)
         assert await amounts(tracker) == (70_000, 0, 0)
 
@@ -200,7 +200,7 @@ def test_an_impossible_charge_is_refused_where_it_is_made() -> None:
 
 def test_the_lease_is_renewed_while_the_body_runs() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
-        async with hold(tracker, SCOPE, "0.07", lease_seconds=LEASE_SECONDS) as held:
+        async with reserved(tracker, SCOPE, "0.07", lease_seconds=LEASE_SECONDS) as held:
             await asyncio.sleep(20.5 * LEASE_SECONDS)
             assert await amounts(tracker) == (0, 70_000, 0)
             assert held.renewal_error is None
@@ -213,7 +213,7 @@ def test_the_lease_is_renewed_while_the_body_runs() -> None:
 def test_a_renewal_that_is_refused_is_noted_and_not_tried_again() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
         async def call() -> None:
-            async with hold(tracker, SCOPE, "0.07", lease_seconds=LEASE_SECONDS) as held:
+            async with reserved(tracker, SCOPE, "0.07", lease_seconds=LEASE_SECONDS) as held:
                 await tracker.release(held.reservation_id)
                 await asyncio.sleep(10 * LEASE_SECONDS)
                 assert isinstance(held.renewal_error, IllegalSettlementError)
@@ -226,7 +226,7 @@ def test_a_renewal_that_is_refused_is_noted_and_not_tried_again() -> None:
 
 def test_renewal_goes_on_when_the_ledger_comes_back() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
-        async with hold(tracker, SCOPE, "0.07", lease_seconds=LEASE_SECONDS) as held:
+        async with reserved(tracker, SCOPE, "0.07", lease_seconds=LEASE_SECONDS) as held:
             await tracker.ledger.close()
             await asyncio.sleep(LEASE_SECONDS / 2)
             assert isinstance(held.renewal_error, LedgerUnavailableError)
@@ -241,7 +241,7 @@ def test_renewal_goes_on_when_the_ledger_comes_back() -> None:
 
 def test_a_late_report_corrects_what_the_end_of_the_lease_assumed() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
-        async with hold(tracker, SCOPE, "0.07", lease_seconds=LEASE_SECONDS) as held:
+        async with reserved(tracker, SCOPE, "0.07", lease_seconds=LEASE_SECONDS) as held:
             await tracker.ledger.close()
             await asyncio.sleep(2 * LEASE_SECONDS)
             await tracker.ledger.open()
@@ -255,7 +255,7 @@ def test_a_late_report_corrects_what_the_end_of_the_lease_assumed() -> None:
 def test_a_cancelled_body_is_assumed_to_have_been_charged() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(5), hold(tracker, SCOPE, "0.07"):
+            async with asyncio.timeout(5), reserved(tracker, SCOPE, "0.07"):
                 await asyncio.sleep(LEASE_SECONDS)
         assert await amounts(tracker) == (70_000, 0, 0)
 
@@ -265,7 +265,7 @@ def test_a_cancelled_body_is_assumed_to_have_been_charged() -> None:
 def test_an_error_keeps_its_place_when_the_ledger_is_unreachable_too() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
         async def call() -> None:
-            async with hold(tracker, SCOPE, "0.07", lease_seconds=LEASE_SECONDS):
+            async with reserved(tracker, SCOPE, "0.07", lease_seconds=LEASE_SECONDS):
                 await tracker.ledger.close()
                 raise ProviderError
 
@@ -283,7 +283,7 @@ def test_an_error_keeps_its_place_when_the_ledger_is_unreachable_too() -> None:
 def test_a_cost_that_could_not_be_booked_is_an_error() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
         async def call() -> None:
-            async with hold(tracker, SCOPE, "0.07") as held:
+            async with reserved(tracker, SCOPE, "0.07") as held:
                 held.charge("0.05")
                 await tracker.ledger.close()
 
@@ -328,7 +328,7 @@ def run_slowly(
 def test_a_settlement_is_not_lost_to_a_second_cancellation() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
         async def call() -> None:
-            async with hold(tracker, SCOPE, "0.07") as held:
+            async with reserved(tracker, SCOPE, "0.07") as held:
                 held.charge("0.05")
                 await asyncio.sleep(1_000)
 
@@ -347,7 +347,7 @@ def test_a_cancellation_during_the_settlement_is_not_swallowed() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
         async def call() -> None:
             async with asyncio.timeout(2):
-                async with hold(tracker, SCOPE, "0.07") as held:
+                async with reserved(tracker, SCOPE, "0.07") as held:
                     held.charge("0.05")
                 pytest.fail("the cancellation was swallowed")
 
@@ -361,7 +361,7 @@ def test_a_cancellation_during_the_settlement_is_not_swallowed() -> None:
 def test_a_ledger_that_hangs_does_not_hang_the_caller() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
         with pytest.raises(LedgerUnavailableError, match="lease decides"):
-            async with hold(tracker, SCOPE, "0.07"):
+            async with reserved(tracker, SCOPE, "0.07"):
                 pass
 
     took = run_slowly(scenario, slow=Call.COMMIT, seconds=100_000)
@@ -370,7 +370,7 @@ def test_a_ledger_that_hangs_does_not_hang_the_caller() -> None:
 
 def test_a_renewal_that_hangs_is_given_up_and_tried_again() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
-        async with hold(tracker, SCOPE, "0.07", lease_seconds=LEASE_SECONDS) as held:
+        async with reserved(tracker, SCOPE, "0.07", lease_seconds=LEASE_SECONDS) as held:
             await asyncio.sleep(LEASE_SECONDS)
             assert isinstance(held.renewal_error, LedgerUnavailableError)
         assert await amounts(tracker) == (70_000, 0, 0)
@@ -381,7 +381,7 @@ def test_a_renewal_that_hangs_is_given_up_and_tried_again() -> None:
 def test_what_a_cancelled_reserve_may_hold_is_given_back() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1), hold(tracker, SCOPE, "0.07"):
+            async with asyncio.timeout(1), reserved(tracker, SCOPE, "0.07"):
                 pytest.fail("the body ran")
         assert await amounts(tracker) == (0, 0, 0)
 
@@ -391,7 +391,10 @@ def test_what_a_cancelled_reserve_may_hold_is_given_back() -> None:
 def test_under_an_id_of_the_caller_a_cancelled_reserve_is_left_to_its_lease() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1), hold(tracker, SCOPE, "0.07", reservation_id="call-1"):
+            async with (
+                asyncio.timeout(1),
+                reserved(tracker, SCOPE, "0.07", reservation_id="call-1"),
+            ):
                 pytest.fail("the body ran")
         assert await amounts(tracker) == (0, 70_000, 0)
 
@@ -412,7 +415,7 @@ def test_an_argument_of_a_wrong_type_is_told_and_holds_nothing(
 ) -> None:
     async def scenario(tracker: LedgerTracker) -> tuple[int, int, int]:
         with pytest.raises(InvalidFieldError, match=line):
-            async with tracker.hold(SCOPE, "0.07", **arguments):
+            async with tracker.reserved(SCOPE, "0.07", **arguments):
                 pytest.fail("the body must not run")
         return await amounts(tracker)
 
@@ -448,7 +451,7 @@ def test_a_reserve_that_lands_after_its_hold_was_cancelled_is_given_back() -> No
         tracker = LedgerTracker(ledger)
 
         async def call() -> None:
-            async with tracker.hold("session:s", "1.00"):
+            async with tracker.reserved("session:s", "1.00"):
                 pytest.fail("the body must not run")
 
         calling = asyncio.create_task(call())
