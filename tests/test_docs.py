@@ -193,7 +193,7 @@ INHERITED_OR_INTERNAL = {
     "RateLimitWindow": {"clock"},
     "SharedResource": {"claim"},
     "Grant": {"attach", "settle"},
-    "Budget": {"hold_for", "estimate_of", "scopes_of", "notify"},
+    "Budget": {"reserve_for", "estimate_of", "scopes_of", "notify"},
 }
 
 
