@@ -168,7 +168,7 @@ async def _serve(engine: Engine, path: str, body: object) -> object:
                 Claim(
                     agent_id=name,
                     worker_id=body.worker_id,
-                    places=body.capacity,
+                    capacity=body.capacity,
                     running={one.task_id: one.attempt for one in body.running},
                     wait_seconds=body.wait_seconds,
                 )

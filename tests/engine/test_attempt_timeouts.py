@@ -154,7 +154,7 @@ def test_money_of_a_dead_process_is_assumed_soon_after_its_attempt_could_have_en
 async def claimed(service: Service, worker_id: str | None, running: dict[str, int]) -> str:
     """Claim as the worker of agent a would, and note what it was given."""
     claim = Claim(
-        agent_id="a", worker_id=worker_id, places=1, running=dict(running), wait_seconds=5.0
+        agent_id="a", worker_id=worker_id, capacity=1, running=dict(running), wait_seconds=5.0
     )
     name, orders = await service.engine.workers.claim(claim)
     running.update({one.task.id: one.progress.attempt for one in orders.tasks})

@@ -96,10 +96,10 @@ def test_a_result_that_is_too_large_costs_it_whatever_was_reported() -> None:
 def test_work_at_a_worker_costs_what_was_said(outcome: Succeeded | Failed, micro_usd: int) -> None:
     async def scenario(service: Service) -> TaskRecord:
         workers = service.engine.workers
-        claim = Claim(agent_id="a", worker_id=None, places=1, running={})
+        claim = Claim(agent_id="a", worker_id=None, capacity=1, running={})
         worker_id, _ = await workers.claim(claim)
         task_id = await service.submit(agent_id="a", target="pull", cost_micro_usd=COST)
-        claim = Claim(agent_id="a", worker_id=worker_id, places=1, running={}, wait_seconds=5.0)
+        claim = Claim(agent_id="a", worker_id=worker_id, capacity=1, running={}, wait_seconds=5.0)
         _, orders = await workers.claim(claim)
         assert [record.task.id for record in orders.tasks] == [task_id]
         await workers.settle(

@@ -36,19 +36,19 @@ DONE = Succeeded(result=msgspec.Raw(b'{"ok":true}'), usage=Usage(tokens=7, micro
 class Worker:
     """A worker by hand: every step is one call."""
 
-    def __init__(self, engine: Engine, agent_id: str = "a", places: int = 1) -> None:
+    def __init__(self, engine: Engine, agent_id: str = "a", capacity: int = 1) -> None:
         self.engine = engine
         self.agent_id = agent_id
-        self.places = places
+        self.capacity = capacity
         self.worker_id: str | None = None
         self.running: dict[str, int] = {}
 
-    async def claim(self, *, wait: float = 0.0, places: int | None = None) -> list[str]:
+    async def claim(self, *, wait: float = 0.0, capacity: int | None = None) -> list[str]:
         """Claim, and run whatever comes."""
         claim = Claim(
             agent_id=self.agent_id,
             worker_id=self.worker_id,
-            places=self.places if places is None else places,
+            capacity=self.capacity if capacity is None else capacity,
             running=dict(self.running),
             wait_seconds=wait,
         )
@@ -128,7 +128,7 @@ def test_places_of_nodes_and_of_workers_do_not_stand_in_for_each_other() -> None
     async def scenario(service: Service) -> None:
         plain = [await service.submit(agent_id="b") for _ in range(3)]
         pulled = [await service.submit(agent_id="a", target="pull") for _ in range(3)]
-        worker = Worker(service.engine, places=2)
+        worker = Worker(service.engine, capacity=2)
         await worker.claim()
         assert await worker.claim(wait=3.0) == pulled[:1] or len(worker.running) == 2
         await asyncio.sleep(0.5)
@@ -191,7 +191,7 @@ def test_signs_of_life_keep_a_long_task() -> None:
 
 def test_a_cancel_is_told_at_once_to_a_claim_that_waits() -> None:
     async def scenario(service: Service) -> None:
-        worker = Worker(service.engine, places=2)
+        worker = Worker(service.engine, capacity=2)
         task_id = await service.submit(agent_id="a", target="pull")
         await worker.claim()
         await worker.claim(wait=5.0)
@@ -261,7 +261,7 @@ def test_a_pause_of_a_provider_holds_the_agent_and_not_the_target_that_all_share
 
 def test_budgets_hold_for_workers_as_for_everybody() -> None:
     async def scenario(service: Service) -> None:
-        worker = Worker(service.engine, places=9)
+        worker = Worker(service.engine, capacity=9)
         for _ in range(4):
             await service.submit(agent_id="a", target="pull")
         await worker.claim()
@@ -410,7 +410,7 @@ def test_a_worker_that_leaves_gives_back_what_it_has_not_begun_at_once() -> None
         task_id = await service.submit(agent_id="a", target="pull")
         await asyncio.sleep(1.0)
         assert (await service.get(task_id)).task.status is TaskStatus.ASSIGNED
-        await first.claim(places=0)
+        await first.claim(capacity=0)
         await second.claim()
         assert await second.claim(wait=5.0) == [task_id]
         assert (await service.get(task_id)).progress.losses == 0

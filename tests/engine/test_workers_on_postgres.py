@@ -28,7 +28,9 @@ async def submit(engine: Engine) -> str:
 
 
 def claim(worker_id: str | None, wait_seconds: float) -> Claim:
-    return Claim(agent_id="a", worker_id=worker_id, places=2, running={}, wait_seconds=wait_seconds)
+    return Claim(
+        agent_id="a", worker_id=worker_id, capacity=2, running={}, wait_seconds=wait_seconds
+    )
 
 
 async def play(url: str) -> None:

@@ -94,7 +94,7 @@ class Scene:
 
     async def start(self) -> None:
         """Join as the first node, and be elected."""
-        await self.store.join(Node(id=HERE, places=8), lease_seconds=LEASE_SECONDS)
+        await self.store.join(Node(id=HERE, capacity=8), lease_seconds=LEASE_SECONDS)
         await self.elect()
 
     async def elect(self) -> None:
@@ -106,9 +106,9 @@ class Scene:
     async def let_time_pass(self, seconds: float) -> None:
         """Let time pass, and renew what has to be renewed on this node."""
         self.clock.advance(seconds)
-        beat = await self.store.beat(HERE, places=8, lease_seconds=LEASE_SECONDS)
+        beat = await self.store.beat(HERE, capacity=8, lease_seconds=LEASE_SECONDS)
         if not beat.is_alive:
-            await self.store.join(Node(id=HERE, places=8), lease_seconds=LEASE_SECONDS)
+            await self.store.join(Node(id=HERE, capacity=8), lease_seconds=LEASE_SECONDS)
         await self.elect()
 
     def new(
@@ -272,7 +272,7 @@ class Scene:
 
     async def join_away(self) -> None:
         """Take up a second node."""
-        await self.store.join(Node(id=AWAY, places=8), lease_seconds=LEASE_SECONDS)
+        await self.store.join(Node(id=AWAY, capacity=8), lease_seconds=LEASE_SECONDS)
 
     async def set_limit(self, scope: str, tokens: int) -> None:
         """Limit the tokens of a scope."""

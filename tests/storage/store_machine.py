@@ -81,7 +81,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     async def _start(self) -> None:
         await self.store.open()
-        await self.store.join(Node(id=HERE, places=9), lease_seconds=FOR_EVER_SECONDS)
+        await self.store.join(Node(id=HERE, capacity=9), lease_seconds=FOR_EVER_SECONDS)
         elected = await self.store.elect(HERE, lease_seconds=FOR_EVER_SECONDS)
         self.scene.epoch = elected.epoch
         await self.scene.set_limit("", LIMIT_TOKENS)
@@ -148,7 +148,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         self._lives += 1
         self.away = f"{AWAY}-{self._lives}"
-        node = Node(id=self.away, places=9)
+        node = Node(id=self.away, capacity=9)
         self.run(self.store.join(node, lease_seconds=FOR_EVER_SECONDS))
         self.model.nodes.add(self.away)
 

@@ -166,7 +166,7 @@ async def visit(scene: Scene, *, joins: bool = False) -> None:
         Visit(
             worker_id=WORKER,
             agent_id="coder",
-            places=4,
+            capacity=4,
             running={},
             lease_seconds=100.0,
             takes=True,

@@ -112,7 +112,7 @@ def test_where_one_process_can_be_alive_nobody_waits_for_an_earlier_one(tables: 
 
 
 def test_the_address_of_the_dispatcher_is_that_of_its_node(tables: Tables) -> None:
-    node = Node(id="n1", places=1, address="http://10.0.0.1:7420")
+    node = Node(id="n1", capacity=1, address="http://10.0.0.1:7420")
     tables.do(lambda tx: nodes.join(tx, node, 10.0))
     elect(tables, "n1", now=0.0)
     assert elect(tables, "n2", now=1.0).address == "http://10.0.0.1:7420"

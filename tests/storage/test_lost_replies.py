@@ -126,7 +126,7 @@ def test_every_task_is_heard_of_and_run_whatever_replies_get_lost(seed: int, sha
         ]
         for store, node_id in zip(stores, ("n1", "n2"), strict=True):
             await insist(store.open)
-            node = Node(id=node_id, places=4)
+            node = Node(id=node_id, capacity=4)
             await insist(store.join, node, lease_seconds=LEASE_SECONDS)
         # Whoever changes something tells a dispatcher only if there is one.
         await insist(stores[0].elect, "n1", lease_seconds=LEASE_SECONDS)

@@ -20,14 +20,14 @@ def tables(request: pytest.FixtureRequest) -> Iterator[Tables]:
         yield tables
 
 
-def join(tables: Tables, node_id: str, *, now: float, places: int = 4) -> None:
-    node = Node(id=node_id, places=places, address=f"http://{node_id}")
+def join(tables: Tables, node_id: str, *, now: float, capacity: int = 4) -> None:
+    node = Node(id=node_id, capacity=capacity, address=f"http://{node_id}")
     tables.do(lambda tx: nodes.join(tx, node, now + LEASE_SECONDS))
 
 
-def beat(tables: Tables, node_id: str, *, now: float, places: int = 4) -> Beat:
+def beat(tables: Tables, node_id: str, *, now: float, capacity: int = 4) -> Beat:
     return tables.do(
-        lambda tx: nodes.beat(tx, node_id, places=places, now=now, lease_seconds=LEASE_SECONDS)
+        lambda tx: nodes.beat(tx, node_id, capacity=capacity, now=now, lease_seconds=LEASE_SECONDS)
     )
 
 
@@ -46,17 +46,17 @@ def test_a_node_is_alive_up_to_the_end_of_its_lease(tables: Tables) -> None:
 
 
 def test_everything_that_is_known_of_a_live_node_comes_back(tables: Tables) -> None:
-    join(tables, "n1", now=0.0, places=7)
+    join(tables, "n1", now=0.0, capacity=7)
     assert tables.do(lambda tx: nodes.live(tx, 1.0)) == (
-        Node(id="n1", places=7, address="http://n1", lease_until=10.0),
+        Node(id="n1", capacity=7, address="http://n1", lease_until=10.0),
     )
 
 
 def test_a_beat_renews_the_lease_and_the_places(tables: Tables) -> None:
     join(tables, "n1", now=0.0)
-    assert beat(tables, "n1", now=5.0, places=2) == Beat(is_alive=True, lease_until=15.0)
+    assert beat(tables, "n1", now=5.0, capacity=2) == Beat(is_alive=True, lease_until=15.0)
     (node,) = tables.do(lambda tx: nodes.live(tx, 14.0))
-    assert (node.places, node.lease_until) == (2, 15.0)
+    assert (node.capacity, node.lease_until) == (2, 15.0)
 
 
 def test_a_beat_that_comes_too_late_ends_the_life_for_good(tables: Tables) -> None:

@@ -114,7 +114,7 @@ async def test_an_attempt_that_a_worker_did_not_end_in_time_is_noted(place: Plac
         visit = Visit(
             worker_id=WORKER,
             agent_id="coder",
-            places=1,
+            capacity=1,
             running={},
             lease_seconds=60.0,
             joins=True,

@@ -56,7 +56,7 @@ def visit(*, joins: bool = False, running: dict[str, int] | None = None) -> Visi
     return Visit(
         worker_id=WORKER,
         agent_id="coder",
-        places=2,
+        capacity=2,
         running=running or {},
         lease_seconds=30.0,
         joins=joins,

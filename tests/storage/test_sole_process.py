@@ -16,7 +16,7 @@ async def life(path: Path, clock: VirtualClock, node_id: str) -> tuple[str, int]
     store = SqliteTaskStore(path, clock=clock)
     await store.open()
     try:
-        await store.join(Node(id=node_id, places=1), lease_seconds=LEASE_SECONDS)
+        await store.join(Node(id=node_id, capacity=1), lease_seconds=LEASE_SECONDS)
         elected = await store.elect(node_id, lease_seconds=LEASE_SECONDS)
         return elected.node_id, elected.epoch
     finally:

@@ -334,7 +334,7 @@ async def test_a_task_that_kills_its_nodes_fails_in_the_end(place: Place) -> Non
         await scene.submit("t1")
         for life in range(MAX_LOSSES):
             node_id = f"life-{life}"
-            await scene.store.join(Node(id=node_id, places=1), lease_seconds=LEASE_SECONDS)
+            await scene.store.join(Node(id=node_id, capacity=1), lease_seconds=LEASE_SECONDS)
             await scene.assign("t1", attempt=life + 1, node_id=node_id)
             await scene.store.collect(node_id)
             await scene.store.leave(node_id)

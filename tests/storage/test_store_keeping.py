@@ -164,7 +164,7 @@ async def test_a_store_of_one_process_takes_earlier_nodes_for_dead(place: Place)
     async with place.scene() as scene:
         await scene.run("t1")
         scene.store.is_shared = False
-        await scene.store.join(Node(id=AWAY, places=1), lease_seconds=LEASE_SECONDS)
+        await scene.store.join(Node(id=AWAY, capacity=1), lease_seconds=LEASE_SECONDS)
         elected = await scene.store.elect(AWAY, lease_seconds=LEASE_SECONDS)
         assert (elected.node_id, elected.epoch) == (AWAY, scene.epoch + 1)
         (record,) = await scene.store.recover(elected.epoch, ["t1"])

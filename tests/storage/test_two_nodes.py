@@ -50,7 +50,7 @@ class Pair:
         await self.first.open()
         await self.second.open()
         for store, node_id in ((self.first, "n1"), (self.second, "n2")):
-            await store.join(Node(id=node_id, places=4), lease_seconds=NODE_LEASE_SECONDS)
+            await store.join(Node(id=node_id, capacity=4), lease_seconds=NODE_LEASE_SECONDS)
         elected = await self.first.elect("n1", lease_seconds=LEASE_SECONDS)
         assert elected.node_id == "n1"
         self.epoch = elected.epoch
@@ -199,7 +199,7 @@ async def test_a_node_that_comes_back_too_late_can_neither_settle_nor_start_nor_
         assert len(await pair.first.recover(epoch, ["t1", "t2"])) == 2
         assert isinstance(await pair.second.settle(done("t1", by="n2")), StaleLease)
         assert (await pair.second.collect("n2")).started == ()
-        beat = await pair.second.beat("n2", places=4, lease_seconds=NODE_LEASE_SECONDS)
+        beat = await pair.second.beat("n2", capacity=4, lease_seconds=NODE_LEASE_SECONDS)
         assert not beat.is_alive
         assert await status_of(pair.first, "t1") is TaskStatus.QUEUED
 
@@ -212,7 +212,7 @@ async def test_the_next_attempt_settles_and_the_one_before_it_does_not(postgres_
         pair.clock.advance(NODE_LEASE_SECONDS)
         epoch = (await pair.first.elect("n1", lease_seconds=LEASE_SECONDS)).epoch
         await pair.first.recover(epoch, ["t1"])
-        await pair.second.join(Node(id="n2b", places=4), lease_seconds=NODE_LEASE_SECONDS)
+        await pair.second.join(Node(id="n2b", capacity=4), lease_seconds=NODE_LEASE_SECONDS)
         await pair.first.assign(epoch, [assignment("t1", to="n2b", attempt=2)])
         (started,) = (await pair.second.collect("n2b")).started
         assert started.lease == Lease(node_id="n2b", attempt=2)

@@ -22,7 +22,7 @@ async def visit(
     *,
     worker_id: str = WORKER,
     agent_id: str = "coder",
-    places: int | None = 2,
+    capacity: int | None = 2,
     running: dict[str, int] | None = None,
     joins: bool = False,
     takes: bool = True,
@@ -31,7 +31,7 @@ async def visit(
         Visit(
             worker_id=worker_id,
             agent_id=agent_id,
-            places=places,
+            capacity=capacity,
             running=running or {},
             lease_seconds=WORKER_LEASE_SECONDS,
             joins=joins,
@@ -62,9 +62,9 @@ async def with_task(scene: Scene, task_id: str = "t1", **fields: object) -> None
 
 async def test_a_worker_is_a_node_that_serves_an_agent(place: Place) -> None:
     async with place.scene() as scene:
-        assert (await visit(scene, joins=True, places=3)).has_news
+        assert (await visit(scene, joins=True, capacity=3)).has_news
         (worker,) = await workers(scene)
-        assert (worker.id, worker.agent_id, worker.places) == (WORKER, "coder", 3)
+        assert (worker.id, worker.agent_id, worker.capacity) == (WORKER, "coder", 3)
         assert worker.lease_until == scene.clock() + WORKER_LEASE_SECONDS
 
 
@@ -97,7 +97,7 @@ async def test_an_agent_has_a_bounded_number_of_workers(
         assert (await visit(scene, worker_id="worker-2", joins=True)).is_alive
         other = await visit(scene, worker_id="worker-4", agent_id="other", joins=True)
         assert other.is_alive
-        await visit(scene, worker_id="worker-1", places=0)
+        await visit(scene, worker_id="worker-1", capacity=0)
         assert (await visit(scene, worker_id="worker-3", joins=True)).is_alive
 
 
@@ -129,10 +129,10 @@ async def test_a_heartbeat_renews_the_lease_and_hands_nothing_out(place: Place) 
     async with place.scene() as scene:
         await with_task(scene)
         await wait(scene, 20.0)
-        orders = await visit(scene, places=None, takes=False)
+        orders = await visit(scene, capacity=None, takes=False)
         assert (orders.is_alive, orders.tasks, orders.has_news) == (True, (), False)
         await wait(scene, 20.0)
-        assert [worker.places for worker in await workers(scene)] == [2]
+        assert [worker.capacity for worker in await workers(scene)] == [2]
         assert await scene.state("t1") == "assigned"
 
 
@@ -190,7 +190,7 @@ async def test_a_task_that_a_live_worker_has_is_not_taken_back(place: Place) -> 
 async def test_a_worker_that_leaves_gives_back_what_it_has_not_begun(place: Place) -> None:
     async with place.scene() as scene:
         await with_task(scene)
-        orders = await visit(scene, places=0)
+        orders = await visit(scene, capacity=0)
         assert (orders.is_alive, orders.tasks, orders.has_news) == (True, (), True)
         record = await scene.get("t1")
         assert (record.task.status.value, record.progress.losses) == ("queued", 0)
@@ -203,11 +203,11 @@ async def test_a_worker_that_leaves_keeps_what_it_runs_until_it_has_ended(place:
     async with place.scene() as scene:
         await with_task(scene)
         await visit(scene)
-        await visit(scene, places=0, running={"t1": 1})
-        assert [worker.places for worker in await workers(scene)] == [0]
-        assert (await visit(scene, places=None, takes=False)).is_alive
+        await visit(scene, capacity=0, running={"t1": 1})
+        assert [worker.capacity for worker in await workers(scene)] == [0]
+        assert (await visit(scene, capacity=None, takes=False)).is_alive
         await scene.settle("t1", node_id=WORKER)
-        await visit(scene, places=0)
+        await visit(scene, capacity=0)
         assert await workers(scene) == []
 
 
@@ -215,7 +215,7 @@ async def test_a_worker_that_leaves_loses_what_it_does_not_name(place: Place) ->
     async with place.scene() as scene:
         await with_task(scene)
         await visit(scene)
-        await visit(scene, places=0)
+        await visit(scene, capacity=0)
         record = await scene.get("t1")
         assert (record.task.status.value, record.progress.losses) == ("queued", 1)
         assert record.tokens == 100
@@ -225,8 +225,8 @@ async def test_a_claim_that_waited_does_not_offer_places_again(place: Place) -> 
     async with place.scene() as scene:
         await with_task(scene)
         await visit(scene)
-        await visit(scene, places=0, running={"t1": 1})
-        orders = await visit(scene, places=None)
+        await visit(scene, capacity=0, running={"t1": 1})
+        orders = await visit(scene, capacity=None)
         assert (orders.is_alive, orders.tasks) == (True, ())
         assert await scene.state("t1") == "running"
 
@@ -237,7 +237,7 @@ async def test_a_cancel_is_told_to_the_worker_until_it_has_stopped(place: Place)
         await visit(scene)
         await scene.cancel("t1")
         for takes in (True, False):
-            orders = await visit(scene, places=None, running={"t1": 1}, takes=takes)
+            orders = await visit(scene, capacity=None, running={"t1": 1}, takes=takes)
             assert orders.cancelled == ("t1",)
         await scene.settle("t1", AGAIN, node_id=WORKER)
         assert await scene.state("t1") == "cancelled"
@@ -289,7 +289,7 @@ async def test_workers_outlive_the_only_process_of_a_store(place: Place) -> None
         await visit(scene)
         scene.store.is_shared = False
         scene.clock.advance(3_600.0)
-        await scene.store.join(Node(id="n9", places=8), lease_seconds=LEASE_SECONDS)
+        await scene.store.join(Node(id="n9", capacity=8), lease_seconds=LEASE_SECONDS)
         elected = await scene.store.elect("n9", lease_seconds=LEASE_SECONDS)
         assert [node.id for node in (await scene.store.backlog(elected.epoch)).nodes] == [
             "n9",
@@ -319,14 +319,14 @@ async def test_signs_of_life_alone_keep_tasks_and_no_offer(place: Place) -> None
         await scene.assign("t2", node_id=WORKER)
         await wait(scene, WORKER_LEASE_SECONDS - 1)
         running = {"t1": 1}
-        assert not (await visit(scene, places=None, takes=False, running=running)).has_news
+        assert not (await visit(scene, capacity=None, takes=False, running=running)).has_news
         await wait(scene, 2.0)
-        orders = await visit(scene, places=None, takes=False, running=running)
+        orders = await visit(scene, capacity=None, takes=False, running=running)
         assert (orders.is_alive, orders.lost, orders.has_news) == (True, (), True)
         assert await scene.states("t1", "t2") == ["running", "queued"]
-        assert [worker.places for worker in await workers(scene)] == [0]
+        assert [worker.capacity for worker in await workers(scene)] == [0]
         assert (await visit(scene, running=running)).has_news
-        assert [worker.places for worker in await workers(scene)] == [2]
+        assert [worker.capacity for worker in await workers(scene)] == [2]
 
 
 async def test_one_answer_has_a_bounded_number_of_tasks(
@@ -334,12 +334,12 @@ async def test_one_answer_has_a_bounded_number_of_tasks(
 ) -> None:
     monkeypatch.setattr(worker_visits, "MAX_HANDED_OUT", 2)
     async with place.scene() as scene:
-        await visit(scene, joins=True, places=9)
+        await visit(scene, joins=True, capacity=9)
         for task_id in ("t1", "t2", "t3"):
             await scene.submit(task_id)
             await scene.assign(task_id, node_id=WORKER)
-        assert ids((await visit(scene, places=9)).tasks) == ["t1", "t2"]
-        orders = await visit(scene, places=9, running={"t1": 1, "t2": 1})
+        assert ids((await visit(scene, capacity=9)).tasks) == ["t1", "t2"]
+        orders = await visit(scene, capacity=9, running={"t1": 1, "t2": 1})
         assert ids(orders.tasks) == ["t3"]
 
 
@@ -348,11 +348,11 @@ async def test_one_answer_has_a_bounded_size_and_always_a_task(
 ) -> None:
     monkeypatch.setattr(worker_visits, "MAX_HANDED_OUT_BYTES", 1)
     async with place.scene() as scene:
-        await visit(scene, joins=True, places=9)
+        await visit(scene, joins=True, capacity=9)
         for task_id in ("t1", "t2"):
             await scene.submit(task_id)
             await scene.assign(task_id, node_id=WORKER)
-        assert ids((await visit(scene, places=9)).tasks) == ["t1"]
+        assert ids((await visit(scene, capacity=9)).tasks) == ["t1"]
         assert await scene.state("t2") == "assigned"
 
 

@@ -68,7 +68,7 @@ async def claim(api: Api, request: Request, agent_id: str) -> Response:
         Claim(
             agent_id=agent_id,
             worker_id=None if body.worker_id is None else _worker_id(body.worker_id),
-            places=body.capacity,
+            capacity=body.capacity,
             running=_running(body.running),
             wait_seconds=body.wait_seconds,
         )

@@ -488,7 +488,7 @@ class Dispatcher:
         )
         # Among equals the first is taken, and a task starts here in one step less than elsewhere.
         for node in sorted(backlog.nodes, key=lambda node: node.id != self._node_id):
-            state.workers.set_node(node.id, node.places, agent_id=node.agent_id, now=now)
+            state.workers.set_node(node.id, node.capacity, agent_id=node.agent_id, now=now)
         for start in range(0, len(backlog.records), LOADED_AT_ONCE):
             state.load_more(backlog.records[start : start + LOADED_AT_ONCE], now)
             await asyncio.sleep(0)
@@ -522,7 +522,7 @@ class Dispatcher:
         for closure in news.closures:
             state.close(closure, now)
         for node in news.nodes:
-            state.workers.set_node(node.id, node.places, agent_id=node.agent_id, now=now)
+            state.workers.set_node(node.id, node.capacity, agent_id=node.agent_id, now=now)
         known = state.in_flight.nodes() | state.in_flight.known_nodes()
         await self.recover(sorted(known - {node.id for node in news.nodes}))
 

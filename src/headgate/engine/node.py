@@ -74,7 +74,7 @@ class NodeLife:
     async def begin(self) -> None:
         """Join under a new name, and stand for election."""
         self.node_id = self._make_id()
-        node = Node(id=self.node_id, places=self._capacity, address=self.address)
+        node = Node(id=self.node_id, capacity=self._capacity, address=self.address)
         await self._store.join(node, lease_seconds=self._lease_seconds)
         self._store.watch(self.node_id, self._has_orders.set)
         self._store.watch(DISPATCHER, self._dispatcher.refresh)
@@ -104,7 +104,7 @@ class NodeLife:
             return
         # A store that cannot be asked now is told with the next sign of life.
         with suppress(StoreError):
-            await self._store.beat(self.node_id, places=capacity, lease_seconds=lease_seconds)
+            await self._store.beat(self.node_id, capacity=capacity, lease_seconds=lease_seconds)
         self._dispatcher.refresh()
 
     async def run_once(self) -> None:
@@ -113,7 +113,7 @@ class NodeLife:
         if not self.node_id:
             await self.begin()
         beat = await self._store.beat(
-            self.node_id, places=self._capacity, lease_seconds=self._lease_seconds
+            self.node_id, capacity=self._capacity, lease_seconds=self._lease_seconds
         )
         if not beat.is_alive:
             await self._come_back()
@@ -127,7 +127,7 @@ class NodeLife:
         self._has_ended = True
         self._dispatcher.step_down()
         if self.node_id:
-            await self._store.beat(self.node_id, places=0, lease_seconds=self._lease_seconds)
+            await self._store.beat(self.node_id, capacity=0, lease_seconds=self._lease_seconds)
             await self._store.resign(self.node_id)
 
     async def leave(self) -> None:

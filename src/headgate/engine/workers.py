@@ -43,7 +43,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     agent_id: str
     worker_id: str | None
-    places: int
+    capacity: int
     running: dict[str, int]
     wait_seconds: float = 0.0
 
@@ -119,14 +119,14 @@ class PullWorkers:
         visit = Visit(
             worker_id=claim.worker_id or f"{WORKER_PREFIX}{uuid.uuid4().hex}",
             agent_id=claim.agent_id,
-            places=claim.places,
+            capacity=claim.capacity,
             running=claim.running,
             lease_seconds=self.lease_seconds,
             joins=claim.worker_id is None,
             node_id=self._node_id(),
         )
         self._supersede(visit.worker_id)
-        waits = claim.places and claim.wait_seconds and len(self._waiters) < MAX_WAITING
+        waits = claim.capacity and claim.wait_seconds and len(self._waiters) < MAX_WAITING
         if not waits or self._is_closed:
             return visit.worker_id, await self._visit(visit)
         waiter = self._enter(visit.worker_id)
@@ -141,7 +141,7 @@ class PullWorkers:
             Visit(
                 worker_id=worker_id,
                 agent_id=agent_id,
-                places=None,
+                capacity=None,
                 running=running,
                 lease_seconds=self.lease_seconds,
                 takes=False,
@@ -190,7 +190,7 @@ class PullWorkers:
         ends_at = clock() + min(wait_seconds, longest)
         orders = await self._visit(visit)
         # Only a request says what a worker offers, and not one that has been waiting since.
-        visit = msgspec.structs.replace(visit, joins=False, places=None)
+        visit = msgspec.structs.replace(visit, joins=False, capacity=None)
         while not orders.tasks and not orders.cancelled and not waiter.is_over:
             left = ends_at - clock()
             if left <= 0:

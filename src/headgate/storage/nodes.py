@@ -29,12 +29,12 @@ MAX_WORKERS_PER_AGENT = 1_000
 
 # A repeat of a join whose answer got lost finds the row, and changes nothing.
 _JOIN = (
-    "INSERT INTO nodes (id, places, address, lease_until) VALUES (?, ?, ?, ?)"
+    "INSERT INTO nodes (id, capacity, address, lease_until) VALUES (?, ?, ?, ?)"
     " ON CONFLICT (id) DO NOTHING"
 )
-_RENEW = "UPDATE nodes SET places = ?, lease_until = ? WHERE id = ? AND lease_until > ?"
+_RENEW = "UPDATE nodes SET capacity = ?, lease_until = ? WHERE id = ? AND lease_until > ?"
 _LIVE = (
-    "SELECT id, places, address, lease_until, COALESCE(workers.agent_id, '') FROM nodes"
+    "SELECT id, capacity, address, lease_until, COALESCE(workers.agent_id, '') FROM nodes"
     " LEFT JOIN workers ON workers.node_id = nodes.id WHERE lease_until > ? ORDER BY id"
 )
 _IS_WORKER = "id IN (SELECT workers.node_id FROM workers)"
@@ -44,7 +44,7 @@ _SERVE = (
     " ON CONFLICT (node_id) DO NOTHING"
 )
 _OFFER = (
-    "SELECT places, offered_until FROM nodes JOIN workers ON workers.node_id = nodes.id"
+    "SELECT capacity, offered_until FROM nodes JOIN workers ON workers.node_id = nodes.id"
     " WHERE id = ? AND agent_id = ? AND lease_until > ?"
 )
 _OTHERS = (
@@ -70,7 +70,7 @@ _GRACE = (
 
 def join(transaction: Transaction, node: Node, lease_until: float) -> None:
     """Take up a node under an id that no life had before."""
-    transaction.run(_JOIN, (node.id, node.places, node.address, lease_until))
+    transaction.run(_JOIN, (node.id, node.capacity, node.address, lease_until))
     rows = transaction.read(_LONG_DEAD_NODES, (lease_until - FORGOTTEN_AFTER_SECONDS,))
     _forget(transaction, [row[0] for row in rows])
 
@@ -86,16 +86,16 @@ def join_worker(
         raise LimitReachedError(problem)
     lease_until = now + lease_seconds
     transaction.run(_SERVE, (worker.id, worker.agent_id, lease_seconds, lease_until))
-    transaction.run(_JOIN, (worker.id, worker.places, worker.address, lease_until))
+    transaction.run(_JOIN, (worker.id, worker.capacity, worker.address, lease_until))
     # A worker that joins sees to the workers: their leases end also where those of nodes do not.
     rows = transaction.read(_LONG_DEAD_WORKERS, (float(FORGOTTEN_AFTER_LEASES), now))
     _forget(transaction, [row[0] for row in rows])
 
 
 class Offer(NamedTuple):
-    """How many places a worker has offered, and until when that counts."""
+    """How many capacity a worker has offered, and until when that counts."""
 
-    places: int
+    capacity: int
     until: float
 
 
@@ -106,12 +106,12 @@ def offer_of(transaction: Transaction, worker_id: str, agent_id: str, now: float
 
 
 def renew_worker(
-    transaction: Transaction, worker_id: str, *, places: int, lease_until: float, offers: bool
+    transaction: Transaction, worker_id: str, *, capacity: int, lease_until: float, offers: bool
 ) -> None:
     """Renew the lease of a worker, and its offer if it makes one."""
     transaction.run(
-        "UPDATE nodes SET places = ?, lease_until = ? WHERE id = ?",
-        (places, lease_until, worker_id),
+        "UPDATE nodes SET capacity = ?, lease_until = ? WHERE id = ?",
+        (capacity, lease_until, worker_id),
     )
     if offers:
         transaction.run(
@@ -136,11 +136,11 @@ def forget_others(transaction: Transaction, node_id: str) -> None:
 
 
 def beat(
-    transaction: Transaction, node_id: str, *, places: int, now: float, lease_seconds: float
+    transaction: Transaction, node_id: str, *, capacity: int, now: float, lease_seconds: float
 ) -> Beat:
     """Renew a lease that has not ended; otherwise the node is not alive, now or later."""
     lease_until = now + lease_seconds
-    if transaction.write(_RENEW, (places, lease_until, node_id, now)):
+    if transaction.write(_RENEW, (capacity, lease_until, node_id, now)):
         return Beat(is_alive=True, lease_until=lease_until)
     _forget(transaction, [node_id])
     return Beat(is_alive=False, lease_until=0.0)
@@ -157,12 +157,12 @@ def live(transaction: Transaction, now: float) -> tuple[Node, ...]:
     return tuple(
         Node(
             id=node_id,
-            places=places,
+            capacity=capacity,
             address=address,
             lease_until=lease_until,
             agent_id=agent_id,
         )
-        for node_id, places, address, lease_until, agent_id in rows
+        for node_id, capacity, address, lease_until, agent_id in rows
     )
 
 

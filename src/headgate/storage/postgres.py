@@ -576,10 +576,10 @@ class PostgresTaskStore(SqlTaskStore):
         self.unwatch()
         await super().close()
 
-    async def beat(self, node_id: str, *, places: int, lease_seconds: float) -> Beat:
+    async def beat(self, node_id: str, *, capacity: int, lease_seconds: float) -> Beat:
         """Renew the lease of a node and of everything that it runs."""
         await self._set_clock()
-        return await super().beat(node_id, places=places, lease_seconds=lease_seconds)
+        return await super().beat(node_id, capacity=capacity, lease_seconds=lease_seconds)
 
     def watch(self, recipient: str, callback: Callable[[], None]) -> None:
         """Call back in this event loop when a message for the recipient may have come."""

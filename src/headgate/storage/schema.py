@@ -86,7 +86,7 @@ CREATE TABLE gate_closures (
 ) {by_key};
 CREATE TABLE nodes (
     id {text} PRIMARY KEY,
-    places INTEGER NOT NULL,
+    capacity INTEGER NOT NULL,
     address {text} NOT NULL,
     lease_until DOUBLE PRECISION NOT NULL
 ) {by_key};
@@ -371,8 +371,8 @@ OVERRIDES = Insert(
 
 # The tables of workers: whom each serves, and the tasks that it has.
 #
-# A worker has a row among the nodes, too, with its places and its lease. `offered_until` is when
-# its offer of places lapses, if it makes none anew. What it has is kept apart from the tasks,
+# A worker has a row among the nodes, too, with its capacity and its lease. `offered_until` is when
+# its offer lapses, if it makes none anew. What it has is kept apart from the tasks,
 # because tasks are not found by their node.
 
 WORKERS = "workers"

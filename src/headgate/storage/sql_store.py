@@ -419,9 +419,9 @@ class SqlTaskStore(WorkerSteps):
         join = partial(_join, node, self._lease(lease_seconds), is_sole=not self.is_shared)
         await self._run_first(join)
 
-    async def beat(self, node_id: str, *, places: int, lease_seconds: float) -> Beat:
+    async def beat(self, node_id: str, *, capacity: int, lease_seconds: float) -> Beat:
         """Renew the lease of a node and of everything that it runs."""
-        return await self._run_first(partial(_beat, node_id, places, self._lease(lease_seconds)))
+        return await self._run_first(partial(_beat, node_id, capacity, self._lease(lease_seconds)))
 
     async def leave(self, node_id: str) -> None:
         """Take a node out that runs nothing any more."""
@@ -539,8 +539,10 @@ def _join(
     nodes.join(tasks, node, now + lease_seconds)
 
 
-def _beat(node_id: str, places: int, lease_seconds: float, tasks: Transaction, now: float) -> Beat:
-    return nodes.beat(tasks, node_id, places=places, now=now, lease_seconds=lease_seconds)
+def _beat(
+    node_id: str, capacity: int, lease_seconds: float, tasks: Transaction, now: float
+) -> Beat:
+    return nodes.beat(tasks, node_id, capacity=capacity, now=now, lease_seconds=lease_seconds)
 
 
 def _leave(node_id: str, tasks: Transaction, _now: float) -> None:

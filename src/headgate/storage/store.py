@@ -106,13 +106,13 @@ MAX_HANDED_OUT_BYTES = 4 * 2**20
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
     """A worker shows that it lives, and says what it runs, by task and attempt.
 
-    `places` are all that it has, taken or not; None leaves them as they were. With none it is
+    `capacity` are all that it has, taken or not; None leaves them as they were. With none it is
     about to leave: what it does not name is taken back, and when nothing is left it is forgotten.
     """
 
     worker_id: str
     agent_id: str
-    places: int | None
+    capacity: int | None
     running: dict[str, int]
     lease_seconds: float
     joins: bool = False
@@ -318,7 +318,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
-    places: int
+    capacity: int
     address: str = ""
     lease_until: float = 0.0
     agent_id: str = ""
@@ -457,7 +457,7 @@ class TaskStore(Protocol):
         Where only one process can have the store, every earlier node is gone and is taken out.
         """
 
-    async def beat(self, node_id: str, *, places: int, lease_seconds: float) -> Beat:
+    async def beat(self, node_id: str, *, capacity: int, lease_seconds: float) -> Beat:
         """Renew the lease of a node and of everything that it runs."""
 
     async def leave(self, node_id: str) -> None:

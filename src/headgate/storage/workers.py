@@ -36,24 +36,24 @@ def receive(work: UnitOfWork, visit: Visit) -> Orders:
     before = _admit(work, visit)
     if before is None:
         return Orders(is_alive=False)
-    places = _places(visit, before, work.now)
+    capacity = _capacity(visit, before, work.now)
     nodes.renew_worker(
         work.transaction,
         visit.worker_id,
-        places=places,
+        capacity=capacity,
         lease_until=work.now + visit.lease_seconds,
-        offers=visit.places is not None,
+        offers=visit.capacity is not None,
     )
-    has_other_places = visit.joins or places != before.places
-    if has_other_places:
+    has_other_capacity = visit.joins or capacity != before.capacity
+    if has_other_capacity:
         work.call(DISPATCHER)
     held = _held(work, visit.worker_id)
     named = [row for row in held if visit.running.get(row.id) == row.progress.attempt]
     own = {row.id for row in named}
     others = [row for row in held if row.id not in own]
-    changed = _take_back(work, others, visit, offers=places > 0)
-    tasks = _handed_out(work, others) if places and visit.takes else []
-    if visit.places == 0 and not named:
+    changed = _take_back(work, others, visit, offers=capacity > 0)
+    tasks = _handed_out(work, others) if capacity and visit.takes else []
+    if visit.capacity == 0 and not named:
         nodes.leave(work.transaction, visit.worker_id)
     # By nobody: a reply that gets lost must not hide these from a dispatcher on the same node.
     work.notify_dispatcher(changed, by="")
@@ -62,25 +62,25 @@ def receive(work: UnitOfWork, visit: Visit) -> Orders:
         tasks=tuple([row.record(work.submission(row.id)) for row in tasks]),
         cancelled=tuple([row.id for row in named if row.progress.cancel_requested]),
         lost=tuple([task_id for task_id in visit.running if task_id not in own]),
-        has_news=has_other_places or bool(changed),
+        has_news=has_other_capacity or bool(changed),
     )
 
 
-def _places(visit: Visit, before: nodes.Offer, now: float) -> int:
-    """Return the places of a worker: signs of life keep its tasks, and its offer for a while.
+def _capacity(visit: Visit, before: nodes.Offer, now: float) -> int:
+    """Return the capacity of a worker: signs of life keep its tasks, and its offer for a while.
 
     Or what is assigned to a worker that claims nothing any more would wait until its deadline.
     """
-    if visit.places is not None:
-        return visit.places
-    return before.places if visit.takes or before.until > now else 0
+    if visit.capacity is not None:
+        return visit.capacity
+    return before.capacity if visit.takes or before.until > now else 0
 
 
 def _admit(work: UnitOfWork, visit: Visit) -> nodes.Offer | None:
     """Return what a worker has offered until now, None if it is not alive."""
     transaction = work.transaction
     if visit.joins:
-        worker = Node(id=visit.worker_id, places=visit.places or 0, agent_id=visit.agent_id)
+        worker = Node(id=visit.worker_id, capacity=visit.capacity or 0, agent_id=visit.agent_id)
         nodes.join_worker(transaction, worker, now=work.now, lease_seconds=visit.lease_seconds)
     before = nodes.offer_of(transaction, visit.worker_id, visit.agent_id, work.now)
     if before is None:
@@ -102,7 +102,7 @@ def _take_back(
     """Take back what a worker will not run: it leaves, offers nothing, or is not to run it."""
     changed: dict[str, TaskRow] = {}
     for row in rows:
-        is_left = visit.places == 0 or (not offers and row.status is TaskStatus.ASSIGNED)
+        is_left = visit.capacity == 0 or (not offers and row.status is TaskStatus.ASSIGNED)
         is_unwanted = row.progress.cancel_requested and visit.takes
         if is_left or is_unwanted:
             others = take_from_worker(work, row)
