@@ -178,7 +178,7 @@ class IllegalMoveError(CallerError):
 
 
 class IllegalTransitionError(IllegalMoveError):
-    """A task cannot make this move; see the transition table in `headgate.core.tasks.task`."""
+    """A task cannot make this move; see the transition table in `headgate.core.task`."""
 
 
 class IllegalSettlementError(IllegalMoveError):

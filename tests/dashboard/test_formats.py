@@ -25,7 +25,7 @@ from headgate.dashboard.formats import (
     reset_words,
     wake_mode_words,
 )
-from headgate.engine.slots.loops import ACTIONS
+from headgate.engine.slots.slot import ACTIONS
 from headgate.storage.deliveries import DeliveryState
 
 

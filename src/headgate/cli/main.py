@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import headgate
-from headgate.core.text import printable
 from headgate.errors import (
     CallerError,
     HeadgateError,
@@ -270,6 +269,8 @@ def _line_of(error: HeadgateError) -> str:
 
 def _complain(line: str) -> None:
     """Write one line to standard error, whatever characters a hostile input has put into it."""
+    from headgate.core.text import printable  # noqa: PLC0415  few commands complain
+
     click.echo(f"headgate: {printable(line)}", err=True)
 
 

@@ -1,6 +1,6 @@
 """The contract of what keeps slots: rows that change by steps, each of them atomic.
 
-A step is a pure function of the rows and the time, see `headgate.core.key_slots.steps`. It runs in
+A step is a pure function of the rows and the time, see `headgate.core.slots.steps`. It runs in
 a transaction, so that of several nodes that take the same step one finds it still to be done. Steps
 are bound with `functools.partial`, and can be sent to the process that writes. Every method may
 raise `StoreUnavailableError`.

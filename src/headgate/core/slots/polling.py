@@ -234,7 +234,7 @@ def _is_in_turn(config: WakeConfig, schedule: SlotSchedule, began_at: float) -> 
 # When a slot needs something next: a poll, a wake, the end of a retry window.
 #
 # These are looks at a row, cheap enough for every minute of every slot. What they find is decided
-# once more in a step, see `headgate.core.key_slots.steps`, before anything is sent.
+# once more in a step, see `headgate.core.slots.steps`, before anything is sent.
 
 WakeCause = Literal["scheduled", "initial", "manual", "retry"]
 

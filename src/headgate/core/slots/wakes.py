@@ -263,7 +263,7 @@ def may_wake(schedule: SlotSchedule, now: float) -> bool:
     """Tell whether the slot is free for a scheduled wake.
 
     A trigger that comes due while a wake is being confirmed is held: the retry window ends, see
-    `headgate.core.key_slots.wake_confirmation`, and what is due then fires. Only a time of day that
+    `headgate.core.slots.wakes`, and what is due then fires. Only a time of day that
     was held for longer than it is caught up is missed.
     """
     disabled = schedule.wake_auto_disabled or schedule.slot_auto_disabled

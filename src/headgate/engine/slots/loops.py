@@ -2,7 +2,7 @@
 
 It steps when a minute of the wall clock begins. The next minute is worked out, never slept for
 after the work, so that nothing drifts; and a minute that it comes late to is not lost, because
-markers tell what is due, see `headgate.core.key_slots.wake`. Nothing that a step finds is done
+markers tell what is due, see `headgate.core.slots.wakes`. Nothing that a step finds is done
 before the store has confirmed it, so that each trigger is served once, whichever node or life of it
 looks.
 """
@@ -12,16 +12,12 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from headgate.core.slots.polling import WakeCause, due_wake, window_is_over
+from headgate.core.slots.polling import due_wake, window_is_over
 from headgate.core.slots.slot import SlotConfig, SlotRow
 from headgate.core.slots.steps import (
-    WakeClaim,
-    WakeDone,
-    claim_wake,
     close_window,
     miss_wake,
     skip_wake,
-    wake_done,
 )
 from headgate.core.slots.wakes import (
     SECONDS_PER_MINUTE,
@@ -33,83 +29,7 @@ from headgate.core.slots.wakes import (
 )
 from headgate.engine.slots import slot_log
 from headgate.engine.slots.slot import RETRY_SECONDS, KeySlot
-from headgate.engine.supervisor import Pulse
 from headgate.errors import StoreError
-from headgate.storage.audit import AuditEntry
-
-# How a wake is sent: claimed in the store, sent, and its answer kept.
-#
-# Between any two of these the process may die. Before the claim nothing has happened; after it the
-# wake is pending, and its retry window sends it if no reading confirms it.
-
-ACTIONS: dict[WakeCause, str] = {
-    "scheduled": "scheduled-wake",
-    "initial": "initial-wake",
-    "manual": "manual-wake",
-    "retry": "forced-wake-retry",
-}
-"""What each kind of wake is called in the log of slots."""
-
-
-async def claim_and_send(
-    slot: KeySlot, cause: WakeCause, *, pulse: Pulse, entry: AuditEntry | None = None
-) -> tuple[WakeClaim | None, WakeDone | None]:
-    """Send a wake unless there is no need any more; without a claim nothing was sent."""
-    asked_at = time.monotonic()
-    configs = slot.shared.sharers(slot.config)
-    step = partial(
-        claim_wake,
-        configs=configs,
-        name=slot.name,
-        cause=cause,
-        claim_id=slot.shared.make_id(),
-    )
-    claim = await slot.shared.rows.step(tuple(one.name for one in configs), step, entry)
-    if claim is None:
-        return None, None
-    return claim, await send_claimed(slot, claim, asked_at=asked_at, pulse=pulse)
-
-
-async def send_claimed(
-    slot: KeySlot, claim: WakeClaim, *, asked_at: float, pulse: Pulse
-) -> WakeDone | None:
-    """Send what was claimed, and have the store know; None if another slot's wake serves it.
-
-    `asked_at` is when the claim was asked for, by `time.monotonic`: the clock of a running loop may
-    stand still within one of its rounds. A claim that has grown old, because the process or its
-    machine stood still, is not sent: its retry sees to it.
-    """
-    if claim.is_shared:
-        slot.wakes["shared"] += 1
-        slot_log.shared_wake(slot.trail, slot.name, claim)
-        return None
-    is_timely = partial(_is_timely, slot, claim, asked_at)
-    answer = await slot.send_wake(ACTIONS[claim.cause], claim.id, pulse=pulse, is_timely=is_timely)
-    if answer is None:
-        return _unsent(slot, claim)
-    configs = slot.shared.sharers(slot.config)
-    done = await slot.shared.rows.step(
-        tuple(one.name for one in configs),
-        partial(wake_done, configs=configs, name=slot.name, claim_id=claim.id, answer=answer),
-    )
-    slot.wakes[done.outcome] += 1
-    slot_log.woken(slot.trail, slot.name, claim, done)
-    slot.shared.poll_soon((slot.name, *claim.also))
-    return done
-
-
-def _is_timely(slot: KeySlot, claim: WakeClaim, asked_at: float) -> bool:
-    """Tell by both clocks: one of them stands still while a machine sleeps, one can be set back."""
-    took = time.monotonic() - asked_at
-    return took < claim.send_within_seconds and slot.now() < claim.send_before
-
-
-def _unsent(slot: KeySlot, claim: WakeClaim) -> WakeDone:
-    slot.wakes["too_late"] += 1
-    slot_log.unsent(slot.trail, slot.name, claim)
-    problem = "not sent, because too much time had passed; its retry window sees to it"
-    return WakeDone(row=slot.row, outcome="too_late", is_stale=True, problem=problem)
-
 
 QUIET_SECONDS = 900.0
 """How long a look is believed that found nothing to do, while nothing changes."""
@@ -198,10 +118,10 @@ class WakeLoop:
         if pre_check is None or pre_check.is_stale:
             # Somebody else reads, or died at it. Rather than miss the time, go without.
             if self._is_last_look():
-                await claim_and_send(slot, "scheduled", pulse=slot.wake_pulse)
+                await slot.claim_and_send("scheduled", pulse=slot.wake_pulse)
             return False
         if pre_check.needs_wake:
-            await claim_and_send(slot, "scheduled", pulse=slot.wake_pulse)
+            await slot.claim_and_send("scheduled", pulse=slot.wake_pulse)
         elif not pre_check.is_disabled:
             await self._skip(config, due.trigger)
         return True
@@ -244,7 +164,7 @@ class WakeLoop:
         done = await slot.shared.rows.step(tuple(one.name for one in configs), step)
         slot_log.window_closed(slot.trail, slot.config, done)
         if done.claim is not None:
-            await send_claimed(slot, done.claim, asked_at=asked_at, pulse=slot.wake_pulse)
+            await slot.send_claimed(done.claim, asked_at=asked_at, pulse=slot.wake_pulse)
 
 
 def next_minute(now: float) -> float:
@@ -316,7 +236,7 @@ class QuotaLoop:
             if await slot.poll(action, pulse=slot.quota_pulse, is_forced=is_looking) is None:
                 return slot.now() + RETRY_SECONDS
         if slot.row.start == "wake":
-            await claim_and_send(slot, "initial", pulse=slot.quota_pulse)
+            await slot.claim_and_send("initial", pulse=slot.quota_pulse)
         return self._next_look()
 
     def _next_look(self) -> float:

@@ -8,6 +8,7 @@ it began with.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -17,18 +18,42 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from headgate.core.slots.polling import CLAIM_SECONDS, next_wake_of, poll_due_at
+from headgate.core.slots.polling import (
+    CLAIM_SECONDS,
+    WakeCause,
+    next_wake_of,
+    poll_due_at,
+    wake_obstacle,
+)
 from headgate.core.slots.quota import QuotaFailure, QuotaFailureKind, QuotaReport, WakeAnswer
 from headgate.core.slots.slot import SlotConfig, SlotRow, SlotStanding, standing_of, why_off
-from headgate.core.slots.steps import MAX_PROBLEM_CHARS, PollDone, begin, claim_poll, poll_done
-from headgate.core.slots.wakes import WakeTrigger
+from headgate.core.slots.steps import (
+    MAX_PROBLEM_CHARS,
+    PollDone,
+    WakeClaim,
+    WakeDone,
+    begin,
+    claim_poll,
+    claim_wake,
+    poll_done,
+    switch,
+    wake_done,
+)
+from headgate.core.slots.wakes import WakeTrigger, is_paused
 from headgate.engine.slots import slot_log
 from headgate.engine.slots.row_cache import SlotRowCache
 from headgate.engine.slots.slot_log import SlotTrail
 from headgate.engine.supervisor import Pulse
-from headgate.errors import InvalidSettingError, StoreError, StoreUnavailableError
+from headgate.errors import (
+    InvalidSettingError,
+    SlotUnavailableError,
+    StoreError,
+    StoreUnavailableError,
+    WindowOpenError,
+)
 from headgate.providers.provider import Call, Provider
 from headgate.redaction import redacted
+from headgate.storage.audit import AuditEntry
 
 # A sleep that can be ended: cheap, because every slot has two of them.
 
@@ -143,6 +168,18 @@ class Shared(NamedTuple):
     sharers: Callable[[SlotConfig], tuple[SlotConfig, ...]]
     poll_soon: Callable[[Iterable[str]], None]
     changed: Callable[[], None]
+
+
+ACTIONS: dict[WakeCause, str] = {
+    "scheduled": "scheduled-wake",
+    "initial": "initial-wake",
+    "manual": "manual-wake",
+    "retry": "forced-wake-retry",
+}
+"""What each kind of wake is called in the log of slots."""
+
+PRE_CHECK_TRIES = 10
+PRE_CHECK_PAUSE_SECONDS = 1.0
 
 
 class KeySlot:
@@ -347,6 +384,120 @@ class KeySlot:
             polls=dict(self.polls),
             wakes=dict(self.wakes),
         )
+
+    async def claim_and_send(
+        self, cause: WakeCause, *, pulse: Pulse, entry: AuditEntry | None = None
+    ) -> tuple[WakeClaim | None, WakeDone | None]:
+        """Send a wake unless there is no need any more; without a claim nothing was sent.
+
+        It is claimed in the store, sent, and its answer stored. The process may die between any two
+        of these: before the claim nothing has happened, after it the wake is pending, and its retry
+        window sends it if no reading confirms it.
+        """
+        asked_at = time.monotonic()
+        configs = self.shared.sharers(self.config)
+        step = partial(
+            claim_wake,
+            configs=configs,
+            name=self.name,
+            cause=cause,
+            claim_id=self.shared.make_id(),
+        )
+        claim = await self.shared.rows.step(tuple(one.name for one in configs), step, entry)
+        if claim is None:
+            return None, None
+        return claim, await self.send_claimed(claim, asked_at=asked_at, pulse=pulse)
+
+    async def send_claimed(
+        self, claim: WakeClaim, *, asked_at: float, pulse: Pulse
+    ) -> WakeDone | None:
+        """Send what was claimed, and have the store know; None if another slot's wake serves it.
+
+        `asked_at` is when the claim was asked for, by `time.monotonic`: the clock of a running loop
+        may stand still within one of its rounds. A claim that has grown old, because the process or
+        its machine stood still, is not sent: its retry sees to it.
+        """
+        if claim.is_shared:
+            self.wakes["shared"] += 1
+            slot_log.shared_wake(self.trail, self.name, claim)
+            return None
+        is_timely = partial(self._is_timely, claim, asked_at)
+        answer = await self.send_wake(
+            ACTIONS[claim.cause], claim.id, pulse=pulse, is_timely=is_timely
+        )
+        if answer is None:
+            return self._unsent(claim)
+        configs = self.shared.sharers(self.config)
+        done = await self.shared.rows.step(
+            tuple(one.name for one in configs),
+            partial(wake_done, configs=configs, name=self.name, claim_id=claim.id, answer=answer),
+        )
+        self.wakes[done.outcome] += 1
+        slot_log.woken(self.trail, self.name, claim, done)
+        self.shared.poll_soon((self.name, *claim.also))
+        return done
+
+    async def warm(self, entry: AuditEntry | None) -> SlotStatus:
+        """Wake a slot, unless a fresh reading shows that its window is open."""
+        await self.begin()
+        self._check_free()
+        checked = await self._pre_check()
+        self._check_free()
+        if not checked.needs_wake:
+            raise self._needless()
+        claim, done = await self.claim_and_send("manual", pulse=Pulse(), entry=entry)
+        if claim is None:
+            self._check_free()
+            raise SlotUnavailableError(self.name, "somebody else woke it just now")
+        if done is not None and done.is_stale and done.problem:
+            raise SlotUnavailableError(self.name, f"the wake was {done.problem}")
+        if done is not None and done.problem:
+            raise SlotUnavailableError(self.name, f"the wake was sent and failed ({done.problem})")
+        return self.status()
+
+    async def switch(self, entry: AuditEntry | None, *, is_on: bool) -> SlotStatus:
+        """Enable a slot, whatever had disabled it, or disable it."""
+        await self.begin()
+        step = partial(switch, config=self.config, is_on=is_on)
+        await self.shared.rows.step((self.name,), step, entry)
+        slot_log.switched(self.trail, self.name, is_on=is_on)
+        self.restate()
+        self.wake_alarm.ring()
+        self.quota_alarm.ring()
+        return self.status()
+
+    def _is_timely(self, claim: WakeClaim, asked_at: float) -> bool:
+        """Tell by both clocks: one stands still while a machine sleeps, one can be set back."""
+        took = time.monotonic() - asked_at
+        return took < claim.send_within_seconds and self.now() < claim.send_before
+
+    def _unsent(self, claim: WakeClaim) -> WakeDone:
+        self.wakes["too_late"] += 1
+        slot_log.unsent(self.trail, self.name, claim)
+        problem = "not sent, because too much time had passed; its retry window sees to it"
+        return WakeDone(row=self.row, outcome="too_late", is_stale=True, problem=problem)
+
+    async def _pre_check(self) -> PollDone:
+        for _ in range(PRE_CHECK_TRIES):
+            done = await self.poll("manual-precheck", pulse=Pulse(), is_forced=True)
+            if done is not None and not done.is_stale:
+                return done
+            self._check_free()
+            await asyncio.sleep(PRE_CHECK_PAUSE_SECONDS)
+        raise SlotUnavailableError(self.name, "its quota is being read just now")
+
+    def _check_free(self) -> None:
+        obstacle = wake_obstacle(self.config, self.row, self.now())
+        if obstacle:
+            schedule = self.row.schedule
+            until = schedule.paused_until if is_paused(schedule, self.now()) else None
+            raise SlotUnavailableError(self.name, obstacle, until=until)
+
+    def _needless(self) -> WindowOpenError | SlotUnavailableError:
+        reading, hold = self.row.reading, self.standing().closure
+        if reading is not None and reading.is_exhausted and hold is not None:
+            return SlotUnavailableError(self.name, hold.why, until=hold.until)
+        return WindowOpenError(self.name, None if reading is None else reading.resets_at)
 
     def _starts_with(self, config: SlotConfig) -> bool:
         """Tell whether the slot begins with this configuration.

@@ -9,27 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import msgspec
 import structlog
 
-from headgate.core.slots.polling import wake_obstacle
 from headgate.core.slots.slot import SlotConfig, SlotRow, SlotStanding
 from headgate.core.slots.status import LogLine
-from headgate.core.slots.steps import PollDone, switch
-from headgate.core.slots.wakes import is_paused
 from headgate.engine.slots import slot_log
-from headgate.engine.slots.loops import QuotaLoop, WakeLoop, claim_and_send
+from headgate.engine.slots.loops import QuotaLoop, WakeLoop
 from headgate.engine.slots.row_cache import SlotRowCache
 from headgate.engine.slots.slot import KeySlot, LoopHealth, Shared, SlotSetup, SlotStatus
 from headgate.engine.slots.slot_log import SlotTrail
 from headgate.engine.supervisor import Pulse, Supervisor
 from headgate.errors import (
     SlotNotFoundError,
-    SlotUnavailableError,
     StoreUnavailableError,
-    WindowOpenError,
 )
 from headgate.providers.provider import Provider
 from headgate.storage.audit import AuditEntry
@@ -117,68 +111,6 @@ class SlotWatch:
         elif self._problem and not problem:
             log.info("slots can be read again")
         self._problem = problem
-
-
-# What people do with slots: wake one by hand, disable it, enable it again.
-
-PRE_CHECK_TRIES = 10
-PRE_CHECK_PAUSE_SECONDS = 1.0
-
-
-async def warm_slot(slot: KeySlot, entry: AuditEntry | None) -> SlotStatus:
-    """Wake a slot, unless a fresh reading shows that its window is open."""
-    await slot.begin()
-    _check_free(slot)
-    checked = await _pre_check(slot)
-    _check_free(slot)
-    if not checked.needs_wake:
-        raise _needless(slot)
-    claim, done = await claim_and_send(slot, "manual", pulse=Pulse(), entry=entry)
-    if claim is None:
-        _check_free(slot)
-        raise SlotUnavailableError(slot.name, "somebody else woke it just now")
-    if done is not None and done.is_stale and done.problem:
-        raise SlotUnavailableError(slot.name, f"the wake was {done.problem}")
-    if done is not None and done.problem:
-        raise SlotUnavailableError(slot.name, f"the wake was sent and failed ({done.problem})")
-    return slot.status()
-
-
-async def switch_slot(slot: KeySlot, entry: AuditEntry | None, *, is_on: bool) -> SlotStatus:
-    """Enable a slot, whatever had disabled it, or disable it."""
-    await slot.begin()
-    step = partial(switch, config=slot.config, is_on=is_on)
-    await slot.shared.rows.step((slot.name,), step, entry)
-    slot_log.switched(slot.trail, slot.name, is_on=is_on)
-    slot.restate()
-    slot.wake_alarm.ring()
-    slot.quota_alarm.ring()
-    return slot.status()
-
-
-async def _pre_check(slot: KeySlot) -> PollDone:
-    for _ in range(PRE_CHECK_TRIES):
-        done = await slot.poll("manual-precheck", pulse=Pulse(), is_forced=True)
-        if done is not None and not done.is_stale:
-            return done
-        _check_free(slot)
-        await asyncio.sleep(PRE_CHECK_PAUSE_SECONDS)
-    raise SlotUnavailableError(slot.name, "its quota is being read just now")
-
-
-def _check_free(slot: KeySlot) -> None:
-    obstacle = wake_obstacle(slot.config, slot.row, slot.now())
-    if obstacle:
-        schedule = slot.row.schedule
-        until = schedule.paused_until if is_paused(schedule, slot.now()) else None
-        raise SlotUnavailableError(slot.name, obstacle, until=until)
-
-
-def _needless(slot: KeySlot) -> WindowOpenError | SlotUnavailableError:
-    reading, hold = slot.row.reading, slot.standing().closure
-    if reading is not None and reading.is_exhausted and hold is not None:
-        return SlotUnavailableError(slot.name, hold.why, until=hold.until)
-    return WindowOpenError(slot.name, None if reading is None else reading.resets_at)
 
 
 __all__ = ["LoopHealth", "SlotSetup", "SlotStatus", "Slots"]
@@ -296,13 +228,13 @@ class Slots:
         Raises `SlotNotFoundError`, `WindowOpenError`, or `SlotUnavailableError` where nothing was
         sent or the provider did not take it.
         """
-        return await warm_slot(self._slot(name), entry)
+        return await self._slot(name).warm(entry)
 
     async def switch(
         self, name: str, *, is_on: bool, entry: AuditEntry | None = None
     ) -> SlotStatus:
         """Enable or disable a slot by hand; enabling forgets what had disabled it."""
-        return await switch_slot(self._slot(name), entry, is_on=is_on)
+        return await self._slot(name).switch(entry, is_on=is_on)
 
     def read_soon(self, name: str) -> None:
         """Read the quota soon: somebody was told there is none. At most once a minute."""
