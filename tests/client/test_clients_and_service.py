@@ -94,7 +94,7 @@ def test_a_waiting_task_says_why(client: EitherClient) -> None:
     held = client.submit(agent_id="a", action="x", target="slow")
     waiting = client.submit(agent_id="a", action="x", depends_on=[held.task_id])
     why = client.why(waiting.task_id)
-    assert [reason.reason["reason"] for reason in why.reasons] == ["parents_pending"]
+    assert [reason.detail["reason"] for reason in why.reasons] == ["parents_pending"]
     client.cancel(held.task_id)
 
 
