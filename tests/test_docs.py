@@ -59,6 +59,7 @@ LANGUAGES = {
 }
 
 PACKAGES = {path.parent.name for path in (ROOT / "src/headgate").glob("*/__init__.py")}
+ROOT_MODULES = {path.stem for path in (ROOT / "src/headgate").glob("[!_]*.py")}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
@@ -354,7 +355,7 @@ def test_every_module_that_a_page_names_exists(page: Path) -> None:
         path for path in paths if not any((folder / path).is_file() for folder in folders)
     ] == []
     for name in re.findall(r"\bheadgate\.(?:\w+\.)*\w+", text):
-        if name.split(".")[1] in PACKAGES:
+        if name.split(".")[1] in PACKAGES | ROOT_MODULES:
             assert pydoc.locate(name) is not None, name
 
 

@@ -35,7 +35,9 @@ import json, sys, time
 
 class OnlyInstalled:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] not in {installed} | sys.stdlib_module_names:
+        # What the build of an interpreter was like is in a module of its own.
+        is_standard = name in sys.stdlib_module_names or name.startswith("_sysconfigdata")
+        if name.partition(".")[0] not in {installed} | sys.stdlib_module_names and not is_standard:
             raise ModuleNotFoundError(name, name=name)
 
 sys.meta_path.insert(0, OnlyInstalled())
@@ -110,6 +112,21 @@ def test_a_client_without_asyncio_does_not_load_it() -> None:
 def test_the_bare_install_is_enough(statement: str) -> None:
     loaded, _ = probe(statement, installed=BARE_INSTALL)
     assert "headgate" in loaded
+
+
+@pytest.mark.parametrize(
+    ("statement", "packages"),
+    [
+        ("from headgate import PostgresBudgetTracker", {"psycopg", "psycopg_binary"}),
+        ("from headgate import RedisBudgetTracker", {"redis"}),
+        ("from headgate import SqliteBudgetTracker", {"apsw"}),
+        ("from headgate.metrics import BudgetMetrics", {"prometheus_client"}),
+    ],
+)
+def test_a_ledger_needs_its_own_package_alone(statement: str, packages: set[str]) -> None:
+    installed = BARE_INSTALL | packages | {"typing_extensions"}
+    loaded, _ = probe(statement, installed=installed)
+    assert packages & loaded
 
 
 def test_the_client_for_asyncio_on_a_bare_install_says_which_extra_it_needs() -> None:

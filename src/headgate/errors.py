@@ -9,7 +9,7 @@
     │   │   ├── InvalidAmountError       an amount of money or tokens that cannot be booked
     │   │   └── InvalidTaskError         a submitted task that cannot be taken as it is
     │   ├── StaleWorkerError             a worker has lost its lease, or was never known
-    │   ├── BudgetMismatchError          a budget was to be founded that has another limit already
+    │   ├── BudgetMismatchError          a budget exists already, with another limit
     │   ├── SlotNotFoundError            no slot of this name is configured
     │   ├── WorkflowError                a workflow file, or items of it, that cannot be run
     │   └── IllegalMoveError             a state machine was asked for a move that it does not have
@@ -20,9 +20,9 @@
     │   ├── WindowOpenError              a slot was to be woken whose window is open
     │   ├── SlotUnavailableError         a slot sends nothing now: disabled, paused, exhausted
     │   ├── TooManyWaitingError          as many tasks wait in this process as may wait
-    │   ├── PlaceTimeoutError            a TimeoutError too: there was no place in time
+    │   ├── PermitTimeoutError           a TimeoutError too: there was no permit in time
     │   └── SchedulerClosedError         an in-process scheduler was shut down
-    ├── StoreError                       what keeps tasks or books gave no answer, or a wrong one
+    ├── StoreError                       what keeps tasks or money gave no answer, or a wrong one
     │   ├── StoreUnavailableError        nothing was changed; trying again may help
     │   │   ├── LedgerUnavailableError   nothing was granted either
     │   │   └── NotTakingWorkError       this node was told to take no work
@@ -147,7 +147,7 @@ class WorkflowError(CallerError):
 
 
 class BudgetMismatchError(CallerError):
-    """A budget was to be founded that has another limit; both are in words, such as `$50.00`."""
+    """A budget exists already, with another limit; both are in words, such as `$50.00`."""
 
     def __init__(self, *, scope: str, existing: str, wanted: str, source: str, change: str) -> None:
         line = f"{scope or '(root)'}: the limit is {existing}, and {source} says {wanted}"
@@ -277,18 +277,18 @@ class TooManyWaitingError(LimitReachedError):
 
 
 class PermitTimeoutError(LimitReachedError, TimeoutError):
-    """There was no place in time; nothing is queued any more.
+    """There was no permit in time; nothing is queued any more.
 
-    `agents_most` is given where the agent itself had as many places as it may have.
+    `agents_most` is given where the agent itself had as many permits as it may have.
     """
 
     def __init__(
         self, resource: str, agent_id: str, timeout: float, *, agents_most: int | None = None
     ) -> None:
-        advice = "wait longer, or give the resource more places"
+        advice = "wait longer, or give the resource more permits"
         if agents_most is not None:
             advice = f"the agent has all {agents_most} that it may have; raise its capacity"
-        line = f"{agent_id!r} got no place of {resource!r} within {timeout:g} seconds"
+        line = f"{agent_id!r} got no permit of {resource!r} within {timeout:g} seconds"
         super().__init__(f"{line}; {advice}")
         self.resource = resource
         self.agent_id = agent_id
@@ -305,7 +305,7 @@ class SchedulerClosedError(LimitReachedError):
 
 
 class StoreError(HeadgateError):
-    """What keeps tasks or books did not answer, or answered wrongly."""
+    """What keeps tasks or money did not answer, or answered wrongly."""
 
 
 class StoreUnavailableError(StoreError):

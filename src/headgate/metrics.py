@@ -12,7 +12,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, ProcessCollector
 from prometheus_client.core import (
@@ -38,11 +38,13 @@ from headgate.core.money import to_usd_float
 from headgate.core.slots.slot import why_off
 from headgate.core.snapshot import Project
 from headgate.core.task import TaskRecord, waits_since
-from headgate.engine.engine import Engine, longest_wait
-from headgate.engine.events import Happening
-from headgate.engine.slots.slot import LoopHealth, SlotStatus
 from headgate.errors import LedgerUnavailableError, StoreError
 from headgate.storage.store import LaneCount, Totals
+
+if TYPE_CHECKING:
+    from headgate.engine.engine import Engine
+    from headgate.engine.events import Happening
+    from headgate.engine.slots.slot import LoopHealth, SlotStatus
 
 # What happens to tasks as Prometheus metrics: counts by agent, waits, runs, shares.
 #
@@ -162,6 +164,8 @@ def share_metrics(
 
 def oldest_wait_seconds(waiting: Mapping[str, Waiting], now: float) -> float:
     """Return how long the oldest task has waited that is not waiting for its time or a parent."""
+    from headgate.engine.engine import longest_wait  # noqa: PLC0415  programs have no engine
+
     found = longest_wait(waiting, now)
     return 0.0 if found is None else now - found.since
 
@@ -223,7 +227,7 @@ def _shares(name: str, text: str, shares: dict[str, float], own: dict[str, str])
 # node that is asked. Rule: labels are the slots that are configured now. One that is gone leaves
 # nothing.
 
-Value = Callable[[SlotStatus], "float | None"]
+Value = Callable[["SlotStatus"], "float | None"]
 
 GAUGES: dict[str, tuple[str, Value]] = {
     "percent_used": (

@@ -10,7 +10,13 @@ import msgspec
 import pytest
 
 from headgate.budgets.connect import KNOWN_URLS, connect_budget
-from headgate.budgets.tracker import ActiveReservation, BudgetTracker, ReservationToken, reserved
+from headgate.budgets.tracker import (
+    ActiveReservation,
+    BudgetTracker,
+    LedgerTracker,
+    ReservationToken,
+    reserved,
+)
 from headgate.errors import BudgetExceededError
 from headgate.metrics import BudgetMetrics
 from headgate.providers.prices import Cost, Price, PriceList
@@ -36,7 +42,8 @@ def written(signature: inspect.Signature, *, skipped: int) -> str:
 
 METHODS = [
     *((name, written(signature, skipped=1)) for name, signature in methods_of(BudgetTracker)),
-    ("hold", written(inspect.signature(reserved), skipped=1)),
+    ("create_budget", written(inspect.signature(LedgerTracker.create_budget), skipped=1)),
+    ("reserved", written(inspect.signature(reserved), skipped=1)),
     ("connect_budget", written(inspect.signature(connect_budget), skipped=0)),
     ("PriceList", written(inspect.signature(PriceList), skipped=0)),
     *(

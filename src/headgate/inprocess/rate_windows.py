@@ -2,7 +2,7 @@
 
 `RateLimitWindow` restarts at the first record after it expired. `SlidingRateLimitWindow` answers
 the same questions and never lets more than the limit into any stretch of its length. The arithmetic
-of both is in `headgate.core.windows`; here it meets the clock, `time.time` unless one is given.
+of both is in `headgate.core.rate_limits`; here it meets the clock, `time.time` unless one is given.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def join_worker(
 
 
 class Offer(NamedTuple):
-    """How many capacity a worker has offered, and until when that counts."""
+    """How much capacity a worker has offered, and until when that counts."""
 
     capacity: int
     until: float

@@ -86,7 +86,7 @@ CREATE TABLE gate_closures (
 ) {by_key};
 CREATE TABLE nodes (
     id {text} PRIMARY KEY,
-    capacity INTEGER NOT NULL,
+    places INTEGER NOT NULL,
     address {text} NOT NULL,
     lease_until DOUBLE PRECISION NOT NULL
 ) {by_key};
@@ -134,6 +134,11 @@ TASK_MIGRATIONS = (
             sequence="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
             by_key="",
         ),
+    ),
+    Migration(
+        number=2,
+        sqlite=("ALTER TABLE nodes RENAME COLUMN places TO capacity",),
+        postgres=("ALTER TABLE nodes RENAME COLUMN places TO capacity",),
     ),
 )
 

@@ -38,7 +38,6 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
-import structlog
 
 from headgate.core.idempotency import KeyRefusal
 from headgate.core.retries import Backoff
@@ -964,7 +963,6 @@ def _with_records(answer: object) -> bytes:
 # are told so. What it was not sent yet waits for the next process, which is started at once; but if
 # one after the other ends as soon as it began, there is a wait between them, and nothing is taken.
 
-log = structlog.get_logger("headgate.writer")
 
 MAX_FRAMES = 2
 MAX_FRAME_BYTES = 4 * 2**20
@@ -974,6 +972,13 @@ RESTARTS = Backoff(base_seconds=0.1, max_seconds=5.0)
 
 _ENDED = "the process that writes has ended; what was asked of it may be done or not, look again"
 _AWAY = "the process that writes cannot be started; see its messages, it is tried again"
+
+
+def _log() -> Any:  # noqa: ANN401  a structlog logger
+    """Return the logger; a ledger without a service has none of its package."""
+    import structlog  # noqa: PLC0415
+
+    return structlog.get_logger("headgate.writer")
 
 
 class ProcessWriter:
@@ -1117,6 +1122,7 @@ class ProcessWriter:
         try:
             self._line = _Line(self._starter.start(), self._recipe, self._answered, self._lost)
         except OSError as error:
+            log = _log()
             log.warning("the process that writes cannot be started", problem=str(error))
             self._short_lives += 1
             self._start_later()
@@ -1141,6 +1147,7 @@ class ProcessWriter:
             self._fail_waiting()
             return
         code, problem = line.process.returncode, line.last_words
+        log = _log()
         log.warning("the process that writes has ended", exit_code=code, problem=problem)
         self._short_lives = 0 if line.has_lived() else self._short_lives + 1
         if line.has_answered and self._short_lives <= MAX_SHORT_LIVES:

@@ -48,7 +48,7 @@ class CreatesLimits(Protocol):
     """The part of a ledger that creates limits, or says which would be in force."""
 
     async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
-        """Return the limit that is in force; see `headgate.ledger.Ledger`."""
+        """Return the limit that is in force; see `headgate.core.budgets.ledger.Ledger`."""
 
 
 class RunLedger(msgspec.Struct, frozen=True, kw_only=True):

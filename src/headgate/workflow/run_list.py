@@ -54,7 +54,7 @@ _STATES = {
 class LiveTask:
     """A task that has not ended, what is held for it, and why it waits, if somebody asked.
 
-    `given_up_as` is what it becomes when the cancel comes through that it was given up by.
+    `cancelled_as` is what it becomes when the cancel comes through that it was given up by.
     """
 
     __slots__ = ("cancelled_as", "has_amounts", "micro_usd", "since", "task", "tokens", "why")
