@@ -60,95 +60,20 @@ from headgate.executors.targets import Target, has_slot
 from headgate.storage.audit import FILE, Actor, AuditEntry, Detail
 from headgate.storage.transaction import Access
 
-# Reading the settings again beside everything else that goes on.
-#
-# A file may lie where nothing answers any more. Rule: whoever wants another change does not wait
-# for it, one thread at most does, and a reload that takes too long is told of.
-
-READ_SECONDS = 10.0
-
-
-class SettingsReader:
-    """Reads one at a time, so that what was read later comes into force later."""
-
-    def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-        self._under_way: asyncio.Task[Merged] | None = None
-
-    @asynccontextmanager
-    async def read(self, origin: Origin) -> AsyncIterator[Merged]:
-        """Give what the sources say now; nobody reads them again while the body runs."""
-        async with self._turn:
-            if self._under_way is not None and not self._under_way.done():
-                problem = "has not been read since it was last asked for; see where it lies"
-                raise InvalidSettingError(_name(origin), problem)
-            yield await self._read(origin)
-
-    async def _read(self, origin: Origin) -> Merged:
-        # A large file takes a while to be read, and the loop has other things to do.
-        self._under_way = asyncio.create_task(asyncio.to_thread(origin.read))
-        self._under_way.add_done_callback(_note)
-        done, _ = await asyncio.wait({self._under_way}, timeout=READ_SECONDS)
-        if not done:
-            problem = f"was not read within {READ_SECONDS:g} s, and nothing has changed"
-            raise InvalidSettingError(_name(origin), f"{problem}; reload when it can be read")
-        return self._under_way.result()
-
-
-def _name(origin: Origin) -> str:
-    return "settings" if origin.path is None else str(origin.path)
-
-
-def _note(task: asyncio.Task[Merged]) -> None:
-    # Marks an error as seen: nobody waits for what took too long.
-    if not task.cancelled():
-        task.exception()
-
-
-# What the last reload of this node came to, for whoever asks later.
-#
-# A file is read again by itself when it has changed, and then nobody waits for an answer. Where a
-# person had it read before, that finds nothing new, and what the person's reload changed is still
-# the news. Rule: what is noted has no secret in it, since it is made of what a reload answers
-# with.
-
-
-class ReloadNote(msgspec.Struct, frozen=True, kw_only=True):
-    """When the settings were read again, for whom, and what that changed; or the `problem`."""
-
-    at: float
-    by: str
-    changed: tuple[Change, ...] = ()
-    problem: str = ""
-
-
-class ReloadNotes:
-    """Notes the last reload; `last` is None until there is one."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self.last: ReloadNote | None = None
-
-    async def note(
-        self, actor: Actor, reload: Callable[[Actor], Awaitable[Difference]]
-    ) -> Difference:
-        """Reload, and note what came of it."""
-        try:
-            found = await reload(actor)
-        except InvalidSettingError as error:
-            self.last = ReloadNote(at=self._now(), by=actor.name, problem=str(error))
-            raise
-        if actor is not FILE or found.changed or self.last is None or self.last.problem:
-            self.last = ReloadNote(at=self._now(), by=actor.name, changed=found.changed)
-        return found
-
-
 log = structlog.get_logger("headgate.settings")
 
 NO_FILE = "the service was started by a program, without settings that could be read again"
 
+READ_SECONDS = 10.0
+WATCH_SECONDS = 1.0
+UPKEEP_SECONDS = 2.0
 
 Result = TypeVar("Result")
+
+Signature = tuple[int, int, int, int] | None
+
+Listener = Callable[[Settings, bool], None]
+"""Told of settings that have come into force, and whether everything is paused."""
 
 
 class Assembly(Protocol):
@@ -159,10 +84,6 @@ class Assembly(Protocol):
 
     def executors(self, targets: Mapping[str, Target]) -> dict[str, Executor]:
         """Return an executor for each target; none of them is open."""
-
-
-Listener = Callable[[Settings, bool], None]
-"""Told of settings that have come into force, and whether everything is paused."""
 
 
 class LiveConfig:
@@ -479,9 +400,89 @@ class LiveConfig:
             log.warning("the ledger was not told of new budgets; tried again", problem=str(error))
 
 
+class SettingsReader:
+    """Reads one at a time, so that what was read later comes into force later.
+
+    A file may lie where nothing answers any more. Rule: no other change waits for it, one thread at
+    most does, and whoever asked for a reload that takes too long is told so.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._under_way: asyncio.Task[Merged] | None = None
+
+    @asynccontextmanager
+    async def read(self, origin: Origin) -> AsyncIterator[Merged]:
+        """Give what the sources say now; nobody reads them again while the body runs."""
+        async with self._turn:
+            if self._under_way is not None and not self._under_way.done():
+                problem = "has not been read since it was last asked for; see where it lies"
+                raise InvalidSettingError(_name(origin), problem)
+            yield await self._read(origin)
+
+    async def _read(self, origin: Origin) -> Merged:
+        # A large file takes a while to be read, and the loop has other things to do.
+        self._under_way = asyncio.create_task(asyncio.to_thread(origin.read))
+        self._under_way.add_done_callback(_note)
+        done, _ = await asyncio.wait({self._under_way}, timeout=READ_SECONDS)
+        if not done:
+            problem = f"was not read within {READ_SECONDS:g} s, and nothing has changed"
+            raise InvalidSettingError(_name(origin), f"{problem}; reload when it can be read")
+        return self._under_way.result()
+
+
+def _name(origin: Origin) -> str:
+    return "settings" if origin.path is None else str(origin.path)
+
+
+def _note(task: asyncio.Task[Merged]) -> None:
+    # Marks an error as seen: nobody waits for what took too long.
+    if not task.cancelled():
+        task.exception()
+
+
+class ReloadNote(msgspec.Struct, frozen=True, kw_only=True):
+    """When the settings were read again, for whom, and what that changed; or the `problem`."""
+
+    at: float
+    by: str
+    changed: tuple[Change, ...] = ()
+    problem: str = ""
+
+
+class ReloadNotes:
+    """Notes the last reload; `last` is None until there is one.
+
+    A file that has changed is read again by itself, and nobody waits for the answer. If a person
+    has reloaded it just before, nothing new is found, and the note of that person's reload stays.
+    Rule: a note has no secret in it, since it is made of what a reload answers with.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.last: ReloadNote | None = None
+
+    async def note(
+        self, actor: Actor, reload: Callable[[Actor], Awaitable[Difference]]
+    ) -> Difference:
+        """Reload, and note what came of it."""
+        try:
+            found = await reload(actor)
+        except InvalidSettingError as error:
+            self.last = ReloadNote(at=self._now(), by=actor.name, problem=str(error))
+            raise
+        if actor is not FILE or found.changed or self.last is None or self.last.problem:
+            self.last = ReloadNote(at=self._now(), by=actor.name, changed=found.changed)
+        return found
+
+
 def _replaced(overrides: tuple[Override, ...], begun: tuple[Override, ...]) -> tuple[Override, ...]:
     new = {one.path: one for one in (*overrides, *begun)}
     return tuple(new[path] for path in sorted(new))
+
+
+def _detail(changed: tuple[Change, ...]) -> Detail:
+    return {change.key: {"from": change.before, "to": change.after} for change in changed}
 
 
 def _work_of(target: Target) -> Target:
@@ -493,21 +494,6 @@ def _work_of(target: Target) -> Target:
     )
 
 
-def _detail(changed: tuple[Change, ...]) -> Detail:
-    return {change.key: {"from": change.before, "to": change.after} for change in changed}
-
-
-# Two loops: one that sees when the file changes, one that looks after what takes time.
-#
-# Editors write a file in several steps, or put another in its place. So a change is acted upon when
-# the file has been the same for two looks in a row, whatever it is made of by then.
-
-WATCH_SECONDS = 1.0
-UPKEEP_SECONDS = 2.0
-
-Signature = tuple[int, int, int, int] | None
-
-
 class Reloadable(Protocol):
     """Reads the settings again when it is told to."""
 
@@ -516,7 +502,11 @@ class Reloadable(Protocol):
 
 
 class FileWatcher:
-    """Reloads when the file has changed."""
+    """Reloads when the file has changed.
+
+    Editors write a file in several steps, or put another in its place. So it is read again when two
+    looks in a row have found it the same.
+    """
 
     def __init__(self, config: Reloadable, path: Path) -> None:
         self._config = config

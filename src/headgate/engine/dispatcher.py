@@ -57,154 +57,6 @@ Runs = Callable[[str], bool]
 """Tells whether an attempt at a task is under way on this node."""
 
 
-class WakeUpEvent:
-    """How a loop sleeps until somebody wakes it, also if that came before it slept."""
-
-    def __init__(self) -> None:
-        self._call = asyncio.Event()
-        self.is_asleep = False
-
-    def wake(self) -> None:
-        """End the sleep, or the next one as soon as it begins."""
-        self._call.set()
-
-    def begin(self) -> None:
-        """Have heard all that was called until now."""
-        self._call.clear()
-
-    async def sleep(self, seconds: float) -> bool:
-        """Sleep until somebody calls; False if nobody has for so long."""
-        self.is_asleep = True
-        try:
-            async with asyncio.timeout(seconds):
-                await self._call.wait()
-        except TimeoutError:
-            return False
-        finally:
-            self.is_asleep = False
-        return True
-
-
-class UnknownWrites:
-    """Tasks of which nobody knows whether what was asked for them is on disk.
-
-    The answer to a step got lost, or whoever waited for it has gone. Then the step may be on its
-    way still, and a read would come too soon; so the read is taken behind it.
-    """
-
-    def __init__(self, store: TaskStore) -> None:
-        self._store = store
-        self._task_ids: dict[str, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._task_ids)
-
-    @property
-    def are_too_many(self) -> bool:
-        """Whether it is better to read everything anew."""
-        return len(self._task_ids) > MAX_UNKNOWN_WRITES
-
-    def add(self, task_id: str) -> None:
-        """Read a task the next time."""
-        self._task_ids[task_id] = None
-
-    def clear(self) -> None:
-        """Read none; everything is read anew."""
-        self._task_ids = {}
-
-    async def read(self) -> AsyncIterator[tuple[str, TaskRecord | None]]:
-        """Return the tasks as the store has them, each when it was read; None if it has not."""
-        task_ids, self._task_ids = self._task_ids, {}
-        # Steps are written in their order: what was sent before this is on disk now, or lost.
-        await self._store.sent(())
-        for task_id in task_ids:
-            yield task_id, await self._store.get(task_id)
-
-
-class LostStarts:
-    """Tasks written as running on this node by a step whose answer got lost.
-
-    The store has them running here, and this node does not run them; nobody else would ever take
-    them back, because the node is alive. So it looks for them, whether it still dispatches or not.
-    """
-
-    def __init__(self, store: TaskStore, *, start: Start, runs: Runs) -> None:
-        self._store = store
-        self._start = start
-        self._runs = runs
-        self._since: dict[str, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._since)
-
-    def suspect(self, task_ids: Iterable[str]) -> None:
-        """Look for these tasks for a while; nobody knows whether they were started."""
-        now = self._store.now()
-        for task_id in task_ids:
-            self._since[task_id] = now
-
-    async def start(self, node_id: str) -> None:
-        """Start what the store has running on this node, and this node does not."""
-        now = self._store.now()
-        for task_id, since in list(self._since.items()):
-            if not self._runs(task_id):
-                await self._start_if_lost(task_id, node_id)
-            if now - since >= LOST_START_SECONDS:
-                self._since.pop(task_id, None)
-
-    async def _start_if_lost(self, task_id: str, node_id: str) -> None:
-        record = await self._store.get(task_id)
-        if record is None or record.task.status is not TaskStatus.RUNNING:
-            return
-        if record.progress.node_id == node_id and not self._runs(task_id):
-            self._start(record)
-
-
-class PendingSettings:
-    """The settings that decisions go by, and those that are to come.
-
-    They come into force between two rounds, and never within one: a plan that is being applied was
-    made by one set of settings, so it is finished under them.
-    """
-
-    def __init__(self, current: DispatchSettings) -> None:
-        self.current = current
-        self._next: DispatchSettings | None = None
-        self._asks_budgets = False
-        self._in_force = asyncio.Event()
-        self._in_force.set()
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether other settings are to come into force."""
-        return self._next is not None
-
-    def put(self, settings: DispatchSettings, *, asks_budgets: bool) -> None:
-        """Take settings for the next round; `asks_budgets` if limits in the ledger changed, too."""
-        self._next = settings
-        self._asks_budgets = self._asks_budgets or asks_budgets
-        self._in_force.clear()
-
-    def come_into_force(self, dispatch_state: DispatchState | None) -> bool:
-        """Go by what is to come; return whether the state can go on, or a new one is needed."""
-        settings = self._next or self.current
-        self.current, self._next = settings, None
-        asks_budgets, self._asks_budgets = self._asks_budgets, False
-        self._in_force.set()
-        if dispatch_state is None:
-            return True
-        if dispatch_state.must_be_rebuilt(settings):
-            return False
-        dispatch_state.refit(settings)
-        if asks_budgets:
-            dispatch_state.ask_budgets_again()
-        return True
-
-    async def in_force(self) -> None:
-        """Wait until nothing is to come any more."""
-        await self._in_force.wait()
-
-
 class Dispatcher:
     """Makes plans for all nodes, while this node is the elected one."""
 
@@ -614,8 +466,152 @@ class Dispatcher:
         return [] if error is None else _rejected({planned.task.id: error})
 
 
-def _ended_while_loading(epoch: int) -> StaleEpochError:
-    return StaleEpochError(f"epoch {epoch} ended while the backlog was read")
+class PendingSettings:
+    """The settings that decisions go by, and those that are to come.
+
+    They come into force between two rounds, and never within one: a plan that is being applied was
+    made by one set of settings, so it is finished under them.
+    """
+
+    def __init__(self, current: DispatchSettings) -> None:
+        self.current = current
+        self._next: DispatchSettings | None = None
+        self._asks_budgets = False
+        self._in_force = asyncio.Event()
+        self._in_force.set()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether other settings are to come into force."""
+        return self._next is not None
+
+    def put(self, settings: DispatchSettings, *, asks_budgets: bool) -> None:
+        """Take settings for the next round; `asks_budgets` if limits in the ledger changed, too."""
+        self._next = settings
+        self._asks_budgets = self._asks_budgets or asks_budgets
+        self._in_force.clear()
+
+    def come_into_force(self, dispatch_state: DispatchState | None) -> bool:
+        """Go by what is to come; return whether the state can go on, or a new one is needed."""
+        settings = self._next or self.current
+        self.current, self._next = settings, None
+        asks_budgets, self._asks_budgets = self._asks_budgets, False
+        self._in_force.set()
+        if dispatch_state is None:
+            return True
+        if dispatch_state.must_be_rebuilt(settings):
+            return False
+        dispatch_state.refit(settings)
+        if asks_budgets:
+            dispatch_state.ask_budgets_again()
+        return True
+
+    async def in_force(self) -> None:
+        """Wait until nothing is to come any more."""
+        await self._in_force.wait()
+
+
+class LostStarts:
+    """Tasks written as running on this node by a step whose answer got lost.
+
+    The store has them running here, and this node does not run them; nobody else would ever take
+    them back, because the node is alive. So it looks for them, whether it still dispatches or not.
+    """
+
+    def __init__(self, store: TaskStore, *, start: Start, runs: Runs) -> None:
+        self._store = store
+        self._start = start
+        self._runs = runs
+        self._since: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def suspect(self, task_ids: Iterable[str]) -> None:
+        """Look for these tasks for a while; nobody knows whether they were started."""
+        now = self._store.now()
+        for task_id in task_ids:
+            self._since[task_id] = now
+
+    async def start(self, node_id: str) -> None:
+        """Start what the store has running on this node, and this node does not."""
+        now = self._store.now()
+        for task_id, since in list(self._since.items()):
+            if not self._runs(task_id):
+                await self._start_if_lost(task_id, node_id)
+            if now - since >= LOST_START_SECONDS:
+                self._since.pop(task_id, None)
+
+    async def _start_if_lost(self, task_id: str, node_id: str) -> None:
+        record = await self._store.get(task_id)
+        if record is None or record.task.status is not TaskStatus.RUNNING:
+            return
+        if record.progress.node_id == node_id and not self._runs(task_id):
+            self._start(record)
+
+
+class WakeUpEvent:
+    """How a loop sleeps until somebody wakes it, also if that came before it slept."""
+
+    def __init__(self) -> None:
+        self._call = asyncio.Event()
+        self.is_asleep = False
+
+    def wake(self) -> None:
+        """End the sleep, or the next one as soon as it begins."""
+        self._call.set()
+
+    def begin(self) -> None:
+        """Have heard all that was called until now."""
+        self._call.clear()
+
+    async def sleep(self, seconds: float) -> bool:
+        """Sleep until somebody calls; False if nobody has for so long."""
+        self.is_asleep = True
+        try:
+            async with asyncio.timeout(seconds):
+                await self._call.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self.is_asleep = False
+        return True
+
+
+class UnknownWrites:
+    """Tasks of which nobody knows whether what was asked for them is on disk.
+
+    The answer to a step got lost, or whoever waited for it has gone. Then the step may be on its
+    way still, and a read would come too soon; so the read is taken behind it.
+    """
+
+    def __init__(self, store: TaskStore) -> None:
+        self._store = store
+        self._task_ids: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._task_ids)
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether it is better to read everything anew."""
+        return len(self._task_ids) > MAX_UNKNOWN_WRITES
+
+    def add(self, task_id: str) -> None:
+        """Read a task the next time."""
+        self._task_ids[task_id] = None
+
+    def clear(self) -> None:
+        """Read none; everything is read anew."""
+        self._task_ids = {}
+
+    async def read(self) -> AsyncIterator[tuple[str, TaskRecord | None]]:
+        """Return the tasks as the store has them, each when it was read; None if it has not."""
+        task_ids, self._task_ids = self._task_ids, {}
+        # Steps are written in their order: what was sent before this is on disk now, or lost.
+        await self._store.sent(())
+        for task_id in task_ids:
+            yield task_id, await self._store.get(task_id)
 
 
 def _expired(task_ids: Iterable[str]) -> list[Expiration]:
@@ -632,6 +628,10 @@ def _rejected(errors: Mapping[str, str]) -> list[Expiration]:
         Expiration(task_id=task_id, status=TaskStatus.REJECTED, error=error)
         for task_id, error in errors.items()
     ]
+
+
+def _ended_while_loading(epoch: int) -> StaleEpochError:
+    return StaleEpochError(f"epoch {epoch} ended while the backlog was read")
 
 
 def _not_reserved(planned: Planned, refused: Refused | None) -> NotAssigned:

@@ -77,293 +77,26 @@ from headgate.storage.store import (
 from headgate.storage.task_ids import TaskIds
 from headgate.storage.tokens import UNBOUND, Bounds
 
-Submitted = Queued | TurnedAway | UnknownParent
+log = structlog.get_logger("headgate.engine")
 
+IN_FORCE_SECONDS = 5.0
+SWITCHED_OFF = "the scheduler is switched off; set scheduler.enabled = true"
 
-class Submits:
-    """Sends new tasks to the store; the dispatcher hears of them, though nobody may await that.
-
-    The dispatcher may be shown a task before the store has answered. Rule: only while no other is
-    on its way. One that was sent before waits already, though the dispatch state does not know of
-    it yet, and would be overtaken; and of those that come together none is planned before all of
-    them are there.
-    """
-
-    def __init__(
-        self, store: TaskStore, dispatcher: Dispatcher, *, show: Callable[[Submitted], None]
-    ) -> None:
-        self._store = store
-        self._dispatcher = dispatcher
-        self._show = show
-        self._unanswered = 0
-        self._early: str | None = None
-
-    def send(self, new: NewTask) -> asyncio.Future[Submitted]:
-        """Send a task; where there is nothing else to do, it is planned at once."""
-        task_id = new.task.id
-        if self._unanswered:
-            self._withdraw_early()
-        # Before it is sent: a plan that is made at once shares its transaction.
-        elif self._dispatcher.plan_early(new):
-            self._early = task_id
-        try:
-            future = self._store.submit(new)
-        except BaseException:
-            self._withdraw_early()
-            raise
-        self._unanswered += 1
-        # Not by whoever awaits the answer: a client that hangs up must not hide its task.
-        future.add_done_callback(partial(self._answered, task_id))
-        return future
-
-    def send_keyed(self, keyed: KeyedSubmit) -> asyncio.Future[KeyedAnswer | KeyRefusal]:
-        """Send the tasks of a request that has a key."""
-        future = self._store.submit_keyed(keyed)
-        self._unanswered += 1
-        self._withdraw_early()
-        ids = [one.task.id for one in keyed.tasks if isinstance(one, NewTask)]
-        future.add_done_callback(partial(self._answered_keyed, ids))
-        return future
-
-    def _withdraw_early(self) -> None:
-        """Take back what was shown early, unless it is planned; its answer shows it as it is."""
-        if self._early is not None:
-            self._dispatcher.withdraw_early(self._early)
-            self._early = None
-
-    def _answered(self, task_id: str, future: asyncio.Future[Submitted]) -> None:
-        self._unanswered -= 1
-        was_early = task_id == self._early
-        if was_early:
-            self._early = None
-        if future.cancelled() or future.exception() is not None:
-            # It may be on disk all the same.
-            self._dispatcher.recheck(task_id)
-            return
-        if was_early:
-            # If it still waits, then as what it is, and not as what it was thought to be.
-            self._dispatcher.withdraw_early(task_id)
-        self._show(future.result())
-
-    def _answered_keyed(
-        self, task_ids: list[str], future: asyncio.Future[KeyedAnswer | KeyRefusal]
-    ) -> None:
-        self._unanswered -= 1
-        if future.cancelled() or future.exception() is not None:
-            for task_id in task_ids:
-                self._dispatcher.recheck(task_id)
-            return
-        answer = future.result()
-        if isinstance(answer, KeyedAnswer):
-            for outcome in answer.fresh:
-                self._show(outcome)
-
-
-# Lists of tasks, where more is known of them than the store has an index for.
-#
-# There is none by state, and what is in flight is older than what waits. The node that dispatches
-# knows what is in flight, and reads nothing else. Any other reads further and further back.
-# Rule: a list of what is in flight has it, however many tasks wait; if that takes too long, it
-# says so.
+WAITED_SECONDS = 5.0
+LOOK_SECONDS = 0.02
 
 IN_FLIGHT = frozenset({TaskStatus.ASSIGNED, TaskStatus.RUNNING})
 MAX_AMONG = 20_000
 LOOK_ON_SECONDS = 1.0
 """How long a node that does not dispatch looks for what is in flight."""
 
-Filter = TypeVar("Filter", bound=TaskFilter)
-
-
-async def look_on(
-    find_page: Callable[[TaskQuery], Awaitable[TaskPage]], query: TaskQuery, *, seconds: float
-) -> TaskPage:
-    """Return a page of tasks; while it is not full and time is left, look further."""
-    clock = asyncio.get_running_loop().time
-    asked_at, ends_at = clock(), clock() + seconds
-    page = await find_page(query)
-    records = list(page.records)
-    # The next look takes about as long as the last one.
-    while _has_stopped(page) and len(records) < query.limit and 2 * clock() - asked_at < ends_at:
-        asked_at = clock()
-        left = query.limit - len(records)
-        further = msgspec.structs.replace(query, before=page.next_before, limit=left)
-        page = await find_page(further)
-        records += page.records
-    return TaskPage(records=tuple(records), next_before=page.next_before)
-
-
-def _is_of_attempts(wanted: TaskFilter) -> bool:
-    return bool(wanted.states) and IN_FLIGHT.issuperset(wanted.states)
-
-
-def _has_stopped(page: TaskPage) -> bool:
-    """Tell whether a page ended because enough was looked at, and not because it was full."""
-    if page.next_before is None:
-        return False
-    return not page.records or page.next_before != page.records[-1].task.id
-
-
-WAITED_SECONDS = 5.0
-LOOK_SECONDS = 0.02
-
-
-# Why a task waits: the rules that keep it waiting, and the room of its slots.
-
 MAX_SLOTS_SHOWN = 100
-
-
-class SlotRoom(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """How much of the quota of a slot is used, and when it resets; what is unknown is left out."""
-
-    name: str
-    provider: str | None = None
-    percent_used: float | None = None
-    resets_at: datetime | None = None
-
-
-class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Where a task stands, and each rule that keeps it waiting.
-
-    `slot` is the one that it names or was given, `slots` those that it may be given.
-    """
-
-    task_id: str
-    state: TaskStatus
-    reasons: tuple[TaskReason, ...]
-    slot: SlotRoom | None = None
-    slots: tuple[SlotRoom, ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        record: TaskRecord,
-        standings: Iterable[SlotStanding],
-        reasons: tuple[TaskReason, ...] = (),
-    ) -> Why:
-        """Return the answer about a task."""
-        task = record.task
-        is_open = task.provider is not None and task.status is TaskStatus.QUEUED
-        slot = None if is_open and task.slot is None else slot_of(record)
-        return cls(
-            task_id=task.id,
-            state=task.status,
-            reasons=reasons,
-            slot=None if slot is None else _named(slot, standings),
-            slots=_of_provider(task.provider, standings) if slot is None and task.provider else (),
-        )
-
-
-def _named(name: str, standings: Iterable[SlotStanding]) -> SlotRoom:
-    """Return what is known of a slot; a name that no configured slot has is only a name."""
-    found = (_room(one) for one in standings if one.name == name)
-    return next(found, SlotRoom(name=name))
-
-
-def _of_provider(provider: str, standings: Iterable[SlotStanding]) -> tuple[SlotRoom, ...]:
-    rooms = [_room(one) for one in standings if one.provider == provider]
-    return tuple(rooms[:MAX_SLOTS_SHOWN])
-
-
-def _room(standing: SlotStanding) -> SlotRoom:
-    return SlotRoom(
-        name=standing.name,
-        provider=standing.provider,
-        percent_used=standing.percent_used,
-        resets_at=moment(standing.resets_at),
-    )
-
-
-# What only the node that dispatches knows without asking the store: shares, lanes, who waits.
-#
-# Rule: on any other node the answer is None, never an empty one.
-
 MAX_LOOKED_AT = 20_000
 """How many waiting tasks are looked at for the oldest; they stand about in their order."""
 
+Filter = TypeVar("Filter", bound=TaskFilter)
 
-class LongestWait(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that could start as far as it is concerned, and since when."""
-
-    task_id: str
-    agent_id: str | None
-    project_id: str
-    since: float
-
-
-class Outlook:
-    """The dispatch state, as far as people read it."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-
-    @property
-    def dispatch_state(self) -> DispatchState | None:
-        """What waits and runs; None where this node does not dispatch."""
-        return self._dispatcher.dispatch_state
-
-    def present(self) -> Present | None:
-        """Return how many tasks wait and are in flight."""
-        dispatch_state = self.dispatch_state
-        if dispatch_state is None:
-            return None
-        return Present(queued=len(dispatch_state.waiting), inflight=len(dispatch_state.in_flight))
-
-    def shares(self) -> tuple[Share, ...] | None:
-        """Return the share of each project that it should have, and that it had."""
-        dispatch_state = self.dispatch_state
-        if dispatch_state is None:
-            return None
-        return shares(dispatch_state.settings.projects, dispatch_state.usage.tokens)
-
-    def lanes(self, now: float) -> tuple[LaneStats, ...] | None:
-        """Return the lanes in which tasks wait, with their load and longest wait."""
-        dispatch_state = self.dispatch_state
-        if dispatch_state is None:
-            return None
-        return dispatch_state.lane_stats(now)
-
-    def waiting_for_scopes(self) -> dict[str, int] | None:
-        """Return how many tasks wait for each budget that has no room for them."""
-        dispatch_state = self.dispatch_state
-        return None if dispatch_state is None else dispatch_state.waiting_for_scopes()
-
-    def longest_wait(self, now: float, bounds: Bounds = UNBOUND) -> LongestWait | None:
-        """Return who waits longest within bounds; None if nobody does, or nobody knows."""
-        dispatch_state = self.dispatch_state
-        if dispatch_state is None:
-            return None
-        return longest_wait(dispatch_state.waiting, now, bounds)
-
-
-def longest_wait(
-    waiting: Mapping[str, Waiting], now: float, bounds: Bounds = UNBOUND
-) -> LongestWait | None:
-    """Return the task that has waited longest, not counting the time until its own or a parent's.
-
-    A task that waits for its time or for a parent could not start, so nobody keeps it waiting.
-    """
-    longest, since = None, now
-    for one in islice(waiting.values(), MAX_LOOKED_AT):
-        task = one.task
-        began = max(task.created_at, task.not_before or 0.0)
-        if began < since and not one.waiting_for and _is_task_within(bounds, task):
-            longest, since = task, began
-    if longest is None:
-        return None
-    return LongestWait(
-        task_id=longest.id, agent_id=longest.agent_id, project_id=longest.project_id, since=since
-    )
-
-
-def _is_task_within(bounds: Bounds, task: Task) -> bool:
-    return bounds.has(agent_id=task.agent_id, project_id=task.project_id)
-
-
-log = structlog.get_logger("headgate.engine")
-
-IN_FORCE_SECONDS = 5.0
-SWITCHED_OFF = "the scheduler is switched off; set scheduler.enabled = true"
-
+Submitted = Queued | TurnedAway | UnknownParent
 Preparation = Callable[[], Awaitable[None]]
 
 
@@ -592,7 +325,13 @@ class Engine:
         return await self.store.among(task_ids, owner)
 
     async def find(self, query: TaskQuery) -> TaskPage:
-        """List tasks in the order of the query, as many as fit on one page."""
+        """List tasks in the order of the query, as many as fit on one page.
+
+        The store has no index by state, and what is in flight is older than what waits. The node
+        that dispatches knows what is in flight, and reads nothing else. Any other node reads
+        further and further back. Rule: a list of what is in flight has all of it, however many
+        tasks wait; if that takes too long, the page says that there is more.
+        """
         if self.dispatcher.dispatch_state is None and _is_of_attempts(query):
             return await self._find_in_flight(query)
         return await self.store.find(self._from_the_oldest_live(self.only_in_flight(query)))
@@ -777,6 +516,256 @@ class Engine:
             await step
         except StoreError as error:
             log.warning("left without telling the store", problem=str(error))
+
+
+class LongestWait(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that could start as far as it is concerned, and since when."""
+
+    task_id: str
+    agent_id: str | None
+    project_id: str
+    since: float
+
+
+class Outlook:
+    """The dispatch state, as far as people read it: shares, lanes, who waits.
+
+    Rule: on a node that does not dispatch the answer is None, never an empty one.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    @property
+    def dispatch_state(self) -> DispatchState | None:
+        """What waits and runs; None where this node does not dispatch."""
+        return self._dispatcher.dispatch_state
+
+    def present(self) -> Present | None:
+        """Return how many tasks wait and are in flight."""
+        dispatch_state = self.dispatch_state
+        if dispatch_state is None:
+            return None
+        return Present(queued=len(dispatch_state.waiting), inflight=len(dispatch_state.in_flight))
+
+    def shares(self) -> tuple[Share, ...] | None:
+        """Return the share of each project that it should have, and that it had."""
+        dispatch_state = self.dispatch_state
+        if dispatch_state is None:
+            return None
+        return shares(dispatch_state.settings.projects, dispatch_state.usage.tokens)
+
+    def lanes(self, now: float) -> tuple[LaneStats, ...] | None:
+        """Return the lanes in which tasks wait, with their load and longest wait."""
+        dispatch_state = self.dispatch_state
+        if dispatch_state is None:
+            return None
+        return dispatch_state.lane_stats(now)
+
+    def waiting_for_scopes(self) -> dict[str, int] | None:
+        """Return how many tasks wait for each budget that has no room for them."""
+        dispatch_state = self.dispatch_state
+        return None if dispatch_state is None else dispatch_state.waiting_for_scopes()
+
+    def longest_wait(self, now: float, bounds: Bounds = UNBOUND) -> LongestWait | None:
+        """Return who waits longest within bounds; None if nobody does, or nobody knows."""
+        dispatch_state = self.dispatch_state
+        if dispatch_state is None:
+            return None
+        return longest_wait(dispatch_state.waiting, now, bounds)
+
+
+def longest_wait(
+    waiting: Mapping[str, Waiting], now: float, bounds: Bounds = UNBOUND
+) -> LongestWait | None:
+    """Return the task that has waited longest, not counting the time until its own or a parent's.
+
+    A task that waits for its time or for a parent could not start, so nobody keeps it waiting.
+    """
+    longest, since = None, now
+    for one in islice(waiting.values(), MAX_LOOKED_AT):
+        task = one.task
+        began = max(task.created_at, task.not_before or 0.0)
+        if began < since and not one.waiting_for and _is_task_within(bounds, task):
+            longest, since = task, began
+    if longest is None:
+        return None
+    return LongestWait(
+        task_id=longest.id, agent_id=longest.agent_id, project_id=longest.project_id, since=since
+    )
+
+
+def _is_task_within(bounds: Bounds, task: Task) -> bool:
+    return bounds.has(agent_id=task.agent_id, project_id=task.project_id)
+
+
+class Submits:
+    """Sends new tasks to the store; the dispatcher hears of them, though nobody may await that.
+
+    The dispatcher may be shown a task before the store has answered. Rule: only while no other is
+    on its way. One that was sent before waits already, though the dispatch state does not know of
+    it yet, and would be overtaken; and of those that come together none is planned before all of
+    them are there.
+    """
+
+    def __init__(
+        self, store: TaskStore, dispatcher: Dispatcher, *, show: Callable[[Submitted], None]
+    ) -> None:
+        self._store = store
+        self._dispatcher = dispatcher
+        self._show = show
+        self._unanswered = 0
+        self._early: str | None = None
+
+    def send(self, new: NewTask) -> asyncio.Future[Submitted]:
+        """Send a task; where there is nothing else to do, it is planned at once."""
+        task_id = new.task.id
+        if self._unanswered:
+            self._withdraw_early()
+        # Before it is sent: a plan that is made at once shares its transaction.
+        elif self._dispatcher.plan_early(new):
+            self._early = task_id
+        try:
+            future = self._store.submit(new)
+        except BaseException:
+            self._withdraw_early()
+            raise
+        self._unanswered += 1
+        # Not by whoever awaits the answer: a client that hangs up must not hide its task.
+        future.add_done_callback(partial(self._answered, task_id))
+        return future
+
+    def send_keyed(self, keyed: KeyedSubmit) -> asyncio.Future[KeyedAnswer | KeyRefusal]:
+        """Send the tasks of a request that has a key."""
+        future = self._store.submit_keyed(keyed)
+        self._unanswered += 1
+        self._withdraw_early()
+        ids = [one.task.id for one in keyed.tasks if isinstance(one, NewTask)]
+        future.add_done_callback(partial(self._answered_keyed, ids))
+        return future
+
+    def _withdraw_early(self) -> None:
+        """Take back what was shown early, unless it is planned; its answer shows it as it is."""
+        if self._early is not None:
+            self._dispatcher.withdraw_early(self._early)
+            self._early = None
+
+    def _answered(self, task_id: str, future: asyncio.Future[Submitted]) -> None:
+        self._unanswered -= 1
+        was_early = task_id == self._early
+        if was_early:
+            self._early = None
+        if future.cancelled() or future.exception() is not None:
+            # It may be on disk all the same.
+            self._dispatcher.recheck(task_id)
+            return
+        if was_early:
+            # If it still waits, then as what it is, and not as what it was thought to be.
+            self._dispatcher.withdraw_early(task_id)
+        self._show(future.result())
+
+    def _answered_keyed(
+        self, task_ids: list[str], future: asyncio.Future[KeyedAnswer | KeyRefusal]
+    ) -> None:
+        self._unanswered -= 1
+        if future.cancelled() or future.exception() is not None:
+            for task_id in task_ids:
+                self._dispatcher.recheck(task_id)
+            return
+        answer = future.result()
+        if isinstance(answer, KeyedAnswer):
+            for outcome in answer.fresh:
+                self._show(outcome)
+
+
+def _is_of_attempts(wanted: TaskFilter) -> bool:
+    return bool(wanted.states) and IN_FLIGHT.issuperset(wanted.states)
+
+
+async def look_on(
+    find_page: Callable[[TaskQuery], Awaitable[TaskPage]], query: TaskQuery, *, seconds: float
+) -> TaskPage:
+    """Return a page of tasks; while it is not full and time is left, look further."""
+    clock = asyncio.get_running_loop().time
+    asked_at, ends_at = clock(), clock() + seconds
+    page = await find_page(query)
+    records = list(page.records)
+    # The next look takes about as long as the last one.
+    while _has_stopped(page) and len(records) < query.limit and 2 * clock() - asked_at < ends_at:
+        asked_at = clock()
+        left = query.limit - len(records)
+        further = msgspec.structs.replace(query, before=page.next_before, limit=left)
+        page = await find_page(further)
+        records += page.records
+    return TaskPage(records=tuple(records), next_before=page.next_before)
+
+
+def _has_stopped(page: TaskPage) -> bool:
+    """Tell whether a page ended because enough was looked at, and not because it was full."""
+    if page.next_before is None:
+        return False
+    return not page.records or page.next_before != page.records[-1].task.id
+
+
+class SlotRoom(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """How much of the quota of a slot is used, and when it resets; what is unknown is left out."""
+
+    name: str
+    provider: str | None = None
+    percent_used: float | None = None
+    resets_at: datetime | None = None
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """Where a task stands, and each rule that keeps it waiting.
+
+    `slot` is the one that it names or was given, `slots` those that it may be given.
+    """
+
+    task_id: str
+    state: TaskStatus
+    reasons: tuple[TaskReason, ...]
+    slot: SlotRoom | None = None
+    slots: tuple[SlotRoom, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        record: TaskRecord,
+        standings: Iterable[SlotStanding],
+        reasons: tuple[TaskReason, ...] = (),
+    ) -> Why:
+        """Return the answer about a task."""
+        task = record.task
+        is_open = task.provider is not None and task.status is TaskStatus.QUEUED
+        slot = None if is_open and task.slot is None else slot_of(record)
+        return cls(
+            task_id=task.id,
+            state=task.status,
+            reasons=reasons,
+            slot=None if slot is None else _named(slot, standings),
+            slots=_of_provider(task.provider, standings) if slot is None and task.provider else (),
+        )
+
+
+def _named(name: str, standings: Iterable[SlotStanding]) -> SlotRoom:
+    """Return what is known of a slot; a name that no configured slot has is only a name."""
+    found = (_room(one) for one in standings if one.name == name)
+    return next(found, SlotRoom(name=name))
+
+
+def _of_provider(provider: str, standings: Iterable[SlotStanding]) -> tuple[SlotRoom, ...]:
+    rooms = [_room(one) for one in standings if one.provider == provider]
+    return tuple(rooms[:MAX_SLOTS_SHOWN])
+
+
+def _room(standing: SlotStanding) -> SlotRoom:
+    return SlotRoom(
+        name=standing.name,
+        provider=standing.provider,
+        percent_used=standing.percent_used,
+        resets_at=moment(standing.resets_at),
+    )
 
 
 def _is_within(bounds: Bounds, attempt: InFlightAttempt) -> bool:

@@ -46,154 +46,21 @@ from headgate.errors import StoreUnavailableError
 from headgate.executors.executor import Executor, work_order_of
 from headgate.storage.store import Settled, Settlement, TaskStore
 
-# From the outcome of an attempt to its settlement, whoever ran it: a node, or a worker.
-#
-# Rule: what a task does next, what it costs and whom a provider's pause stops is decided here, and
-# nowhere else.
-
-
-def _result_text(outcome: Outcome) -> str | None:
-    if not isinstance(outcome, Succeeded) or outcome.result is None:
-        return None
-    # One that is no text raises: its task fails, rather than keeping another result than it had.
-    return bytes(outcome.result).decode()
-
-
-class Settlements:
-    """Makes settlements by the rules in force; a reload puts others in their place."""
-
-    def __init__(self, *, policy: RetryPolicy, max_result_bytes: int, draws: random.Random) -> None:
-        self.policy = policy
-        self.max_result_bytes = max_result_bytes
-        self._draws = draws
-
-    def reported(self, record: TaskRecord, outcome: Outcome) -> Outcome:
-        """Return what an executor or a worker reports, at its cost and with what may be kept."""
-        return self._bounded(at_fixed_cost(outcome, record.terms))
-
-    def _bounded(self, outcome: Outcome) -> Outcome:
-        if not isinstance(outcome, Succeeded) or outcome.result is None:
-            return outcome
-        if len(memoryview(outcome.result)) <= self.max_result_bytes:
-            return outcome
-        error = f"result is larger than {self.max_result_bytes} bytes"
-        return Failed(error=error, usage=outcome.usage)
-
-    def make(
-        self, record: TaskRecord, outcome: Outcome, now: float, *, node_id: str = ""
-    ) -> Settlement:
-        """Return the settlement of an attempt; `node_id` is who writes it for another."""
-        progress, lease = record.progress, record.lease
-        if lease is None:
-            problem = f"task {record.task.id} has no lease to settle"
-            raise ValueError(problem)
-        draw = self._draws.random()
-        step = next_step(outcome, progress, record.terms, now=now, draw=draw, policy=self.policy)
-        if progress.slot is not None and isinstance(outcome, Limited):
-            step = _on_another_slot(step)
-        return Settlement(
-            task_id=record.task.id,
-            lease=lease,
-            step=step,
-            cost=known_usage(outcome),
-            result=_result_text(outcome),
-            closure=self._closure(record, outcome, now),
-            node_id=node_id,
-        )
-
-    def _closure(self, record: TaskRecord, outcome: Outcome, now: float) -> GateClosure | None:
-        if not isinstance(outcome, Limited):
-            return None
-        seconds = pause_seconds(outcome, record.progress.rate_limit_hits + 1, self.policy)
-        until = now + seconds
-        slot = slot_of(record)
-        if slot is not None:
-            return GateClosure(kind="slot", name=slot, until=until, why=outcome.error)
-        if is_worker(record.progress.node_id):
-            # Agents share the target that they pull from, and not the account that they work on.
-            name = record.agent_id or ""
-            return GateClosure(kind="agent", name=name, until=until, why=outcome.error)
-        name = record.task.target or ""
-        return GateClosure(kind="target", name=name, until=until, why=outcome.error)
-
-
-def _on_another_slot(step: Finish | TryAgain) -> Finish | TryAgain:
-    """Let a task whose slot was chosen go on at once: only that slot is left alone meanwhile."""
-    return step if isinstance(step, Finish) else msgspec.structs.replace(step, not_before=None)
-
-
-# The deadlines of everything that runs, on one timer of the event loop.
-#
-# A timer for each attempt would cost more than most attempts that come to their end in time.
-
-Key = TypeVar("Key", bound=Hashable)
-
-MAX_LATE = 1_000
-
-
-class DeadlineWatch(Generic[Key]):
-    """Calls `late` with whatever has not left by its deadline, which is judged by `clock`."""
-
-    def __init__(self, clock: Callable[[], float], late: Callable[[Key], None]) -> None:
-        self._clock = clock
-        self._late = late
-        self._timers: Timers[Key] = Timers()
-        self._alarm: asyncio.TimerHandle | None = None
-        self._rings_at = 0.0
-
-    def watch(self, key: Key, deadline: float | None) -> None:
-        """Call if this has not left by the deadline; None is without end."""
-        if deadline is None:
-            return
-        self._timers.set(key, deadline)
-        if self._alarm is None or deadline < self._rings_at:
-            self._set_alarm(deadline)
-
-    def leave(self, key: Key) -> None:
-        """Call no more for this."""
-        self._timers.drop(key)
-
-    def _set_alarm(self, at: float) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._rings_at = at
-        seconds = max(0.0, at - self._clock())
-        self._alarm = asyncio.get_running_loop().call_later(seconds, self._ring)
-
-    def _ring(self) -> None:
-        self._alarm = None
-        for key in self._timers.pop_due(self._clock(), most=MAX_LATE):
-            self._late(key)
-        following = self._timers.next_at()
-        if following is not None:
-            self._set_alarm(following)
-
-
 log = structlog.get_logger("headgate.runner")
 
 SETTLE_SECONDS = 10.0
 """How long a node that stops tries to settle what it has stopped."""
 
 MAX_CANCELLED_EARLY = 1_000
+MAX_LATE = 1_000
 ELSEWHERE_SECONDS = 5.0
 UNPAID_SECONDS = 1.0
 SETTLE_BACKOFF = Backoff(base_seconds=0.05, max_seconds=2.0)
 
+Key = TypeVar("Key", bound=Hashable)
+
 Changed = Callable[[Iterable[TaskRecord], GateClosure | None], None]
 """Is shown the records that a settlement changed, and the pause that a provider asked for."""
-
-
-class _Attempt:
-    """One attempt under way, and why it was stopped, if it was."""
-
-    __slots__ = ("has_begun", "is_abandoned", "record", "stopped_by", "task")
-
-    def __init__(self, record: TaskRecord) -> None:
-        self.record = record
-        self.has_begun = False
-        self.stopped_by: Outcome | None = None
-        self.is_abandoned = False
-        self.task: asyncio.Task[None] | None = None
 
 
 class TaskRunner:
@@ -452,11 +319,140 @@ class TaskRunner:
         return self.settlements.make(record, outcome, self._store.now())
 
 
-# Executors that the configuration has replaced or dropped, until their last attempt has ended.
+class _Attempt:
+    """One attempt under way, and why it was stopped, if it was."""
+
+    __slots__ = ("has_begun", "is_abandoned", "record", "stopped_by", "task")
+
+    def __init__(self, record: TaskRecord) -> None:
+        self.record = record
+        self.has_begun = False
+        self.stopped_by: Outcome | None = None
+        self.is_abandoned = False
+        self.task: asyncio.Task[None] | None = None
+
+
+class Settlements:
+    """Makes settlements by the rules in force; a reload puts others in their place.
+
+    Rule: what a task does next, what it costs and whom a provider's pause stops is decided here and
+    nowhere else, whether a node or a worker ran the attempt.
+    """
+
+    def __init__(self, *, policy: RetryPolicy, max_result_bytes: int, draws: random.Random) -> None:
+        self.policy = policy
+        self.max_result_bytes = max_result_bytes
+        self._draws = draws
+
+    def reported(self, record: TaskRecord, outcome: Outcome) -> Outcome:
+        """Return what an executor or a worker reports, at its cost and with what may be kept."""
+        return self._bounded(at_fixed_cost(outcome, record.terms))
+
+    def _bounded(self, outcome: Outcome) -> Outcome:
+        if not isinstance(outcome, Succeeded) or outcome.result is None:
+            return outcome
+        if len(memoryview(outcome.result)) <= self.max_result_bytes:
+            return outcome
+        error = f"result is larger than {self.max_result_bytes} bytes"
+        return Failed(error=error, usage=outcome.usage)
+
+    def make(
+        self, record: TaskRecord, outcome: Outcome, now: float, *, node_id: str = ""
+    ) -> Settlement:
+        """Return the settlement of an attempt; `node_id` is who writes it for another."""
+        progress, lease = record.progress, record.lease
+        if lease is None:
+            problem = f"task {record.task.id} has no lease to settle"
+            raise ValueError(problem)
+        draw = self._draws.random()
+        step = next_step(outcome, progress, record.terms, now=now, draw=draw, policy=self.policy)
+        if progress.slot is not None and isinstance(outcome, Limited):
+            step = _on_another_slot(step)
+        return Settlement(
+            task_id=record.task.id,
+            lease=lease,
+            step=step,
+            cost=known_usage(outcome),
+            result=_result_text(outcome),
+            closure=self._closure(record, outcome, now),
+            node_id=node_id,
+        )
+
+    def _closure(self, record: TaskRecord, outcome: Outcome, now: float) -> GateClosure | None:
+        if not isinstance(outcome, Limited):
+            return None
+        seconds = pause_seconds(outcome, record.progress.rate_limit_hits + 1, self.policy)
+        until = now + seconds
+        slot = slot_of(record)
+        if slot is not None:
+            return GateClosure(kind="slot", name=slot, until=until, why=outcome.error)
+        if is_worker(record.progress.node_id):
+            # Agents share the target that they pull from, and not the account that they work on.
+            name = record.agent_id or ""
+            return GateClosure(kind="agent", name=name, until=until, why=outcome.error)
+        name = record.task.target or ""
+        return GateClosure(kind="target", name=name, until=until, why=outcome.error)
+
+
+def _on_another_slot(step: Finish | TryAgain) -> Finish | TryAgain:
+    """Let a task whose slot was chosen go on at once: only that slot is left alone meanwhile."""
+    return step if isinstance(step, Finish) else msgspec.structs.replace(step, not_before=None)
+
+
+def _result_text(outcome: Outcome) -> str | None:
+    if not isinstance(outcome, Succeeded) or outcome.result is None:
+        return None
+    # One that is no text raises: its task fails, rather than keeping another result than it had.
+    return bytes(outcome.result).decode()
+
+
+class DeadlineWatch(Generic[Key]):
+    """Calls `late` with whatever has not left by its deadline, which is judged by `clock`.
+
+    All deadlines share one timer of the event loop. A timer for each attempt would cost more than
+    it gives: most attempts end in time.
+    """
+
+    def __init__(self, clock: Callable[[], float], late: Callable[[Key], None]) -> None:
+        self._clock = clock
+        self._late = late
+        self._timers: Timers[Key] = Timers()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._rings_at = 0.0
+
+    def watch(self, key: Key, deadline: float | None) -> None:
+        """Call if this has not left by the deadline; None is without end."""
+        if deadline is None:
+            return
+        self._timers.set(key, deadline)
+        if self._alarm is None or deadline < self._rings_at:
+            self._set_alarm(deadline)
+
+    def leave(self, key: Key) -> None:
+        """Call no more for this."""
+        self._timers.drop(key)
+
+    def _set_alarm(self, at: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._rings_at = at
+        seconds = max(0.0, at - self._clock())
+        self._alarm = asyncio.get_running_loop().call_later(seconds, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        for key in self._timers.pop_due(self._clock(), most=MAX_LATE):
+            self._late(key)
+        following = self._timers.next_at()
+        if following is not None:
+            self._set_alarm(following)
 
 
 class RetiredExecutors:
-    """Closes each executor once, when nobody uses it any more or when the service ends."""
+    """Closes the executors that the configuration has replaced or dropped.
+
+    Each is closed once, when its last attempt has ended or when the service ends.
+    """
 
     def __init__(self) -> None:
         self._closing: dict[asyncio.Task[None], Sequence[Executor]] = {}
