@@ -36,7 +36,7 @@ async def work(url: str, number: int) -> None:
 
 
 def process(url: str, number: int) -> None:
-    """Run one worker; each has its own connection to the books."""
+    """Run one worker; each has its own connection to the ledger."""
     asyncio.run(work(url, number))
 
 
@@ -57,7 +57,7 @@ async def report(url: str) -> None:
 
 
 def main(url: str) -> None:
-    """Set the budget, let all processes spend, and look at the books."""
+    """Set the budget, let all processes spend, and look at the ledger."""
     asyncio.run(set_budget(url))
     workers = [
         multiprocessing.get_context("spawn").Process(target=process, args=(url, number))

@@ -238,7 +238,7 @@ GAUGES: dict[str, tuple[str, Value]] = {
         "When the window that is open resets.",
         lambda status: status.standing.resets_at,
     ),
-    "held": (
+    "closed": (
         "Whether the tasks of the slot wait for it.",
         lambda status: status.standing.closure is not None,
     ),

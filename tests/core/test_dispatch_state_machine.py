@@ -67,7 +67,7 @@ GATES: list[dict[str, Any]] = [
 SLOTS = ("one", "two", "three")
 
 
-class DeskBesideAStore(RuleBasedStateMachine):
+class StateBesideAStore(RuleBasedStateMachine):
     """Shows a dispatch state everything that happens to a store, and lets it plan."""
 
     @initialize(policy=st.sampled_from(list(LanePolicy)), max_lag=st.sampled_from([None, 500]))
@@ -542,7 +542,7 @@ def picture(dispatch_state: DispatchState, now: float) -> dict[str, object]:
     }
 
 
-TestDeskBesideAStore = DeskBesideAStore.TestCase
+TestDeskBesideAStore = StateBesideAStore.TestCase
 TestDeskBesideAStore.settings = settings(
     max_examples=60,
     stateful_step_count=40,

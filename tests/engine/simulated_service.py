@@ -184,7 +184,7 @@ class SimulatedService:
             if self._leading():
                 break
             await asyncio.sleep(1.0)
-        self._check_desks()
+        self._check_states()
         for keeper in keepers:
             keeper.cancel()
         await asyncio.wait(keepers)
@@ -404,7 +404,7 @@ class SimulatedService:
             each for each in self.engines.values() if each.dispatcher.dispatch_state is not None
         ]
 
-    def _check_desks(self) -> None:
+    def _check_states(self) -> None:
         """Nothing waits and nothing runs, and whoever dispatches knows it."""
         leading = self._leading()
         if len(leading) != 1:

@@ -106,10 +106,10 @@ def test_the_last_minutes_are_one_sum() -> None:
     for _ in range(100):
         watched.run(end=TaskStatus.DONE)
         watched.step()
-    lately = watched.history.lately(60.0)
+    lately = watched.history.recent(60.0)
     assert lately is not None
     assert (lately.completed, lately.seconds) == (12, 60.0)
-    assert Watched().history.lately(60.0) is None
+    assert Watched().history.recent(60.0) is None
 
 
 @pytest.mark.parametrize("by_seconds", [-3_600.0, -86_400.0, -1.0, 3_600.0])
@@ -125,7 +125,7 @@ def test_a_clock_that_is_set_changes_neither_the_sums_nor_the_order(by_seconds: 
     steps = list(watched.history.hour)
     assert [step.at for step in steps] == sorted(step.at for step in steps)
     assert all(step.seconds <= STEP_SECONDS for step in steps)
-    lately = watched.history.lately(60.0)
+    lately = watched.history.recent(60.0)
     assert lately is not None
     assert lately.seconds == pytest.approx(60.0, abs=STEP_SECONDS)
     assert lately.completed == pytest.approx(12, abs=1)

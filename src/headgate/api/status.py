@@ -24,7 +24,7 @@ from headgate.api.schema.tasks import (
 from headgate.api.submission import check_unknown
 from headgate.core.dispatch_state import LaneStats
 from headgate.core.text import named_like
-from headgate.engine.history import LATELY_SECONDS, Step
+from headgate.engine.history import RECENT_SECONDS, Step
 from headgate.metrics import CONTENT_TYPE
 from headgate.storage.store import LaneCount, Totals
 
@@ -67,7 +67,7 @@ def recent_step(api: Api, caller: Caller) -> Step | None:
     """Return what happened in the last minutes; None where nobody knows, or to whoever is bound."""
     if caller.is_bound:
         return None
-    return api.engine.history.lately(LATELY_SECONDS)
+    return api.engine.history.recent(RECENT_SECONDS)
 
 
 def _recent_body(step: Step | None) -> RecentBody | None:

@@ -22,7 +22,7 @@ local call, pack_one, unpack_one = redis.call, cmsgpack.pack, cmsgpack.unpack
 local ipairs, pairs, unpack = ipairs, pairs, unpack
 local format, max, min, ceil = string.format, math.max, math.min, math.ceil
 
--- The places of a reservation: state, amounts held, end of the lease, whether it was dispatched at
+-- The fields of a reservation: state, amounts held, end of the lease, whether it was dispatched at
 -- once, when it was finished (0 before), its charges, the actual amounts. The charges are a text
 -- with a line of scope and bucket for each balance: most reservations share few such texts.
 local STATE, USD, TOKENS, LEASE, AT_ONCE, FINISHED_AT, CHARGES = 1, 2, 3, 4, 5, 6, 7
@@ -342,7 +342,7 @@ local function reserve(id, usd, tokens, lease_until, at_once, text, has_more_due
   return MADE
 end
 
--- A request takes so many places: call, id, dollars, tokens, end of lease, dispatched, charges.
+-- A request takes so many fields: call, id, dollars, tokens, end of lease, dispatched, charges.
 local REQUEST_WIDTH = 7
 
 local function apply_all(requests, texts, has_more_due)
@@ -515,7 +515,7 @@ local function set_limit(parameters)
 end
 
 -- Replies with the limit that is in force then, packed already, or nil.
-local function found_limit(parameters)
+local function create_limit(parameters)
   local scope, limit = parameters[2], parameters[3]
   local kept = call('HGET', LIMITS, scope)
   if not kept and limit then
@@ -546,7 +546,7 @@ end
 local STEPS = {
   apply = apply,
   set_limit = set_limit,
-  found_limit = found_limit,
+  create_limit = create_limit,
   accounts = accounts,
 }
 local parameters = unpack_one(ARGV[2])

@@ -134,7 +134,7 @@ class LocalLedger:
     async def sweep(self) -> int:
         """Expire all leases that are due, and return how many there were."""
         with self._lock:
-            return self._expire(self._open_books())
+            return self._expire(self._open_ledger())
 
     async def audit(self) -> Audit:
         """Return both sides of the promise that balances equal the journal."""
@@ -148,13 +148,13 @@ class LocalLedger:
             journalled = balances_from(self._journal, checkpoint=self._checkpoint)
         return Audit(kept=kept, journalled=journalled)
 
-    def _open_books(self) -> float:
+    def _open_ledger(self) -> float:
         if self._is_closed:
             raise LedgerUnavailableError("the ledger is closed; open it again")
         return self._clock()
 
     def _begin(self) -> float:
-        now = self._open_books()
+        now = self._open_ledger()
         self._expire(now)
         return now
 

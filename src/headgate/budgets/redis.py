@@ -271,7 +271,7 @@ class RedisLedger:
         """Set the limit of a scope that has none, and return the one that is in force then."""
         zone(limit.window.zone)
         parameters = encode((self._opened(), scope, kept_limit(limit)))
-        kept = cast("InForce", await self._step("found_limit", parameters)).limit
+        kept = cast("InForce", await self._step("create_limit", parameters)).limit
         if kept is None:
             return limit
         in_force = limit_from(kept)

@@ -111,12 +111,12 @@ class SqlLedger:
         return await self._run(lambda tables, _now: ledger.audit(tables))
 
     async def _run(self, operation: Callable[[Transaction, float], Result]) -> Result:
-        def on_books(transaction: Transaction) -> Result:
+        def on_ledger(transaction: Transaction) -> Result:
             now = self._begin(transaction)
             ledger.expire_due(transaction, now)
             return operation(transaction, now)
 
-        return await self.writer.submit(on_books)
+        return await self.writer.submit(on_ledger)
 
     def _prepare(self, transaction: Transaction) -> None:
         migrate(transaction, PART, MIGRATIONS)

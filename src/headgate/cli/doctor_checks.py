@@ -118,7 +118,7 @@ def _advice(error: Exception) -> str:
     return "nothing is taken before it can be reached"
 
 
-def books_findings(settings: Settings) -> Iterator[Finding]:
+def ledger_findings(settings: Settings) -> Iterator[Finding]:
     """Look at a ledger that is outside the store."""
     url = settings.ledger.url
     if url is None or url == settings.store.url:
@@ -281,7 +281,7 @@ def examine(path: Path | None, data: Path | None, store_url: str | None) -> list
         *_settings(settings, path),
         *_directory(folder, holder),
         *store_findings(settings, directory),
-        *books_findings(settings),
+        *ledger_findings(settings),
         *target_findings(settings, os.environ),
         *slot_findings(settings, os.environ),
         *_token(directory),

@@ -489,7 +489,7 @@ async def followed(
 
     `trouble` says what keeps the whole run from going on, if anything does.
     """
-    looking = asyncio.create_task(_keep_looking(progress, report, trouble), name="progress")
+    looking = asyncio.create_task(_keep_reading(progress, report, trouble), name="progress")
     try:
         yield
     finally:
@@ -498,7 +498,7 @@ async def followed(
         progress.close()
 
 
-async def _keep_looking(
+async def _keep_reading(
     progress: Progress, report: Callable[[], RunReport], trouble: Callable[[], str]
 ) -> None:
     told = ""

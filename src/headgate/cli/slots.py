@@ -280,7 +280,7 @@ def status(*, name: str | None, connection: Connection, as_json: bool) -> None:
         print_json_lines(found)
     elif found:
         print_table("Slots", HEADER, [row_of(one) for one in found], whole=WHOLE)
-        for line in holds_of(found):
+        for line in wait_reasons_of(found):
             click.echo(line)
     else:
         click.echo("no slots are configured; [[slots]] in the settings file makes one", err=True)
@@ -397,7 +397,7 @@ def row_of(slot: SlotBody) -> tuple[str, ...]:
     )
 
 
-def holds_of(slots: Sequence[SlotBody]) -> list[str]:
+def wait_reasons_of(slots: Sequence[SlotBody]) -> list[str]:
     """Return a line for each slot whose tasks wait; a column would have no room for it."""
     return [
         printable(f"  tasks of {one.name} wait: {_wait(one)}") for one in slots if one.wait_reason

@@ -26,7 +26,7 @@ from headgate.errors import InvalidSettingError
 from headgate.storage.audit import Actor
 from headgate.storage.data_lock import hold_directory
 
-log = structlog.get_logger("headgate.settings")
+log = structlog.get_logger("headgate.config")
 
 
 def run_alone(

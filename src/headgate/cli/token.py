@@ -250,7 +250,7 @@ def create_offline(
     with naming_extras("headgate token create"):
         settings = load_settings(settings_file(path), os.environ, {"store.url": store_url})
         directory = (data or data_directory()).absolute()
-        _check_founded(settings, directory)
+        _check_created(settings, directory)
         folder = held_folder(settings, directory)
         with nullcontext() if folder is None else hold_directory(folder):
             import asyncio  # noqa: PLC0415  slow to load
@@ -264,7 +264,7 @@ def create_offline(
     return made
 
 
-def _check_founded(settings: Settings, directory: Path) -> None:
+def _check_created(settings: Settings, directory: Path) -> None:
     """Refuse to found a store: a token in one that no service uses is for nothing."""
     from headgate.app import is_shared, sqlite_file  # noqa: PLC0415
 

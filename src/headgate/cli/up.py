@@ -330,7 +330,7 @@ async def _reload(service: Service) -> None:
 
     from headgate.storage.audit import SIGNAL  # noqa: PLC0415
 
-    log = structlog.get_logger("headgate.settings")
+    log = structlog.get_logger("headgate.config")
     try:
         found = await service.config.reload(SIGNAL)
         waiting = [change.key for change in found.needs_restart]

@@ -28,7 +28,7 @@ Examples:
 def why(*, task_id: str, connection: Connection, as_json: bool) -> None:
     """Print every rule that keeps a task waiting, the longest first.
 
-    A pause or a used up budget comes before places that are taken just now.
+    A pause or a used up budget comes before permits that are taken just now.
     """
     with connect(connection) as client:
         answer = client.why(task_id)

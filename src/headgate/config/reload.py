@@ -60,7 +60,7 @@ from headgate.executors.targets import Target, has_slot
 from headgate.storage.audit import FILE, Actor, AuditEntry, Detail
 from headgate.storage.transaction import Access
 
-log = structlog.get_logger("headgate.settings")
+log = structlog.get_logger("headgate.config")
 
 NO_FILE = "the service was started by a program, without settings that could be read again"
 

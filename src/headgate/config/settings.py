@@ -261,7 +261,7 @@ class ProjectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The places of one agent, its type, and whether it takes tasks that name none."""
+    """The capacity of one agent, its type, and whether it takes tasks that name none."""
 
     capacity: Permits | None = None
     type: str = ""

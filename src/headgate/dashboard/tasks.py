@@ -33,7 +33,7 @@ from headgate.core.task import TaskRecord, TaskStatus
 from headgate.dashboard.formats import capital, seconds_so_far
 from headgate.dashboard.forms import FILTER_FIELDS, error_text
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
-from headgate.engine.engine import look_on
+from headgate.engine.engine import read_on
 from headgate.errors import InvalidFieldError
 from headgate.storage.queries import BulkFilter
 from headgate.storage.store import TaskPage, TaskQuery
@@ -477,7 +477,7 @@ async def show(view: View, _: str) -> Page:
 
 async def look(view: View, query: TaskQuery) -> TaskPage:
     """Return a page of tasks; while it is not full and time is left, look further back."""
-    return await look_on(view.api.engine.find, query, seconds=LOOK_SECONDS)
+    return await read_on(view.api.engine.find, query, seconds=LOOK_SECONDS)
 
 
 def row_of(record: TaskRecord, now: float) -> Row:

@@ -370,7 +370,7 @@ class Engine:
             return TaskPage(records=())
         limit = query.limit if query.before else min(query.limit, most)
         narrow = msgspec.structs.replace(query, limit=limit)
-        page = await look_on(self.store.find, narrow, seconds=LOOK_ON_SECONDS)
+        page = await read_on(self.store.find, narrow, seconds=LOOK_ON_SECONDS)
         if not query.before and len(page.records) >= most:
             return TaskPage(records=page.records)
         return page
@@ -682,7 +682,7 @@ def _is_of_attempts(wanted: TaskFilter) -> bool:
     return bool(wanted.states) and IN_FLIGHT.issuperset(wanted.states)
 
 
-async def look_on(
+async def read_on(
     find_page: Callable[[TaskQuery], Awaitable[TaskPage]], query: TaskQuery, *, seconds: float
 ) -> TaskPage:
     """Return a page of tasks; while it is not full and time is left, look further."""

@@ -40,7 +40,7 @@ from headgate.errors import (
 )
 from headgate.storage.store import TaskStore
 
-log = structlog.get_logger("headgate.outbox")
+log = structlog.get_logger("headgate.ledger")
 
 MAX_SENT = 256
 PAUSE_SECONDS = 0.05

@@ -29,7 +29,7 @@ MOST_STEP_SECONDS = 60.0
 LONG_STEP_SECONDS = 60.0
 LONG_STEPS = 1_440
 LONG_TAIL = 0.95
-LATELY_SECONDS = 300.0
+RECENT_SECONDS = 300.0
 """What is called lately wherever one figure stands for how it goes now."""
 
 _STEPS_IN_LONG = int(LONG_STEP_SECONDS / STEP_SECONDS)
@@ -176,7 +176,7 @@ class History:
         is_set = not 0 <= measured_seconds <= MOST_STEP_SECONDS
         return STEP_SECONDS if is_set else max(measured_seconds, LEAST_STEP_SECONDS)
 
-    def lately(self, seconds: float) -> Step | None:
+    def recent(self, seconds: float) -> Step | None:
         """Return the last so many seconds as one step; None if nothing is known of them."""
         since = self._clock() - seconds
         return summed(step for step in self.hour if step.at > since)

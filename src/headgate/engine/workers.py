@@ -39,7 +39,7 @@ Watch = Callable[[str, WorkOrder, Outcome, float], None]
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker offers places: all that it has, with what it runs in them by task and attempt."""
+    """A worker offers its capacity, all of it, with what it runs by task and attempt."""
 
     agent_id: str
     worker_id: str | None

@@ -40,7 +40,7 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Kind(Enum):
-    """What a request is to the books."""
+    """What a request is to a budget."""
 
     MODEL_CALL = "it asks a model and costs what that used"
     FREE = "it asks no model"

@@ -430,7 +430,7 @@ def check_resume(record: RunRecord, given: RunOptions) -> None:
     _check_place(record, given)
     _check_session(record, given)
     if record.server is None:
-        _check_books(record, given)
+        _check_ledger(record, given)
 
 
 def _check_place(record: RunRecord, given: RunOptions) -> None:
@@ -460,7 +460,7 @@ def _check_session(record: RunRecord, given: RunOptions) -> None:
         raise InvalidSettingError("--budget-session-limit", problem)
 
 
-def _check_books(record: RunRecord, given: RunOptions) -> None:
+def _check_ledger(record: RunRecord, given: RunOptions) -> None:
     tracker = record.tracker or "local"
     whose = "by the run itself" if tracker == "local" else f"in {record.ledger}"
     kept = f"the ledger of the run is kept {whose}, and only it knows what was spent"

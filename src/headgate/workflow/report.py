@@ -112,7 +112,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
 _OUTPUTS = frozenset(("output", "result", "outputs", "results"))
 
 
-class _StepTally:
+class _StepTotals:
     """The sums of one step; `summary` is kept until something changes."""
 
     __slots__ = ("assumed_micro_usd", "attempts", "error", "first_start", "last_end", "micro_usd",
@@ -145,7 +145,7 @@ class RunTotals:
         self, workflow: Workflow, progress: WorkflowProgress, read: Iterable[tuple[str, str]]
     ) -> None:
         self._progress = progress
-        self._steps = {step.id: _StepTally() for step in workflow.steps}
+        self._steps = {step.id: _StepTotals() for step in workflow.steps}
         self._micro_usd = array("q", bytes(8 * progress.total))
         self._results_read = {step for step, field in read if field in _OUTPUTS}
         self._errors_read = {step for step, field in read if field == "error"}
@@ -210,7 +210,7 @@ class RunTotals:
     def _summary(
         self,
         step_id: str,
-        tally: _StepTally,
+        tally: _StepTotals,
         by_step: Mapping[str, list[StepTask]],
         now: float,
     ) -> StepSummary:
@@ -254,7 +254,7 @@ def _by_state(counts: tuple[int, ...]) -> dict[str, int]:
     return {state.value: count for state, count in zip(StepState, counts, strict=True) if count > 0}
 
 
-def _seconds(tally: _StepTally, live: list[StepTask], now: float | None) -> float | None:
+def _seconds(tally: _StepTotals, live: list[StepTask], now: float | None) -> float | None:
     first = tally.first_start
     for task in live:
         first = _earliest(first, task.started_at)

@@ -241,7 +241,7 @@ def test_repeats_and_extensions_leave_no_journal_row() -> None:
     assert journal_entry(mark_dispatched(reservation), Call.DISPATCHED, at=NOW) is not None
 
 
-class PlayedBooks:
+class PlayedLedger:
     """The books under test, played with short calls; the record of changes is the journal."""
 
     def __init__(self, limits: Mapping[Scope, Limit]) -> None:
@@ -310,7 +310,7 @@ STEPS = st.lists(
 )
 
 
-def play(books: PlayedBooks, steps: list[Step]) -> float:
+def play(books: PlayedLedger, steps: list[Step]) -> float:
     """Take the steps, check the books after each, and tell what time it is."""
     now = NOW
     for pause, (scope, also, usd, tokens, dispatched), (number, call, actual) in steps:
@@ -328,7 +328,7 @@ def play(books: PlayedBooks, steps: list[Step]) -> float:
 def test_no_order_of_calls_passes_a_limit_by_admission_or_loses_money(
     limits: dict[Scope, Limit], steps: list[Step]
 ) -> None:
-    books = PlayedBooks(limits)
+    books = PlayedLedger(limits)
     now = play(books, steps)
 
     for reservation_id in list(books.reservations):
@@ -339,7 +339,7 @@ def test_no_order_of_calls_passes_a_limit_by_admission_or_loses_money(
     check_root_weighs_what_was_spent(books)
 
 
-def check_limits(books: PlayedBooks, scopes: tuple[Scope, ...], now: float) -> None:
+def check_limits(books: PlayedLedger, scopes: tuple[Scope, ...], now: float) -> None:
     for scope in scopes:
         account = books.account(scope, now)
         bound = account.limit or Limit()
@@ -349,7 +349,7 @@ def check_limits(books: PlayedBooks, scopes: tuple[Scope, ...], now: float) -> N
             assert account.balance.used_tokens <= bound.limit_tokens
 
 
-def check_root_weighs_what_was_spent(books: PlayedBooks) -> None:
+def check_root_weighs_what_was_spent(books: PlayedLedger) -> None:
     """Every reservation reaches the root, so its total is what all of them came to."""
     booked = sum(row.used_micro_usd for (scope, _), row in books.balances.items() if not scope)
     made = books.reservations.values()
@@ -358,7 +358,7 @@ def check_root_weighs_what_was_spent(books: PlayedBooks) -> None:
 
 
 def test_a_limit_lowered_below_what_is_used_stops_admissions_and_nothing_else() -> None:
-    books = PlayedBooks({SESSION: limit(100)})
+    books = PlayedLedger({SESSION: limit(100)})
     assert books.reserve(WORKFLOW, ROOT, 60, 0, NOW, dispatched=False)
 
     books.books.limits[SESSION] = limit(10)
@@ -370,7 +370,7 @@ def test_a_limit_lowered_below_what_is_used_stops_admissions_and_nothing_else() 
 
 
 def test_a_late_settlement_is_booked_in_the_bucket_of_its_reservation() -> None:
-    books = PlayedBooks({ROOT: limit(100, window="day")})
+    books = PlayedLedger({ROOT: limit(100, window="day")})
     assert books.reserve(ROOT, ROOT, 100, 0, NOW, dispatched=True)
     tomorrow = NOW + 86_400
 
@@ -386,7 +386,7 @@ def test_a_checkpoint_and_the_rest_of_the_journal_give_the_same_balances(
     steps: list[Step],
     cut: int,
 ) -> None:
-    books = PlayedBooks({})
+    books = PlayedLedger({})
     play(books, steps)
 
     checkpoint = balances_from(books.journal[:cut])

@@ -87,7 +87,7 @@ class GovernedCall:
         async with self._turn:
             try:
                 await self._take_permit()
-                await self._hold_money()
+                await self._reserve_money()
             except BaseException as error:
                 await self._hand_back()
                 if isinstance(error, HeadgateError):
@@ -192,7 +192,7 @@ class GovernedCall:
         self._permit, self._held = permit, grant.held
         self._model = grant.model or self._model
 
-    async def _hold_money(self) -> None:
+    async def _reserve_money(self) -> None:
         shared = self._governor.tracker
         if shared is None or self._estimate is None:
             return
