@@ -38,8 +38,8 @@ def test_metrics_show_room_resets_counts_errors_and_loops() -> None:
     assert shown["polls_total", "work", "timeout"] == 1
     assert shown["wakes_total", "work", "ok"] == 1
     assert shown["poll_errors", "work"] == 1
-    assert (shown["held", "work"], shown["disabled", "work"]) == (0, 0)
-    assert (shown["held", "bad"], shown["disabled", "bad"]) == (1, 1)
+    assert (shown["closed", "work"], shown["disabled", "work"]) == (0, 0)
+    assert (shown["closed", "bad"], shown["disabled", "bad"]) == (1, 1)
     assert ("percent_used", "bad") not in shown
     assert shown["loop_restarts_total", "work", "wake"] == 0
     assert 0 <= shown["loop_step_age_seconds", "work", "wake"] < 60
