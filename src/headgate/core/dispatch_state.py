@@ -1,10 +1,10 @@
 """The dispatch state: the dispatcher's picture of everything that waits and runs.
 
-The dispatcher keeps it between rounds. Every change in the store reaches it as a record, and
-`observe` brings the picture in line with it: a record carries the whole truth of its attempt, so a
-late or repeated one does no harm. `plan` decides a round and counts what it plans as in flight at
-once; what the store then refuses is given back. The state may be behind the store, and nobody asks
-it whether a limit holds: it plans, and the transaction that applies the plan decides.
+Every change in the store reaches `observe` as a record that carries the whole truth of its attempt,
+so a late or repeated one does no harm. `plan` counts what it plans as in flight at once; what the
+store refuses is given back. The state may be behind the store, so it only plans: the transaction
+that applies the plan enforces the limits. Each class before `DispatchState` keeps one part of the
+picture.
 """
 
 from __future__ import annotations
@@ -181,13 +181,6 @@ def _charged(scopes: tuple[str, ...]) -> tuple[Scope, ...]:
     return charged_scopes(ROOT, [Scope(scope) for scope in scopes])
 
 
-# Attempts in flight: which capacity they use, on which node, and what projects have at stake.
-#
-# An attempt counts from its plan until the store says that it is over, or that it never began. So
-# the sums here are never below the truth. The capacity of a worker serves one agent, and is counted
-# apart from that of the nodes.
-
-
 class InFlightAttempt(msgspec.Struct, frozen=True):
     """An attempt in flight: whose it is, where it runs, what it has reserved, for how long."""
 
@@ -206,7 +199,12 @@ class InFlightAttempt(msgspec.Struct, frozen=True):
 
 
 class InFlightAttempts:
-    """All attempts in flight, with the sums over nodes, projects and slots."""
+    """All attempts in flight, with the sums over nodes, projects and slots.
+
+    An attempt counts from its plan until the store says that it is over or never began, so the sums
+    are never below the truth. The capacity of a worker serves one agent, and is counted apart from
+    that of the nodes.
+    """
 
     def __init__(self) -> None:
         self.active: dict[str, int] = {}
@@ -326,18 +324,18 @@ class InFlightAttempts:
         return self.capacity[node_id] - self._used.get(node_id, 0)
 
 
-# Timers: what falls due when, with a cost that depends on what falls due.
-#
-# A timer is replaced or dropped by its key. The old entry stays in the heap until it comes to the
-# top, or until most of the heap is old and it is built anew; so memory follows the live timers.
-
 Key = TypeVar("Key", bound=Hashable)
 
 TIMER_SLACK = 1_024
 
 
 class Timers(Generic[Key]):
-    """Keys by the time at which they fall due; a key has one time."""
+    """Keys by the time at which they fall due; a key has one time.
+
+    The cost depends on what falls due. A timer that was replaced or dropped stays in the heap until
+    it comes to the top, or until most of the heap is old and is rebuilt; so memory follows the live
+    timers.
+    """
 
     __slots__ = ("_count", "_due", "_heap")
 
@@ -393,15 +391,6 @@ class Timers(Generic[Key]):
         heapify(self._heap)
 
 
-# Workers: which have free capacity, and which attempts take too long there.
-#
-# The service cannot stop what runs at a worker. It tells the worker of a cancel, and a worker
-# keeps deadlines and the time of an attempt by itself. One that does neither has a grace, and its
-# attempt is then given up.
-#
-# Rule: an attempt at a worker always comes to an end: by the worker's word, by the end of its
-# lease, or by the end of a grace.
-
 DEADLINE_GRACE_SECONDS = 5.0
 CANCEL_GRACE_SECONDS = 30.0
 AGAIN_SECONDS = 1.0
@@ -410,7 +399,13 @@ MAX_REMEMBERED = 10_000
 
 
 class WorkerWatch:
-    """Keeps the index in line with the free capacity of workers, and times their attempts."""
+    """Keeps the index in line with the free capacity of workers, and times their attempts.
+
+    The service cannot stop what runs at a worker. It tells the worker of a cancel, and the worker
+    itself keeps deadlines and the time of an attempt. A worker that does neither has a grace, then
+    its attempt is given up. So every attempt at a worker ends: by the worker's report, by the end
+    of its lease, or by the end of a grace.
+    """
 
     def __init__(self, index: LaneIndex, in_flight: InFlightAttempts) -> None:
         self.index = index
@@ -510,16 +505,14 @@ class WorkerWatch:
         return found
 
 
-# Closed gates: for a time, or as long as things stand as they do.
-#
-# A closure for a time ends by itself, or when whoever closed opens again: a budget, a rate limit,
-# a pause that a provider asked for. A standing one says how things are: an administrator's pause,
-# a slot without room. Its time is only shown, and nothing ends it but another standing. Rule: a
-# part is open when neither closes it, and the end of one leaves the other as it is.
-
-
 class Closures:
-    """Both kinds of closures, and the index that is kept in line with them."""
+    """Gates closed for a time and gates closed by a standing; keeps the index in line with both.
+
+    A closure for a time ends by itself, or when whoever closed the gate opens it: a budget, a rate
+    limit, a pause that a provider asked for. A standing closure says how things are: an
+    administrator's pause, a slot without room. Its time is only shown, and only another standing
+    ends it. A part is open when neither closes it, and the end of one leaves the other as it is.
+    """
 
     def __init__(self, index: LaneIndex) -> None:
         self.index = index
@@ -599,15 +592,13 @@ class Closures:
         return self._openings.pop_due(now, most=most)
 
 
-# Slots: which have no room, and which providers have none that is open.
-#
-# Rule: the gate of a provider follows from those of its slots, whatever closes them: a used-up
-# quota, a pause that the provider asked for, a rate limit. So what may be planned for it can be
-# given a slot.
-
-
 class SlotGates:
-    """The standings of all slots, and the gates of the providers that tasks name."""
+    """The standings of all slots, and the gates of the providers that tasks name.
+
+    The gate of a provider follows from those of its slots, whatever closes them: a used-up quota, a
+    pause that the provider asked for, a rate limit. So a task that is planned for a provider can be
+    given a slot.
+    """
 
     def __init__(self, closures: Closures, in_flight: InFlightAttempts) -> None:
         self.standings: dict[str, SlotStanding] = {}
@@ -661,15 +652,6 @@ def _part(slot: str) -> GatePart:
     return GatePart("slot", slot)
 
 
-# Tasks that a budget refused: which wait, behind what, and which never can start.
-#
-# A scope without any room is closed whole. One with some room left may still take smaller tasks, so
-# only the refused task is set aside, up to a number; otherwise one dear task would stand before
-# many cheap ones. Both come back when the scope may have room: when its window frees some, when an
-# attempt that was charged to it ends, and every few seconds while somebody else may give money
-# back. A task that asked to be refused does not wait behind a closed scope: it is refused by what
-# the scope said last.
-
 Needs = Mapping[Unit, int]
 """What an attempt has to reserve."""
 
@@ -691,7 +673,15 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetParking:
-    """What waits for budgets."""
+    """Tasks that a budget refused: which wait, behind what, and which can never start.
+
+    A scope without any room is closed whole. A scope with some room may still take smaller tasks,
+    so only the refused task is set aside, up to a number; otherwise one expensive task would block
+    many cheap ones. Both come back when the scope may have room: when its window frees some, when
+    an attempt that was charged to it ends, and every few seconds while somebody else may give money
+    back. A task that asked to be refused does not wait behind a closed scope: it is refused by what
+    the scope said last.
+    """
 
     def __init__(self) -> None:
         self._aside: dict[str, dict[str, None]] = {}
@@ -813,16 +803,15 @@ def closure_of(refused: Refused) -> GateClosure:
     )
 
 
-# Agents that nobody declared: made by their first task, and dropped when they are idle.
-#
-# Clients name them, so their number has no bound of its own. Rule: beyond `MAX_KNOWN_AGENTS` those
-# with nothing queued and nothing in flight are dropped; the next task makes them anew.
-
 MAX_KNOWN_AGENTS = 10_000
 
 
 class MadeAgents:
-    """Makes agents in an index, and drops those that nobody needs."""
+    """Agents that nobody declared: their first task makes them, and idle ones are dropped.
+
+    Clients name them, so their number has no bound of its own. Beyond `MAX_KNOWN_AGENTS` those with
+    nothing queued and nothing in flight are dropped; the next task makes them again.
+    """
 
     def __init__(self, index: LaneIndex, in_flight: InFlightAttempts, *, capacity: int) -> None:
         self.index = index
@@ -880,8 +869,8 @@ class MadeAgents:
                 self.index.remove_agent(agent_id)
 
 
-# What people ask about lanes and budgets that only the dispatch state knows. The cost grows with
-# the lanes and gates that have work, never with the tasks behind them.
+# Statistics of lanes. Their cost grows with the lanes and gates that have work, never with the
+# tasks behind them.
 
 MAX_GATES_COUNTED = 2_000
 MAX_ASIDE_READ = 2_000
@@ -1442,13 +1431,11 @@ class DispatchState:
         self.rate_closed[closure.part] = closure
         self.close(closure, now)
 
-    # Other settings for a state at work, in place: nothing that waits is touched one by one.
-    #
-    # Rule: afterwards the state plans as one would that was made with the new settings from the
-    # same records, but for ties between agents that nobody declares. What is in flight stays, also
-    # beyond a limit that was lowered; only new starts obey it. Another order within lanes builds
-    # all of them again; where many tasks wait, and where usage of another stretch of the past is
-    # needed, a new state is made from the store instead.
+    # New settings, applied in place without touching waiting tasks one by one. Afterwards the state
+    # plans like one made with them from the same records, except for ties between agents that
+    # nobody declares. What is in flight stays, even beyond a lowered limit; only new starts obey
+    # it. A new order within lanes rebuilds all of them; where many tasks wait, or usage of another
+    # period is needed, a new state is made from the store instead.
 
     def must_be_rebuilt(self, settings: DispatchSettings) -> bool:
         """Tell whether a new state from the store is better, step by step, than a changed one."""

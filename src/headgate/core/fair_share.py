@@ -1,9 +1,7 @@
-"""Whose turn it is: projects in the order of their guarantee and their deficit.
+"""Fair share between projects: whose turn it is, what each is owed, and what each used lately.
 
-The deficit is the actual share of tokens less the target share, so the lowest is furthest behind.
-Both shares move while a round charges its assignments; what is kept in order are projects of
-equal weight, for which only their own usage matters, and the few classes of weight are compared
-afresh each time.
+Projects go in the order of their guarantee and their deficit. For that order a deficit is the
+actual share of tokens less the target share, so the lowest is furthest behind.
 """
 
 from __future__ import annotations
@@ -70,7 +68,12 @@ def set_targets(turns: list[Turn]) -> None:
 
 
 class ShareOrder:
-    """The projects that may still be given something, furthest behind first."""
+    """The projects that may still be given something, furthest behind first.
+
+    Both shares move while a round charges its assignments. Only projects of equal weight are kept
+    in order, because among them only their own usage matters; the few classes of weight are
+    compared afresh each time.
+    """
 
     __slots__ = ("_classes", "_total")
 
@@ -120,14 +123,12 @@ def _rank(turn: Turn) -> tuple[int, int, int, Turn]:
     return (turn.guaranteed, turn.used + turn.forgiven, turn.order, turn)
 
 
-# The arithmetic of fair shares: target ratios, deficits, and when a budget is used up.
-#
-# A deficit here is target minus actual, so a positive one is owed work. The scheduler's own sort
-# key is actual minus target; both put the same project first.
-
-
 class BudgetManager:
-    """Share arithmetic under an optional cap on all tokens; None means no cap."""
+    """Share arithmetic under an optional cap on all tokens; None means no cap.
+
+    A deficit here is target minus actual, so a positive one is owed work. `ShareOrder` sorts by
+    actual minus target; both put the same project first.
+    """
 
     def __init__(self, global_budget: int | None = None) -> None:
         self.global_budget = global_budget
@@ -162,9 +163,6 @@ class BudgetManager:
     def is_project_budget_exhausted(self, project_used: int, budget_limit: int | None) -> bool:
         """Tell whether a project has reached its own limit; None is no limit."""
         return budget_limit is not None and project_used >= budget_limit
-
-
-# The share of each project: the one that its weight asks for, and the one that it had.
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,15 +201,10 @@ def shares(projects: Iterable[Project], tokens: Mapping[str, int]) -> tuple[Shar
     )
 
 
-# The lag clamp: what a project is owed after a pause is bounded.
-#
-# A project that used nothing for a day is owed half of everything the others used, and would take
-# thousands of grants in a row when it comes back. When it joins a round, what it is owed beyond
-# `max_lag_tokens` is forgiven, by counting the excess as if it had used it. A project that stays is
-# never clamped, however dear its tasks or those of others are: it is owed what it has earned.
-#
-# The decision is made from one snapshot, so what was forgiven must be carried to the next one, or
-# the same debt would be found again.
+# The lag clamp. A project that used nothing for a day would take thousands of grants in a row when
+# it comes back. When it joins a round, what it is owed beyond `max_lag_tokens` is counted as if it
+# had used it. A project that stays is never clamped: it is owed what it has earned. The caller
+# carries what was forgiven to the next snapshot, or the same debt would be found again.
 
 
 def forgiven_lag(
@@ -267,10 +260,6 @@ def _common_level(usage: Sequence[int], targets: Sequence[float], bound: int) ->
         level = (sum(used for used, _ in kept) - bound * forgiven) / share
 
 
-# What projects used lately: the usage that fair share goes by, over a rolling window of hours.
-#
-# Usage is kept by the hour, and an hour counts until all of it is older than the window.
-
 SECONDS_PER_HOUR = 3_600
 
 
@@ -315,7 +304,10 @@ class _Totals:
 
 
 class ProjectUsage:
-    """Usage, starts, completions and forgiven lag of each project within the window."""
+    """Usage, starts, completions and forgiven lag of each project within the window.
+
+    Usage is kept by the hour, and an hour counts until all of it is older than the window.
+    """
 
     def __init__(self, *, window_hours: int, rows: Iterable[UsageRow] = ()) -> None:
         self._window_seconds = window_hours * SECONDS_PER_HOUR

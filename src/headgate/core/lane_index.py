@@ -1,13 +1,9 @@
-"""The lane index: who waits, behind what, and who could serve them.
+"""The lane index: which tasks wait, behind which gates, and which agents could take them.
 
 The dispatcher keeps one between rounds and tells it of every change; `Scheduler.schedule` builds
-one from a snapshot. A decision then touches only lanes that have work, never the queued tasks
-behind their heads, and a closed gate is parked whole. A task that is planned leaves the index;
-one whose plan is refused is added again.
-
-A lane is where the tasks of one agent in one project wait. It counts only work that could start:
-tasks behind a closed gate are in neither its depth nor its oldest wait, so that parked work cannot
-make a lane look loaded.
+one from a snapshot. A decision touches only lanes that have work, never the queued tasks behind
+their heads, and a closed gate is parked whole. A task that is planned leaves the index; one whose
+plan is refused is added again.
 """
 
 from __future__ import annotations
@@ -25,14 +21,6 @@ from headgate.core.gates import ANY_WORKER, NODES, Gate, GateClosure, GatePart, 
 from headgate.core.load import LoadRanking, to_micro_weight
 from headgate.core.snapshot import Agent, AgentState, LanePolicy, SchedulerState, is_due
 from headgate.core.task import Task, TaskStatus
-
-# The waiting tasks of a lane in order, in groups that can be switched off whole.
-#
-# It answers one question, which task comes first among the open gates, and it keeps three rules.
-# Tasks that arrive in order cost the same whether ten wait or a million: each class of a group is
-# a row that is appended to at one end and taken from at the other. Removing a task costs nothing
-# at once: a dead entry is dropped when it comes to the front, and a lane that is more than half
-# dead is rebuilt. A closed gate costs nothing: its tasks stay where they are until it opens.
 
 SLACK = 16
 
@@ -99,8 +87,13 @@ Offer = tuple[float, float, str, int, Row, Entry]
 class GroupedHeap:
     """The waiting tasks of one lane, by gate and class, in the order of their ranks.
 
-    `waiting` is shared with the index: a task is alive while `waiting` holds that very object.
-    A class is any number that most arrivals are in order within, such as the priority.
+    `waiting` is shared with the index: a task is alive while `waiting` holds that very object. A
+    class is any number that most arrivals are in order within, such as the priority.
+
+    Tasks that arrive in order cost the same whether ten wait or a million: each class of a group is
+    a `Row`, appended to at one end and taken from at the other. Removing a task costs nothing at
+    once: a dead entry is dropped when it comes to the front, and a lane that is more than half dead
+    is rebuilt. A closed gate costs nothing: its tasks stay where they are until it opens.
     """
 
     __slots__ = ("_entries", "_heads", "_most_heads", "_pushes", "_rows", "_waiting")
@@ -237,7 +230,11 @@ MAX_GATES_LOOKED_AT = 64
 
 
 class Lane:
-    """The queue of one agent within one project; `owner` None is the project's open lane."""
+    """The queue of one agent within one project; `owner` None is the project's open lane.
+
+    It counts only work that could start: tasks behind a closed gate are in neither its depth nor
+    its oldest wait, so that parked work cannot make a lane look loaded.
+    """
 
     __slots__ = (
         "_oldest",
@@ -370,12 +367,6 @@ def _tick_rank(task: Task) -> Rank:
     return (task.enqueued_tick, 0, task.id)
 
 
-# The agents of the index: who has free permits, and who would take an open task.
-#
-# An open task goes to the agent with the fewest tasks in flight, then to the one named first. One
-# that is to be pulled goes to such an agent with a free permit at one of its workers.
-
-
 class AgentPermits:
     """An agent, how many permits it has, and how many of them are taken; the pool changes it.
 
@@ -473,6 +464,9 @@ class AgentPool:
     """All agents in their order; `free` counts those that could take a task.
 
     `pulling` counts those with a worker that would take an open one.
+
+    An open task goes to the agent with the fewest tasks in flight, then to the one named first. A
+    task that is to be pulled goes to such an agent with a free permit at one of its workers.
     """
 
     __slots__ = (
@@ -604,19 +598,17 @@ class AgentPool:
                 self._idlest_pulling.push(entry, self._agents)
 
 
-# Offers: where tasks could run now, on the nodes of the service and at the workers of agents.
-#
-# Tasks of pull targets run at workers only, all others on nodes only. Either is a part of every
-# gate: while an agent has no worker with a free permit, what its workers are to pull is parked.
-#
-# Rule: tasks for the nodes are parked for want of a permit only while others could be pulled. Where
-# nobody pulls, a full service is simply the end of the round, and nothing is parked for it.
-
 NODES_SHUT = GateClosure(kind="node", name="", why="every permit of the service is taken")
 
 
 class Offers:
-    """The permits that are left, and how many tasks are ready for either kind of them."""
+    """The permits that are left, and how many tasks are ready for either kind of them.
+
+    Tasks of pull targets run at workers only, all others on nodes only, and either is a part of
+    every gate: while an agent has no worker with a free permit, what its workers are to pull is
+    parked. Tasks for the nodes are parked for want of a permit only while others could be pulled.
+    Where nobody pulls, a full service simply ends the round, and nothing is parked for it.
+    """
 
     __slots__ = ("_pool", "are_nodes_shut", "is_any_shut", "nodes_left", "plain", "pulled")
 
@@ -663,11 +655,6 @@ def no_worker(agent_id: str) -> GateClosure:
     return GateClosure(kind="worker", name=agent_id, why="no worker has a free permit")
 
 
-# Which lane of a project goes first: the two policies, and the bound on a lane's wait.
-#
-# A chooser is kept between rounds. Whoever changes a lane offers it again; an offer that is out of
-# date is noticed when it comes to the top, so that no change has to search for the old one.
-
 AgentFor = Callable[[Lane], AgentPermits | None]
 """Names the agent that would take a lane's next task, or None while none is free."""
 
@@ -679,7 +666,11 @@ LaneKey = tuple[int, ...]
 
 
 class LaneChooser(Protocol):
-    """A policy: lanes are offered to it, and it names the one that goes first."""
+    """A policy: lanes are offered to it, and it names the one that goes first.
+
+    A chooser is kept between rounds. Whoever changes a lane offers it again; an offer that is out
+    of date is noticed when it comes to the top, so that no change has to search for the old one.
+    """
 
     def offer(self, lane: Lane) -> None:
         """Consider a lane that has got work, or an agent, and may now start."""

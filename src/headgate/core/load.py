@@ -1,11 +1,11 @@
-"""The load function: how urgent a lane is beside the other lanes.
+"""The load of a lane, which says how urgent it is, and the lane that has the highest.
 
     L(i) = alpha * (Q_i / max Q_j) + (1 - alpha) * (D_i / max D_j)
 
-Q is the weighted depth of a lane's queue, D the age of its oldest task in ticks; a tick is one
-unit of work completed, so that ages grow only while there is contention. Alpha 0 serves whoever
-has waited longest, alpha 0.5 leans towards the deepest backlog. The rule kept here: load is
-relative, and a term whose maximum is zero counts nothing.
+Q is the weighted depth of a lane's queue, D the age of its oldest task in ticks; a tick is one unit
+of work completed, so that ages grow only while there is contention. Alpha 0 serves whoever has
+waited longest, alpha 0.5 leans towards the deepest backlog. Load is relative, and a term whose
+maximum is zero counts nothing.
 """
 
 from __future__ import annotations
@@ -141,11 +141,8 @@ def _growth(values: tuple[float, ...]) -> float:
     return newer / older - 1
 
 
-# Task weights by model: how much a call to a model counts in the depth of a queue.
-#
-# A weight is a proxy for cost, not a price. The rule it keeps: the most specific tier that a
-# model's name contains decides, whatever the order in which the vendor writes tier, version and
-# date.
+# Task weights by model: a proxy for cost, not a price. The most specific tier that a model's name
+# contains decides, in whatever order the vendor writes tier, version and date.
 
 TIER_WEIGHTS = {
     "opus": 5.0,
@@ -194,21 +191,6 @@ def _in_order(wanted: list[str], words: list[str]) -> bool:
     remaining = iter(words)
     return all(word in remaining for word in wanted)
 
-
-# The lane with the highest load, found without looking at every lane.
-#
-# Once both maxima are known, the load of a lane is linear in its depth and in the tick of its
-# oldest task: with a = alpha * max age and b = (1 - alpha) * max depth, the best lane has the
-# lowest *cost*, `b * oldest_tick - a * depth`. All lanes age together, so their order changes only
-# with the ratio a : b, which drifts slowly. The ranking keeps the lanes sorted for an earlier
-# ratio, in bands of similar depth. The range of a band bounds how far its lanes can have moved
-# since, so that only the first few of each band need to be read. When reading has cost more than
-# sorting would, the lanes are sorted for the ratio of the moment. While there are only a few
-# different depths, the oldest lane of each is read instead, and no bands are kept: agents that
-# each ask for one permit at a time all have the same depth, and come and go with every grant.
-#
-# The rule it keeps: the answer is the one that comparing all lanes gives, in integers. Ties go to
-# the deeper lane, then to the one served longest ago, then to the lowest `order`.
 
 MICRO = 1_000_000
 
@@ -286,9 +268,23 @@ class _Bag:
 
 
 class LoadRanking(Generic[Lane]):
-    """Lanes that have work, and which of them has the highest load.
+    """Finds the lane with the highest load without looking at every lane.
 
-    `examined` counts the lanes that `best` has read or sorted so far: the measure of its cost.
+    Once both maxima are known, the load of a lane is linear in its depth and in the tick of its
+    oldest task: with a = alpha * max age and b = (1 - alpha) * max depth, the best lane has the
+    lowest *cost*, `b * oldest_tick - a * depth`. All lanes age together, so their order changes
+    only with the ratio a : b, which drifts slowly. The ranking keeps the lanes sorted for an
+    earlier ratio, in bands of similar depth. The range of a band bounds how far its lanes can have
+    moved since, so that only the first few of each band need to be read. When reading has cost more
+    than sorting would, the lanes are sorted for the ratio of the moment.
+
+    While there are only a few different depths, the oldest lane of each is read instead, and no
+    bands are kept: agents that each ask for one permit at a time all have the same depth, and come
+    and go with every grant.
+
+    The answer is the one that comparing all lanes gives, in integers. Ties go to the deeper lane,
+    then to the one served longest ago, then to the lowest `order`. `examined` counts the lanes that
+    `best` has read or sorted so far: the measure of its cost.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """The one decision function of Headgate, and its reasons.
 
 `Scheduler.schedule` is deterministic and touches nothing: the same snapshot gives the same plan,
-and its argument is left as it was.
+and its argument is left as it was. `Round` makes the decisions over the lane index, and
+`Explanation` says why each remaining task waits.
 """
 
 from __future__ import annotations
@@ -39,13 +40,6 @@ from headgate.core.snapshot import (
 )
 from headgate.core.task import Choice, LaneRule, Task, TaskStatus
 
-# One round of decisions over the lane index.
-#
-# Without a lane policy the agents are asked in their order, and each takes from the project whose
-# turn it is: plain fair share. With one, the project comes first, then its lane by the policy, then
-# the agent of that lane. The state has the projects and their usage; tasks, agents, gates and
-# the history of lanes are in the index.
-
 SHARE_STEPS = 10_000
 """Shares are noted to the hundredth of a percent."""
 
@@ -61,7 +55,13 @@ def decide(index: LaneIndex, state: SchedulerState) -> list[AssignAction]:
 
 
 class Round:
-    """One round: the plan so far with its grounds, and the usage that it has changed."""
+    """One round: the plan so far with its grounds, and the usage that it has changed.
+
+    Without a lane policy the agents are asked in their order, and each takes from the project whose
+    turn it is: plain fair share. With one, the project comes first, then its lane by the policy,
+    then the agent of that lane. The state has the projects and their usage; tasks, agents, gates
+    and the history of lanes are in the index.
+    """
 
     def __init__(self, index: LaneIndex, state: SchedulerState) -> None:
         self.index = index
@@ -229,14 +229,12 @@ def _inflight(state: SchedulerState) -> int:
     return sum(counts.values())
 
 
-# The reasons of a round: for every task that waits, each rule that keeps it waiting.
-#
-# The rules are asked from the widest to the narrowest, and the first that applies is the one worth
-# telling. A task that nothing forbids waits because other work went first.
-
-
 class Explanation:
-    """What a finished round says about the tasks that it did not plan."""
+    """What a finished round says about the tasks that it did not plan.
+
+    A waiting task gets each rule that keeps it waiting, from the widest to the narrowest; the first
+    is the one worth telling. A task that nothing forbids waits because other work went first.
+    """
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state

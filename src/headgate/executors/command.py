@@ -1,7 +1,8 @@
 """Tasks as child processes: one process a task, of a command that the configuration names.
 
-Rule: nothing that a client sent becomes part of a command line. A task comes as JSON on standard
-input and as variables.
+Nothing that a client sent becomes part of a command line: a task comes as JSON on standard input
+and as variables. There is no shell in between. Targets and workflows share `Children`, which runs a
+command from its start to its outcome.
 """
 
 from __future__ import annotations
@@ -124,11 +125,6 @@ def _check_command(command: tuple[str, ...], *, setting: str) -> None:
             raise InvalidSettingError(setting, f"{problem}; {advice}")
 
 
-# One command as a child process, from its start to its outcome; targets and workflows share it.
-#
-# Rule: there is no shell in between, and the child sees a small environment, not the whole of the
-# process's own, which holds the credentials of everything else.
-
 PASSED_ON = (
     "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER",
 )  # fmt: skip
@@ -167,7 +163,11 @@ class Cleaner(Protocol):
 
 
 class Children:
-    """Runs children; `hidden` takes out of an error what nobody is to see."""
+    """Runs children; `hidden` takes out of an error what nobody is to see.
+
+    A child sees a small environment, not the whole of the process's own, which has the credentials
+    of everything else.
+    """
 
     def __init__(self, *, prices: PriceList, hidden: Cleaner) -> None:
         self._prices = prices
@@ -299,19 +299,18 @@ async def _carried_through(stopping: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-# A child process and everything that it starts, as one thing that can be ended.
-#
-# The child leads a session and a group of its own. Rules: it is reaped exactly once, whatever
-# happens to those who wait for it; its group is ended before it is reaped, because until then
-# nobody else can get its number; and neither a grandchild that holds the output open nor one that
-# ignores signals can keep anybody waiting for longer than the grace.
-
 LEFTOVER_SECONDS = 0.5
 """How long what the child left behind may go on writing once the child itself has ended."""
 
 
 class ProcessGroup:
-    """One child, from its start to its end."""
+    """One child and everything that it starts, from its start to its end.
+
+    The child leads a session and a group of its own. It is reaped exactly once, whatever happens to
+    those who wait for it. Its group is ended before it is reaped, because until then nobody else
+    can get its number. Neither a grandchild that keeps the output open nor one that ignores signals
+    can keep anybody waiting for longer than the grace.
+    """
 
     def __init__(
         self,
@@ -454,19 +453,19 @@ class _ExitWatch:
             self._loop.call_soon_threadsafe(self._on_exit)
 
 
-# The output of a child process: its beginning is kept, the rest is read and dropped.
-#
-# Rule: a pipe is drained to its end, or the child would block once it is full. The last bytes are
-# kept too, because the reason of a failure stands there; more of them than are shown, because
-# what is to be hidden is only found as a whole.
-
 _CHUNK_BYTES = 64 << 10
 TAIL_BYTES = 2_048
 """How much of the end is shown."""
 
 
 class Capture:
-    """Reads one pipe on the running loop; `write_end` is for the child."""
+    """Reads one pipe on the running loop; `write_end` is for the child.
+
+    The beginning is kept, and the rest is read and dropped: a pipe that is not drained to its end
+    would block the child once it is full. The last bytes are kept too, because the reason of a
+    failure stands there; more of them than are shown, because what is to be hidden is only found as
+    a whole.
+    """
 
     def __init__(self, max_bytes: int, spare_bytes: int = 0) -> None:
         self._max_bytes = max_bytes
@@ -533,11 +532,10 @@ class Capture:
         return True
 
 
-# Programs on this machine: where that of a command lies, and how its life is tied to ours.
-#
-# Children lead groups of their own, so nothing ends them when the service is killed outright. On
-# Linux `setpriv` asks the kernel for it and then becomes the command. Asking between fork and exec
-# was rejected: that runs Python in a copy of a process whose other threads may hold locks.
+# Finding programs, and ending them with this process. Children lead groups of their own, so nothing
+# ends them when the service is killed outright. On Linux `setpriv` asks the kernel for it and then
+# becomes the command. Asking between fork and exec was rejected: that runs Python in a copy of a
+# process whose other threads may hold locks.
 
 _PROBE_SECONDS = 5.0
 

@@ -1,7 +1,8 @@
 """Tasks as HTTP requests: the action goes to the endpoint of a target, the response is the result.
 
 The body is `{"kind": action, "ref": …, "tabId": …, "selector": …, …params}`, or the task's own
-input. Rule: nothing in `params` replaces a field that the task itself has.
+input; nothing in `params` replaces a field that the task itself has. Targets and workflows share
+`RequestRunner`, which sends a request and judges the response.
 """
 
 from __future__ import annotations
@@ -206,9 +207,8 @@ def _params(params: msgspec.Raw) -> dict[str, msgspec.Raw]:
         raise UnfilledError("params must be a JSON object") from None
 
 
-# The headers of a target: from the configuration, filled from the environment, checked once.
-#
-# Those with a placeholder for the slot of an attempt are checked once, too, and filled for each.
+# Headers of a target, filled from the environment and checked once. Those with a placeholder for
+# the slot of an attempt are filled for each attempt.
 
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
 
@@ -270,10 +270,6 @@ def _filled(name: str, value: str, setting: str, environment: Environment) -> st
     return filled
 
 
-# Looking up the endpoint of a task: an HTTP address knows it, a JSON pointer finds it there.
-#
-# A lookup that fails is an error of the task. Nothing was executed yet, so nothing was charged.
-
 MAX_RESPONSE_BYTES = 64 << 10
 _TRY_AGAIN = frozenset((408, 425, 429))
 _FIRST_SERVER_ERROR = 500
@@ -288,7 +284,10 @@ class ResolveError(Exception):
 
 
 class EndpointResolver:
-    """Asks one address for the endpoints of tasks."""
+    """Asks one HTTP address for the endpoints of tasks; a JSON pointer finds them in the response.
+
+    A lookup that fails is an error of the task. Nothing was executed yet, so nothing was charged.
+    """
 
     def __init__(self, resolver: Resolver, *, setting: str, environment: Environment) -> None:
         url_setting = f"{setting}.url"
@@ -348,9 +347,9 @@ class EndpointResolver:
         return str(found)
 
 
-# What the response of an HTTP endpoint means for a task.
+# What a response means for a task
 #
-# | status | outcome | what is booked |
+# | status | outcome | what is charged |
 # | --- | --- | --- |
 # | 2xx | done | the usage that the body tells, otherwise what was reserved |
 # | 429; 503 and 529 with Retry-After | a pause, which costs no attempt | nothing |
@@ -389,12 +388,6 @@ def _usage_of_refusal(status: int) -> Usage:
     return UNKNOWN_USAGE
 
 
-# One HTTP request and what came of it for a task; targets and workflows share it.
-#
-# Rule: what came before the request was sent cannot have been charged; of what came after, only the
-# answer tells.
-
-
 class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request as it is sent; `priced_as` is the model whose price the response's usage has."""
 
@@ -409,7 +402,11 @@ class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRunner:
-    """Sends requests and judges responses; errors call whoever is asked by the name `whom`."""
+    """Sends requests and judges responses; errors call whoever is asked by the name `whom`.
+
+    A failure before the request was sent cannot have been charged; after that, only the answer
+    tells.
+    """
 
     def __init__(
         self,

@@ -36,14 +36,13 @@ RATE_LIMIT = "RATE_LIMIT"
 Headers = Mapping[str, str]
 
 
-# The coding plan of z.ai: an address tells the quota for nothing, a chat completion opens it.
-#
-# The envelope of a response has a code of its own, which counts as much as the status does. Times
-# in messages are those of Beijing, where they have no offset.
-
-
 class ZaiProvider:
-    """Asks z.ai, or whoever answers as it does."""
+    """Asks z.ai for the quota of a coding plan, or whoever answers as z.ai does.
+
+    An address tells the quota for nothing, and a chat completion opens the window. The envelope of
+    a response has a code of its own, which counts as much as the status does. Times in messages are
+    those of Beijing where they have no offset.
+    """
 
     def __init__(self, endpoint: ProviderEndpoint, *, clock: Callable[[], float]) -> None:
         self._endpoint = endpoint
@@ -88,17 +87,16 @@ class ZaiProvider:
         )
 
 
-# Any address that tells a quota in JSON: pointers find how much is used, and when it resets.
-#
-# A percentage is a number from 0 to 100. What is used is a share of what `limit_pointer` finds; if
-# that is left out, a share of one.
-
 QUOTA_LIMIT = "QUOTA_LIMIT"
 """The type of the one row that such a provider has."""
 
 
 class HttpJsonProvider:
-    """Asks an address of the configuration, and reads what the pointers find."""
+    """Asks an address of the configuration, and reads what the pointers find.
+
+    A percentage is a number from 0 to 100. What is used is a share of what `limit_pointer` finds;
+    if that is left out, a share of one.
+    """
 
     def __init__(self, endpoint: ProviderEndpoint, *, clock: Callable[[], float]) -> None:
         self._endpoint = endpoint
@@ -207,12 +205,6 @@ def _rejected(problem: str) -> QuotaFailure:
     return QuotaFailure(kind=QuotaFailureKind.REJECTED, message=problem)
 
 
-# Providers that tell a quota with the headers of any response, and in no other way.
-#
-# So reading it is a request: the same as a wake, one word in and one token out, unless `quota_url`
-# names an address whose answer has the headers for nothing. And a wake reads the quota as well.
-
-
 class Dialect(NamedTuple):
     """How one provider speaks: what goes with a request, and what its headers say.
 
@@ -228,7 +220,12 @@ class Dialect(NamedTuple):
 
 
 class HeaderQuotaProvider:
-    """Asks a provider for a token, and reads the headers."""
+    """Asks a provider that tells its quota only in the headers of a response.
+
+    So reading it takes a request, the same as a wake: one word in and one token out, unless
+    `quota_url` names an address whose answer has the headers for nothing. A wake reads the quota as
+    well.
+    """
 
     def __init__(
         self, dialect: Dialect, endpoint: ProviderEndpoint, *, clock: Callable[[], float]
@@ -291,14 +288,12 @@ class HeaderQuotaProvider:
         )
 
 
-# Limits as headers of a response tell them: rows of a quota, and what could not be read of them.
-#
-# Each provider has its names; a limit, what remains and a time are read alike. Rule: a header that
-# makes no sense is named and left out, and the others still count.
-
-
 class RateRows:
-    """Collects rows from the headers of one response."""
+    """Collects the rows of a quota from the headers of one response.
+
+    Each provider has its names; a limit, what remains and a time are read alike. A header that
+    makes no sense is named and left out, and the others still count.
+    """
 
     def __init__(self, headers: Headers, *, now: float) -> None:
         self._headers = headers
@@ -353,11 +348,10 @@ class RateRows:
         return QuotaReport(limits=tuple(self._rows), unreadable=tuple(self._unreadable))
 
 
-# The limits of an Anthropic key, as its rate-limit headers tell them.
-#
-# A plan has windows of five hours and seven days, as shares of one: `…-unified-5h-utilization`,
-# with `-reset` and `-status`. A key of the API has rates: `…-tokens-limit`, `-remaining` and
-# `-reset`, and the same for requests, input and output tokens. The windows of a plan come first.
+# Rate-limit headers of Anthropic. A plan has windows of five hours and seven days, as shares of
+# one: `…-unified-5h-utilization`, with `-reset` and `-status`. A key of the API has rates:
+# `…-tokens-limit`, `-remaining` and `-reset`, and the same for requests, input and output tokens.
+# The windows of a plan come first.
 
 UNIFIED_LIMIT = "UNIFIED_LIMIT"
 """The type of rows that are windows of a plan; the unit is the length, as `5h`."""
@@ -441,10 +435,9 @@ ANTHROPIC = Dialect(
 )
 
 
-# The limits of an OpenAI key, as its rate-limit headers tell them.
-#
-# `x-ratelimit-limit-tokens`, `-remaining-` and `-reset-`, and the same for requests; a reset is a
-# duration such as `6m0s`. Many others send the same headers, some with plain seconds.
+# Rate-limit headers of OpenAI: `x-ratelimit-limit-tokens`, `-remaining-` and `-reset-`, and the
+# same for requests; a reset is a duration such as `6m0s`. Many others send the same headers, some
+# with plain seconds.
 
 _OPENAI_PREFIX = "x-ratelimit-"
 _OPENAI_RATES = ("tokens", "requests")

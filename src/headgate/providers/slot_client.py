@@ -1,8 +1,8 @@
-"""Requests of one slot: bounded in size and time, shown to the trail, never told with a secret.
+"""Requests of one slot: bounded in size and time, recorded in the trail, reported without secrets.
 
-Rule: nothing that a provider does raises anything here. What stops a request from being answered
-is a `QuotaFailure` of its kind, and everything that leaves this module as text has the key, and
-whatever else is secret about the endpoint, taken out.
+Nothing that a provider does raises anything here. What stops a request from being answered is a
+`QuotaFailure` of its kind, and all text that leaves this module has the key, and whatever else is
+secret about the endpoint, taken out.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ def _text(body: bytes) -> str:
     return body.decode(errors="replace")
 
 
-# What the body of a refusal says.
+# Error bodies
 
 USED_UP_CODES = frozenset({"insufficient_quota"})
 """Codes in words that say that there is nothing left, without saying until when."""

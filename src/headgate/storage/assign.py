@@ -1,7 +1,8 @@
-"""Assigning: a line of a plan takes the task, a place and the money, or nothing at all.
+"""Assigning: a line of a plan takes the task, a permit and the money, or nothing at all.
 
-The plan was made from a picture that may be old. What counts is the row: the task must still be
-queued, with the attempt that the plan saw, and with nothing left to wait for.
+The plan was made from a picture that may be old, so the row decides: the task must still be queued,
+with the attempt that the plan saw, and with nothing left to wait for. A node then collects what it
+was assigned.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _is_as_planned(row: TaskRow, line: Assignment) -> bool:
 
 
 def _reserve(work: UnitOfWork, line: Assignment) -> tuple[bool, Refused | None]:
-    """Hold the money of a line; return whether it is held, and if a budget refused, its reasons."""
+    """Reserve the money of a line; return whether it is reserved, and a budget's refusal."""
     request = line.reserve
     if request is None or not work.keeps_ledger:
         return True, None
@@ -139,10 +140,9 @@ def _waited_ms(row: TaskRow, now: float) -> int:
     return 0 if since is None else max(0, round((now - since) * 1_000))
 
 
-# Collecting: a node learns what it was assigned and what to cancel, and starts the former.
-#
-# A message only says where to look. A task that is assigned to the node is written as running; one
-# that runs there already was started by a call whose answer got lost, and is returned once more.
+# Collecting. A message only says where to look. A task that is assigned to the node is written as
+# running; one that runs there already was started by a call whose answer got lost, and is returned
+# once more.
 
 
 def collect(work: UnitOfWork, node_id: str, received: Sequence[Message]) -> Collected:
@@ -193,11 +193,9 @@ def give_back(work: UnitOfWork, row: TaskRow, progress: Progress) -> None:
     work.notify_dispatcher((row,), by="")
 
 
-# Forgiving: lag that a project is not owed any more is remembered as if it had been used.
-#
-# An amount that is added twice would be forgiven twice, and a dispatcher has no id to give it. So
-# each call of a dispatcher has a number, higher than the last one, and what comes again is left
-# out.
+# Forgiving lag, which is counted as if the project had used it. An amount that is added twice would
+# be forgiven twice, so each call of a dispatcher has a number, higher than the last one, and what
+# comes again is left out.
 
 LAST_FORGIVENESS = "last_pardon"
 _CALLS_PER_EPOCH = 2**32

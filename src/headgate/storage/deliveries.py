@@ -1,11 +1,9 @@
-"""The contract of deliveries: what is to be told to whom, how often it was tried, what came of it.
+"""Deliveries: what is to be told to whom, how often it was tried, what came of it.
 
-A delivery is one message for one address: the end of a task, or a budget alert. Its id is the same
-on every try, so that a receiver recognises a repeat. Rule: a delivery is written in the transaction
-of what it tells of, and ends as delivered or dead; nothing that happens to it changes a task.
-
-Whoever sends claims first, for a bounded time. A claim that ends without an outcome, as after a
-crash, lets the next sender try: a message may arrive twice, and is never lost.
+A delivery is one message for one address: the end of a task, or a budget alert. It is written in
+the transaction of what it tells of, and ends as delivered or dead; nothing that happens to it
+changes a task. A sender claims it first, for a bounded time. A claim that ends without an outcome
+lets the next sender try, so a message may arrive twice, under the same id, and is never lost.
 """
 
 from __future__ import annotations
@@ -107,7 +105,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """To whom a sender has a place to send.
+    """To whom a sender has capacity to send.
 
     Neither to `busy_hosts` nor to any host at or below one of `busy_sites`; and if `only_hosts` is
     given, to those alone.
@@ -215,16 +213,9 @@ class Sender(Protocol):
         """Send a message once, within its time; whatever goes wrong is in the report."""
 
 
-# Deliveries in the database of the tasks: what is due, who has claimed it, what came of it.
-#
-# Rule: an arrival counts whoever reports it. A failure counts only from the sender that still holds
-# the claim; another may have tried meanwhile, and its outcome is the later one.
-
-# How much is kept of deliveries: what is forgotten, and what is given up before its time.
-#
-# Rule: everything has a bound. What has ended goes by age, number and size. What is pending
-# beyond its bounds is given up, those first that are due last: they are for receivers that have
-# failed most often, while a first try is due at once.
+# Purging. What has ended goes by age, number and size. What is pending beyond its bounds is given
+# up, those first that are due last: they are for receivers that have failed most often, while a
+# first try is due at once.
 
 DELIVERED_KEPT_SECONDS = 86_400.0
 DEAD_KEPT_SECONDS = 30 * 86_400.0
@@ -299,10 +290,8 @@ def _give_up(transaction: Transaction, now: float) -> int:
     return len(gone)
 
 
-# The secrets that sign webhooks: the newest, and for a day those that it has replaced.
-#
-# A secret is kept as it is, because a signature cannot be made from a hash of it. Whoever can read
-# the database can sign.
+# Signing secrets: the newest, and for a day those that it has replaced. A secret is kept as it is,
+# because a signature cannot be made from a hash of it. Whoever can read the database can sign.
 
 PREFIX = "whsec_"
 SECRET_BYTES = 32
@@ -360,9 +349,8 @@ def _live(transaction: Transaction, now: float) -> tuple[Secret, ...]:
     return tuple(Secret(secret=row[0], created_at=row[1], ends_at=row[2]) for row in rows)
 
 
-# The latest tries of a delivery: one JSON text beside its row, written with what came of a try.
-#
-# Rule: the number is bounded here, and the texts by whoever sends.
+# The latest tries of a delivery: one JSON text beside its row. Their number is bounded here, and
+# the texts by whoever sends.
 
 _READ = (
     "SELECT created_at, delivery_tries.tries FROM deliveries LEFT JOIN delivery_tries"
@@ -423,7 +411,11 @@ _TOLD = (
 
 
 class Deliveries:
-    """Deliveries beside the tasks of a store."""
+    """Deliveries beside the tasks of a store.
+
+    An arrival counts whoever reports it. A failure counts only from the sender that still has the
+    claim; another may have tried meanwhile, and its outcome is the later one.
+    """
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -671,15 +663,13 @@ def _delivery(row: Row) -> Delivery:
     )
 
 
-# How many webhooks are still to be delivered, and how many nobody will deliver any more.
-
 # Both are counted in an index, however many were delivered.
 _PENDING = "SELECT COUNT(*) FROM deliveries WHERE due_at IS NOT NULL"
 _DEAD = "SELECT COUNT(*) FROM deliveries WHERE state = 'dead' AND ended_at IS NOT NULL"
 
 
 class DeliveryCounts:
-    """Counts the webhooks of a store by their state."""
+    """Counts the webhooks that are still to be delivered, and those that were given up."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

@@ -1,7 +1,8 @@
-"""Settling: the end of an attempt, written by whoever holds its lease.
+"""The end of attempts and tasks: settling, cancelling, and what the dispatcher gives up.
 
-Rule: a lease is one life of one node for one attempt. Whatever shows another one changes nothing.
-The settlement that ended an attempt may come again, and gets its answer again.
+A lease is one life of one node for one attempt. A settlement that shows another lease changes
+nothing; the one that ended an attempt may come again, and gets its answer again. Every count
+changes together with its row: a task leaves its lane once, frees its permit once, ends once.
 """
 
 from __future__ import annotations
@@ -45,14 +46,9 @@ from headgate.storage.store import (
 )
 from headgate.storage.unit_of_work import ENDED, EXPIRED, TICK, TaskRow, UnitOfWork
 
-# How a task leaves the queue or its place, how it ends, and what its end does to others.
-#
-# Rule: every count is changed where the row is. A queued task leaves its lane once, an attempt
-# frees its place once, and a task ends once, whichever step it was that came first.
-#
-# The end of a task is handed on to those that depend on it: one that succeeded is waited for no
-# more; one that did not fails them too, unless they asked to run all the same. This goes on,
-# level by level, within the same transaction.
+# Ending a task. Its end is handed on to the tasks that depend on it: they no longer wait for one
+# that succeeded, and they fail with one that did not, unless they asked to run all the same. This
+# goes on, level by level, within the same transaction.
 
 
 def parent_error(parent: TaskRow) -> str:
@@ -71,7 +67,7 @@ def enter_queue(work: UnitOfWork, row: TaskRow) -> None:
 
 
 def free_permit(work: UnitOfWork, row: TaskRow, cost: Usage) -> tuple[int, int]:
-    """Take an attempt out of flight, book what it cost, and return the tokens and micro-dollars.
+    """Free the permit of an attempt, book what it cost, and return the tokens and micro-dollars.
 
     What nobody knows of the cost is booked as it was held, and the task shows it as assumed.
     """
@@ -100,7 +96,7 @@ def free_permit(work: UnitOfWork, row: TaskRow, cost: Usage) -> tuple[int, int]:
 
 
 def requeue(work: UnitOfWork, row: TaskRow, step: TryAgain, cost: Usage) -> None:
-    """Let a task that has left its place wait for another attempt, and note the one that ended."""
+    """Let a task that freed its permit wait for another attempt, and note the one that ended."""
     error = _storable(step.error)
     note = _note(row, cost, error=error, now=work.now)
     _move(work, row, TaskStatus.QUEUED)
@@ -119,7 +115,7 @@ def requeue(work: UnitOfWork, row: TaskRow, step: TryAgain, cost: Usage) -> None
 
 
 def finish(work: UnitOfWork, row: TaskRow, end: Finish) -> list[TaskRow]:
-    """End a task that has left queue and place, and return the others that this changed."""
+    """End a task that has left its lane and its permit, and return the others that this changed."""
     _end(work, row, end)
     touched: dict[str, TaskRow] = {}
     ended = [row]
@@ -180,7 +176,7 @@ def _end(work: UnitOfWork, row: TaskRow, end: Finish) -> None:
 
 
 def _note(row: TaskRow, cost: Usage, *, error: str | None, now: float) -> PastAttempt:
-    """Return what is kept of an attempt that is out of flight and not requeued yet."""
+    """Return what is kept of an attempt whose permit is free again and that is not requeued yet."""
     progress = row.progress
     tokens, micro_usd = row.tokens or 0, row.micro_usd or 0
     # A task that is assigned still shows when the attempt before began.
@@ -217,7 +213,7 @@ CANCELLED_ON_REQUEST = Finish(status=TaskStatus.CANCELLED, error=CANCELLED)
 
 
 def settle(work: UnitOfWork, settlement: Settlement) -> Settled | StaleLease:
-    """Write the end of an attempt: the outcome, the money, the freed place."""
+    """Write the end of an attempt: the outcome, the money, the freed permit."""
     row = work.row(settlement.task_id)
     if row is None or row.progress.attempt != settlement.lease.attempt:
         return StaleLease(task_id=settlement.task_id)
@@ -267,7 +263,7 @@ def _settled(rows: list[TaskRow]) -> Settled:
     return Settled(records=tuple([row.record() for row in rows]))
 
 
-# Cancelling: what waits ends at once, and the node of what runs is asked to stop it.
+# Cancelling: a waiting task ends at once, and the node of a running one is asked to stop it
 
 
 def cancel(work: UnitOfWork, request: Cancellation) -> CancelAnswer | None:
@@ -311,7 +307,7 @@ def _cancel(work: UnitOfWork, row: TaskRow, request: Cancellation) -> list[TaskR
     return others
 
 
-# What the dispatcher ends or takes back by itself: tasks that cannot run, and lost attempts.
+# What the dispatcher ends or takes back: tasks that cannot run, and lost attempts
 
 
 def drop(work: UnitOfWork, drops: Sequence[Expiration]) -> list[TaskRow]:

@@ -1,11 +1,9 @@
 """The ledger in SQL: functions on a transaction that somebody else opens and commits.
 
 A batch of requests becomes a `LedgerState` with the rows that it touches, the requests are applied
-there, and what changed is written back: one row a balance, however many requests changed it.
-
-Rule: whoever calls these functions calls `lock_ledger` first, and before any other lock that the
-same transaction takes. Then no two transactions read the same balances and write them one after
-the other, and none waits for the ledger while another waits for it.
+there, and what changed is written back, one row a balance. Whoever calls these functions calls
+`lock_ledger` first, before any other lock of the same transaction. So no two transactions overwrite
+each other's balances, and no two wait for each other.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ from headgate.storage.transaction import (
 )
 from headgate.storage.zones import zone
 
-# Rows of the ledger's tables, and the values that they stand for.
+# Rows and the values that they stand for
 
 _STATES = {state.value: state for state in ReservationState}
 _CALLS = {call.value: call for call in Call}
@@ -164,10 +162,9 @@ def _charges(text: str) -> tuple[Charge, ...]:
     return _CHARGES.decode(text)
 
 
-# The tables of a ledger in SQL.
-#
-# Each index costs more than the commit itself, so there is one beside the keys: the leases that are
-# still running. Reservations that ended are found through the journal, which is in order of time.
+# Tables and statements. Each index costs more than the commit itself, so there is one beside the
+# keys: the leases that are still running. Reservations that ended are found through the journal,
+# which is in order of time.
 
 PART = "ledger"
 
@@ -545,11 +542,9 @@ def _scopes_within(transaction: Transaction, scope: Scope, most: int) -> list[Sc
     return [Scope(row[0]) for row in rows]
 
 
-# What keeps the tables of a ledger from growing, and proves that they are right.
-#
-# The journal is kept for as long as finished reservations are remembered. What is older is summed
-# into the checkpoint, and the reservations that it tells the end of are forgotten with it. So the
-# order of the journal finds them, and no index is needed.
+# Purging and auditing. The journal is kept for as long as finished reservations are remembered.
+# What is older is summed into the checkpoint, and the reservations that it tells the end of are
+# forgotten with it; so the order of the journal finds them without an index.
 
 FOLDED_PER_STEP = 2_000
 WINDOWS_PER_STEP = 500
@@ -688,10 +683,8 @@ def _purge_sql(dialect: Dialect, table: str) -> str:
     """  # noqa: S608
 
 
-# Budgets that the configuration names: what it no longer names is no longer in force.
-#
-# Rule: only what came from the configuration is taken back. A budget that somebody set by hand, in
-# a scope that no configuration ever named, stays as it is.
+# Budgets of the configuration. What it no longer names is no longer in force, but a budget that
+# somebody set by hand, in a scope that no configuration ever named, stays as it is.
 
 NO_LIMIT = Limit()
 

@@ -1,4 +1,8 @@
-"""Reading: single tasks, counts, and what a dispatcher starts from."""
+"""Reading tasks: one by one, in lists, in bulk, counted, and as what a dispatcher starts from.
+
+There is no index beside the ids, because each costs more than the commit of a task. So lists and
+bulk work look at a bounded number of tasks, and cost the same however many are stored.
+"""
 
 from __future__ import annotations
 
@@ -165,12 +169,10 @@ def _gates(target: str | None, slot: str | None) -> list[GatePart]:
     return parts if slot is None else [*parts, GatePart("slot", slot)]
 
 
-# Which tasks match a filter, as conditions of SQL that lists and bulk work share.
-#
-# They are about a table `tasks` with its columns, or a part of it under that name. What clients
-# sent lies in another table; it is asked for row by row, after everything that is cheap, so that
-# a question costs what the rows cost that it looks at. Rule: what a person looks for is a value,
-# and never a pattern or a piece of SQL.
+# Filters as conditions of SQL, which lists and bulk work share. They are about a table `tasks`, or
+# a part of it under that name. What clients sent lies in another table and is asked for row by row,
+# after everything that is cheap. What a person looks for is a value, never a pattern or a piece of
+# SQL.
 
 Conditions = tuple[list[str], list[Value]]
 
@@ -331,12 +333,8 @@ def _json(text: str) -> str:
     return msgspec.json.encode(text).decode()
 
 
-# Looking for tasks without an index: from one end on, a bounded part at a time.
-#
-# There is no index beside the ids, because each costs more than the commit of a task. So a question
-# looks at a bounded number of tasks, and at a bounded number of bytes where it reads what clients
-# sent. Rule: a question costs the same whatever the store holds; what it did not come to is left to
-# the next one, which begins where it ended.
+# Scanning from one end on, a bounded number of tasks at a time, and of bytes where it reads what
+# clients sent. The next question begins where this one ended.
 
 MAX_ROWS = 20_000
 """How many tasks one question looks at."""
@@ -442,10 +440,8 @@ def _readable_rows(transaction: Transaction, part: Part) -> int:
     return int(transaction.read(sql, (*values, MAX_READ_ROWS, MAX_SUBMISSION_BYTES))[0][0])
 
 
-# Lists of tasks, newest or oldest first: what matches, page by page.
-#
-# Rule: sizes are asked for before anything is read, so that memory does not depend on what clients
-# send.
+# Listing tasks, newest or oldest first. Sizes are asked for before anything is read, so that memory
+# does not depend on what clients send.
 
 # SQLite reads large rows whole to find its way between them, so no more are looked at than needed.
 _SIZES_AT_ONCE = 32
@@ -516,9 +512,7 @@ def _by_id_sql(dialect: Dialect, columns: str, table: str) -> str:
     return f"SELECT {columns} FROM {table} WHERE id IN (SELECT given.id FROM {given})"  # noqa: S608
 
 
-# Many tasks at once: which match a filter, and which of them were tried again already.
-#
-# A task that a bulk retry takes up gets a row with the id of the new task before that is
+# Bulk work. A task that a bulk retry takes up gets a row with the id of the new task before that is
 # submitted. So a retry that is repeated, after a crash or a lost answer, goes on where it was and
 # makes no task twice.
 

@@ -1,8 +1,8 @@
-"""Submitting: a task is stored, if there is room for it and its parents are known.
+"""Submitting: a task is stored if there is room for it and its parents are known.
 
 A task that is turned away is stored too, as rejected, where its refusal is to be kept; one whose
-parent has failed already is stored as failed. An id that is known gets the answer that it got the
-first time.
+parent has failed already is stored as failed. A known id, or a known key of a whole request, gets
+the answer that it got the first time.
 """
 
 from __future__ import annotations
@@ -152,16 +152,11 @@ def _row(
     return row
 
 
-# Submitting under a key: the answer is kept in the transaction that stores the tasks.
-#
-# So there is no moment at which one of the two is on disk without the other, and a request that
-# is sent again after a crash gets the answer that it has missed. Requests with the same key stand
-# one behind the other in the writer, and over all nodes behind its lock; the second one finds
-# what the first has kept.
-#
-# A key is forgotten when it is old enough, and never because there are many: a key that was
-# forgotten early would run its tasks twice without a word. What the keys of one owner take is
-# counted in a row, and bounded by a share of the whole.
+# Submitting under a key. The answer is stored in the transaction that stores the tasks, so a
+# request that is sent again after a crash gets the answer that it missed. Requests with the same
+# key queue in the writer, and over all nodes behind its lock. A key is forgotten by age and never
+# because there are many: one that was forgotten early would run its tasks twice without a word.
+# What the keys of one owner take is bounded by a share of the whole.
 
 PART = "submit_keys"
 PURGED_AT_ONCE = 1_000

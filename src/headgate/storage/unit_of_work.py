@@ -1,8 +1,8 @@
 """The unit of work: the rows that one transaction works on, and everything it has to write.
 
 A batch of steps first says what it needs, which is read with one statement each. The steps then
-change rows in memory, one after the other, and `write` puts all of it back. Everybody who writes
-takes the same lock first, so what was read is still so when it is written.
+change rows in memory, one after the other, and `write` puts all of it back. Every writer takes the
+same lock first, so what was read is still true when it is written.
 """
 
 from __future__ import annotations
@@ -49,16 +49,11 @@ from headgate.storage.store import DISPATCHER, NOT_SHOWN
 from headgate.storage.transaction import Insert, Row, Transaction, about
 from headgate.storage.zones import zone
 
-# Rows of the task table, and the records that they stand for.
-#
-# What is fixed when a task is submitted is its `Spec`, one JSON text that is never written again. A
-# `TaskRow` has that and everything that changes; one transaction at a time works on it.
-
 _STATUSES = {status.value: status for status in TaskStatus}
 
 
 class Spec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a task was submitted with, and the answer that it got."""
+    """What a task was submitted with, and the answer it got: one JSON text, never written again."""
 
     task: Task
     terms: Terms
@@ -73,8 +68,9 @@ _submissions = msgspec.json.Decoder(Submission)
 
 
 class TaskRow:
-    """One row, with the columns as values; `spec_text` is empty until a new row is written.
+    """One row of the task table: the `Spec`, and everything that changes.
 
+    One transaction at a time works on it. `spec_text` is empty until a new row is written;
     `submission` is there only where it happens to be known.
     """
 
@@ -111,7 +107,7 @@ class TaskRow:
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether an attempt has a place."""
+        """Whether an attempt has a permit."""
         # By identity, here and below: to hash a member of an enumeration is a call in itself.
         return self.status is TaskStatus.RUNNING or self.status is TaskStatus.ASSIGNED
 
@@ -211,14 +207,6 @@ def _text(value: object) -> str:
     return _encoder.encode(value).decode()
 
 
-# Counters: what a batch of steps adds to the counts, as one sum a row.
-#
-# Lanes, counters, usage and rate counts are sums over everything that happened. A transaction adds
-# up its own part here and writes it at the end: one row update each, however many steps changed it.
-#
-# Rule: a count is changed by the step that changes the task, in the same transaction. So the counts
-# always equal what the rows say, and nothing that is retried is counted twice.
-
 QUEUED = "queued"
 TICK = "tick"
 SUBMITTED = "submitted"
@@ -273,7 +261,12 @@ RATES = _counters("rate_counts", {"limit_id": "TEXT", "bucket": "BIGINT"}, ("amo
 
 
 class Counters:
-    """What one transaction adds to the counts."""
+    """What one transaction adds to lanes, counters, usage and rate counts, as one sum a row.
+
+    The sums are written at the end: one row update each, however many steps changed it. The step
+    that changes a task changes its counts in the same transaction, so the counts always equal what
+    the rows say, and nothing that is retried is counted twice.
+    """
 
     __slots__ = ("_hour", "_lanes", "_rates", "_usage", "_used", "queued_by_agent", "totals")
 
@@ -303,7 +296,7 @@ class Counters:
         self.queued_by_agent[agent] = self.queued_by_agent.get(agent, 0) + amount
 
     def fly(self, agent_id: str | None, project_id: str, amount: int) -> None:
-        """Count places that are taken or freed."""
+        """Count permits that are taken or freed."""
         self._lane(agent_id or OPEN_LANE, project_id)[1] += amount
 
     def serve(self, agent_id: str | None, project_id: str, tick: int) -> None:
@@ -370,14 +363,6 @@ class Counters:
         return sums
 
 
-# Rows of unfinished tasks as this process last wrote them, so that they need not be read again.
-#
-# Only for a store that one process writes to, and even then the database is asked each time
-# whether somebody else wrote to it. A transaction takes rows out of the cache and puts them back
-# when it has written everything. Rule: what was put back counts once that transaction is known to
-# have been committed. If it was not, or nobody knows, its rows are gone from here and are read
-# again.
-
 MAX_ROWS = 20_000
 
 
@@ -394,7 +379,13 @@ class Counted(Protocol):
 
 
 class RowCache:
-    """Rows by task id; the oldest make room for new ones."""
+    """Rows of unfinished tasks by id, as this process last wrote them; the oldest make room.
+
+    It saves reading them again, only in a store that one process writes to, and even then the
+    database is asked each time whether somebody else wrote to it. A transaction takes rows out of
+    the cache and puts them back when it has written everything. They count once that transaction is
+    known to have been committed; if it was not, or nobody knows, they are dropped and read again.
+    """
 
     def __init__(self, database: Counted, *, most: int = MAX_ROWS) -> None:
         self._database = database
@@ -435,10 +426,9 @@ class RowCache:
         self._moment = moment
 
 
-# Filing: a delivery is written in the transaction of what it tells of.
-#
-# Rule: a task with a receiver has one delivery, under an id that is made from its own, so whichever
-# step ended it, and however often that step is run, the receiver is told of one end.
+# Filing a delivery, in the transaction of what it tells of. A task with a receiver has one
+# delivery, under an id that is made from its own, so the receiver is told of one end, whichever
+# step ended the task and however often that step is run.
 
 MESSAGE_PREFIX = "msg_"
 TASK_EVENTS = {

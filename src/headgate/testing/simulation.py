@@ -1,7 +1,8 @@
 """A deterministic event loop over virtual time, with hosts on it that crash between two awaits.
 
-From the inside out: the boot of a host, the queue of ready callbacks, what a crash leaves behind,
-the errors, the clock, the loop, the hosts, and `simulate`, which runs a program on all of it.
+A run is a function of the program and the seed. From the inside out: the boot of a host, the queue
+of ready callbacks, what a crash leaves behind, the errors, the clock, the loop, the hosts, and
+`simulate`, which runs a program on all of it.
 """
 
 from __future__ import annotations
@@ -26,15 +27,14 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from headgate.errors import HeadgateError, InvalidSettingError
 
-# One boot of a host: everything it started between a start and a crash.
-#
-# A boot travels in a context variable, so whatever a task starts (tasks, timers, callbacks, async
-# generators) belongs to the boot of that task. The loop asks a boot before each step, and runs
-# nothing of one that is dead.
-
 
 class Boot:
-    """The work of one host from a start to a crash. `crash` ends it through its host."""
+    """The work of one host from a start to a crash. `crash` ends it through its host.
+
+    A boot travels in a context variable, so whatever a task starts (tasks, timers, callbacks, async
+    generators) belongs to the boot of that task. The loop asks a boot before each step, and runs
+    nothing of one that is dead.
+    """
 
     def __init__(self, host_name: str, crash: Callable[[], None]) -> None:
         self.host_name = host_name
@@ -75,13 +75,6 @@ def put_into(context: Context, boot: Boot) -> None:
     context.run(_CURRENT.set, boot)
 
 
-# The callbacks that could run now, and which of them does.
-#
-# Without a generator of random numbers they run in the order they came, as in asyncio. With one,
-# any task that is ready may be next. Plain callbacks keep their order among each other, because
-# asyncio promises it; between tasks it promises nothing, and that is what a seed explores.
-
-
 class Entry(NamedTuple):
     """A callback and the boot it belongs to; None is outside of every host."""
 
@@ -95,7 +88,12 @@ class Entry(NamedTuple):
 
 
 class ReadyQueue:
-    """Holds ready callbacks and chooses the next one."""
+    """Holds ready callbacks and chooses the next one.
+
+    Without a generator of random numbers they run in the order they came, as in asyncio. With one,
+    any task that is ready may be next. Plain callbacks keep their order among each other, because
+    asyncio promises it; between tasks it promises nothing, and that is what a seed explores.
+    """
 
     def __init__(self, random: Random | None) -> None:
         self._random = random
@@ -128,19 +126,18 @@ class ReadyQueue:
         return self._numbers.setdefault(task, self._pushed)
 
 
-# What a crash leaves behind, kept so that its clean-up code does not run.
-#
-# A suspended coroutine that Python frees is closed first, and closing runs its `finally` blocks:
-# the very thing that a crash must not do. So the remains of a simulation are kept for the next
-# few simulations, long enough for a test to look at the state that the crash left. Then, outside
-# of any simulation, they are closed and whatever that raises or warns about is ignored.
-
 KEPT_SIMULATIONS = 8
 _CLOSE_ATTEMPTS = 100
 
 
 class Remains:
-    """The tasks and async generators that will never be resumed."""
+    """The tasks and async generators that a crash left, kept so that their clean-up does not run.
+
+    Python closes a suspended coroutine before it frees it, and closing runs its `finally` blocks:
+    the very thing that a crash must not do. So the remains are kept for the next few simulations,
+    long enough for a test to look at the state that the crash left. Then, outside of any
+    simulation, they are closed, and whatever that raises or warns about is ignored.
+    """
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[Any]] = []
@@ -203,7 +200,7 @@ def _discard_all() -> None:
         _kept.popleft().discard()
 
 
-# What a simulation can end with, besides its result.
+# What a simulation can end with besides its result. Only the harness raises these.
 #
 #     HeadgateError
 #     └── SimulationError
@@ -212,8 +209,6 @@ def _discard_all() -> None:
 #         ├── UnhandledError         a callback or a forgotten task raised, and nobody saw it
 #         ├── NotSimulatedError      the program asked for threads, which no seed can order
 #         └── HostCrashedError       the awaited work was on a host that crashed
-#
-# Only the harness raises these; the service never does.
 
 
 class SimulationError(HeadgateError):
@@ -269,18 +264,17 @@ class HostCrashedError(SimulationError):
         self.host = host
 
 
-# A clock that moves only when it is told to.
-#
-# It stands in wherever a clock is taken: called, it gives Unix seconds, as `time.time` does, and
-# its `monotonic` is the counterpart of `time.monotonic`. The wall may be set, also backwards; the
-# monotonic reading never goes back.
-
 DEFAULT_START = 1_767_225_600.0
 """2026-01-01T00:00:00Z, where a simulation begins unless it is told otherwise."""
 
 
 class VirtualClock:
-    """Unix seconds when called, and a monotonic reading that starts at zero."""
+    """A clock that moves only when it is told to.
+
+    Called, it gives Unix seconds, as `time.time` does; its `monotonic` starts at zero and is the
+    counterpart of `time.monotonic`. The wall may be set, also backwards; the monotonic reading
+    never goes back.
+    """
 
     def __init__(self, start: float = DEFAULT_START) -> None:
         self._wall_at_zero = start
@@ -310,12 +304,6 @@ class VirtualClock:
         self._wall_at_zero -= seconds
 
 
-# An event loop in which time jumps to the next timer, and a seed decides who goes first.
-#
-# The rule it keeps: a run is a function of the program and the seed. Nothing here reads a real
-# clock or the process's random numbers, one callback runs at a time, and what would hang is an
-# error.
-
 Ts = TypeVarTuple("Ts")
 
 DEFAULT_MAX_STEPS = 1_000_000
@@ -337,8 +325,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     `seed` None keeps asyncio's order of ready callbacks; any number shuffles the tasks among them.
     `random` is for the program: the same seed gives the same numbers, and drawing from it does not
-    disturb the order of tasks. `steps` counts the callbacks that ran. Once `ending` is
-    set, no host crashes any more, because the runner waits for every task that it cancels.
+    disturb the order of tasks. `steps` counts the callbacks that ran. Once `ending` is set, no host
+    crashes any more, because the runner waits for every task that it cancels.
+
+    Time jumps to the next timer. Nothing here reads a real clock or the process's random numbers,
+    one callback runs at a time, and what would hang is an error.
     """
 
     _stopping: bool
@@ -551,16 +542,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 T = TypeVar("T")
 
 
-# Hosts: groups of tasks that live and crash together.
-#
-# A crash is not a cancellation. It falls between two awaits, and of everything the host started
-# nothing runs afterwards: no `except`, no `finally`, no callback, no timer. Hosts should meet only
-# where real ones do, at a store or a network that outlives them: a crashed host that waited at a
-# queue shared with others takes with it the wake-up it was given.
-
-
 class Host:
-    """A simulated machine: start work on it with `spawn`, lose all of it with `crash`."""
+    """A simulated machine: start work on it with `spawn`, lose all of it with `crash`.
+
+    A crash is not a cancellation. It falls between two awaits, and of everything the host started
+    nothing runs afterwards: no `except`, no `finally`, no callback, no timer. Hosts should meet
+    only where real ones do, at a store or a network that outlives them: a crashed host that waited
+    at a queue shared with others takes with it the wake-up it was given.
+    """
 
     def __init__(self, loop: SimulatedLoop, name: str) -> None:
         self.name = name
@@ -643,9 +632,6 @@ def _fail(outcome: asyncio.Future[Any], error: Exception) -> None:
         outcome.set_exception(error)
         # Reading it marks it as seen: a crash that nobody waits for is no failure.
         outcome.exception()
-
-
-# A whole simulation in one call.
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,10 @@
-"""When a slot's quota is read next.
+"""When a slot's quota is read next, and what else the slot needs next.
 
 Polls come at their interval, counted from when the last one began, and less often after each error.
-While a wake is being confirmed they come every minute. A slot that is exhausted is read right after
-its reset, and then at least every quarter of an hour until a poll shows the reset, because tasks
-wait for it. Polls out of turn, these and any that somebody asked for, neither follow the backoff
-nor add to it: a provider that is away for a while must not cost the slot its polling sooner because
-it is asked more often.
-
-Adaptive polling is a choice: while readings tell nothing new the interval grows to four times its
-length, but never across a reset, and in the ten minutes before one polls come closer.
+While a wake is being confirmed they come every minute. An exhausted slot is read right after its
+reset, and then at least every quarter of an hour, because tasks wait for it. Polls out of turn
+neither follow the backoff nor add to it: asking more often must not cost the slot its polling
+sooner while a provider is away.
 """
 
 from __future__ import annotations
@@ -112,6 +108,11 @@ def _last_regular(schedule: SlotSchedule) -> float | None:
 def _adapted_poll_at(
     config: WakeConfig, schedule: SlotSchedule, reading: SlotReading, last: float
 ) -> float:
+    """Return when adaptive polling, which is a choice, brings the next poll.
+
+    While readings tell nothing new the interval grows to four times its length, but never across a
+    reset, and in the ten minutes before one polls come closer.
+    """
     interval = config.poll_interval_minutes * SECONDS_PER_MINUTE
     stretched = last + interval * min(1 + schedule.unchanged_readings, MAX_STRETCH)
     reset = reading.resets_at
@@ -231,10 +232,9 @@ def _is_in_turn(config: WakeConfig, schedule: SlotSchedule, began_at: float) -> 
     return due_at is None or began_at >= due_at or (last is not None and last > began_at)
 
 
-# When a slot needs something next: a poll, a wake, the end of a retry window.
-#
-# These are looks at a row, cheap enough for every minute of every slot. What they find is decided
-# once more in a step, see `headgate.core.slots.steps`, before anything is sent.
+# What a slot needs next: a poll, a wake, the end of a retry window. These only look at a row,
+# cheaply enough for every minute of every slot; `headgate.core.slots.steps` decides once more
+# before anything is sent.
 
 WakeCause = Literal["scheduled", "initial", "manual", "retry"]
 

@@ -1,7 +1,8 @@
 """A key slot as plain data: what is configured, what is known, and what that means for tasks.
 
 A slot is a provider's key with its quota window. `SlotRow` is all that is kept of one; it is the
-same after a restart, and on every node. `SlotStanding` is what a decision needs of it.
+same after a restart, and on every node. `SlotStanding` is what a decision needs of it. The
+functions read a provider's answer, tell whether tasks may start, and choose a slot.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ Rows = dict[str, SlotRow]
 
 
 class SlotStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decision needs of a slot: whether its tasks are held, and how much room it has."""
+    """What a decision needs of a slot: whether its tasks may start, and how much room it has."""
 
     name: str
     provider: str
@@ -113,16 +114,12 @@ class SlotStanding(msgspec.Struct, frozen=True, kw_only=True):
     resets_at: float | None = None
 
 
-# What a provider's answer says about a slot: its reading, and whether it is used up.
-#
-# The row that drives wakes gives percent and reset. A slot is exhausted when that row, or another
-# of its type such as the weekly one beside the row of five hours, is used up, even if its reset
-# has just passed: a provider may reset later than it said. One that still tells of the same
-# window long after has not looked since, and does so when the key is used. The row of tools by
-# the month never exhausts a slot: models do not draw on it.
-#
-# Where a limit is a rate, its reset slides: each answer tells one that lies as far ahead as the
-# one before it did. Such a reset never comes, and calls for nothing.
+# Reading a provider's answer. The row that drives wakes gives percent and reset. A slot is
+# exhausted when that row, or another of its type such as the weekly one, is used up, even if its
+# reset has just passed: a provider may reset later than it said. A provider that still tells of the
+# same window long after has not looked since, and does so when the key is used. The monthly row of
+# tools never exhausts a slot, because models do not draw on it. The reset of a rate slides: each
+# answer puts it as far ahead as the one before. It never comes, and calls for nothing.
 
 TIME_LIMIT = "TIME_LIMIT"
 MAX_KEPT_LIMITS = 32
@@ -244,10 +241,8 @@ def _seconds(epoch_ms: int | None) -> float | None:
     return None if epoch_ms is None else epoch_ms / _MS_PER_SECOND
 
 
-# Whether a slot's tasks may start: what stops them, until when, and how much room there is.
-#
-# Rule: an exhausted slot is held until a poll says otherwise. Its reset is when that poll comes,
-# not when the tasks start: a provider may reset later than it said.
+# Whether a slot's tasks may start. An exhausted slot stays closed until a poll says otherwise. Its
+# reset only says when that poll comes: a provider may reset later than it said.
 
 
 def standing_of(config: SlotConfig, row: SlotRow, now: float) -> SlotStanding:
@@ -316,12 +311,10 @@ def _closure(config: SlotConfig, why: str, until: float | None = None) -> GateCl
     return GateClosure(kind="slot", name=config.name, until=until, why=why)
 
 
-# Which slot a task gets that names only the provider, and when there is none to get.
-#
-# The slot with the most headroom goes first: the lowest percentage used, and what nobody has read
-# yet after what is known; among equals the one with the fewest tasks in flight, then the first of
-# the file. Rule: a slot that is closed is never chosen, and while all of a provider are, its
-# tasks wait.
+# Choosing a slot for a task that names only the provider. The slot with the most headroom goes
+# first: the lowest percentage used, then those that nobody has read yet; among equals the one with
+# the fewest tasks in flight, then the first of the file. A closed slot is never chosen, and while
+# all slots of a provider are closed, its tasks wait.
 
 MAX_NAMED = 8
 """How many slots a reason names; the others are counted."""

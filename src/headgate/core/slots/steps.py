@@ -351,12 +351,10 @@ def _changed(before: SlotRow, after: SlotRow) -> Changed:
     return () if after == before else (after,)
 
 
-# The steps of a wake: claimed before it is sent, settled by its answer, sent once more.
-#
-# Rule: the markers of all that a wake serves, and the wake itself as pending, are stored before
-# the request leaves. If the process dies in between, the retry window finds no confirmation and
-# sends it. Slots that use the same key share a window, and so a wake: one that is due as well is
-# served by the same request, and one that comes due a moment later joins the wake that is on its
+# The steps of a wake. The markers of all that it serves, and the wake itself as pending, are stored
+# before the request leaves: if the process dies in between, the retry window finds no confirmation
+# and sends it. Slots that use the same key share a window, and so a wake: one that is due as well
+# is served by the same request, and one that comes due a moment later joins the wake that is on its
 # way.
 
 SHARED_WAKE_SECONDS = 60.0

@@ -1,9 +1,9 @@
-"""When a key slot is due for a wake: the three modes, and the marker that each leaves.
+"""Wakes of a key slot: when one is due, whether it worked, and how pages describe it.
 
-A wake is the tiny request that opens a provider's quota window. Each mode derives its next
-trigger from the configuration, the slot's persisted state and `now`; what has fired is told by
-markers in that state alone. So a restart neither repeats nor forgets a wake, and a loop that
-comes late to a minute does not lose it.
+A wake is the tiny request that opens a provider's quota window. Each of the three modes derives its
+next trigger from the configuration, the slot's persisted state and `now`; markers in that state
+alone say what has fired. So a restart neither repeats nor forgets a wake, and a loop that comes
+late to a minute does not lose it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from headgate.core.enums import LenientEnum
 from headgate.core.slots.quota import QuotaFailure, QuotaFailureKind, QuotaLimit
 from headgate.errors import InvalidSettingError
 
-# Local times of day, turned into moments.
-#
-# A wake time is a wall clock's `HH:MM`, and a wall clock skips and repeats. The rule: every local
-# day has each of its times exactly once. A time that falls into a gap happens at the first moment
-# after the gap; one that the clock shows twice happens at its first showing.
+# Local times of day as moments. A wall clock skips and repeats, yet every local day has each of its
+# times exactly once: a time in a gap happens at the first moment after the gap, and one that the
+# clock shows twice happens at its first showing.
 
 _TIME_OF_DAY = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])")
 _ONE_DAY = timedelta(days=1)
@@ -461,9 +459,8 @@ _MARKERS: dict[WakeMode, Callable[[SlotSchedule, WakeTrigger, float], SlotSchedu
 }
 
 
-# What wakes a slot and when its window ends, in the words that pages and terminals share.
-#
-# Rule: a mode that has no words here is said as it is called, so that nothing is hidden.
+# Wake modes and ends of windows, in the words that pages and terminals share. A mode without words
+# here is shown by its name, so that nothing is hidden.
 
 ENDED = "ended"
 """What stands in the place of the time until a reset that has passed."""
@@ -502,13 +499,12 @@ def ended_words(when: str) -> str:
     return f"the window {ENDED} {when}; a reading has to confirm it"
 
 
-# Whether a wake is needed, and whether it worked.
+# Confirming a wake. It counts only when a later quota reading shows a reset time that has advanced
+# and lies ahead. Until then it is pending: polls come every minute for one retry window, then the
+# wake is sent once more, and after a second window the slot returns to its schedule, confirmed or
+# not. So no wake can block the ones after it. A window does not end before the poll that was last
+# asked for: after a restart or a pause that poll may tell that the wake worked long ago.
 #
-# A wake counts only when a later quota reading shows a reset time that has advanced, and lies
-# ahead. Until then it is pending: polls come every minute for one retry window, then the wake is
-# sent once more, and after a second window the slot returns to its schedule, confirmed or not. So
-# no wake can block the ones after it. A window does not end before the poll that was last asked
-# for: after a restart or a pause that poll may tell that the wake has worked long since.
 #     wake sent ──> pending ──────────────> pending, retried ──────────────> normal schedule
 #                      │   window ends,          │   window ends             (or disabled, at the
 #                      │   send once more        │                            limit of wake errors)
@@ -691,11 +687,9 @@ def _window_from(config: WakeConfig, now: float) -> dict[str, float | bool]:
     }
 
 
-# The turns in a slot's life that no clock brings: its start, a new configuration, its return.
-#
-# Each says what of the past still counts. A start polls first and wakes only if the reading calls
-# for it; a time of day that was not yet wanted when it passed is not caught up; whatever disabled a
-# slot, a new configuration revives it.
+# What changes a schedule besides the clock: a start, a new configuration, a slot that is enabled. A
+# start polls first and wakes only if the reading calls for it. A time of day that was not yet
+# wanted when it passed is not caught up. A new configuration revives a slot, whatever disabled it.
 
 
 def slot_started(schedule: SlotSchedule, now: float) -> SlotSchedule:
