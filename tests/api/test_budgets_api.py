@@ -342,10 +342,11 @@ async def test_while_the_ledger_is_away_nothing_is_granted() -> None:
 
 
 async def used(scene: Scene) -> Client:
-    """Give an application over a store in which two tasks were settled."""
-    for task_id, model in (("t1", "large"), ("t2", "small")):
-        await scene.run(task_id)
-        cost = Usage(tokens=70, micro_usd=1_500_000, model=model)
+    """Give an application over a store with two settled tasks, one at an assumed price."""
+    for task_id, model, micro_usd in (("t1", "large", 1_500_000), ("t2", "small", None)):
+        await scene.submit(task_id)
+        await scene.assign(task_id, micro_usd=1_500_000)
+        cost = Usage(tokens=70, micro_usd=micro_usd, model=model)
         await scene.settle(task_id, cost=cost, node_id=HERE)
     client = Client()
     client.app.api.usage = UsageReports(scene.store)
@@ -358,11 +359,13 @@ async def test_usage_is_shown_by_project_agent_model_and_day(
     async with fresh_place("memory", request).scene() as scene:
         client = await used(scene)
         answer = await answer_of(client.app, "GET", "/usage?by=model")
+        same = {"tasks": 1, "attempts": 1, "tokens": 70, "usd": "1.50", "assumedTokens": 0}
         assert answer.json["rows"] == [
-            {"key": "large", "tasks": 1, "attempts": 1, "tokens": 70, "usd": "1.50"},
-            {"key": "small", "tasks": 1, "attempts": 1, "tokens": 70, "usd": "1.50"},
+            {"key": "large", **same, "assumedUsd": "0.00"},
+            {"key": "small", **same, "assumedUsd": "1.50"},
         ]
-        assert answer.json["total"]["usd"] == "3.00"
+        total = answer.json["total"]
+        assert (total["usd"], total["assumedUsd"]) == ("3.00", "1.50")
         for by, key in (("project", "search"), ("agent", "coder")):
             rows = (await answer_of(client.app, "GET", f"/usage?by={by}")).json["rows"]
             assert [row["key"] for row in rows] == [key]

@@ -131,7 +131,8 @@ def test_usage_is_a_table_and_json(headgate: Command, service: ServiceProcess, d
     ran = headgate("submit", "ask", "--agent", "coder", "--wait", *here)
     assert ran.code == 0, ran
     table = headgate("usage", "--by", "model", *here).out.splitlines()
-    assert table[1].split() == ["model", "tasks", "attempts", "tokens", "dollars"]
+    columns = ["model", "tasks", "attempts", "tokens", "dollars"]
+    assert table[1].split() == [*columns, "assumed", "tokens", "assumed", "dollars"]
     assert any(line.split()[:1] == ["gpt-4o"] for line in table)
     rows = headgate("usage", "--by", "agent", "--json", *here).json["rows"]
     (row,) = [one for one in rows if one["key"] == "coder"]

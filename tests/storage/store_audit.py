@@ -59,11 +59,17 @@ def _audit_workers(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
     assert noted == {pair for pair in placed if is_worker(pair[0])}
 
 
-def _audit_assumptions(_transaction: Transaction, rows: dict[str, TaskRow]) -> None:
+def _audit_assumptions(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
     """What is assumed is a part of what is booked."""
     for progress in (row.progress for row in rows.values()):
         assert 0 <= progress.assumed_tokens <= progress.used_tokens
         assert 0 <= progress.assumed_micro_usd <= progress.used_micro_usd
+    columns = "tokens, assumed_tokens, micro_usd, assumed_micro_usd"
+    for tokens, assumed_tokens, micro_usd, assumed in transaction.read(
+        f"SELECT {columns} FROM usage_rows"
+    ):
+        assert 0 <= assumed_tokens <= tokens
+        assert 0 <= assumed <= micro_usd
 
 
 def _retained_until(row: TaskRow) -> float | None:

@@ -6,13 +6,14 @@ from functools import partial
 
 import pytest
 
-from headgate.core.lifecycle import Succeeded, Usage, cost_of
+from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Succeeded, Usage, cost_of
 from headgate.core.retention import USAGE_KEPT_SECONDS
 from headgate.storage import usage
 from headgate.storage.tokens import UNBOUND, Bounds
 from headgate.storage.transaction import Transaction
 from headgate.storage.unit_of_work import TICK, Counters
 from headgate.storage.usage import (
+    GROUPINGS,
     MAX_PER_HOUR,
     MAX_ROWS,
     OTHER,
@@ -31,7 +32,8 @@ def used(transaction: Transaction, now: float, *, keys: list[tuple[str, str, str
     """Write one attempt for each key, the first the cheapest."""
     counters = Counters(now)
     for place, key in enumerate(keys):
-        counters.use(key, is_over=True, tokens=10, micro_usd=place)
+        amounts = {"tokens": 10, "micro_usd": place}
+        counters.use(key, is_over=True, **amounts, assumed_tokens=4, assumed_micro_usd=place // 2)
         counters.spend(key[0], tokens=10, micro_usd=place)
         counters.count(TICK)
     transaction.insert_all(counters.rows())
@@ -164,6 +166,30 @@ async def test_a_report_has_so_many_rows_and_one_for_the_rest(place: Place) -> N
         assert len(found.rows) == MAX_ROWS + 1
         rest = found.rows[-1]
         assert (rest.key, rest.attempts, rest.micro_usd) == (OTHER, 5, sum(range(5)))
+
+
+@pytest.mark.parametrize(
+    ("cost", "booked", "assumed"),
+    [
+        (Usage(tokens=70, micro_usd=7), (70, 7), (0, 0)),
+        (Usage(tokens=70, micro_usd=None), (70, 10), (0, 10)),
+        (Usage(tokens=None, micro_usd=7), (100, 7), (100, 0)),
+        (UNKNOWN_USAGE, (100, 10), (100, 10)),
+        (NOTHING_USED, (0, 0), (0, 0)),
+    ],
+)
+async def test_what_nobody_reported_is_in_the_report_as_assumed(
+    place: Place, cost: Usage, booked: tuple[int, int], assumed: tuple[int, int]
+) -> None:
+    async with place.scene() as scene:
+        await scene.run("t1")
+        await scene.settle("t1", cost=cost)
+        await scene.run("t2")
+        await scene.settle("t2", cost=Usage(tokens=1, micro_usd=1))
+        for by in GROUPINGS:
+            total = (await report(scene, by)).total
+            assert (total.tokens - 1, total.micro_usd - 1) == booked
+            assert (total.assumed_tokens, total.assumed_micro_usd) == assumed
 
 
 @pytest.mark.parametrize("model", ["x" * 129, "a\nb", "", 5])

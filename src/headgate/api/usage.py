@@ -68,6 +68,8 @@ def _row(one: UsageSum) -> UsageRowBody:
         attempts=one.attempts,
         tokens=one.tokens,
         usd=plain_usd(one.micro_usd),
+        assumed_tokens=one.assumed_tokens,
+        assumed_usd=plain_usd(one.assumed_micro_usd),
     )
 
 

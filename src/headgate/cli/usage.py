@@ -42,6 +42,9 @@ def usage(
 ) -> None:
     """Print what tasks have used: tokens and dollars, with the counts of tasks and attempts.
 
+    The assumed amounts are the part of the others that nobody reported: an attempt was lost, or
+    its target said nothing, and what was reserved for it was booked.
+
     Figures are kept by the hour for 30 days; days are those of UTC.
     """
     from headgate.api.schema.tasks import UsageBody  # noqa: PLC0415
@@ -54,13 +57,20 @@ def usage(
         return
     title = f"Used from {_moment(answer.since)} to {_moment(answer.until)} UTC"
     rows = [_row(one, one.key or _NO_KEY) for one in answer.rows]
-    print_table(
-        title, (by, "tasks", "attempts", "tokens", "dollars"), [*rows, _row(answer.total, "in all")]
-    )
+    columns = (by, "tasks", "attempts", "tokens", "dollars", "assumed tokens", "assumed dollars")
+    print_table(title, columns, [*rows, _row(answer.total, "in all")])
 
 
 def _row(one: UsageRowBody, name: str) -> tuple[str, ...]:
-    return name, f"{one.tasks:,}", f"{one.attempts:,}", f"{one.tokens:,}", one.usd
+    return (
+        name,
+        f"{one.tasks:,}",
+        f"{one.attempts:,}",
+        f"{one.tokens:,}",
+        one.usd,
+        f"{one.assumed_tokens:,}",
+        one.assumed_usd,
+    )
 
 
 def _moment(moment: datetime) -> str:

@@ -230,12 +230,15 @@ def conclude(work: UnitOfWork, row: TaskRow, step: Finish | TryAgain, cost: Usag
 
     A task that somebody wants cancelled is not tried again.
     """
+    before = row.progress
     tokens, micro_usd = free_permit(work, row, cost)
     work.counters.use(
         (row.project_id, row.agent_id or "", cost.model or ""),
         is_over=row.progress.cancel_requested or isinstance(step, Finish),
         tokens=tokens,
         micro_usd=micro_usd,
+        assumed_tokens=row.progress.assumed_tokens - before.assumed_tokens,
+        assumed_micro_usd=row.progress.assumed_micro_usd - before.assumed_micro_usd,
     )
     if isinstance(step, TryAgain):
         if not row.progress.cancel_requested:

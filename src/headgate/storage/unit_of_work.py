@@ -255,7 +255,7 @@ USAGE = _counters(
 USED = _counters(
     "usage_rows",
     {"hour": "BIGINT", "project_id": "TEXT", "agent_id": "TEXT", "model": "TEXT"},
-    ("tasks", "attempts", "tokens", "micro_usd"),
+    ("tasks", "attempts", "tokens", "micro_usd", "assumed_tokens", "assumed_micro_usd"),
 )
 RATES = _counters("rate_counts", {"limit_id": "TEXT", "bucket": "BIGINT"}, ("amount",))
 
@@ -310,15 +310,29 @@ class Counters:
         sums[0] += tokens
         sums[1] += micro_usd
 
-    def use(self, key: tuple[str, str, str], *, is_over: bool, tokens: int, micro_usd: int) -> None:
-        """Add an attempt to what a project, an agent and a model used; its task may be over."""
+    def use(
+        self,
+        key: tuple[str, str, str],
+        *,
+        is_over: bool,
+        tokens: int,
+        micro_usd: int,
+        assumed_tokens: int,
+        assumed_micro_usd: int,
+    ) -> None:
+        """Add an attempt to what a project, an agent and a model used; its task may be over.
+
+        The assumed amounts are the part of the others that nobody reported.
+        """
         sums = self._used.get(key)
         if sums is None:
-            sums = self._used[key] = [0, 0, 0, 0]
+            sums = self._used[key] = [0] * 6
         sums[0] += is_over
         sums[1] += 1
         sums[2] += tokens
         sums[3] += micro_usd
+        sums[4] += assumed_tokens
+        sums[5] += assumed_micro_usd
 
     def start(self, project_id: str) -> None:
         """Count a task of a project that was started."""

@@ -35,13 +35,19 @@ OTHER = " other"
 
 
 class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
-    """What was used under one key: tasks that ended, attempts that ended, tokens, micro-dollars."""
+    """What was used under one key: tasks that ended, attempts that ended, tokens, micro-dollars.
+
+    The assumed amounts are the part of the others that nobody reported: an attempt was lost or
+    ended without a word, and what was held for it was booked.
+    """
 
     key: str
     tasks: int = 0
     attempts: int = 0
     tokens: int = 0
     micro_usd: int = 0
+    assumed_tokens: int = 0
+    assumed_micro_usd: int = 0
 
 
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +81,10 @@ _RENAME_OTHER = (
     "UPDATE usage_rows SET agent_id = ' other', model = ' other'"
     " WHERE agent_id = 'other' AND model = 'other'"
 )
+_ADD_ASSUMED = (
+    "ALTER TABLE usage_rows ADD COLUMN assumed_tokens BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE usage_rows ADD COLUMN assumed_micro_usd BIGINT NOT NULL DEFAULT 0",
+)
 MIGRATIONS = (
     Migration(
         number=1,
@@ -82,9 +92,10 @@ MIGRATIONS = (
         postgres=(_TABLE.format(text='TEXT COLLATE "C"', by_key=""),),
     ),
     Migration(number=2, sqlite=(_RENAME_OTHER,), postgres=(_RENAME_OTHER,)),
+    Migration(number=3, sqlite=_ADD_ASSUMED, postgres=_ADD_ASSUMED),
 )
 
-_AMOUNTS = ("tasks", "attempts", "tokens", "micro_usd")
+_AMOUNTS = ("tasks", "attempts", "tokens", "micro_usd", "assumed_tokens", "assumed_micro_usd")
 _SUMS = ", ".join(f"CAST(SUM({name}) AS BIGINT)" for name in _AMOUNTS)
 _KEYS: dict[Grouping, str] = {
     "project": "project_id",

@@ -331,13 +331,18 @@ class BudgetStatusBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename=
 
 
 class UsageRowBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """What the tasks of one project, agent, model or day have used, as `key` says."""
+    """What the tasks of one project, agent, model or day have used, as `key` says.
+
+    The assumed amounts are the part of the others that nobody reported.
+    """
 
     key: str
     tasks: int
     attempts: int
     tokens: int
     usd: str
+    assumed_tokens: int
+    assumed_usd: str
 
 
 class UsageBody(msgspec.Struct, kw_only=True, rename="camel"):
