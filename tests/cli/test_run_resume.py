@@ -114,3 +114,50 @@ def test_the_job_of_the_page_goes_on_with_what_was_interrupted(
         assert list((commands.folder / "eval" / "runs").iterdir()) == [run]
         shell.run("sh job.sh 2>/dev/null")
         assert len(list((commands.folder / "eval" / "runs").iterdir())) == 2
+
+
+# Odd cases fail until `fixed` is there; the report runs all the same, and again after a resume.
+REPORTED = """
+config: {budget_usd: 1.00}
+steps:
+  - id: case
+    foreach: [0, 1, 2, 3]
+    command: [sh, -c, "test -e fixed || test $(({item} % 2)) -eq 0"]
+    cost_usd: 0.01
+  - id: report
+    depends_on: case
+    on_parent_failure: run
+    command: [echo, "{steps.case.done} of 4"]
+  - id: reader
+    depends_on: report
+    command: [sh, -c, "echo read {steps.report.output}; test -e readable"]
+  - id: chosen
+    depends_on: report
+    when: steps.report.output == '4 of 4'
+    command: [echo, chosen]
+"""
+
+
+def test_after_a_resume_the_newest_generation_counts_everywhere(commands: Commands) -> None:
+    data = ("--data", str(commands.data))
+    (commands.folder / "reported.yaml").write_text(REPORTED)
+    assert commands.run("reported.yaml").code == 1
+    assert commands.call("runs", "output", "last", "report", *data).stdout == "2 of 4\n"
+    (commands.folder / "fixed").touch()
+    assert commands.run("--resume", "last").code == 1
+    (commands.folder / "readable").touch()
+    # The reader alone begins anew, and reads what the report gave last.
+    assert commands.run("--resume", "last").code == 0
+    assert commands.call("runs", "output", "last", "report", *data).stdout == "4 of 4\n"
+    told = commands.call("runs", "output", "last", "report", "--json", *data)
+    assert told.json == {"index": None, "output": "4 of 4"}
+    assert commands.call("runs", "output", "last", "reader", *data).stdout == "read 4 of 4\n"
+    shown = commands.call("runs", "show", "last", "--all", "--json", *data).json
+    rows = {row["name"]: row for row in shown["rows"]}
+    assert {name: row["state"] for name, row in rows.items() if row["index"] is None} == {
+        "report": "done", "reader": "done", "chosen": "done",
+    }  # fmt: skip
+    assert {name: row["task"]["generation"] for name, row in rows.items()} == {
+        "case[0]": 0, "case[1]": 1, "case[2]": 0, "case[3]": 1,
+        "report": 1, "reader": 2, "chosen": 0,
+    }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from itertools import permutations
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from headgate.workflow.parser import read_workflow
 from headgate.workflow.remote_journal import Ended, Entry, Opened, Sent, SentOrder, Taken
 from headgate.workflow.report import RunReport, RunState, StepState
 from headgate.workflow.run_folder import JOURNAL, RecordWriter, Run, create_run
-from headgate.workflow.run_list import counted, list_runs, show_run
+from headgate.workflow.run_list import counted, list_runs, show_run, step_outputs
 from headgate.workflow.run_record import RunOptions
 from headgate.workflow.run_tasks import left_at
 
@@ -295,3 +296,25 @@ def test_a_run_on_a_service_is_shown_from_its_journal(tmp_path: Path, torn: byte
         StepState.DONE, StepState.DONE, StepState.QUEUED, StepState.WAITING,
     ]  # fmt: skip
     assert shown.report.steps[0].micro_usd == 30
+
+
+GENERATIONS = [
+    Ended(task=a_task(0, TaskState.DONE), result=msgspec.Raw(b'"first"')),
+    Ended(task=a_task(0, TaskState.DONE, generation=1), result=msgspec.Raw(b'"second"')),
+    Ended(task=a_task(1, TaskState.DONE), result=msgspec.Raw(b'"outdated"')),
+    Ended(task=a_task(1, TaskState.FAILED, generation=1)),
+]
+
+
+@pytest.mark.parametrize("ends", list(permutations(GENERATIONS)))
+def test_the_newest_generation_counts_in_whatever_order_tasks_are_known(
+    tmp_path: Path, ends: tuple[Ended, ...]
+) -> None:
+    run = begun(tmp_path, SERVED)
+    written(run, Opened(server="http://127.0.0.1:7420", keys="k"), *ends)
+    assert [(one.index, one.output) for one in step_outputs(tmp_path, run.id, "a")] == [
+        (0, "second")
+    ]
+    rows = show_run(tmp_path, run.id, every_row=True).rows
+    assert [row.task and row.task.generation for row in rows[:2]] == [1, 1]
+    assert [row.state for row in rows[:2]] == [StepState.DONE, StepState.FAILED]

@@ -87,6 +87,17 @@ class StepTask(msgspec.Struct, frozen=True, kw_only=True):
     is_provisional: bool = False
 
 
+def keep_newest(newest: dict[int, StepTask], task: StepTask) -> None:
+    """Keep a task as that of its run of a step, unless a later generation is known.
+
+    Every reader of a run goes by this: a resume begins some runs anew, tasks are given in any
+    order, and what an earlier generation gave counts no more, whatever has become of the newest.
+    """
+    known = newest.get(task.number)
+    if known is None or known.generation < task.generation:
+        newest[task.number] = task
+
+
 class Money(msgspec.Struct, frozen=True, kw_only=True):
     """One scope of a run, innermost last: what is spent (overrun included), held and allowed.
 

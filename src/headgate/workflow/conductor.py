@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from headgate.errors import HeadgateError
-from headgate.workflow.backend import Backend, StepOrder, StepTask, TaskState
+from headgate.workflow.backend import Backend, StepOrder, StepTask, TaskState, keep_newest
 from headgate.workflow.expansion import Expansion
 from headgate.workflow.progress import StepRunState, WorkflowProgress
 from headgate.workflow.report import Ended, RunReport, RunState, RunTotals
@@ -244,9 +244,7 @@ class Conductor:
         async for task in self._backend.known():
             if task.state.has_ended:
                 self._tally.add(task)
-            before = latest.get(task.number)
-            if before is None or before.generation < task.generation:
-                latest[task.number] = task
+            keep_newest(latest, task)
         for number, task in latest.items():
             if task.is_provisional or task.state in _BEGUN_ANEW:
                 self._generations[number] = task.generation + 1

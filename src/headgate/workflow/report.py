@@ -160,7 +160,9 @@ class RunTotals:
         tally.summary = None
         self._micro_usd[task.number] += task.micro_usd
         if task.state is TaskState.DONE and step_id in self._results_read:
-            self._kept[task.number] = (task.generation, task.task_id)
+            self._kept[task.number] = max(
+                self._kept.get(task.number, (-1, "")), (task.generation, task.task_id)
+            )
 
     def fail(self, number: int, error: str) -> None:
         """Keep the error of a run that failed, with a task or without one."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headgate.errors import HeadgateError, InvalidSettingError, StoreError
-from headgate.workflow.backend import Money, StepTask, TaskState
+from headgate.workflow.backend import Money, StepTask, TaskState, keep_newest
 from headgate.workflow.expansion import Expansion
 from headgate.workflow.progress import StepRunState, WorkflowProgress
 from headgate.workflow.report import RunReport, RunState, RunTotals, StepRow, StepState
@@ -312,9 +312,7 @@ class _View:
         """Take the tasks over, and decide on what has none."""
         for task in self._recorded.tasks():
             self._tally_ended(task)
-            before = self._latest.get(task.number)
-            if before is None or before.generation < task.generation:
-                self._latest[task.number] = task
+            keep_newest(self._latest, task)
         if self._state is not RunState.RUNNING:
             self._reporter.left_at = last_event_at(self._latest.values())
         self._has_failures = any(task.state is TaskState.FAILED for task in self._latest.values())
@@ -455,6 +453,8 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
 def step_outputs(data: Path, name: str, step_id: str) -> Iterator[StepOutput]:
     """Give the outputs of a step's runs that are done, in the order of their items.
 
+    Of a run that a resume began anew the newest generation counts, done or not.
+
     On a service only what later steps need is kept here; what is not is null.
     """
     run = open_run(data, name)
@@ -479,9 +479,8 @@ def _step(run: Run, step_id: str) -> Step:
 
 
 def _done(recorded: RecordedTasks, numbers: range) -> list[StepTask]:
-    found = {
-        task.number: task
-        for task in recorded.tasks()
-        if task.number in numbers and task.state is TaskState.DONE
-    }
-    return [task for _, task in sorted(found.items())]
+    newest: dict[int, StepTask] = {}
+    for task in recorded.tasks():
+        if task.number in numbers:
+            keep_newest(newest, task)
+    return [task for _, task in sorted(newest.items()) if task.state is TaskState.DONE]
