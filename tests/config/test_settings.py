@@ -212,7 +212,19 @@ REFUSED: list[tuple[str, str]] = [
         '[scheduler]\nstrategy = "lod"',
         "scheduler.strategy: must be one of fair-fifo, load, not 'lod'",
     ),
-    ("[scheduler]\nalpha = 0.7", "scheduler.alpha: must be a number from 0 to 0.5, not 0.7"),
+    (
+        "[scheduler]\nalpha = 0.7",
+        "scheduler.alpha: must be a number from 0 to 0.5, not 0.7; allow_unsafe_alpha = true all",
+    ),
+    (
+        "[scheduler]\nalpha = 1.01\nallow_unsafe_alpha = true",
+        "scheduler.alpha: must be a number from 0 to 1, not 1.01",
+    ),
+    ("[scheduler]\nalpha = 1.01", "scheduler.alpha: must be a number from 0 to 1, not 1.01"),
+    (
+        "[scheduler]\nauto_tune = true\nallow_unsafe_alpha = true",
+        "scheduler.auto_tune: keeps alpha at most 0.5; leave out allow_unsafe_alpha",
+    ),
     ("[server]\nport = 70000", "server.port: must be a whole number from 0 to 65,535, not 70000"),
     ('[server]\nhost = ""', "server.host: must be a text of 1 to 2,000 characters"),
     (
@@ -444,6 +456,8 @@ def test_a_zero_that_cannot_be_meant_leaves_a_key_of_the_scheduler_out(file: Pat
     [
         ("", 0.25),
         ("alpha = 0.1", 0.1),
+        ("alpha = 1.0\nallow_unsafe_alpha = true", 1.0),
+        ("alpha = 0.51\nallow_unsafe_alpha = true", 0.51),
         *((f'optimize_for = "{n}"', a) for n, a in OPTIMIZE_FOR.items()),
     ],
 )

@@ -78,6 +78,15 @@ def test_a_key_that_the_scheduler_does_not_name_any_more_keeps_what_was() -> Non
     assert (after.settings.scheduler.max_inflight, after.settings.scheduler.alpha) == (5, 0.1)
 
 
+def test_a_reload_takes_an_unsafe_alpha_only_with_the_key_that_allows_it() -> None:
+    allowed = reloaded(FILE.replace("alpha = 0.1", "alpha = 1.0\nallow_unsafe_alpha = true"))
+    assert allowed.settings.scheduler.resolved_alpha == 1.0
+    with pytest.raises(InvalidSettingError, match=r"scheduler\.alpha: .*from 0 to 0\.5, not 1"):
+        reloaded(FILE.replace("alpha = 0.1", "alpha = 1.0"))
+    with pytest.raises(InvalidSettingError, match=r"scheduler\.alpha: .*from 0 to 0\.5, not 1"):
+        reloaded(FILE.replace("alpha = 0.1", "allow_unsafe_alpha = false"), allowed)
+
+
 def test_one_of_two_keys_that_exclude_each_other_takes_the_place_of_the_other() -> None:
     after = reloaded(FILE.replace("alpha = 0.1", 'optimize_for = "latency"'))
     assert after.settings.scheduler.alpha is None

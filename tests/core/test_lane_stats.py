@@ -212,3 +212,15 @@ def test_the_cost_grows_with_the_lanes_and_not_with_the_tasks(tasks: int) -> Non
     began = process_time()
     assert len(dispatch_state.lane_stats(NOW)) == 100
     assert process_time() - began < 0.05
+
+
+def test_at_an_unsafe_alpha_the_deepest_lane_goes_before_the_oldest() -> None:
+    dispatch_state = new_state(alpha=1.0)
+    dispatch_state.tick = 10
+    queue(
+        dispatch_state, *(task(f"deep{n}", "a", tick=8) for n in range(4)), task("old", "b", tick=0)
+    )
+    assert figure(dispatch_state, "p", "a").load == 1.0
+    assert figure(dispatch_state, "p", "b").load == 0.25
+    dispatch_state.in_flight.set_node("n", 1)
+    assert [line.task.id for line in dispatch_state.plan(NOW, most=1)] == ["deep0"]

@@ -84,7 +84,7 @@ def test_an_alpha_in_its_range_is_taken(alpha: float) -> None:
 
 @pytest.mark.parametrize("alpha", [-0.001, 0.501, 1.0, float("nan"), float("inf")])
 def test_an_alpha_outside_its_range_is_refused(alpha: float) -> None:
-    with pytest.raises(InvalidSettingError, match="alpha: must be between 0"):
+    with pytest.raises(InvalidSettingError, match=r"alpha: must be a number from 0 to 0\.5, not "):
         resolve_alpha(alpha=alpha)
 
 

@@ -135,8 +135,13 @@ def test_alpha_outside_the_safe_range_is_refused(alpha: float) -> None:
 
 def test_alpha_above_half_is_allowed_to_whoever_asks_for_it() -> None:
     assert made(alpha=0.9, allow_unsafe_alpha=True)().alpha == 0.9
-    with pytest.raises(InvalidSettingError, match="alpha"):
-        made(alpha=1.0, allow_unsafe_alpha=True)()
+    assert made(alpha=1.0, allow_unsafe_alpha=True)().alpha == 1.0
+    with pytest.raises(InvalidSettingError, match=r"alpha: .*from 0 to 1, not 1\.01"):
+        made(alpha=1.01, allow_unsafe_alpha=True)()
+
+
+def test_at_alpha_one_nothing_but_depth_counts() -> None:
+    assert longest_wait_ticks(alpha=1.0, max_waiters=1_000) == inf
 
 
 def test_alpha_by_number_and_by_name_contradict_each_other() -> None:

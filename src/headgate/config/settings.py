@@ -16,7 +16,7 @@ from headgate.config.messages import key_path, table_expected
 from headgate.core.admission import QueueLimits
 from headgate.core.budgets.windows import MAX_ROLLING_HOURS, Window, WindowKind
 from headgate.core.lifecycle import RetryPolicy
-from headgate.core.load import MOST_ALPHA, resolve_alpha
+from headgate.core.load import MOST_ALPHA, MOST_UNSAFE_ALPHA, resolve_alpha
 from headgate.core.money import MAX_LIMIT_TOKENS, MAX_RESERVATION_TOKENS, MicroUsd, to_micro_usd
 from headgate.core.rate_limits import RateKind
 from headgate.core.retries import Backoff
@@ -172,7 +172,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     enabled: bool = True
     strategy: LanePolicy = LanePolicy.FEWEST_IN_FLIGHT
     optimize_for: OptimizeFor | None = None
-    alpha: Annotated[float, Meta(ge=0, le=MOST_ALPHA)] | None = None
+    alpha: Annotated[float, Meta(ge=0, le=MOST_UNSAFE_ALPHA)] | None = None
+    allow_unsafe_alpha: bool = False
     auto_tune: bool = False
     max_wait_ticks: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1_000
     max_queue_size: QueueLength = 1_000
@@ -200,7 +201,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     @property
     def resolved_alpha(self) -> float:
         """The alpha of the load policy, whichever way it was given."""
-        return resolve_alpha(alpha=self.alpha, optimize_for=self.optimize_for)
+        most = MOST_UNSAFE_ALPHA if self.allow_unsafe_alpha else MOST_ALPHA
+        return resolve_alpha(alpha=self.alpha, optimize_for=self.optimize_for, most=most)
 
     @property
     def queue_limits(self) -> QueueLimits:

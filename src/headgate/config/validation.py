@@ -212,6 +212,9 @@ def check(settings: Settings) -> None:
 def _check_scheduler(scheduler: SchedulerSettings) -> None:
     with at_key("scheduler", "alpha"):
         _ = scheduler.resolved_alpha
+    if scheduler.auto_tune and scheduler.allow_unsafe_alpha:
+        problem = "keeps alpha at most 0.5; leave out allow_unsafe_alpha"
+        raise InvalidSettingError("scheduler.auto_tune", problem)
     with at_key("scheduler", "default_cost_usd"):
         _ = scheduler.default_cost_micro_usd
     base, longest = scheduler.retry_base_seconds, scheduler.retry_max_seconds

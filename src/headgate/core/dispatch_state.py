@@ -977,7 +977,7 @@ class DispatchState:
         self.usage = ProjectUsage(window_hours=settings.usage_window_hours)
         self.rates = RateTable(settings.rate_limits)
         self.parking = BudgetParking()
-        self.tuning = AdaptiveAlpha(alpha=settings.alpha)
+        self.tuning = _tuning(settings)
         self.forgiven_now: dict[str, int] = {}
         self.present: list[str] = []
         self.hopeless: dict[str, str] = {}
@@ -993,6 +993,11 @@ class DispatchState:
         capacity = settings.max_per_agent_inflight
         self.made_agents = MadeAgents(self.index, self.in_flight, capacity=capacity)
         self.set_pauses(settings.pauses())
+
+    @property
+    def alpha(self) -> float:
+        """How much depth counts beside age in the load of a lane, as of now."""
+        return self.settings.alpha if self.tuning is None else self.tuning.alpha
 
     def load(
         self,
@@ -1307,7 +1312,7 @@ class DispatchState:
             max_inflight=most,
             lane_policy=settings.lane_policy,
             tick=self.tick,
-            alpha=self.tuning.alpha,
+            alpha=self.alpha,
             max_wait_ticks=settings.max_wait_ticks,
             max_lag_tokens=settings.max_lag_tokens,
             projects_present=self.present,
@@ -1346,7 +1351,7 @@ class DispatchState:
             self._give_back_permit(action.agent_id, now)
             self._limit(task, no_room, now)
             return None
-        if self.settings.auto_tune:
+        if self.tuning is not None:
             wait_ticks = max(0, self.tick - task.enqueued_tick)
             self.tuning = self.tuning.observe(wait_ticks=wait_ticks, queue_depth=len(self.index))
         number = waiting.attempt + 1
@@ -1452,7 +1457,7 @@ class DispatchState:
         if _differ(before, settings, "agents", "max_per_agent_inflight"):
             self._set_agents(before)
         if _differ(before, settings, "alpha", "auto_tune"):
-            self.tuning = AdaptiveAlpha(alpha=settings.alpha)
+            self.tuning = _tuning(settings)
         if _differ(before, settings, "rate_limits"):
             self._set_rate_limits()
         if _differ(before, settings, "default_tokens", "default_micro_usd"):
@@ -1511,7 +1516,7 @@ class DispatchState:
         stats = [
             _stats_of(lane, load, now, aside.pop((lane.project_id, lane.owner or ""), None))
             for project in self.index.projects.values()
-            for lane, load in _lane_loads(project, stopped, tick=self.tick, alpha=self.tuning.alpha)
+            for lane, load in _lane_loads(project, stopped, tick=self.tick, alpha=self.alpha)
         ]
         stats += [
             LaneStats(project_id=project_id, agent_id=agent_id, longest_wait_seconds=wait)
@@ -1538,6 +1543,10 @@ class DispatchState:
     def _behind(self, part: GatePart) -> int:
         gates = islice(self.index.gates.behind(part), MAX_GATES_COUNTED)
         return sum(lane.behind(gate) for gate in gates for lane in self.index.gate_lanes[gate])
+
+
+def _tuning(settings: DispatchSettings) -> AdaptiveAlpha | None:
+    return AdaptiveAlpha(alpha=settings.alpha) if settings.auto_tune else None
 
 
 def _differ(before: DispatchSettings, after: DispatchSettings, *names: str) -> bool:

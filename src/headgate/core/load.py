@@ -22,7 +22,7 @@ import msgspec
 from headgate.errors import InvalidSettingError
 
 MOST_ALPHA = 0.5
-MOST_UNSAFE_ALPHA = 0.99
+MOST_UNSAFE_ALPHA = 1.0
 OPTIMIZE_FOR = {"latency": 0.0, "balanced": 0.25, "throughput": 0.5}
 
 ADAPTIVE_STEP = 0.01
@@ -49,10 +49,14 @@ def check_alpha(alpha: float, *, most: float = MOST_ALPHA) -> float:
     """Return alpha if it is in its range, and refuse it otherwise.
 
     Above 0.5 depth outweighs age: beside a lane that stays deep, a shallow one may wait for ever.
+    At 1 nothing but depth counts.
     """
     if 0.0 <= alpha <= most:
         return alpha
-    raise InvalidSettingError("alpha", f"must be between 0 and {most}, not {alpha}")
+    problem = f"must be a number from 0 to {most:g}, not {alpha:g}"
+    if most < alpha <= MOST_UNSAFE_ALPHA:
+        problem = f"{problem}; allow_unsafe_alpha = true allows up to {MOST_UNSAFE_ALPHA:g}"
+    raise InvalidSettingError("alpha", problem)
 
 
 def resolve_alpha(
@@ -80,6 +84,8 @@ def longest_wait_ticks(
     whatever is granted after its tick r * B was waiting then, which is less than `max_waiters`,
     and B is at most r * B + max_waiters.
     """
+    if alpha == MOST_UNSAFE_ALPHA:
+        return inf
     others = max(max_waiters - 1, 1)
     least_share = min(least_weight / (most_weight * others), 1.0)
     kept = 1 - alpha / (1 - alpha) * (1 - least_share)
@@ -367,6 +373,8 @@ class LoadRanking(Generic[Lane]):
             self._alpha = alpha
         if not self._points:
             return None
+        if not self._age_share:
+            return self._deepest()
         if tick < self._latest_tick:
             return self._compare_all(tick)
         if self._is_flat:
@@ -383,6 +391,12 @@ class LoadRanking(Generic[Lane]):
         if self._reads > len(self._by_depth):
             self._sort(depth, age)
         return self._find(depth, age, most_depth)
+
+    def _deepest(self) -> Lane:
+        """Compare the lanes of the greatest depth by their ties: at alpha 1 age counts nothing."""
+        peers = self._by_depth[max(self._by_depth)]
+        self.examined += len(self._by_depth) + len(peers)
+        return min((tie, point) for _, tie, point in peers)[1].lane
 
     def _best_of_heads(self, tick: int) -> Lane:
         """Compare the oldest lane of each depth: the others of it cost more, or have worse ties."""

@@ -17,7 +17,7 @@ import msgspec
 from headgate.core.budgets.scopes import parse_scope
 from headgate.core.enums import LenientEnum
 from headgate.core.gates import GateClosure
-from headgate.core.load import MOST_ALPHA
+from headgate.core.load import MOST_UNSAFE_ALPHA
 from headgate.core.task import Task, TaskStatus
 from headgate.errors import InvalidScopeError, InvalidSnapshotError
 
@@ -275,8 +275,8 @@ def _option_problems(state: SchedulerState) -> Iterator[InvalidSnapshotError]:
     ageing = state.priority_ageing_seconds
     if not (math.isfinite(ageing) and ageing >= 0):
         yield InvalidSnapshotError("priority_ageing_seconds", "must be a number, zero or more")
-    if not 0.0 <= state.alpha <= MOST_ALPHA:
-        yield InvalidSnapshotError("alpha", f"must be between 0 and {MOST_ALPHA}")
+    if not 0.0 <= state.alpha <= MOST_UNSAFE_ALPHA:
+        yield InvalidSnapshotError("alpha", f"must be between 0 and {MOST_UNSAFE_ALPHA:g}")
 
 
 def decode_snapshot(text: bytes) -> SchedulerState:
