@@ -51,9 +51,9 @@ from headgate.api.tasks import QUERY_FIELDS
 from headgate.api.usage import USAGE_QUERY
 from headgate.api.webhooks import QUERY_FIELDS as WEBHOOK_QUERY
 from headgate.core.slots.status import (
-    LimitBody,
     LoopBody,
     NextWakeBody,
+    QuotaLimitBody,
     SlotBody,
     SlotListBody,
     SlotLogBody,
@@ -155,7 +155,7 @@ def test_every_parameter_and_figure_of_usage_is_documented() -> None:
 def test_every_field_of_a_slot_is_documented() -> None:
     assert named("Key slots") == names_of(SlotBody)
     section = PAGE.split("## Key slots\n")[1].split("\n## ")[0]
-    inner = (SlotListBody, LimitBody, NextWakeBody, LoopBody, SlotLogBody)
+    inner = (SlotListBody, QuotaLimitBody, NextWakeBody, LoopBody, SlotLogBody)
     listed = [name for kind in inner for name in names_of(kind)]
     assert [name for name in listed if f"`{name}`" not in section] == []
 

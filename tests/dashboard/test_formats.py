@@ -11,7 +11,7 @@ import pytest
 
 from dashboard.test_attention import slot
 from headgate.core.budgets.reservations import Call
-from headgate.core.slots.status import LimitBody, LogPhase, NextWakeBody
+from headgate.core.slots.status import LogPhase, NextWakeBody, QuotaLimitBody
 from headgate.dashboard import formats
 from headgate.dashboard.formats import (
     BOOKINGS,
@@ -66,7 +66,7 @@ def test_everything_that_is_logged_of_a_slot_has_its_words() -> None:
 def test_the_window_of_a_limit_is_said_as_far_as_it_is_known(
     unit: int | str | None, number: float | None, words: str
 ) -> None:
-    assert limit_words(LimitBody(type="TOKENS_LIMIT", unit=unit, number=number)) == words
+    assert limit_words(QuotaLimitBody(type="TOKENS_LIMIT", unit=unit, number=number)) == words
 
 
 LATER = datetime(2026, 11, 15, 21, 0, tzinfo=UTC)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dashboard.test_attention import slot
-from headgate.core.slots.status import LimitBody
+from headgate.core.slots.status import QuotaLimitBody
 from headgate.dashboard.slots import window_of
 
 NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
@@ -18,9 +18,9 @@ def hours(number: float) -> datetime:
     return NOW + timedelta(hours=number)
 
 
-def five_hours(resets_at: datetime | None) -> list[LimitBody]:
-    other = LimitBody(type="TIME_LIMIT", unit=5, number=1.0, resets_at=hours(700))
-    return [other, LimitBody(type="TOKENS_LIMIT", unit=3, number=5.0, resets_at=resets_at)]
+def five_hours(resets_at: datetime | None) -> list[QuotaLimitBody]:
+    other = QuotaLimitBody(type="TIME_LIMIT", unit=5, number=1.0, resets_at=hours(700))
+    return [other, QuotaLimitBody(type="TOKENS_LIMIT", unit=3, number=5.0, resets_at=resets_at)]
 
 
 @pytest.mark.parametrize(

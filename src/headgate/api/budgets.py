@@ -22,10 +22,10 @@ from headgate.api.http.request import Request, read_limit
 from headgate.api.http.response import Response, json_response
 from headgate.api.schema.admin import JournalBody, JournalEntryBody
 from headgate.api.schema.tasks import (
+    BudgetLimitBody,
     BudgetStatusBody,
     CommitBody,
     CreateBudgetBody,
-    LimitBody,
     ReservationBody,
     ReservationNameBody,
     ReserveBody,
@@ -66,7 +66,7 @@ async def create_budget(api: Api, request: Request, _: str) -> Response:
         limit = await api.tracker.create_budget(
             scope, body.limit_usd, body.limit_tokens, body.window
         )
-    answer = LimitBody(
+    answer = BudgetLimitBody(
         scope=scope,
         limit_usd=dollars_or_none(limit.limit_micro_usd),
         limit_tokens=limit.limit_tokens,
@@ -400,7 +400,7 @@ ROUTES = (
         "set the limits of a scope that has none",
         "submit",
         body=CreateBudgetBody,
-        responses={200: LimitBody},
+        responses={200: BudgetLimitBody},
         errors=("budget_mismatch",),
     ),
     Route(

@@ -15,10 +15,10 @@ from headgate.api.submission import check_unknown
 from headgate.core.slots.quota import QuotaLimit
 from headgate.core.slots.slot import SlotReading, why_off
 from headgate.core.slots.status import (
-    LimitBody,
     LogLine,
     LoopBody,
     NextWakeBody,
+    QuotaLimitBody,
     SlotBody,
     SlotListBody,
     SlotLogBody,
@@ -112,9 +112,9 @@ def _retry_at(schedule: SlotSchedule) -> float | None:
     return schedule.wake_retry_window_deadline if is_ahead else None
 
 
-def _limit(limit: QuotaLimit) -> LimitBody:
+def _limit(limit: QuotaLimit) -> QuotaLimitBody:
     reset_ms = limit.next_reset_epoch_ms
-    return LimitBody(
+    return QuotaLimitBody(
         type=limit.type,
         unit=limit.unit,
         number=limit.number,

@@ -35,7 +35,7 @@ from headgate.core.text import printable
 from headgate.errors import InvalidSettingError
 
 if TYPE_CHECKING:
-    from headgate.core.slots.status import LimitBody, LogLine, LoopBody, NextWakeBody, SlotBody
+    from headgate.core.slots.status import LogLine, LoopBody, NextWakeBody, QuotaLimitBody, SlotBody
 
 
 # `headgate slots log`: what was sent for slots, what came back, and what happened.
@@ -493,7 +493,7 @@ def _loop(loop: LoopBody | None) -> str:
     return ", ".join(part for part in (seen, restarts, loop.problem) if part)
 
 
-def _limit(limit: LimitBody) -> str:
+def _limit(limit: QuotaLimitBody) -> str:
     unit = "" if limit.unit is None else f"unit {limit.unit}"
     resets = "" if limit.resets_at is None else _limit_reset(limit.resets_at)
     used = "" if limit.percent_used is None else f"{percent(limit.percent_used)} used"

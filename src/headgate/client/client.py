@@ -36,10 +36,10 @@ from headgate.api.schema.admin import (
     TargetListBody,
 )
 from headgate.api.schema.tasks import (
+    BudgetLimitBody,
     BudgetStatusBody,
     CancelledBody,
     CreatedTokenBody,
-    LimitBody,
     NewTokenBody,
     ReadyBody,
     ReservationBody,
@@ -431,7 +431,7 @@ class Client:
         limit_usd: Amount | None = None,
         limit_tokens: int | None = None,
         window: str = "none",
-    ) -> LimitBody:
+    ) -> BudgetLimitBody:
         """Set the limits of a scope that has none; other limits there: `budget_mismatch`."""
         body = {
             "scope": scope,
@@ -439,7 +439,7 @@ class Client:
             "limit_tokens": limit_tokens,
             "window": window,
         }
-        return await self._ledger("create", given_keys(body), LimitBody)
+        return await self._ledger("create", given_keys(body), BudgetLimitBody)
 
     async def budget_status(self, scope: str | None = None) -> BudgetStatusBody:
         """Return what a scope and everything within it has used and holds."""

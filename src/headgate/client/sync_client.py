@@ -35,10 +35,10 @@ from headgate.api.schema.admin import (
     TargetListBody,
 )
 from headgate.api.schema.tasks import (
+    BudgetLimitBody,
     BudgetStatusBody,
     CancelledBody,
     CreatedTokenBody,
-    LimitBody,
     NewTokenBody,
     ReadyBody,
     ReservationBody,
@@ -426,7 +426,7 @@ class SyncClient:
         limit_usd: Amount | None = None,
         limit_tokens: int | None = None,
         window: str = "none",
-    ) -> LimitBody:
+    ) -> BudgetLimitBody:
         """Set the limits of a scope that has none; other limits there: `budget_mismatch`."""
         body = {
             "scope": scope,
@@ -434,7 +434,7 @@ class SyncClient:
             "limit_tokens": limit_tokens,
             "window": window,
         }
-        return self._ledger("create", given_keys(body), LimitBody)
+        return self._ledger("create", given_keys(body), BudgetLimitBody)
 
     def budget_status(self, scope: str | None = None) -> BudgetStatusBody:
         """Return what a scope and everything within it has used and holds."""

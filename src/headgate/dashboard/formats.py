@@ -13,7 +13,7 @@ import msgspec
 from headgate.core import text as figure_texts
 from headgate.core.budgets.alerts import NEARLY_PERCENT
 from headgate.core.slots.quota import UNIT_HOURS
-from headgate.core.slots.status import LimitBody, SlotBody
+from headgate.core.slots.status import QuotaLimitBody, SlotBody
 from headgate.core.slots.wakes import ended_words, mode_words, reason_words
 from headgate.core.task import TaskRecord, TaskStatus
 from headgate.core.text import ago, coming, count, printable, printable_lines, seconds_of
@@ -159,7 +159,7 @@ def unheard_words(error: str | None) -> str:
     return f"{problem}: {known}" if known else f"{problem}; headgate webhooks ping says more"
 
 
-def limit_words(limit: LimitBody) -> str:
+def limit_words(limit: QuotaLimitBody) -> str:
     """Return for how long a limit of a provider is; a unit that nobody knows keeps its number."""
     if limit.unit is None:
         return ""

@@ -243,7 +243,7 @@ class CreateBudgetBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename=
     window: str = "none"
 
 
-class LimitBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+class BudgetLimitBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """The limits of a scope that are in force."""
 
     scope: str

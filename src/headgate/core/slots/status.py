@@ -14,7 +14,7 @@ SlotState = Literal["unknown", "cold", "open", "exhausted", "paused", "disabled"
 LogPhase = Literal["request", "response", "error", "event"]
 
 
-class LimitBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+class QuotaLimitBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """One row of what the provider tells."""
 
     type: str
@@ -57,7 +57,7 @@ class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
     resets_at: datetime | None = None
     read_at: datetime | None = None
     level: str | None = None
-    limits: list[LimitBody]
+    limits: list[QuotaLimitBody]
     wait_reason: str = ""
     wait_until: datetime | None = None
     wake_modes: list[str]
