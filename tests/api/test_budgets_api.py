@@ -243,6 +243,30 @@ async def test_a_lease_that_ends_gives_back_what_was_held_and_books_what_was_sen
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_an_extended_lease_ends_later_and_never_sooner(kind: str) -> None:
+    async with bank(kind) as it:
+        name = {"id": "r", "scope": "session:s"}
+        held = await it.ask("reserve", **name, usd=1, leaseSeconds=5)
+        it.clock.advance(4.0)
+        longer = await it.ask("extend", **name, leaseSeconds=5)
+        assert (longer.status, longer.json["state"], longer.json["usd"]) == (200, "held", "1.00")
+        assert longer.json["leaseUntil"] > held.json["leaseUntil"]
+        shorter = await it.ask("extend", **name, leaseSeconds=1)
+        assert shorter.json == longer.json
+        it.clock.advance(4.0)
+        assert (await it.status("session:s")).json["reservedUsd"] == "1.00"
+        it.clock.advance(2.0)
+        late = await it.ask("extend", **name)
+        assert (late.status, late.problem["code"]) == (409, "reservation_conflict")
+        assert (late.problem["details"], "'r'" in late.problem["error"]) == (
+            {"state": "expired"},
+            True,
+        )
+        unknown = await it.ask("extend", id="other", scope="session:s")
+        assert (unknown.status, unknown.problem["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_an_id_is_one_within_its_scope(kind: str) -> None:
     async with bank(kind) as it:
         await it.ask("reserve", id="r", scope="session:a", usd=1)
@@ -285,6 +309,10 @@ async def test_what_a_task_holds_cannot_be_settled_here(request: pytest.FixtureR
         ("reserve", {"id": "r", "scope": "session:s", "leaseSecond": 5}, "leaseSecond"),
         ("commit", {"id": "r", "scope": "session:s", "usd": "x"}, "usd"),
         ("release", {"id": 5, "scope": "session:s"}, "id"),
+        ("extend", {"id": "r", "scope": "session:s", "leaseSeconds": 0}, "leaseSeconds"),
+        ("extend", {"id": "r", "scope": "session:s", "leaseSeconds": 604_801}, "leaseSeconds"),
+        ("extend", {"id": "r", "scope": "session:s", "leaseSeconds": "5"}, "leaseSeconds"),
+        ("extend", {"id": "r", "scope": "session:s", "leaseSecond": 5}, "leaseSecond"),
     ],
 )
 async def test_bad_input_is_refused_by_the_name_of_its_field(
@@ -309,7 +337,7 @@ async def test_a_caller_that_is_bound_touches_budgets_of_its_own() -> None:
     async with bank("store") as it:
         token = it.token("submit", "read", bounds=Bounds(project_id="search"))
         assert (await it.ask("reserve", token, id="r", scope=IN_SEARCH, usd=1)).status == 200
-        for verb in ("reserve", "dispatched", "commit", "release"):
+        for verb in ("reserve", "dispatched", "extend", "commit", "release"):
             for scope in ("", "project:other", "session:s"):
                 answer = await it.ask(verb, token, id="r", scope=scope)
                 assert (answer.status, answer.problem["code"]) == (403, "forbidden")
@@ -326,8 +354,9 @@ async def test_a_caller_that_is_bound_touches_budgets_of_its_own() -> None:
 async def test_changes_need_submit_and_looking_needs_read() -> None:
     async with bank("store") as it:
         reads, submits = it.token("read"), it.token("submit")
-        assert (await it.ask("reserve", reads, id="r", scope="session:s")).status == 403
-        assert (await it.ask("reserve", submits, id="r", scope="session:s")).status == 200
+        for verb in ("reserve", "dispatched", "extend", "commit"):
+            assert (await it.ask(verb, reads, id="r", scope="session:s")).status == 403
+            assert (await it.ask(verb, submits, id="r", scope="session:s")).status == 200
         assert (await it.status("session:s", submits)).status == 403
         assert (await it.status("session:s", reads)).status == 200
 

@@ -170,7 +170,10 @@ def test_budgets_are_set_held_and_booked(client: EitherClient) -> None:
     with pytest.raises(ServiceError) as caught:
         client.reserve("r2", scope, usd=1)
     assert caught.value.code == "budget_exceeded"
-    assert client.dispatched("r1", scope).state == "dispatched"
+    dispatched = client.dispatched("r1", scope)
+    assert dispatched.state == "dispatched"
+    extended = client.extend("r1", scope, lease_seconds=3_600)
+    assert extended.lease_until > dispatched.lease_until
     assert client.commit("r1", scope, usd="0.25", tokens=4).state == "committed"
     client.reserve("r3", scope, tokens=1)
     assert client.release("r3", scope).state == "released"

@@ -163,6 +163,7 @@ REAL: tuple[tuple[str, str, Prepare], ...] = (
     ("POST", "/tasks/{id}/fail", failing),
     ("POST", "/budgets/reserve", lambda _: (None, {"id": uuid.uuid4().hex, "scope": "session:s"})),
     ("POST", "/budgets/dispatched", reserved),
+    ("POST", "/budgets/extend", reserved),
     ("POST", "/budgets/commit", reserved),
     ("POST", "/budgets/release", reserved),
     ("POST", "/tokens", with_body({"name": "y", "permissions": ["read"], "agentId": "a"})),

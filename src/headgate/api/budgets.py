@@ -26,6 +26,7 @@ from headgate.api.schema.tasks import (
     BudgetStatusBody,
     CommitBody,
     CreateBudgetBody,
+    ExtendBody,
     ReservationBody,
     ReservationNameBody,
     ReserveBody,
@@ -99,6 +100,15 @@ async def dispatched(api: Api, request: Request, _: str) -> Response:
     scope = own_scope(body.scope, request.caller)
     with _in_words_of_the_caller(body.id, scope) as reservation_id:
         token = await api.tracker.dispatched(reservation_id)
+    return json_response(OK, _shown(token, body.id, scope))
+
+
+async def extend(api: Api, request: Request, _: str) -> Response:
+    """Renew the lease of work that takes longer; it never ends sooner than before."""
+    body = read_body(await request.json_body(), ExtendBody)
+    scope = own_scope(body.scope, request.caller)
+    with _in_words_of_the_caller(body.id, scope) as reservation_id:
+        token = await api.tracker.extend(reservation_id, body.lease_seconds)
     return json_response(OK, _shown(token, body.id, scope))
 
 
@@ -420,6 +430,16 @@ ROUTES = (
         "note that the provider is about to be called",
         "submit",
         body=ReservationNameBody,
+        responses={200: ReservationBody},
+        errors=("not_found", "reservation_conflict"),
+    ),
+    Route(
+        "POST",
+        "/budgets/extend",
+        extend,
+        "hold it for longer",
+        "submit",
+        body=ExtendBody,
         responses={200: ReservationBody},
         errors=("not_found", "reservation_conflict"),
     ),

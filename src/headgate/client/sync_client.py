@@ -481,6 +481,13 @@ class SyncClient:
         body = {"id": reservation_id, "scope": scope}
         return self._ledger("dispatched", body, ReservationBody)
 
+    def extend(
+        self, reservation_id: str, scope: str, *, lease_seconds: float = 60.0
+    ) -> ReservationBody:
+        """Renew the lease of work that takes longer; it never ends sooner than before."""
+        body = {"id": reservation_id, "scope": scope, "leaseSeconds": lease_seconds}
+        return self._ledger("extend", body, ReservationBody)
+
     def commit(
         self, reservation_id: str, scope: str, *, usd: Amount = 0, tokens: int = 0
     ) -> SettledBody:

@@ -271,6 +271,14 @@ class ReservationNameBody(msgspec.Struct, kw_only=True, rename="camel"):
     scope: str
 
 
+class ExtendBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """A reservation whose lease is to last so much longer from now on."""
+
+    id: str
+    scope: str
+    lease_seconds: float = 60.0
+
+
 class CommitBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """What the work of a reservation has cost."""
 
