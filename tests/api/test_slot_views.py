@@ -12,7 +12,7 @@ from headgate.core.gates import GateClosure
 from headgate.core.slots.quota import QuotaLimit
 from headgate.core.slots.slot import SlotConfig, SlotReading, SlotRow, SlotStanding
 from headgate.core.slots.status import SlotBody
-from headgate.core.slots.wakes import SlotSchedule, WakeConfig, WakeMode, WakeTrigger
+from headgate.core.slots.wakes import SlotSchedule, WakeConfig, WakeMode
 from headgate.engine.slots.slot import LoopHealth, SlotStatus
 
 NOW = 1_800_000_000.0
@@ -33,7 +33,6 @@ def status(
     is_enabled: bool = True,
     wake: WakeConfig = WOKEN,
     hold: GateClosure | None = None,
-    next_wake: WakeTrigger | None = None,
 ) -> SlotStatus:
     config = SlotConfig(name="work", provider="zai", wake=wake, is_enabled=is_enabled)
     row = SlotRow(name="work", schedule=schedule or SlotSchedule(), reading=reading, is_off=is_off)
@@ -48,7 +47,6 @@ def status(
         config=config,
         row=row,
         standing=standing,
-        next_wake=next_wake,
         next_poll_at=NOW + 60,
         wake_loop=LoopHealth(last_step_at=NOW - 1),
         quota_loop=LoopHealth(restarts=2, problem="stuck"),
@@ -106,40 +104,32 @@ def test_what_disables_a_slot_is_said(given: SlotStatus, reason: str, wakes_enab
     assert (body.disabled_reason, body.wakes_enabled) == (reason, wakes_enabled)
 
 
-TRIGGER = WakeTrigger(
-    mode=WakeMode.INTERVAL, marker="1", due_at=NOW + HOUR, reason="interval mode (60 min elapsed)"
-)
-PENDING = SlotSchedule(wake_pending=True, wake_retry_window_deadline=NOW + 60)
+SENT = SlotSchedule(last_interval_fire=NOW)
+PENDING = msgspec.structs.replace(SENT, wake_pending=True, wake_retry_window_deadline=NOW + 60)
+FAR = msgspec.structs.replace(PENDING, wake_retry_window_deadline=253_402_300_859.0)
+
+
+def paused(seconds: float) -> SlotSchedule:
+    return msgspec.structs.replace(SENT, paused_until=NOW + seconds)
 
 
 @pytest.mark.parametrize(
     ("given", "mode", "due_at"),
     [
-        (status(next_wake=TRIGGER), "interval", NOW + HOUR),
-        (status(next_wake=TRIGGER, schedule=PENDING), "retry", NOW + 60),
+        (status(schedule=SENT), "interval", NOW + HOUR),
+        (status(schedule=PENDING), "retry", NOW + 60),
         (
-            status(
-                next_wake=TRIGGER,
-                schedule=msgspec.structs.replace(PENDING, wake_timeout_retry_fired=True),
-            ),
+            status(schedule=msgspec.structs.replace(PENDING, wake_timeout_retry_fired=True)),
             "interval",
             NOW + HOUR,
         ),
         (status(), None, None),
-        (status(next_wake=TRIGGER, is_off=True), None, None),
+        (status(schedule=SENT, is_off=True), None, None),
         # A pause holds what is due until it ends.
-        (
-            status(next_wake=TRIGGER, schedule=SlotSchedule(paused_until=NOW + 9 * HOUR)),
-            "interval",
-            NOW + 9 * HOUR,
-        ),
-        (
-            status(next_wake=TRIGGER, schedule=SlotSchedule(paused_until=NOW + 60)),
-            "interval",
-            NOW + HOUR,
-        ),
+        (status(schedule=paused(9 * HOUR)), "interval", NOW + 9 * HOUR),
+        (status(schedule=paused(60)), "interval", NOW + HOUR),
         # No calendar reaches that far.
-        (status(next_wake=msgspec.structs.replace(TRIGGER, due_at=253_402_300_859.0)), None, None),
+        (status(schedule=FAR), None, None),
     ],
 )
 def test_the_next_wake_is_the_retry_of_one_under_way_or_the_next_trigger(

@@ -20,6 +20,7 @@ SOON = NOW + timedelta(hours=4, minutes=12, seconds=20)
 OPEN: dict[str, Any] = {
     "name": "work",
     "provider": "zai",
+    "zone": "Europe/Berlin",
     "state": "open",
     "enabled": True,
     "percentUsed": 7.0,
@@ -32,6 +33,7 @@ OPEN: dict[str, Any] = {
         "at": (SOON + timedelta(minutes=1)).isoformat(),
         "mode": "after_reset",
         "reason": "after_reset mode (1 min after reset)",
+        "text": "13:06 Europe/Berlin: 1 min after the reset",
     },
     "wakePending": False,
     "lastConfirmedAt": (NOW - timedelta(minutes=48)).isoformat(),
@@ -145,10 +147,11 @@ OFF = "disabled by hand, `headgate slots enable work` brings it back"
         ({"enabled": False, "disabledReason": OFF, "waitReason": OFF}, "holds tasks", OFF),
         ({"enabled": False, "disabledReason": OFF, "waitReason": OFF}, "reason", None),
         ({"disabledReason": "wakes were not confirmed"}, "reason", "wakes were not confirmed"),
+        ({}, "next wake", "13:06 Europe/Berlin: 1 min after the reset"),
         (
-            {"nextWake": OPEN["nextWake"] | {"at": (NOW - timedelta(days=273)).isoformat()}},
-            "next wake",
-            "now: 1 min after the reset",
+            {"readAt": "2027-01-14T06:30:00Z"},
+            "read",
+            "2027-01-14 07:30 Europe/Berlin (1 d 1 h ago)",
         ),
         (
             {"resetsAt": (NOW - timedelta(minutes=2)).isoformat()},

@@ -37,6 +37,7 @@ def slot(**fields: Any) -> SlotBody:
     known: dict[str, Any] = {
         "name": "work",
         "provider": "zai",
+        "zone": "UTC",
         "state": "open",
         "enabled": True,
         "limits": [],

@@ -70,7 +70,7 @@ def test_the_window_of_a_limit_is_said_as_far_as_it_is_known(
 
 
 LATER = datetime(2026, 11, 15, 21, 0, tzinfo=UTC)
-WAKE = NextWakeBody(at=LATER, mode="interval", reason="interval mode (5 min elapsed)")
+WAKE = NextWakeBody(at=LATER, mode="interval", reason="", text="21:00 UTC: why")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_quota_that_is_used_up_is_not_drawn_as_overrun(
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"next_wake": WAKE, "wake_modes": ["interval"]}, "5 min after the last one"),
+        ({"next_wake": WAKE, "wake_modes": ["interval"]}, "21:00 UTC: why"),
         ({}, "never: nothing is set that wakes it"),
         ({"wake_modes": ["times"]}, "none: it is disabled"),
         ({"wake_modes": ["times"], "disabled_reason": "a 401"}, "none: a 401"),

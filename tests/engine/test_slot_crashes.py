@@ -22,7 +22,13 @@ async def crashing_life(
 ) -> Stage:
     """Run a slot that crashes some steps after a moment, and once more for two retry windows."""
     database, host = MemoryDatabase(), Host(loop, "node")
-    setup = slot(world, modes=[WakeMode.TIMES], wake_times=("06:00",), poll_interval_minutes=240)
+    setup = slot(
+        world,
+        modes=[WakeMode.TIMES],
+        wake_on_start=True,
+        wake_times=("06:00",),
+        poll_interval_minutes=240,
+    )
     first = Stage(loop, world, [setup], database=database)
     life = host.spawn(first.live())
     await asyncio.sleep(lives_until - loop.clock())

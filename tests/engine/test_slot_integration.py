@@ -27,7 +27,13 @@ class TestConfigReload:
             await stage.until(1.5)
             before = stage.slots.loops("work")
             assert world.poll_times() == ["00:00", "01:00"]
-            changed = slot(world, modes=[TIMES], wake_times=("03:00",), poll_interval_minutes=30)
+            changed = slot(
+                world,
+                modes=[TIMES],
+                wake_on_start=True,
+                wake_times=("03:00",),
+                poll_interval_minutes=30,
+            )
             stage.slots.reconfigure([changed])
             await stage.until(3.1)
             assert stage.slots.loops("work") == before
@@ -40,7 +46,11 @@ class TestConfigReload:
 
     def test_a_time_added_by_a_reload_is_served_and_a_removed_one_is_not(self) -> None:
         async def main(loop: SimulatedLoop, world: World) -> list[str]:
-            times: dict[str, Any] = {"modes": [TIMES], "poll_interval_minutes": 1440}
+            times: dict[str, Any] = {
+                "modes": [TIMES],
+                "wake_on_start": True,
+                "poll_interval_minutes": 1440,
+            }
             stage = Stage(loop, world, [slot(world, wake_times=("08:00",), **times)])
             await stage.start()
             await stage.until(6)
@@ -118,7 +128,9 @@ class TestDeduplication:
         async def main(loop: SimulatedLoop, world: World) -> list[str]:
             world.window("key-1").use()
             world.latency_seconds = 0.5
-            stage = Stage(loop, world, [slot(world, modes=[TIMES], wake_times=("06:00",))])
+            stage = Stage(
+                loop, world, [slot(world, modes=[TIMES], wake_on_start=True, wake_times=("06:00",))]
+            )
             await stage.start()
             await stage.until(6 - 10 / 3_600)
             for _ in range(40):
@@ -132,7 +144,10 @@ class TestDeduplication:
     def test_slots_of_one_key_that_are_due_together_send_one_wake(self) -> None:
         async def main(loop: SimulatedLoop, world: World) -> None:
             names = ("one", "two", "three")
-            setups = [slot(world, name, modes=[TIMES], wake_times=("06:00",)) for name in names]
+            setups = [
+                slot(world, name, modes=[TIMES], wake_on_start=True, wake_times=("06:00",))
+                for name in names
+            ]
             stage = Stage(loop, world, setups)
             await stage.start()
             await stage.until(7)
@@ -148,7 +163,9 @@ class TestDeduplication:
     def test_slots_of_different_keys_are_woken_each(self) -> None:
         async def main(loop: SimulatedLoop, world: World) -> set[str]:
             setups = [
-                slot(world, name, key=name, modes=[TIMES], wake_times=("06:00",))
+                slot(
+                    world, name, key=name, modes=[TIMES], wake_on_start=True, wake_times=("06:00",)
+                )
                 for name in ("key-one", "key-two")
             ]
             stage = Stage(loop, world, setups)
@@ -161,7 +178,7 @@ class TestDeduplication:
     def test_a_restart_repeats_no_wake_and_forgets_none(self) -> None:
         async def main(loop: SimulatedLoop, world: World) -> list[str]:
             database = MemoryDatabase()
-            setup = slot(world, modes=[TIMES], wake_times=("06:00", "12:00"))
+            setup = slot(world, modes=[TIMES], wake_on_start=True, wake_times=("06:00", "12:00"))
             for leaves, returns in ((6.001, 6.01), (11.95, 12.1), (13, 13.1), (14, 14)):
                 stage = Stage(loop, world, [setup], database=database)
                 running = await stage.start()
@@ -207,7 +224,13 @@ class TestErrorRecovery:
 
     def test_while_the_store_is_away_nothing_is_sent_and_it_is_told_once(self) -> None:
         async def main(loop: SimulatedLoop, world: World) -> None:
-            setup = slot(world, modes=[TIMES], wake_times=("06:00",), poll_interval_minutes=5)
+            setup = slot(
+                world,
+                modes=[TIMES],
+                wake_on_start=True,
+                wake_times=("06:00",),
+                poll_interval_minutes=5,
+            )
             stage = Stage(loop, world, [setup])
             await stage.start()
             await stage.until(5.95)
@@ -258,7 +281,9 @@ class TestRaceConditions:
     def test_a_wake_by_hand_and_one_by_schedule_at_the_same_moment_are_one(self, seed: int) -> None:
         async def main(loop: SimulatedLoop, world: World) -> int:
             world.latency_seconds = 0.2
-            stage = Stage(loop, world, [slot(world, modes=[TIMES], wake_times=("06:00",))])
+            stage = Stage(
+                loop, world, [slot(world, modes=[TIMES], wake_on_start=True, wake_times=("06:00",))]
+            )
             await stage.start()
             await stage.until(6)
             warming = [asyncio.ensure_future(stage.slots.warm("work")) for _ in range(3)]

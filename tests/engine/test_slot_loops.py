@@ -32,7 +32,13 @@ def test_the_next_minute_is_that_of_the_wall_clock(now: float, expected: float) 
 def test_a_wake_loop_steps_at_the_beginning_of_minutes_however_long_a_step_takes() -> None:
     async def main(loop: SimulatedLoop, world: World) -> None:
         world.latency_seconds = 17.0
-        setup = slot(world, modes=[TIMES], wake_times=("00:03", "00:04"), poll_interval_minutes=1)
+        setup = slot(
+            world,
+            modes=[TIMES],
+            wake_on_start=True,
+            wake_times=("00:03", "00:04"),
+            poll_interval_minutes=1,
+        )
         stage = Stage(loop, world, [setup])
         await stage.start()
         for minute in range(2, 20):
@@ -49,7 +55,7 @@ def test_a_minute_is_not_lost_when_a_slow_step_runs_past_it() -> None:
         # The pre-check and the wake of 06:00 take until after 06:01 has begun.
         world.latency_seconds = 40.0
         world.window("key-1").use()
-        setup = slot(world, modes=[TIMES], wake_times=("06:00", "06:01"))
+        setup = slot(world, modes=[TIMES], wake_on_start=True, wake_times=("06:00", "06:01"))
         stage = Stage(loop, world, [setup])
         await stage.start()
         markers = []
@@ -66,7 +72,15 @@ def test_what_a_machine_slept_through_is_caught_up_at_once() -> None:
         stage = Stage(
             loop,
             world,
-            [slot(world, modes=[TIMES], wake_times=("06:00",), poll_interval_minutes=600)],
+            [
+                slot(
+                    world,
+                    modes=[TIMES],
+                    wake_on_start=True,
+                    wake_times=("06:00",),
+                    poll_interval_minutes=600,
+                )
+            ],
         )
         await stage.start()
         await stage.until(5.5)

@@ -9,6 +9,7 @@ import pytest
 from engine.slot_stage import MIDNIGHT, Stage, World, failure, play, slot
 from headgate.core.slots.quota import QuotaLimit, QuotaReport, WakeAnswer
 from headgate.core.slots.slot import SlotStanding
+from headgate.core.slots.status import next_wake
 from headgate.core.slots.wakes import WakeMode
 from headgate.errors import SlotNotFoundError, SlotUnavailableError, WindowOpenError
 from headgate.storage.audit import Actor, AuditEntry, AuditLog
@@ -111,7 +112,8 @@ def test_a_slot_that_is_switched_off_is_left_alone_and_comes_back_with_a_poll() 
         await stage.until(0.1)
         status = await stage.slots.switch("work", is_on=False, entry=entry("slot.disable"))
         assert status.standing.closure is not None
-        assert (status.next_wake, status.next_poll_at) == (None, None)
+        assert next_wake(status.config, status.row, stage.store.now()) is None
+        assert status.next_poll_at is None
         asked = len(world.polls) + len(world.wakes)
         await stage.until(10)
         assert len(world.polls) + len(world.wakes) == asked

@@ -17,9 +17,21 @@ INTERVAL, TIMES, AFTER_RESET = WakeMode.INTERVAL, WakeMode.TIMES, WakeMode.AFTER
 AT_START = "00:00:20"
 MODES: list[tuple[str, tuple[WakeMode, ...], dict[str, Any], list[str]]] = [
     ("none", (), {}, []),
-    # The first wake is that of the start, each further one that of the mode.
+    # With an interval or after a reset the first wake is that of the start; times are only times.
     ("interval", (INTERVAL,), {"wake_interval_minutes": 360}, [AT_START, "06:00", "12:00"]),
-    ("times", (TIMES,), {"wake_times": ("06:30", "13:00")}, [AT_START, "06:30", "13:00"]),
+    ("times", (TIMES,), {"wake_times": ("06:30", "13:00")}, ["06:30", "13:00"]),
+    (
+        "times and a start",
+        (TIMES,),
+        {"wake_times": ("06:30", "13:00"), "wake_on_start": True},
+        [AT_START, "06:30", "13:00"],
+    ),
+    (
+        "interval without a start",
+        (INTERVAL,),
+        {"wake_interval_minutes": 360, "wake_on_start": False},
+        ["06:00", "12:00"],
+    ),
     ("after_reset", (AFTER_RESET,), {}, [AT_START, "05:02", "10:03"]),
     ("later", (AFTER_RESET,), {"wake_after_reset_minutes": 30}, [AT_START, "05:31", "11:01"]),
     ("all", tuple(WakeMode), {"wake_times": ("13:00",)}, [AT_START, "05:02", "10:03"]),
@@ -81,7 +93,7 @@ def test_a_pre_check_that_fails_does_not_keep_a_wake_from_being_sent(kind: str) 
         await stage.until(7)
         return world.wake_times()
 
-    assert play(main) == ["00:00", "06:00"]
+    assert play(main) == ["06:00"]
 
 
 def test_nothing_is_sent_at_a_start_without_a_mode_or_with_an_open_window() -> None:
@@ -130,14 +142,14 @@ def test_the_poll_that_confirms_waits_for_the_answer_of_the_wake() -> None:
 def test_an_unconfirmed_wake_is_polled_every_minute_sent_once_more_and_given_up() -> None:
     async def main(loop: SimulatedLoop, world: World) -> None:
         world.opens_windows = False
-        setup = slot(world, modes=[TIMES], wake_times=("23:00",), max_consecutive_errors=100)
+        setup = slot(world, modes=[TIMES], wake_times=("00:05",), max_consecutive_errors=100)
         stage = Stage(loop, world, [setup])
         await stage.start()
-        await stage.until(0.2)
+        await stage.until(0.3)
         assert len(world.polls) >= 12
         assert stage.row().schedule.wake_pending
         await stage.until(2)
-        assert world.wake_times() == ["00:00", "00:15"]
+        assert world.wake_times() == ["00:05", "00:20"]
         assert world.wakes[-1].action == "forced-wake-retry"
         assert not stage.row().schedule.wake_pending
         assert not stage.row().schedule.wake_auto_disabled
@@ -258,10 +270,7 @@ def test_a_slot_that_is_not_to_be_logged_writes_nothing() -> None:
 
 
 def test_days_of_wakes_through_a_change_of_the_clock_are_each_sent_once() -> None:
-    """In Berlin 02:30 does not exist on 29 March 2026, and happens at 03:00.
-
-    On the day before, the window is open that the start has opened.
-    """
+    """In Berlin 02:30 does not exist on 29 March 2026, and happens at 03:00."""
 
     async def main(loop: SimulatedLoop, world: World) -> list[float]:
         berlin = ZoneInfo("Europe/Berlin")
@@ -273,6 +282,7 @@ def test_days_of_wakes_through_a_change_of_the_clock_are_each_sent_once() -> Non
 
     start = MIDNIGHT + 86 * 86_400.0
     assert play(main, start=start) == [
+        MIDNIGHT + 86 * 86_400 + 5_400,
         MIDNIGHT + 87 * 86_400 + 3_600,
         MIDNIGHT + 88 * 86_400 + 1_800,
     ]

@@ -34,7 +34,13 @@ def left_by_a_wrong_clock(
 
 def test_a_poll_claimed_before_the_clock_went_back_stops_no_reading() -> None:
     async def main(loop: SimulatedLoop, world: World) -> tuple[list[str], list[str]]:
-        setup = slot(world, modes=[TIMES], wake_times=("06:00",), poll_interval_minutes=60)
+        setup = slot(
+            world,
+            modes=[TIMES],
+            wake_on_start=True,
+            wake_times=("06:00",),
+            poll_interval_minutes=60,
+        )
         stage = Stage(loop, world, [setup])
         await stage.store.open()
         step = partial(left_by_a_wrong_clock, config=setup.config)
@@ -143,7 +149,9 @@ def test_a_wake_is_confirmed_by_a_poll_every_minute_however_long_one_takes() -> 
     async def main(loop: SimulatedLoop, world: World) -> int:
         world.latency_seconds = 20.0
         world.opens_windows = False
-        stage = Stage(loop, world, [slot(world, modes=[TIMES], wake_times=("23:00",))])
+        stage = Stage(
+            loop, world, [slot(world, modes=[TIMES], wake_on_start=True, wake_times=("23:00",))]
+        )
         await stage.start()
         await stage.until(0.25)
         assert len(world.wakes) == 1
@@ -220,7 +228,7 @@ def test_a_key_that_stays_away_is_told_once_and_nothing_is_sent() -> None:
 def test_a_time_that_a_pause_outlasts_is_told_as_missed_once() -> None:
     async def main(loop: SimulatedLoop, world: World) -> None:
         world.window("key-1").use()
-        setup = slot(world, modes=[TIMES], wake_times=("06:00",))
+        setup = slot(world, modes=[TIMES], wake_on_start=True, wake_times=("06:00",))
         database = MemoryDatabase()
         stage = Stage(loop, world, [setup], database=database)
         running = await stage.start()
@@ -242,7 +250,9 @@ def test_a_time_that_a_pause_outlasts_is_told_as_missed_once() -> None:
 def test_a_time_that_comes_due_in_a_pause_fires_when_the_pause_ends() -> None:
     async def main(loop: SimulatedLoop, world: World) -> list[str]:
         world.window("key-1").use()
-        stage = Stage(loop, world, [slot(world, modes=[TIMES], wake_times=("06:00",))])
+        stage = Stage(
+            loop, world, [slot(world, modes=[TIMES], wake_on_start=True, wake_times=("06:00",))]
+        )
         await stage.start()
         await stage.until(5.99)
         world.poll_script.append(failure("throttled", retry_after_seconds=600.0))
@@ -257,7 +267,9 @@ def test_a_time_is_served_without_a_pre_check_that_a_dead_node_keeps_from_being_
     async def main(loop: SimulatedLoop, world: World) -> list[str]:
         database, host = MemoryDatabase(), Host(loop, "node")
         world.window("key-1").use()
-        setup = slot(world, modes=[TIMES], wake_times=("06:00",), wake_catch_up_minutes=0)
+        setup = slot(
+            world, modes=[TIMES], wake_on_start=True, wake_times=("06:00",), wake_catch_up_minutes=0
+        )
         first = Stage(loop, world, [setup], database=database)
         life = host.spawn(first.live())
         await asyncio.sleep(6 * 3_600 - 20)
@@ -304,8 +316,8 @@ def test_slots_of_one_key_share_the_retry_of_a_wake(latency_seconds: float) -> N
         world.latency_seconds = latency_seconds
         world.window("key-1").use()
         setups = [
-            slot(world, "a", modes=[TIMES], wake_times=("01:00",)),
-            slot(world, "b", modes=[TIMES], wake_times=("01:01",)),
+            slot(world, "a", modes=[TIMES], wake_on_start=True, wake_times=("01:00",)),
+            slot(world, "b", modes=[TIMES], wake_on_start=True, wake_times=("01:01",)),
         ]
         stage = Stage(loop, world, setups)
         await stage.start()
@@ -345,11 +357,15 @@ def test_a_reading_of_the_store_that_never_ends_stops_no_slot_for_good(
 
 def test_a_change_of_settings_during_an_outage_does_not_end_it() -> None:
     async def main(loop: SimulatedLoop, world: World) -> None:
-        stage = Stage(loop, world, [slot(world, modes=[TIMES], wake_times=("06:00",))])
+        stage = Stage(
+            loop, world, [slot(world, modes=[TIMES], wake_on_start=True, wake_times=("06:00",))]
+        )
         await stage.start()
         await stage.until(1.005)
         stage.breaks()
-        stage.slots.reconfigure([slot(world, modes=[TIMES], wake_times=("07:00",))])
+        stage.slots.reconfigure(
+            [slot(world, modes=[TIMES], wake_on_start=True, wake_times=("07:00",))]
+        )
         await stage.until(1.1)
         assert stage.status().wake_loop.problem == "the store cannot be asked"
         assert "wake scheduler goes on" not in world.lines

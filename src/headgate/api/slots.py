@@ -17,14 +17,14 @@ from headgate.core.slots.slot import SlotReading, why_off
 from headgate.core.slots.status import (
     LogLine,
     LoopBody,
-    NextWakeBody,
     QuotaLimitBody,
     SlotBody,
     SlotListBody,
     SlotLogBody,
     SlotState,
+    next_wake,
 )
-from headgate.core.slots.wakes import SlotSchedule, WakeMode, is_paused
+from headgate.core.slots.wakes import WakeMode, is_paused
 from headgate.core.task_view import exact_moment
 from headgate.engine.slots.slot import LoopHealth, SlotStatus
 from headgate.engine.slots.slots import Slots
@@ -34,8 +34,6 @@ from headgate.storage.audit import AuditEntry
 # Slots as people and programs see them: what is known of each, and what comes next.
 #
 # Everything here is told from a status alone, so that any node answers for all slots.
-
-RETRY = "retry"
 
 _UNREAD = SlotReading(read_at=0.0)
 
@@ -49,6 +47,7 @@ def slot_body(status: SlotStatus, now: float) -> SlotBody:
     return SlotBody(
         name=status.config.name,
         provider=status.config.provider,
+        zone=str(status.config.wake.zone),
         state=_state(status, now),
         enabled=not off,
         percent_used=standing.percent_used,
@@ -60,7 +59,7 @@ def slot_body(status: SlotStatus, now: float) -> SlotBody:
         wait_until=None if standing.closure is None else _moment(standing.closure.until),
         wake_modes=[mode.value for mode in WakeMode if mode in modes],
         wakes_enabled=bool(modes) and not (off or schedule.wake_auto_disabled),
-        next_wake=_next_wake(status, now),
+        next_wake=next_wake(status.config, status.row, now),
         wake_pending=schedule.wake_pending,
         last_wake_at=_moment(schedule.last_wake_at),
         last_confirmed_at=_moment(schedule.last_confirmed_at),
@@ -86,30 +85,6 @@ def _state(status: SlotStatus, now: float) -> SlotState:
     if reading.is_exhausted:
         return "exhausted"
     return "cold" if reading.resets_at is None or reading.resets_at <= now else "open"
-
-
-def _next_wake(status: SlotStatus, now: float) -> NextWakeBody | None:
-    schedule = status.row.schedule
-    if why_off(status.config, status.row):
-        return None
-    retry_at = _retry_at(schedule)
-    if retry_at is not None:
-        reason = "the last wake is not confirmed yet; if it is not by then, it is sent again"
-        return NextWakeBody(at=exact_moment(retry_at), mode=RETRY, reason=reason)
-    trigger = status.next_wake
-    if trigger is None:
-        return None
-    # A pause holds what is due; it is sent when the pause ends.
-    paused_until = schedule.paused_until if is_paused(schedule, now) else None
-    at = _moment(max(trigger.due_at, paused_until or trigger.due_at))
-    if at is None:
-        return None
-    return NextWakeBody(at=at, mode=trigger.mode.value, reason=trigger.reason)
-
-
-def _retry_at(schedule: SlotSchedule) -> float | None:
-    is_ahead = schedule.wake_pending and not schedule.wake_timeout_retry_fired
-    return schedule.wake_retry_window_deadline if is_ahead else None
 
 
 def _limit(limit: QuotaLimit) -> QuotaLimitBody:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +22,6 @@ from headgate.cli.connection import (
 )
 from headgate.cli.fake_provider import fake_provider
 from headgate.cli.output import (
-    clock_time,
     countdown,
     from_now,
     has_come,
@@ -30,12 +29,12 @@ from headgate.cli.output import (
     print_json_lines,
     print_table,
 )
-from headgate.core.slots.wakes import ENDED, ended_words, reason_words
+from headgate.core.slots.wakes import ENDED, ended_words
 from headgate.core.text import printable
 from headgate.errors import InvalidSettingError
 
 if TYPE_CHECKING:
-    from headgate.core.slots.status import LogLine, LoopBody, NextWakeBody, QuotaLimitBody, SlotBody
+    from headgate.core.slots.status import LogLine, LoopBody, QuotaLimitBody, SlotBody
 
 
 # `headgate slots log`: what was sent for slots, what came back, and what happened.
@@ -200,11 +199,7 @@ def line_of(line: LogLine) -> str:
     """Return a line of the log as people read it."""
     from headgate.engine.slots.slot_log import line_text  # noqa: PLC0415
 
-    try:
-        at = clock_time(datetime.fromisoformat(line.ts))
-    except ValueError:
-        at = line.ts
-    parts = (at, line.slot, line.action, line.phase, line_text(line))
+    parts = (line.ts, line.slot, line.action, line.phase, line_text(line))
     return "  ".join(part for part in parts if part)
 
 
@@ -280,7 +275,7 @@ def status(*, name: str | None, connection: Connection, as_json: bool) -> None:
         print_json_lines(found)
     elif found:
         print_table("Slots", HEADER, [row_of(one) for one in found], whole=WHOLE)
-        for line in wait_reasons_of(found):
+        for line in notes_of(found):
             click.echo(line)
     else:
         click.echo("no slots are configured; [[slots]] in the settings file makes one", err=True)
@@ -397,11 +392,15 @@ def row_of(slot: SlotBody) -> tuple[str, ...]:
     )
 
 
-def wait_reasons_of(slots: Sequence[SlotBody]) -> list[str]:
-    """Return a line for each slot whose tasks wait; a column would have no room for it."""
-    return [
-        printable(f"  tasks of {one.name} wait: {_wait(one)}") for one in slots if one.wait_reason
+def notes_of(slots: Sequence[SlotBody]) -> list[str]:
+    """Return what a column would have no room for: why tasks wait, why a wake will be skipped."""
+    waits = [f"  tasks of {one.name} wait: {_wait(one)}" for one in slots if one.wait_reason]
+    skipped = [
+        f"  next wake of {one.name}: {one.next_wake.text}"
+        for one in slots
+        if one.next_wake is not None and one.next_wake.is_skipped
     ]
+    return [printable(line) for line in (*waits, *skipped)]
 
 
 def lines_of(slot: SlotBody) -> list[str]:
@@ -409,7 +408,7 @@ def lines_of(slot: SlotBody) -> list[str]:
     found = [(name, text) for name, text in _facts(slot) if text]
     width = max(len(name) for name, _ in found)
     lines = [f"{name:<{width}}  {printable(text)}" for name, text in found]
-    return lines + [f"{'limit':<{width}}  {printable(_limit(one))}" for one in slot.limits]
+    return lines + [f"{'limit':<{width}}  {printable(_limit(slot, one))}" for one in slot.limits]
 
 
 def percent(value: float | None) -> str:
@@ -426,12 +425,12 @@ def _facts(slot: SlotBody) -> list[tuple[str, str]]:
         ("reason", "" if slot.wait_reason == slot.disabled_reason else slot.disabled_reason),
         ("holds tasks", _wait(slot)),
         ("used", percent(slot.percent_used)),
-        ("resets", _reset(slot.resets_at)),
-        ("read", _at(slot.read_at)),
-        ("next poll", _at(slot.next_poll_at)),
+        ("resets", _reset(slot)),
+        ("read", _at(slot, slot.read_at)),
+        ("next poll", _at(slot, slot.next_poll_at)),
         ("wake modes", ", ".join(slot.wake_modes) or "none: it is never woken"),
-        ("next wake", _wake(slot.next_wake)),
-        ("last wake", _at(slot.last_wake_at)),
+        ("next wake", _wake(slot)),
+        ("last wake", _at(slot, slot.last_wake_at)),
         ("confirmed", _confirmation(slot)),
         ("errors", _errors(slot) or "none"),
         ("last error", slot.last_error),
@@ -443,34 +442,31 @@ def _facts(slot: SlotBody) -> list[tuple[str, str]]:
 def _wait(slot: SlotBody) -> str:
     if not slot.wait_reason or slot.wait_until is None:
         return slot.wait_reason
-    return f"{slot.wait_reason}, until {_at(slot.wait_until)}"
+    return f"{slot.wait_reason}, until {_at(slot, slot.wait_until)}"
 
 
 def _reset_soon(resets_at: datetime) -> str:
     return ENDED if has_come(resets_at) else countdown(resets_at)
 
 
-def _reset(resets_at: datetime | None) -> str:
+def _reset(slot: SlotBody) -> str:
+    resets_at = slot.resets_at
     if resets_at is None or not has_come(resets_at):
-        return _at(resets_at)
+        return _at(slot, resets_at)
     return ended_words(from_now(resets_at))
 
 
 def _wake_soon(slot: SlotBody) -> str:
     wake = slot.next_wake
     if wake is not None:
-        return f"{countdown(wake.at)}: {wake.mode}"
+        return f"{countdown(wake.at)}: {'skipped' if wake.is_skipped else wake.mode}"
     if not slot.wake_modes:
         return "never"
     return "" if slot.wakes_enabled else "disabled"
 
 
-def _wake(wake: NextWakeBody | None) -> str:
-    if wake is None:
-        return ""
-    # What is due is being checked, or waits for its turn; how late it is says nothing.
-    at = "now" if has_come(wake.at) else _at(wake.at)
-    return f"{at}: {reason_words(wake.reason)}"
+def _wake(slot: SlotBody) -> str:
+    return "" if slot.next_wake is None else slot.next_wake.text
 
 
 def _confirmation(slot: SlotBody) -> str:
@@ -493,16 +489,27 @@ def _loop(loop: LoopBody | None) -> str:
     return ", ".join(part for part in (seen, restarts, loop.problem) if part)
 
 
-def _limit(limit: QuotaLimitBody) -> str:
+def _limit(slot: SlotBody, limit: QuotaLimitBody) -> str:
     unit = "" if limit.unit is None else f"unit {limit.unit}"
-    resets = "" if limit.resets_at is None else _limit_reset(limit.resets_at)
+    resets = "" if limit.resets_at is None else _limit_reset(slot, limit.resets_at)
     used = "" if limit.percent_used is None else f"{percent(limit.percent_used)} used"
     return ", ".join(part for part in (limit.type, unit, used, resets) if part)
 
 
-def _limit_reset(resets_at: datetime) -> str:
-    return f"{ENDED if has_come(resets_at) else 'resets'} {_at(resets_at)}"
+def _limit_reset(slot: SlotBody, resets_at: datetime) -> str:
+    return f"{ENDED if has_come(resets_at) else 'resets'} {_at(slot, resets_at)}"
 
 
-def _at(moment: datetime | None) -> str:
-    return "" if moment is None else f"{clock_time(moment)} ({from_now(moment)})"
+def _at(slot: SlotBody, moment: datetime | None) -> str:
+    """Return a time by the clock of the slot's own zone, and how far away it is."""
+    if moment is None:
+        return ""
+    from headgate.core.slots.status import local_time  # noqa: PLC0415
+    from headgate.storage.zones import zone  # noqa: PLC0415
+
+    try:
+        of_slot, name = zone(slot.zone), slot.zone
+    except InvalidSettingError:
+        of_slot, name = UTC, "UTC"
+    at = local_time(moment.timestamp(), of_slot, now=datetime.now(UTC).timestamp())
+    return f"{at} {name} ({from_now(moment)})"

@@ -83,6 +83,7 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     wake_model: Text | None = None
     wake_body: Text | None = None
     wake_modes: tuple[WakeMode, ...] = ()
+    wake_on_start: bool | None = None
     wake_interval_minutes: Minutes = 60
     wake_times: tuple[str, ...] = ()
     wake_after_reset_minutes: Minutes = 1

@@ -77,6 +77,7 @@ def wake_config(quota: QuotaSettings, slot: SlotSettings) -> WakeConfig:
     """Return when a slot is woken and polled; `InvalidSettingError` if nobody knows its zone."""
     return WakeConfig(
         wake_modes=frozenset(slot.wake_modes),
+        wake_on_start=slot.wake_on_start,
         wake_interval_minutes=slot.wake_interval_minutes,
         wake_times=slot.wake_times,
         wake_after_reset_minutes=slot.wake_after_reset_minutes,

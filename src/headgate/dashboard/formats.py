@@ -14,7 +14,7 @@ from headgate.core import text as figure_texts
 from headgate.core.budgets.alerts import NEARLY_PERCENT
 from headgate.core.slots.quota import UNIT_HOURS
 from headgate.core.slots.status import QuotaLimitBody, SlotBody
-from headgate.core.slots.wakes import ended_words, mode_words, reason_words
+from headgate.core.slots.wakes import ended_words, mode_words
 from headgate.core.task import TaskRecord, TaskStatus
 from headgate.core.text import ago, coming, count, printable, printable_lines, seconds_of
 
@@ -201,9 +201,9 @@ def reset_words(resets_at: datetime | float, now: float) -> str:
 
 
 def next_wake_words(slot: SlotBody) -> str:
-    """Return why the next wake comes, or why there is none."""
+    """Return when and why the next wake comes or is skipped, or why there is none."""
     if slot.next_wake is not None:
-        return reason_words(slot.next_wake.reason)
+        return slot.next_wake.text
     if not slot.wake_modes:
         return "never: nothing is set that wakes it"
     if not slot.wakes_enabled:

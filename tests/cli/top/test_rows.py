@@ -154,7 +154,8 @@ def test_a_waiting_task_says_its_first_reason_and_how_many_more(
 
 def slot(**given: object) -> SlotBody:
     fields = {
-        "name": "work", "provider": "zai", "state": "open", "enabled": True, "limits": [],
+        "name": "work", "provider": "zai", "zone": "UTC", "state": "open", "enabled": True,
+        "limits": [],
         "wake_modes": [], "wakes_enabled": False, "wake_pending": False, "wake_errors": 0,
         "poll_errors": 0, **given,
     }  # fmt: skip
@@ -163,17 +164,26 @@ def slot(**given: object) -> SlotBody:
 
 def test_a_slot_says_what_wakes_it_next_and_how_often_something_went_wrong() -> None:
     service = ServiceState()
-    wake = NextWakeBody(at=moment(90), mode="after_reset", reason="after_reset mode (1 min)")
+    wake = NextWakeBody(at=moment(90), mode="after_reset", reason="", text="")
     tired = slot(next_wake=wake, poll_errors=2, wake_errors=1, last_error="no answer")
     service.slots = SlotListBody(slots=[tired], count=1)
     (row,) = top_rows.slot_rows(service, NOW)
     assert texts(row)[5:] == ["1 min 30 s", "after a reset", "3", "no answer"]
 
 
+def test_a_wake_that_will_be_skipped_is_not_counted_down_to() -> None:
+    service = ServiceState()
+    text = "13:05 Europe/Berlin: skipped, the window is open until 14:41"
+    wake = NextWakeBody(at=moment(90), mode="times", reason="", text=text, is_skipped=True)
+    service.slots = SlotListBody(slots=[slot(next_wake=wake)], count=1)
+    (row,) = top_rows.slot_rows(service, NOW)
+    assert texts(row)[5:] == ["skipped", "at times of day", "0", f"wake {text}"]
+
+
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_columns_stay_where_they_are_while_their_times_count_down(width: int) -> None:
     def widths(seconds: float) -> list[int]:
-        wake = NextWakeBody(at=moment(seconds), mode="after_reset", reason="")
+        wake = NextWakeBody(at=moment(seconds), mode="after_reset", reason="", text="")
         held = slot(
             resets_at=moment(seconds), next_wake=wake, wait_reason="the provider is asked less"
         )

@@ -75,11 +75,19 @@ def test_a_restart_does_not_begin_the_interval_again() -> None:
     assert slot_started(stored, FIVE_PAST).last_interval_fire == FIVE_PAST - 3000
 
 
+def started_with(config: WakeConfig, *, wakes: bool) -> WakeConfig:
+    return msgspec.structs.replace(config, wake_on_start=wakes)
+
+
 @pytest.mark.parametrize(
     ("config", "schedule", "quota", "needed"),
     [
         (INTERVAL, SlotSchedule(), COLD, True),
-        (NINE, SlotSchedule(), COLD, True),
+        (NINE, SlotSchedule(), COLD, False),
+        (started_with(NINE, wakes=True), SlotSchedule(), COLD, True),
+        (started_with(NINE, wakes=False), SlotSchedule(), COLD, False),
+        (started_with(INTERVAL, wakes=False), SlotSchedule(), COLD, False),
+        (started_with(WakeConfig(), wakes=True), SlotSchedule(), COLD, False),
         (INTERVAL, SlotSchedule(), QuotaFailure(kind=QuotaFailureKind.TIMEOUT), True),
         (INTERVAL, SlotSchedule(), QuotaFailure(kind=QuotaFailureKind.REFUSED), False),
         (INTERVAL, SlotSchedule(), QuotaLimit(type="T", next_reset_epoch_ms=9 * 10**12), False),
@@ -89,7 +97,7 @@ def test_a_restart_does_not_begin_the_interval_again() -> None:
         (INTERVAL, SlotSchedule(paused_until=FIVE_PAST + 1), COLD, False),
     ],
 )
-def test_a_start_wakes_only_if_a_mode_is_on_and_the_reading_calls_for_it(
+def test_a_start_wakes_only_where_a_mode_or_the_setting_and_the_reading_call_for_it(
     config: WakeConfig, schedule: SlotSchedule, quota: QuotaLimit | QuotaFailure, needed: bool
 ) -> None:
     assert initial_wake_needed(config, schedule, quota, FIVE_PAST) is needed

@@ -38,7 +38,7 @@ from headgate.cli.top.tables import (
 from headgate.core.budgets.alerts import share_used
 from headgate.core.budgets.scopes import ROOT_WORDS
 from headgate.core.money import MicroUsd, read_usd
-from headgate.core.slots.status import SlotBody
+from headgate.core.slots.status import NextWakeBody, SlotBody
 from headgate.core.slots.wakes import ENDED, mode_words
 from headgate.core.task import TaskStatus
 from headgate.core.text import count, dollars, seconds_of, usd
@@ -172,12 +172,18 @@ def _slot(slot: SlotBody, now: float) -> Row:
         limited_cell(None if used is None else Bar(used=used), used),
         share_cell(used),
         until_cell(slot.resets_at, now, past=ENDED),
-        until_cell(None if wake is None else wake.at, now),
+        _wake_cell(wake, now),
         text_cell("-" if wake is None else mode_words(wake.mode)),
         count_cell(errors, CAREFUL if errors else ""),
         text_cell(_held_because(slot), CAREFUL),
     )
     return Row(key=slot.name, cells=cells)
+
+
+def _wake_cell(wake: NextWakeBody | None, now: float) -> Cell:
+    if wake is not None and wake.is_skipped:
+        return text_cell("skipped")
+    return until_cell(None if wake is None else wake.at, now)
 
 
 def _used_share(slot: SlotBody) -> float | None:
@@ -187,6 +193,8 @@ def _used_share(slot: SlotBody) -> float | None:
 def _held_because(slot: SlotBody) -> str:
     # That it is disabled says its state.
     why = slot.wait_reason or slot.disabled_reason or slot.last_error
+    if not why and slot.next_wake is not None and slot.next_wake.is_skipped:
+        return f"wake {slot.next_wake.text}"
     return why.removeprefix(f"{slot.state}, ")
 
 

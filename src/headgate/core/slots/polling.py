@@ -25,8 +25,8 @@ from headgate.core.slots.wakes import (
     is_paused,
     is_sliding,
     may_wake,
-    next_wake_at,
     should_fire_wake,
+    wakes_on_start,
     why_paused,
 )
 
@@ -273,7 +273,7 @@ def due_wake(config: SlotConfig, row: SlotRow, now: float) -> DueWake | None:
     trigger = should_fire_wake(config.wake, row.schedule, now)
     if trigger is not None:
         return DueWake(cause="scheduled", reason=trigger.reason, trigger=trigger)
-    if row.start == "wake" and config.wake.wake_modes and may_wake(row.schedule, now):
+    if row.start == "wake" and wakes_on_start(config.wake) and may_wake(row.schedule, now):
         return DueWake(cause="initial", reason="start of the slot")
     return None
 
@@ -283,11 +283,6 @@ def window_is_over(config: SlotConfig, row: SlotRow, now: float) -> bool:
     if not row.schedule.wake_pending:
         return False
     return close_window(config.wake, row.schedule, now).outcome is not WindowEnd.NOT_YET
-
-
-def next_wake_of(config: SlotConfig, row: SlotRow, now: float) -> WakeTrigger | None:
-    """Return the trigger that comes first; `due_at` has passed if it is only being held."""
-    return None if why_off(config, row) else next_wake_at(config.wake, row.schedule, now)
 
 
 def wake_obstacle(config: SlotConfig, row: SlotRow, now: float) -> str:

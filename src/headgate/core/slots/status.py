@@ -1,14 +1,28 @@
-"""The JSON of slots that a service, its clients and its commands exchange.
+"""What is told of slots: the JSON that a service, its clients and its commands exchange, and words.
 
-Times are RFC 3339. What is not known is left out.
+Times of the JSON are RFC 3339. What is not known is left out. Times in words are those of the
+slot's own zone, which they name.
 """
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, tzinfo
 from typing import Any, Literal
 
 import msgspec
+
+from headgate.core.slots.slot import SlotConfig, SlotRow, why_off
+from headgate.core.slots.wakes import (
+    SlotSchedule,
+    WakeMode,
+    WakeTrigger,
+    first_wake_from,
+    is_paused,
+    is_sliding,
+    next_wake_at,
+    reason_words,
+)
+from headgate.core.task_view import exact_moment
 
 SlotState = Literal["unknown", "cold", "open", "exhausted", "paused", "disabled"]
 LogPhase = Literal["request", "response", "error", "event"]
@@ -25,11 +39,20 @@ class QuotaLimitBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="c
 
 
 class NextWakeBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """The wake that comes first, and why: a mode, or the retry of one that is being confirmed."""
+    """The wake that comes first, and why: a mode, or the retry of one that is being confirmed.
+
+    Where `is_skipped`, nothing will be sent then, as far as the last reading tells: a window is
+    open until `open_until`, and `then` is the first wake behind it. `text` says all of it on one
+    line, in the zone of the slot.
+    """
 
     at: datetime
     mode: str
     reason: str
+    text: str
+    is_skipped: bool = False
+    open_until: datetime | None = None
+    then: datetime | None = None
 
 
 class LoopBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
@@ -43,6 +66,8 @@ class LoopBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
 class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """Everything about a slot: `wait_reason` says why its tasks wait, if they do.
 
+    `zone` is the one in which its times of day are set, and told.
+
     `state` is `cold` while no window is open, and `unknown` before the first reading. A slot that
     is not `enabled` is neither polled nor woken, one without `wakes_enabled` is only polled;
     `disabled_reason` says why, unless no mode was configured. `last_error` is what went wrong at
@@ -51,6 +76,7 @@ class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
 
     name: str
     provider: str
+    zone: str
     state: SlotState
     enabled: bool
     percent_used: float | None = None
@@ -109,3 +135,94 @@ class SlotListBody(msgspec.Struct, kw_only=True):
 
     slots: list[SlotBody]
     count: int
+
+
+RETRY = "retry"
+_RETRY_REASON = "the last wake is not confirmed yet; if it is not by then, it is sent again"
+
+
+def local_time(moment: float, zone: tzinfo, *, now: float) -> str:
+    """Return a time as a clock in the zone shows it: `13:05`, on another day with its date."""
+    local = datetime.fromtimestamp(moment, zone)
+    is_today = local.date() == datetime.fromtimestamp(now, zone).date()
+    return f"{local:%H:%M}" if is_today else f"{local:%Y-%m-%d %H:%M}"
+
+
+def next_wake(config: SlotConfig, row: SlotRow, now: float) -> NextWakeBody | None:
+    """Return the wake that comes first, and whether it will be sent; None if none is ahead.
+
+    Pages, commands and the API all tell what this returns.
+    """
+    schedule = row.schedule
+    if why_off(config, row):
+        return None
+    retry_at = _retry_at(schedule)
+    trigger = next_wake_at(config.wake, schedule, now)
+    try:
+        if retry_at is not None:
+            text = f"{_zoned(config, retry_at, now)}: {_RETRY_REASON}"
+            moment = exact_moment(retry_at)
+            return NextWakeBody(at=moment, mode=RETRY, reason=_RETRY_REASON, text=text)
+        return None if trigger is None else _of_trigger(config, row, trigger, now)
+    except (OverflowError, OSError, ValueError):
+        # A time that no calendar reaches.
+        return None
+
+
+def _of_trigger(config: SlotConfig, row: SlotRow, trigger: WakeTrigger, now: float) -> NextWakeBody:
+    schedule = row.schedule
+    # A pause holds what is due; it is sent when the pause ends.
+    paused_until = schedule.paused_until if is_paused(schedule, now) else None
+    at = max(trigger.due_at, paused_until or trigger.due_at)
+    open_until = _open_until(row, max(at, now))
+    then = None if open_until is None else first_wake_from(config.wake, schedule, open_until)
+    is_rate = open_until is None and _is_rate(row)
+    when = "now" if at <= now else _zoned(config, at, now)
+    if open_until is not None:
+        text = f"{when}: skipped, the window is open until {_local(config, open_until, now)}"
+        text += "" if then is None else f"; the next one at {_local(config, then, now)}"
+    elif is_rate:
+        text = f"{when}: skipped, the limit of this key is a rate, which has no window to open"
+    elif trigger.mode is WakeMode.TIMES and at > now:
+        text = f"{when}: set in wake_times"
+    else:
+        text = f"{when}: {reason_words(trigger.reason)}"
+    return NextWakeBody(
+        at=exact_moment(at),
+        mode=trigger.mode.value,
+        reason=trigger.reason,
+        text=text,
+        is_skipped=open_until is not None or is_rate,
+        open_until=None if open_until is None else exact_moment(open_until),
+        then=None if then is None else exact_moment(then),
+    )
+
+
+def _retry_at(schedule: SlotSchedule) -> float | None:
+    is_ahead = schedule.wake_pending and not schedule.wake_timeout_retry_fired
+    return schedule.wake_retry_window_deadline if is_ahead else None
+
+
+def _open_until(row: SlotRow, moment: float) -> float | None:
+    """Return the reset of the window that the pre-check of a wake at this moment will find open."""
+    reset_ms, reading = row.schedule.next_reset_epoch_ms, row.reading
+    known = [] if reset_ms is None else [reset_ms / 1_000]
+    if reading is not None and reading.is_exhausted and reading.resets_at is not None:
+        known.append(reading.resets_at)
+    return max((reset for reset in known if reset > moment), default=None)
+
+
+def _is_rate(row: SlotRow) -> bool:
+    """Tell whether each reading shows a reset that lies ahead, however late it comes."""
+    reading = row.reading
+    if reading is None or reading.resets_at is None or not is_sliding(row.schedule):
+        return False
+    return reading.resets_at > reading.read_at
+
+
+def _zoned(config: SlotConfig, moment: float, now: float) -> str:
+    return f"{_local(config, moment, now)} {config.wake.zone}"
+
+
+def _local(config: SlotConfig, moment: float, now: float) -> str:
+    return local_time(moment, config.wake.zone, now=now)

@@ -8,6 +8,7 @@ late to a minute does not lose it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta, tzinfo
@@ -134,10 +135,12 @@ class WakeMode(LenientEnum):
 class WakeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """When one slot is woken and polled. Without `wake_modes` it is never woken.
 
-    `wake_times` are read in `zone`. The last four are the same for all slots of an installation.
+    `wake_times` are read in `zone`. `wake_on_start` is None where nobody said, see
+    `wakes_on_start`. The last four are the same for all slots of an installation.
     """
 
     wake_modes: frozenset[WakeMode] = frozenset()
+    wake_on_start: bool | None = None
     wake_interval_minutes: int = 60
     wake_times: tuple[str, ...] = ()
     wake_after_reset_minutes: int = 1
@@ -167,6 +170,9 @@ def check_wake_config(config: WakeConfig) -> None:
     if not all(isinstance(mode, WakeMode) for mode in config.wake_modes):
         allowed = ", ".join(mode.value for mode in WakeMode)
         raise InvalidSettingError("wake_modes", f"each must be one of {allowed}")
+    if config.wake_on_start and not config.wake_modes:
+        problem = "needs wake_modes beside it; without one the slot is never woken"
+        raise InvalidSettingError("wake_on_start", problem)
     _check_times(config)
     if not isinstance(config.zone, tzinfo):
         raise InvalidSettingError("zone", f"must be a time zone, not {config.zone!r}")
@@ -301,6 +307,23 @@ def next_wake_at(config: WakeConfig, schedule: SlotSchedule, now: float) -> Wake
         return None
     ahead = [*_next_due(config, schedule, now), *_next_time_ahead(config, now)]
     return min(ahead, key=lambda trigger: trigger.due_at, default=None)
+
+
+def first_wake_from(config: WakeConfig, schedule: SlotSchedule, moment: float) -> float | None:
+    """Return when the first trigger comes that does not lie before a moment; None if none does."""
+    found: list[float] = []
+    modes, last_fire = config.wake_modes, schedule.last_interval_fire
+    if WakeMode.INTERVAL in modes and last_fire is not None:
+        seconds = config.wake_interval_minutes * SECONDS_PER_MINUTE
+        found.append(last_fire + seconds * max(1, math.ceil((moment - last_fire) / seconds)))
+    if WakeMode.TIMES in modes:
+        times = tuple(config.wake_times)
+        occurrence = next_occurrence(times, config.zone, after=moment - 1.0)
+        found += [] if occurrence is None else [occurrence.at]
+    if WakeMode.AFTER_RESET in modes:
+        trigger = _after_reset_trigger(config, schedule, moment)
+        found += [] if trigger is None or trigger.due_at < moment else [trigger.due_at]
+    return min(found, default=None)
 
 
 def minute_of(now: float) -> float:
@@ -705,11 +728,21 @@ def slot_started(schedule: SlotSchedule, now: float) -> SlotSchedule:
     return msgspec.structs.replace(schedule, poll_requested=True)
 
 
+def wakes_on_start(config: WakeConfig) -> bool:
+    """Tell whether a start may wake the slot: as it was set, else where a mode keeps windows open.
+
+    Whoever names only times of day wants a window at those, and a start is none of them.
+    """
+    if config.wake_on_start is not None:
+        return config.wake_on_start and bool(config.wake_modes)
+    return bool(config.wake_modes & {WakeMode.INTERVAL, WakeMode.AFTER_RESET})
+
+
 def initial_wake_needed(
     config: WakeConfig, schedule: SlotSchedule, quota: QuotaLimit | QuotaFailure, now: float
 ) -> bool:
     """Tell from the first reading after a start whether to wake at once."""
-    return bool(config.wake_modes) and may_wake(schedule, now) and wake_needed(quota, now)
+    return wakes_on_start(config) and may_wake(schedule, now) and wake_needed(quota, now)
 
 
 def config_changed(

@@ -21,7 +21,6 @@ import structlog
 from headgate.core.slots.polling import (
     CLAIM_SECONDS,
     WakeCause,
-    next_wake_of,
     poll_due_at,
     wake_obstacle,
 )
@@ -39,7 +38,7 @@ from headgate.core.slots.steps import (
     switch,
     wake_done,
 )
-from headgate.core.slots.wakes import WakeTrigger, is_paused
+from headgate.core.slots.wakes import is_paused
 from headgate.engine.slots import slot_log
 from headgate.engine.slots.row_cache import SlotRowCache
 from headgate.engine.slots.slot_log import SlotTrail
@@ -128,7 +127,7 @@ class LoopHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a slot; `next_wake` is due already if it is only being held.
+    """Everything about a slot.
 
     `polls` and `wakes` count by their outcome what this node has done since it started.
     """
@@ -136,7 +135,6 @@ class SlotStatus(msgspec.Struct, frozen=True, kw_only=True):
     config: SlotConfig
     row: SlotRow
     standing: SlotStanding
-    next_wake: WakeTrigger | None
     next_poll_at: float | None
     wake_loop: LoopHealth = LoopHealth()
     quota_loop: LoopHealth = LoopHealth()
@@ -377,7 +375,6 @@ class KeySlot:
             config=config,
             row=row,
             standing=standing_of(config, row, now),
-            next_wake=next_wake_of(config, row, now),
             next_poll_at=self.next_poll_at(row),
             wake_loop=_health(self.wake_pulse),
             quota_loop=_health(self.quota_pulse),
