@@ -151,7 +151,7 @@ OFF = "disabled by hand, `headgate slots enable work` brings it back"
         (
             {"readAt": "2027-01-14T06:30:00Z"},
             "read",
-            "2027-01-14 07:30 Europe/Berlin (1 d 1 h ago)",
+            "2027-01-14 07:30 Europe/Berlin (26 h ago)",
         ),
         (
             {"resetsAt": (NOW - timedelta(minutes=2)).isoformat()},
