@@ -53,7 +53,7 @@ from headgate.engine.webhooks import Webhooks
 from headgate.errors import InvalidSettingError
 from headgate.executors.build import build_executors
 from headgate.executors.executor import Executor
-from headgate.executors.targets import Target
+from headgate.executors.targets import Target, free_failures
 from headgate.executors.templates import VARIABLE, Environment
 from headgate.metrics import Beside, ServiceMetrics
 from headgate.providers.endpoints import ProviderEndpoint
@@ -252,6 +252,7 @@ def engine_settings(settings: Settings, *, is_paused: bool = False) -> EngineSet
         tick_seconds=scheduler.tick_seconds,
         result_ttl_seconds=scheduler.result_ttl_seconds,
         max_result_bytes=scheduler.max_result_bytes,
+        free_failures=free_failures(settings.all_targets),
     )
 
 

@@ -74,13 +74,13 @@ async def test_a_function_that_returns_nothing_has_no_result() -> None:
 async def test_the_usage_that_a_function_returns_is_priced() -> None:
     outcome = await outcome_of("chat")
     assert result_of(outcome) == CHAT
-    assert outcome.usage == Usage(tokens=15, micro_usd=20, model="mine")  # type: ignore[union-attr]
+    assert outcome.usage == Usage(tokens=15, micro_usd=20, model="mine", is_priced=True)  # type: ignore[union-attr]
 
 
 async def test_the_answer_of_a_providers_client_can_be_returned() -> None:
     outcome = await outcome_of("modelled")
     assert result_of(outcome) == {"mode": "json", **CHAT}
-    assert outcome.usage == Usage(tokens=15, micro_usd=20, model="mine")  # type: ignore[union-attr]
+    assert outcome.usage == Usage(tokens=15, micro_usd=20, model="mine", is_priced=True)  # type: ignore[union-attr]
 
 
 async def test_a_function_may_return_an_outcome() -> None:

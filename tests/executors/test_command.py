@@ -148,7 +148,7 @@ async def test_the_usage_that_a_command_prints_is_priced() -> None:
     code = f"import json; print(json.dumps({CHAT!r}))"
     async with opened(python(code), environ=PATH) as executor:
         outcome = await executor.execute(order())
-    assert outcome.usage == Usage(tokens=15, micro_usd=20, model="mine")  # type: ignore[union-attr]
+    assert outcome.usage == Usage(tokens=15, micro_usd=20, model="mine", is_priced=True)  # type: ignore[union-attr]
 
 
 FAILURES: list[tuple[str, str]] = [

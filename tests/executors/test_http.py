@@ -124,7 +124,8 @@ async def test_the_usage_in_an_answer_is_priced() -> None:
     ):
         outcome = await executor.execute(order())
     assert result_of(outcome) == CHAT
-    assert outcome.usage == Usage(tokens=15, micro_usd=20, model="mine")  # type: ignore[union-attr]
+    usage = Usage(tokens=15, micro_usd=20, model="mine", is_priced=True)
+    assert outcome.usage == usage  # type: ignore[union-attr]
 
 
 STATUSES: list[tuple[int, bool, Usage]] = [
@@ -140,7 +141,24 @@ STATUSES: list[tuple[int, bool, Usage]] = [
     (502, True, UNKNOWN_USAGE),
     (503, True, UNKNOWN_USAGE),
     (504, True, UNKNOWN_USAGE),
+    (524, True, UNKNOWN_USAGE),
 ]
+STATUSES_OF_MODELS: list[tuple[int, bool, Usage]] = [
+    (302, False, UNKNOWN_USAGE),
+    (400, False, NOTHING_USED),
+    (401, False, NOTHING_USED),
+    (408, True, UNKNOWN_USAGE),
+    (500, True, NOTHING_USED),
+    (502, True, NOTHING_USED),
+    (503, True, NOTHING_USED),
+    (504, True, UNKNOWN_USAGE),
+    (524, True, UNKNOWN_USAGE),
+    (529, True, NOTHING_USED),
+]
+MODEL_PATHS = (
+    "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/v1/messages",
+    "/openai/deployments/gpt/chat/completions?api-version=1",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("status", "is_transient", "usage"), STATUSES)
@@ -154,6 +172,38 @@ async def test_a_refusal_says_its_status_and_its_body(
         failure = failure_of(await executor.execute(order()))
     assert failure.error == f"executor returned {status}: no way"
     assert (failure.is_transient, failure.usage) == (is_transient, usage)
+
+
+@pytest.mark.parametrize("path", MODEL_PATHS)
+@pytest.mark.parametrize(("status", "is_transient", "usage"), STATUSES_OF_MODELS)
+async def test_a_model_api_that_answers_before_any_output_charged_nothing(
+    status: int, is_transient: bool, usage: Usage, path: str
+) -> None:
+    async with (
+        running_endpoint(reply(status, b"overloaded")) as endpoint,
+        opened(HttpTarget(url=endpoint.url + path)) as executor,
+    ):
+        failure = failure_of(await executor.execute(order()))
+    assert (failure.is_transient, failure.usage) == (is_transient, usage)
+    assert failure.is_cut == (status in {408, 504, 524})
+
+
+async def test_an_agent_behind_the_path_of_a_model_api_books_its_failures_if_that_is_set() -> None:
+    async with running_endpoint(reply(500, b"broken")) as endpoint:
+        target = HttpTarget(url=f"{endpoint.url}/v1/chat/completions", book_failures=True)
+        async with opened(target) as executor:
+            failure = failure_of(await executor.execute(order()))
+    assert failure.usage == UNKNOWN_USAGE
+
+
+@pytest.mark.parametrize("path", ["/run", "/v1/chat/completions"])
+async def test_a_failure_that_tells_its_usage_costs_that(path: str) -> None:
+    async with (
+        running_endpoint(reply_json(CHAT, 500)) as endpoint,
+        opened(HttpTarget(url=endpoint.url + path)) as executor,
+    ):
+        failure = failure_of(await executor.execute(order()))
+    assert failure.usage == Usage(tokens=15, micro_usd=20, model="mine", is_priced=True)
 
 
 async def test_a_redirect_is_not_followed() -> None:
@@ -248,6 +298,7 @@ async def test_what_breaks_after_the_request_was_sent_has_unknown_usage(answer: 
         failure = failure_of(await executor.execute(order()))
     assert failure.error.startswith("the executor did not answer: ")
     assert failure.is_transient
+    assert failure.is_cut
     assert failure.usage == UNKNOWN_USAGE
 
 

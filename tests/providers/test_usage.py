@@ -105,7 +105,7 @@ def read(body: object) -> Usage:
 @pytest.mark.parametrize(("counts", "tokens", "micro_usd"), [row[1:] for row in SHAPES])
 def test_tokens_are_counted_and_priced(counts: dict[str, Any], tokens: int, micro_usd: int) -> None:
     body = {"id": "x", "model": "mine", "usage": counts, "choices": [{"message": {"usage": 1}}]}
-    assert read(body) == Usage(tokens=tokens, micro_usd=micro_usd, model="mine")
+    assert read(body) == Usage(tokens=tokens, micro_usd=micro_usd, model="mine", is_priced=True)
 
 
 @pytest.mark.parametrize("model", ["no-such-model", "", None, 5, {"a": 1}])
@@ -138,7 +138,7 @@ STREAMS = [
                 "usage": {"prompt_tokens": 10, "completion_tokens": 5},
             },
         ),
-        Usage(tokens=15, micro_usd=60, model="mine"),
+        Usage(tokens=15, micro_usd=60, model="mine", is_priced=True),
     ),
     (
         events(
@@ -149,7 +149,7 @@ STREAMS = [
             {"type": "content_block_delta", "delta": {"text": '"usage"'}},
             {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 7}},
         ),
-        Usage(tokens=17, micro_usd=80, model="mine"),
+        Usage(tokens=17, micro_usd=80, model="mine", is_priced=True),
     ),
     (
         events(
@@ -159,7 +159,7 @@ STREAMS = [
                 "response": {"model": "mine", "usage": {"input_tokens": 1, "output_tokens": 1}},
             },
         ),
-        Usage(tokens=2, micro_usd=11, model="mine"),
+        Usage(tokens=2, micro_usd=11, model="mine", is_priced=True),
     ),
     (events({"message": "text", "usage": {"input_tokens": 1, "output_tokens": 1}}), UNKNOWN_USAGE),
     (events({"usage": None}), UNKNOWN_USAGE),
@@ -226,7 +226,7 @@ def test_a_body_that_is_no_json_is_unknown(body: bytes) -> None:
 
 def test_raw_json_can_be_read_too() -> None:
     body = msgspec.Raw(b'{"model": "mine", "usage": {"input_tokens": 1, "output_tokens": 0}}')
-    assert usage_of(body, PRICES) == Usage(tokens=1, micro_usd=1, model="mine")
+    assert usage_of(body, PRICES) == Usage(tokens=1, micro_usd=1, model="mine", is_priced=True)
 
 
 counts = st.integers() | st.integers(0, 10**13) | st.none() | st.floats() | st.text(max_size=3)

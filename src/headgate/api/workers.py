@@ -109,7 +109,12 @@ async def fail(api: Api, request: Request, task_id: str) -> Response:
     """Take the failure of an attempt."""
     body = read_body(await request.json_body(), FailBody)
     error = shortened(body.error) or "the worker failed and did not say why"
-    outcome: Outcome = Failed(error=error, is_transient=body.retryable, usage=_usage(body.usage))
+    outcome: Outcome = Failed(
+        error=error,
+        is_transient=body.retryable,
+        usage=_usage(body.usage),
+        is_cut=body.cut_off,
+    )
     pause = body.retry_after_seconds
     if pause is not None:
         _check_range("retryAfterSeconds", pause, MAX_PAUSE_SECONDS)
@@ -177,7 +182,8 @@ def _usage(used: UsedBody | None) -> Usage:
     except InvalidAmountError as error:
         field = "usage.usd" if error.field == "amount_usd" else "usage.tokens"
         raise InvalidFieldError(field, error.problem) from None
-    return Usage(tokens=tokens, micro_usd=micro_usd, model=used.model)
+    is_priced = found.is_priced and used.usd is None
+    return Usage(tokens=tokens, micro_usd=micro_usd, model=used.model, is_priced=is_priced)
 
 
 ROUTES = (

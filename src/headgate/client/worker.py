@@ -255,7 +255,7 @@ class Worker:
         seconds = order.attempt_seconds
         if seconds is not None and (left is None or seconds < left):
             return seconds, timed_out(seconds)
-        return left, Failed(error=DEADLINE_EXCEEDED)
+        return left, Failed(error=DEADLINE_EXCEEDED, is_cut=True)
 
     async def _report(self, run: _Run, outcome: Outcome) -> None:
         order = run.order
@@ -271,7 +271,8 @@ class Worker:
                 LOG.error("task %s: its outcome was refused: %s", order.task_id, error)
             else:
                 problem = "its result is too large" if error.status == TOO_LARGE else str(error)
-                await self._report(run, Failed(error=f"{problem}; the work was done"))
+                failed = Failed(error=f"{problem}; the work was done", is_cut=True)
+                await self._report(run, failed)
 
     async def _beat_for_ever(self) -> None:
         while True:
@@ -532,6 +533,7 @@ def report_of(outcome: Outcome, *, worker_id: str, attempt: int) -> CompleteBody
                 attempt=attempt,
                 error=outcome.error,
                 retryable=outcome.is_transient,
+                cut_off=outcome.is_cut,
                 usage=_used(outcome.usage),
             )
         case Limited():
@@ -547,10 +549,13 @@ def report_of(outcome: Outcome, *, worker_id: str, attempt: int) -> CompleteBody
                 attempt=attempt,
                 error=STOPPED,
                 retryable=True,
+                cut_off=True,
                 usage=_used(outcome.usage),
             )
         case Lost():
-            return FailBody(worker_id=worker_id, attempt=attempt, error=STOPPED, retryable=True)
+            return FailBody(
+                worker_id=worker_id, attempt=attempt, error=STOPPED, retryable=True, cut_off=True
+            )
 
 
 def _used(usage: Usage) -> UsedBody:

@@ -31,12 +31,14 @@ MAX_PAUSE_SECONDS = 86_400.0
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What an execution used, as far as anybody knows; None is unknown, 0 is nothing.
 
-    `model` is what the provider calls the one that answered.
+    `model` is what the provider calls the one that answered. `is_priced` says that the dollars
+    come from our price list and a provider's counts; otherwise the target said them.
     """
 
     tokens: int | None = None
     micro_usd: int | None = None
     model: str | None = None
+    is_priced: bool = False
 
 
 UNKNOWN_USAGE = Usage()
@@ -51,11 +53,16 @@ class Succeeded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
-    """The work was not done. A transient failure may be tried again."""
+    """The work was not done. A transient failure may be tried again.
+
+    `is_cut` says that nobody heard how it ended: a timeout, or a connection that broke after the
+    request was sent. The work may go on, and be charged for.
+    """
 
     error: str
     is_transient: bool = False
     usage: Usage = UNKNOWN_USAGE
+    is_cut: bool = False
 
 
 class Limited(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +94,7 @@ Outcome = Succeeded | Failed | Limited | Cancelled | Lost
 
 def timed_out(attempt_seconds: float) -> Failed:
     """Return the outcome of an attempt that took longer than its terms allow."""
-    return Failed(error=f"timed out after {attempt_seconds:g} s", is_transient=True)
+    return Failed(error=f"timed out after {attempt_seconds:g} s", is_transient=True, is_cut=True)
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="finish"):
@@ -173,7 +180,21 @@ def known_usage(outcome: Outcome) -> Usage:
         tokens=_known(usage.tokens, most=MAX_RESERVATION_TOKENS),
         micro_usd=_known(usage.micro_usd, most=MAX_RESERVATION_MICRO_USD),
         model=_model(usage.model),
+        is_priced=usage.is_priced,
     )
+
+
+def without_failure_cost(outcome: Outcome) -> Outcome:
+    """Return the outcome of a target whose failures cost nothing.
+
+    It holds for a failure that the target itself reported, without any figures. One that was cut
+    off costs what was reserved: nobody knows what became of the work.
+    """
+    if not isinstance(outcome, Failed) or outcome.is_cut:
+        return outcome
+    if (outcome.usage.tokens, outcome.usage.micro_usd) != (None, None):
+        return outcome
+    return msgspec.structs.replace(outcome, usage=NOTHING_USED)
 
 
 def at_fixed_cost(outcome: Outcome, terms: Terms) -> Outcome:
@@ -187,7 +208,7 @@ def at_fixed_cost(outcome: Outcome, terms: Terms) -> Outcome:
     has_begun = isinstance(outcome, Succeeded) or (usage.tokens, usage.micro_usd) != (0, 0)
     if not has_begun:
         return outcome
-    fixed = msgspec.structs.replace(usage, micro_usd=terms.cost_micro_usd)
+    fixed = msgspec.structs.replace(usage, micro_usd=terms.cost_micro_usd, is_priced=False)
     return msgspec.structs.replace(outcome, usage=fixed)
 
 
@@ -198,6 +219,7 @@ def cost_of(outcome: Outcome, *, reserved_tokens: int, reserved_micro_usd: int) 
         tokens=reserved_tokens if usage.tokens is None else usage.tokens,
         micro_usd=reserved_micro_usd if usage.micro_usd is None else usage.micro_usd,
         model=usage.model,
+        is_priced=usage.is_priced,
     )
 
 

@@ -114,6 +114,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     tick_seconds: float = 5.0
     result_ttl_seconds: float = 300.0
     max_result_bytes: int = 1_048_576
+    free_failures: frozenset[str] = frozenset()
 
 
 class Engine:
@@ -144,6 +145,7 @@ class Engine:
             policy=settings.policy,
             draws=draws,
             max_result_bytes=settings.max_result_bytes,
+            free_failures=settings.free_failures,
             ledger=ledger,
         )
         self.dispatcher = Dispatcher(
@@ -454,7 +456,10 @@ class Engine:
         attempts = self.runner.under_way_at(replaced)
         self.executors = executors
         self.runner.reconfigure(
-            executors, policy=settings.policy, max_result_bytes=settings.max_result_bytes
+            executors,
+            policy=settings.policy,
+            max_result_bytes=settings.max_result_bytes,
+            free_failures=settings.free_failures,
         )
         self.retired.retire(list(replaced.values()), attempts)
 

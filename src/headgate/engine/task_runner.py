@@ -38,6 +38,7 @@ from headgate.core.lifecycle import (
     next_step,
     pause_seconds,
     timed_out,
+    without_failure_cost,
 )
 from headgate.core.retries import Backoff
 from headgate.core.task import TaskRecord, is_worker, slot_of
@@ -75,6 +76,7 @@ class TaskRunner:
         policy: RetryPolicy = DEFAULT_POLICY,
         draws: random.Random | None = None,
         max_result_bytes: int = 1_048_576,
+        free_failures: Collection[str] = (),
         ledger: Ledger | None = None,
     ) -> None:
         self._ledger = ledger
@@ -83,7 +85,10 @@ class TaskRunner:
         self._changed = changed
         self._draws = draws or random.Random()  # noqa: S311
         self.settlements = Settlements(
-            policy=policy, max_result_bytes=max_result_bytes, draws=self._draws
+            policy=policy,
+            max_result_bytes=max_result_bytes,
+            free_failures=free_failures,
+            draws=self._draws,
         )
         self._attempts: dict[str, _Attempt] = {}
         self._deadlines: DeadlineWatch[_Attempt] = DeadlineWatch(store.now, self._be_late)
@@ -99,12 +104,18 @@ class TaskRunner:
         return task_id in self._attempts
 
     def reconfigure(
-        self, executors: Mapping[str, Executor], *, policy: RetryPolicy, max_result_bytes: int
+        self,
+        executors: Mapping[str, Executor],
+        *,
+        policy: RetryPolicy,
+        max_result_bytes: int,
+        free_failures: Collection[str] = (),
     ) -> None:
         """Run what starts from now on with these; what runs goes on as it began."""
         self._executors = executors
         self.settlements.policy = policy
         self.settlements.max_result_bytes = max_result_bytes
+        self.settlements.free_failures = free_failures
 
     def under_way_at(self, targets: Collection[str]) -> list[asyncio.Task[None]]:
         """Return the attempts that are under way at some targets."""
@@ -208,7 +219,7 @@ class TaskRunner:
         deadline, seconds = attempt.record.task.deadline, attempt.record.terms.attempt_seconds
         is_over = deadline is not None and deadline <= self._store.now()
         if is_over or seconds is None:
-            self._stop(attempt, Failed(error=DEADLINE_EXCEEDED))
+            self._stop(attempt, Failed(error=DEADLINE_EXCEEDED, is_cut=True))
         else:
             self._stop(attempt, timed_out(seconds))
 
@@ -336,16 +347,27 @@ class Settlements:
     """Makes settlements by the rules in force; a reload puts others in their place.
 
     Rule: what a task does next, what it costs and whom a provider's pause stops is decided here and
-    nowhere else, whether a node or a worker ran the attempt.
+    nowhere else, whether a node or a worker ran the attempt. `free_failures` are the targets whose
+    failures cost nothing unless they report figures.
     """
 
-    def __init__(self, *, policy: RetryPolicy, max_result_bytes: int, draws: random.Random) -> None:
+    def __init__(
+        self,
+        *,
+        policy: RetryPolicy,
+        max_result_bytes: int,
+        free_failures: Collection[str] = (),
+        draws: random.Random,
+    ) -> None:
         self.policy = policy
         self.max_result_bytes = max_result_bytes
+        self.free_failures = free_failures
         self._draws = draws
 
     def reported(self, record: TaskRecord, outcome: Outcome) -> Outcome:
         """Return what an executor or a worker reports, at its cost and with what may be kept."""
+        if record.task.target in self.free_failures:
+            outcome = without_failure_cost(outcome)
         return self._bounded(at_fixed_cost(outcome, record.terms))
 
     def _bounded(self, outcome: Outcome) -> Outcome:

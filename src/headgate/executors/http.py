@@ -54,6 +54,7 @@ from headgate.providers.http_headers import (
     retry_after_seconds,
 )
 from headgate.providers.prices import PriceList
+from headgate.providers.requests import Kind, kind_of
 from headgate.providers.usage import usage_of
 
 
@@ -89,6 +90,7 @@ class HttpExecutor:
             clock=clock,
             cleaned=self._environment.cleaned,
             max_result_bytes=target.max_result_bytes,
+            books_failures=target.book_failures is True,
         )
         self._client: HttpClient | None = None
 
@@ -351,41 +353,54 @@ class EndpointResolver:
 #
 # | status | outcome | what is charged |
 # | --- | --- | --- |
-# | 2xx | done | the usage that the body tells, otherwise what was reserved |
+# | 2xx | done | what was reserved |
 # | 429; 503 and 529 with Retry-After | a pause, which costs no attempt | nothing |
-# | 408 and 5xx | failed, may be tried again | what was reserved |
+# | 408, 504, 524: a gateway stopped waiting | failed, may be tried again | what was reserved |
+# | another 5xx of a model API | failed, may be tried again | nothing |
+# | another 5xx | failed, may be tried again | what was reserved |
 # | 425 | failed, may be tried again | nothing |
 # | other 4xx | failed for good | nothing: the endpoint refused |
 # | anything else | failed for good | what was reserved |
+#
+# Whatever usage the body tells goes before this.
 
 EXECUTOR = "executor"
 """What an endpoint is called in the error of a task, unless it is something else."""
 
 TOO_MANY_REQUESTS = 429
 _OVERLOADED = frozenset((503, 529))
-_REQUEST_TIMEOUT = 408
+_TIMEOUTS = frozenset((408, 504, 524))
 _TOO_EARLY = 425
 _CLIENT_ERRORS = range(400, 500)
 _SERVER_ERRORS = range(500, 600)
 
 
 def refused(
-    status: int, headers: Mapping[str, str], text: str, *, now: float, whom: str = EXECUTOR
+    status: int,
+    headers: Mapping[str, str],
+    text: str,
+    *,
+    now: float,
+    whom: str = EXECUTOR,
+    is_model_api: bool = False,
+    usage: Usage = UNKNOWN_USAGE,
 ) -> Failed | Limited:
-    """Return the outcome of a response that is not a success."""
+    """Return the outcome of a response that is not a success; `usage` is what its body tells.
+
+    A model API that answers 5xx has sent no output, and providers charge for output. A target of
+    the user's own may have spent a lot before it failed.
+    """
     error = f"{whom} returned {status}: {shortened(text) or '(no body)'}"
     seconds = retry_after_seconds(headers, now=now)
     if status == TOO_MANY_REQUESTS or (status in _OVERLOADED and seconds is not None):
         return Limited(retry_after_seconds=seconds, error=error)
-    is_transient = status in {_REQUEST_TIMEOUT, _TOO_EARLY} or status in _SERVER_ERRORS
-    return Failed(error=error, is_transient=is_transient, usage=_usage_of_refusal(status))
-
-
-def _usage_of_refusal(status: int) -> Usage:
-    # A gateway answers 408 when it has stopped waiting, which the work behind it may not know.
-    if status in _CLIENT_ERRORS and status != _REQUEST_TIMEOUT:
-        return NOTHING_USED
-    return UNKNOWN_USAGE
+    # A gateway answers so when it has stopped waiting, which the work behind it may not know.
+    is_cut = status in _TIMEOUTS
+    is_free = status in _CLIENT_ERRORS or (is_model_api and status in _SERVER_ERRORS)
+    if usage == UNKNOWN_USAGE and is_free and not is_cut:
+        usage = NOTHING_USED
+    is_transient = is_cut or status == _TOO_EARLY or status in _SERVER_ERRORS
+    return Failed(error=error, is_transient=is_transient, usage=usage, is_cut=is_cut)
 
 
 class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -405,7 +420,8 @@ class RequestRunner:
     """Sends requests and judges responses; errors call whoever is asked by the name `whom`.
 
     A failure before the request was sent cannot have been charged; after that, only the answer
-    tells.
+    tells. Whoever answers on the path of a model API counts as a provider, whose 5xx cost nothing,
+    unless `books_failures` says that they do.
     """
 
     def __init__(
@@ -416,8 +432,10 @@ class RequestRunner:
         cleaned: Callable[[str], str],
         max_result_bytes: int,
         whom: str = EXECUTOR,
+        books_failures: bool = False,
     ) -> None:
         self._prices = prices
+        self._books_failures = books_failures
         self._clock = clock
         self._cleaned = cleaned
         self._max_bytes = max_result_bytes
@@ -434,7 +452,7 @@ class RequestRunner:
             return self.not_sent(problem, is_transient=False)
         except httpx2.RequestError as error:
             problem = f"the {self._whom} did not answer: {explained(error)}"
-            return Failed(error=self._line(problem), is_transient=True)
+            return Failed(error=self._line(problem), is_transient=True, is_cut=True)
 
     def not_sent(self, problem: str, *, is_transient: bool = True) -> Failed:
         """Return the outcome of a request that nobody has got."""
@@ -445,9 +463,16 @@ class RequestRunner:
         try:
             if response.is_success:
                 return await self._succeeded(response, request.priced_as)
-            text = self._cleaned(await read_error_body(response))
-            status, headers = response.status_code, response.headers
-            return refused(status, headers, text, now=self._clock(), whom=self._whom)
+            text = await read_error_body(response)
+            return refused(
+                response.status_code,
+                response.headers,
+                self._cleaned(text),
+                now=self._clock(),
+                whom=self._whom,
+                is_model_api=not self._books_failures and _is_model_api(request),
+                usage=usage_of(text.encode(), self._prices, priced_as=request.priced_as),
+            )
         finally:
             await response.aclose()
 
@@ -456,9 +481,13 @@ class RequestRunner:
         result = None if body is None else as_json_or_text(body)
         # A text grows when what cannot be written in JSON is replaced and escaped.
         if body is None or (result is not None and memoryview(result).nbytes > self._max_bytes):
-            return Failed(error=too_large(self._max_bytes))
+            return Failed(error=too_large(self._max_bytes), is_cut=True)
         usage = usage_of(body, self._prices, priced_as=priced_as)
         return Succeeded(result=result, usage=usage)
 
     def _line(self, text: str) -> str:
         return shortened(self._cleaned(text))
+
+
+def _is_model_api(request: HttpRequest) -> bool:
+    return kind_of(request.method, httpx2.URL(request.url).path) is Kind.MODEL_CALL

@@ -1,11 +1,15 @@
 """Targets as the configuration writes them: where tasks are executed, and within which bounds.
 
+`book_failures` says whether a failure that reports no figures books the estimate of its task; left
+out, it does, except for the 5xx of a model API.
+
 A target is a table with a `kind`. These types only say what may be written; what a target means is
 checked when its executor is built, which needs no network and runs nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -56,6 +60,7 @@ class HttpTarget(
     max_result_bytes: ResultBytes = MAX_RESULT_BYTES
     slot: str | None = None
     provider: str | None = None
+    book_failures: bool | None = None
     default: bool = False
     status: Standing = Standing.ACTIVE
 
@@ -78,6 +83,7 @@ class CommandTarget(
     kill_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 5.0
     slot: str | None = None
     provider: str | None = None
+    book_failures: bool | None = None
     default: bool = False
     status: Standing = Standing.ACTIVE
 
@@ -97,6 +103,7 @@ class CallableTarget(
     max_result_bytes: ResultBytes = MAX_RESULT_BYTES
     slot: str | None = None
     provider: str | None = None
+    book_failures: bool | None = None
     default: bool = False
     status: Standing = Standing.ACTIVE
 
@@ -113,6 +120,7 @@ class PullTarget(
 
     slot: str | None = None
     provider: str | None = None
+    book_failures: bool | None = None
     default: bool = False
     status: Standing = Standing.ACTIVE
 
@@ -123,6 +131,11 @@ Target = HttpTarget | CommandTarget | CallableTarget | PullTarget
 def has_slot(target: Target) -> bool:
     """Tell whether tasks of a target have a slot: the one that it names, or one of a provider."""
     return target.slot is not None or target.provider is not None
+
+
+def free_failures(targets: Mapping[str, Target]) -> frozenset[str]:
+    """Return the targets whose failures cost nothing unless they report figures."""
+    return frozenset(name for name, target in targets.items() if target.book_failures is False)
 
 
 PULL_NAME = "pull"

@@ -176,8 +176,9 @@ def _priced(response: _Response, prices: PriceList, priced_as: str | None = None
         total = to_tokens(to_tokens(tokens.input_tokens) + to_tokens(tokens.output_tokens))
     except CallerError:
         return UNKNOWN_USAGE
+    named = model or priced_as or None
     micro_usd = _micro_usd(priced_as or model, tokens, prices)
-    return Usage(tokens=total, micro_usd=micro_usd, model=model or None)
+    return Usage(tokens=total, micro_usd=micro_usd, model=named, is_priced=micro_usd is not None)
 
 
 def _micro_usd(model: str, tokens: _Tokens, prices: PriceList) -> int | None:

@@ -685,6 +685,7 @@ def engine_settings(
         budgets=budgets,
         capacity=concurrency,
         result_ttl_seconds=RESULTS_KEPT_SECONDS,
+        free_failures=frozenset() if targets is None else targets.free_failures,
     )
 
 

@@ -22,7 +22,7 @@ from headgate.core.task import Draft
 from headgate.errors import InvalidSettingError, InvalidTaskError
 from headgate.executors.build import build_executors
 from headgate.executors.executor import Executor
-from headgate.executors.targets import PullTarget, has_slot
+from headgate.executors.targets import PullTarget, free_failures, has_slot
 from headgate.workflow.step_executors import OWN_PREFIX
 from headgate.workflow.step_requests import TargetRequest
 from headgate.workflow.workflow import Step, TargetWork, Workflow
@@ -53,6 +53,11 @@ class TargetSteps:
     def rate_limits(self) -> tuple[RateLimit, ...]:
         """How fast targets and slots may be used."""
         return rate_limits(self._settings)
+
+    @property
+    def free_failures(self) -> frozenset[str]:
+        """The targets whose failures cost nothing unless they report figures."""
+        return free_failures(self._settings.all_targets)
 
     def executors(self, environ: Mapping[str, str]) -> dict[str, Executor]:
         """Return the executors of the targets that steps use."""

@@ -117,8 +117,17 @@ async def test_a_rate_limit_costs_nothing_and_each_try_is_its_own(sdk: Sdk) -> N
         assert len({entry.reservation_id for entry in journal if entry.reservation_id}) == 3
 
 
-async def test_a_server_error_is_assumed_to_have_cost_the_estimate(sdk: Sdk) -> None:
-    async with scene(each(FAILED, whole(sdk.body))) as made:
+async def test_server_errors_before_any_output_cost_nothing(sdk: Sdk) -> None:
+    async with scene(each(FAILED, FAILED, FAILED, whole(sdk.body))) as made:
+        assert await sdk.ask(made, retries=3) == upstream.TEXT
+        assert await made.booked() == USED
+
+
+@pytest.mark.parametrize("status", [408, 504])
+async def test_a_gateway_that_stopped_waiting_is_assumed_to_have_cost_the_estimate(
+    sdk: Sdk, status: int
+) -> None:
+    async with scene(each(reply(status), whole(sdk.body))) as made:
         assert await sdk.ask(made, retries=1) == upstream.TEXT
         assert await made.booked() == plus(USED, estimate_of(made.endpoint.seen[0]))
 

@@ -75,12 +75,17 @@ class CompleteBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class FailBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """The work was not done. `retry_after_seconds` says that the provider asked for a pause."""
+    """The work was not done. `retry_after_seconds` says that the provider asked for a pause.
+
+    `cut_off` says that nobody knows how it ended, as after a timeout: it books its estimate then,
+    also where `book_failures = false`.
+    """
 
     worker_id: str
     attempt: int
     error: str
     retryable: bool = False
+    cut_off: bool = False
     retry_after_seconds: float | None = None
     usage: UsedBody | None = None
 

@@ -4,7 +4,8 @@
 | --- | --- |
 | no permit, no money, cancelled before it was sent | nothing |
 | the connection was not made | nothing |
-| an error status | as of an `http` target: nothing for 429 and other 4xx, otherwise the estimate |
+| 408, 504, 524: somebody on the way stopped waiting | the estimate |
+| another error status (4xx, 5xx) | nothing: the provider has sent no output |
 | a redirect of the call (307, 308) | nothing: it is sent elsewhere, as a call of its own |
 | another redirect | the estimate: the work may be done, and only its result is fetched |
 | a response that says what it used | that |
@@ -126,7 +127,9 @@ class GovernedCall:
         elif response.status_code in _SAME_CALL_ELSEWHERE and response.has_redirect_location:
             self._not_charged()
         else:
-            self._refusal = refused(response.status_code, response.headers, "", now=time.time())
+            self._refusal = refused(
+                response.status_code, response.headers, "", now=time.time(), is_model_api=True
+            )
 
     def read(self, chunk: bytes) -> None:
         """Read along with the response."""
