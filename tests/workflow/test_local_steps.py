@@ -232,13 +232,26 @@ async def test_a_limit_of_the_provider_costs_no_attempt_and_no_money(tmp_path: P
     assert (end.state, end.attempt, end.micro_usd) == (TaskState.DONE, 2, 20)
 
 
-async def test_a_model_that_fails_without_figures_is_booked_as_held(tmp_path: Path) -> None:
-    async with running_endpoint(reply(500, b"oops")) as server:
+@pytest.mark.parametrize(("status", "booked"), [(500, 0), (503, 0), (400, 0), (504, 30)])
+async def test_a_model_that_fails_before_any_output_costs_nothing(
+    tmp_path: Path, status: int, booked: int
+) -> None:
+    async with running_endpoint(reply(status, b"oops")) as server:
         one = step(model("here"))
         stage = Stage(tmp_path, one, endpoints={"here": endpoint(server.url)}, prices=PRICES)
         (end,) = await stage.carried_out(order(one, micro_usd=30))
+    assert (end.state, end.micro_usd, end.assumed_micro_usd) == (TaskState.FAILED, booked, booked)
+    assert end.error == f"here returned {status}: oops"
+
+
+async def test_an_endpoint_of_ones_own_that_fails_without_figures_is_booked_as_held(
+    tmp_path: Path,
+) -> None:
+    async with running_endpoint(reply(500, b"oops")) as server:
+        one = step(http(url=f"{server.url}/run"))
+        stage = Stage(tmp_path, one, prices=PRICES)
+        (end,) = await stage.carried_out(order(one, micro_usd=30))
     assert (end.state, end.micro_usd, end.assumed_micro_usd) == (TaskState.FAILED, 30, 30)
-    assert end.error == "here returned 500: oops"
 
 
 TARGETS = """
