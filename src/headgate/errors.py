@@ -193,7 +193,8 @@ class BudgetExceededError(LimitReachedError):
     """A budget cannot hold the amount; nothing was held anywhere.
 
     Amounts are in micro-dollars or in tokens, as `unit` says. `resets_at` is the Unix time at which
-    the window next frees room, `may_clear` whether waiting can help at all.
+    the window next frees room, `may_clear` whether waiting can help at all. With a `kind` there is
+    room, but nobody knows yet what work of that kind costs, and `live` of it are in flight.
     """
 
     def __init__(
@@ -208,12 +209,15 @@ class BudgetExceededError(LimitReachedError):
         requested: int,
         resets_at: float | None,
         may_clear: bool,
+        kind: str = "",
+        live: int = 0,
     ) -> None:
         used, most = _rounded(spent + overrun, unit), _rounded(limit, unit)
         line = f"Budget exceeded: spent {used} of {most} limit"
         details = f"scope {scope or '(root)'}, {_exact(reserved, unit)} reserved"
         advice = _advice(resets_at, may_clear=may_clear)
-        super().__init__(f"{line} ({details}, {_exact(requested, unit)} requested); {advice}")
+        text = f"{line} ({details}, {_exact(requested, unit)} requested); {advice}"
+        super().__init__(f"{first_of_kind(live)} ({details})" if kind else text)
         self.scope = scope
         self.unit = unit
         self.limit = limit
@@ -223,6 +227,14 @@ class BudgetExceededError(LimitReachedError):
         self.requested = requested
         self.resets_at = resets_at
         self.may_clear = may_clear
+        self.kind = kind
+        self.live = live
+
+
+def first_of_kind(live: int) -> str:
+    """Say why work waits that is the first of its kind, or one of the first."""
+    which = "first of its kind" if live == 1 else f"{live} of the first of its kind are in flight"
+    return f"{which}; set `estimate_usd` on the target to run them in parallel"
 
 
 def _rounded(amount: int, unit: str) -> str:

@@ -369,7 +369,7 @@ async def spent_in_buckets(tracker: LedgerTracker) -> list[int]:
 
 def test_reservations_of_the_core_have_no_field_that_the_script_does_not_keep() -> None:
     kept = {"charges", "micro_usd", "tokens", "lease_until", "state", "dispatched_at_once"}
-    kept |= {"id", "actual_micro_usd", "actual_tokens"}
+    kept |= {"id", "actual_micro_usd", "actual_tokens", "kind"}
     assert set(Reservation.__struct_fields__) == kept
 
 

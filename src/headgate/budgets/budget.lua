@@ -16,6 +16,7 @@
 
 local IDENTITY, LIMITS, SCOPES, BALANCES, CHECKPOINT = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local RESERVATIONS, LEASES, FINISHED, JOURNAL = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local KINDS = KEYS[10]
 
 -- Looking up a global costs more inside Redis than most of what is done with it.
 local call, pack_one, unpack_one = redis.call, cmsgpack.pack, cmsgpack.unpack
@@ -23,10 +24,11 @@ local ipairs, pairs, unpack = ipairs, pairs, unpack
 local format, max, min, ceil = string.format, math.max, math.min, math.ceil
 
 -- The fields of a reservation: state, amounts held, end of the lease, whether it was dispatched at
--- once, when it was finished (0 before), its charges, the actual amounts. The charges are a text
--- with a line of scope and bucket for each balance: most reservations share few such texts.
-local STATE, USD, TOKENS, LEASE, AT_ONCE, FINISHED_AT, CHARGES = 1, 2, 3, 4, 5, 6, 7
-local ACTUAL_USD, ACTUAL_TOKENS = 8, 9
+-- once, when it was finished (0 before), its charges, the kind that it counts for ('' for none), the
+-- actual amounts. The charges are a text with a line of scope and bucket for each balance: most
+-- reservations share few such texts.
+local STATE, USD, TOKENS, LEASE, AT_ONCE, FINISHED_AT, CHARGES, KIND = 1, 2, 3, 4, 5, 6, 7, 8
+local ACTUAL_USD, ACTUAL_TOKENS = 9, 10
 
 -- The columns of a balance: spent, reserved and overrun in micro-dollars, then in tokens; after
 -- them the second by which it last changed.
@@ -136,6 +138,7 @@ local balances, checkpoint = new_sheet(BALANCES), new_sheet(CHECKPOINT)
 local limits = {}
 local reservations, changed = {}, {}
 local entries = {}
+local live_kinds, changed_kinds = {}, {}  -- live reservations of kinds of which little is known
 
 local pairs_of_text = {}
 local function charges_of(text)
@@ -259,6 +262,17 @@ local function answer(tag, ...)
 end
 local MADE, AGAIN, UNKNOWN = answer('made'), answer('again'), answer('unknown')
 
+local function load_kinds(kinds)
+  for at, live in ipairs(read(KINDS, kinds)) do live_kinds[kinds[at]] = tonumber(live or 0) end
+end
+
+local function count_kind(kind, amount)
+  if not kind or kind == '' then return end
+  if not live_kinds[kind] then load_kinds({ kind }) end
+  live_kinds[kind] = max(0, live_kinds[kind] + amount)
+  changed_kinds[kind] = true
+end
+
 local function settle(id, asked, actual_usd, actual_tokens, lease_until)
   local reservation = reservations[id]
   if not reservation then return UNKNOWN end
@@ -268,6 +282,9 @@ local function settle(id, asked, actual_usd, actual_tokens, lease_until)
     reservation[LEASE] = max(reservation[LEASE], lease_until)
   elseif rule == 'MOVE' then
     book_move(id, reservation, asked, BOOKINGS[key], actual_usd or 0, actual_tokens or 0)
+    if IS_LIVE[reservation[STATE]] and not IS_LIVE[MOVES[key]] then
+      count_kind(reservation[KIND], -1)
+    end
     reservation[STATE] = MOVES[key]
     reservation[ACTUAL_USD], reservation[ACTUAL_TOKENS] = actual_usd, actual_tokens
   else
@@ -297,10 +314,18 @@ local function expire_due()
   return #due
 end
 
-local function asks_for_the_same(reservation, wanted, usd, tokens, at_once)
+-- The fields of a flexible request: how firm each amount is, the least that a learned one may
+-- shrink to, the kind, and how many of it may be live at once where the unit is limited.
+-- Dollars come before tokens.
+local USD_RULE, TOKENS_RULE, LEAST_USD, FLEXIBLE_KIND, USD_AT_ONCE = 1, 2, 3, 5, 6
+
+local function asks_for_the_same(reservation, wanted, usd, tokens, at_once, flexible)
   local charges = charges_of(reservation[CHARGES])
-  if reservation[USD] ~= usd or reservation[TOKENS] ~= tokens or reservation[AT_ONCE] ~= at_once
-    or #charges ~= #wanted then
+  local is_usd_exact = not flexible or flexible[USD_RULE] == 'exact'
+  local is_tokens_exact = not flexible or flexible[TOKENS_RULE] == 'exact'
+  if (is_usd_exact and reservation[USD] ~= usd)
+    or (is_tokens_exact and reservation[TOKENS] ~= tokens)
+    or reservation[AT_ONCE] ~= at_once or #charges ~= #wanted then
     return false
   end
   for at, charge in ipairs(charges) do
@@ -319,39 +344,109 @@ local function refusal(charges, usd, tokens)
       local is_over_tokens = limit[3] >= 0 and used_tokens[scope] + tokens > limit[3]
       if is_over_usd or is_over_tokens then
         add_unbooked()
-        return answer('refused', scope, limit[1], limit[2], limit[3], total_of(scope))
+        local total, oldest = total_of(scope)
+        return answer('refused', scope, limit[1], limit[2], limit[3], total, oldest, 0)
       end
     end
   end
 end
 
-local function reserve(id, usd, tokens, lease_until, at_once, text, has_more_due)
+-- What one scope with a limit lets a request hold in a unit; nil where it has no room.
+local function hold_in(limit, used, reserved, rule, asked, least_asked)
+  local left = limit - used
+  if rule ~= 'probe' and asked <= left then return asked end
+  if rule == 'exact' then return nil end
+  local least = max(1, ceil(limit / LEAST_SHARE))
+  if rule == 'probe' then
+    if left < least then return nil end
+    return min(ceil(limit / PROBE_SHARE), left, MOST_HELD)
+  end
+  if least_asked <= limit then least = max(least, least_asked) end
+  if reserved ~= 0 or left < least then return nil end
+  return left
+end
+
+-- The amounts that a flexible request holds and the kind that it counts for, or its refusal.
+local function flexible_amounts(charges, usd, tokens, flexible)
+  add_unbooked()
+  local asked = { usd, tokens }
+  local most, tightest, kind = {}, {}, ''
+  for _, charge in ipairs(charges) do
+    local scope = charge[1]
+    local limit = limits[scope]
+    if limit then
+      local total, oldest = total_of(scope)
+      for unit = 1, 2 do
+        local bound, first = limit[1 + unit], 3 * unit - 2
+        if bound >= 0 then
+          local used = total[first] + total[first + 1] + total[first + 2]
+          local held = hold_in(
+            bound, used, total[first + 1], flexible[unit], asked[unit], flexible[LEAST_USD + unit - 1]
+          )
+          if not held then
+            return nil, answer('refused', scope, limit[1], limit[2], limit[3], total, oldest, 0)
+          end
+          if not most[unit] or held < most[unit] then most[unit], tightest[unit] = held, scope end
+          if flexible[USD_AT_ONCE + unit - 1] > 0 then kind = flexible[FLEXIBLE_KIND] end
+        end
+      end
+    end
+  end
+  if kind ~= '' then
+    if not live_kinds[kind] then load_kinds({ kind }) end
+    for unit = 1, 2 do
+      local scope, at_once, live = tightest[unit], flexible[USD_AT_ONCE + unit - 1], live_kinds[kind]
+      if scope and at_once > 0 and live >= at_once then
+        local limit, total, oldest = limits[scope], total_of(scope)
+        return nil, answer('refused', scope, limit[1], limit[2], limit[3], total, oldest, live)
+      end
+    end
+  end
+  for unit = 1, 2 do
+    most[unit] = most[unit] or (flexible[unit] == 'probe' and 0 or asked[unit])
+  end
+  return { most[1], most[2], kind }
+end
+
+local function reserve(id, usd, tokens, lease_until, at_once, text, flexible, has_more_due)
   local charges = charges_of(text)
   local known = reservations[id]
   if known then
-    local is_same = asks_for_the_same(known, charges, usd, tokens, at_once)
+    local is_same = asks_for_the_same(known, charges, usd, tokens, at_once, flexible)
     return answer(is_same and 'known' or 'illegal', unpack(known))
   end
-  local refused = refusal(charges, usd, tokens)
+  local refused, kind = nil, ''
+  if flexible then
+    local amounts
+    amounts, refused = flexible_amounts(charges, usd, tokens, flexible)
+    if amounts then usd, tokens, kind = unpack(amounts) end
+  else
+    refused = refusal(charges, usd, tokens)
+  end
   -- Leases that are due may hold the room that is missing.
   if refused then return has_more_due and AGAIN or refused end
   local state = at_once and 'dispatched' or 'held'
-  local reservation = { state, usd, tokens, lease_until, at_once, 0, text }
+  local reservation = { state, usd, tokens, lease_until, at_once, 0, text, kind }
   reservations[id], changed[id] = reservation, reservation
+  count_kind(kind, 1)
   book(id, text, 'reserve', 0, usd, 0, 0, tokens, 0)
-  return MADE
+  -- Who left the amounts to the ledger is told of them.
+  return flexible and answer('known', unpack(reservation)) or MADE
 end
 
--- A request takes so many fields: call, id, dollars, tokens, end of lease, dispatched, charges.
-local REQUEST_WIDTH = 7
+-- A request takes so many fields: call, id, dollars, tokens, end of lease, dispatched, charges, and
+-- what the ledger may work out by itself, or false.
+local REQUEST_WIDTH = 8
 
 local function apply_all(requests, texts, has_more_due)
   local answers = {}
   for first = 1, #requests, REQUEST_WIDTH do
-    local asked, id, usd, tokens, lease_until, at_once, place = unpack(requests, first, first + 6)
+    local asked, id, usd, tokens, lease_until, at_once, place, flexible =
+      unpack(requests, first, first + REQUEST_WIDTH - 1)
     if asked == 'reserve' then
       local text = texts[place]
-      answers[#answers + 1] = reserve(id, usd, tokens, lease_until, at_once, text, has_more_due)
+      answers[#answers + 1] =
+        reserve(id, usd, tokens, lease_until, at_once, text, flexible, has_more_due)
     elseif asked == 'commit' then
       answers[#answers + 1] = settle(id, asked, usd, tokens)
     else
@@ -445,8 +540,23 @@ local function save_reservations()
   write('RPUSH', FINISHED, finished)
 end
 
+local function save_kinds()
+  local values, gone = {}, {}
+  for kind in pairs(changed_kinds) do
+    if live_kinds[kind] > 0 then
+      values[#values + 1] = kind
+      values[#values + 1] = format('%.0f', live_kinds[kind])
+    else
+      gone[#gone + 1] = kind
+    end
+  end
+  write('HSET', KINDS, values)
+  write('HDEL', KINDS, gone)
+end
+
 local function save()
   save_reservations()
+  save_kinds()
   add_unbooked()
   purge_old_buckets()
   save_rows(balances, true)

@@ -193,7 +193,7 @@ def _fail(
 DEFAULT_NAME = "default"
 KEY_NAMES = (
     *("identity", "limits", "scopes", "balances", "checkpoint"),
-    *("reservations", "leases", "finished", "journal"),
+    *("reservations", "leases", "finished", "journal", "kinds"),
 )
 DEFAULT_BOUNDS = Bounds()
 MAX_NAME_LENGTH = 64

@@ -17,15 +17,18 @@ from importlib.resources import files
 import msgspec
 
 from headgate.core.budgets.ledger import (
+    LEAST_SHARE,
+    PROBE_SHARE,
     Account,
     Balance,
+    Flexible,
     JournalEntry,
     LedgerState,
     Limit,
     Refused,
     ReserveRequest,
     SettleRequest,
-    first_refusal,
+    amounts_to_hold,
 )
 from headgate.core.budgets.reservations import (
     RULES,
@@ -44,7 +47,7 @@ from headgate.core.budgets.windows import (
     live_from,
     parse_window,
 )
-from headgate.core.money import MicroUsd, Tokens
+from headgate.core.money import MAX_RESERVATION_MICRO_USD, MicroUsd, Tokens
 from headgate.errors import LedgerUnavailableError
 from headgate.storage.zones import zone
 
@@ -71,6 +74,7 @@ class Known(msgspec.Struct, frozen=True, array_like=True, tag="known"):
     dispatched_at_once: bool
     finished_at: float
     charges: str
+    kind: str = ""
     actual_micro_usd: int | None = None
     actual_tokens: int | None = None
 
@@ -84,7 +88,7 @@ class Unknown(msgspec.Struct, frozen=True, array_like=True, tag="unknown"):
 
 
 class NoRoom(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """The first scope that cannot hold the request."""
+    """The first scope that cannot hold the request, and how many of its kind are live."""
 
     scope: str
     window: str
@@ -92,6 +96,7 @@ class NoRoom(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     limit_tokens: int
     balance: Columns
     oldest_bucket: int | None = None
+    live: int = 0
 
 
 class Again(msgspec.Struct, frozen=True, array_like=True, tag="again"):
@@ -188,9 +193,12 @@ class Batch:
 
     def add(self, request: Request) -> None:
         """Append a request; a window whose zone this machine does not know raises, alone."""
+        flexible: tuple[object, ...] | bool = False
         if isinstance(request, SettleRequest):
             call, dispatched, place = request.call, False, 0
         else:
+            if request.flexible is not None:
+                flexible = _flexible_row(request.flexible)
             known = self._sets.get(request.scopes)
             place = self._add_set(request.scopes) if known is None else known[0]
             call, dispatched = Call.RESERVE, request.dispatched
@@ -202,6 +210,7 @@ class Batch:
             self.now + request.lease_seconds,
             dispatched,
             place,
+            flexible,
         )
 
     def parameters(self, identity: str, bounds: Bounds) -> bytes:
@@ -241,6 +250,18 @@ class Batch:
         return charge
 
 
+def _flexible_row(flexible: Flexible) -> tuple[object, ...]:
+    return (
+        flexible.micro_usd.value,
+        flexible.tokens.value,
+        flexible.least_micro_usd,
+        flexible.least_tokens,
+        flexible.kind,
+        flexible.micro_usd_at_once,
+        flexible.tokens_at_once,
+    )
+
+
 def decode_reply(packed: bytes) -> StepReply:
     """Read what a step of the script replied."""
     return _reply_decoder.decode(packed)
@@ -259,6 +280,7 @@ def reservation_from(reservation_id: str, known: Known) -> Reservation:
         dispatched_at_once=known.dispatched_at_once,
         actual_micro_usd=None if usd is None else MicroUsd(usd),
         actual_tokens=None if tokens is None else Tokens(tokens),
+        kind=known.kind,
     )
 
 
@@ -287,8 +309,8 @@ def refused(request: ReserveRequest, reply: NoRoom, now: float) -> Refused:
         oldest_bucket=reply.oldest_bucket,
         tz=zone(limit.window.zone),
     )
-    answer = first_refusal([account], micro_usd=request.micro_usd, tokens=request.tokens, now=now)
-    if answer is None:
+    answer = amounts_to_hold([account], request, now=now, live=reply.live)
+    if not isinstance(answer, Refused):
         problem = "the script and this version disagree about a limit; upgrade both"
         raise LedgerUnavailableError(problem)
     return answer
@@ -383,7 +405,13 @@ def _rules_in_lua() -> str:
         "MOVES": {key: rule.to.value for key, rule in rules if rule.to is not None},
         "BOOKINGS": {key: rule.booking.name for key, rule in rules if rule.booking is not None},
     }
-    return "\n".join(f"local {name} = {{{_fields(table)}}}" for name, table in tables.items())
+    numbers = {
+        "PROBE_SHARE": PROBE_SHARE,
+        "LEAST_SHARE": LEAST_SHARE,
+        "MOST_HELD": MAX_RESERVATION_MICRO_USD,
+    }
+    lines = [f"local {name} = {{{_fields(table)}}}" for name, table in tables.items()]
+    return "\n".join([*lines, *(f"local {name} = {number}" for name, number in numbers.items())])
 
 
 def _fields(table: Mapping[str, str]) -> str:

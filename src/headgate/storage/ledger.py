@@ -96,6 +96,7 @@ def to_reservation(row: Row) -> Reservation:
         dispatched_at_once=bool(row[6]),
         actual_micro_usd=row[7],
         actual_tokens=row[8],
+        kind=row[9],
     )
 
 
@@ -135,6 +136,7 @@ def reservation_row(reservation: Reservation, now: float) -> Row:
         int(reservation.dispatched_at_once),
         reservation.actual_micro_usd,
         reservation.actual_tokens,
+        reservation.kind,
         None if reservation.state in LIVE else now,
     )
 
@@ -186,6 +188,7 @@ RESERVATION = (
     "dispatched_at_once",
     "actual_micro_usd",
     "actual_tokens",
+    "kind",
 )
 
 _TABLES = """
@@ -238,6 +241,14 @@ def _statements(*, text: str, sequence: str, by_key: str) -> tuple[str, ...]:
     return tuple(statement.strip() for statement in script.split(";"))
 
 
+_KINDS = (
+    "ALTER TABLE ledger_reservations ADD COLUMN kind TEXT NOT NULL DEFAULT ''",
+    """
+    CREATE INDEX ledger_kinds ON ledger_reservations (kind)
+    WHERE finished_at IS NULL AND kind <> ''
+    """,
+)
+
 MIGRATIONS = (
     Migration(
         number=1,
@@ -248,6 +259,8 @@ MIGRATIONS = (
             by_key="",
         ),
     ),
+    # How many live reservations there are of a kind of work of which little is known.
+    Migration(number=2, sqlite=_KINDS, postgres=_KINDS),
 )
 
 _AMOUNT_TYPES = tuple((name, "BIGINT") for name in AMOUNTS)
@@ -270,6 +283,7 @@ RESERVATIONS = Insert(
         ("dispatched_at_once", "INTEGER"),
         ("actual_micro_usd", "BIGINT"),
         ("actual_tokens", "BIGINT"),
+        ("kind", "TEXT"),
         ("finished_at", "DOUBLE PRECISION"),
     ),
     key=("id",),
@@ -299,6 +313,12 @@ MAX_SCANNED_ENTRIES = 200_000
 _AMOUNTS = ", ".join(AMOUNTS)
 _RESERVATION = ", ".join(RESERVATION)
 _RESERVATIONS = about(f"SELECT {_RESERVATION} FROM ledger_reservations", "id")  # noqa: S608
+_LIVE_KINDS = Lookup(
+    lambda dialect: (
+        "SELECT kind, COUNT(*) FROM ledger_reservations"  # noqa: S608
+        f" WHERE finished_at IS NULL AND kind <> '' AND kind IN {dialect.texts} GROUP BY kind"
+    )
+)
 _LIMITS = "SELECT scope, limit_micro_usd, limit_tokens, time_window FROM ledger_limits"
 _LIMITS_OF = about(_LIMITS, "scope")
 _KEPT_AMOUNTS = ", ".join(f"kept.{name}" for name in AMOUNTS)
@@ -407,6 +427,9 @@ def load(transaction: Transaction, requests: Sequence[Request], now: float) -> L
     state = LedgerState(zone, at=now)
     state.reservations = {row[0]: to_reservation(row) for row in known}
     state.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in limits}
+    kinds = {request.flexible.kind for request in reserves if request.flexible is not None}
+    if state.limits and kinds:
+        state.live_kinds = dict(transaction.read(_LIVE_KINDS, list(kinds)))
     _load_balances(transaction, state, scopes, now)
     return state
 

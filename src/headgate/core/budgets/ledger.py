@@ -25,6 +25,7 @@ from typing import Protocol
 import msgspec
 
 from headgate.core.budgets.reservations import (
+    LIVE,
     Call,
     Charge,
     Delta,
@@ -48,7 +49,14 @@ from headgate.core.budgets.windows import (
     live_from,
     resets_at,
 )
-from headgate.core.money import Columns, MicroUsd, Tokens, format_usd
+from headgate.core.enums import FastEnum
+from headgate.core.money import (
+    MAX_RESERVATION_MICRO_USD,
+    Columns,
+    MicroUsd,
+    Tokens,
+    format_usd,
+)
 from headgate.errors import BudgetExceededError, BudgetMismatchError
 
 
@@ -57,6 +65,53 @@ class Unit(Enum):
 
     MICRO_USD = "micro_usd"
     TOKENS = "tokens"
+
+
+class HoldRule(FastEnum):
+    """How firm an amount is that a request asks for.
+
+    A learned one may shrink to what is left once nothing else is reserved. The amount of a probe
+    is worked out from the limits, since nobody knows what the work costs.
+    """
+
+    EXACT = "exact"
+    LEARNED = "learned"
+    PROBE = "probe"
+
+
+class Flexible(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a ledger may work out by itself where nobody gave an estimate.
+
+    `least_…` is what a learned amount may shrink to. At most so many reservations of a `kind` are
+    live `at_once` where the unit is limited; 0 is no such bound.
+    """
+
+    micro_usd: HoldRule = HoldRule.EXACT
+    tokens: HoldRule = HoldRule.EXACT
+    least_micro_usd: int = 0
+    least_tokens: int = 0
+    kind: str = ""
+    micro_usd_at_once: int = 0
+    tokens_at_once: int = 0
+
+    def rule(self, unit: Unit) -> HoldRule:
+        """Return how firm the amount in a unit is."""
+        return self.tokens if unit is Unit.TOKENS else self.micro_usd
+
+    def least(self, unit: Unit) -> int:
+        """Return what a learned amount in a unit may shrink to."""
+        return self.least_tokens if unit is Unit.TOKENS else self.least_micro_usd
+
+    def at_once(self, unit: Unit) -> int:
+        """Return how many of the kind may be live where a unit is limited."""
+        return self.tokens_at_once if unit is Unit.TOKENS else self.micro_usd_at_once
+
+
+PROBE_SHARE = 10
+"""A probe holds one part in so many of the smallest limit."""
+
+LEAST_SHARE = 100
+"""Less than one part in so many of a limit is not enough for work of which nothing is known."""
 
 
 class Balance(Columns, frozen=True, kw_only=True):
@@ -113,6 +168,10 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     limit_tokens: Tokens | None = None
     window: Window = NO_WINDOW
 
+    def amount(self, unit: Unit) -> int | None:
+        """Return the limit in one unit."""
+        return self.limit_tokens if unit is Unit.TOKENS else self.limit_micro_usd
+
     @property
     def has_amount(self) -> bool:
         """Whether it limits anything; a window alone does not."""
@@ -147,7 +206,8 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     """The first scope, root first, without room for the request, and why; amounts are in `unit`.
 
     `may_clear` tells whether waiting can help: the request fits the limit itself, and either the
-    window frees room at `resets_at` or reservations in flight may yet be given back.
+    window frees room at `resets_at` or reservations in flight may yet be given back. With a `kind`
+    there is room, but `live` reservations of that kind are as many as may be at once.
     """
 
     scope: Scope
@@ -159,6 +219,8 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     requested: int
     resets_at: int | None
     may_clear: bool
+    kind: str = ""
+    live: int = 0
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,32 +251,98 @@ def read_account(
     return Account(scope=scope, limit=limit, balance=balance, oldest_bucket=oldest, tz=tz)
 
 
+def amounts_to_hold(
+    accounts: Sequence[Account], request: ReserveRequest, *, now: float, live: int = 0
+) -> tuple[MicroUsd, Tokens] | Refused:
+    """Return what a request holds in all accounts, or the first of them, root first, without room.
+
+    Within one scope dollars are asked about before tokens. `live` is how many reservations of the
+    kind of a flexible request there are.
+    """
+    flexible = request.flexible
+    if flexible is None:
+        refused = first_refusal(
+            accounts, micro_usd=request.micro_usd, tokens=request.tokens, now=now
+        )
+        return (request.micro_usd, request.tokens) if refused is None else refused
+    most: dict[Unit, int] = {}
+    tightest: dict[Unit, Account] = {}
+    for account in accounts:
+        if account.limit is None:
+            continue
+        for unit in Unit:
+            limit = account.limit.amount(unit)
+            if limit is None:
+                continue
+            answer = _hold_in(account, unit, limit, request, flexible, now)
+            if isinstance(answer, Refused):
+                return answer
+            if unit not in most or answer < most[unit]:
+                most[unit], tightest[unit] = answer, account
+    for unit, account in tightest.items():
+        at_once = flexible.at_once(unit)
+        if at_once and live >= at_once:
+            return _too_many(account, unit, most[unit], flexible.kind, live, now)
+    usd = most.get(Unit.MICRO_USD, _unlimited(request.micro_usd, flexible.micro_usd))
+    tokens = most.get(Unit.TOKENS, _unlimited(request.tokens, flexible.tokens))
+    return MicroUsd(usd), Tokens(tokens)
+
+
+def _unlimited(amount: int, rule: HoldRule) -> int:
+    return 0 if rule is HoldRule.PROBE else amount
+
+
+def _hold_in(
+    account: Account,
+    unit: Unit,
+    limit: int,
+    request: ReserveRequest,
+    flexible: Flexible,
+    now: float,
+) -> int | Refused:
+    """Return what one scope with a limit would let a request hold in a unit."""
+    spent, reserved, overrun = account.balance.column(unit)
+    left = limit - spent - reserved - overrun
+    rule, asked = flexible.rule(unit), request.amount(unit)
+    if rule is not HoldRule.PROBE and asked <= left:
+        return asked
+    if rule is HoldRule.EXACT:
+        return _refused(account, now, unit=unit, limit=limit, requested=asked)
+    # Limits and amounts are whole numbers, and shares of them are rounded up.
+    least = max(1, -(-limit // LEAST_SHARE))
+    if rule is HoldRule.PROBE:
+        if left < least:
+            return _refused(account, now, unit=unit, limit=limit, requested=least)
+        return min(-(-limit // PROBE_SHARE), left, MAX_RESERVATION_MICRO_USD)
+    if flexible.least(unit) <= limit:
+        least = max(least, flexible.least(unit))
+    if reserved or left < least:
+        return _refused(account, now, unit=unit, limit=limit, requested=asked, least=least)
+    return left
+
+
 def first_refusal(
     accounts: Sequence[Account], *, micro_usd: MicroUsd, tokens: Tokens, now: float
 ) -> Refused | None:
-    """Give the first account, root first, without room for the request; None if all have some.
-
-    Within one scope dollars are asked about before tokens.
-    """
+    """Give the first account, root first, without room for these amounts; None if all have some."""
     for account in accounts:
         limit, balance = account.limit, account.balance
         if limit is None:
             continue
         most_usd, most_tokens = limit.limit_micro_usd, limit.limit_tokens
         if most_usd is not None and balance.used_micro_usd + micro_usd > most_usd:
-            return _refused(
-                account,
-                limit.window,
-                now,
-                unit=Unit.MICRO_USD,
-                limit=most_usd,
-                requested=micro_usd,
-            )
+            return _refused(account, now, unit=Unit.MICRO_USD, limit=most_usd, requested=micro_usd)
         if most_tokens is not None and balance.used_tokens + tokens > most_tokens:
-            return _refused(
-                account, limit.window, now, unit=Unit.TOKENS, limit=most_tokens, requested=tokens
-            )
+            return _refused(account, now, unit=Unit.TOKENS, limit=most_tokens, requested=tokens)
     return None
+
+
+def counted_kind(accounts: Iterable[Account], flexible: Flexible) -> str:
+    """Return the kind that a reservation counts for: where a bounded unit is limited, else none."""
+    bounded = [unit for unit in Unit if flexible.at_once(unit)]
+    limits = [account.limit for account in accounts if account.limit is not None]
+    is_counted = any(limit.amount(unit) is not None for limit in limits for unit in bounded)
+    return flexible.kind if is_counted else ""
 
 
 def exceeded(refused: Refused) -> BudgetExceededError:
@@ -229,6 +357,8 @@ def exceeded(refused: Refused) -> BudgetExceededError:
         requested=refused.requested,
         resets_at=refused.resets_at,
         may_clear=refused.may_clear,
+        kind=refused.kind,
+        live=refused.live,
     )
 
 
@@ -307,12 +437,20 @@ def balances_from(
 
 
 def _refused(
-    account: Account, window: Window, now: float, *, unit: Unit, limit: int, requested: int
+    account: Account,
+    now: float,
+    *,
+    unit: Unit,
+    limit: int,
+    requested: int,
+    least: int | None = None,
 ) -> Refused:
     spent, reserved, overrun = account.balance.column(unit)
+    window = NO_WINDOW if account.limit is None else account.limit.window
     frees_at = resets_at(window, now, account.tz, oldest_bucket=account.oldest_bucket)
+    needed = requested if least is None else least
     # The best that reservations in flight can do is to be given back, all of them.
-    could_be_released = spent + overrun + requested <= limit
+    could_be_released = spent + overrun + needed <= limit
     return Refused(
         scope=account.scope,
         unit=unit,
@@ -322,8 +460,17 @@ def _refused(
         overrun=overrun,
         requested=requested,
         resets_at=frees_at,
-        may_clear=requested <= limit and (frees_at is not None or could_be_released),
+        may_clear=needed <= limit and (frees_at is not None or could_be_released),
     )
+
+
+def _too_many(
+    account: Account, unit: Unit, requested: int, kind: str, live: int, now: float
+) -> Refused:
+    limit = account.limit.amount(unit) if account.limit is not None else None
+    refused = _refused(account, now, unit=unit, limit=limit or 0, requested=requested)
+    # The others of the kind end, and say what they cost.
+    return msgspec.structs.replace(refused, kind=kind, live=live, resets_at=None, may_clear=True)
 
 
 ZoneResolver = Callable[[str], tzinfo]
@@ -339,6 +486,22 @@ class ReserveRequest(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Tokens
     lease_seconds: float
     dispatched: bool = False
+    flexible: Flexible | None = None
+
+    def amount(self, unit: Unit) -> int:
+        """Return what is asked for in a unit."""
+        return self.tokens if unit is Unit.TOKENS else self.micro_usd
+
+    @property
+    def exact_amounts(self) -> tuple[MicroUsd | None, Tokens | None]:
+        """The amounts that a repeat must have in common; those of a flexible unit may differ."""
+        flexible = self.flexible
+        if flexible is None:
+            return self.micro_usd, self.tokens
+        return (
+            self.micro_usd if flexible.micro_usd is HoldRule.EXACT else None,
+            self.tokens if flexible.tokens is HoldRule.EXACT else None,
+        )
 
 
 class SettleRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -365,6 +528,7 @@ class LedgerState:
         self.limits: dict[Scope, Limit] = {}
         self.balances: dict[Scope, dict[int, Balance]] = {}
         self.reservations: dict[str, Reservation] = {}
+        self.live_kinds: dict[str, int] = {}
         self.entries: list[JournalEntry] = []
         self.changed_balances: set[tuple[Scope, int]] = set()
         self.changed_reservations: dict[str, Reservation] = {}
@@ -391,27 +555,29 @@ class LedgerState:
     def reserve(self, request: ReserveRequest, now: float) -> Reservation | Refused:
         """Reserve the money, say which scope has no room, or repeat the answer of a known id."""
         known = self.reservations.get(request.reservation_id)
+        flexible = request.flexible
         if known is not None:
+            micro_usd, tokens = request.exact_amounts
             return reserve_again(
                 known,
                 scopes=request.scopes,
-                micro_usd=request.micro_usd,
-                tokens=request.tokens,
+                micro_usd=known.micro_usd if micro_usd is None else micro_usd,
+                tokens=known.tokens if tokens is None else tokens,
                 dispatched=request.dispatched,
             ).reservation
         accounts = [self.account(scope, now) for scope in request.scopes]
-        refused = first_refusal(
-            accounts, micro_usd=request.micro_usd, tokens=request.tokens, now=now
-        )
-        if refused is not None:
-            return refused
+        live = 0 if flexible is None else self.live_kinds.get(flexible.kind, 0)
+        amounts = amounts_to_hold(accounts, request, now=now, live=live)
+        if isinstance(amounts, Refused):
+            return amounts
         settlement = reserve(
             reservation_id=request.reservation_id,
             charges=self._charges_at(request.scopes, accounts, now),
-            micro_usd=request.micro_usd,
-            tokens=request.tokens,
+            micro_usd=amounts[0],
+            tokens=amounts[1],
             lease_until=now + request.lease_seconds,
             dispatched=request.dispatched,
+            kind="" if flexible is None else counted_kind(accounts, flexible),
         )
         return self._record(settlement, Call.RESERVE, now)
 
@@ -437,6 +603,8 @@ class LedgerState:
         reservation = settlement.reservation
         if settlement.is_repeat:
             return reservation
+        if reservation.kind:
+            self._count_kind(reservation)
         self.reservations[reservation.id] = reservation
         self.changed_reservations[reservation.id] = reservation
         entry = journal_entry(settlement, call, at=now)
@@ -445,6 +613,17 @@ class LedgerState:
             for charge in entry.charges:
                 self._add(charge.scope, charge.bucket_start, entry.delta)
         return reservation
+
+    def _count_kind(self, reservation: Reservation) -> None:
+        before = self.reservations.get(reservation.id)
+        was_live = before is not None and before.state in LIVE
+        change = (reservation.state in LIVE) - was_live
+        if change:
+            live = self.live_kinds.get(reservation.kind, 0) + change
+            # One that is read for a batch knows only of the kinds that its requests name.
+            self.live_kinds[reservation.kind] = max(0, live)
+            if live <= 0:
+                del self.live_kinds[reservation.kind]
 
     def _add(self, scope: Scope, start: int, delta: Delta) -> None:
         buckets = self.balances.get(scope)

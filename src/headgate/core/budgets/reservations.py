@@ -79,7 +79,8 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     """Amounts held in several balances at once, under an id that the caller made.
 
-    `lease_until` is in Unix seconds. The actual amounts are set by commit.
+    `lease_until` is in Unix seconds. The actual amounts are set by commit. A `kind` is that of work
+    of which too little is known for many at once.
     """
 
     id: str
@@ -91,6 +92,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     dispatched_at_once: bool = False
     actual_micro_usd: MicroUsd | None = None
     actual_tokens: Tokens | None = None
+    kind: str = ""
 
     @property
     def scopes(self) -> tuple[Scope, ...]:
@@ -230,6 +232,7 @@ def reserve(
     tokens: Tokens,
     lease_until: float,
     dispatched: bool = False,
+    kind: str = "",
 ) -> Settlement:
     """Make a reservation under an id that is not known yet; it must have been admitted."""
     reservation = Reservation(
@@ -240,6 +243,7 @@ def reserve(
         lease_until=lease_until,
         state=ReservationState.DISPATCHED if dispatched else ReservationState.HELD,
         dispatched_at_once=dispatched,
+        kind=kind,
     )
     delta = Delta(reserved_micro_usd=micro_usd, reserved_tokens=tokens)
     return Settlement(reservation=reservation, delta=delta)

@@ -1,0 +1,374 @@
+"""What work will cost, from what the same kind of work has cost before.
+
+A kind of work is a project, a target or model, and an action. Each kind has a sketch of its costs
+in dollars and one in tokens: a histogram with buckets of growing width, in which old costs count
+less and less. Only costs that somebody reported, or that were priced from a provider's answer, are
+fed to it; an assumed cost would only repeat the estimate that it came from.
+
+`Estimates.hold` says what an attempt is to hold, unit by unit, in this order: the estimate that it
+came with; a learned quantile; the default of its target; and where none of these is known a probe,
+whose amount the ledger works out from the limits that it finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import ceil, floor, log
+from typing import NamedTuple
+
+import msgspec
+
+from headgate.core.budgets.ledger import Flexible, HoldRule, Unit
+from headgate.core.enums import FastEnum
+from headgate.core.money import MAX_RESERVATION_MICRO_USD, MAX_RESERVATION_TOKENS, amount_of
+
+MAX_KINDS = 1_000
+"""How many kinds of work are known of a project; the one that was fed longest ago goes first."""
+
+FEW_SAMPLES = 20
+"""With fewer samples than these nothing is known of the tail, so the largest one counts."""
+
+DEFAULT_QUANTILE = 0.95
+SILENT_AFTER = 3
+"""After so many successes without a number, a kind counts as one that reports nothing."""
+
+_GROWTH = log(1.05)
+_WEIGHT = 16
+_MOST_WEIGHT = 1_024 * _WEIGHT
+"""Beyond this all weights are halved: what came before the last thousand samples fades."""
+
+_CEILINGS: dict[Unit, int] = {
+    Unit.MICRO_USD: MAX_RESERVATION_MICRO_USD,
+    Unit.TOKENS: MAX_RESERVATION_TOKENS,
+}
+
+
+class Kind(NamedTuple):
+    """A kind of work. Without an action it is all work of a target; without a project, of all."""
+
+    project_id: str
+    name: str
+    action: str = ""
+
+    def levels(self) -> list[Kind]:
+        """Return the kinds that tell something of this one, the closest first."""
+        coarser = [Kind(self.project_id, self.name), Kind("", self.name)]
+        return [self, *coarser] if self.action else coarser
+
+    @property
+    def text(self) -> str:
+        """The kind as one text, which no other kind has."""
+        return "/".join([part.replace("%", "%25").replace("/", "%2F") for part in self])
+
+
+class Basis(FastEnum):
+    """How the amount that is held for an attempt came about."""
+
+    GIVEN = "given"
+    FREE = "free"
+    LEARNED = "learned"
+    CONFIGURED = "configured"
+    PROBE = "probe"
+    SILENT = "silent"
+
+
+class Reserve(FastEnum):
+    """How careful a learned amount is: a quantile, or the most that was seen."""
+
+    EXPECTED = "expected"
+    STRICT = "strict"
+
+
+class Sketch(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A histogram of amounts whose buckets grow by a twentieth, with a weight for each.
+
+    `count` is the number of samples, and `silent` how many successes in a row came without one.
+    """
+
+    count: int = 0
+    largest: int = 0
+    weights: dict[int, int] = {}
+    silent: int = 0
+
+    def add(self, amount: int, *, is_overrun: bool = False) -> None:
+        """Add a sample; one that was above what was held counts twice, to widen the sketch."""
+        bucket = _bucket(amount)
+        added = 2 * _WEIGHT if is_overrun else _WEIGHT
+        self.count += 1
+        self.silent = 0
+        self.largest = max(self.largest, amount)
+        self.weights[bucket] = self.weights.get(bucket, 0) + added
+        if sum(self.weights.values()) > _MOST_WEIGHT:
+            halved = {at: weight // 2 for at, weight in self.weights.items()}
+            self.weights = {at: weight for at, weight in halved.items() if weight}
+
+    def miss(self) -> None:
+        """Note a success that came without a number."""
+        self.silent += 1
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether this kind of work succeeds without ever saying what it used."""
+        return not self.count and self.silent >= SILENT_AFTER
+
+    def quantile(self, share: float) -> int:
+        """Return an amount that so much of the weight does not exceed; 0 without samples."""
+        wanted = share * sum(self.weights.values())
+        passed = 0
+        for bucket in sorted(self.weights):
+            passed += self.weights[bucket]
+            if passed >= wanted:
+                return min(_upper_edge(bucket), self.largest)
+        return self.largest
+
+    def amount(self, share: float, reserve: Reserve) -> int:
+        """Return what one more of the kind is to hold; the fewer samples, the wider the margin."""
+        is_wide = reserve is Reserve.STRICT or self.count < FEW_SAMPLES
+        base = self.largest if is_wide else self.quantile(share)
+        # In whole numbers: (1 + 3/n) times the base, rounded up.
+        return -(-base * (self.count + 3) // self.count)
+
+
+def _bucket(amount: int) -> int:
+    return 0 if amount <= 0 else 1 + floor(log(amount) / _GROWTH)
+
+
+def _upper_edge(bucket: int) -> int:
+    return 0 if bucket == 0 else ceil(1.05**bucket)
+
+
+class Learned(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is known of one kind of work, in both units."""
+
+    micro_usd: Sketch = msgspec.field(default_factory=Sketch)
+    tokens: Sketch = msgspec.field(default_factory=Sketch)
+
+    def sketch(self, unit: Unit) -> Sketch:
+        """Return what is known in one unit."""
+        return self.tokens if unit is Unit.TOKENS else self.micro_usd
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """What one attempt used, as far as it was reported or priced; None is unknown.
+
+    `is_priced` tells of a cost that was priced from a provider's answer, `is_done` of a success,
+    and the units in `probed` were held without knowing anything.
+    """
+
+    micro_usd: int | None = None
+    tokens: int | None = None
+    held_micro_usd: int = 0
+    held_tokens: int = 0
+    is_priced: bool = False
+    is_done: bool = False
+    probed: tuple[Unit, ...] = ()
+
+    def feed(self, learned: Learned) -> None:
+        """Add to what is known of a kind."""
+        units = (
+            (Unit.MICRO_USD, self.micro_usd, self.held_micro_usd),
+            (Unit.TOKENS, self.tokens, self.held_tokens),
+        )
+        for unit, used, held in units:
+            sketch = learned.sketch(unit)
+            if used is None:
+                if self.is_done and unit in self.probed:
+                    sketch.miss()
+            # Nothing used, by work that failed, says nothing of what a success costs.
+            elif used or self.is_done:
+                sketch.add(used, is_overrun=0 < held < used)
+
+    @property
+    def says_something(self) -> bool:
+        """Whether there is anything to learn from it."""
+        is_known = self.micro_usd is not None or self.tokens is not None
+        return is_known or (self.is_done and bool(self.probed))
+
+    def kinds(self, kind: Kind) -> list[Kind]:
+        """Return the kinds that learn from it; only priced costs are shared between projects."""
+        return [one for one in kind.levels() if one.project_id or self.is_priced]
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an attempt is to hold in one unit, and how that came about.
+
+    A learned amount may shrink to what is left, but not below `least`. `samples` is how many
+    costs it was learned from. At most so many `at_once` may be in flight; 0 is no such bound.
+    """
+
+    basis: Basis
+    amount: int = 0
+    least: int = 0
+    samples: int = 0
+    quantile: float = 0.0
+    at_once: int = 0
+
+    def sentence(self, held: int, unit: Unit) -> str:
+        """Say what is held and why: `held $0.031, 95% of 412 like it cost less`."""
+        amount = f"held {amount_of(held, unit.value)}"
+        match self.basis:
+            case Basis.LEARNED if self.quantile:
+                return f"{amount}, {100 * self.quantile:g}% of {self.samples} like it cost less"
+            case Basis.LEARNED:
+                like = "1 like it" if self.samples == 1 else f"{self.samples} like it"
+                return f"{amount}, from the dearest of {like} so far"
+            case Basis.CONFIGURED:
+                return f"{amount}, the estimate of its target"
+            case Basis.PROBE:
+                return f"{amount}, a probe: nothing is known of what this kind of work costs"
+            case Basis.SILENT:
+                return "holds nothing: this kind of work never reports what it used"
+            case Basis.FREE:
+                return "costs nothing by definition"
+            case _:
+                return f"{amount}, the estimate that it came with"
+
+
+NOTHING = Estimate(basis=Basis.FREE)
+PROBE = Estimate(basis=Basis.PROBE, at_once=1)
+SILENT = Estimate(basis=Basis.SILENT)
+_RULES = {Basis.PROBE: HoldRule.PROBE, Basis.LEARNED: HoldRule.LEARNED}
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an attempt at a kind of work is to hold in both units."""
+
+    micro_usd: Estimate
+    tokens: Estimate
+    kind: str = ""
+
+    def estimate(self, unit: Unit) -> Estimate:
+        """Return the estimate of one unit."""
+        return self.tokens if unit is Unit.TOKENS else self.micro_usd
+
+    @property
+    def flexible(self) -> Flexible | None:
+        """What the ledger may work out by itself; None where both amounts are fixed."""
+        usd = _RULES.get(self.micro_usd.basis, HoldRule.EXACT)
+        tokens = _RULES.get(self.tokens.basis, HoldRule.EXACT)
+        if usd is HoldRule.EXACT and tokens is HoldRule.EXACT:
+            return None
+        return Flexible(
+            micro_usd=usd,
+            tokens=tokens,
+            least_micro_usd=self.micro_usd.least,
+            least_tokens=self.tokens.least,
+            kind=self.kind,
+            micro_usd_at_once=self.micro_usd.at_once,
+            tokens_at_once=self.tokens.at_once,
+        )
+
+    @property
+    def probed(self) -> tuple[Unit, ...]:
+        """The units of which nothing is known."""
+        both = ((Unit.MICRO_USD, self.micro_usd), (Unit.TOKENS, self.tokens))
+        return tuple([unit for unit, one in both if one.basis in (Basis.PROBE, Basis.SILENT)])
+
+
+FREE_HOLD = Hold(micro_usd=NOTHING, tokens=NOTHING)
+
+
+def given(amount: int) -> Estimate:
+    """Return the estimate that an attempt came with."""
+    return Estimate(basis=Basis.GIVEN, amount=amount)
+
+
+def configured(amount: int | None) -> Estimate | None:
+    """Return the default of a target, None where it has none."""
+    return None if amount is None else Estimate(basis=Basis.CONFIGURED, amount=amount)
+
+
+class Estimates:
+    """All kinds of work that are known, at most so many of each project."""
+
+    def __init__(self, rows: Iterable[tuple[Kind, Learned]] = (), *, most: int = MAX_KINDS) -> None:
+        """Begin with what was kept, the kinds that were fed longest ago first."""
+        self._most = most
+        self._known: dict[str, dict[Kind, Learned]] = {}
+        for kind, learned in rows:
+            self._known.setdefault(kind.project_id, {})[kind] = learned
+
+    def get(self, kind: Kind) -> Learned | None:
+        """Return what is known of exactly this kind."""
+        return self._known.get(kind.project_id, {}).get(kind)
+
+    def feed(self, kind: Kind, sample: Sample) -> None:
+        """Learn from an attempt that ended."""
+        if not sample.says_something:
+            return
+        for one in sample.kinds(kind):
+            known = self._known.setdefault(one.project_id, {})
+            learned = known.pop(one, None)
+            if learned is None:
+                learned = Learned()
+                while len(known) >= self._most:
+                    del known[next(iter(known))]
+            # The last one in is the one that was fed last.
+            known[one] = learned
+            sample.feed(learned)
+
+    def silent_kinds(self) -> list[tuple[Kind, Unit]]:
+        """Return the targets whose work succeeds without saying what it used."""
+        return [
+            (kind, unit)
+            for known in self._known.values()
+            for kind, learned in known.items()
+            if not kind.action
+            for unit in Unit
+            if learned.sketch(unit).is_silent
+        ]
+
+    def hold(
+        self,
+        kind: Kind,
+        *,
+        micro_usd: Estimate | None,
+        tokens: Estimate | None,
+        default_micro_usd: Estimate | None = None,
+        default_tokens: Estimate | None = None,
+        quantile: float = DEFAULT_QUANTILE,
+        reserve: Reserve = Reserve.EXPECTED,
+    ) -> Hold:
+        """Return what an attempt at a kind of work is to hold; None is what nobody gave."""
+        units = (
+            (Unit.MICRO_USD, micro_usd, default_micro_usd),
+            (Unit.TOKENS, tokens, default_tokens),
+        )
+        found = [
+            self._unknown(kind, unit, default, quantile, reserve) if said is None else said
+            for unit, said, default in units
+        ]
+        coarse = Kind(kind.project_id, kind.name)
+        return Hold(micro_usd=found[0], tokens=found[1], kind=coarse.text)
+
+    def _unknown(
+        self, kind: Kind, unit: Unit, default: Estimate | None, quantile: float, reserve: Reserve
+    ) -> Estimate:
+        """Return the estimate of a unit for which nobody gave one."""
+        sketch = self._closest(kind, unit)
+        if sketch is not None:
+            return _learned(sketch, unit, quantile, reserve)
+        if default is not None:
+            return default
+        coarse = self.get(Kind(kind.project_id, kind.name))
+        is_silent = coarse is not None and coarse.sketch(unit).is_silent
+        return SILENT if is_silent else PROBE
+
+    def _closest(self, kind: Kind, unit: Unit) -> Sketch | None:
+        for level in kind.levels():
+            learned = self.get(level)
+            if learned is not None and learned.sketch(unit).count:
+                return learned.sketch(unit)
+        return None
+
+
+def _learned(sketch: Sketch, unit: Unit, quantile: float, reserve: Reserve) -> Estimate:
+    is_quantile = reserve is Reserve.EXPECTED and sketch.count >= FEW_SAMPLES
+    return Estimate(
+        basis=Basis.LEARNED,
+        amount=min(sketch.amount(quantile, reserve), _CEILINGS[unit]),
+        least=min(sketch.quantile(0.5), _CEILINGS[unit]),
+        samples=sketch.count,
+        quantile=quantile if is_quantile else 0.0,
+        at_once=2 * sketch.count if sketch.count < FEW_SAMPLES else 0,
+    )

@@ -1,0 +1,221 @@
+"""Learned estimates: the sketch, the kinds, and what an attempt is to hold."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.core.budgets.ledger import HoldRule, Unit
+from headgate.core.estimates import (
+    FEW_SAMPLES,
+    SILENT_AFTER,
+    Basis,
+    Estimate,
+    Estimates,
+    Kind,
+    Learned,
+    Reserve,
+    Sample,
+    Sketch,
+    configured,
+)
+from headgate.core.estimates import given as given_estimate
+
+KIND = Kind("alpha", "agent", "review")
+COARSE = Kind("alpha", "agent")
+
+
+def sketch_of(*amounts: int) -> Sketch:
+    sketch = Sketch()
+    for amount in amounts:
+        sketch.add(amount)
+    return sketch
+
+
+def learned_from(*amounts: int, kind: Kind = KIND, is_priced: bool = False) -> Estimates:
+    estimates = Estimates()
+    for amount in amounts:
+        estimates.feed(kind, Sample(micro_usd=amount, is_done=True, is_priced=is_priced))
+    return estimates
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=300), st.floats(0.5, 0.999))
+def test_a_quantile_is_at_most_a_twentieth_above_the_true_one(
+    amounts: list[int], share: float
+) -> None:
+    found = sketch_of(*amounts).quantile(share)
+    at_most = sum(amount <= found for amount in amounts)
+    assert at_most >= share * len(amounts) * 0.999
+    rank = min(len(amounts) - 1, int(share * len(amounts)))
+    assert found <= max(sorted(amounts)[rank] * 1.06 + 1, 1)
+
+
+def test_old_costs_fade_and_the_sketch_stays_small() -> None:
+    draw = random.Random(18)
+    sketch = Sketch()
+    for _ in range(50_000):
+        sketch.add(int(draw.lognormvariate(13, 1.2)))
+    assert len(sketch.weights) < 300
+    for _ in range(5_000):
+        sketch.add(1_000)
+    assert sketch.quantile(0.95) <= 1_050
+    assert sketch.count == 55_000
+    assert len(msgspec.json.encode(sketch)) < 200
+
+
+def test_an_overrun_widens_the_sketch() -> None:
+    plain, widened = Sketch(), Sketch()
+    for number in range(100):
+        amount = 1_000 if number % 25 else 9_000
+        plain.add(amount)
+        widened.add(amount, is_overrun=amount == 9_000)
+    assert plain.quantile(0.95) < 1_100
+    assert widened.quantile(0.95) > 8_000
+
+
+@pytest.mark.parametrize(
+    ("amounts", "expected", "at_once"),
+    [
+        ([100], 400, 2),
+        ([100, 50], 250, 4),
+        ([100] * 6, 150, 12),
+        ([100] * 19, 116, 38),
+        ([100] * 20, 115, 0),
+        ([100] * 600, 101, 0),
+    ],
+)
+def test_few_samples_hold_the_largest_with_a_margin_and_few_run_at_once(
+    amounts: list[int], expected: int, at_once: int
+) -> None:
+    hold = learned_from(*amounts).hold(KIND, micro_usd=None, tokens=given_estimate(0))
+    assert (hold.micro_usd.amount, hold.micro_usd.at_once) == (expected, at_once)
+    flexible = hold.flexible
+    assert flexible is not None
+    assert (flexible.micro_usd, flexible.tokens) == (HoldRule.LEARNED, HoldRule.EXACT)
+
+
+def test_strict_holds_the_largest_and_expected_a_quantile() -> None:
+    estimates = learned_from(*[100] * 98, 5_000, 100)
+    expected = estimates.hold(KIND, micro_usd=None, tokens=None).micro_usd
+    strict = estimates.hold(KIND, micro_usd=None, tokens=None, reserve=Reserve.STRICT).micro_usd
+    assert expected.amount < 200
+    assert strict.amount == 5_150
+    assert expected.sentence(31_000, Unit.MICRO_USD) == "held $0.031, 95% of 100 like it cost less"
+
+
+@pytest.mark.parametrize(
+    ("said", "samples", "default", "basis"),
+    [
+        (7, 3, 5, Basis.GIVEN),
+        (0, 3, 5, Basis.GIVEN),
+        (None, 3, 5, Basis.LEARNED),
+        (None, 0, 5, Basis.CONFIGURED),
+        (None, 0, 0, Basis.CONFIGURED),
+        (None, 0, None, Basis.PROBE),
+    ],
+)
+def test_the_order_in_which_an_estimate_is_found(
+    said: int | None, samples: int, default: int | None, basis: Basis
+) -> None:
+    hold = learned_from(*[100] * samples).hold(
+        KIND,
+        micro_usd=None if said is None else given_estimate(said),
+        tokens=None,
+        default_micro_usd=configured(default),
+    )
+    assert hold.micro_usd.basis is basis
+    assert hold.tokens.basis is Basis.PROBE
+
+
+@pytest.mark.parametrize(
+    ("fed", "is_priced", "asked", "is_known"),
+    [
+        (KIND, False, KIND, True),
+        (KIND, False, Kind("alpha", "agent", "other"), True),
+        (KIND, False, COARSE, True),
+        (KIND, False, Kind("alpha", "elsewhere", "review"), False),
+        (KIND, False, Kind("beta", "agent", "review"), False),
+        (KIND, True, Kind("beta", "agent", "review"), True),
+        (KIND, True, Kind("beta", "elsewhere", "review"), False),
+    ],
+)
+def test_a_coarser_kind_crosses_projects_only_with_priced_costs(
+    fed: Kind, is_priced: bool, asked: Kind, is_known: bool
+) -> None:
+    hold = learned_from(100, kind=fed, is_priced=is_priced).hold(asked, micro_usd=None, tokens=None)
+    assert (hold.micro_usd.basis is Basis.LEARNED) == is_known
+
+
+def test_the_closest_kind_counts() -> None:
+    estimates = learned_from(*[100] * 50)
+    other = Kind("alpha", "agent", "train")
+    estimates.feed(other, Sample(micro_usd=9_000, is_done=True))
+    assert estimates.hold(other, micro_usd=None, tokens=None).micro_usd.amount == 36_000
+    assert estimates.hold(KIND, micro_usd=None, tokens=None).micro_usd.amount < 120
+
+
+def test_a_kind_that_never_reports_runs_in_parallel_until_it_does() -> None:
+    estimates = Estimates()
+    for number in range(SILENT_AFTER):
+        hold = estimates.hold(KIND, micro_usd=None, tokens=None)
+        assert hold.micro_usd.basis is Basis.PROBE, number
+        estimates.feed(KIND, Sample(is_done=True, probed=hold.probed))
+    assert estimates.hold(KIND, micro_usd=None, tokens=None).micro_usd.basis is Basis.SILENT
+    assert estimates.hold(KIND, micro_usd=None, tokens=None).flexible is None
+    assert (COARSE, Unit.MICRO_USD) in estimates.silent_kinds()
+    estimates.feed(KIND, Sample(micro_usd=100, is_done=True))
+    hold = estimates.hold(KIND, micro_usd=None, tokens=None)
+    assert (hold.micro_usd.basis, hold.tokens.basis) == (Basis.LEARNED, Basis.SILENT)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        Sample(),
+        Sample(is_done=True),
+        Sample(probed=(Unit.MICRO_USD,)),
+        Sample(micro_usd=0),
+    ],
+)
+def test_what_says_nothing_teaches_nothing(sample: Sample) -> None:
+    estimates = Estimates()
+    for _ in range(FEW_SAMPLES):
+        estimates.feed(KIND, sample)
+    assert estimates.hold(KIND, micro_usd=None, tokens=None).micro_usd.basis is Basis.PROBE
+
+
+def test_the_kind_fed_longest_ago_goes_first() -> None:
+    estimates = Estimates(most=3)
+    for name in ("a", "b", "a", "c", "d"):
+        estimates.feed(Kind("alpha", name), Sample(micro_usd=1, is_done=True))
+    assert estimates.get(Kind("alpha", "b")) is None
+    for name in ("a", "c", "d"):
+        assert estimates.get(Kind("alpha", name)) is not None
+    estimates.feed(Kind("beta", "b"), Sample(micro_usd=1, is_done=True))
+    assert estimates.get(Kind("alpha", "a")) is not None
+
+
+def test_what_is_kept_is_read_back() -> None:
+    estimates = learned_from(100, 200, 300)
+    kept = estimates.get(KIND)
+    assert kept is not None
+    again = msgspec.json.decode(msgspec.json.encode(kept), type=Learned)
+    assert again == kept
+    assert Estimates([(KIND, again)]).hold(KIND, micro_usd=None, tokens=None).micro_usd == Estimate(
+        basis=Basis.LEARNED, amount=600, least=205, samples=3, at_once=6
+    )
+
+
+def test_kinds_have_texts_of_their_own() -> None:
+    kinds = [
+        Kind("a", "b/c"),
+        Kind("a/b", "c"),
+        Kind("a", "b", "c"),
+        Kind("", "a", "b"),
+        Kind("a%2Fb", "c"),
+    ]
+    assert len({kind.text for kind in kinds}) == len(kinds)
