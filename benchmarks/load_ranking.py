@@ -78,7 +78,7 @@ class Fleet:
             lane,
             depth_micro=self.depths[lane],
             oldest_tick=self.queues[lane][0][0],
-            last_served_tick=self.served_ticks[lane],
+            last_served=self.served_ticks[lane],
             order=lane,
         )
 

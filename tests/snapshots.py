@@ -200,7 +200,8 @@ def full_snapshots(draw: st.DrawFn) -> SchedulerState:
     """Snapshots in which any optional field may be set."""
     maybe_counts = st.one_of(st.none(), counts)
     inflight = st.dictionaries(st.sampled_from(AGENT_IDS), st.integers(0, 3))
-    ticks = st.dictionaries(st.sampled_from([*AGENT_IDS, ""]), st.integers(0, 25), max_size=4)
+    half_ticks = st.integers(0, 50).map(lambda halves: halves / 2)
+    ticks = st.dictionaries(st.sampled_from([*AGENT_IDS, ""]), half_ticks, max_size=4)
     closures = [
         GateClosure(kind="target", name="browser", until=60.0),
         GateClosure(kind="slot", name="work"),

@@ -11,8 +11,9 @@ from headgate.core.budgets.ledger import Refused, Unit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.dispatch_state import ASK_AGAIN_SECONDS, DispatchState, Planned
 from headgate.core.gates import GateClosure, GatePart
+from headgate.core.load import ADAPTIVE_WINDOW
 from headgate.core.rate_limits import RateLimit
-from headgate.core.snapshot import Agent, Project
+from headgate.core.snapshot import Agent, LanePolicy, Project
 from headgate.core.task import OnExhausted, TaskStatus
 
 
@@ -452,3 +453,37 @@ def test_opening_a_gate_that_is_not_closed_does_nothing() -> None:
 
 def _agents(count: int, *, capacity: int = 1) -> tuple[Agent, ...]:
     return tuple(Agent(id=f"g{number}", capacity=capacity) for number in range(count))
+
+
+def tuned(weights: list[float]) -> float:
+    """Return alpha after as many grants, while each finds one more task of the next weight."""
+    waiting = [queued(f"b{n}", agent_id="a") for n in range(5)]
+    dispatch_state = state_of(
+        *waiting, places=1, lane_policy=LanePolicy.HIGHEST_LOAD, auto_tune=True
+    )
+    for number, weight in enumerate(weights):
+        waiting.append(queued(f"t{number}", agent_id="a", weight=weight))
+        dispatch_state.observe(waiting[-1], START)
+        line = only_line(dispatch_state)
+        (record,) = (one for one in waiting if one.task.id == line.task.id)
+        dispatch_state.observe(ended(taken(record, line), TaskStatus.DONE), START)
+    return dispatch_state.alpha
+
+
+def test_a_backlog_that_grows_in_weight_alone_raises_alpha() -> None:
+    assert tuned([1.0] * ADAPTIVE_WINDOW) == 0.25
+    assert tuned([2.0**n for n in range(ADAPTIVE_WINDOW)]) == 0.26
+
+
+def test_waits_that_differ_within_one_agent_do_not_lower_alpha() -> None:
+    dispatch_state = state_of(
+        *(queued(f"t{n}", agent_id="a", enqueued_tick=0) for n in range(20)),
+        places=1,
+        lane_policy=LanePolicy.HIGHEST_LOAD,
+        auto_tune=True,
+    )
+    for _ in range(15):
+        line = only_line(dispatch_state)
+        record = taken(queued(line.task.id, agent_id="a"), line)
+        dispatch_state.observe(ended(record, TaskStatus.DONE), START)
+    assert dispatch_state.alpha == 0.25

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from headgate import Agent, AgentState, Project, Task
 from headgate.core.gates import GateClosure, GatePart
-from headgate.core.lane_index import LaneIndex
+from headgate.core.lane_index import GRANTS_PER_TICK, LaneIndex
+from headgate.core.load import to_micro_weight
 from headgate.core.scheduler import decide
 from headgate.core.snapshot import LanePolicy, SchedulerState
 from snapshots import agents, snapshot, tasks
@@ -60,7 +61,8 @@ class KeptIndex(RuleBasedStateMachine):
         self.tasks: dict[str, Task] = {}
         self.agents: dict[str, Agent] = {}
         self.inflight: dict[str, int] = {}
-        self.served: dict[str, dict[str, int]] = {}
+        self.served: dict[str, dict[str, float]] = {}
+        self.grants_of_tick = 0
         self.usage: dict[str, int] = {}
         self.closed: dict[GatePart, GateClosure] = {}
         self.limited: dict[str, float] = {}
@@ -167,10 +169,12 @@ class KeptIndex(RuleBasedStateMachine):
         lag=st.sampled_from([None, 1_500]),
         refused=st.integers(0, 2),
         alpha=st.sampled_from([0.0, 0.25, 0.5]),
+        ended=st.integers(0, 2),
     )
     def decide(
         self,
         *,
+        ended: int,
         cap: int,
         charge: bool,
         started: bool,
@@ -178,14 +182,18 @@ class KeptIndex(RuleBasedStateMachine):
         refused: int,
         alpha: float,
     ) -> None:
-        self.tick += 1
+        if ended:
+            self.tick += ended
+            self.grants_of_tick = 0
         state = self.state(cap=cap, charge=charge, started=started, lag=lag, alpha=alpha)
         expected = decide(LaneIndex.of(state), state)
         actions = decide(self.index, state)
         assert actions == expected
         for position, action in enumerate(actions):
             task = self.tasks[action.task_id]
-            self.served.setdefault(task.project_id, {})[task.agent_id or ""] = self.tick
+            served = self.tick + self.grants_of_tick / GRANTS_PER_TICK
+            self.served.setdefault(task.project_id, {})[task.agent_id or ""] = served
+            self.grants_of_tick += 1
             if position < refused:
                 self.index.add(task)
                 self.index.give_back_permit(action.agent_id)
@@ -225,6 +233,14 @@ class KeptIndex(RuleBasedStateMachine):
         if hasattr(self, "index"):
             assert {task.id for task in self.index} == set(self.tasks)
             assert len(self.index) == len(self.tasks)
+
+    @invariant()
+    def depth_is_the_weight_of_what_no_gate_stops(self) -> None:
+        if hasattr(self, "index") and self.options["lane_policy"] is LanePolicy.HIGHEST_LOAD:
+            ready = [t for t in self.tasks.values() if not self.index.gate_of(t).closed_by]
+            assert self.index.depth_micro == sum(to_micro_weight(t.weight) for t in ready)
+            lanes = [ls for p in self.index.projects.values() for ls in p.lanes.values()]
+            assert self.index.depth_micro == sum(lane.depth_micro for lane in lanes)
 
 
 def _as_seen(agent: Agent, inflight: int) -> Agent:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -99,9 +101,12 @@ def test_alpha_and_a_preset_together_are_refused() -> None:
         resolve_alpha(alpha=0.25, optimize_for="balanced")
 
 
-def observed(start: AdaptiveAlpha, *grants: tuple[float, float]) -> AdaptiveAlpha:
-    for wait_ticks, queue_depth in grants:
-        start = start.observe(wait_ticks=wait_ticks, queue_depth=queue_depth)
+def observed(
+    start: AdaptiveAlpha, *grants: tuple[float, float], agents: str = "ab"
+) -> AdaptiveAlpha:
+    """Observe grants to these agents in turn."""
+    for agent_id, (wait_ticks, queue_depth) in zip(cycle(agents), grants, strict=False):
+        start = start.observe(agent_id=agent_id, wait_ticks=wait_ticks, queue_depth=queue_depth)
     return start
 
 
@@ -134,6 +139,24 @@ def test_alpha_follows_what_was_observed(
     assert observed(AdaptiveAlpha(), *grants).alpha == alpha
 
 
+UNEVEN_AGENTS = [
+    # whose grants                                      agents         alpha
+    ("one agent that queues many tasks at once",        "a",           0.25),
+    ("one agent that waits, another that never does",   "ab",          0.24),
+    ("each agent waits for half of its tasks",          "aabb",        0.25),
+    ("ten agents",                                      "abcdefghij",  0.24),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rule", "agents", "alpha"), UNEVEN_AGENTS, ids=[row[0] for row in UNEVEN_AGENTS]
+)
+def test_waits_are_uneven_where_agents_differ_not_the_tasks_of_one(
+    rule: str, agents: str, alpha: float
+) -> None:
+    assert observed(AdaptiveAlpha(), *UNEVEN, agents=agents).alpha == alpha
+
+
 def test_uneven_waits_bring_alpha_down_to_zero_and_no_further() -> None:
     assert observed(AdaptiveAlpha(), *UNEVEN * 10).alpha == 0.0
 
@@ -161,8 +184,9 @@ def test_alpha_stays_in_its_range_moves_by_one_step_and_remembers_one_window(
 ) -> None:
     state = AdaptiveAlpha()
     for wait_ticks, queue_depth in grants:
-        after = state.observe(wait_ticks=wait_ticks, queue_depth=queue_depth)
+        agent_id = str(queue_depth % 3)
+        after = state.observe(agent_id=agent_id, wait_ticks=wait_ticks, queue_depth=queue_depth)
         assert 0.0 <= after.alpha <= 0.5
         assert round(abs(after.alpha - state.alpha), 6) in {0.0, 0.01}
-        assert len(after.waits_ticks) == len(after.queue_depths) <= ADAPTIVE_WINDOW
+        assert len(after.waits) == len(after.queue_depths) <= ADAPTIVE_WINDOW
         state = after

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -17,7 +18,7 @@ from headgate.errors import InvalidSettingError
 class Known(msgspec.Struct, frozen=True):
     depth_micro: int
     oldest_tick: int
-    last_served_tick: int
+    last_served: int
     order: int
 
 
@@ -46,7 +47,7 @@ def best_of_all(lanes: dict[str, Known], *, tick: int, alpha: float) -> str | No
         depth_term = alpha_micro * known.depth_micro * (most_age or 1) if most_depth else 0
         age_term = (MICRO - alpha_micro) * ages[lane] * (most_depth or 1) if most_age else 0
         score = depth_term + age_term
-        return (-score, -known.depth_micro, known.last_served_tick, known.order)
+        return (-score, known.last_served, known.oldest_tick, known.order)
 
     return min(lanes, key=key)
 
@@ -76,7 +77,7 @@ def check_history(history: list[tuple[str, int, int, int, float]]) -> None:
     for kind, number, depth, tick, alpha in history:
         lane = f"lane-{number}"
         if kind == "put":
-            lanes[lane] = Known(depth, tick, depth * 7 % 3, number)
+            lanes[lane] = Known(depth, tick, tick * 7 % 3, number)
             put(ranking, lane, lanes[lane])
         elif kind == "discard":
             ranking.discard(lane)
@@ -212,15 +213,16 @@ def test_best_looks_at_few_lanes_after_a_burst_of_work_for_all(
 
 TIES = [
     # rule                             first lane        second lane      winner
-    ("the deeper of equal loads",      Known(2, 5, 0, 1), Known(1, 4, 0, 0), "first"),
-    ("the one served longest ago",     Known(1, 0, 8, 0), Known(1, 0, 7, 1), "second"),
+    ("the one served longest ago",     Known(2, 5, 8, 0), Known(1, 4, 7, 1), "second"),
+    ("served longest ago, if deeper",  Known(2, 5, 7, 1), Known(1, 4, 8, 0), "first"),
+    ("the longest wait",               Known(2, 5, 7, 0), Known(1, 4, 7, 1), "second"),
     ("the lowest order",               Known(1, 0, 7, 1), Known(1, 0, 7, 0), "second"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("rule", "first", "second", "winner"), TIES, ids=[t[0] for t in TIES])
 def test_ties_are_broken(rule: str, first: Known, second: Known, winner: str) -> None:
-    # At tick 6 with alpha 0.5 the first row gives 2/2 + 1/2 against 1/2 + 2/2.
+    # At tick 6 with alpha 0.5 the first three rows give 2/2 + 1/2 against 1/2 + 2/2.
     assert ranked({"first": first, "second": second}).best(tick=6, alpha=0.5) == winner
 
 
@@ -232,6 +234,21 @@ def test_alpha_zero_serves_whoever_has_waited_longest() -> None:
 def test_alpha_one_half_lets_a_deep_backlog_pass_a_slightly_older_lane() -> None:
     ranking = ranked({"deep": Known(9 * MICRO, 5, 0, 0), "old": Known(MICRO, 4, 0, 1)})
     assert ranking.best(tick=10, alpha=0.5) == "deep"
+
+
+def test_lanes_of_one_age_are_served_in_turn_however_deep_one_of_them_is() -> None:
+    ranking: LoadRanking[int] = LoadRanking()
+    depths = [500, *[10] * 50]
+    for lane, depth in enumerate(depths):
+        ranking.put(lane, depth_micro=depth, oldest_tick=0, last_served=-1, order=lane)
+    served = []
+    for tick in range(5 * len(depths)):
+        best = ranking.best(tick=tick, alpha=0.0)
+        assert best is not None
+        served.append(best)
+        depths[best] -= 1
+        ranking.put(best, depth_micro=depths[best], oldest_tick=0, last_served=tick, order=best)
+    assert set(Counter(served).values()) == {5}
 
 
 def test_without_any_age_the_deepest_lane_leads() -> None:
@@ -278,9 +295,7 @@ def test_a_hundred_thousand_updates_of_ten_lanes_do_not_grow_the_ranking(asked_e
     for update in range(1, 100_001):
         lane = source.randrange(10)
         depth = source.randrange(1, 50) * MICRO
-        ranking.put(
-            lane, depth_micro=depth, oldest_tick=update, last_served_tick=update, order=lane
-        )
+        ranking.put(lane, depth_micro=depth, oldest_tick=update, last_served=update, order=lane)
         if update % asked_every == 0:
             ranking.best(tick=update, alpha=0.25)
         if update % 10_000 == 0:
@@ -291,7 +306,7 @@ def test_a_hundred_thousand_updates_of_ten_lanes_do_not_grow_the_ranking(asked_e
 def test_lanes_that_left_are_let_go() -> None:
     ranking: LoadRanking[int] = LoadRanking()
     for lane in range(1000):
-        ranking.put(lane, depth_micro=lane, oldest_tick=lane, last_served_tick=0, order=lane)
+        ranking.put(lane, depth_micro=lane, oldest_tick=lane, last_served=0, order=lane)
     ranking.best(tick=1000, alpha=0.25)
     for lane in range(1000):
         ranking.discard(lane)

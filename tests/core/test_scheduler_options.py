@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from headgate import Agent, AgentState, Project, Scheduler, SchedulerState, Task
 from headgate.core.gates import GateClosure
+from headgate.core.lane_index import LaneIndex
+from headgate.core.scheduler import decide
 from headgate.core.snapshot import LanePolicy
 from snapshots import agents, by_project, idle, snapshot, tasks
 
@@ -160,6 +163,26 @@ def test_lane_with_highest_load_goes_first(alpha: float, deep_since: int, first:
     deep, old = pinned("a", 9, enqueued_tick=deep_since), pinned("b", 1, enqueued_tick=2)
     state = lanes(LanePolicy.HIGHEST_LOAD, tasks=deep + old, alpha=alpha)
     assert Scheduler.schedule(state)[0].agent_id == first
+
+
+@pytest.mark.parametrize("policy", list(LanePolicy))
+def test_a_round_serves_lanes_of_one_age_in_turn_however_deep_one_of_them_is(
+    policy: LanePolicy,
+) -> None:
+    names = [f"a{number}" for number in range(4)]
+    state = lanes(
+        policy,
+        agents=[Agent(id=name, capacity=20) for name in names],
+        tasks=[task for name in names for task in pinned(name, 80 if name == "a0" else 20)],
+        agent_inflight={},
+        max_inflight=14,
+        alpha=0.0,
+    )
+    index, served = LaneIndex.of(state), Counter[str]()
+    for _ in range(2):
+        # The next round goes on where the first one stopped: 14 and 14 are 7 for each.
+        served.update(action.agent_id for action in decide(index, state))
+    assert set(served.values()) == {7}
 
 
 def test_a_lane_that_waited_too_long_goes_first() -> None:

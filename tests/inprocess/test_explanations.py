@@ -66,7 +66,7 @@ def test_the_trace_tells_of_every_step_in_a_line() -> None:
         "tick 0      queued       old (1 queued)",
         "tick 0      queued       full (1 queued)",
         "tick 1      released     full (1 queued)",
-        "tick 1      granted      old (0 queued, waited 1 ticks)",
+        "tick 1      granted      full (0 queued, waited 1 ticks)",
     ]
 
 

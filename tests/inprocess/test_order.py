@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -52,6 +53,7 @@ class Plain:
         self.submitted: dict[str, list[Queued]] = {agent: [] for agent in AGENTS}
         self.waiters: dict[str, list[Asking]] = {agent: [] for agent in AGENTS}
         self.in_flight = dict.fromkeys(AGENTS, 0)
+        self.grants = 0
         self.served = dict.fromkeys(AGENTS, -1)
         self.granted: list[tuple[str, int, int, float]] = []
         self.latest: dict[int, tuple[str, Queued, bool]] = {}
@@ -122,7 +124,8 @@ class Plain:
             taker = next(one for one in waiters if one.own == (None if is_submitted else task))
             waiters.remove(taker)
             self.in_flight[agent] += 1
-            self.served[agent] = self.tick
+            self.grants += 1
+            self.served[agent] = self.grants
             self.free -= 1
             self.latest[taker.number] = (agent, task, is_submitted)
             self.granted.append((agent, taker.number, self.tick - task.tick, task.weight))
@@ -141,13 +144,13 @@ class Plain:
         age = {agent: self.tick - self.head(agent).tick for agent in competing}
         most_depth, most_age = max(depth.values()), max(age.values())
 
-        def key(agent: str) -> tuple[Fraction, Fraction, int, int]:
+        def key(agent: str) -> tuple[Fraction, int, int, int]:
             load = Fraction(0)
             if most_depth:
                 load += self.alpha * depth[agent] / most_depth
             if most_age:
                 load += (1 - self.alpha) * age[agent] / most_age
-            return (-load, -depth[agent], self.served[agent], AGENTS.index(agent))
+            return (-load, self.served[agent], -age[agent], AGENTS.index(agent))
 
         return min(competing, key=key)
 
@@ -265,6 +268,29 @@ def test_grants_come_in_the_order_of_the_equation(
         await compare(history, alpha=alpha, capacity=capacity, max_wait_ticks=max_wait_ticks)
 
     simulate(main)
+
+
+def test_agents_that_wait_alike_are_served_in_turn_beside_one_with_a_deep_queue() -> None:
+    async def main(loop: SimulatedLoop) -> Counter[str]:
+        scheduler = LoadScheduler(None, SharedResource("llm", 3), optimize_for="latency")
+        granted: list[str] = []
+
+        async def reserved(agent: str) -> None:
+            async with scheduler.acquire(agent):
+                granted.append(agent)
+                await asyncio.sleep(1)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(380):
+                group.create_task(reserved("deep"))
+            for _ in range(4):
+                for number in range(50):
+                    group.create_task(reserved(f"a{number}"))
+        return Counter(granted[: 4 * 51])
+
+    grants = simulate(main, seed=None).result
+    assert max(grants.values()) - min(grants.values()) <= 3
+    assert len(grants) == 51
 
 
 def order_of(optimize_for: str) -> str:

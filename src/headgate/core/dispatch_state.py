@@ -22,7 +22,7 @@ from headgate.core.budgets.scopes import ROOT, Scope, ancestors, charged_scopes
 from headgate.core.fair_share import ProjectUsage, UsageRow
 from headgate.core.gates import GateClosure, GateKind, GatePart
 from headgate.core.lane_index import Lane, LaneIndex, ProjectLanes, waited
-from headgate.core.load import AdaptiveAlpha, load_score
+from headgate.core.load import MICRO, AdaptiveAlpha, load_score
 from headgate.core.money import MicroUsd, Tokens, amount_of
 from headgate.core.rate_limits import NoRoom, RateCharge, RateLimit, RateTable
 from headgate.core.scheduler import Round, eligible_turns
@@ -1006,7 +1006,7 @@ class DispatchState:
         usage: Iterable[UsageRow],
         rate_counts: Iterable[RateCharge],
         closures: Iterable[GateClosure],
-        lane_served: dict[str, dict[str, int]],
+        lane_served: dict[str, dict[str, float]],
         tick: int,
         now: float,
     ) -> None:
@@ -1353,7 +1353,11 @@ class DispatchState:
             return None
         if self.tuning is not None:
             wait_ticks = max(0, self.tick - task.enqueued_tick)
-            self.tuning = self.tuning.observe(wait_ticks=wait_ticks, queue_depth=len(self.index))
+            self.tuning = self.tuning.observe(
+                agent_id=task.agent_id or "",
+                wait_ticks=wait_ticks,
+                queue_depth=self.index.depth_micro / MICRO,
+            )
         number = waiting.attempt + 1
         is_pull = task.target in self.settings.pull_targets
         node_id = self.in_flight.node_for_next(action.agent_id if is_pull else "")

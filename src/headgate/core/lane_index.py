@@ -225,18 +225,32 @@ class GroupedHeap:
 
 
 NEVER_SERVED = -1
+GRANTS_PER_TICK = 1 << 20
+"""How many grants of one tick are told apart by the decimals of `served_tick`."""
+
 MAX_GATES_LOOKED_AT = 64
 """How many gates of a lane are looked at for its longest wait; the first came first."""
+
+
+class Depth:
+    """The weight of all tasks that could start, in millionths; the lanes of an index share one."""
+
+    __slots__ = ("micro",)
+
+    def __init__(self) -> None:
+        self.micro = 0
 
 
 class Lane:
     """The queue of one agent within one project; `owner` None is the project's open lane.
 
     It counts only work that could start: tasks behind a closed gate are in neither its depth nor
-    its oldest wait, so that parked work cannot make a lane look loaded.
+    its oldest wait, so that parked work cannot make a lane look loaded. `served_tick` is when it
+    was last served; the decimals order the grants of one tick.
     """
 
     __slots__ = (
+        "_all",
         "_oldest",
         "_order",
         "_stock",
@@ -253,6 +267,7 @@ class Lane:
         project_id: str,
         owner: str | None,
         waiting: dict[str, Task],
+        depth: Depth,
         *,
         tracks_ticks: bool,
     ) -> None:
@@ -261,7 +276,8 @@ class Lane:
         self.size = 0
         self.ready = 0
         self.depth_micro = 0
-        self.served_tick = NEVER_SERVED
+        self._all = depth
+        self.served_tick: float = NEVER_SERVED
         self._stock: dict[Gate, list[int]] = {}
         self._order = GroupedHeap(waiting)
         self._oldest = GroupedHeap(waiting) if tracks_ticks else None
@@ -325,13 +341,14 @@ class Lane:
 
     def waiting_since(self) -> int:
         """Return the tick since which the lane has had work and has not been served."""
-        return max(self.served_tick, self.oldest_tick())
+        return max(int(self.served_tick), self.oldest_tick())
 
     def park(self, gate: Gate) -> int:
         """Stop counting the tasks of a gate that closed, and return how many they are."""
         size, depth_micro = self._stock[gate]
         self.ready -= size
         self.depth_micro -= depth_micro
+        self._all.micro -= depth_micro
         return size
 
     def unpark(self, gate: Gate) -> int:
@@ -339,6 +356,7 @@ class Lane:
         size, depth_micro = self._stock[gate]
         self.ready += size
         self.depth_micro += depth_micro
+        self._all.micro += depth_micro
         self._order.reopen(gate)
         if self._oldest is not None:
             self._oldest.reopen(gate)
@@ -355,6 +373,7 @@ class Lane:
         if not gate.closed_by:
             self.ready += step
             self.depth_micro += depth_micro
+            self._all.micro += depth_micro
         return stock[0]
 
 
@@ -662,7 +681,7 @@ OPEN_LANE_ORDER = -1
 _NEVER_OFFERED = 1 << 62
 
 
-LaneKey = tuple[int, ...]
+LaneKey = tuple[float, ...]
 
 
 class LaneChooser(Protocol):
@@ -778,6 +797,7 @@ class FewestInFlight:
 class HighestLoad:
     """The lane with the highest load: weighted depth against the age of its oldest task.
 
+    Of equal loads the lane served longest ago goes first, then the one that has waited longest.
     Lanes compete while they have work and an agent of their own to serve them; the open lane, which
     any agent serves, competes while it has work.
     """
@@ -833,7 +853,7 @@ class HighestLoad:
             lane,
             depth_micro=lane.depth_micro,
             oldest_tick=lane.oldest_tick(),
-            last_served_tick=lane.served_tick,
+            last_served=lane.served_tick,
             order=order,
         )
 
@@ -951,11 +971,13 @@ class LaneIndex:
         self._ageing_seconds = priority_ageing_seconds
         self._tracks_ticks = policy is LanePolicy.HIGHEST_LOAD or max_wait_ticks is not None
         self._waiting: dict[str, Task] = {}
+        self._depth = Depth()
         self.gates = GateTable(self.offers.closure)
         self.gate_lanes: dict[Gate, dict[Lane, None]] = {}
         self.projects: dict[str, ProjectLanes] = {}
         self._owned: dict[str, dict[Lane, None]] = {}
-        self._served: dict[tuple[str, str | None], int] = {}
+        self._served: dict[tuple[str, str | None], float] = {}
+        self._latest_served: float = NEVER_SERVED
 
     @classmethod
     def of(cls, state: SchedulerState) -> LaneIndex:
@@ -985,6 +1007,11 @@ class LaneIndex:
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self._waiting.values())
+
+    @property
+    def depth_micro(self) -> int:
+        """The weighted depth of all lanes; 0 where the order of lanes does not ask for ages."""
+        return self._depth.micro
 
     def ready(self, project_id: str) -> int:
         """Return how many tasks of a project no gate stops."""
@@ -1153,7 +1180,7 @@ class LaneIndex:
             problem = f"lane {lane.project_id}/{lane.owner or ''} has no task to take"
             raise LookupError(problem)
         entry, gate = head
-        lane.served_tick = tick
+        lane.served_tick = self._next_serving(tick)
         self.agents.take_permit(agent)
         del self._waiting[entry[2]]
         self._leave(lane, gate, entry[4])
@@ -1166,22 +1193,38 @@ class LaneIndex:
             self._availability_changed(agent.agent.id)
         return entry[4]
 
-    def served(self) -> dict[str, dict[str, int]]:
+    def _next_serving(self, tick: int) -> float:
+        """Return a number for a grant of this tick that is higher than those of earlier ones.
+
+        A tick has many grants. If all of them had its number, the lanes of a full round would
+        stand alike, and the first of them would get whatever is left of it.
+        """
+        latest = self._latest_served
+        if tick <= latest < tick + 1:
+            # The last decimal is given again rather than the number of the next tick.
+            latest = min(latest + 1 / GRANTS_PER_TICK, tick + 1 - 1 / GRANTS_PER_TICK)
+        else:
+            latest = tick
+        self._latest_served = latest
+        return latest
+
+    def served(self) -> dict[str, dict[str, float]]:
         """Return when each lane was last served, as a snapshot has it."""
         ticks = dict(self._served)
         for owned in self._owned.values():
             ticks.update(((lane.project_id, lane.owner), lane.served_tick) for lane in owned)
-        lanes: dict[str, dict[str, int]] = {}
+        lanes: dict[str, dict[str, float]] = {}
         for (project_id, owner), tick in ticks.items():
             if tick != NEVER_SERVED:
                 lanes.setdefault(project_id, {})[owner or ""] = tick
         return lanes
 
-    def remember_served(self, lanes: Mapping[str, Mapping[str, int]]) -> None:
+    def remember_served(self, lanes: Mapping[str, Mapping[str, float]]) -> None:
         """Go on from what `served` returned; for an index without tasks."""
         for project_id, owners in lanes.items():
             for owner, tick in owners.items():
                 self._served[project_id, owner or None] = tick
+                self._latest_served = max(self._latest_served, tick)
 
     def remove_agent(self, agent_id: str) -> None:
         """Drop an agent that will not come back, with what is remembered of its lanes."""
@@ -1212,7 +1255,9 @@ class LaneIndex:
             project = self.projects[project_id] = ProjectLanes(self._new_chooser())
         lane = project.lanes.get(owner)
         if lane is None:
-            lane = Lane(project_id, owner, self._waiting, tracks_ticks=self._tracks_ticks)
+            lane = Lane(
+                project_id, owner, self._waiting, self._depth, tracks_ticks=self._tracks_ticks
+            )
             lane.served_tick = self._served.pop((project_id, owner), NEVER_SERVED)
             project.lanes[owner] = lane
             self._owned.setdefault(owner or "", {})[lane] = None

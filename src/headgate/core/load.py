@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, insort
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
 from math import gcd, inf, isfinite, sqrt
 from typing import Generic, TypeVar
@@ -95,42 +95,52 @@ def longest_wait_ticks(
 class AdaptiveAlpha(msgspec.Struct, frozen=True, kw_only=True):
     """An alpha that follows what was observed: uneven waits lower it, a growing backlog raises it.
 
-    Each observation is one grant: how long the task had waited, and the weighted depth of all
-    queues then. Alpha moves a step at a time, once the window is full, and only the window is
-    remembered.
+    Each observation is one grant: to which agent, how long its task had waited, and the weighted
+    depth of all queues then. Waits are uneven where agents differ in their mean wait: one agent
+    that queues many tasks at once waits longer for each, and nobody is worse off than another.
+    Alpha moves a step at a time, once the window is full, and only the window is remembered.
     """
 
     alpha: float = OPTIMIZE_FOR["balanced"]
-    waits_ticks: tuple[float, ...] = ()
+    waits: tuple[tuple[str, float], ...] = ()
+    """The agent of each grant, and the ticks that its task had waited."""
     queue_depths: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
 
-    def observe(self, *, wait_ticks: float, queue_depth: float) -> AdaptiveAlpha:
+    def observe(self, *, agent_id: str, wait_ticks: float, queue_depth: float) -> AdaptiveAlpha:
         """Return the state after one more grant."""
-        waits_ticks = (*self.waits_ticks, wait_ticks)[-ADAPTIVE_WINDOW:]
+        waits = (*self.waits, (agent_id, wait_ticks))[-ADAPTIVE_WINDOW:]
         queue_depths = (*self.queue_depths, queue_depth)[-ADAPTIVE_WINDOW:]
-        moved = self.alpha + _adjustment(waits_ticks, queue_depths)
+        moved = self.alpha + _adjustment(waits, queue_depths)
         return AdaptiveAlpha(
             # Rounded, because thirty steps of 0.01 do not add up to 0.3 in binary.
             alpha=round(min(max(moved, 0.0), MOST_ALPHA), 6),
-            waits_ticks=waits_ticks,
+            waits=waits,
             queue_depths=queue_depths,
         )
 
 
-def _adjustment(waits_ticks: tuple[float, ...], queue_depths: tuple[float, ...]) -> float:
-    if len(waits_ticks) < ADAPTIVE_WINDOW:
+def _adjustment(waits: tuple[tuple[str, float], ...], queue_depths: tuple[float, ...]) -> float:
+    if len(waits) < ADAPTIVE_WINDOW:
         return 0.0
-    if _variation(waits_ticks) > HIGH_VARIATION:
+    if _variation(_mean_waits(waits)) > HIGH_VARIATION:
         return -ADAPTIVE_STEP
     if _growth(queue_depths) > HIGH_GROWTH:
         return ADAPTIVE_STEP
     return 0.0
 
 
-def _variation(values: tuple[float, ...]) -> float:
+def _mean_waits(waits: tuple[tuple[str, float], ...]) -> list[float]:
+    """Return the mean wait of each agent."""
+    by_agent: dict[str, list[float]] = {}
+    for agent_id, wait_ticks in waits:
+        by_agent.setdefault(agent_id, []).append(wait_ticks)
+    return [sum(ticks) / len(ticks) for ticks in by_agent.values()]
+
+
+def _variation(values: Sequence[float]) -> float:
     """Return the coefficient of variation: the standard deviation as a share of the mean."""
     mean = sum(values) / len(values)
     if mean == 0:
@@ -209,8 +219,8 @@ _FEW_DEPTHS = 4
 
 Lane = TypeVar("Lane", bound=Hashable)
 
-Tie = tuple[int, int, int, int]
-"""What decides between equal costs: depth (negated), last served, order, number of the update."""
+Tie = tuple[float, int, int, int]
+"""What decides between equal costs: last served, oldest tick, order, number of the update."""
 
 
 def to_micro_weight(weight: float) -> int:
@@ -288,8 +298,9 @@ class LoadRanking(Generic[Lane]):
     bands are kept: agents that each ask for one permit at a time all have the same depth, and come
     and go with every grant.
 
-    The answer is the one that comparing all lanes gives, in integers. Ties go to the deeper lane,
-    then to the one served longest ago, then to the lowest `order`. `examined` counts the lanes that
+    The answer is the one that comparing all lanes gives, in integers. Ties go to the lane served
+    longest ago, then to the one that has waited longest, then to the lowest `order`; never to the
+    deeper one, which would win every grant from lanes of its age. `examined` counts the lanes that
     `best` has read or sorted so far: the measure of its cost.
     """
 
@@ -317,19 +328,20 @@ class LoadRanking(Generic[Lane]):
         return lane in self._points
 
     def put(
-        self, lane: Lane, *, depth_micro: int, oldest_tick: int, last_served_tick: int, order: int
+        self, lane: Lane, *, depth_micro: int, oldest_tick: int, last_served: float, order: int
     ) -> None:
         """Enter a lane, or replace what was known of it.
 
         `depth_micro` is the weight of its waiting tasks in millionths, `oldest_tick` the tick at
-        which the oldest of them was queued. Give each lane its own `order`: it breaks the last tie.
+        which the oldest of them was queued. `last_served` is any number that grows from one grant
+        to the next. Give each lane its own `order`: it breaks the last tie.
         """
         if depth_micro < 0:
             raise InvalidSettingError("depth_micro", f"must be at least 0, not {depth_micro}")
         if lane in self._points:
             self.discard(lane)
         self._updates += 1
-        tie = (-depth_micro, last_served_tick, order, self._updates)
+        tie = (last_served, oldest_tick, order, self._updates)
         point = self._points[lane] = _Point(lane, depth_micro, oldest_tick, tie)
         self._latest_tick = max(self._latest_tick, oldest_tick)
         if self._is_flat:
@@ -385,9 +397,7 @@ class LoadRanking(Generic[Lane]):
             self._drop_bands()
             return self._best_of_heads(tick)
         most_depth = -self._negated_depths.least()
-        depth = self._depth_share * (tick - self._oldest_ticks.least())
-        # Where no lane has any depth, age alone decides.
-        age = self._age_share * most_depth or 1
+        depth, age = self._weights(tick - self._oldest_ticks.least(), most_depth)
         if self._reads > len(self._by_depth):
             self._sort(depth, age)
         return self._find(depth, age, most_depth)
@@ -406,10 +416,20 @@ class LoadRanking(Generic[Lane]):
             (peers,) = by_depth.values()
             return peers[0][2].lane
         heads = [peers[0] for peers in by_depth.values()]
-        depth = self._depth_share * (tick - min(heads)[0])
-        age = self._age_share * max(by_depth) or 1
-        costs = [(age * oldest - depth * -tie[0], tie, point) for oldest, tie, point in heads]
+        depth, age = self._weights(tick - min(heads)[0], max(by_depth))
+        costs = [
+            (age * head[0] - depth * queued, head[1], head[2])
+            for queued, head in zip(by_depth, heads, strict=True)
+        ]
         return min(costs)[2].lane
+
+    def _weights(self, most_age: int, most_depth: int) -> tuple[int, int]:
+        """Return what depth and age count in a cost.
+
+        Where no lane has any age, all ages are equal and depth alone decides; and the other way
+        round.
+        """
+        return self._depth_share * (most_age or 1), self._age_share * (most_depth or 1)
 
     def _draw_bands(self) -> None:
         """Keep bands and bags from now on, because there are many depths."""
@@ -530,8 +550,7 @@ class LoadRanking(Generic[Lane]):
         self.examined += len(self._points)
         ticks = [point.oldest for point in self._points.values()]
         self._latest_tick = max(ticks)
-        depth = self._depth_share * max(tick - min(ticks), 0)
-        age = self._age_share * max(self._by_depth) or 1
+        depth, age = self._weights(max(tick - min(ticks), 0), max(self._by_depth))
         costs = (
             (age * min(point.oldest, tick) - depth * point.depth, point.tie, point)
             for point in self._points.values()

@@ -129,7 +129,7 @@ class SchedulerState:
     max_inflight              tasks in flight over all agents
     lane_policy, tick, alpha  how the lane within a project is chosen, and the tick it happens at
     lane_served               project -> agent -> tick at which that lane was last served; the
-                              open lane is the agent ""
+                              open lane is the agent "". Decimals order the grants of one tick
     max_wait_ticks            a lane that has waited this long goes first
     max_lag_tokens            the most that a project can be owed when it joins
     projects_present          projects that took part in the last round; the others join now
@@ -160,7 +160,7 @@ class SchedulerState:
     lane_policy: LanePolicy | None = None
     tick: int = 0
     alpha: float = 0.25
-    lane_served: dict[str, dict[str, int]] = field(default_factory=dict)
+    lane_served: dict[str, dict[str, float]] = field(default_factory=dict)
     max_wait_ticks: int | None = None
     max_lag_tokens: int | None = None
     projects_present: list[str] | None = None

@@ -325,7 +325,7 @@ class Dispatcher:
 
     async def _state_from(self, backlog: Backlog, now: float) -> DispatchState:
         """Return a state with everything in the backlog; the event loop goes on meanwhile."""
-        served: dict[str, dict[str, int]] = {}
+        served: dict[str, dict[str, float]] = {}
         for lane in backlog.lanes:
             served.setdefault(lane.project_id, {})[lane.agent_id] = lane.served_tick
         state = DispatchState(self.pending.current)

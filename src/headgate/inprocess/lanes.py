@@ -89,6 +89,7 @@ class Lane:
     """What one agent has queued, who waits for it, and how many permits it has.
 
     `waiting_for_budget` counts its calls that wait for money, without a task in the queue.
+    `served` is the number of the grant that it got last.
     """
 
     __slots__ = (
@@ -105,7 +106,7 @@ class Lane:
         "is_known",
         "order",
         "queued",
-        "served_tick",
+        "served",
         "totals",
         "waiting",
         "waiting_for_budget",
@@ -121,7 +122,7 @@ class Lane:
         self.waiting = 0
         self.waiting_for_budget = 0
         self.in_flight = 0
-        self.served_tick = NEVER
+        self.served = NEVER
         self.counters = LaneCounters()
         self.totals = totals
         self._submitted: deque[Entry] = deque()
@@ -246,7 +247,7 @@ class Lane:
     def successor(self, totals: Totals) -> Lane:
         """Return this lane with what was submitted and counted, but nobody who waits or runs."""
         lane = Lane(self.agent_id, self.order, self.capacity, totals)
-        lane.counters, lane.served_tick = self.counters, self.served_tick
+        lane.counters, lane.served = self.counters, self.served
         for entry in self._submitted:
             lane.submit(entry)
         return lane
@@ -363,11 +364,14 @@ class LaneOrder:
         """Whether alpha follows what is observed."""
         return self._adaptive is not None
 
-    def observe(self, wait_ticks: int, depth_micro: int) -> None:
+    def observe(self, lane: Lane, wait_ticks: int) -> None:
         """Let alpha follow a grant, where it is to follow."""
         if self._adaptive is not None:
-            depth = depth_micro / MICRO
-            self._adaptive = self._adaptive.observe(wait_ticks=wait_ticks, queue_depth=depth)
+            self._adaptive = self._adaptive.observe(
+                agent_id=lane.agent_id,
+                wait_ticks=wait_ticks,
+                queue_depth=lane.totals.depth_micro / MICRO,
+            )
             self.alpha = self._adaptive.alpha
 
     def _catch_up(self) -> None:
@@ -383,7 +387,7 @@ class LaneOrder:
                 lane,
                 depth_micro=lane.depth_micro,
                 oldest_tick=head.tick,
-                last_served_tick=lane.served_tick,
+                last_served=lane.served,
                 order=lane.order,
             )
             if self.max_wait_ticks is not None:

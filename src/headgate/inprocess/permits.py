@@ -114,6 +114,7 @@ class Permits:
         self._max_waiters = max_waiters
         self._on_idle = on_idle
         self._sequence = 0
+        self._granted = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lines = trace.lines if trace.lines.maxlen else None
 
@@ -278,12 +279,13 @@ class Permits:
                 grant = self._grant(lane, entry, self._now - waiter.since)
                 waiter.future.set_result(grant)
                 if order.is_adaptive:
-                    order.observe(self.tick - entry.tick, totals.depth_micro)
+                    order.observe(lane, self.tick - entry.tick)
 
     def _grant(self, lane: Lane, entry: Entry, wait_seconds: float) -> Grant:
         tick = self.tick
         lane.in_flight += 1
-        lane.served_tick = tick
+        self._granted += 1
+        lane.served = self._granted
         self.resource.in_use += 1
         wait_ticks = tick - entry.tick
         lane.counters.granted(entry.weight_micro, wait_ticks, wait_seconds)

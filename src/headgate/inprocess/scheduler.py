@@ -592,7 +592,7 @@ def explained(
         )
         is_overdue = lane.is_competing and max_wait_ticks is not None and wait >= max_wait_ticks
         row = _row(lane, wait, load if lane.is_competing else None, is_overdue=is_overdue)
-        rows.append((_turn(lane, row.load, is_overdue=is_overdue), row))
+        rows.append((_turn(lane, row.load, wait=wait, is_overdue=is_overdue), row))
     rows.sort(key=itemgetter(0))
     return Explanation(
         resource=resource.name,
@@ -605,14 +605,14 @@ def explained(
 
 
 def _turn(
-    lane: Lane, load: float | None, *, is_overdue: bool
+    lane: Lane, load: float | None, *, wait: int, is_overdue: bool
 ) -> tuple[bool, int, float, int, int, int]:
     """Return what lanes are sorted by: overdue by age, then load, with the ties of the ranking."""
     head = lane.head() if is_overdue else None
     oldest = 0 if head is None else head.sequence
     if load is None:
         return (True, 0, 1.0, 0, 0, lane.order)
-    return (head is None, oldest, -load, -lane.depth_micro, lane.served_tick, lane.order)
+    return (head is None, oldest, -load, lane.served, -wait, lane.order)
 
 
 def _row(lane: Lane, wait: int, load: float | None, *, is_overdue: bool) -> LaneLoad:
