@@ -44,7 +44,7 @@ from headgate.cli import main
 from headgate.cli.main import cli
 from headgate.config import load_settings
 from headgate.core.gates import GateClosure
-from headgate.core.reasons import Reason
+from headgate.core.reasons import Cap, Reason
 from headgate.core.snapshot import decode_snapshot
 
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
@@ -342,7 +342,8 @@ def test_every_exit_code_is_in_the_reference() -> None:
 def test_every_reason_is_explained() -> None:
     rows = rows_under(REASONS, "All reasons")
     assert {(row[0], row[1]) for row in rows} == {
-        (str(kind.__struct_config__.tag), kind.__name__) for kind in Reason.__subclasses__()
+        (str(kind.__struct_config__.tag), kind.__name__)
+        for kind in {*Reason.__subclasses__(), *Cap.__subclasses__()} - {Cap}
     }
 
 

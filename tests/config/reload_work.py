@@ -61,3 +61,8 @@ async def work(order: dict[str, Any]) -> dict[str, Any]:
 async def other_work(order: dict[str, Any]) -> dict[str, Any]:
     """Do the same, as another function: a target that is configured otherwise."""
     return await work(order)
+
+
+async def nap(order: dict[str, Any]) -> None:
+    """Sleep for as long as the task says."""
+    await asyncio.sleep(order["params"]["seconds"])

@@ -38,7 +38,7 @@ async def test_a_project_is_shown_as_it_is_in_force(tmp_path: Path) -> None:
             "id": "a",
             "name": "",
             "creditWeight": 2.0,
-            "maxConcurrentAgents": 2,
+            "maxConcurrentAgents": None,
             "budgetLimit": None,
             "status": "active",
             "queued": 0,
@@ -88,7 +88,7 @@ async def test_a_field_that_is_reset_is_as_the_file_says_again(tmp_path: Path) -
         changed = await patch(service, "/projects/a", reset=["creditWeight"])
         assert (changed["creditWeight"], changed["overridden"]) == (2.0, ["maxConcurrentAgents"])
         gone = await patch(service, "/projects/a", maxConcurrentAgents=None)
-        assert gone["maxConcurrentAgents"] == 2
+        assert gone["maxConcurrentAgents"] is None
 
 
 async def test_a_paused_project_holds_its_tasks_and_why_says_so(tmp_path: Path) -> None:

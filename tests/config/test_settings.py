@@ -479,10 +479,12 @@ def test_the_scheduler_hands_out_the_types_of_the_core() -> None:
     assert scheduler.default_cost_micro_usd == 70_000
 
 
-def test_a_project_has_a_cap_of_two_unless_it_is_the_default(file: Path) -> None:
-    found = loaded(file, "[projects.a]\n[projects.default]\ncredit_weight = 3")
+def test_a_project_has_no_cap_unless_one_is_set(file: Path) -> None:
+    text = "[projects.a]\ncredit_weight = 2\n[projects.b]\nmax_concurrent_agents = 3"
+    found = loaded(file, f"{text}\n[projects.default]\ncredit_weight = 3")
     assert [(one.id, one.max_concurrent_agents) for one in found.core_projects()] == [
-        ("a", 2),
+        ("a", None),
+        ("b", 3),
         ("default", None),
     ]
 

@@ -27,6 +27,7 @@ from headgate.core.reasons import (
     GateClosed,
     InflightCapReached,
     LaneBehind,
+    NodesFull,
     NotYetDue,
     NoWorker,
     ParentsPending,
@@ -461,10 +462,9 @@ class StateBesideAStore(RuleBasedStateMachine):
             case NoWorker() | WorkersFull():
                 is_true = self.lacks_a_worker(hold, record.task)
             case InflightCapReached():
-                is_full = dispatch_state.in_flight.free_capacity() == 0
-                is_true = hold.inflight == len(dispatch_state.in_flight) and (
-                    is_full or hold.limit == 5
-                )
+                is_true = hold.inflight == len(dispatch_state.in_flight) and hold.limit == 5
+            case NodesFull():
+                is_true = dispatch_state.in_flight.free_capacity() == 0
             case _ if task_id in dispatch_state.hopeless:
                 is_true = record.terms.on_exhausted is OnExhausted.REJECT
             case _:

@@ -13,11 +13,14 @@ from headgate.core.reasons import (
     AgentFull,
     AgentUnavailable,
     BudgetShort,
+    Cap,
     EverythingPaused,
     GateClosed,
     GlobalBudgetExhausted,
     InflightCapReached,
     LaneBehind,
+    NoAgentPulls,
+    NodesFull,
     NoIdleAgent,
     NotYetDue,
     NoWorker,
@@ -156,12 +159,20 @@ def test_a_waiting_task_has_this_reason(state: SchedulerState, expected: Reason)
     assert Scheduler.explain(state)["t"] == expected
 
 
-KEPT_BY_THE_STATE = {ParentsPending, BudgetShort, EverythingPaused, NoWorker, WorkersFull}
+KEPT_BY_THE_STATE = {
+    ParentsPending,
+    BudgetShort,
+    EverythingPaused,
+    NoAgentPulls,
+    NodesFull,
+    NoWorker,
+    WorkersFull,
+}
 """Reasons that no snapshot has: who waits for them is not in the round."""
 
 
 def test_every_kind_of_reason_is_in_the_table() -> None:
-    kinds = set(Reason.__subclasses__()) - KEPT_BY_THE_STATE
+    kinds = {*Reason.__subclasses__(), *Cap.__subclasses__()} - KEPT_BY_THE_STATE - {Cap}
     assert {type(case[2]) for case in CASES} == kinds
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from core.dispatch_model import START, queued, state_of, taken
@@ -16,6 +18,8 @@ from headgate.core.reasons import (
     GateClosed,
     InflightCapReached,
     LaneBehind,
+    NoAgentPulls,
+    NodesFull,
     NoIdleAgent,
     NotYetDue,
     ParentsPending,
@@ -25,7 +29,14 @@ from headgate.core.reasons import (
     RateLimited,
     Reason,
 )
-from headgate.core.snapshot import Agent, Project, ProjectStatus
+from headgate.core.snapshot import (
+    BUILT_IN_AGENT,
+    Agent,
+    AgentState,
+    Project,
+    ProjectStatus,
+    with_built_in_agent,
+)
 from headgate.core.why import MAX_HOLDERS, TaskReason, reasons
 
 ONE_AGENT = (Agent(id="a", capacity=9),)
@@ -57,7 +68,7 @@ CASES: list[tuple[DispatchState, Reason]] = [
         state_of(queued("t1"), projects=(Project(id="x", status=ProjectStatus.PAUSED),)),
         ProjectNotActive(project_id="x", status="paused"),
     ),
-    (state_of(queued("t1"), places=0), InflightCapReached(inflight=0, limit=0)),
+    (state_of(queued("t1"), places=0), NodesFull(nodes=1, capacity=0)),
     (state_of(queued("t1"), max_inflight=0), InflightCapReached(inflight=0, limit=0)),
     (state_of(queued("t1"), agents=()), NoIdleAgent()),
     (
@@ -93,7 +104,7 @@ def test_what_lasts_longest_is_told_first() -> None:
         ProjectNotActive,
         NotYetDue,
         ParentsPending,
-        InflightCapReached,
+        NodesFull,
     ]
 
 
@@ -133,7 +144,7 @@ def test_at_most_a_few_holders_are_named() -> None:
     )
     dispatch_state.plan(START, most=50)
     reason = only(dispatch_state, "t19")
-    assert reason.detail == InflightCapReached(inflight=15, limit=15)
+    assert reason.detail == NodesFull(nodes=1, capacity=15)
     assert len(reason.held_by) == MAX_HOLDERS
 
 
@@ -217,3 +228,105 @@ def test_a_task_that_no_rate_limit_can_ever_hold_says_so() -> None:
     assert dispatch_state.plan(START, most=9) == []
     messages = [reason.message for reason in why(dispatch_state)]
     assert messages == ["target t is closed: 500 tokens in 60 seconds can never take it"]
+
+
+NODES_FULL = (
+    "all 2 permits of the service's nodes are taken; scheduler.worker_count = 2 is the default"
+)
+AGENT_FULL = (
+    "agent b has 2 of 2 permits in use; scheduler.max_per_agent_inflight = 2 is the default"
+)
+CAPS = frozenset(
+    {"scheduler.max_inflight", "agents.a.capacity", "projects.y.max_concurrent_agents"}
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "agent_id", "set_keys", "messages"),
+    [
+        (
+            {"max_inflight": 2},
+            None,
+            CAPS,
+            ["2 of 2 tasks are in flight; scheduler.max_inflight = 2 was set"],
+        ),
+        (
+            {"max_inflight": 2},
+            None,
+            frozenset(),
+            ["2 of 2 tasks are in flight; scheduler.max_inflight = 2 is the default"],
+        ),
+        ({"max_inflight": 2}, None, None, ["2 of 2 tasks are in flight"]),
+        (
+            {"places": 2},
+            None,
+            frozenset(),
+            [NODES_FULL],
+        ),
+        (
+            {"agents": (Agent(id="a", capacity=2),)},
+            "a",
+            CAPS,
+            ["agent a has 2 of 2 permits in use; agents.a.capacity = 2 was set"],
+        ),
+        (
+            {"agents": (Agent(id="a", capacity=2),)},
+            None,
+            CAPS,
+            ["agent a has 2 of 2 permits in use; agents.a.capacity = 2 was set"],
+        ),
+        (
+            {"agents": (), "max_per_agent_inflight": 2},
+            "b",
+            frozenset(),
+            [AGENT_FULL],
+        ),
+        (
+            {"agents": with_built_in_agent((), capacity=2), "max_inflight": 2, "places": 2},
+            None,
+            frozenset(),
+            [
+                "2 of 2 tasks are in flight; scheduler.max_inflight = 2 is the default",
+                NODES_FULL,
+            ],
+        ),
+        (
+            {"agents": (Agent(id="a", state=AgentState.PAUSED),)},
+            None,
+            frozenset(),
+            ["agent a is paused"],
+        ),
+    ],
+)
+def test_a_cap_names_its_setting_its_value_and_whether_somebody_set_it(
+    options: dict[str, Any],
+    agent_id: str | None,
+    set_keys: frozenset[str] | None,
+    messages: list[str],
+) -> None:
+    options = {"agents": ONE_AGENT} | options
+    records = [queued(f"t{number}", agent_id=agent_id) for number in range(3)]
+    dispatch_state = state_of(*records, set_keys=set_keys, **options)
+    dispatch_state.plan(START, most=9)
+    assert [reason.message for reason in why(dispatch_state, "t2")] == messages
+
+
+def test_a_capped_project_names_its_setting() -> None:
+    records = [queued(f"t{number}", project_id="y") for number in range(3)]
+    dispatch_state = state_of(*records, agents=ONE_AGENT, set_keys=CAPS)
+    dispatch_state.plan(START, most=9)
+    assert only(dispatch_state, "t2").message == (
+        "project y has 2 of 2 tasks in flight; projects.y.max_concurrent_agents = 2 was set"
+    )
+
+
+def test_the_built_in_agent_takes_open_tasks_and_not_those_that_workers_pull() -> None:
+    pulled = queued("t2", target="pull")
+    agents = with_built_in_agent((Agent(id="a", accepts_open=False),), capacity=9)
+    dispatch_state = state_of(
+        queued("t1", target="t"), pulled, agents=agents, pull_targets=frozenset({"pull"})
+    )
+    dispatch_state.workers.set_node("worker-1", 3, agent_id="a", now=START)
+    planned = dispatch_state.plan(START, most=9)
+    assert [(line.task.id, line.agent_id) for line in planned] == [("t1", BUILT_IN_AGENT)]
+    assert only(dispatch_state, "t2").detail == NoAgentPulls()

@@ -47,6 +47,7 @@ from headgate.core.budgets.scopes import ROOT, parse_scope
 from headgate.core.budgets.windows import format_window
 from headgate.core.fair_share import Share
 from headgate.core.money import plain_usd
+from headgate.core.snapshot import BUILT_IN_AGENT
 from headgate.core.task_view import exact_moment
 from headgate.errors import InvalidSettingError
 from headgate.storage.audit import AuditRow
@@ -105,16 +106,19 @@ def project_body(
 
 
 def listed_agents(state: ConfigState, counts: Counts) -> list[str]:
-    """Return the agents that are configured or have tasks, as many as are shown."""
+    """Return the agents that decisions know or that have tasks, as many as are shown."""
+    known = (agent.id for agent in state.settings.core_agents())
     busy = sorted(name for name in counts if name)
-    return list(dict.fromkeys((*state.settings.agents, *busy)))[:MAX_AGENTS]
+    return list(dict.fromkeys((*known, *busy)))[:MAX_AGENTS]
 
 
 def agent_body(state: ConfigState, name: str, counts: Counts) -> AgentBody:
     """Return an agent, also one that nobody has declared."""
+    count = counts.get(name, NOTHING)
+    if name == BUILT_IN_AGENT:
+        return _built_in_body(state, count)
     settings = state.settings.agents.get(name) or AgentSettings(accepts_open=False)
     agent = settings.to_agent(name, state.settings.scheduler)
-    count = counts.get(name, NOTHING)
     return AgentBody(
         id=name,
         type=settings.type,
@@ -125,6 +129,24 @@ def agent_body(state: ConfigState, name: str, counts: Counts) -> AgentBody:
         inflight=count.inflight,
         configured=_is_configured(state, "agents", name),
         overridden=overridden_fields(state, "agents", name),
+    )
+
+
+def _built_in_body(state: ConfigState, count: Count) -> AgentBody:
+    """Return the built-in agent; it drains while another one accepts open tasks."""
+    settings = state.settings
+    is_taking = any(agent.id == BUILT_IN_AGENT for agent in settings.core_agents())
+    return AgentBody(
+        id=BUILT_IN_AGENT,
+        type="",
+        capacity=settings.scheduler.max_inflight,
+        accepts_open=is_taking,
+        status="active" if is_taking else "draining",
+        queued=count.queued,
+        inflight=count.inflight,
+        configured=False,
+        overridden=[],
+        built_in=True,
     )
 
 
@@ -227,7 +249,8 @@ async def agent_bodies(api: Api) -> list[AgentBody]:
 async def show_agent(api: Api, _: Request, name: str) -> Response:
     """Answer with an agent; any name is one that a task may bring about."""
     state, counts = api.config.state, await _counts(api, "agent_id")
-    _check_known(name in state.settings.agents or name in counts, "agent", name)
+    known = {agent.id for agent in state.settings.core_agents()}
+    _check_known(name in known or name in counts, "agent", name)
     return json_response(OK, agent_body(state, name, counts))
 
 

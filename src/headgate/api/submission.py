@@ -24,7 +24,14 @@ from headgate.config.settings import (
 from headgate.core.budgets.scopes import ROOT, Scope, charged_scopes, parse_scope
 from headgate.core.lifecycle import IN_THE_PAST, INVALID_FORMAT, parse_rfc3339
 from headgate.core.money import to_micro_usd, to_tokens
-from headgate.core.snapshot import MAX_PRIORITY, MAX_WEIGHT, ProjectStatus, Standing
+from headgate.core.snapshot import (
+    BUILT_IN_AGENT,
+    MAX_PRIORITY,
+    MAX_WEIGHT,
+    RESERVED,
+    ProjectStatus,
+    Standing,
+)
 from headgate.core.task import (
     MAX_ATTEMPT_SECONDS,
     MAX_ATTEMPTS,
@@ -255,6 +262,13 @@ def parse_identifier(text: str, field: str, *, most: int = MAX_ID_LENGTH) -> str
     if not text.isprintable() or text[0] == " " or text[-1] == " ":
         reject_field(field, "must be printable, without spaces at its ends")
     return text
+
+
+def parse_agent_id(text: str) -> str:
+    """Check the agent that a task, a worker or a token names."""
+    if text == BUILT_IN_AGENT:
+        reject_field("agentId", RESERVED)
+    return parse_identifier(text, "agentId")
 
 
 def parse_filter_name(text: str | None, field: str) -> str | None:
@@ -624,7 +638,7 @@ class SubmissionParser:
         not_before = parse_not_before(body.not_before, now=now) if body.not_before else None
         return Task(
             project_id=project_id,
-            agent_id=parse_identifier(body.agent_id, "agentId") if body.agent_id else None,
+            agent_id=parse_agent_id(body.agent_id) if body.agent_id else None,
             priority=parse_priority(body.priority) if body.priority else 0,
             weight=1.0 if body.weight is None else parse_weight(body.weight),
             created_at=now,

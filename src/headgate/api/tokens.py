@@ -118,7 +118,7 @@ def _bounds(wanted: NewTokenBody, knows_project: Callable[[str], bool]) -> Bound
         field = "agentId" if agent_id == "" else "projectId"
         raise InvalidFieldError(field, "is empty; name one, or leave it out for all")
     if agent_id is not None:
-        submission.parse_identifier(agent_id, "agentId")
+        submission.parse_agent_id(agent_id)
     if project_id is not None and not knows_project(project_id):
         line = f"unknown project '{excerpt(project_id)}'"
         raise InvalidTaskError("unknown_project", "projectId", line)

@@ -59,7 +59,7 @@ _PRICES = PriceList()
 async def claim(api: Api, request: Request, agent_id: str) -> Response:
     """Answer with what a worker is to run, at once or when there is something."""
     body = read_body(await request.json_body(), ClaimBody)
-    submission.parse_identifier(agent_id, "agentId")
+    submission.parse_agent_id(agent_id)
     _check_caller(request.caller, agent_id)
     _check_range("capacity", body.capacity, MAX_CAPACITY)
     _check_range("waitSeconds", body.wait_seconds, MAX_WAIT_SECONDS)

@@ -353,7 +353,9 @@ class LiveConfig:
     def _engine_settings(self, after: ConfigState) -> EngineSettings:
         settings = self._assembly.engine_settings(after.settings, is_paused=after.is_paused)
         missing = tuple(sorted(self._missing_targets - after.settings.all_targets.keys()))
-        dispatch = msgspec.structs.replace(settings.dispatch, missing_targets=missing)
+        dispatch = msgspec.structs.replace(
+            settings.dispatch, missing_targets=missing, set_keys=after.set_caps
+        )
         return msgspec.structs.replace(settings, dispatch=dispatch)
 
     async def _opened(

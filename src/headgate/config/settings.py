@@ -31,6 +31,7 @@ from headgate.core.snapshot import (
     Project,
     ProjectStatus,
     Standing,
+    with_built_in_agent,
 )
 from headgate.core.task import MAX_ATTEMPTS
 from headgate.errors import InvalidSettingError
@@ -149,7 +150,6 @@ def _with_modes(table: dict[str, object]) -> dict[str, object]:
 
 DEFAULT_PROJECT = "default"
 DEFAULT_PORT = 7420
-DEFAULT_MAX_CONCURRENT_AGENTS = 2
 ONE_YEAR_SECONDS = 365 * 86_400
 
 Dollars = str | int | float
@@ -249,15 +249,12 @@ class ProjectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     status: ProjectStatus = ProjectStatus.ACTIVE
 
     def to_project(self, project_id: str) -> Project:
-        """Return the project as the decision knows it; only `default` may be without a cap."""
-        most = self.max_concurrent_agents
-        if most is None and project_id != DEFAULT_PROJECT:
-            most = DEFAULT_MAX_CONCURRENT_AGENTS
+        """Return the project as the decision knows it; it has no cap unless one is set."""
         return Project(
             id=project_id,
             name=self.name,
             credit_weight=self.credit_weight,
-            max_concurrent_agents=most,
+            max_concurrent_agents=self.max_concurrent_agents,
             budget_limit=self.budget_limit,
             status=self.status,
         )
@@ -423,9 +420,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(project.to_project(name) for name, project in self.projects.items())
 
     def core_agents(self) -> tuple[Agent, ...]:
-        """Return the declared agents as the decision knows them, in the order of the file."""
+        """Return the agents as the decision knows them: those of the file, in its order.
+
+        Where none of them accepts open tasks, the built-in agent follows.
+        """
         agents = self.agents.items()
-        return tuple(agent.to_agent(name, self.scheduler) for name, agent in agents)
+        declared = tuple(agent.to_agent(name, self.scheduler) for name, agent in agents)
+        return with_built_in_agent(declared, capacity=self.scheduler.max_inflight)
 
 
 TABLES: dict[str, type[msgspec.Struct]] = {

@@ -26,7 +26,7 @@ from headgate.config.overrides import (
     with_overrides,
     written_table,
 )
-from headgate.config.settings import DEFAULT_PROJECT, Settings
+from headgate.config.settings import DEFAULT_PROJECT, SchedulerSettings, Settings
 from headgate.config.sources import Merged, Table
 from headgate.errors import InvalidSettingError
 from headgate.executors.targets import PULL_NAME
@@ -65,6 +65,32 @@ class ConfigState(msgspec.Struct, frozen=True, kw_only=True):
     def is_paused(self) -> bool:
         """Whether nothing new is to be started at all."""
         return is_paused(self.overrides)
+
+    @property
+    def set_caps(self) -> frozenset[str]:
+        """The keys of caps on tasks in flight that somebody set, here or anywhere.
+
+        A cap that is not the default was set, whoever forgot to say where.
+        """
+        scheduler, default = self.settings.scheduler, SchedulerSettings()
+        return frozenset(
+            [
+                f"scheduler.{key}"
+                for key in ("max_inflight", "max_per_agent_inflight", "worker_count")
+                if ("scheduler", key) in self.origins
+                or getattr(scheduler, key) != getattr(default, key)
+            ]
+            + [
+                f"projects.{name}.max_concurrent_agents"
+                for name, project in self.settings.projects.items()
+                if project.max_concurrent_agents is not None
+            ]
+            + [
+                f"agents.{name}.capacity"
+                for name, agent in self.settings.agents.items()
+                if agent.capacity is not None
+            ]
+        )
 
     def overridden(self, kind: str, name: str) -> tuple[str, ...]:
         """Return the keys of a name that are not as the file says."""

@@ -24,7 +24,7 @@ from headgate.config.settings import (
 from headgate.config.slot_keys import endpoint_of, wake_config
 from headgate.core.budgets.scopes import parse_scope
 from headgate.core.slots.wakes import check_wake_config
-from headgate.core.snapshot import MIN_CREDIT_WEIGHT, Standing
+from headgate.core.snapshot import BUILT_IN_AGENT, MIN_CREDIT_WEIGHT, RESERVED, Standing
 from headgate.errors import InvalidFieldError, InvalidScopeError, InvalidSettingError
 from headgate.executors.targets import PULL_NAME, PullTarget
 from headgate.executors.templates import KEY
@@ -200,7 +200,7 @@ def check(settings: Settings) -> None:
     _check_scheduler(settings.scheduler)
     _check_projects(settings)
     _check_targets(settings)
-    _check_pulling(settings)
+    _check_pulling_and_agents(settings)
     check_slots(settings)
     _check_advertised(settings.server.advertise)
     _check_auth(settings.auth)
@@ -240,10 +240,12 @@ def _check_project_name(name: str) -> None:
         raise InvalidSettingError(key_path("projects", name), problem) from None
 
 
-def _check_pulling(settings: Settings) -> None:
+def _check_pulling_and_agents(settings: Settings) -> None:
     if not isinstance(settings.all_targets[PULL_NAME], PullTarget):
         problem = f"the target {PULL_NAME} is what workers pull; give this one another name"
         raise InvalidSettingError(key_path("targets", PULL_NAME), problem)
+    if BUILT_IN_AGENT in settings.agents:
+        raise InvalidSettingError(key_path("agents", BUILT_IN_AGENT), RESERVED)
     for name, agent in settings.agents.items():
         if agent.target is not None and agent.target not in settings.all_targets:
             problem = f"there is no target {agent.target!r}; name one of the section targets"

@@ -78,6 +78,8 @@ class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     paused_targets: tuple[str, ...] = ()
     missing_targets: tuple[str, ...] = ()
     is_paused: bool = False
+    set_keys: frozenset[str] | None = None
+    """The keys of caps that somebody set, so that a reason can say so; None names no settings."""
     counts_free_work: bool = True
     """Whether work that is said to use no tokens reserves one, so that projects of it are fair."""
 
@@ -310,6 +312,10 @@ class InFlightAttempts:
     def free_by_agent(self) -> dict[str, int]:
         """Return how many more tasks workers take, for each agent that has any."""
         return {agent_id: self.free_at_workers(agent_id) for agent_id in self._workers}
+
+    def total_capacity(self) -> int:
+        """Return how many tasks the nodes take together."""
+        return sum(self.capacity.values())
 
     def free_capacity(self) -> int:
         """Return how many more tasks the nodes take together."""

@@ -36,6 +36,25 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="reason"):
         return self.line.format_map(msgspec.structs.asdict(self))
 
 
+class Cap(Reason, frozen=True, kw_only=True):
+    """A reason that a setting causes.
+
+    `setting` is the key as the file writes it, with its value; `is_default` says that nobody set
+    it. Without a `setting` nobody knows which it is: a snapshot has no settings.
+    """
+
+    setting: str = ""
+    is_default: bool = False
+
+    @property
+    def message(self) -> str:
+        """One line for a person, with the setting that could be changed."""
+        line = self.line.format_map(msgspec.structs.asdict(self))
+        if not self.setting:
+            return line
+        return f"{line}; {self.setting} {'is the default' if self.is_default else 'was set'}"
+
+
 class GlobalBudgetExhausted(Reason, frozen=True, kw_only=True, tag="global_budget"):
     """All projects together have used the global token budget."""
 
@@ -120,23 +139,37 @@ class ProjectBudgetExhausted(Reason, frozen=True, kw_only=True, tag="project_bud
     limit: int
 
 
-class ProjectConcurrencyReached(Reason, frozen=True, kw_only=True, tag="project_concurrency"):
-    """The project runs as many agents as it may."""
+class ProjectConcurrencyReached(Cap, frozen=True, kw_only=True, tag="project_concurrency"):
+    """The project has as many tasks in flight as it may."""
 
     lasts = Lasting.OTHERS_MAKE_ROOM
-    line = "project {project_id} runs {active} of {limit} agents"
+    line = "project {project_id} has {active} of {limit} tasks in flight"
     project_id: str
     active: int
     limit: int
 
 
-class InflightCapReached(Reason, frozen=True, kw_only=True, tag="inflight_cap"):
+class InflightCapReached(Cap, frozen=True, kw_only=True, tag="inflight_cap"):
     """As many tasks are in flight, over all agents, as may be."""
 
     lasts = Lasting.OTHERS_MAKE_ROOM
     line = "{inflight} of {limit} tasks are in flight"
     inflight: int
     limit: int
+
+
+class NodesFull(Cap, frozen=True, kw_only=True, tag="nodes_full"):
+    """The nodes of the service run as many tasks as they can."""
+
+    lasts = Lasting.OTHERS_MAKE_ROOM
+    line = "all {capacity} permits of the service's nodes are taken"
+    nodes: int
+    capacity: int
+
+    @property
+    def message(self) -> str:
+        """One line for a person."""
+        return super().message if self.capacity else "no node of the service takes tasks"
 
 
 class RateLimited(Reason, frozen=True, kw_only=True, tag="rate_limit"):
@@ -152,7 +185,7 @@ class RateLimited(Reason, frozen=True, kw_only=True, tag="rate_limit"):
         return f"agents of type {self.agent_type} are rate limited until {utc_time(self.until)}"
 
 
-class AgentFull(Reason, frozen=True, kw_only=True, tag="agent_full"):
+class AgentFull(Cap, frozen=True, kw_only=True, tag="agent_full"):
     """The agent that the task names has no free permit."""
 
     lasts = Lasting.OTHERS_MAKE_ROOM
@@ -238,6 +271,15 @@ class WorkersFull(Reason, frozen=True, kw_only=True, tag="workers_full"):
         """One line for a person."""
         taken = f"all {self.capacity} permits of {_agent(self.agent_id)}'s workers are taken"
         return taken + _since(self.since)
+
+
+class NoAgentPulls(Reason, frozen=True, kw_only=True, tag="no_agent_pulls"):
+    """Only a worker can run the task, it names no agent, and no declared one accepts open tasks."""
+
+    line = (
+        "it waits for a worker and names no agent, and no declared agent accepts open tasks; "
+        "declare one with [agents.NAME] and start its worker, or submit the task with agentId"
+    )
 
 
 def _agent(agent_id: str) -> str:

@@ -79,6 +79,23 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     accepts_open: bool = True
 
 
+BUILT_IN_AGENT = "built-in"
+RESERVED = (
+    "'built-in' is reserved for Headgate's own agent, which takes tasks that name no agent; "
+    "use another name"
+)
+
+
+def with_built_in_agent(agents: tuple[Agent, ...], *, capacity: int) -> tuple[Agent, ...]:
+    """Add the built-in agent where none of these accepts open tasks.
+
+    A paused agent that accepts them still counts: its open tasks wait for it to be resumed.
+    """
+    if any(agent.accepts_open for agent in agents):
+        return agents
+    return (*agents, Agent(id=BUILT_IN_AGENT, capacity=capacity))
+
+
 DEFAULT_TOKENS = 1_000
 MAX_WEIGHT = 1e9
 MIN_CREDIT_WEIGHT = 1e-6

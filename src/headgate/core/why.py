@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace as replaced
@@ -17,12 +18,17 @@ from headgate.core.dispatch_state import DispatchState, InFlightAttempt, Waiting
 from headgate.core.gates import GatePart
 from headgate.core.reasons import (
     AgentFull,
+    AgentUnavailable,
     BudgetShort,
+    Cap,
     EverythingPaused,
     GateClosed,
     InflightCapReached,
     LaneBehind,
     Lasting,
+    NoAgentPulls,
+    NodesFull,
+    NoIdleAgent,
     NoWorker,
     ParentsPending,
     ProjectConcurrencyReached,
@@ -30,9 +36,11 @@ from headgate.core.reasons import (
     WorkersFull,
 )
 from headgate.core.scheduler import Explanation
+from headgate.core.snapshot import BUILT_IN_AGENT, Agent
 from headgate.core.task import is_worker
 
 MAX_HOLDERS = 10
+MAX_TAKERS = 5
 
 IsHolder = Callable[[InFlightAttempt], bool]
 
@@ -132,12 +140,85 @@ def _round_reasons(dispatch_state: DispatchState, waiting: Waiting, now: float) 
     if not explanation.is_waiting(waiting.task):
         return []
     found = (one for one in explanation.reasons_of(waiting.task) if not isinstance(one, LaneBehind))
-    return [told for one in found for told in _told(dispatch_state, one)]
+    return [told for one in found for told in _told(dispatch_state, one, is_pull=is_pull)]
 
 
-def _told(dispatch_state: DispatchState, reason: Reason) -> list[Reason]:
+CapReason = TypeVar("CapReason", bound=Cap)
+
+
+def _with_setting(
+    dispatch_state: DispatchState, reason: CapReason, key: str, value: int
+) -> CapReason:
+    """Name the setting that a reason follows from, where there are settings."""
+    set_keys = dispatch_state.settings.set_keys
+    if set_keys is None:
+        return reason
+    return replaced(reason, setting=f"{key} = {value}", is_default=key not in set_keys)
+
+
+def _with_capacity(dispatch_state: DispatchState, reason: AgentFull) -> AgentFull:
+    own = f"agents.{reason.agent_id}.capacity"
+    is_own = own in (dispatch_state.settings.set_keys or ())
+    key = own if is_own else "scheduler.max_per_agent_inflight"
+    return _with_setting(dispatch_state, reason, key, reason.capacity)
+
+
+def _capacity_reasons(dispatch_state: DispatchState, *, is_pull: bool) -> list[Reason]:
+    """Return which of the two caps on everything is reached, or that both are."""
+    found: list[Reason] = []
+    in_flight, most = dispatch_state.in_flight, dispatch_state.settings.max_inflight
+    if len(in_flight) >= most:
+        cap = InflightCapReached(inflight=len(in_flight), limit=most)
+        found.append(_with_setting(dispatch_state, cap, "scheduler.max_inflight", most))
+    if not is_pull and not in_flight.free_capacity():
+        nodes, capacity = len(in_flight.capacity), in_flight.total_capacity()
+        full = NodesFull(nodes=nodes, capacity=capacity)
+        # Nodes have files of their own, so the value is known only where there is one.
+        if nodes == 1:
+            full = _with_setting(dispatch_state, full, "scheduler.worker_count", capacity)
+        found.append(full)
+    return found
+
+
+def _accept_open(dispatch_state: DispatchState) -> list[Agent]:
+    """Return the declared agents that accept open tasks; the built-in one is nobody's to start."""
+    agents = dispatch_state.settings.agents
+    return [agent for agent in agents if agent.accepts_open and agent.id != BUILT_IN_AGENT]
+
+
+def _taker_reasons(dispatch_state: DispatchState) -> list[Reason]:
+    """Say why no agent takes an open task, of each where there are few."""
+    takers = _accept_open(dispatch_state)
+    if not takers:
+        # The built-in agent has as many permits as may be in flight, and that reason is told.
+        return [] if BUILT_IN_AGENT in _open_agents(dispatch_state) else [NoIdleAgent()]
+    pool = dispatch_state.index.agents
+    working = [entry for agent in takers if (entry := pool.get(agent.id)) and entry.permits]
+    if len(working or takers) > MAX_TAKERS:
+        return [NoIdleAgent()]
+    if not working:
+        return [AgentUnavailable(agent_id=one.id, state=one.state.value) for one in takers]
+    full = (
+        AgentFull(agent_id=one.agent.id, inflight=one.inflight, capacity=one.permits)
+        for one in working
+    )
+    return [_with_capacity(dispatch_state, one) for one in full]
+
+
+def _told(dispatch_state: DispatchState, reason: Reason, *, is_pull: bool) -> list[Reason]:
     """Return a reason with all that is known of it; what two things close is two reasons."""
     match reason:
+        case InflightCapReached():
+            return _capacity_reasons(dispatch_state, is_pull=is_pull)
+        case ProjectConcurrencyReached(project_id=project_id, limit=limit):
+            key = f"projects.{project_id}.max_concurrent_agents"
+            return [_with_setting(dispatch_state, reason, key, limit)]
+        case AgentFull():
+            return [_with_capacity(dispatch_state, reason)]
+        case NoIdleAgent():
+            return _taker_reasons(dispatch_state)
+        case GateClosed(kind="worker", name="") if not _accept_open(dispatch_state):
+            return [NoAgentPulls()]
         case GateClosed(kind="worker"):
             return [_worker_reason(dispatch_state, reason)]
         case GateClosed(kind="slot" | "target" as kind, name=name):
@@ -208,6 +289,8 @@ def _holder_test(reason: Reason) -> IsHolder | None:
             return lambda attempt: attempt.task.project_id == reason.project_id
         case InflightCapReached():
             return lambda _attempt: True
+        case NodesFull():
+            return lambda attempt: not is_worker(attempt.node_id)
         case WorkersFull():
             return lambda attempt: (
                 is_worker(attempt.node_id) and reason.agent_id in ("", attempt.agent_id)

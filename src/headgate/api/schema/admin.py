@@ -41,7 +41,10 @@ class ProjectBody(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class AgentBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """An agent as it is in force; one that is not `configured` came with its first task."""
+    """An agent as it is in force; one that is not `configured` came with its first task.
+
+    The one that is `builtIn` takes tasks that name no agent, while no declared agent accepts them.
+    """
 
     id: str
     type: str
@@ -52,6 +55,7 @@ class AgentBody(msgspec.Struct, kw_only=True, rename="camel"):
     inflight: int
     configured: bool
     overridden: list[str]
+    built_in: bool = False
 
 
 class TargetBody(msgspec.Struct, kw_only=True, rename="camel"):
