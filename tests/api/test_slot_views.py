@@ -89,7 +89,7 @@ def test_the_state_is_told_from_what_is_known(given: SlotStatus, state: str) -> 
         (status(is_off=True), BY_HAND, False),
         (
             status(schedule=SlotSchedule(slot_auto_disabled=True, disabled_reason="401")),
-            "disabled, 401",
+            "disabled, 401; correct that, then run `headgate slots enable work`",
             False,
         ),
         (

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
+from headgate.cli.connection import Connection
 from headgate.cli.main import run
+from headgate.cli.slots import SOCKET_NAME, alone_in
+from headgate.cli.slots_alone import listening_in
 from headgate.storage.data_lock import hold_directory
 from service.fake_providers import fake_provider, requests_of
 from service.support import environment, wait_until
@@ -121,3 +127,70 @@ def test_settings_without_slots_say_what_to_write(
     assert "write [[slots]]" in err
     assert err.count("\n") == 1
     assert not (tmp_path / "data").exists()
+
+
+def script(provider: str, **step: object) -> None:
+    request = Request(f"{provider}/fake/next", data=json.dumps(step).encode(), method="POST")
+    with urlopen(request, timeout=10) as response:
+        response.read()
+
+
+def asked(capsys: pytest.CaptureFixture[str], data: Path, *call: str) -> tuple[int, str]:
+    """Run a command about slots beside the process that runs them; return what it said."""
+    code = run(["slots", *call, "--data", str(data)])
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+def test_commands_work_beside_slots_that_run_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A path longer than the address of a socket may be.
+    folder = tmp_path / ("deep" * 30)
+    folder.mkdir()
+    data = folder / "data"
+    with fake_provider() as provider:
+        (folder / "slots.toml").write_text(SLOT.format(provider=provider))
+        with running_alone(folder) as alone:
+            alone.wait_for("slot work wake confirmed")
+            code, said = asked(capsys, data, "status", "--json")
+            assert (code, json.loads(said)["state"]) == (0, "open")
+            code, said = asked(capsys, data, "status", "work")
+            assert code == 0
+            assert "after_reset" in said
+            code, said = asked(capsys, data, "warm", "work")
+            assert code == 2
+            assert "the window is open until" in said
+            assert asked(capsys, data, "status", "other")[0] == 2
+            assert "disabled by hand" in asked(capsys, data, "disable", "work")[1]
+            assert asked(capsys, data, "enable", "work") == (0, "work is enabled\n")
+            mode = (data / SOCKET_NAME).stat().st_mode
+            assert stat.S_IMODE(mode) == 0o600
+            assert alone.end() == 0
+        assert not (data / SOCKET_NAME).exists()
+
+
+@pytest.mark.parametrize("kind", ["401", "403"])
+def test_a_slot_whose_key_was_refused_can_be_enabled_beside_slots_that_run_alone(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    with fake_provider() as provider:
+        script(provider, kind=kind)
+        (tmp_path / "slots.toml").write_text(SLOT.format(provider=provider))
+        with running_alone(tmp_path) as alone:
+            alone.wait_for(f"the provider refused the key ({kind})")
+            code, said = asked(capsys, data, "status", "work")
+            assert code == 0
+            assert f"the provider refused the key ({kind})" in said
+            assert asked(capsys, data, "enable", "work") == (0, "work is enabled\n")
+            alone.wait_for("slot work wake confirmed")
+
+
+def test_a_socket_that_a_crash_left_behind_is_nobody(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left, chdir(tmp_path):
+        left.bind(SOCKET_NAME)
+    assert alone_in(Connection(data=tmp_path)) is None
+    listening = listening_in(tmp_path)
+    assert listening is not None
+    listening.close()

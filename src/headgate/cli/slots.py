@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import chdir, contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import click
 import msgspec
@@ -17,6 +20,7 @@ from headgate.cli.connection import (
     connect,
     connection_options,
     data_option,
+    default_directory,
     json_option,
     store_option,
 )
@@ -34,7 +38,16 @@ from headgate.core.text import printable
 from headgate.errors import InvalidSettingError
 
 if TYPE_CHECKING:
-    from headgate.core.slots.status import LogLine, LoopBody, QuotaLimitBody, SlotBody
+    from headgate.client.sync_client import SyncClient
+    from headgate.core.slots.status import (
+        LogLine,
+        LoopBody,
+        QuotaLimitBody,
+        SlotBody,
+        SlotListBody,
+    )
+
+Body = TypeVar("Body")
 
 
 # `headgate slots log`: what was sent for slots, what came back, and what happened.
@@ -113,7 +126,6 @@ def log(
 
 
 def _folder(data: Path | None) -> Path:
-    from headgate.cli.connection import default_directory  # noqa: PLC0415
     from headgate.engine.slots.slot_log import LOG_FOLDER  # noqa: PLC0415
 
     directory = data or default_directory()
@@ -234,6 +246,121 @@ def run(*, path: Path | None, data: Path | None, store_url: str | None, as_json:
 
 WARM_SECONDS = 60.0
 
+# Who answers the commands: `headgate slots run` of a data directory, over a socket there that only
+# its owner can open, or a service. A line of JSON asks, and a line answers as the API would.
+
+SOCKET_NAME = "slots.sock"
+MAX_REPLY_BYTES = 64 << 20
+
+SocketVerb = Literal["list", "show", "warm", "enable", "disable"]
+
+
+class SocketRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command asks the process that runs slots alone."""
+
+    verb: SocketVerb
+    name: str = ""
+
+
+class SocketReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The status and the body that the API would answer with."""
+
+    status: int
+    body: msgspec.Raw
+
+
+class SlotsAlone:
+    """Asks the process that runs slots alone in a data directory, as a client asks a service."""
+
+    def __init__(self, directory: Path, *, timeout_seconds: float) -> None:
+        self._directory = directory
+        self._timeout_seconds = timeout_seconds
+
+    def slots(self) -> SlotListBody:
+        """Return all slots."""
+        from headgate.core.slots.status import SlotListBody  # noqa: PLC0415
+
+        return self._asked(SlotListBody, "list")
+
+    def slot(self, name: str) -> SlotBody:
+        """Return a slot."""
+        return self._of_slot("show", name)
+
+    def warm_slot(self, name: str, *, timeout_seconds: float) -> SlotBody:
+        """Open a slot's window now."""
+        self._timeout_seconds = timeout_seconds
+        return self._of_slot("warm", name)
+
+    def enable_slot(self, name: str) -> SlotBody:
+        """Poll and wake a slot again, whatever has disabled it."""
+        return self._of_slot("enable", name)
+
+    def disable_slot(self, name: str) -> SlotBody:
+        """Leave a slot alone until it is enabled."""
+        return self._of_slot("disable", name)
+
+    def _of_slot(self, verb: SocketVerb, name: str) -> SlotBody:
+        from headgate.core.slots.status import SlotBody  # noqa: PLC0415
+
+        return self._asked(SlotBody, verb, name)
+
+    def _asked(self, kind: type[Body], verb: SocketVerb, name: str = "") -> Body:
+        from headgate.client.responses import Response, no_response, read_body  # noqa: PLC0415
+
+        line = msgspec.json.encode(SocketRequest(verb=verb, name=name)) + b"\n"
+        place = self._directory / SOCKET_NAME
+        try:
+            with connected_socket(self._directory, self._timeout_seconds) as connection:
+                connection.sendall(line)
+                with connection.makefile("rb") as answer:
+                    told = answer.readline(MAX_REPLY_BYTES)
+            reply = msgspec.json.decode(told, type=SocketReply)
+        except TimeoutError:
+            raise no_response(str(place), f"none in {self._timeout_seconds:g} seconds") from None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise no_response(str(place), error) from None
+        return read_body(Response(reply.status, {}, bytes(reply.body)), kind)
+
+
+def connected_socket(directory: Path, timeout_seconds: float) -> socket.socket:
+    """Return a connection to whoever runs slots alone there; `OSError` if nobody does."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(timeout_seconds)
+        # A path may be longer than the address of a socket may be; its name is not.
+        with chdir(directory):
+            connection.connect(SOCKET_NAME)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def _asking(
+    connection: Connection, *, retries: int = 3, timeout_seconds: float = 30.0
+) -> Iterator[SyncClient | SlotsAlone]:
+    """Give whoever has the slots: a process that runs them alone here, or the service."""
+    directory = alone_in(connection)
+    if directory is not None:
+        yield SlotsAlone(directory, timeout_seconds=timeout_seconds)
+        return
+    with connect(connection, retries=retries, timeout_seconds=timeout_seconds) as client:
+        yield client
+
+
+def alone_in(connection: Connection) -> Path | None:
+    """Return the data directory in which slots run alone; None where a service is to be asked."""
+    named = os.environ.get("HEADGATE_URL") if connection.data is None else None
+    directory = connection.data or default_directory()
+    if connection.url or named or directory is None:
+        return None
+    try:
+        connected_socket(directory, LOOK_SECONDS).close()
+    except OSError:
+        return None
+    return directory
+
 
 def _given(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
     if name == "":
@@ -266,7 +393,7 @@ def status(*, name: str | None, connection: Connection, as_json: bool) -> None:
 
     A line for each slot; with NAME, everything that is known of that one.
     """
-    with connect(connection) as client:
+    with _asking(connection) as client:
         if name is not None:
             _print_one(client.slot(name), as_json=as_json)
             return
@@ -298,7 +425,7 @@ def warm(*, name: str, connection: Connection, as_json: bool) -> None:
     being confirmed.
     """
     # A wake that is sent twice may cost twice.
-    with connect(connection, retries=0, timeout_seconds=WARM_SECONDS) as client:
+    with _asking(connection, retries=0, timeout_seconds=WARM_SECONDS) as client:
         answer = client.warm_slot(name, timeout_seconds=WARM_SECONDS)
     if as_json:
         print_json(answer)
@@ -320,7 +447,7 @@ def enable(*, name: str, connection: Connection, as_json: bool) -> None:
 
     Whatever had disabled it, except the settings; its errors are forgotten.
     """
-    with connect(connection) as client:
+    with _asking(connection) as client:
         answer = client.enable_slot(name)
     _print_switched(answer, as_json=as_json)
 
@@ -339,7 +466,7 @@ def disable(*, name: str, connection: Connection, as_json: bool) -> None:
 
     It is neither polled nor woken until it is enabled again.
     """
-    with connect(connection) as client:
+    with _asking(connection) as client:
         answer = client.disable_slot(name)
     _print_switched(answer, as_json=as_json)
 

@@ -209,7 +209,10 @@ def test_polling_is_disabled_at_the_limit_of_errors_and_says_so() -> None:
     assert outcomes[-1].backoff_minutes is None
     hold = standing_of(ASLEEP, world.row("work"), NOW).closure
     assert hold is not None
-    assert hold.why == "disabled, 10 polls failed in a row, the last: timeout"
+    assert hold.why == (
+        "disabled, 10 polls failed in a row, the last: timeout"
+        "; correct that, then run `headgate slots enable work`"
+    )
     assert poll_due_at(ASLEEP, world.row("work"), NOW + 1e6) is None
 
 

@@ -289,7 +289,8 @@ def why_off(config: SlotConfig, row: SlotRow) -> str:
     if row.is_off:
         return f"disabled by hand, `headgate slots enable {config.name}` brings it back"
     if row.schedule.slot_auto_disabled:
-        return f"disabled, {row.schedule.disabled_reason}"
+        advice = f"correct that, then run `headgate slots enable {config.name}`"
+        return f"disabled, {row.schedule.disabled_reason}; {advice}"
     return ""
 
 
