@@ -153,7 +153,6 @@ STATUSES_OF_MODELS: list[tuple[int, bool, Usage]] = [
     (503, True, NOTHING_USED),
     (504, True, UNKNOWN_USAGE),
     (524, True, UNKNOWN_USAGE),
-    (529, True, NOTHING_USED),
 ]
 MODEL_PATHS = (
     "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/v1/messages",
@@ -246,6 +245,7 @@ LIMITS: list[tuple[int, dict[str, str], float | None]] = [
     (429, {"retry_after_ms": "1500", "Retry_After": "9"}, 1.5),
     (503, {"Retry_After": "3"}, 3.0),
     (529, {"Retry_After": "3"}, 3.0),
+    (529, {}, None),
 ]
 
 
@@ -259,7 +259,9 @@ async def test_a_limit_is_a_pause_for_as_long_as_it_says(
     ):
         pause = pause_of(await executor.execute(order()))
     assert pause == Limited(
-        retry_after_seconds=seconds, error=f"executor returned {status}: slow down"
+        retry_after_seconds=seconds,
+        error=f"executor returned {status}: slow down",
+        is_overload=status != 429,
     )
 
 

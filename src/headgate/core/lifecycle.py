@@ -66,10 +66,14 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limited(msgspec.Struct, frozen=True, kw_only=True):
-    """The provider asked for a pause; it has done nothing, and charged nothing."""
+    """The provider asked for a pause; it has done nothing, and charged nothing.
+
+    One that is overloaded may guess when it is not; a limit has an end.
+    """
 
     retry_after_seconds: float | None = None
     error: str = "rate limited"
+    is_overload: bool = False
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,9 +163,10 @@ def pause_seconds(outcome: Limited, hits: int, policy: RetryPolicy = DEFAULT_POL
     One that names no time worth the name, and goes on refusing, is asked ever more seldom.
     """
     asked = outcome.retry_after_seconds
-    if asked is None or math.isnan(asked):
+    is_named = asked is not None and not math.isnan(asked)
+    if not is_named and not outcome.is_overload:
         return rate_limit_wait_seconds(hits, policy.rate_limit)
-    if asked < SHORTEST_PAUSE_SECONDS:
+    if asked is None or not asked >= SHORTEST_PAUSE_SECONDS:
         longest = policy.rate_limit.max_seconds
         return doubled_seconds(hits, base=SHORTEST_PAUSE_SECONDS, maximum=longest)
     return min(asked, MAX_PAUSE_SECONDS)

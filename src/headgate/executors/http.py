@@ -354,7 +354,7 @@ class EndpointResolver:
 # | status | outcome | what is charged |
 # | --- | --- | --- |
 # | 2xx | done | what was reserved |
-# | 429; 503 and 529 with Retry-After | a pause, which costs no attempt | nothing |
+# | 429, 529; 503 with Retry-After | a pause, which costs no attempt | nothing |
 # | 408, 504, 524: a gateway stopped waiting | failed, may be tried again | what was reserved |
 # | another 5xx of a model API | failed, may be tried again | nothing |
 # | another 5xx | failed, may be tried again | what was reserved |
@@ -368,7 +368,8 @@ EXECUTOR = "executor"
 """What an endpoint is called in the error of a task, unless it is something else."""
 
 TOO_MANY_REQUESTS = 429
-_OVERLOADED = frozenset((503, 529))
+_UNAVAILABLE = 503
+_OVERLOADED = 529
 _TIMEOUTS = frozenset((408, 504, 524))
 _TOO_EARLY = 425
 _CLIENT_ERRORS = range(400, 500)
@@ -392,8 +393,9 @@ def refused(
     """
     error = f"{whom} returned {status}: {shortened(text) or '(no body)'}"
     seconds = retry_after_seconds(headers, now=now)
-    if status == TOO_MANY_REQUESTS or (status in _OVERLOADED and seconds is not None):
-        return Limited(retry_after_seconds=seconds, error=error)
+    is_overload = status == _OVERLOADED or (status == _UNAVAILABLE and seconds is not None)
+    if is_overload or status == TOO_MANY_REQUESTS:
+        return Limited(retry_after_seconds=seconds, error=error, is_overload=is_overload)
     # A gateway answers so when it has stopped waiting, which the work behind it may not know.
     is_cut = status in _TIMEOUTS
     is_free = status in _CLIENT_ERRORS or (is_model_api and status in _SERVER_ERRORS)

@@ -28,7 +28,7 @@ MAX_LATENCY_MS = 3_600_000
 HUGE_BODY_BYTES = 256 << 10
 
 FakeKind = Literal[
-    "ok", "401", "403", "404", "408", "429", "500", "502", "503", "504",
+    "ok", "401", "403", "404", "408", "429", "500", "502", "503", "504", "529",
     "exhausted", "weekly", "garbage", "wrong-shape", "huge", "redirect", "drop", "timeout",
 ]  # fmt: skip
 """`timeout` keeps a request waiting for an hour, `drop` closes the connection unanswered."""

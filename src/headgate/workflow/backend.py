@@ -87,6 +87,14 @@ class StepTask(msgspec.Struct, frozen=True, kw_only=True):
     is_provisional: bool = False
 
 
+def with_last_try(why: str, task: StepTask) -> str:
+    """Return why a task waits, and what its last try met, if it was tried."""
+    if not why or not task.error:
+        return why
+    met = "" if task.error in why else f": {task.error}"
+    return f"{why} (attempt {task.attempt}){met}"
+
+
 def keep_newest(newest: dict[int, StepTask], task: StepTask) -> None:
     """Keep a task as that of its run of a step, unless a later generation is known.
 

@@ -50,7 +50,15 @@ from headgate.storage.sql_store import StoreLedger
 from headgate.storage.sqlite import SqliteTaskStore
 from headgate.storage.store import TaskQuery
 from headgate.storage.writer import ChildStarter
-from headgate.workflow.backend import STATES, Backend, Money, StepOrder, StepTask, TaskListener
+from headgate.workflow.backend import (
+    STATES,
+    Backend,
+    Money,
+    StepOrder,
+    StepTask,
+    TaskListener,
+    with_last_try,
+)
 from headgate.workflow.budgets import (
     RunLedger,
     change_in_ledger,
@@ -71,6 +79,7 @@ from headgate.workflow.step_executors import (
     STEP_LABEL,
     CallSteps,
     CommandSteps,
+    WithinTimeout,
     WrongSteps,
 )
 from headgate.workflow.step_requests import (
@@ -279,9 +288,9 @@ class LocalBackend:
             found = await engine.why(task.task_id)
         except (NotDispatchingError, StoreUnavailableError):
             return ""
-        return (
-            "" if found is None else why_line(found, engine.dispatcher.dispatch_state, engine.now())
-        )
+        if found is None:
+            return ""
+        return why_line(found, engine.dispatcher.dispatch_state, engine.now(), task)
 
     async def money(self) -> list[Money]:
         """Return the scopes of the run; as they were last, while the ledger cannot be asked."""
@@ -576,7 +585,8 @@ def step_executors(
                 found[name] = CommandSteps(workflow.folder, variables, prices)
             case CallWork(entry_point=entry_point) if name not in found:
                 found[name] = _call(entry_point, f"steps.{step.id}.call", prices, concurrency)
-    return found | _requesting(workflow, variables, prices, concurrency)
+    found |= _requesting(workflow, variables, prices, concurrency)
+    return {name: WithinTimeout(executor) for name, executor in found.items()}
 
 
 def _requesting(
@@ -692,9 +702,10 @@ def engine_settings(
 # Why steps wait in this process, in one line each, and whether anything but time can help.
 
 
-def why_line(why: Why, dispatch_state: DispatchState | None, now: float) -> str:
-    """Return every reason why a task waits, in one line."""
-    return "; ".join([_line(reason, dispatch_state, now) for reason in why.reasons])
+def why_line(why: Why, dispatch_state: DispatchState | None, now: float, task: StepTask) -> str:
+    """Return every reason why a task waits, in one line, and what it met when it was tried last."""
+    lines = [_line(reason, dispatch_state, now) for reason in why.reasons]
+    return with_last_try("; ".join(lines), task)
 
 
 def waits_for_windows(dispatch_state: DispatchState, now: float) -> bool:

@@ -25,7 +25,14 @@ from headgate.core.budgets.scopes import parse_scope
 from headgate.core.money import plain_usd, to_limit_micro_usd
 from headgate.errors import BudgetMismatchError, NotAllowedError, RequestRefusedError, ServiceError
 from headgate.redaction import hidden_address
-from headgate.workflow.backend import Money, StepOrder, StepTask, TaskListener, TaskState
+from headgate.workflow.backend import (
+    Money,
+    StepOrder,
+    StepTask,
+    TaskListener,
+    TaskState,
+    with_last_try,
+)
 from headgate.workflow.budgets import change_at_service
 from headgate.workflow.remote_journal import Journal, Opened
 from headgate.workflow.remote_tasks import (
@@ -298,7 +305,7 @@ class RemoteBackend:
             why = await self._client.why(task.task_id)
         except ServiceError as error:
             return str(error) if may_pass(error) else ""
-        return "; ".join(reason.message for reason in why.reasons)
+        return with_last_try("; ".join(reason.message for reason in why.reasons), task)
 
     async def money(self) -> list[Money]:
         """Return the scopes of the run, outermost first; while the service is away, as they were.

@@ -6,16 +6,25 @@ the attempt; what cannot be filled or started has surely cost nothing.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from headgate.core.lifecycle import NOTHING_USED, Failed, Outcome
+from headgate.core.lifecycle import (
+    NOTHING_USED,
+    SHORTEST_PAUSE_SECONDS,
+    Failed,
+    Limited,
+    Outcome,
+    pause_seconds,
+)
 from headgate.errors import InvalidSettingError
 from headgate.executors.callable import CallableExecutor
 from headgate.executors.command import PASSED_ON, Child, Children, variables_of
-from headgate.executors.executor import WorkOrder
+from headgate.executors.executor import Executor, WorkOrder, shortened
 from headgate.executors.targets import MAX_OUTPUT_BYTES
 from headgate.providers.prices import PriceList
 from headgate.workflow import step_requests
@@ -32,6 +41,71 @@ RUN_LABEL = "run"
 KILL_GRACE_SECONDS = 5.0
 
 AnyRequest = TypeVar("AnyRequest")
+
+
+class WithinTimeout:
+    """Has a step that meets nothing but an overload end at its timeout.
+
+    An attempt that is told to come back later costs nothing and is made again, so it could go on
+    for ever. How long an endpoint has been overloaded is counted for all of its steps together:
+    what waited behind those that gave up has waited as long. A limit that names its end is
+    waited for, however long that takes.
+    """
+
+    def __init__(self, executor: Executor, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._executor = executor
+        self._clock = clock
+        self._overload: _Overload | None = None
+
+    async def open(self) -> None:
+        """Make the executor ready."""
+        await self._executor.open()
+
+    async def close(self) -> None:
+        """Let go of what it shares."""
+        await self._executor.close()
+
+    async def execute(self, order: WorkOrder) -> Outcome:
+        """Do the work, unless the endpoint was overloaded too long and wants to be left alone."""
+        began, known = self._clock(), self._overload
+        if known is not None and began < known.until and known.outlasts(order, began):
+            return known.timed_out(order)
+        outcome = await self._executor.execute(order)
+        if not isinstance(outcome, Limited):
+            self._overload = None
+            return outcome
+        if _has_end(outcome):
+            return outcome
+        now, pause = self._clock(), pause_seconds(outcome, order.attempt)
+        since = began if self._overload is None else self._overload.since
+        met = self._overload = _Overload(since=since, until=now + pause, error=outcome.error)
+        if met.outlasts(order, now):
+            return met.timed_out(order)
+        if order.attempt_seconds is not None:
+            left = since + order.attempt_seconds - now
+            pause = max(SHORTEST_PAUSE_SECONDS, min(pause, left))
+        return msgspec.structs.replace(outcome, retry_after_seconds=pause)
+
+
+class _Overload(msgspec.Struct, frozen=True, kw_only=True):
+    """Since when an endpoint is overloaded, until when it wants to be left alone, and its words."""
+
+    since: float
+    until: float
+    error: str
+
+    def outlasts(self, order: WorkOrder, now: float) -> bool:
+        return order.attempt_seconds is not None and now - self.since >= order.attempt_seconds
+
+    def timed_out(self, order: WorkOrder) -> Failed:
+        error = f"timed out after {order.attempt_seconds:g} s: {self.error}"
+        return Failed(error=shortened(error), is_transient=True, usage=NOTHING_USED)
+
+
+def _has_end(limited: Limited) -> bool:
+    seconds = limited.retry_after_seconds
+    is_named = seconds is not None and seconds >= SHORTEST_PAUSE_SECONDS
+    return is_named and not limited.is_overload
 
 
 class CommandSteps:
