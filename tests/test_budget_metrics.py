@@ -50,6 +50,47 @@ def test_gauges_show_the_books_as_they_were_read() -> None:
     assert registry.get_sample_value(RESERVED, {"scope": "(root)"}) == pytest.approx(1.2)
 
 
+def test_gauges_have_every_amount_of_both_units() -> None:
+    registry = CollectorRegistry()
+
+    async def scenario() -> None:
+        metrics = BudgetMetrics(registry)
+        async with LocalBudgetTracker() as tracker:
+            await tracker.set_budget("session:eval", "50", limit_tokens=1_000)
+            token = await tracker.reserve("session:eval", "1", tokens=100)
+            await tracker.commit(token, "1.5", tokens=130)
+            await tracker.reserve("session:eval", "2", tokens=200)
+            await metrics.refresh(tracker)
+
+    asyncio.run(scenario())
+    names = ("limit", "spent", "reserved", "overrun")
+    for unit, expected in (("usd", [50, 1, 2, 0.5]), ("tokens", [1_000, 100, 200, 30])):
+        found = [
+            registry.get_sample_value(f"headgate_budget_{name}_{unit}", {"scope": "session:eval"})
+            for name in names
+        ]
+        assert found == expected, unit
+    left = {"workflow": "", "scope": "session:eval"}
+    assert registry.get_sample_value("headgate_budget_remaining_tokens", left) == 670
+    for unit in ("usd", "tokens"):
+        assert labels_of(registry, f"headgate_budget_limit_{unit}") == [{"scope": "session:eval"}]
+
+
+def test_a_scope_with_a_limit_of_tokens_has_a_label_before_one_without_a_limit() -> None:
+    registry = CollectorRegistry()
+
+    async def scenario() -> None:
+        metrics = BudgetMetrics(registry)
+        async with LocalBudgetTracker() as tracker:
+            for number in range(MAX_SCOPES):
+                await tracker.reserve(f"session:s{number:03}", "1")
+            await tracker.set_budget("session:z", limit_tokens=5)
+            await metrics.refresh(tracker)
+
+    asyncio.run(scenario())
+    assert labels_of(registry, "headgate_budget_limit_tokens") == [{"scope": "session:z"}]
+
+
 def test_a_scope_that_left_the_books_leaves_the_gauges() -> None:
     registry = CollectorRegistry()
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -29,19 +30,25 @@ from headgate.metrics import (
     Labels,
     ServiceMetrics,
     count_metrics,
-    oldest_wait_seconds,
+    oldest_metrics,
+    oldest_waits,
     share_metrics,
+    usage_metrics,
 )
+from headgate.storage.sql_store import SqlTaskStore
 from headgate.storage.store import LaneCount, Totals
+from headgate.storage.transaction import Transaction
+from headgate.storage.unit_of_work import Counters
+from headgate.storage.usage import OTHER, UsageTotal
 
 PAGE = (ROOT / "docs/reference/metrics.md").read_text()
 Samples = dict[tuple[str, str], float]
 
 
 def samples(text: str) -> Samples:
-    """Return the value of every sample, by its name and its one label."""
+    """Return the value of every sample, by its name and its labels, in the order of their names."""
     return {
-        (sample.name, next(iter(sample.labels.values()), "")): sample.value
+        (sample.name, " ".join(filter(None, sample.labels.values()))): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
@@ -136,7 +143,7 @@ def families(lanes: int) -> Iterator[tuple[str, set[str]]]:
     counts = tuple(
         LaneCount(project_id="p", agent_id=f"a{n}", submitted=1, started=n) for n in range(lanes)
     )
-    for metric in count_metrics(Totals(lanes=counts, submitted=lanes), Labels()):
+    for metric in count_metrics(Totals(lanes=counts, submitted=lanes), Labels(), Labels()):
         yield metric.name, {sample.labels.get("agent", "") for sample in metric.samples}
 
 
@@ -186,9 +193,144 @@ def test_the_oldest_wait_counts_from_when_a_task_could_start(
     fields: dict[str, Any], seconds: float
 ) -> None:
     waiting = {"t": Waiting(Task(id="t", **fields), Terms(), 0, 0)} if fields else {}
-    assert oldest_wait_seconds(waiting, 100.0) == seconds
+    assert max(oldest_waits(waiting, 100.0).values(), default=0.0) == seconds
     child = {"t": Waiting(Task(id="t"), Terms(), 0, 1)}
-    assert oldest_wait_seconds(child, 100.0) == 0.0
+    assert oldest_waits(child, 100.0) == {}
+
+
+def test_the_oldest_wait_is_shown_in_all_and_by_project() -> None:
+    waits = {f"p{n}": float(n) for n in range(MAX_LABELS + 3)}
+    whole, each = oldest_metrics(waits, Labels())
+    assert [sample.value for sample in whole.samples] == [MAX_LABELS + 2]
+    by_project = {sample.labels["project"]: sample.value for sample in each.samples}
+    assert (by_project["p7"], by_project["other"]) == (7.0, MAX_LABELS + 2)
+    assert len(by_project) == MAX_LABELS + 1
+
+
+def by_project(totals: Totals, labels: Labels) -> dict[str, dict[str, float]]:
+    """Return the metrics by project, each with its values."""
+    return {
+        metric.name.removeprefix("headgate_project_"): {
+            sample.labels["project"]: sample.value for sample in metric.samples
+        }
+        for metric in count_metrics(totals, Labels(), labels)
+        if metric.name.startswith("headgate_project_")
+    }
+
+
+def test_a_project_shows_its_queue_and_its_waits_over_all_agents() -> None:
+    lanes = (
+        LaneCount(project_id="p", agent_id="a", queued=2, inflight=1, started=3, wait_ms=1_500),
+        LaneCount(project_id="p", agent_id="", queued=5),
+        LaneCount(project_id="q", agent_id="a", queued=1, started=1, wait_ms=250),
+    )
+    found = by_project(Totals(lanes=lanes), Labels())
+    assert found["tasks_queued"] == {"p": 7, "q": 1}
+    assert found["tasks_inflight"] == {"p": 1, "q": 0}
+    assert found["dispatches"] == {"p": 3, "q": 1}
+    assert found["dispatch_latency_seconds"] == {"p": 1.5, "q": 0.25}
+
+
+def test_what_a_project_counted_stays_when_its_lanes_are_forgotten() -> None:
+    labels = Labels()
+    lane = LaneCount(project_id="p", agent_id="a", completed=3, started=4, wait_ms=2_000)
+    before = by_project(Totals(lanes=(lane,)), labels)
+    forgotten = msgspec.structs.replace(lane, agent_id="")
+    assert by_project(Totals(lanes=(), forgotten=(forgotten,)), labels) == before
+
+
+def used(totals: list[UsageTotal]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return dollars and tokens by their labels."""
+    spend, tokens = (
+        {" ".join(sample.labels.values()): sample.value for sample in metric.samples}
+        for metric in usage_metrics(totals)
+    )
+    return spend, tokens
+
+
+def test_spend_is_told_apart_by_how_it_is_known() -> None:
+    total = UsageTotal(
+        project_id="p",
+        model="m",
+        tokens=100,
+        assumed_tokens=30,
+        micro_usd=5_000_000,
+        assumed_micro_usd=1_000_000,
+        priced_micro_usd=2_500_000,
+    )
+    spend, tokens = used([total, UsageTotal(project_id="p", model="", tokens=1)])
+    assert {name: value for name, value in spend.items() if value} == {
+        "p m reported": 1.5,
+        "p m priced": 2.5,
+        "p m assumed": 1.0,
+    }
+    assert tokens == {
+        "p m reported": 70,
+        "p m assumed": 30,
+        "p (none) reported": 1,
+        "p (none) assumed": 0,
+    }
+
+
+def test_models_and_projects_beyond_the_bound_are_summed_up() -> None:
+    totals = [UsageTotal(project_id=f"p{n}", model="m", tokens=1) for n in range(MAX_LABELS + 5)]
+    totals += [UsageTotal(project_id="p0", model=OTHER, tokens=7)]
+    totals += [UsageTotal(project_id="p0", model="other", tokens=1)]
+    _, tokens = used(totals)
+    assert len(tokens) == 2 * (MAX_LABELS + 2)
+    assert (tokens["p0 other reported"], tokens["other m reported"]) == (8, 5)
+
+
+async def test_a_refused_reservation_over_http_counts_as_a_rejection(tmp_path: Path) -> None:
+    async with asyncio.timeout(20), running(tmp_path) as service:
+        app = build_app(service)
+        await app.api.tracker.set_budget("session:s", limit_usd="1", limit_tokens=10)
+        for number, body in enumerate(({"usd": 2}, {"tokens": 11}, {"tokens": 12}, {"usd": 1})):
+            sent = {"id": f"r{number}", "scope": "session:s/run:r", **body}
+            answer = await answer_of(app, "POST", "/budgets/reserve", msgspec.json.encode(sent))
+            assert answer.status == (200 if number == 3 else 402)
+        found = samples((await answer_of(app, "GET", "/metrics")).body.decode())
+        rejections = "headgate_budget_rejections_total"
+        assert found[(rejections, "micro_usd session:s")] == 1
+        assert found[(rejections, "tokens session:s")] == 2
+        assert found[("headgate_budget_reserved_usd", "session:s")] == 1
+        assert found[("headgate_budget_limit_tokens", "session:s")] == 10
+
+
+async def test_budgets_are_shown_at_most_a_second_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1_000.0]
+    monkeypatch.setattr("headgate.metrics.time.monotonic", lambda: clock[0])
+    async with asyncio.timeout(20), running(tmp_path) as service:
+        app = build_app(service)
+        tracker = app.api.tracker
+        for amount in range(1, 6):
+            token = await tracker.reserve("session:s", 1, tokens=1)
+            await tracker.commit(token, 1, tokens=1)
+            clock[0] += 1.0
+            found = samples((await answer_of(app, "GET", "/metrics")).body.decode())
+            assert found[("headgate_budget_spent_usd", "session:s")] == amount
+            assert found[("headgate_budget_spent_tokens", "session:s")] == amount
+
+
+async def test_spend_goes_on_after_a_restart(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'tasks.db'}"
+
+    def use(transaction: Transaction, now: float) -> None:
+        counters, key = Counters(now), ("default", "coder", "large")
+        amounts = {"tokens": 70, "micro_usd": 1_500_000}
+        counters.use(key, is_over=True, **amounts, assumed_tokens=0, assumed_micro_usd=0)
+        transaction.insert_all(counters.rows())
+
+    for times in (1, 2):
+        async with asyncio.timeout(20), running(tmp_path, store__url=url) as service:
+            assert isinstance(service.engine.store, SqlTaskStore)
+            await service.engine.store.run(use)
+            app = build_app(service)
+            found = samples((await answer_of(app, "GET", "/metrics")).body.decode())
+            assert found[("headgate_spend_usd_total", "reported large default")] == 1.5 * times
+            assert found[("headgate_tokens_total", "reported large default")] == 70 * times
 
 
 def test_waits_and_runs_are_counted_by_bucket() -> None:

@@ -537,7 +537,9 @@ def build_api(
 ) -> Api:
     """Return what the handlers of requests share; it follows the settings in force."""
     streams, tokens = EventStreams(), TokenStore(store)
+    usage = UsageReports(store)
     tracker = LedgerTracker(StoreLedger(store) if engine.ledger is None else engine.ledger)
+    metrics = build_metrics(engine, store, tracker, usage, slots, streams)
     api = Api(
         engine=engine,
         config=config,
@@ -547,11 +549,11 @@ def build_api(
         tokens=tokens,
         audit=AuditLog(store),
         bulk=BulkWork(engine, store),
-        tracker=tracker,
-        usage=UsageReports(store),
+        tracker=metrics.budgets.observe(tracker),
+        usage=usage,
         slots=slots,
         webhooks=webhooks,
-        metrics=build_metrics(engine, store, tracker, slots, streams),
+        metrics=metrics,
         streams=streams,
         telemetry=telemetry,
     )
@@ -606,12 +608,14 @@ def build_metrics(
     engine: Engine,
     store: SqlTaskStore,
     tracker: LedgerTracker,
+    usage: UsageReports,
     slots: Slots,
     streams: EventStreams,
 ) -> ServiceMetrics:
     """Return all metrics of a service."""
     beside = Beside(
         tracker=tracker,
+        usage=usage,
         streams=lambda: streams.count,
         slots=slots.statuses,
         writer_queue=lambda: store.writer.queue_length,

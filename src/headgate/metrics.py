@@ -11,7 +11,7 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, ProcessCollector
@@ -34,12 +34,14 @@ from headgate.core.budgets.scopes import ROOT, Scope, ancestors, depth, leaf_kin
 from headgate.core.dispatch_state import Waiting
 from headgate.core.events import EventKind
 from headgate.core.fair_share import shares
-from headgate.core.money import to_usd_float
+from headgate.core.money import MICRO_PER_USD, to_usd_float
 from headgate.core.slots.slot import why_off
 from headgate.core.snapshot import Project
 from headgate.core.task import TaskRecord, waits_since
 from headgate.errors import LedgerUnavailableError, StoreError
 from headgate.storage.store import LaneCount, Totals
+from headgate.storage.usage import OTHER as OTHER_MODELS
+from headgate.storage.usage import UsageReports, UsageTotal
 
 if TYPE_CHECKING:
     from headgate.engine.engine import Engine
@@ -59,16 +61,42 @@ OPEN_LANE = "(open)"
 WAIT_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0)
 RUN_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0)
 MS_PER_SECOND = 1_000
+MAX_WAITING_READ = 20_000
 
-COUNTS = {
-    "submitted": "Tasks that were taken.",
-    "completed": "Tasks that succeeded.",
-    "failed": "Tasks that failed, the expired ones included.",
-    "cancelled": "Tasks that were cancelled.",
-    "rejected": "Tasks that were turned away, or that no budget has room for.",
-    "expired": "Tasks whose deadline passed while they waited.",
-}
-"""The counts of the store that are metrics, with what each says."""
+
+class LaneMetric(NamedTuple):
+    """A metric that is shown in all, by agent and by project, and the field of a lane it sums."""
+
+    name: str
+    text: str
+    field: str
+    divisor: int = 1
+    family: type[CounterMetricFamily | GaugeMetricFamily] = CounterMetricFamily
+
+
+LANE_METRICS = (
+    LaneMetric("tasks_submitted", "Tasks that were taken.", "submitted"),
+    LaneMetric("tasks_completed", "Tasks that succeeded.", "completed"),
+    LaneMetric("tasks_failed", "Tasks that failed, the expired ones included.", "failed"),
+    LaneMetric("tasks_cancelled", "Tasks that were cancelled.", "cancelled"),
+    LaneMetric(
+        "tasks_rejected",
+        "Tasks that were turned away, or that no budget has room for.",
+        "rejected",
+    ),
+    LaneMetric("tasks_expired", "Tasks whose deadline passed while they waited.", "expired"),
+    LaneMetric("dispatches", "Attempts that were started.", "started"),
+    LaneMetric(
+        "dispatch_latency_seconds",
+        "Seconds that attempts were kept waiting before they started, summed up.",
+        "wait_ms",
+        divisor=MS_PER_SECOND,
+    ),
+    LaneMetric("tasks_queued", "Tasks that wait.", "queued", family=GaugeMetricFamily),
+    LaneMetric(
+        "tasks_inflight", "Tasks that are assigned or run.", "inflight", family=GaugeMetricFamily
+    ),
+)
 
 
 class Histogram:
@@ -136,18 +164,25 @@ class Labels:
         return {name: name if name in self._names else OTHER for name in given}
 
 
-def count_metrics(totals: Totals, labels: Labels) -> Iterator[Metric]:
-    """Yield what has happened, in all and by agent."""
-    by_agent = _by_agent(totals.lanes, labels)
-    for name, text in COUNTS.items():
-        whole = f"headgate_tasks_{name}"
-        yield CounterMetricFamily(whole, text, value=getattr(totals, name))
-        each = CounterMetricFamily(f"headgate_agent_tasks_{name}", text, labels=("agent",))
-        for agent, lanes in by_agent.items():
-            each.add_metric((agent,), sum(getattr(lane, name) for lane in lanes))
-        yield each
-    yield from _dispatch_metrics(totals, by_agent)
-    yield from _present_metrics(totals, by_agent)
+def count_metrics(totals: Totals, agents: Labels, projects: Labels) -> Iterator[Metric]:
+    """Yield what has happened and what waits and runs, in all, by agent and by project."""
+    lanes_by = {
+        "agent": _by_label(totals.lanes, agents, lambda lane: lane.agent_id, empty=OPEN_LANE),
+        "project": _by_label(
+            (*totals.lanes, *totals.forgotten), projects, lambda lane: lane.project_id
+        ),
+    }
+    for name, text, field, divisor, family in LANE_METRICS:
+        # What happened is counted for the whole store as well; what is there now is only by lane.
+        amount = getattr(totals, field, None)
+        if amount is None:
+            amount = _total(totals.lanes, field)
+        yield family(f"headgate_{name}", text, value=amount / divisor)
+        for label, lanes_of in lanes_by.items():
+            each = family(f"headgate_{label}_{name}", text, labels=(label,))
+            for owner, lanes in lanes_of.items():
+                each.add_metric((owner,), _total(lanes, field) / divisor)
+            yield each
 
 
 def share_metrics(
@@ -162,12 +197,31 @@ def share_metrics(
     yield _shares("actual", "The share of the usage window that a project has.", actual, own)
 
 
-def oldest_wait_seconds(waiting: Mapping[str, Waiting], now: float) -> float:
-    """Return how long the oldest task has waited that is not waiting for its time or a parent."""
-    from headgate.engine.engine import longest_wait  # noqa: PLC0415  programs have no engine
+def oldest_waits(waiting: Mapping[str, Waiting], now: float) -> dict[str, float]:
+    """Return how long the oldest task of each project has waited that could start, in seconds.
 
-    found = longest_wait(waiting, now)
-    return 0.0 if found is None else now - found.since
+    A task that waits for its time or for a parent could not start, so nobody keeps it waiting.
+    """
+    since: dict[str, float] = {}
+    for one in islice(waiting.values(), MAX_WAITING_READ):
+        task = one.task
+        began = max(task.created_at, task.not_before or 0.0)
+        if not one.waiting_for and began < since.get(task.project_id, now):
+            since[task.project_id] = began
+    return {project_id: now - began for project_id, began in since.items()}
+
+
+def oldest_metrics(waits: Mapping[str, float], labels: Labels) -> Iterator[Metric]:
+    """Yield how long the oldest task has waited that could start, in all and by project."""
+    text = "How long the oldest task has waited that could start."
+    yield gauge("headgate_oldest_queued_seconds", text, max(waits.values(), default=0.0))
+    each = GaugeMetricFamily("headgate_project_oldest_queued_seconds", text, labels=("project",))
+    own, longest = labels.shared_out(waits), dict[str, float]()
+    for project_id, seconds in waits.items():
+        longest[own[project_id]] = max(seconds, longest.get(own[project_id], 0.0))
+    for project, seconds in longest.items():
+        each.add_metric((project,), seconds)
+    yield each
 
 
 def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
@@ -175,40 +229,23 @@ def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def _by_agent(lanes: Iterable[LaneCount], labels: Labels) -> dict[str, list[LaneCount]]:
+def _by_label(
+    lanes: Iterable[LaneCount],
+    labels: Labels,
+    owner_of: Callable[[LaneCount], str],
+    *,
+    empty: str = "",
+) -> dict[str, list[LaneCount]]:
     ranked = sorted(lanes, key=lambda lane: -lane.started)
-    own = labels.shared_out(lane.agent_id for lane in ranked)
-    by_agent: dict[str, list[LaneCount]] = {}
+    own = labels.shared_out(owner_of(lane) for lane in ranked)
+    found: dict[str, list[LaneCount]] = {}
     for lane in ranked:
-        by_agent.setdefault(own[lane.agent_id] or OPEN_LANE, []).append(lane)
-    return by_agent
+        found.setdefault(own[owner_of(lane)] or empty, []).append(lane)
+    return found
 
 
-def _dispatch_metrics(totals: Totals, by_agent: dict[str, list[LaneCount]]) -> Iterator[Metric]:
-    text = "Attempts that were started."
-    yield CounterMetricFamily("headgate_dispatches", text, value=totals.started)
-    each = CounterMetricFamily("headgate_agent_dispatches", text, labels=("agent",))
-    for agent, lanes in by_agent.items():
-        each.add_metric((agent,), sum(lane.started for lane in lanes))
-    yield each
-    text = "Seconds that attempts were kept waiting before they started, summed up."
-    seconds = totals.wait_ms / MS_PER_SECOND
-    yield CounterMetricFamily("headgate_dispatch_latency_seconds", text, value=seconds)
-    each = CounterMetricFamily("headgate_agent_dispatch_latency_seconds", text, labels=("agent",))
-    for agent, lanes in by_agent.items():
-        each.add_metric((agent,), sum(lane.wait_ms for lane in lanes) / MS_PER_SECOND)
-    yield each
-
-
-def _present_metrics(totals: Totals, by_agent: dict[str, list[LaneCount]]) -> Iterator[Metric]:
-    texts = {"queued": "Tasks that wait.", "inflight": "Tasks that are assigned or run."}
-    for name, text in texts.items():
-        whole = sum(getattr(lane, name) for lane in totals.lanes)
-        yield gauge(f"headgate_tasks_{name}", text, whole)
-        each = GaugeMetricFamily(f"headgate_agent_tasks_{name}", text, labels=("agent",))
-        for agent, lanes in by_agent.items():
-            each.add_metric((agent,), sum(getattr(lane, name) for lane in lanes))
-        yield each
+def _total(lanes: Iterable[LaneCount], field: str) -> int:
+    return sum(getattr(lane, field) for lane in lanes)
 
 
 def _shares(name: str, text: str, shares: dict[str, float], own: dict[str, str]) -> Metric:
@@ -219,6 +256,47 @@ def _shares(name: str, text: str, shares: dict[str, float], own: dict[str, str])
     for project, share in summed.items():
         metric.add_metric((project,), share)
     return metric
+
+
+# What tasks have used, as counters that never go down: sums of the store over all time.
+
+NO_MODEL = "(none)"
+
+
+def usage_metrics(totals: Iterable[UsageTotal]) -> Iterator[Metric]:
+    """Yield the dollars and tokens that were booked, by project, model and how they are known."""
+    labels = ("project", "model", "kind")
+    dollars: dict[tuple[str, str, str], int] = {}
+    tokens: dict[tuple[str, str, str], int] = {}
+    projects: set[str] = set()
+    for one in totals:
+        if len(projects) < MAX_LABELS:
+            projects.add(one.project_id)
+        project = one.project_id if one.project_id in projects else OTHER
+        model = OTHER if one.model == OTHER_MODELS else one.model or NO_MODEL
+        said = one.micro_usd - one.assumed_micro_usd - one.priced_micro_usd
+        for kind, micro_usd in (
+            ("reported", said),
+            ("priced", one.priced_micro_usd),
+            ("assumed", one.assumed_micro_usd),
+        ):
+            key = (project, model, kind)
+            dollars[key] = dollars.get(key, 0) + micro_usd
+        for kind, amount in (
+            ("reported", one.tokens - one.assumed_tokens),
+            ("assumed", one.assumed_tokens),
+        ):
+            key = (project, model, kind)
+            tokens[key] = tokens.get(key, 0) + amount
+    text = "Dollars that tasks have cost."
+    spend = CounterMetricFamily("headgate_spend_usd", text, labels=labels)
+    for key, micro_usd in dollars.items():
+        spend.add_metric(key, to_usd_float(micro_usd))
+    yield spend
+    used = CounterMetricFamily("headgate_tokens", "Tokens that tasks have used.", labels=labels)
+    for key, amount in tokens.items():
+        used.add_metric(key, amount)
+    yield used
 
 
 # What slots show to Prometheus: room, resets, wakes, polls, errors, and how their loops do.
@@ -319,9 +397,33 @@ MAX_SCOPES = 200
 REFRESH_SECONDS = 10.0
 ROOT_LABEL = "(root)"
 
+AMOUNTS = {
+    "spent": "that were spent within what was reserved for it; the other scopes together.",
+    "reserved": "that are reserved; the other scopes together.",
+    "overrun": "that were spent beyond what was reserved for it; the other scopes together.",
+}
+"""The amounts of a scope that are gauges, with what each says."""
+
+
+class Unit(NamedTuple):
+    """What an amount of a budget is counted in, and how a metric says so."""
+
+    word: str
+    suffix: str
+    field: str
+    divisor: int
+
+    def read(self, status: ScopeStatus, name: str) -> float | None:
+        """Return an amount of a scope, None if it has none."""
+        amount: int | None = getattr(status, f"{name}_{self.field}")
+        return None if amount is None else amount / self.divisor
+
+
+UNITS = (Unit("Dollars", "usd", "micro_usd", MICRO_PER_USD), Unit("Tokens", "tokens", "tokens", 1))
+
 
 class BudgetMetrics(Collector):
-    """The three metrics of budgets, in a registry of prometheus-client."""
+    """The metrics of budgets, in a registry of prometheus-client."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         chosen = REGISTRY if registry is None else registry
@@ -361,8 +463,12 @@ class BudgetMetrics(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the gauges, as prometheus-client asks for them."""
         own, rest = _shared_out(self._statuses)
-        yield _remaining(own, rest)
-        yield _reserved(own, rest)
+        together = _counted(own, rest)
+        for unit in UNITS:
+            yield _remaining(unit, own, rest)
+            yield _limits(unit, own)
+            for name, text in AMOUNTS.items():
+                yield _amounts(name, text, unit, own, together)
 
 
 def _flat(status: ScopeStatus) -> Iterator[ScopeStatus]:
@@ -377,34 +483,48 @@ def _shared_out(
     """Part the scopes that get a label from the rest: the root, then limited and outer ones."""
 
     def rank(one: ScopeStatus) -> tuple[bool, bool, int, str]:
-        return one.scope != ROOT, one.limit_micro_usd is None, depth(one.scope), one.scope
+        has_limit = one.limit_micro_usd is not None or one.limit_tokens is not None
+        return one.scope != ROOT, not has_limit, depth(one.scope), one.scope
 
     ranked = sorted(statuses, key=rank)
     return ranked[:MAX_SCOPES], ranked[MAX_SCOPES:]
 
 
-def _remaining(own: list[ScopeStatus], rest: list[ScopeStatus]) -> GaugeMetricFamily:
-    text = "Dollars that a budget has left; of the other ones the least."
-    gauge = GaugeMetricFamily("headgate_budget_remaining_usd", text, labels=("workflow", "scope"))
+def _remaining(unit: Unit, own: list[ScopeStatus], rest: list[ScopeStatus]) -> GaugeMetricFamily:
+    text = f"{unit.word} that a budget has left; of the other ones the least."
+    name = f"headgate_budget_remaining_{unit.suffix}"
+    gauge = GaugeMetricFamily(name, text, labels=("workflow", "scope"))
     for status in own:
-        if status.remaining_micro_usd is not None:
+        left = unit.read(status, "remaining")
+        if left is not None:
             workflow = leaf_name(status.scope) if leaf_kind(status.scope) == "workflow" else ""
-            labels = (workflow, status.scope or ROOT_LABEL)
-            gauge.add_metric(labels, to_usd_float(status.remaining_micro_usd))
-    left = [one.remaining_micro_usd for one in rest if one.remaining_micro_usd is not None]
-    if left:
-        gauge.add_metric(("", OTHER), to_usd_float(min(left)))
+            gauge.add_metric((workflow, status.scope or ROOT_LABEL), left)
+    others = [left for one in rest if (left := unit.read(one, "remaining")) is not None]
+    if others:
+        gauge.add_metric(("", OTHER), min(others))
     return gauge
 
 
-def _reserved(own: list[ScopeStatus], rest: list[ScopeStatus]) -> GaugeMetricFamily:
-    text = "Dollars that are reserved; the other scopes together."
-    gauge = GaugeMetricFamily("headgate_budget_reserved_usd", text, labels=("scope",))
+def _limits(unit: Unit, own: list[ScopeStatus]) -> GaugeMetricFamily:
+    text = f"{unit.word} that a budget may use in its window."
+    gauge = GaugeMetricFamily(f"headgate_budget_limit_{unit.suffix}", text, labels=("scope",))
     for status in own:
-        gauge.add_metric((status.scope or ROOT_LABEL,), to_usd_float(status.reserved_micro_usd))
-    if rest:
-        total = sum(one.reserved_micro_usd for one in _counted(own, rest))
-        gauge.add_metric((OTHER,), to_usd_float(total))
+        limit = unit.read(status, "limit")
+        if limit is not None:
+            gauge.add_metric((status.scope or ROOT_LABEL,), limit)
+    return gauge
+
+
+def _amounts(
+    name: str, text: str, unit: Unit, own: list[ScopeStatus], together: list[ScopeStatus]
+) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(
+        f"headgate_budget_{name}_{unit.suffix}", f"{unit.word} {text}", labels=("scope",)
+    )
+    for status in own:
+        gauge.add_metric((status.scope or ROOT_LABEL,), unit.read(status, name) or 0)
+    if together:
+        gauge.add_metric((OTHER,), sum(unit.read(one, name) or 0 for one in together))
     return gauge
 
 
@@ -450,8 +570,9 @@ class _CountingLedger:
 
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
-FRESH_SECONDS = 1.0
-BUDGETS_FRESH_SECONDS = 10.0
+FRESH_SECONDS = 0.5
+"""How old an answer may be that is given again: half of what a figure may be late."""
+
 READ_SECONDS = 2.0
 
 Result = TypeVar("Result")
@@ -463,6 +584,7 @@ class Beside(NamedTuple):
     """What the metrics show of parts that the engine does not know."""
 
     tracker: BudgetTracker | None = None
+    usage: UsageReports | None = None
     streams: Callable[[], int] = lambda: 0
     writer_queue: Callable[[], int] = lambda: 0
     deliveries: CountDeliveries | None = None
@@ -478,13 +600,15 @@ class ServiceMetrics(Collector):
         self._registry = CollectorRegistry()
         self._durations = Durations()
         self._agents, self._projects = Labels(), Labels()
+        self._waiting_projects, self._sharing_projects = Labels(), Labels()
         self._totals: Totals | None = None
+        self._used: Sequence[UsageTotal] = ()
         self._deliveries: Mapping[str, int] = {}
         self._store_is_up = self._ledger_is_up = False
-        self._read_at = self._budgets_read_at = float("-inf")
+        self._read_at = float("-inf")
         self._reading = asyncio.Lock()
         self._shown: list[Metric] = []
-        self._budgets = BudgetMetrics(self._registry)
+        self.budgets = BudgetMetrics(self._registry)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         engine.feed.subscribe(events=self._durations, refusals=self._refused)
@@ -494,7 +618,9 @@ class ServiceMetrics(Collector):
         async with self._reading:
             now = time.monotonic()
             if now - self._read_at >= FRESH_SECONDS:
-                await self._read(now)
+                await self._read()
+                # By when it was asked for, so that what is shown is never older than it says.
+                self._read_at = now
             # The engine's own are taken here, in its loop; the text is made beside it.
             self._shown = list(self._present())
             return await asyncio.to_thread(generate_latest, self._registry)
@@ -503,37 +629,40 @@ class ServiceMetrics(Collector):
         """Yield what was last put together, as prometheus-client asks for it."""
         yield from self._shown
 
-    async def _read(self, now: float) -> None:
-        totals, deliveries, _ = await asyncio.gather(
-            _within(self._engine.totals()), self._counted(), self._read_budgets(now)
+    async def _read(self) -> None:
+        totals, used, deliveries, budgets = await asyncio.gather(
+            _within(self._engine.totals()),
+            self._totalled(),
+            self._counted(),
+            _within(self._refreshed()),
         )
-        self._read_at = time.monotonic()
         self._store_is_up = totals is not None
+        self._ledger_is_up = budgets is not None
         self._totals = totals or self._totals
+        self._used = used or self._used
         self._deliveries = deliveries or self._deliveries
 
     async def _counted(self) -> Mapping[str, int] | None:
         count = self._beside.deliveries
         return None if count is None else await _within(count())
 
-    async def _read_budgets(self, now: float) -> None:
-        if now - self._budgets_read_at < BUDGETS_FRESH_SECONDS and self._ledger_is_up:
-            return
-        self._budgets_read_at = now
-        self._ledger_is_up = await _within(self._refreshed()) is not None
+    async def _totalled(self) -> Sequence[UsageTotal] | None:
+        usage = self._beside.usage
+        return None if usage is None else await _within(usage.totals())
 
     async def _refreshed(self) -> bool:
         if self._beside.tracker is not None:
-            await self._budgets.refresh(self._beside.tracker)
+            await self.budgets.refresh(self._beside.tracker)
         return True
 
     def _refused(self, refused: Refused) -> None:
-        self._budgets.count_rejection(refused.scope, refused.unit.value)
+        self.budgets.count_rejection(refused.scope, refused.unit.value)
 
     def _present(self) -> Iterator[Metric]:
         yield InfoMetricFamily("headgate_build", "The version.", {"version": headgate.__version__})
         if self._totals is not None:
-            yield from count_metrics(self._totals, self._agents)
+            yield from count_metrics(self._totals, self._agents, self._projects)
+        yield from usage_metrics(self._used)
         yield self._durations.wait.metric()
         yield self._durations.run.metric()
         yield from self._states()
@@ -561,11 +690,10 @@ class ServiceMetrics(Collector):
         if dispatch_state is None or epoch is None:
             return
         yield gauge("headgate_dispatcher_epoch", "The epoch of this dispatcher.", epoch)
-        age = oldest_wait_seconds(dispatch_state.waiting, self._engine.now())
-        text = "How long the oldest task has waited that could start."
-        yield gauge("headgate_oldest_queued_seconds", text, age)
+        waits = oldest_waits(dispatch_state.waiting, self._engine.now())
+        yield from oldest_metrics(waits, self._waiting_projects)
         yield from share_metrics(
-            dispatch_state.settings.projects, dispatch_state.usage.tokens, self._projects
+            dispatch_state.settings.projects, dispatch_state.usage.tokens, self._sharing_projects
         )
 
     def _webhooks(self) -> Metric:

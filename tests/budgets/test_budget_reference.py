@@ -88,5 +88,6 @@ def test_every_kind_of_url_is_there() -> None:
 def test_every_metric_is_there() -> None:
     methods = [name for name, _ in methods_of(BudgetMetrics)]
     assert {"observe", "refresh"} <= set(methods)
-    for metric in ("remaining_usd", "reserved_usd", "rejections_total"):
+    gauges = ("limit_usd", "remaining_usd", "spent_usd", "reserved_usd", "overrun_usd")
+    for metric in (*gauges, "rejections_total"):
         assert f"`headgate_budget_{metric}`" in PAGE

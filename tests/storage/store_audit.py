@@ -13,7 +13,7 @@ from headgate.storage.queries import totals
 from headgate.storage.schema import TASK_COLUMNS
 from headgate.storage.sql_store import SqlTaskStore
 from headgate.storage.transaction import Transaction
-from headgate.storage.unit_of_work import TaskRow, to_task_row
+from headgate.storage.unit_of_work import HAPPENINGS, TaskRow, to_task_row
 
 RESERVATION_OF = {TaskStatus.ASSIGNED: "held", TaskStatus.RUNNING: "dispatched"}
 ENDED = {
@@ -133,6 +133,8 @@ def _audit_usage(transaction: Transaction, _: dict[str, TaskRow]) -> None:
     ticks = transaction.read("SELECT amount FROM counters WHERE name = 'tick'")
     expected = (*shared, ticks[0][0] if ticks else 0)
     assert [amount or 0 for amount in reported] == [amount or 0 for amount in expected]
+    (in_all,) = transaction.read(f"{sums} FROM usage_totals")
+    assert in_all == reported[:2]
 
 
 def _audit_counters(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
@@ -144,6 +146,9 @@ def _audit_counters(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
     usage = transaction.read("SELECT started, completed FROM project_usage")
     assert counted.started == sum(row[0] for row in usage)
     assert counted.completed == sum(row[1] for row in usage)
+    for name in HAPPENINGS:
+        lanes = [*counted.lanes, *counted.forgotten]
+        assert getattr(counted, name) == sum(getattr(lane, name) for lane in lanes), name
 
 
 def _audit_ledger(transaction: Transaction, rows: dict[str, TaskRow]) -> None:

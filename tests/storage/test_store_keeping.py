@@ -101,8 +101,28 @@ async def test_a_lane_in_which_nothing_ever_ran_goes_when_it_is_empty(place: Pla
             await scene.settle(task_id)
         await scene.cancel("t-came")
         await scene.store.writer.submit(lambda tasks: maintenance.purge(tasks, place.clock()))
-        kept = {lane.agent_id for lane in (await scene.store.totals()).lanes}
-        assert kept == {"", "coder", "taker", "waits"}
+        totals = await scene.store.totals()
+        assert {lane.agent_id for lane in totals.lanes} == {"", "coder", "taker", "waits"}
+        (forgotten,) = totals.forgotten
+        assert (forgotten.project_id, forgotten.submitted, forgotten.cancelled) == ("search", 1, 1)
+
+
+async def test_a_lane_that_is_forgotten_leaves_what_happened_to_its_project(place: Place) -> None:
+    def forget_lanes(transaction: Transaction, now: float) -> None:
+        transaction.run(f"UPDATE lanes SET served_tick = {-2 * maintenance.LANE_KEPT_TICKS}")
+        maintenance.purge(transaction, now)
+
+    async with place.scene(evicts=True) as scene:
+        for number in range(1, 4):
+            await scene.submit(f"t{number}", agent_id=f"a{number}")
+            scene.clock.advance(1.0)
+            await scene.assign(f"t{number}", agent_id=f"a{number}")
+            await scene.settle(f"t{number}")
+            await scene.store.run(forget_lanes)
+            totals = await scene.store.totals()
+            (forgotten,) = totals.forgotten
+            assert (totals.lanes, forgotten.started) == ((), number)
+            assert forgotten.wait_ms == totals.wait_ms == 1_000 * number
 
 
 async def test_the_store_keeps_its_ledger_from_growing(place: Place) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
 
+import msgspec
 import pytest
 
 from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Succeeded, Usage, cost_of
 from headgate.core.retention import USAGE_KEPT_SECONDS
 from headgate.storage import usage
+from headgate.storage.migrations import migrate
 from headgate.storage.tokens import UNBOUND, Bounds
 from headgate.storage.transaction import Transaction
 from headgate.storage.unit_of_work import TICK, Counters
@@ -16,7 +19,9 @@ from headgate.storage.usage import (
     GROUPINGS,
     MAX_PER_HOUR,
     MAX_ROWS,
+    MAX_TOTALS,
     OTHER,
+    OWN_TOTALS,
     Grouping,
     UsageReport,
     UsageReports,
@@ -196,3 +201,57 @@ async def test_what_nobody_reported_is_in_the_report_as_assumed(
 async def test_a_name_that_cannot_be_shown_is_no_model(model: object) -> None:
     outcome = Succeeded(usage=Usage(tokens=1, micro_usd=1, model=model))  # type: ignore[arg-type]
     assert cost_of(outcome, reserved_tokens=0, reserved_micro_usd=0).model is None
+
+
+async def in_all(scene: Scene) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Return the sums over all time."""
+    rows = await UsageReports(scene.store).totals()
+    return {(row.project_id, row.model): msgspec.structs.astuple(row)[2:] for row in rows}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_sums_over_all_time_never_go_down(place: Place, seed: int) -> None:
+    draw = random.Random(seed)
+    async with place.scene(evicts=True) as scene:
+        before: dict[tuple[str, str], tuple[int, ...]] = {}
+        spent = 0
+        for _ in range(6):
+            keys = [
+                (f"p{draw.randrange(3)}", f"a{draw.randrange(9)}", f"m{draw.randrange(2_000)}")
+                for _ in range(400)
+            ]
+            await scene.store.run(partial(used, keys=keys))
+            spent += sum(range(len(keys)))
+            await scene.store.run(usage.purge)
+            scene.clock.advance(draw.choice((1.0, HOUR, 40 * DAY)))
+            await scene.store.run(usage.purge)
+            now = await in_all(scene)
+            assert sum(sums[1] for sums in now.values()) == spent
+            for key, sums in before.items():
+                assert all(new >= old for new, old in zip(now[key], sums, strict=True)), key
+            assert len(now) <= OWN_TOTALS + 3
+            before = now
+        (kept,) = await scene.store.ask(lambda t: t.read("SELECT COUNT(*) FROM usage_totals"))
+        assert kept[0] <= MAX_TOTALS
+
+
+async def test_sums_over_all_time_are_those_of_the_rows_from_before(place: Place) -> None:
+    def to_third_version(transaction: Transaction, _: float) -> None:
+        for table in ("usage_totals", "forgotten_lanes"):
+            transaction.run(f"DROP TABLE {table}")
+        transaction.run("UPDATE headgate_schema SET version = 3 WHERE part = 'usage'")
+
+    def migrated(transaction: Transaction, _: float) -> int:
+        return migrate(transaction, usage.PART, usage.MIGRATIONS)
+
+    async with place.scene() as scene:
+        keys = [("p", "a", "m"), ("p", "b", "m"), ("p", "a", ""), ("q", "a", OTHER)]
+        await scene.store.run(partial(used, keys=keys))
+        before = await in_all(scene)
+        await scene.store.run(to_third_version)
+        assert await scene.store.run(migrated) == 1
+        assert await in_all(scene) == before
+        await scene.store.run(partial(used, keys=keys))
+        assert await in_all(scene) == {
+            key: tuple(2 * amount for amount in sums) for key, sums in before.items()
+        }

@@ -3,7 +3,8 @@
 A result goes when its time is over and nothing needs it any more; the row says since when that is
 so, except for a webhook: until a first try its body is made from the task. The rest goes by age:
 usage after thirty days, rate counts after their window, closures with their time, and lanes that
-are empty and were not served for long, or never: anybody can make a lane by naming an agent.
+are empty and were not served for long, or never: anybody can make a lane by naming an agent. What
+had happened in a lane is added to a sum of its project.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from headgate.core.rate_limits import BUCKETS_PER_WINDOW
 from headgate.core.retention import usage_kept_since
 from headgate.storage import ledger, usage
 from headgate.storage.transaction import Access, Lookup, Transaction, about
-from headgate.storage.unit_of_work import parents_in
+from headgate.storage.unit_of_work import HAPPENINGS, parents_in
 
 LANE_KEPT_TICKS = 10_000
 
@@ -33,12 +34,19 @@ _PURGE_RATES = (
     "DELETE FROM rate_counts WHERE bucket < (SELECT MAX(newest.bucket) FROM rate_counts AS newest"
     " WHERE newest.limit_id = rate_counts.limit_id) - ?"
 )
-_PURGE_LANES = (
-    "DELETE FROM lanes WHERE queued = 0 AND inflight = 0"  # noqa: S608
+_IDLE_LANES = (
+    " FROM lanes WHERE queued = 0 AND inflight = 0"  # noqa: S608
     # An agent that takes open tasks has work, and yet no lane of its own that is served.
     f" AND ((served_tick = {NEVER_SERVED} AND started = 0 AND completed = 0) OR served_tick <"
     " (SELECT COALESCE(MAX(amount), 0) FROM counters WHERE name = 'tick') - ?)"
 )
+_FOLD_LANES = (
+    f"INSERT INTO forgotten_lanes (project_id, {', '.join(HAPPENINGS)}) SELECT project_id, "
+    + ", ".join(f"CAST(SUM({name}) AS BIGINT)" for name in HAPPENINGS)
+    + f"{_IDLE_LANES} GROUP BY project_id ON CONFLICT (project_id) DO UPDATE SET "
+    + ", ".join(f"{name} = forgotten_lanes.{name} + excluded.{name}" for name in HAPPENINGS)
+)
+_PURGE_LANES = f"DELETE{_IDLE_LANES}"
 _FORGET_INPUTS = about("DELETE FROM task_inputs", "id")
 _FORGET_CHILDREN = about("DELETE FROM task_parents", "parent_id")
 _PART = Lookup(
@@ -69,7 +77,8 @@ def purge(transaction: Transaction, now: float) -> None:
     usage.purge(transaction, now)
     transaction.run("DELETE FROM gate_closures WHERE closed_until <= ?", (now,))
     transaction.run(_PURGE_RATES, (2 * BUCKETS_PER_WINDOW,))
-    transaction.run(_PURGE_LANES, (LANE_KEPT_TICKS,))
+    for statement in (_FOLD_LANES, _PURGE_LANES):
+        transaction.run(statement, (LANE_KEPT_TICKS,))
 
 
 # The scopes that have a limit, with what they have used, some at a time.

@@ -32,6 +32,7 @@ from headgate.storage.store import (
 from headgate.storage.task_ids import first_id_at
 from headgate.storage.transaction import Dialect, Insert, Row, Transaction, Value, about, json_rows
 from headgate.storage.unit_of_work import (
+    HAPPENINGS,
     TICK,
     UnitOfWork,
     read_submissions,
@@ -50,6 +51,9 @@ _INPUT = "SELECT submission FROM task_inputs WHERE id = ?"
 _LANES = (
     f"SELECT {', '.join(LaneCount.__struct_fields__)} FROM lanes"  # noqa: S608
     " ORDER BY project_id, agent_id"
+)
+_FORGOTTEN_LANES = (
+    f"SELECT project_id, {', '.join(HAPPENINGS)} FROM forgotten_lanes ORDER BY project_id"  # noqa: S608
 )
 _USAGE = (
     "SELECT project_id, hour, tokens, micro_usd, started, completed, forgiven FROM project_usage"
@@ -89,7 +93,11 @@ def totals(transaction: Transaction) -> Totals:
     """Count what waits, what runs and what has happened."""
     counters = _counters(transaction)
     names = set(Totals.__struct_fields__) & set(counters)
-    return Totals(lanes=lanes(transaction), **{name: counters[name] for name in names})
+    return Totals(
+        lanes=lanes(transaction),
+        forgotten=_forgotten_lanes(transaction),
+        **{name: counters[name] for name in names},
+    )
 
 
 def lanes(transaction: Transaction) -> tuple[LaneCount, ...]:
@@ -97,6 +105,13 @@ def lanes(transaction: Transaction) -> tuple[LaneCount, ...]:
     return tuple(
         LaneCount(**dict(zip(LaneCount.__struct_fields__, row, strict=True)))
         for row in transaction.read(_LANES)
+    )
+
+
+def _forgotten_lanes(transaction: Transaction) -> tuple[LaneCount, ...]:
+    return tuple(
+        LaneCount(project_id=row[0], agent_id="", **dict(zip(HAPPENINGS, row[1:], strict=True)))
+        for row in transaction.read(_FORGOTTEN_LANES)
     )
 
 

@@ -392,7 +392,10 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of the whole store: what waits and runs by lane, and what has happened so far."""
+    """The counts of the whole store: what waits and runs by lane, and what has happened so far.
+
+    `forgotten` has what happened in lanes that were forgotten, one sum a project.
+    """
 
     lanes: tuple[LaneCount, ...]
     submitted: int = 0
@@ -403,6 +406,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     expired: int = 0
     started: int = 0
     wait_ms: int = 0
+    forgotten: tuple[LaneCount, ...] = ()
 
 
 class TaskStore(Protocol):

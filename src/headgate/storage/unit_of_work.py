@@ -257,6 +257,11 @@ USED = _counters(
     {"hour": "BIGINT", "project_id": "TEXT", "agent_id": "TEXT", "model": "TEXT"},
     ("tasks", "attempts", "tokens", "micro_usd", "assumed_tokens", "assumed_micro_usd"),
 )
+USED_IN_ALL = _counters(
+    "usage_totals",
+    {"project_id": "TEXT", "model": "TEXT"},
+    ("tokens", "micro_usd", "assumed_tokens", "assumed_micro_usd", "priced_micro_usd"),
+)
 RATES = _counters("rate_counts", {"limit_id": "TEXT", "bucket": "BIGINT"}, ("amount",))
 
 
@@ -319,20 +324,23 @@ class Counters:
         micro_usd: int,
         assumed_tokens: int,
         assumed_micro_usd: int,
+        priced_micro_usd: int = 0,
     ) -> None:
         """Add an attempt to what a project, an agent and a model used; its task may be over.
 
-        The assumed amounts are the part of the others that nobody reported.
+        The assumed amounts are the part of the others that nobody reported, and the priced one is
+        the part of the dollars that the price list knows.
         """
         sums = self._used.get(key)
         if sums is None:
-            sums = self._used[key] = [0] * 6
+            sums = self._used[key] = [0] * 7
         sums[0] += is_over
         sums[1] += 1
         sums[2] += tokens
         sums[3] += micro_usd
         sums[4] += assumed_tokens
         sums[5] += assumed_micro_usd
+        sums[6] += priced_micro_usd
 
     def start(self, project_id: str) -> None:
         """Count a task of a project that was started."""
@@ -359,9 +367,19 @@ class Counters:
             (COUNTERS, [(name, amount) for name, amount in self.totals.items() if amount]),
             (LANES, [(*key, *sums) for key, sums in self._lanes.items()]),
             (USAGE, [(project_id, hour, *sums) for project_id, sums in self._usage.items()]),
-            (USED, [(hour, *key, *sums) for key, sums in self._used.items()]),
+            (USED, [(hour, *key, *sums[:-1]) for key, sums in self._used.items()]),
+            (USED_IN_ALL, self._used_in_all()),
             (RATES, [(*key, amount) for key, amount in self._rates.items()]),
         ]
+
+    def _used_in_all(self) -> list[Row]:
+        """Return what projects and models used, whichever agents did."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for (project_id, _, model), (_, _, *amounts) in self._used.items():
+            sums = found.setdefault((project_id, model), [0] * len(amounts))
+            for place, amount in enumerate(amounts):
+                sums[place] += amount
+        return [(*key, *sums) for key, sums in found.items()]
 
     def _lane(self, agent_id: str, project_id: str) -> list[int]:
         key = (agent_id, project_id)

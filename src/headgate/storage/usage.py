@@ -4,6 +4,10 @@ They stand beside `project_usage`, which shares are reckoned from: that one is s
 project and read whole by every dispatcher, while here anybody can add a row by naming an agent. An
 hour with more than `MAX_PER_HOUR` rows has its cheapest ones added up under a name that
 no agent can have, so that whoever is bound to one reads nothing of others.
+
+Beside them are sums over all time, for counters: of usage by project and model, and of the lanes
+that were forgotten by project. Rule: a sum never goes down. A project and model that came among the
+first `OWN_TOTALS` keep their sum for good; those after them are added up for their project.
 """
 
 from __future__ import annotations
@@ -60,7 +64,25 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     total: UsageSum
 
 
+class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """What a project and a model have used since the store was made; `OTHER` is all other models.
+
+    The assumed amounts are the part of the others that nobody reported, and the priced one is the
+    part of the dollars that the price list knows.
+    """
+
+    project_id: str
+    model: str
+    tokens: int = 0
+    micro_usd: int = 0
+    assumed_tokens: int = 0
+    assumed_micro_usd: int = 0
+    priced_micro_usd: int = 0
+
+
 PART = "usage"
+OWN_TOTALS = 500
+MAX_TOTALS = 1_000
 MAX_PER_HOUR = 1_000
 SECONDS_PER_DAY = 86_400
 
@@ -85,6 +107,41 @@ _ADD_ASSUMED = (
     "ALTER TABLE usage_rows ADD COLUMN assumed_tokens BIGINT NOT NULL DEFAULT 0",
     "ALTER TABLE usage_rows ADD COLUMN assumed_micro_usd BIGINT NOT NULL DEFAULT 0",
 )
+_TOTAL_TABLES = """
+CREATE TABLE usage_totals (
+    seq {sequence},
+    project_id {text} NOT NULL,
+    model {text} NOT NULL,
+    tokens BIGINT NOT NULL,
+    micro_usd BIGINT NOT NULL,
+    assumed_tokens BIGINT NOT NULL,
+    assumed_micro_usd BIGINT NOT NULL,
+    priced_micro_usd BIGINT NOT NULL,
+    UNIQUE (project_id, model)
+);
+INSERT INTO usage_totals
+    (project_id, model, tokens, micro_usd, assumed_tokens, assumed_micro_usd, priced_micro_usd)
+    SELECT project_id, model, SUM(tokens), SUM(micro_usd), SUM(assumed_tokens),
+    SUM(assumed_micro_usd), 0 FROM usage_rows GROUP BY project_id, model ORDER BY project_id, model;
+CREATE TABLE forgotten_lanes (
+    project_id {text} PRIMARY KEY,
+    submitted BIGINT NOT NULL,
+    completed BIGINT NOT NULL,
+    failed BIGINT NOT NULL,
+    cancelled BIGINT NOT NULL,
+    rejected BIGINT NOT NULL,
+    expired BIGINT NOT NULL,
+    started BIGINT NOT NULL,
+    wait_ms BIGINT NOT NULL
+) {by_key}
+"""
+
+
+def _total_statements(*, text: str, sequence: str, by_key: str) -> tuple[str, ...]:
+    script = _TOTAL_TABLES.format(text=text, sequence=sequence, by_key=by_key)
+    return tuple(statement.strip() for statement in script.split(";"))
+
+
 MIGRATIONS = (
     Migration(
         number=1,
@@ -93,6 +150,17 @@ MIGRATIONS = (
     ),
     Migration(number=2, sqlite=(_RENAME_OTHER,), postgres=(_RENAME_OTHER,)),
     Migration(number=3, sqlite=_ADD_ASSUMED, postgres=_ADD_ASSUMED),
+    Migration(
+        number=4,
+        sqlite=_total_statements(
+            text="TEXT", sequence="INTEGER PRIMARY KEY AUTOINCREMENT", by_key="WITHOUT ROWID"
+        ),
+        postgres=_total_statements(
+            text='TEXT COLLATE "C"',
+            sequence="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+            by_key="",
+        ),
+    ),
 )
 
 _AMOUNTS = ("tasks", "attempts", "tokens", "micro_usd", "assumed_tokens", "assumed_micro_usd")
@@ -121,6 +189,27 @@ _FOLD = (
 )
 _FORGET = f"DELETE FROM usage_rows WHERE {_CHEAPEST}"  # noqa: S608
 
+_TOTALS = ("tokens", "micro_usd", "assumed_tokens", "assumed_micro_usd", "priced_micro_usd")
+_TOTAL_SUMS = ", ".join(f"CAST(SUM({name}) AS BIGINT)" for name in _TOTALS)
+# Those that came first, so that no other takes the place of one; sums of others are never first.
+_FIRST = f"FROM usage_totals WHERE model <> '{OTHER}' ORDER BY seq LIMIT {OWN_TOTALS}"
+_OWN = f"SELECT project_id, model, {', '.join(_TOTALS)} {_FIRST}"
+_LATER = f"seq NOT IN (SELECT seq {_FIRST})"
+_REST = (
+    f"SELECT project_id, '{OTHER}', {_TOTAL_SUMS} FROM usage_totals"  # noqa: S608
+    f" WHERE {_LATER} GROUP BY project_id ORDER BY MIN(seq)"
+)
+_COUNT_TOTALS = "SELECT COUNT(*) FROM usage_totals"
+_LATER_OWN = f"model <> '{OTHER}' AND {_LATER}"
+_FOLD_TOTALS = (
+    f"INSERT INTO usage_totals (project_id, model, {', '.join(_TOTALS)})"  # noqa: S608
+    f" SELECT project_id, '{OTHER}', {_TOTAL_SUMS} FROM usage_totals"
+    f" WHERE {_LATER_OWN} GROUP BY project_id"
+    " ON CONFLICT (project_id, model) DO UPDATE SET "
+    + ", ".join(f"{name} = usage_totals.{name} + excluded.{name}" for name in _TOTALS)
+)
+_FORGET_TOTALS = f"DELETE FROM usage_totals WHERE {_LATER_OWN}"  # noqa: S608
+
 
 def purge(transaction: Transaction, now: float) -> None:
     """Forget what is older than thirty days, and fold hours that have too many rows."""
@@ -128,6 +217,16 @@ def purge(transaction: Transaction, now: float) -> None:
     latest = hour_of(now) - SECONDS_PER_HOUR
     for (hour,) in transaction.read(_FULL_HOURS, (latest, MAX_PER_HOUR)):
         _fold(transaction, hour)
+    if transaction.read(_COUNT_TOTALS)[0][0] > MAX_TOTALS:
+        transaction.run(_FOLD_TOTALS)
+        transaction.run(_FORGET_TOTALS)
+
+
+def totals(transaction: Transaction) -> tuple[UsageTotal, ...]:
+    """Return what was used by project and model since the store was made, the first ones first."""
+    own, rest = transaction.read_all([(_OWN, ()), (_REST, ())])
+    names = UsageTotal.__struct_fields__
+    return tuple(UsageTotal(**dict(zip(names, row, strict=True))) for row in (*own, *rest))
 
 
 def report(
@@ -164,6 +263,10 @@ class UsageReports:
         first, end = hour_of(since), -hour_of(-until)
         question = partial(report, by=by, since=first, until=end, bounds=bounds)
         return await self._access.ask(question, is_long=True)
+
+    async def totals(self) -> tuple[UsageTotal, ...]:
+        """Return what was used by project and model since the store was made."""
+        return await self._access.ask(totals)
 
 
 def _conditions(since: int, until: int, bounds: Bounds) -> tuple[str, list[Value]]:
