@@ -451,8 +451,16 @@ class BudgetMetrics(Collector):
             problem = f"{waited}; the gauges stay as they were"
             raise LedgerUnavailableError(problem) from None
 
+    def count_refusal(self, refused: Refused) -> None:
+        """Count what a budget had no room for, or what waits for the first of its kind."""
+        self.count_rejection(refused.scope, "kind" if refused.kind else refused.unit.value)
+
     def count_rejection(self, scope: Scope, reason: str) -> None:
-        """Count a refusal: `micro_usd` or `tokens` was short, or the ledger was `unavailable`."""
+        """Count a refusal by its reason.
+
+        `micro_usd` or `tokens` was short, enough of an unknown `kind` were in flight, or the ledger
+        was `unavailable`.
+        """
         label = scope or ROOT_LABEL
         if label not in self._refusing and len(self._refusing) >= MAX_SCOPES:
             label = OTHER
@@ -565,7 +573,7 @@ class _CountingLedger:
             self._metrics.count_rejection(request.scopes[-1], "unavailable")
             raise
         if isinstance(answer, Refused):
-            self._metrics.count_rejection(answer.scope, answer.unit.value)
+            self._metrics.count_refusal(answer)
         return answer
 
 
@@ -611,7 +619,7 @@ class ServiceMetrics(Collector):
         self.budgets = BudgetMetrics(self._registry)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
-        engine.feed.subscribe(events=self._durations, refusals=self._refused)
+        engine.feed.subscribe(events=self._durations, refusals=self.budgets.count_refusal)
 
     async def text(self) -> bytes:
         """Return everything in the text format, as fresh as a fetch needs it."""
@@ -654,9 +662,6 @@ class ServiceMetrics(Collector):
         if self._beside.tracker is not None:
             await self.budgets.refresh(self._beside.tracker)
         return True
-
-    def _refused(self, refused: Refused) -> None:
-        self.budgets.count_rejection(refused.scope, refused.unit.value)
 
     def _present(self) -> Iterator[Metric]:
         yield InfoMetricFamily("headgate_build", "The version.", {"version": headgate.__version__})

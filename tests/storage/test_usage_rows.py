@@ -209,6 +209,20 @@ async def in_all(scene: Scene) -> dict[tuple[str, str], tuple[int, ...]]:
     return {(row.project_id, row.model): msgspec.structs.astuple(row)[2:] for row in rows}
 
 
+async def test_sums_tell_dollars_apart_by_how_they_are_known(place: Place) -> None:
+    async with place.scene() as scene:
+        for task_id, cost in (
+            ("t1", Usage(tokens=70, micro_usd=7, model="m", is_priced=True)),
+            ("t2", Usage(tokens=70, micro_usd=5, model="m")),
+            ("t3", Usage(tokens=70, model="m", is_priced=True)),
+            ("t4", Usage(micro_usd=3, model="m", is_priced=True)),
+        ):
+            await scene.run(task_id)
+            await scene.settle(task_id, cost=cost)
+        # What was held, 100 tokens and 10 micro-dollars, is assumed.
+        assert await in_all(scene) == {("search", "m"): (310, 25, 100, 10, 10)}
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_sums_over_all_time_never_go_down(place: Place, seed: int) -> None:
     draw = random.Random(seed)

@@ -101,12 +101,15 @@ def own_totals(totals: Totals, caller: Caller) -> Totals:
     """Return the counts of what belongs to the caller; of whoever is bound, those of its lanes."""
     if not caller.is_bound:
         return totals
-    lanes = tuple(
-        lane
-        for lane in totals.lanes
-        if caller.owns(agent_id=lane.agent_id, project_id=lane.project_id)
+    lanes, forgotten = (
+        tuple(
+            lane
+            for lane in found
+            if caller.owns(agent_id=lane.agent_id, project_id=lane.project_id)
+        )
+        for found in (totals.lanes, totals.forgotten)
     )
-    return Totals(lanes=lanes, **_sums(list(lanes)))
+    return Totals(lanes=lanes, forgotten=forgotten, **_sums([*lanes, *forgotten]))
 
 
 def _queue(lanes: tuple[LaneCount, ...]) -> QueueBody:

@@ -239,6 +239,7 @@ def conclude(work: UnitOfWork, row: TaskRow, step: Finish | TryAgain, cost: Usag
         micro_usd=micro_usd,
         assumed_tokens=row.progress.assumed_tokens - before.assumed_tokens,
         assumed_micro_usd=row.progress.assumed_micro_usd - before.assumed_micro_usd,
+        priced_micro_usd=(cost.micro_usd or 0) if cost.is_priced else 0,
     )
     if isinstance(step, TryAgain):
         if not row.progress.cancel_requested:
