@@ -34,7 +34,7 @@ SETTINGS = """
 [scheduler]
 max_inflight = {permits}
 worker_count = {permits}
-result_ttl_seconds = 86_400
+task_retention_seconds = 86_400
 drain_seconds = 2
 retry_base_seconds = 0.05
 retry_max_seconds = 0.3

@@ -250,7 +250,7 @@ def engine_settings(settings: Settings, *, is_paused: bool = False) -> EngineSet
         lease_seconds=scheduler.lease_seconds,
         worker_lease_seconds=scheduler.worker_lease_seconds,
         tick_seconds=scheduler.tick_seconds,
-        result_ttl_seconds=scheduler.result_ttl_seconds,
+        retention=scheduler.retention,
         max_result_bytes=scheduler.max_result_bytes,
         free_failures=free_failures(settings.all_targets),
     )
@@ -576,7 +576,8 @@ def limits_body(settings: Settings) -> LimitsBody:
         max_per_agent=scheduler.max_per_agent,
         max_inflight=scheduler.max_inflight,
         max_per_agent_inflight=scheduler.max_per_agent_inflight,
-        result_ttl_seconds=scheduler.result_ttl_seconds,
+        task_retention_seconds=scheduler.task_retention_seconds,
+        max_ended_tasks=scheduler.max_ended_tasks,
         worker_count=scheduler.worker_count,
     )
 

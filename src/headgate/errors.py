@@ -31,6 +31,7 @@
     │   └── DirectoryInUseError          another process has the data directory
     └── ServiceError                     a service was asked over HTTP and did not do it
         ├── RequestRefusedError          a CallerError too: the request is wrong
+        │   ├── TaskDeletedError         the task has ended and is not kept any more
         │   └── NotAllowedError          the token is missing, unknown, or not for this
         ├── ServiceLimitError            a LimitReachedError too: there is no room for it now
         ├── ServiceUnavailableError      it was not reached, or cannot answer now
@@ -400,6 +401,20 @@ class ServiceError(HeadgateError):
 
 class RequestRefusedError(ServiceError, CallerError):
     """The service does not take the request as it is; trying again unchanged cannot help."""
+
+
+class TaskDeletedError(RequestRefusedError):
+    """The task ended and was deleted; `setting` did it, and `cut` is up to when tasks are gone."""
+
+    @property
+    def setting(self) -> str:
+        """The setting of the service that deleted it, such as `scheduler.max_ended_tasks`."""
+        return str(self.details.get("setting", ""))
+
+    @property
+    def cut(self) -> str:
+        """The time of submission, in RFC 3339, up to which ended tasks are gone."""
+        return str(self.details.get("cut", ""))
 
 
 class NotAllowedError(RequestRefusedError):

@@ -11,6 +11,7 @@ from headgate.core.admission import Admitted, QueueLimits, admit
 from headgate.core.dispatch_state import DispatchSettings
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitEntry, SubmitKey, is_kept
 from headgate.core.reasons import GlobalBudgetExhausted
+from headgate.core.retention import RetentionCut, cut_of
 from headgate.core.task import (
     TERMINAL,
     Progress,
@@ -64,6 +65,7 @@ class FakeEngine(Engine):
         )
         self.limits = limits or QueueLimits()
         self.time = now
+        self.cuts: list[RetentionCut] = []
         self.records: dict[str, TaskRecord] = {}
         self.failure: Exception | None = None
         self.failing_actions: dict[str, Exception] = {}
@@ -171,6 +173,10 @@ class FakeEngine(Engine):
     async def get(self, task_id: str) -> TaskRecord | None:
         self._check()
         return self.records.get(task_id)
+
+    async def deleted_by(self, task_id: str) -> RetentionCut | None:
+        self._check()
+        return cut_of(task_id, self.cuts)
 
     async def find(self, query: TaskQuery) -> TaskPage:
         self._check()

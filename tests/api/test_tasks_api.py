@@ -15,6 +15,7 @@ from api.fake_engine import FakeEngine, health
 from headgate.api.errors import CODES, STORE_FAILS
 from headgate.api.http.request import MAX_BODY_BYTES
 from headgate.core.admission import QueueLimits
+from headgate.core.retention import BY_AGE, BY_NUMBER, RetentionCut
 from headgate.core.task import Progress, TaskStatus
 from headgate.errors import (
     HeadgateError,
@@ -22,6 +23,7 @@ from headgate.errors import (
     StoreUnavailableError,
     UnfitValueError,
 )
+from headgate.storage.task_ids import first_id_at
 
 TASK = {"agentId": "a", "action": "click"}
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
@@ -187,6 +189,50 @@ def test_a_task_that_is_not_there_is_404_whatever_its_id(
         "retryable": False,
         "details": {},
     }
+
+
+OLD = first_id_at(1_790_000_000)
+CUTS = {
+    BY_AGE: (604_800.0, "ended tasks are kept for 7 days", "604800"),
+    BY_NUMBER: (1_000_000.0, "1,000,000 ended tasks are kept at most", "1000000"),
+}
+
+
+@pytest.mark.parametrize("setting", CUTS)
+@pytest.mark.parametrize(
+    ("method", "rest"),
+    [("GET", ""), ("GET", "/why"), ("GET", "/events"), ("POST", "/cancel"), ("POST", "/retry")],
+)
+def test_a_task_that_was_deleted_is_410_and_names_the_setting_and_the_cut(
+    client: Client, setting: str, method: str, rest: str
+) -> None:
+    value, rule, shown = CUTS[setting]
+    cut = RetentionCut(setting=setting, value=value, task_id=first_id_at(1_790_000_000.5))
+    client.engine.cuts = [cut]
+    answer = (
+        client.get(f"/tasks/{OLD}{rest}") if method == "GET" else client.post(f"/tasks/{OLD}{rest}")
+    )
+    assert (answer.status, answer.problem["code"]) == (410, "task_deleted")
+    assert answer.problem["taskId"] == OLD
+    assert answer.problem["details"] == {
+        "setting": f"scheduler.{setting}",
+        "value": shown,
+        "cut": "2026-09-21T14:13:20.500Z",
+    }
+    assert rule in answer.problem["error"]
+    assert f"scheduler.{setting} = {shown}" in answer.problem["error"]
+    newer = first_id_at(1_790_000_001)
+    assert client.get(f"/tasks/{newer}").status == 404
+
+
+@pytest.mark.parametrize("rest", ["complete", "fail"])
+def test_a_worker_that_ends_a_deleted_task_is_told_so(client: Client, rest: str) -> None:
+    client.engine.cuts = [RetentionCut(setting=BY_AGE, value=1.0, task_id=OLD)]
+    body = {"workerId": f"worker-{'0' * 32}", "attempt": 1, "error": "x"}
+    if rest == "complete":
+        del body["error"]
+    answer = client.post(f"/tasks/{OLD}/{rest}", body)
+    assert (answer.status, answer.problem["code"]) == (410, "task_deleted")
 
 
 def test_tasks_are_listed_newest_first_and_page_by_page(client: Client) -> None:
@@ -392,7 +438,8 @@ def test_stats_count_lanes_by_agent_and_show_the_limits(client: Client) -> None:
         "maxPerAgent": 100,
         "maxInflight": 20,
         "maxPerAgentInflight": 10,
-        "resultTTLSec": 300,
+        "taskRetentionSeconds": 604800,
+        "maxEndedTasks": 1_000_000,
         "workerCount": 20,
     }
 

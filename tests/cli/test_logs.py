@@ -117,7 +117,7 @@ def test_every_step_of_a_task_is_a_line_without_what_it_was_given(
 
 
 ENDS = [
-    (TaskStatus.FAILED, f"it broke: {CANARY}", "task failed"),
+    (TaskStatus.FAILED, f"it broke: token={CANARY}", "task failed"),
     (TaskStatus.FAILED, EXPIRED_WHILE_QUEUED, "task expired"),
     (TaskStatus.CANCELLED, "cancelled", "task cancelled"),
     (TaskStatus.REJECTED, "queue full", "task rejected"),
@@ -130,6 +130,26 @@ def test_every_end_has_its_line(
 ) -> None:
     configure_logs(LogSettings(format="json"))
     assert [line["event"] for line in logged(written, record(status, 1, error))] == [event]
+    assert CANARY not in written.text
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("answered 500: no such page", "answered 500: no such page"),
+        (f"exit 3: Authorization: Bearer {CANARY}", "exit 3: Authorization: Bearer [redacted]"),
+        ("two\n  lines\x1b[2J", "two lines\\x1b[2J"),
+        ("", ""),
+        (None, ""),
+        ("x" * 10_000, "x" * 299 + "…"),
+    ],
+)
+def test_why_a_task_failed_is_one_bounded_line_without_secrets(
+    written: Written, error: str | None, told: str
+) -> None:
+    configure_logs(LogSettings(format="json"))
+    (line,) = logged(written, record(TaskStatus.FAILED, 1, error))
+    assert (line["event"], line["error"]) == ("task failed", told)
     assert CANARY not in written.text
 
 

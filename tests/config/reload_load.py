@@ -95,7 +95,7 @@ def many(*, low: bool) -> str:
     return f"""
 [scheduler]
 tick_seconds = 0.05
-result_ttl_seconds = 600
+task_retention_seconds = 600
 max_queue_size = {limits[QUEUE]}
 max_per_agent = 100000
 max_inflight = {limits["all", ""]}

@@ -19,7 +19,7 @@ kind = "callable"
 entry_point = "config.reload_work:work"
 default = true
 """
-FAST = "[scheduler]\ntick_seconds = 0.05\nresult_ttl_seconds = 600\n"
+FAST = "[scheduler]\ntick_seconds = 0.05\ntask_retention_seconds = 600\n"
 
 
 class Running:

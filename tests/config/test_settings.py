@@ -72,7 +72,8 @@ max_per_agent = 100
 max_inflight = 20
 max_per_agent_inflight = 10
 worker_count = 20
-result_ttl_seconds = 300
+task_retention_seconds = 604800
+max_ended_tasks = 1000000
 default_timeout_seconds = 900
 tick_seconds = 5
 usage_window_hours = 24
@@ -200,8 +201,8 @@ REFUSED: list[tuple[str, str]] = [
         "scheduler.tick_seconds: must be a number from 0.01 to 3,600, not inf",
     ),
     (
-        "[scheduler]\nresult_ttl_seconds = nan",
-        "scheduler.result_ttl_seconds: must be a number from 0.001 to 31,536,000, not nan",
+        "[scheduler]\ntask_retention_seconds = nan",
+        "scheduler.task_retention_seconds: must be a number from 0.001 to 31,536,000, not nan",
     ),
     (
         "[scheduler]\ntick_seconds = 1979-05-27",

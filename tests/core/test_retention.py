@@ -1,4 +1,4 @@
-"""Results stay while something needs them, then for their time; usage stays 30 days."""
+"""Results stay while something needs them, then for their time; usage stays 400 days."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.retention import (
+    BY_AGE,
+    BY_NUMBER,
+    EVICTION_ORDER,
+    Retention,
+    RetentionCut,
     StoredResult,
+    cut_of,
     evictable_at,
+    excess,
     may_evict,
     next_eviction_at,
     usage_kept_since,
@@ -28,7 +35,7 @@ RESULTS = st.builds(
 
 
 @pytest.mark.parametrize(
-    ("age_seconds", "ttl_seconds", "evicted"),
+    ("age_seconds", "retention_seconds", "evicted"),
     [
         (0, 300, False),
         (299.5, 300, False),
@@ -39,11 +46,11 @@ RESULTS = st.builds(
     ],
 )
 def test_a_result_goes_when_its_time_is_over(
-    *, age_seconds: float, ttl_seconds: float, evicted: bool
+    *, age_seconds: float, retention_seconds: float, evicted: bool
 ) -> None:
     result = StoredResult(status=DONE, completed_at=1000.0)
     now = 1000.0 + age_seconds
-    assert may_evict(result, now=now, ttl_seconds=ttl_seconds) is evicted
+    assert may_evict(result, now=now, retention_seconds=retention_seconds) is evicted
 
 
 @pytest.mark.parametrize(
@@ -82,21 +89,21 @@ def test_the_next_eviction_is_that_of_the_oldest_result_that_nothing_needs() -> 
         StoredResult(status=DONE, completed_at=20.0),
         StoredResult(status=TaskStatus.RUNNING),
     ]
-    assert next_eviction_at(results, ttl_seconds=300) == 320.0
+    assert next_eviction_at(results, retention_seconds=300) == 320.0
     assert next_eviction_at([]) is None
 
 
 @given(RESULTS, st.floats(0, 1e5))
 @settings(deadline=None)
 def test_a_result_may_go_at_its_eviction_time_and_not_before(
-    result: StoredResult, ttl_seconds: float
+    result: StoredResult, retention_seconds: float
 ) -> None:
-    at = evictable_at(result, ttl_seconds=ttl_seconds)
+    at = evictable_at(result, retention_seconds=retention_seconds)
     if at is None:
-        assert not may_evict(result, now=1e12, ttl_seconds=ttl_seconds)
+        assert not may_evict(result, now=1e12, retention_seconds=retention_seconds)
     else:
-        assert may_evict(result, now=at, ttl_seconds=ttl_seconds)
-        assert not may_evict(result, now=at - 1, ttl_seconds=ttl_seconds)
+        assert may_evict(result, now=at, retention_seconds=retention_seconds)
+        assert not may_evict(result, now=at - 1, retention_seconds=retention_seconds)
 
 
 @given(st.lists(RESULTS, max_size=10))
@@ -112,5 +119,44 @@ def test_at_the_next_eviction_time_something_may_go_and_before_it_nothing(
         assert not any(may_evict(result, now=at - 1) for result in results)
 
 
-def test_usage_stays_for_thirty_days() -> None:
-    assert usage_kept_since(100 * 86_400.0) == 70 * 86_400.0
+AGE = RetentionCut(setting=BY_AGE, value=7.0, task_id="tsk_03")
+NUMBER = RetentionCut(setting=BY_NUMBER, value=9.0, task_id="tsk_05")
+
+
+@pytest.mark.parametrize(
+    ("task_id", "cuts", "deleted_by"),
+    [
+        ("tsk_03", (), None),
+        ("tsk_03", (AGE,), AGE),
+        ("tsk_04", (AGE,), None),
+        ("tsk_04", (AGE, NUMBER), NUMBER),
+        ("tsk_02", (NUMBER, AGE), AGE),  # it would have gone by its age alone
+        ("tsk_06", (AGE, NUMBER), None),  # newer than both, so it never was
+    ],
+)
+def test_an_id_up_to_a_cut_is_one_that_was_deleted(
+    task_id: str, cuts: tuple[RetentionCut, ...], deleted_by: RetentionCut | None
+) -> None:
+    assert cut_of(task_id, cuts) == deleted_by
+
+
+@pytest.mark.parametrize(
+    ("kept", "max_tasks", "too_many"), [(5, 5, 0), (7, 5, 2), (0, 5, 0), (7, None, 0)]
+)
+def test_only_what_is_above_the_number_is_too_many(
+    kept: int, max_tasks: int | None, too_many: int
+) -> None:
+    assert excess(kept, Retention(max_tasks=max_tasks)) == too_many
+
+
+def test_every_end_has_its_turn_and_failures_go_last() -> None:
+    assert set(EVICTION_ORDER) == TERMINAL
+    assert EVICTION_ORDER[-1] is TaskStatus.FAILED
+
+
+def test_by_default_a_million_ended_tasks_stay_for_seven_days() -> None:
+    assert Retention() == Retention(seconds=604_800.0, max_tasks=1_000_000)
+
+
+def test_usage_stays_for_four_hundred_days() -> None:
+    assert usage_kept_since(500 * 86_400.0) == 100 * 86_400.0

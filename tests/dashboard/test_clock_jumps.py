@@ -19,7 +19,7 @@ TOML = (
 [scheduler]
 tick_seconds = 0.05
 # A task that has ended is not forgotten in the hour by which the clock is set forward.
-result_ttl_seconds = 86400
+task_retention_seconds = 86400
 
 [projects.default]
 [projects.held]

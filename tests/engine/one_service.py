@@ -15,6 +15,7 @@ from headgate.core.admission import QueueLimits
 from headgate.core.budgets.ledger import Ledger
 from headgate.core.dispatch_state import DispatchSettings
 from headgate.core.lifecycle import RetryPolicy
+from headgate.core.retention import Retention
 from headgate.core.snapshot import Agent, Project
 from headgate.core.task import Submission, Task, TaskRecord, Terms
 from headgate.engine.engine import Engine, EngineSettings
@@ -61,7 +62,7 @@ class Service:
             name: fields.pop(name) for name in DispatchSettings.__struct_fields__ if name in fields
         }
         fields.setdefault("limits", QueueLimits(max_queue=None, max_per_agent=None))
-        fields.setdefault("result_ttl_seconds", NEVER_EVICTED_SECONDS)
+        fields.setdefault("retention", Retention(seconds=NEVER_EVICTED_SECONDS))
         fields.setdefault("capacity", 1_000)
         fields.setdefault("policy", RetryPolicy())
         self.settings = EngineSettings(dispatch=dispatch_settings(**dispatch_state), **fields)
@@ -135,7 +136,7 @@ class Service:
         """Hold what is counted against the rows."""
         store = self.new_store()
         await store.open()
-        has_evicted = self.settings.result_ttl_seconds < NEVER_EVICTED_SECONDS
+        has_evicted = self.settings.retention.seconds < NEVER_EVICTED_SECONDS
         await audit(store, has_evicted=has_evicted)
 
 

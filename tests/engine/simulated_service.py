@@ -29,6 +29,7 @@ from headgate.core.gates import GateClosure
 from headgate.core.lifecycle import Outcome
 from headgate.core.money import Tokens
 from headgate.core.rate_limits import RateLimit
+from headgate.core.retention import Retention
 from headgate.core.slots.slot import SlotStanding
 from headgate.core.snapshot import Agent, LanePolicy, Project
 from headgate.core.task import OnExhausted, OnParentFailure, Submission, Task, Terms
@@ -137,7 +138,7 @@ def engine_settings(policy: LanePolicy = LanePolicy.FEWEST_IN_FLIGHT) -> EngineS
         },
         capacity=4,
         worker_lease_seconds=8.0,
-        result_ttl_seconds=1e9,
+        retention=Retention(seconds=1e9),
     )
 
 

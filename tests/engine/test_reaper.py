@@ -8,6 +8,7 @@ import pytest
 
 from engine.one_service import Service, play
 from engine.simulated_work import always
+from headgate.core.retention import Retention
 from headgate.engine import reaper
 from headgate.engine.reaper import Reaper
 from headgate.storage.store import TaskQuery
@@ -23,7 +24,7 @@ def test_a_result_is_there_for_its_time_and_then_gone() -> None:
         await asyncio.sleep(4)
         assert await service.engine.get(task_id) is None
 
-    play(scenario, result_ttl_seconds=60.0)
+    play(scenario, retention=Retention(seconds=60.0))
 
 
 def test_a_result_that_others_depend_on_is_kept() -> None:
@@ -35,10 +36,10 @@ def test_a_result_that_others_depend_on_is_kept() -> None:
         assert await service.engine.get(parent) is not None
         await service.ended(child)
 
-    play(scenario, result_ttl_seconds=30.0)
+    play(scenario, retention=Retention(seconds=30.0))
 
 
-def test_results_go_a_bounded_number_at_a_time_without_a_pause(
+def test_results_go_a_bounded_number_at_a_time_with_short_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reaper, "MAX_EVICTED", 3)
@@ -48,14 +49,14 @@ def test_results_go_a_bounded_number_at_a_time_without_a_pause(
         for task_id in tasks:
             await service.ended(task_id)
         await asyncio.sleep(5)
-        other = Reaper(service.engine.store, result_ttl_seconds=1.0)
-        assert [await other.run_once() for _ in range(5)] == [3, 3, 3, 1, 0]
+        other = Reaper(service.engine.store, Retention(seconds=1.0))
+        assert [(await other.run_once()).tasks for _ in range(5)] == [3, 3, 3, 1, 0]
         running = asyncio.create_task(other.run())
         await asyncio.sleep(1)
         running.cancel()
         assert (await service.engine.find(TaskQuery())).records == ()
 
-    play(scenario, always(0.1), result_ttl_seconds=1e6)
+    play(scenario, always(0.1), retention=Retention(seconds=1e6))
 
 
 def test_a_store_that_is_away_is_tried_again() -> None:
@@ -68,4 +69,4 @@ def test_a_store_that_is_away_is_tried_again() -> None:
         await asyncio.sleep(3)
         assert await service.engine.get(task_id) is None
 
-    play(scenario, result_ttl_seconds=5.0)
+    play(scenario, retention=Retention(seconds=5.0))

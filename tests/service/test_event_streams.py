@@ -35,7 +35,7 @@ max_per_agent = 100000
 max_inflight = 200
 max_per_agent_inflight = 200
 worker_count = 200
-result_ttl_seconds = 0.5
+task_retention_seconds = 0.5
 """
 
 _ID = re.compile(rb"^id: \w+-(\d+)\nevent: task\.", re.MULTILINE)

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 
 from budgets.support import drift_of
-from headgate.core.retention import StoredResult, evictable_at
+from headgate.core.retention import EVICTION_RANKS, StoredResult, evictable_at
 from headgate.core.task import TaskStatus, is_worker
 from headgate.storage import ledger
 from headgate.storage.queries import totals
 from headgate.storage.schema import TASK_COLUMNS
 from headgate.storage.sql_store import SqlTaskStore
 from headgate.storage.transaction import Transaction
-from headgate.storage.unit_of_work import HAPPENINGS, TaskRow, to_task_row
+from headgate.storage.unit_of_work import HAPPENINGS, KEPT, TaskRow, to_task_row
 
 RESERVATION_OF = {TaskStatus.ASSIGNED: "held", TaskStatus.RUNNING: "dispatched"}
 ENDED = {
@@ -33,6 +33,7 @@ async def audit(store: SqlTaskStore, *, has_evicted: bool = False) -> None:
         _audit_dependants,
         _audit_side_tables,
         _audit_assumptions,
+        _audit_kept,
     ]
     if not has_evicted:
         checks += [_audit_counters, _audit_usage]
@@ -77,7 +78,7 @@ def _retained_until(row: TaskRow) -> float | None:
     result = StoredResult(
         status=row.status, completed_at=progress.completed_at, dependants=progress.dependants
     )
-    return evictable_at(result, ttl_seconds=0.0)
+    return evictable_at(result, retention_seconds=0.0)
 
 
 def _audit_lanes(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
@@ -171,3 +172,14 @@ def _audit_ledger(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
         sum(progress.reserved_tokens for progress in flying),
         sum(progress.reserved_micro_usd for progress in flying),
     )
+
+
+def _audit_kept(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
+    """What is counted as kept is what is there of each end, and exactly that has a rank."""
+    counters: dict[str, int] = dict(transaction.read("SELECT name, amount FROM counters"))
+    kept = Counter(f"kept_{row.status.value}" for row in rows.values() if row.is_terminal)
+    assert {name: counters.get(name, 0) for name in KEPT.values()} == {
+        name: kept[name] for name in KEPT.values()
+    }
+    ranks: dict[str, int | None] = dict(transaction.read("SELECT id, eviction_rank FROM tasks"))
+    assert ranks == {row.id: EVICTION_RANKS.get(row.status) for row in rows.values()}

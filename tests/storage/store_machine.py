@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from headgate.core.admission import QueueLimits
 from headgate.core.lifecycle import Finish, TryAgain, Usage
+from headgate.core.retention import Retention
 from headgate.core.task import MAX_LOSSES, OnParentFailure, TaskStatus, Terms
 from headgate.storage.store import (
     Assigned,
@@ -206,10 +207,10 @@ class StoreMachine(RuleBasedStateMachine):
     def _let_time_pass(self, draw: Draw) -> None:
         self.clock.advance(draw(st.sampled_from([1.0, 30.0])))
 
-    def _evict(self, _draw: Draw) -> None:
-        before = self.clock() - 10
-        self.run(self.store.evict(completed_before=before, limit=100))
-        self.model.evict(before)
+    def _evict(self, draw: Draw) -> None:
+        most = draw(st.sampled_from([0, 1, 3, None]))
+        self.run(self.store.evict(Retention(seconds=10, max_tasks=most), limit=100))
+        self.model.evict(self.clock(), seconds=10, most=most)
 
     @invariant()
     def is_as_the_model_has_it(self) -> None:

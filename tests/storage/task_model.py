@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 ENDED = ("done", "failed", "cancelled", "rejected")
+GOES_FIRST = ("rejected", "cancelled", "done", "failed")
 IN_FLIGHT = ("assigned", "running")
 RESERVED_TOKENS = 100
 NOTED_ATTEMPTS = 10
@@ -143,19 +144,24 @@ class TaskModel:
         is_over = has_started and task.losses >= max_losses
         self._conclude(name, task, "failed" if is_over else None, now)
 
-    def evict(self, before: float) -> None:
-        """Forget what ended before, unless somebody who has not ended depends on it."""
+    def evict(self, now: float, *, seconds: float, most: int | None) -> None:
+        """Delete what is too old or too many, unless somebody who has not ended depends on it."""
         needed = {
             parent
             for task in self.tasks.values()
             if task.state not in ENDED
             for parent in task.parents
         }
-        self.tasks = {
-            name: task
-            for name, task in self.tasks.items()
-            if name in needed or task.completed_at is None or task.completed_at >= before
-        }
+        ended = {name: at for name, task in self.tasks.items() if (at := task.completed_at)}
+        free = [name for name in ended if name not in needed]
+        gone = {name for name in free if ended[name] <= now - seconds}
+        if most is not None:
+            left = [name for name in free if name not in gone]
+            left.sort(
+                key=lambda name: (GOES_FIRST.index(self.tasks[name].state), ended[name], name)
+            )
+            gone |= set(left[: max(0, len(ended) - len(gone) - most)])
+        self.tasks = {name: task for name, task in self.tasks.items() if name not in gone}
 
     def _conclude(self, name: str, task: ModelTask, end: str | None, now: float) -> None:
         if end is None and not task.is_to_cancel:

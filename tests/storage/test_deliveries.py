@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from headgate.core.admission import QueueLimits
+from headgate.core.retention import Retention
 from headgate.core.task import Submission, TaskStatus, Terms
 from headgate.storage import deliveries
 from headgate.storage.audit import Actor, AuditEntry, AuditLog
@@ -164,8 +165,7 @@ def test_a_try_that_fails_keeps_what_was_sent_and_lets_the_task_go(place: Place)
         await scene.run("t1", terms=HOOK)
         await scene.settle("t1")
         await scene.let_time_pass(1_000)
-        later = scene.clock() + 1
-        assert await scene.store.evict(completed_before=later, limit=10) == 0
+        assert (await scene.store.evict(Retention(seconds=-1), limit=10)).tasks == 0
         (message,) = (await claimed(deliveries)).messages
         text = await deliveries.body(message)
         assert text is not None
@@ -173,7 +173,7 @@ def test_a_try_that_fails_keeps_what_was_sent_and_lets_the_task_go(place: Place)
         await deliveries.settle(failed(message, due_at=due_at, body=text))
         found = await only(deliveries)
         assert (found.due_at, found.error, found.tries) == (due_at, "answered 500", 1)
-        assert await scene.store.evict(completed_before=later, limit=10) == 1
+        assert (await scene.store.evict(Retention(seconds=-1), limit=10)).tasks == 1
         assert await deliveries.body(message) == text
         assert await deliveries.due(limit=10) == []
         await scene.let_time_pass(5)
@@ -194,10 +194,10 @@ def test_a_delivered_task_goes_with_its_time(place: Place) -> None:
         again = await deliveries.redeliver(message.id)
         assert isinstance(again, Delivery)
         assert (again.state, again.tries) == (DeliveryState.PENDING, 0)
-        assert await scene.store.evict(completed_before=scene.clock() + 1, limit=10) == 0
+        assert (await scene.store.evict(Retention(seconds=-1), limit=10)).tasks == 0
         (message,) = (await claimed(deliveries)).messages
         await deliveries.settle(arrived(message))
-        assert await scene.store.evict(completed_before=scene.clock() + 1, limit=10) == 1
+        assert (await scene.store.evict(Retention(seconds=-1), limit=10)).tasks == 1
         assert isinstance(await deliveries.redeliver(message.id), NothingLeft)
         assert await deliveries.redeliver("msg_none") is None
 
@@ -212,7 +212,7 @@ def test_what_was_given_up_can_be_sent_again_after_its_task_has_gone(place: Plac
         await deliveries.settle(failed(message, due_at=None, body='{"kept":1}'))
         found = await only(deliveries)
         assert (found.state, found.due_at) == (DeliveryState.DEAD, None)
-        assert await scene.store.evict(completed_before=scene.clock() + 1, limit=10) == 1
+        assert (await scene.store.evict(Retention(seconds=-1), limit=10)).tasks == 1
         await scene.let_time_pass(86_400)
         assert isinstance(await deliveries.redeliver(message.id), Delivery)
         (again,) = (await claimed(deliveries)).messages

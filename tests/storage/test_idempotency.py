@@ -24,6 +24,7 @@ from headgate.core.idempotency import (
     SubmitKey,
     TakenEntry,
 )
+from headgate.core.retention import Retention
 from headgate.errors import StoreUnavailableError
 from headgate.storage import submit
 from headgate.storage.memory import MemoryDatabase, MemoryTaskStore
@@ -87,7 +88,7 @@ async def test_the_answer_outlives_its_task(place: Place) -> None:
         await scene.assign("t1")
         await scene.settle("t1", DONE)
         await scene.let_time_pass(1.0)
-        assert await scene.store.evict(completed_before=scene.clock(), limit=10) == 1
+        assert (await scene.store.evict(Retention(seconds=0), limit=10)).tasks == 1
         again = await answer_of(scene, keyed(scene.new("t2")))
         assert (again.entries, again.is_replay) == (first.entries, True)
         assert await scene.states("t1", "t2") == ["gone", "gone"]

@@ -6,6 +6,7 @@ import pytest
 
 from headgate.core.gates import GateClosure
 from headgate.core.lifecycle import EXPIRED_WHILE_QUEUED, TryAgain
+from headgate.core.retention import Retention
 from headgate.core.task import TaskStatus
 from headgate.errors import IllegalTransitionError
 from headgate.storage.store import Expiration, News
@@ -76,7 +77,7 @@ async def test_what_was_evicted_meanwhile_is_gone(place: Place) -> None:
         await scene.submit("t1", node_id=AWAY)
         await scene.cancel("t1")
         scene.clock.advance(1)
-        await scene.store.evict(completed_before=scene.clock(), limit=10)
+        await scene.store.evict(Retention(seconds=0), limit=10)
         told = await news(scene)
         assert (told.records, told.gone) == ((), ("t1",))
 

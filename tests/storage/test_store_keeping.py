@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import msgspec
 import pytest
 
 from headgate.core.budgets.ledger import SettleRequest
@@ -9,11 +12,13 @@ from headgate.core.budgets.reservations import Call
 from headgate.core.lifecycle import NOTHING_USED
 from headgate.core.money import MicroUsd, Tokens
 from headgate.core.rate_limits import RateCharge
+from headgate.core.retention import BY_AGE, BY_NUMBER, Retention, RetentionCut
 from headgate.errors import StoreError
-from headgate.storage import maintenance
+from headgate.storage import maintenance, queries
 from headgate.storage.store import Node, TaskQuery
-from headgate.storage.transaction import Transaction
-from storage.scene import AWAY, FAILED, HERE, LEASE_SECONDS, Place, ids
+from headgate.storage.task_ids import first_id_at
+from headgate.storage.transaction import Dialect, Transaction
+from storage.scene import AWAY, DONE, FAILED, HERE, LEASE_SECONDS, Place, ids
 
 A_DAY_SECONDS = 86_400.0
 
@@ -26,10 +31,10 @@ async def test_ended_tasks_go_oldest_first(place: Place) -> None:
             scene.clock.advance(1)
         await scene.submit("d")
         evict = scene.store.evict
-        assert await evict(completed_before=scene.clock(), limit=2) == 2
+        assert (await evict(Retention(seconds=0), limit=2)).tasks == 2
         assert ids(await scene.found(TaskQuery())) == ["d", "b"]
-        assert await evict(completed_before=scene.clock() - 1, limit=2) == 0
-        assert await evict(completed_before=scene.clock(), limit=2) == 1
+        assert (await evict(Retention(seconds=2), limit=2)).tasks == 0
+        assert (await evict(Retention(seconds=0), limit=2)).tasks == 1
         assert (await scene.store.totals()).completed == 3
 
 
@@ -39,11 +44,11 @@ async def test_a_result_stays_until_those_who_need_it_have_ended(place: Place) -
         await scene.submit("b", depends_on=("a",))
         await scene.settle("a")
         scene.clock.advance(1)
-        assert await scene.store.evict(completed_before=scene.clock(), limit=9) == 0
+        assert (await scene.store.evict(Retention(seconds=0), limit=9)).tasks == 0
         await scene.assign("b")
         await scene.settle("b", FAILED)
         scene.clock.advance(1)
-        assert await scene.store.evict(completed_before=scene.clock(), limit=9) == 2
+        assert (await scene.store.evict(Retention(seconds=0), limit=9)).tasks == 2
 
 
 async def test_a_task_may_go_before_the_result_that_it_read(place: Place) -> None:
@@ -55,10 +60,86 @@ async def test_a_task_may_go_before_the_result_that_it_read(place: Place) -> Non
         await scene.assign("b")
         await scene.settle("b")
         scene.clock.advance(1)
-        assert await scene.store.evict(completed_before=scene.clock(), limit=9) == 1
+        assert (await scene.store.evict(Retention(seconds=0), limit=9)).tasks == 1
         await scene.cancel("c")
         scene.clock.advance(1)
-        assert await scene.store.evict(completed_before=scene.clock(), limit=9) == 2
+        assert (await scene.store.evict(Retention(seconds=0), limit=9)).tasks == 2
+
+
+async def test_too_many_go_by_how_they_ended_and_failures_last(place: Place) -> None:
+    ends = {"f1": FAILED, "d1": DONE, "d2": DONE, "f2": FAILED}
+    async with place.scene(evicts=True) as scene:
+        for task_id, end in ends.items():
+            await scene.run(task_id)
+            await scene.settle(task_id, end)
+            scene.clock.advance(1)
+        await scene.submit("c1")
+        await scene.cancel("c1")
+        await scene.submit("q1")
+
+        async def left(most: int) -> list[str]:
+            await scene.store.evict(Retention(seconds=1e6, max_tasks=most), limit=9)
+            return sorted(ids(await scene.found(TaskQuery())))
+
+        assert await left(5) == ["c1", "d1", "d2", "f1", "f2", "q1"]
+        assert await left(4) == ["d1", "d2", "f1", "f2", "q1"]
+        assert await left(3) == ["d2", "f1", "f2", "q1"]
+        assert await left(2) == ["f1", "f2", "q1"]
+        assert await left(1) == ["f2", "q1"]
+        assert await left(0) == ["q1"]
+
+
+async def test_a_deleted_task_is_told_from_one_that_never_was_without_a_row(place: Place) -> None:
+    async with place.scene(evicts=True) as scene:
+        names = [first_id_at(scene.clock() + second) for second in range(5)]
+        for task_id, end in zip(names, (DONE, FAILED, DONE, FAILED), strict=False):
+            await scene.run(task_id)
+            await scene.settle(task_id, end)
+            scene.clock.advance(1)
+        evict, deleted_by = scene.store.evict, scene.store.deleted_by
+        assert await deleted_by(names[0]) is None
+        assert (await evict(Retention(seconds=3.5, max_tasks=None), limit=9)).tasks == 1
+        by_age = await deleted_by(names[0])
+        assert by_age == RetentionCut(setting=BY_AGE, value=3.5, task_id=names[0])
+        # The success goes before the older failure, which is still there for whoever asks.
+        assert (await evict(Retention(seconds=3.5, max_tasks=2), limit=9)).tasks == 1
+        by_number = RetentionCut(setting=BY_NUMBER, value=2.0, task_id=names[2])
+        assert await deleted_by(names[2]) == by_number
+        assert await scene.store.get(names[1]) is not None
+        assert await deleted_by(names[0]) == by_age
+        assert await deleted_by(names[3]) is None
+        assert await deleted_by(names[4]) is None
+        assert await deleted_by("mine") is None
+
+
+async def test_a_step_of_eviction_is_bounded_in_bytes(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "MAX_EVICTED_BYTES", 25_000)
+    async with place.scene(evicts=True) as scene:
+        for number in range(7):
+            await scene.run(f"t{number}")
+            await scene.settle(f"t{number}", result=msgspec.Raw(b'"' + b"x" * 10_000 + b'"'))
+            scene.clock.advance(1)
+        steps = [await scene.store.evict(Retention(seconds=0), limit=100) for _ in range(4)]
+        assert [step.tasks for step in steps] == [3, 3, 1, 0]
+        assert [step.has_more for step in steps] == [True, True, False, False]
+
+
+async def test_a_dispatcher_starts_without_looking_at_what_has_ended(place: Place) -> None:
+    async with place.scene(evicts=True) as scene:
+        await scene.run("t1")
+        await scene.settle("t1")
+        await scene.submit("t2")
+        plan = await scene.store.writer.submit(partial(explained, queries.BACKLOG))
+        assert "live_tasks" in plan
+        assert ids((await scene.store.backlog(scene.epoch)).records) == ["t2"]
+
+
+def explained(sql: str, transaction: Transaction) -> str:
+    states = tuple("queued" for _ in range(sql.count("?")))
+    words = "EXPLAIN QUERY PLAN" if transaction.dialect is Dialect.SQLITE else "EXPLAIN"
+    return str(transaction.read(f"{words} {sql}", states))
 
 
 async def test_what_is_old_is_forgotten(place: Place) -> None:

@@ -24,7 +24,12 @@ from service.support import ServiceProcess, running_service, wait_until
 from workflow.server_support import SETTINGS, backend_at, known, opened, order, step
 from workflow.service_proxy import ServiceProxy
 
-NARROW = "[scheduler]\nmax_per_agent = 3\nmax_per_agent_inflight = 2\nresult_ttl_seconds = 0.01\n"
+NARROW = """
+[scheduler]
+max_per_agent = 3
+max_per_agent_inflight = 2
+task_retention_seconds = 0.01
+"""
 GUARDED = "[auth]\nrequired = true\n[projects.search]\n"
 
 

@@ -14,6 +14,7 @@ import msgspec
 from headgate.api.schema.tasks import Details, ErrorBody
 from headgate.core.admission import Rejected
 from headgate.core.money import plain_usd
+from headgate.core.retention import A_DAY_SECONDS, BY_AGE, RetentionCut
 from headgate.core.task_view import exact_moment
 from headgate.errors import (
     BudgetExceededError,
@@ -30,7 +31,9 @@ from headgate.errors import (
     StoreError,
     UnfitValueError,
     WindowOpenError,
+    utc_time,
 )
+from headgate.storage.task_ids import seconds_of
 
 RETRYABLE = frozenset({408, 429, 503})
 
@@ -69,7 +72,7 @@ CODES: dict[str, Kind] = {
     "budget_exceeded": Kind(402, "a budget has no room for the amount; `details` has its amounts"),
     "forbidden": Kind(403, "the token does not allow this, or is for another agent or project"),
     "forbidden_origin": Kind(403, "a page of another site sent the request"),
-    "not_found": Kind(404, "there is no such task or address, or not any more"),
+    "not_found": Kind(404, "there is no such task or address"),
     "method_not_allowed": Kind(405, "the address takes other methods; `Allow` names them"),
     "request_timeout": Kind(408, "the body did not arrive in time"),
     "conflict": Kind(
@@ -86,6 +89,9 @@ CODES: dict[str, Kind] = {
     "slot_unavailable": Kind(409, "the slot sends nothing now; `details` has the reason"),
     "stale_lease": Kind(409, "the attempt is not this worker's any more; drop it"),
     "stale_worker": Kind(410, "the worker is not known any more; drop everything, claim anew"),
+    "task_deleted": Kind(
+        410, "the task ended and was deleted; `details` has the setting that did it, and the cut"
+    ),
     "body_too_large": Kind(413, "the body is too large"),
     "uri_too_long": Kind(414, "the address has more than 8 KiB"),
     "unsupported_media_type": Kind(415, "the body is of a type that is not taken here"),
@@ -156,6 +162,30 @@ def invalid_field(field: str, problem: str) -> ApiError:
 def not_found() -> ApiError:
     """Return the error for a task that is not there."""
     return ApiError("not_found", "task not found")
+
+
+def task_deleted(task_id: str, cut: RetentionCut) -> ApiError:
+    """Return the error for a task that was deleted; it says which setting to raise."""
+    cut_at = seconds_of(cut.task_id) or 0.0
+    rule = f"{cut.value:,.0f} ended tasks are kept at most"
+    if cut.setting == BY_AGE:
+        rule = f"ended tasks are kept for {_days_or_seconds(cut.value)}"
+    line = (
+        f"task {task_id} was deleted: {rule} (scheduler.{cut.setting} = {cut.value:.15g});"
+        f" raise that to keep later ones longer. Tasks submitted up to {utc_time(cut_at)} are"
+        " gone, except failures that are still listed"
+    )
+    details: Details = {
+        "setting": f"scheduler.{cut.setting}",
+        "value": f"{cut.value:.15g}",
+        "cut": exact_moment(cut_at).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+    }
+    return ApiError("task_deleted", line, details=details, task_id=task_id)
+
+
+def _days_or_seconds(seconds: float) -> str:
+    days = seconds / A_DAY_SECONDS
+    return f"{days:g} days" if days >= 1 and days == int(days) else f"{seconds:g} seconds"
 
 
 def queue_full(rejected: Rejected, task_id: str) -> ApiError:

@@ -22,7 +22,7 @@ from headgate.api.forwarding import EVENT_STREAM
 from headgate.api.http.request import Request
 from headgate.api.http.response import Response
 from headgate.api.submission import check_unknown, excerpt
-from headgate.api.tasks import known_form
+from headgate.api.tasks import own_task
 from headgate.core.events import LAST_RANK, EventKind, TaskEvent
 from headgate.core.task import TaskStatus
 from headgate.core.task_view import exact_moment
@@ -75,7 +75,7 @@ async def stream_events(api: Api, request: Request, _: str) -> Response:
 
 async def stream_task(api: Api, request: Request, task_id: str) -> Response:
     """Answer with the state of a task, then with what happens to it, until it has ended."""
-    record = request.caller.check_task(await api.engine.get(known_form(task_id)))
+    record = await own_task(api, request.caller, task_id)
     if record.is_terminal and request.header(_LAST_EVENT_ID).endswith(_END.encode()):
         # A browser asks again after the end of a stream, unless it is told that there is no more.
         return Response(NO_CONTENT, b"")

@@ -38,6 +38,7 @@ ANY_ROUTE = (
 
 WITH_PERMISSION = ("unauthorized", "forbidden")
 WITH_NAME = ("not_found", "method_not_allowed")
+WITH_TASK = ("task_deleted",)
 WITH_QUERY = ("invalid_field", "unknown_field")
 WITH_BODY = ("bad_json", "missing_field", *WITH_QUERY, "unsupported_media_type")
 
@@ -98,6 +99,8 @@ def errors_of(route: Route) -> list[str]:
         codes.update(WITH_PERMISSION)
     if PLACEHOLDER in route.path:
         codes.update(WITH_NAME)
+    if route.path.startswith(f"/tasks/{PLACEHOLDER}"):
+        codes.update(WITH_TASK)
     if route.query:
         codes.update(WITH_QUERY)
     if route.body is not None:

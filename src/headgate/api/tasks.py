@@ -21,6 +21,7 @@ from headgate.api.errors import (
     invalid_field,
     not_found,
     queue_full,
+    task_deleted,
     unknown_parent,
 )
 from headgate.api.http.request import Request, read_limit
@@ -318,7 +319,7 @@ _TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 async def show_task(api: Api, request: Request, task_id: str) -> Response:
     """Answer with everything that is known of a task."""
-    record = request.caller.check_task(await api.engine.get(known_form(task_id)))
+    record = await own_task(api, request.caller, task_id)
     return json_response(OK, whole_snapshot_of(record))
 
 
@@ -346,7 +347,7 @@ async def cancelled(api: Api, request: Request, task_id: str) -> CancelledBody:
     await check_own(api, request, task_id)
     record = await api.engine.cancel(known_form(task_id))
     if record is None:
-        raise not_found()
+        raise await missing_task(api, task_id)
     state = record.task.status
     if state in TERMINAL and state is not TaskStatus.CANCELLED:
         raise ApiError("conflict", f"task is already {state.value}")
@@ -371,14 +372,31 @@ async def explained(api: Api, request: Request, task_id: str) -> msgspec.Struct 
             raise
         return answer
     if reasons is None:
-        raise not_found()
+        raise await missing_task(api, task_id)
     return reasons
+
+
+async def own_task(api: Api, caller: Caller, task_id: str) -> TaskRecord:
+    """Return a task that is there and belongs to the caller; one that was deleted says so."""
+    record = await api.engine.get(known_form(task_id))
+    if record is None:
+        raise await missing_task(api, task_id)
+    return caller.check_task(record)
+
+
+async def missing_task(api: Api, task_id: str) -> ApiError:
+    """Return the error for a task that is not there: it was deleted, or it never was.
+
+    Whose a deleted task was nobody knows any more, so everybody gets the same answer.
+    """
+    cut = await api.engine.deleted_by(task_id)
+    return not_found() if cut is None else task_deleted(task_id, cut)
 
 
 async def check_own(api: Api, request: Request, task_id: str) -> None:
     """Refuse a task that does not belong to the caller, as if there were none."""
     if request.caller.is_bound:
-        request.caller.check_task(await api.engine.get(known_form(task_id)))
+        await own_task(api, request.caller, task_id)
 
 
 def known_form(task_id: str) -> str:
@@ -493,7 +511,7 @@ async def retry_task(api: Api, request: Request, task_id: str) -> Response:
 
 async def retried(api: Api, request: Request, task_id: str) -> SubmittedBody:
     """Submit again what a task of the caller's did that has ended."""
-    ended = request.caller.check_task(await api.engine.get(known_form(task_id)))
+    ended = await own_task(api, request.caller, task_id)
     if not ended.is_terminal:
         line = f"task is {ended.task.status.value}; only one that has ended is retried"
         raise ApiError("conflict", line)

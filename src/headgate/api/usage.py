@@ -12,11 +12,12 @@ from headgate.api.schema.tasks import UsageBody, UsageRowBody
 from headgate.api.submission import LATEST, check_unknown, excerpt
 from headgate.core.lifecycle import parse_rfc3339
 from headgate.core.money import plain_usd
-from headgate.core.retention import USAGE_KEPT_SECONDS
+from headgate.core.retention import A_DAY_SECONDS
 from headgate.core.task_view import exact_moment
 from headgate.storage.usage import GROUPINGS, Grouping, UsageReport, UsageSum
 
 OK = 200
+REPORT_SECONDS = 30 * A_DAY_SECONDS
 USAGE_QUERY = ("by", "since", "until")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
@@ -26,7 +27,7 @@ async def show_usage(api: Api, request: Request, _: str) -> Response:
     query = request.query()
     check_unknown(query, USAGE_QUERY)
     now = api.usage.now()
-    since = _moment("since", query.get("since", ""), now - USAGE_KEPT_SECONDS)
+    since = _moment("since", query.get("since", ""), now - REPORT_SECONDS)
     until = _moment("until", query.get("until", ""), now + 1.0)
     if until < since:
         raise invalid_field("until", "is before since")

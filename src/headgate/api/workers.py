@@ -30,7 +30,7 @@ from headgate.api.schema.workers import (
     UsedBody,
 )
 from headgate.api.submission import read_body
-from headgate.api.tasks import known_form
+from headgate.api.tasks import known_form, own_task
 from headgate.core.lifecycle import (
     MAX_PAUSE_SECONDS,
     UNKNOWN_USAGE,
@@ -125,7 +125,7 @@ async def fail(api: Api, request: Request, task_id: str) -> Response:
 async def _settle(
     api: Api, request: Request, task_id: str, body: CompleteBody | FailBody, outcome: Outcome
 ) -> Response:
-    record = request.caller.check_task(await api.engine.get(known_form(task_id)))
+    record = await own_task(api, request.caller, task_id)
     _check_caller(request.caller, record.agent_id or record.task.agent_id or "")
     report = Report(
         task_id=task_id,

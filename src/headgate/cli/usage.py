@@ -45,7 +45,7 @@ def usage(
     The assumed amounts are the part of the others that nobody reported: an attempt was lost, or
     its target said nothing, and what was reserved for it was booked.
 
-    Figures are kept by the hour for 30 days; days are those of UTC.
+    Figures are kept by the hour for 400 days; days are those of UTC.
     """
     from headgate.api.schema.tasks import UsageBody  # noqa: PLC0415
 

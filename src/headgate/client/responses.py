@@ -20,11 +20,13 @@ from headgate.errors import (
     ServiceError,
     ServiceLimitError,
     ServiceUnavailableError,
+    TaskDeletedError,
 )
 
 MAX_RESPONSE_BYTES = 64 * 2**20
 NOT_REACHED = "unreachable"
 NO_RESPONSE = "no_answer"
+DELETED = "task_deleted"
 LONGEST_PAUSE_SECONDS = 30.0
 BACKOFF = Backoff(base_seconds=0.25, max_seconds=8.0)
 
@@ -71,7 +73,8 @@ def error_of(response: Response) -> ServiceError | None:
     api_error = _refusal(response)
     if api_error is None:
         return _foreign_error(response)
-    return _error_type(response.status)(
+    kind = TaskDeletedError if api_error.code == DELETED else _error_type(response.status)
+    return kind(
         api_error.error,
         code=api_error.code,
         status=response.status,

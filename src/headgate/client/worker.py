@@ -486,7 +486,7 @@ def _may_pass(error: ServiceError) -> bool:
 
 def is_stale(error: RequestRefusedError) -> bool:
     """Tell whether what was asked about is not the worker's any more."""
-    return error.code in ("stale_worker", "stale_lease", "not_found")
+    return error.code in ("stale_worker", "stale_lease", "not_found", "task_deleted")
 
 
 # The JSON of the API as executors know it: work orders in, outcomes out.

@@ -19,6 +19,7 @@ from headgate.core.lifecycle import RetryPolicy
 from headgate.core.load import MOST_ALPHA, MOST_UNSAFE_ALPHA, resolve_alpha
 from headgate.core.money import MAX_LIMIT_TOKENS, MAX_RESERVATION_TOKENS, MicroUsd, to_micro_usd
 from headgate.core.rate_limits import RateKind
+from headgate.core.retention import MAX_ENDED_TASKS, TASK_RETENTION_SECONDS, Retention
 from headgate.core.retries import Backoff
 from headgate.core.slots.wakes import MINUTES_PER_DAY, RANGES, WakeMode
 from headgate.core.snapshot import (
@@ -155,6 +156,7 @@ ONE_YEAR_SECONDS = 365 * 86_400
 Dollars = str | int | float
 Permits = Annotated[int, Meta(ge=1, le=1_000_000)]
 QueueLength = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+EndedTasks = Annotated[int, Meta(ge=1, le=100_000_000)]
 Workers = Annotated[int, Meta(ge=1, le=10_000)]
 Seconds = Annotated[float, Meta(ge=0.001, le=ONE_YEAR_SECONDS)]
 SecondsOrNone = Annotated[float, Meta(ge=0, le=ONE_YEAR_SECONDS)]
@@ -182,7 +184,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     max_inflight: Permits = 20
     max_per_agent_inflight: Permits = 10
     worker_count: Workers = 20
-    result_ttl_seconds: Seconds = 300.0
+    task_retention_seconds: Seconds = TASK_RETENTION_SECONDS
+    max_ended_tasks: EndedTasks = MAX_ENDED_TASKS
     default_timeout_seconds: Seconds = 900.0
     tick_seconds: Annotated[float, Meta(ge=0.01, le=3_600)] = 5.0
     usage_window_hours: Hours = 24
@@ -209,6 +212,11 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     def queue_limits(self) -> QueueLimits:
         """How many tasks may wait."""
         return QueueLimits(max_queue=self.max_queue_size, max_per_agent=self.max_per_agent)
+
+    @property
+    def retention(self) -> Retention:
+        """How long ended tasks are kept, and how many."""
+        return Retention(seconds=self.task_retention_seconds, max_tasks=self.max_ended_tasks)
 
     @property
     def retry_policy(self) -> RetryPolicy:

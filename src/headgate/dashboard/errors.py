@@ -28,6 +28,7 @@ _ADVICE = {
     404: "It may have been deleted since, or the address is mistyped. The lists show what is here.",
     405: "This address is for a form. Go back to the page that has it.",
     409: "Load the page again to see how things stand now.",
+    410: "What a deleted task used is still in the usage and the budgets.",
     429: "Wait a moment, then try again.",
     500: "This is a fault of the service. Its log has the details under the id below; please report"
     " it.",

@@ -16,7 +16,7 @@ import msgspec
 from headgate.api.errors import ApiError, api_error_of
 from headgate.api.http.response import Response, json_response
 from headgate.api.schema.tasks import ReasonBody, SlotRoomBody, WhyBody
-from headgate.api.tasks import cancelled, explained, known_form, retried
+from headgate.api.tasks import cancelled, explained, known_form, own_task, retried
 from headgate.core.budgets.scopes import scope_words
 from headgate.core.money import plain_usd
 from headgate.core.task import MAX_LOSSES, PastAttempt, TaskRecord, TaskStatus, slot_of, waits_since
@@ -514,7 +514,7 @@ MAX_BLOCK = 4_000
 MAX_FORMATTED_BYTES = 64 * 1024
 """What is set out in lines before it is cut; a larger value is shown as it was sent."""
 
-_NOT_SHOWN = ("not_found", "forbidden", "unavailable", "internal")
+_NOT_SHOWN = ("not_found", "task_deleted", "forbidden", "unavailable", "internal")
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -594,7 +594,7 @@ def _not_done(to: str, error: ApiError | HeadgateError) -> Done:
 
 
 async def _own(view: View, name: str) -> TaskRecord:
-    return view.caller.check_task(await view.api.engine.get(known_form(name)))
+    return await own_task(view.api, view.caller, name)
 
 
 async def _delivery(view: View, record: TaskRecord) -> Delivery | None:

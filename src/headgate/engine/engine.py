@@ -32,6 +32,7 @@ from headgate.core.fair_share import Share, shares
 from headgate.core.gates import GateClosure
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitKey
 from headgate.core.lifecycle import DEFAULT_POLICY, RetryPolicy
+from headgate.core.retention import Retention, RetentionCut
 from headgate.core.slots.slot import SlotStanding
 from headgate.core.task import (
     TERMINAL,
@@ -112,7 +113,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     lease_seconds: float = 10.0
     worker_lease_seconds: float = 30.0
     tick_seconds: float = 5.0
-    result_ttl_seconds: float = 300.0
+    retention: Retention = Retention()
     max_result_bytes: int = 1_048_576
     free_failures: frozenset[str] = frozenset()
 
@@ -179,7 +180,7 @@ class Engine:
             capacity=settings.capacity if settings.is_enabled else 0,
             lease_seconds=settings.lease_seconds,
         )
-        self.reaper = Reaper(store, result_ttl_seconds=settings.result_ttl_seconds)
+        self.reaper = Reaper(store, settings.retention)
         self._supervisor, self.retired = Supervisor(), RetiredExecutors()
         self._preparations: list[Preparation] = []
         self._phase = "starting"
@@ -321,6 +322,10 @@ class Engine:
         """Return a task with all that is known of it."""
         return await self.store.get(task_id)
 
+    async def deleted_by(self, task_id: str) -> RetentionCut | None:
+        """Return which setting deleted a task that is not there; None of one that never was."""
+        return await self.store.deleted_by(task_id)
+
     async def within(self, task_ids: Sequence[str], bounds: Bounds) -> frozenset[str]:
         """Return which of these tasks are there and within the bounds."""
         owner = TaskQuery(agent_id=bounds.agent_id, project_id=bounds.project_id)
@@ -444,7 +449,7 @@ class Engine:
         await self.node.offer(capacity, lease_seconds=settings.lease_seconds)
         before, self.settings = self.settings, settings
         self.workers.lease_seconds = settings.worker_lease_seconds
-        self.reaper.result_ttl_seconds = settings.result_ttl_seconds
+        self.reaper.retention = settings.retention
         self.dispatcher.reconfigure(
             settings.dispatch,
             tick_seconds=settings.tick_seconds,

@@ -1,4 +1,8 @@
-"""The reaper: forgets results whose time is over, a bounded number at a time."""
+"""The reaper: deletes ended tasks that are kept long enough or too many, some at a time.
+
+Rule: it takes at most half of the writer's time. After each step it rests for as long as the step
+took, so whoever lowers a setting by hundreds of thousands of tasks still has a service meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +10,43 @@ import asyncio
 
 import structlog
 
+from headgate.core.retention import Evicted, Retention
 from headgate.errors import StoreUnavailableError
 from headgate.storage.store import TaskStore
 
 log = structlog.get_logger("headgate.reaper")
 
-MAX_EVICTED = 1_000
+MAX_EVICTED = 500
 PAUSE_SECONDS = 1.0
 
 
 class Reaper:
-    """Evicts ended tasks after `result_ttl_seconds`."""
+    """Evicts ended tasks by their `retention`."""
 
-    def __init__(self, store: TaskStore, *, result_ttl_seconds: float) -> None:
+    def __init__(self, store: TaskStore, retention: Retention) -> None:
         self._store = store
-        self.result_ttl_seconds = result_ttl_seconds
+        self.retention = retention
         self._problem = ""
 
     async def run(self) -> None:
         """Evict until cancelled."""
+        clock = asyncio.get_running_loop().time
         while True:
+            began_at = clock()
+            has_more = False
             try:
-                is_done = await self.run_once() < MAX_EVICTED
+                has_more = (await self.run_once()).has_more
                 self._problem = ""
             except StoreUnavailableError as error:
                 self._log_problem(str(error))
-                is_done = True
-            await asyncio.sleep(PAUSE_SECONDS if is_done else 0)
+            took_seconds = clock() - began_at
+            await asyncio.sleep(min(took_seconds, PAUSE_SECONDS) if has_more else PAUSE_SECONDS)
 
-    async def run_once(self) -> int:
-        """Evict what is due, and return how many there were."""
-        completed_before = self._store.now() - self.result_ttl_seconds
-        return await self._store.evict(completed_before=completed_before, limit=MAX_EVICTED)
+    async def run_once(self) -> Evicted:
+        """Evict what is due, as much as one step may."""
+        return await self._store.evict(self.retention, limit=MAX_EVICTED)
 
     def _log_problem(self, problem: str) -> None:
         if problem != self._problem:
-            log.warning("results were not evicted", problem=problem)
+            log.warning("ended tasks were not deleted", problem=problem)
         self._problem = problem

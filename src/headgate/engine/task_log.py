@@ -1,8 +1,9 @@
 """The log of tasks: one line for each step of a task, from the feed of the node that dispatches.
 
 Rule: a line says which task, whose, how far and how long; never what it was given or what came
-back. The error of an attempt is told by its target, which may repeat what it was given: it is kept
-with the task, and only what is refused in our own words is told here.
+back. Why it failed is told as well, because whoever asks may come when the task is deleted. The
+error of an attempt is written by its target, which may repeat what it was given: what looks like a
+secret is taken out, the rest is one line of bounded length, and all of it is kept with the task.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from typing import Protocol
 
 from headgate.core.events import EventKind
 from headgate.core.lifecycle import EXPIRED_WHILE_QUEUED
-from headgate.core.task import TaskRecord
+from headgate.core.task import TaskRecord, beginning_of
+from headgate.core.text import printable
 from headgate.engine.events import Happening
+from headgate.redaction import redacted
 
 Facts = dict[str, object]
+
+MAX_READ_CHARACTERS = 4_000
+"""How much of an error is looked at for secrets; the log has its beginning."""
 
 
 class TaskLogger(Protocol):
@@ -60,7 +66,7 @@ def _failed(log: TaskLogger, facts: Facts, happening: Happening, record: TaskRec
         log.info("task expired", **facts, error=happening.error)
         return
     run_ms = _ms(record.progress.started_at, happening.at)
-    log.info("task failed", **facts, run_ms=run_ms)
+    log.info("task failed", **facts, run_ms=run_ms, error=_told(happening.error))
 
 
 def _cancelled(log: TaskLogger, facts: Facts, _: Happening, __: TaskRecord) -> None:
@@ -89,6 +95,15 @@ def _facts(happening: Happening) -> Facts:
         "project_id": happening.project_id,
         "attempt": happening.attempt,
     }
+
+
+def _told(error: str | None) -> str:
+    """Return an error as the log may have it; only so much of it is looked at."""
+    if error is None:
+        return ""
+    # Cut last: what is left of half a secret does not look like one any more.
+    text = " ".join(redacted(error[:MAX_READ_CHARACTERS]).split())
+    return printable(beginning_of(text) or "")
 
 
 def _ms(since: float | None, at: float) -> int | None:

@@ -1,10 +1,10 @@
 """What keeps the tables of a task store from growing: everything in them ends, and then goes.
 
-A result goes when its time is over and nothing needs it any more; the row says since when that is
-so, except for a webhook: until a first try its body is made from the task. The rest goes by age:
-usage after thirty days, rate counts after their window, closures with their time, and lanes that
-are empty and were not served for long, or never: anybody can make a lane by naming an agent. What
-had happened in a lane is added to a sum of its project.
+An ended task goes when its time is over, or when there are too many, and nothing needs it any more;
+the row says since when that is so, except for a webhook: until a first try its body is made from
+the task. The rest goes by age: usage by its own times, rate counts after their window, closures
+with their time, and lanes that are empty and were not served for long, or never: anybody can make
+a lane by naming an agent. What had happened in a lane is added to a sum of its project.
 """
 
 from __future__ import annotations
@@ -16,20 +16,49 @@ from headgate.core.budgets.ledger import Account, SettleRequest
 from headgate.core.budgets.reservations import Call
 from headgate.core.lane_index import NEVER_SERVED
 from headgate.core.rate_limits import BUCKETS_PER_WINDOW
-from headgate.core.retention import usage_kept_since
+from headgate.core.retention import (
+    BY_AGE,
+    BY_NUMBER,
+    EVICTION_ORDER,
+    EVICTION_RANKS,
+    SHARES_KEPT_SECONDS,
+    Evicted,
+    Retention,
+    RetentionCut,
+    cut_of,
+    excess,
+    usage_kept_since,
+)
+from headgate.core.task import TaskStatus
 from headgate.storage import ledger, usage
+from headgate.storage.schema import CUTS
+from headgate.storage.task_ids import seconds_of
 from headgate.storage.transaction import Access, Lookup, Transaction, about
-from headgate.storage.unit_of_work import HAPPENINGS, parents_in
+from headgate.storage.unit_of_work import COUNTERS, ENDED, HAPPENINGS, KEPT, parents_in
 
 LANE_KEPT_TICKS = 10_000
 
-_EVICT = (
-    "DELETE FROM tasks WHERE id IN (SELECT id FROM tasks WHERE evictable_since IS NOT NULL"
-    " AND evictable_since < ? AND NOT EXISTS (SELECT 1 FROM deliveries WHERE deliveries.id ="
-    " 'msg_' || replace(tasks.id, 'tsk_', '') AND deliveries.state = 'pending' AND NOT EXISTS"
-    " (SELECT 1 FROM delivery_bodies WHERE delivery_bodies.id = deliveries.id))"
-    " ORDER BY evictable_since LIMIT ?) RETURNING id, spec"
+MAX_EVICTED_BYTES = 8 * 2**20
+"""What the tasks of one step may have together: to delete a page costs as much as to write it."""
+
+_IS_UNTOLD = (
+    "SELECT 1 FROM deliveries WHERE deliveries.id = 'msg_' || replace(tasks.id, 'tsk_', '')"
+    " AND deliveries.state = 'pending' AND NOT EXISTS"
+    " (SELECT 1 FROM delivery_bodies WHERE delivery_bodies.id = deliveries.id)"
 )
+_OLDEST = (
+    "SELECT id, octet_length(spec) + octet_length(progress) + COALESCE(octet_length(result), 0)"  # noqa: S608
+    " + COALESCE(octet_length(error), 0) + COALESCE((SELECT octet_length(submission)"
+    " FROM task_inputs AS given WHERE given.id = tasks.id), 0) FROM tasks"
+    " WHERE eviction_rank = ? AND evictable_since IS NOT NULL AND evictable_since <= ?"
+    f" AND NOT EXISTS ({_IS_UNTOLD}) ORDER BY evictable_since, id LIMIT ?"
+)
+_DELETE = Lookup(
+    lambda dialect: f"DELETE FROM tasks WHERE id IN {dialect.texts} RETURNING id, spec",  # noqa: S608
+    one="DELETE FROM tasks WHERE id = ? RETURNING id, spec",
+)
+_KEPT = about("SELECT COALESCE(SUM(amount), 0) FROM counters", "name")
+_CUTS = "SELECT setting, amount, task_id FROM retention_cuts"
 _PURGE_RATES = (
     "DELETE FROM rate_counts WHERE bucket < (SELECT MAX(newest.bucket) FROM rate_counts AS newest"
     " WHERE newest.limit_id = rate_counts.limit_id) - ?"
@@ -58,22 +87,92 @@ _PART = Lookup(
 )
 
 
-def evict(transaction: Transaction, *, completed_before: float, limit: int) -> int:
-    """Forget ended tasks that nothing needs, oldest first, and return how many."""
-    rows = transaction.read(_EVICT, (completed_before, limit))
-    if rows:
-        ids = [task_id for task_id, _ in rows]
-        transaction.run(_FORGET_INPUTS, ids)
-        transaction.run(_FORGET_CHILDREN, ids)
+def evict(transaction: Transaction, now: float, *, retention: Retention, limit: int) -> Evicted:
+    """Delete ended tasks that nothing needs, as many as one step may."""
+    step = _Eviction(transaction, limit)
+    for status in EVICTION_ORDER:
+        step.delete(status, ended_by=now - retention.seconds, most=limit)
+    step.cut(BY_AGE, retention)
+    if retention.max_tasks is not None and not step.is_full:
+        kept = int(transaction.read(_KEPT, list(KEPT.values()))[0][0])
+        too_many = excess(kept - step.deleted, retention)
+        for status in EVICTION_ORDER:
+            too_many -= step.delete(status, ended_by=now, most=too_many)
+        step.cut(BY_NUMBER, retention)
+    step.count_out()
+    return Evicted(tasks=step.deleted, has_more=step.is_full)
+
+
+class _Eviction:
+    """One step of deleting, bounded in tasks and in bytes."""
+
+    def __init__(self, transaction: Transaction, limit: int) -> None:
+        self._transaction = transaction
+        self._limit = limit
+        self._bytes = 0
+        self._by_status: dict[TaskStatus, int] = {}
+        self._last_id = ""
+        self.deleted = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether this step has done as much as one may."""
+        return self.deleted >= self._limit or self._bytes >= MAX_EVICTED_BYTES
+
+    def delete(self, status: TaskStatus, *, ended_by: float, most: int) -> int:
+        """Delete the oldest that ended so, and return how many."""
+        most = min(most, self._limit - self.deleted)
+        if most <= 0 or self.is_full:
+            return 0
+        found = self._transaction.read(_OLDEST, (EVICTION_RANKS[status], ended_by, most))
+        ids: list[str] = []
+        for task_id, size_bytes in found:
+            if self.is_full:
+                break
+            ids.append(task_id)
+            self._bytes += size_bytes
+        if not ids:
+            return 0
+        rows = self._transaction.read(_DELETE, ids)
+        self._transaction.run(_FORGET_INPUTS, ids)
+        self._transaction.run(_FORGET_CHILDREN, ids)
         pairs = [(parent, task_id) for task_id, spec in rows for parent in parents_in(spec)]
         if pairs:
-            transaction.run(_PART, pairs)
-    return len(rows)
+            self._transaction.run(_PART, pairs)
+        self.deleted += len(ids)
+        self._by_status[status] = self._by_status.get(status, 0) + len(ids)
+        ours = (task_id for task_id in ids if seconds_of(task_id) is not None)
+        self._last_id = max(self._last_id, *ours, "")
+        return len(ids)
+
+    def cut(self, setting: str, retention: Retention) -> None:
+        """Note how far a setting has deleted, if it has."""
+        if self._last_id:
+            row = (setting, retention.value_of(setting), self._last_id)
+            self._transaction.insert(CUTS, [row])
+        self._last_id = ""
+
+    def count_out(self) -> None:
+        """Count what was deleted out of what is kept."""
+        gone = [(KEPT[ENDED[status]], -many) for status, many in self._by_status.items()]
+        self._transaction.insert(COUNTERS, gone)
+
+
+def deleted_by(transaction: Transaction, *, task_id: str) -> RetentionCut | None:
+    """Return what deleted a task that is not there; None of one that never was."""
+    if seconds_of(task_id) is None:
+        return None
+    cuts = [
+        RetentionCut(setting=setting, value=amount, task_id=last)
+        for setting, amount, last in transaction.read(_CUTS)
+    ]
+    return cut_of(task_id, cuts)
 
 
 def purge(transaction: Transaction, now: float) -> None:
     """Forget counts that are too old to matter."""
-    transaction.run("DELETE FROM project_usage WHERE hour < ?", (int(usage_kept_since(now)),))
+    hour = int(usage_kept_since(now, kept_seconds=SHARES_KEPT_SECONDS))
+    transaction.run("DELETE FROM project_usage WHERE hour < ?", (hour,))
     usage.purge(transaction, now)
     transaction.run("DELETE FROM gate_closures WHERE closed_until <= ?", (now,))
     transaction.run(_PURGE_RATES, (2 * BUCKETS_PER_WINDOW,))

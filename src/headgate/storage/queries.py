@@ -15,7 +15,7 @@ import msgspec
 from headgate.core.fair_share import UsageRow
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.rate_limits import RateCharge
-from headgate.core.task import TERMINAL, TaskRecord, TaskStatus
+from headgate.core.task import TaskRecord, TaskStatus
 from headgate.storage import nodes
 from headgate.storage.nodes import Message
 from headgate.storage.schema import TASK_COLUMNS
@@ -43,7 +43,6 @@ from headgate.storage.unit_of_work import (
 
 _COLUMNS = ", ".join(TASK_COLUMNS)
 _CHOSEN = ("agent", "slot")
-_LIVE_STATES = states_of(tuple(dict.fromkeys(set(TaskStatus) - TERMINAL)))
 _GET = f"SELECT {_COLUMNS} FROM tasks WHERE id = ?"  # noqa: S608
 _RESULTS = about("SELECT id, result FROM tasks", "id")
 _OWNERS = about("SELECT id, agent_id, project_id FROM tasks", "id")
@@ -55,6 +54,8 @@ _LANES = (
 _FORGOTTEN_LANES = (
     f"SELECT project_id, {', '.join(HAPPENINGS)} FROM forgotten_lanes ORDER BY project_id"  # noqa: S608
 )
+# The condition is that of an index, so what has ended is not even looked at.
+BACKLOG = f"SELECT {_COLUMNS} FROM tasks WHERE eviction_rank IS NULL ORDER BY id"  # noqa: S608
 _USAGE = (
     "SELECT project_id, hour, tokens, micro_usd, started, completed, forgiven FROM project_usage"
     " ORDER BY project_id, hour"
@@ -125,11 +126,9 @@ def closures(transaction: Transaction, now: float) -> tuple[GateClosure, ...]:
 
 def backlog(transaction: Transaction, now: float) -> Backlog:
     """Return everything that has not ended."""
-    marks = ", ".join("?" * len(_LIVE_STATES))
-    sql = f"SELECT {_COLUMNS} FROM tasks WHERE state IN ({marks}) ORDER BY id"  # noqa: S608
     rates = transaction.read("SELECT limit_id, bucket, amount FROM rate_counts")
     return Backlog(
-        records=tuple([to_task_row(row).record() for row in transaction.read(sql, _LIVE_STATES)]),
+        records=tuple([to_task_row(row).record() for row in transaction.read(BACKLOG)]),
         lanes=lanes(transaction),
         usage=_usage(transaction),
         rate_counts=tuple(

@@ -3,14 +3,18 @@
 A row of `tasks` is small and written at every step; what only the executor reads, and may be large,
 lies beside it and is written once. That table has an index of its own, with only the ids: where the
 rows are the index, SQLite reads the whole of each that it compares. Every further index costs more
-than the commit itself, so there is one beside the keys: the ended tasks that nothing needs.
+than the commit itself, so there are two beside the keys, and each task is in one of them: the
+tasks that have not ended, which are few, and those that have, in the order in which they go.
 
-`evictable_since` is set as long as that is so, and holds the time at which the task ended.
+`eviction_rank` is set once a task has ended. `evictable_since` is set as long as nothing needs it
+then, and holds the time at which it ended. No index has a column that an attempt changes: in
+PostgreSQL such a change would be written to every index of the table.
 `settled_by` is the node that settled the latest attempt; one that was taken back has none.
 """
 
 from __future__ import annotations
 
+from headgate.core.retention import EVICTION_RANKS
 from headgate.storage.migrations import Migration, first_migration
 from headgate.storage.transaction import Insert
 
@@ -120,6 +124,29 @@ def _task_statements(*, text: str, sequence: str, by_key: str) -> tuple[str, ...
     return tuple(statement.strip() for statement in script.split(";"))
 
 
+# How many ended tasks are kept, by how they ended, and how far each setting has deleted them.
+_RETENTION_CHANGES = """
+ALTER TABLE tasks ADD COLUMN eviction_rank INTEGER;
+UPDATE tasks SET eviction_rank = CASE state {ranks} END;
+DROP INDEX evictable_tasks;
+CREATE INDEX ended_tasks ON tasks (eviction_rank, evictable_since) WHERE eviction_rank IS NOT NULL;
+CREATE INDEX live_tasks ON tasks (id) WHERE eviction_rank IS NULL;
+INSERT INTO counters SELECT 'kept_' || state, COUNT(*) FROM tasks
+    WHERE eviction_rank IS NOT NULL GROUP BY state;
+CREATE TABLE retention_cuts (
+    setting {text} PRIMARY KEY,
+    amount DOUBLE PRECISION NOT NULL,
+    task_id {text} NOT NULL
+) {by_key}
+"""
+
+
+def _retention_statements(*, text: str, by_key: str) -> tuple[str, ...]:
+    ranks = " ".join(f"WHEN '{state.value}' THEN {rank}" for state, rank in EVICTION_RANKS.items())
+    script = _RETENTION_CHANGES.format(text=text, by_key=by_key, ranks=ranks)
+    return tuple(statement.strip() for statement in script.split(";"))
+
+
 TASK_MIGRATIONS = (
     Migration(
         number=1,
@@ -140,6 +167,11 @@ TASK_MIGRATIONS = (
         sqlite=("ALTER TABLE nodes RENAME COLUMN places TO capacity",),
         postgres=("ALTER TABLE nodes RENAME COLUMN places TO capacity",),
     ),
+    Migration(
+        number=3,
+        sqlite=_retention_statements(text="TEXT", by_key="WITHOUT ROWID"),
+        postgres=_retention_statements(text='TEXT COLLATE "C"', by_key=""),
+    ),
 )
 
 _CHANGING = (
@@ -147,6 +179,7 @@ _CHANGING = (
     ("state", "TEXT"),
     ("progress", "TEXT"),
     ("evictable_since", "DOUBLE PRECISION"),
+    ("eviction_rank", "INTEGER"),
     ("settled_by", "TEXT"),
     ("error", "TEXT"),
     ("result", "TEXT"),
@@ -191,6 +224,13 @@ OUTBOX = Insert(
     updated=("call", "micro_usd", "tokens"),
 )
 CONFIGURED = Insert(table="configured_budgets", columns=(("scope", "TEXT"),))
+CUTS = Insert(
+    table="retention_cuts",
+    columns=(("setting", "TEXT"), ("amount", "DOUBLE PRECISION"), ("task_id", "TEXT")),
+    key=("setting",),
+    updated=("amount",),
+    highest=("task_id",),
+)
 
 
 # The tables of deliveries, of the secrets that sign them, and of budget alerts that were told.

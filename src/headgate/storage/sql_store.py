@@ -28,6 +28,7 @@ from headgate.core.budgets.ledger import (
 from headgate.core.budgets.reservations import Reservation
 from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.idempotency import KeyRefusal
+from headgate.core.retention import Evicted, Retention, RetentionCut
 from headgate.core.task import TaskRecord
 from headgate.errors import LedgerUnavailableError, StaleEpochError, StoreError
 from headgate.storage import (
@@ -410,9 +411,13 @@ class SqlTaskStore(WorkerSteps):
         """Forget settlements that the ledger has answered."""
         await self.run(partial(_forget_sent, reservation_ids))
 
-    async def evict(self, *, completed_before: float, limit: int) -> int:
-        """Forget ended tasks that nothing needs, oldest first, and return how many."""
-        return await self.run(partial(_evict, completed_before, limit))
+    async def evict(self, retention: Retention, *, limit: int) -> Evicted:
+        """Delete ended tasks that nothing needs, up to a number and a size at a time."""
+        return await self.run(partial(maintenance.evict, retention=retention, limit=limit))
+
+    async def deleted_by(self, task_id: str) -> RetentionCut | None:
+        """Return which setting deleted a task that is not there; None of one that never was."""
+        return await self.ask(partial(maintenance.deleted_by, task_id=task_id))
 
     async def join(self, node: Node, *, lease_seconds: float) -> None:
         """Take up a node; from now on tasks may be assigned to it."""
@@ -523,10 +528,6 @@ class SqlTaskStore(WorkerSteps):
 
 def _forget_sent(reservation_ids: Sequence[str], tasks: Transaction, _now: float) -> None:
     maintenance.forget(tasks, reservation_ids)
-
-
-def _evict(completed_before: float, limit: int, tasks: Transaction, _now: float) -> int:
-    return maintenance.evict(tasks, completed_before=completed_before, limit=limit)
 
 
 def _join(

@@ -25,6 +25,7 @@ from headgate.core.gates import GateClosure
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitEntry, SubmitKey
 from headgate.core.lifecycle import Finish, TryAgain, Usage
 from headgate.core.rate_limits import RateCharge
+from headgate.core.retention import Evicted, Retention, RetentionCut
 from headgate.core.task import Choice, Lease, Submission, Task, TaskRecord, TaskStatus, Terms
 
 if TYPE_CHECKING:
@@ -452,8 +453,11 @@ class TaskStore(Protocol):
     async def totals(self) -> Totals:
         """Count what waits, what runs and what has happened."""
 
-    async def evict(self, *, completed_before: float, limit: int) -> int:
-        """Forget ended tasks that nothing needs, oldest first, and return how many."""
+    async def evict(self, retention: Retention, *, limit: int) -> Evicted:
+        """Delete ended tasks that nothing needs, up to a number and a size at a time."""
+
+    async def deleted_by(self, task_id: str) -> RetentionCut | None:
+        """Return which setting deleted a task that is not there; None of one that never was."""
 
     async def join(self, node: Node, *, lease_seconds: float) -> None:
         """Take up a node; from now on tasks may be assigned to it.

@@ -23,6 +23,7 @@ from headgate.core.gates import GateClosure, GatePart
 from headgate.core.lane_index import NEVER_SERVED
 from headgate.core.money import MicroUsd, Tokens
 from headgate.core.rate_limits import RateCharge
+from headgate.core.retention import EVICTION_RANKS
 from headgate.core.task import (
     NO_PROGRESS,
     Progress,
@@ -122,6 +123,11 @@ class TaskRow:
         # What `core.retention` says, in fewer words: this is asked at every write.
         return None if self.progress.dependants else self.progress.completed_at
 
+    @property
+    def eviction_rank(self) -> int | None:
+        """How soon an ended task goes when there are too many; None until it has ended."""
+        return None if self.progress.completed_at is None else EVICTION_RANKS[self.status]
+
     def record(self, submission: Submission = NOT_SHOWN) -> TaskRecord:
         """Return the task as it is now."""
         return TaskRecord(
@@ -159,7 +165,7 @@ def to_task_row(row: Row) -> TaskRow:
     read.agent_id = row[3]
     read.status = _STATUSES[row[4]]
     read.progress = _progresses.decode(row[5])
-    read.settled_by, read.error, read.result, read.tokens, read.micro_usd = row[7:12]
+    read.settled_by, read.error, read.result, read.tokens, read.micro_usd = row[8:13]
     return read
 
 
@@ -173,6 +179,7 @@ def from_task_row(row: TaskRow) -> Row:
         row.status._value_,
         _text(row.progress),
         row.evictable_since,
+        row.eviction_rank,
         row.settled_by,
         row.error,
         row.result,
@@ -219,6 +226,9 @@ ENDED = {
     TaskStatus.CANCELLED: "cancelled",
     TaskStatus.REJECTED: "rejected",
 }
+KEPT = {name: f"kept_{status.value}" for status, name in ENDED.items()}
+"""The counters of ended tasks that are still there, by what is counted when one ends."""
+
 HAPPENINGS = (SUBMITTED, *ENDED.values(), EXPIRED, STARTED, WAIT_MS)
 """What is counted for the whole store and for each lane."""
 
@@ -290,8 +300,10 @@ class Counters:
 
     def happen(self, name: str, agent_id: str | None, project_id: str, amount: int = 1) -> None:
         """Count something that happened to a task, for the store and for the lane."""
-        self.totals[name] = self.totals.get(name, 0) + amount
+        self.count(name, amount)
         self._lane(agent_id or OPEN_LANE, project_id)[_PLACES[name]] += amount
+        if name in KEPT:
+            self.count(KEPT[name], amount)
 
     def queue(self, agent_id: str | None, project_id: str, amount: int) -> None:
         """Count tasks into or out of the lane that they wait in."""

@@ -26,7 +26,7 @@ from headgate.storage.transaction import Access, Row, Transaction, Value
 
 # The contract of usage reports: what tasks used, by project, agent, model or day.
 #
-# Figures are kept by the hour for thirty days. A day is one of UTC.
+# Figures are kept by the hour for four hundred days. A day is one of UTC.
 
 Grouping = Literal["project", "agent", "model", "day"]
 
@@ -212,7 +212,7 @@ _FORGET_TOTALS = f"DELETE FROM usage_totals WHERE {_LATER_OWN}"  # noqa: S608
 
 
 def purge(transaction: Transaction, now: float) -> None:
-    """Forget what is older than thirty days, and fold hours that have too many rows."""
+    """Forget what is older than four hundred days, and fold hours that have too many rows."""
     transaction.run("DELETE FROM usage_rows WHERE hour < ?", (int(usage_kept_since(now)),))
     latest = hour_of(now) - SECONDS_PER_HOUR
     for (hour,) in transaction.read(_FULL_HOURS, (latest, MAX_PER_HOUR)):

@@ -29,6 +29,7 @@ from headgate.core.dispatch_state import DispatchSettings, DispatchState
 from headgate.core.events import LAST_RANK, rank_of
 from headgate.core.money import format_usd
 from headgate.core.reasons import BudgetShort, GateClosed, LaneBehind, NotYetDue, Reason
+from headgate.core.retention import Retention
 from headgate.core.snapshot import Project
 from headgate.core.task import TERMINAL, Draft, Submission, Task, TaskRecord, TaskStatus, Terms
 from headgate.core.why import TaskReason, reasons
@@ -694,7 +695,7 @@ def engine_settings(
         limits=QueueLimits(max_queue=None, max_per_agent=None),
         budgets=budgets,
         capacity=concurrency,
-        result_ttl_seconds=RESULTS_KEPT_SECONDS,
+        retention=Retention(seconds=RESULTS_KEPT_SECONDS, max_tasks=None),
         free_failures=frozenset() if targets is None else targets.free_failures,
     )
 

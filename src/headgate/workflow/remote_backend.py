@@ -156,7 +156,7 @@ CANCELLING = 8
 LEAVE_SECONDS = 10.0
 """How long somebody who interrupts a run has to interrupt it again, which cancels its tasks."""
 
-_OVER = ("conflict", "not_found")
+_OVER = ("conflict", "not_found", "task_deleted")
 
 
 class RemoteBackend:

@@ -224,7 +224,8 @@ def gone_task(task: StepTask, ending: TaskEvent | None, *, is_needed: bool) -> S
     elif state is TaskState.DONE and is_needed:
         state = TaskState.FAILED
         error = f"task {task.task_id} was done, but the service has forgotten its result, which"
-        error += " later steps need; raise result_ttl_seconds there, then resume the run"
+        error += " later steps need; raise task_retention_seconds or max_ended_tasks there, then"
+        error += " resume the run"
     return msgspec.structs.replace(
         task,
         state=state,
@@ -585,7 +586,7 @@ class RemoteWatch:
         try:
             return await self._client.get(task_id)
         except RequestRefusedError as error:
-            if error.code == "not_found":
+            if error.code in ("not_found", "task_deleted"):
                 return None
             raise
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from headgate.core.retention import MAX_ENDED_TASKS, TASK_RETENTION_SECONDS
 from headgate.core.task import TaskStatus
 from headgate.core.task_view import TaskSnapshot
 from headgate.storage.tokens import Permission
@@ -100,14 +101,15 @@ class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_per_agent: int | None = 100
     max_inflight: int | None = 20
     max_per_agent_inflight: int | None = 10
-    result_ttl_seconds: float = msgspec.field(default=300, name="resultTTLSec")
+    task_retention_seconds: float = TASK_RETENTION_SECONDS
+    max_ended_tasks: int = MAX_ENDED_TASKS
     worker_count: int = 20
 
     def __post_init__(self) -> None:
-        # Clients that count seconds in whole numbers cannot read 300.0.
-        seconds = self.result_ttl_seconds
+        # Clients that count seconds in whole numbers cannot read 604800.0.
+        seconds = self.task_retention_seconds
         if seconds == int(seconds):
-            msgspec.structs.force_setattr(self, "result_ttl_seconds", int(seconds))
+            msgspec.structs.force_setattr(self, "task_retention_seconds", int(seconds))
 
 
 class AgentCountBody(msgspec.Struct):
