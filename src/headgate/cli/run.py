@@ -12,11 +12,13 @@ from headgate.cli.runs import offered_runs
 from headgate.errors import InvalidSettingError
 
 if TYPE_CHECKING:
+    from headgate.workflow.run_metrics import RunMetrics
     from headgate.workflow.run_record import RunOptions
 
 
 TRACKERS = ("local", "sqlite", "redis", "postgres")
 MOST_AT_ONCE = 10_000
+MOST_PORT = 65_535
 
 _path = click.Path(path_type=Path)
 
@@ -63,6 +65,15 @@ and nothing was run; 3 a budget is used up; 4 the token does not allow it; 130 C
     "--token", metavar="TOKEN", help="Who asks it.  [default: HEADGATE_TOKEN, or its file]"
 )
 @click.option("--project", metavar="NAME", help="Whose share it counts against there.")
+@click.option(
+    "--metrics-file", metavar="PATH", type=_path, help="Keep its metrics there, for Prometheus."
+)
+@click.option(
+    "--metrics-port",
+    metavar="N",
+    type=click.IntRange(0, MOST_PORT),
+    help="Serve them on this machine; 0 is any free port.",
+)
 @click.option("--dry-run", "is_dry", is_flag=True, help="Say what it would do and cost.")
 @click.option(
     "--resume",
@@ -100,7 +111,12 @@ def run(
             context.exit(print_dry_run(file, options, as_json=as_json))
         from headgate.cli.run_session import run_workflow  # noqa: PLC0415
 
-        code = run_workflow(file, options, resume=resume, as_json=as_json)
+        metrics = _metrics(given)
+        try:
+            code = run_workflow(file, options, resume=resume, as_json=as_json, metrics=metrics)
+        finally:
+            if metrics is not None:
+                metrics.close()
     context.exit(code)
 
 
@@ -113,6 +129,9 @@ def _check(file: Path | None, resume: str | None, *, is_dry: bool, given: dict[s
         raise InvalidSettingError("--resume", problem)
     if resume is not None and is_dry:
         raise InvalidSettingError("--dry-run", "is for a file; leave out --resume")
+    for name in ("metrics_file", "metrics_port"):
+        if is_dry and given[name] is not None:
+            raise InvalidSettingError(_option(name), "is for a run; leave out --dry-run")
     if given["server"] is not None:
         _check_service(given)
     elif resume is None:
@@ -148,6 +167,16 @@ def _options(given: dict[str, Any]) -> RunOptions:
         token=given["token"],
         project=given["project"],
     )
+
+
+def _metrics(given: dict[str, Any]) -> RunMetrics | None:
+    file, port = given["metrics_file"], given["metrics_port"]
+    if file is None and port is None:
+        return None
+    # It brings the client of Prometheus along, which most runs do without.
+    from headgate.workflow.run_metrics import RunMetrics  # noqa: PLC0415
+
+    return RunMetrics(file=file, port=port)
 
 
 def _amount(given: dict[str, Any], name: str) -> int | None:

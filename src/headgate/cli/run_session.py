@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
     from headgate.workflow.remote_backend import RemoteBackend
+    from headgate.workflow.run_metrics import RunMetrics
 
 
 # The file of a workflow as bytes: read once, so that what was checked is what is kept and run.
@@ -274,7 +275,12 @@ EXIT_CODES = {
 
 
 def run_workflow(
-    file: Path | None, options: RunOptions, *, resume: str | None, as_json: bool
+    file: Path | None,
+    options: RunOptions,
+    *,
+    resume: str | None,
+    as_json: bool,
+    metrics: RunMetrics | None = None,
 ) -> int:
     """Begin a run of a file, or go on with one, and return the exit code of its end."""
     sets_own_limit = file is None and options.micro_usd is not None
@@ -288,7 +294,7 @@ def run_workflow(
             if options.concurrency != run.record.concurrency:
                 run.change(concurrency=options.concurrency)
             backend = _backend(run, options, sets_own_limit=sets_own_limit)
-            return _run_with_progress(run, backend, ending)
+            return _run_with_progress(run, backend, ending, metrics)
         except KeyboardInterrupt as interruption:
             forget(interruption)
             ending.say_way_on()
@@ -379,7 +385,9 @@ def _backend(run: Run, options: RunOptions, *, sets_own_limit: bool) -> Backend:
     return local_backend(run, run.workflow, options, os.environ)
 
 
-def _run_with_progress(run: Run, backend: Backend, ending: Ending) -> int:
+def _run_with_progress(
+    run: Run, backend: Backend, ending: Ending, metrics: RunMetrics | None
+) -> int:
     progress = progress_here()
     try:
         configure_logs(LogSettings(level="warning", format="text"), stream=LogStream(progress))
@@ -390,7 +398,7 @@ def _run_with_progress(run: Run, backend: Backend, ending: Ending) -> int:
         ):
             tune_interpreter()
             write = partial(ending.write, output=output)
-            return runner.run(_conducted(run, backend, progress, ending, write))
+            return runner.run(_conducted(run, backend, progress, ending, write, metrics))
     finally:
         progress.close()
 
@@ -401,14 +409,14 @@ async def _conducted(
     progress: Progress,
     ending: Ending,
     write: Callable[[RunReport], int],
+    metrics: RunMetrics | None,
 ) -> int:
-    conductor = Conductor(
-        run,
-        backend,
-        clock=time.time,
-        ended=progress.ended,
-        begun=lambda: progress.begin(conductor.report(), run.path),
-    )
+    def begin() -> None:
+        progress.begin(conductor.report(), run.path)
+        if metrics is not None and metrics.address is not None:
+            progress.tell(f"metrics at {metrics.address}")
+
+    conductor = Conductor(run, backend, clock=time.time, ended=progress.ended, begun=begin)
 
     def leave(code: int) -> None:
         progress.close()
@@ -423,7 +431,10 @@ async def _conducted(
     )
     service = None if isinstance(backend, LocalBackend) else cast("RemoteBackend", backend)
     with interruptible(interruptions):
-        async with followed(progress, conductor.report, trouble=lambda: backend.trouble):
+        async with (
+            followed(progress, conductor.report, trouble=lambda: backend.trouble),
+            _shown_to_prometheus(metrics, conductor.report, progress),
+        ):
             report = await conductor.run()
         code = write(report)
         if isinstance(backend, LocalBackend) and backend.has_left_behind:
@@ -433,6 +444,18 @@ async def _conducted(
     if service is not None and service.remains:
         click.echo(f"headgate: {service.remains}", err=True)
     return code
+
+
+@asynccontextmanager
+async def _shown_to_prometheus(
+    metrics: RunMetrics | None, report: Callable[[], RunReport], progress: Progress
+) -> AsyncIterator[None]:
+    if metrics is None:
+        yield
+        return
+    metrics.tell = progress.tell
+    async with metrics.followed(report):
+        yield
 
 
 def _has_no_tasks(run: Run) -> bool:
