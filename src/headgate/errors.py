@@ -99,7 +99,16 @@ class InvalidSnapshotError(InvalidFieldError):
 
 
 class InvalidSettingError(InvalidFieldError):
-    """A setting is outside its range, or contradicts another one."""
+    """A setting is outside its range, or contradicts another one.
+
+    `source` is where its value was given, where that is known: a file and a line, or an option.
+    """
+
+    def __init__(self, field: str, problem: str, *, source: str = "") -> None:
+        super().__init__(field, problem)
+        self.source = source
+        if source:
+            self.args = (f"{field}: {problem} ({source})",)
 
 
 class InvalidScopeError(InvalidFieldError):

@@ -68,10 +68,11 @@ def test_check_writes_json(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     }
 
 
+UNKNOWN = "scheduler.max_inflght: is not a setting; did you mean max_inflight?"
 WRONG = [
     (
         "[scheduler]\nmax_inflght = 5",
-        "scheduler.max_inflght: is not a setting; did you mean max_inflight?",
+        UNKNOWN + " (headgate.toml, line 2)",
     ),
     (
         "[scheduler",

@@ -18,7 +18,7 @@ from headgate.storage.audit import SIGNAL
 class Broken(Origin, frozen=True, kw_only=True):
     """A file that fails in a way that nobody foresaw."""
 
-    def read(self) -> Merged:
+    def read(self, *, is_again: bool = False) -> Merged:  # noqa: ARG002
         """Fail."""
         raise RuntimeError("nobody foresaw this")
 

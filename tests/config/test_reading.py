@@ -12,7 +12,7 @@ import pytest
 from config.running import FAST, WORK, running
 from headgate.config import reload
 from headgate.config.loading import Origin
-from headgate.config.sources import Merged, read_file
+from headgate.config.sources import Merged, read_text
 from headgate.errors import InvalidSettingError
 from headgate.storage.audit import SIGNAL
 
@@ -23,7 +23,7 @@ def test_a_settings_file_that_is_no_regular_file_is_refused_and_not_waited_for(
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "."):
         with pytest.raises(InvalidSettingError, match=r"cannot be read: .*; name a file with"):
-            read_file(tmp_path / name)
+            read_text(tmp_path / name)
 
 
 async def test_a_file_that_became_a_pipe_leaves_every_other_change_possible(
@@ -44,10 +44,10 @@ class Stuck(Origin, frozen=True, kw_only=True):
 
     answers: threading.Event
 
-    def read(self) -> Merged:
+    def read(self, *, is_again: bool = False) -> Merged:
         """Wait, and read."""
         self.answers.wait(20.0)
-        return super().read()
+        return super().read(is_again=is_again)
 
 
 async def test_a_file_that_is_not_read_in_time_keeps_nobody_waiting(

@@ -54,7 +54,7 @@ limit_tokens = 100
 
 
 def tables_of(text: str) -> dict[str, Table]:
-    return merge_tables(tomllib.loads(text), {}, {}, origin="file").tables
+    return merge_tables(tomllib.loads(text), {}, {}, origin="file", is_again=True).tables
 
 
 def situation_of(text: str = FILE) -> ConfigState:

@@ -326,7 +326,9 @@ async def reloaded(api: Api, request: Request) -> ReloadBody:
     except InvalidSettingError as error:
         raise ApiError("invalid_settings", str(error), details={"field": error.field}) from None
     return ReloadBody(
-        changed=change_bodies(found.changed), needs_restart=change_bodies(found.needs_restart)
+        changed=change_bodies(found.changed),
+        needs_restart=change_bodies(found.needs_restart),
+        kept=list(found.kept),
     )
 
 

@@ -41,6 +41,8 @@ def reload(*, connection: Connection, as_json: bool) -> None:
     if answer.needs_restart:
         rows = [_row(one) for one in answer.needs_restart]
         print_table("Needs a restart", ("key", "from", "to"), rows)
+    for key in answer.kept:
+        click.echo(f"{key} is 0 in the file and stays as it was; the next start refuses a 0")
 
 
 def _row(change: ChangeBody) -> tuple[str, str, str]:

@@ -9,11 +9,11 @@ import msgspec
 
 from headgate.config.messages import key_path
 from headgate.config.settings import BudgetSettings, RateLimitSettings, Settings
-from headgate.config.validation import at_key, slot_label_warnings
+from headgate.config.validation import at_dollars, at_key, slot_label_warnings
 from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import ROOT, Scope, parse_scope
 from headgate.core.budgets.windows import Window, parse_window
-from headgate.core.money import to_limit_micro_usd, to_limit_tokens
+from headgate.core.money import MAX_LIMIT_MICRO_USD, to_limit_micro_usd, to_limit_tokens
 from headgate.core.rate_limits import WINDOW_SECONDS, RateKind, RateLimit, RateUnit
 from headgate.errors import InvalidSettingError
 from headgate.storage.zones import zone
@@ -65,7 +65,7 @@ def _written(name: str, budget: BudgetSettings) -> tuple[str, Scope, Limit]:
         window = parse_window(budget.window)
         zone(window.zone, field="window")
     usd, tokens = budget.limit_usd, budget.limit_tokens
-    with at_key("budgets", name, "limit_usd"):
+    with at_dollars(usd, MAX_LIMIT_MICRO_USD, "budgets", name, "limit_usd"):
         limit_micro_usd = None if usd is None else to_limit_micro_usd(usd)
     limit_tokens = None if tokens is None else to_limit_tokens(tokens)
     limit = Limit(limit_micro_usd=limit_micro_usd, limit_tokens=limit_tokens, window=window)

@@ -37,6 +37,7 @@ from headgate.config.settings import (
 )
 from headgate.config.sources import Merged, Table, merge, settings_file
 from headgate.config.validation import check, check_names
+from headgate.errors import InvalidSettingError
 from headgate.executors.targets import ECHO, CommandTarget, Target
 from headgate.executors.templates import VARIABLE
 from headgate.redaction import HIDDEN, hidden_address, redacted
@@ -57,8 +58,14 @@ def load_settings(
 
 
 def decode(merged: Merged) -> Settings:
-    """Decode merged sources, and check them."""
-    tables = merged.tables
+    """Decode merged sources, and check them; an error names the source of its value."""
+    try:
+        return _checked(merged.tables)
+    except InvalidSettingError as error:
+        raise merged.located(error) from None
+
+
+def _checked(tables: Mapping[str, Table]) -> Settings:
     settings = Settings(
         scheduler=_one(tables, "scheduler", SchedulerSettings),
         rate_limits=_many(tables, "rate_limits", RateLimitSettings),
@@ -188,9 +195,10 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     environ: Mapping[str, str] = {}
     options: Mapping[str, object] = {}
 
-    def read(self) -> Merged:
-        """Read all sources again, or raise `InvalidSettingError`."""
-        return merge(self.path or settings_file(None), self.environ, self.options)
+    def read(self, *, is_again: bool = False) -> Merged:
+        """Read all sources, for a start or again, or raise `InvalidSettingError`."""
+        path = self.path or settings_file(None)
+        return merge(path, self.environ, self.options, is_again=is_again)
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):

@@ -167,10 +167,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What changed, and what is written otherwise and needs a restart to come into force."""
+    """What changed, and what is written otherwise and needs a restart to come into force.
+
+    `kept` are keys that a zero leaves as they were; the next start refuses it.
+    """
 
     changed: tuple[Change, ...] = ()
     needs_restart: tuple[Change, ...] = ()
+    kept: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:

@@ -171,11 +171,18 @@ class LiveConfig:
         if self.origin is None:
             raise InvalidSettingError("settings", NO_FILE)
         async with self._reader.read(self.origin) as merged, self._lock:
-            before, after = self.state, self.state.with_file(merged.tables, merged.origins)
-            found = difference(before.settings, after.written)
-            found = msgspec.structs.replace(
-                found, changed=difference(before.settings, after.settings).changed
+            before = self.state
+            try:
+                after = before.with_file(merged.tables, merged.origins)
+            except InvalidSettingError as error:
+                raise merged.located(error) from None
+            found = Difference(
+                changed=difference(before.settings, after.settings).changed,
+                needs_restart=difference(before.settings, after.written).needs_restart,
+                kept=merged.kept,
             )
+            if merged.kept:
+                log.warning("a zero keeps what was; the next start refuses it", keys=merged.kept)
             if not found.is_empty or after.ended():
                 await self._change(after, actor, "settings.reload", "", found.changed)
             return found
@@ -424,7 +431,7 @@ class SettingsReader:
 
     async def _read(self, origin: Origin) -> Merged:
         # A large file takes a while to be read, and the loop has other things to do.
-        self._under_way = asyncio.create_task(asyncio.to_thread(origin.read))
+        self._under_way = asyncio.create_task(asyncio.to_thread(origin.read, is_again=True))
         self._under_way.add_done_callback(_note)
         done, _ = await asyncio.wait({self._under_way}, timeout=READ_SECONDS)
         if not done:

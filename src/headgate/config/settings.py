@@ -454,9 +454,18 @@ TABLES: dict[str, type[msgspec.Struct]] = {
 NAMED_TABLES = ("rate_limits", "targets", "projects", "agents", "budgets", "slots")
 """The sections that have a table for each name; that of a slot is written inside."""
 
-ZERO_LEAVES_OUT = frozenset(
+
+def _begins_above_zero(info: inspect.Type) -> bool:
+    members = info.types if isinstance(info, inspect.UnionType) else (info,)
+    return any(getattr(member, "ge", None) for member in members)
+
+
+ZERO_KEEPS = frozenset(
     field.name
     for field in msgspec.structs.fields(SchedulerSettings)
-    if getattr(inspect.type_info(field.type), "ge", None)
+    if _begins_above_zero(inspect.type_info(field.type))
 )
-"""The keys of `[scheduler]` whose least value is above 0: a 0 there leaves the key out."""
+"""The keys of `[scheduler]` whose least value is above 0.
+
+A start refuses a 0 there. A file that is read again keeps what was by it.
+"""

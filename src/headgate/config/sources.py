@@ -3,8 +3,9 @@
 A variable is named by section and key, as in `HEADGATE_SCHEDULER__MAX_INFLIGHT`; those without a
 double underscore are not settings. What is wrong with a variable's value is said of the variable.
 
-Rule: each value is remembered with its origin. In `[scheduler]` a 0 that cannot be meant leaves the
-key to the source below.
+Rule: each value is remembered with its origin, and what is wrong with one names it: a file and a
+line, or an option. A service that reads its file again takes a 0 in `[scheduler]`, where the range
+begins above it, for "keep what was"; at a start it is as wrong as any other number outside.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec import inspect
 
-from headgate.config.messages import invalid_value, table_expected, unknown_key
-from headgate.config.settings import NAMED_TABLES, SLOTS, TABLES, ZERO_LEAVES_OUT, slots_by_name
+from headgate.config.messages import invalid_value, key_path, table_expected, unknown_key
+from headgate.config.settings import NAMED_TABLES, SLOTS, TABLES, ZERO_KEEPS, slots_by_name
 from headgate.core.snapshot import BYTE_ORDER_MARK
 from headgate.errors import InvalidSettingError
 
@@ -35,14 +36,83 @@ _SEPARATOR = "__"
 _PLACE = re.compile(r"(?P<problem>.*) \(at line (?P<line>\d+), column (?P<column>\d+)\)")
 _AT_END = " (at end of document)"
 
+_PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
+_KEY = rf"(?:{_PART.pattern})(?:\s*\.\s*(?:{_PART.pattern}))*"
+_HEADER = re.compile(rf"\s*(\[\[?)\s*({_KEY})\s*\]")
+_ASSIGNED = re.compile(rf"\s*({_KEY})\s*=")
+_NAME = re.compile(r"""\s*name\s*=\s*["']([^"']*)["']""")
+
 Table = dict[str, object]
+Value = TypeVar("Value")
 
 
 class Merged(NamedTuple):
-    """All sources laid over each other, and the origin of each key by its path."""
+    """All sources laid over each other, and the origin of each key by its path.
+
+    `kept` are keys that a reload leaves as they were, `text` is the file whose name is `file`.
+    """
 
     tables: dict[str, Table]
     origins: dict[tuple[str, ...], str]
+    kept: tuple[str, ...] = ()
+    file: str = ""
+    text: str = ""
+
+    def located(self, error: InvalidSettingError) -> InvalidSettingError:
+        """Add to an error where the value was given, where that can be told."""
+        if error.source:
+            return error
+        origins = {key_path(*path): origin for path, origin in self.origins.items()}
+        origin = _longest(origins, error.field)
+        if origin == OPTION_ORIGIN:
+            source = "given as an option"
+        elif origin is not None and origin != self.file:
+            source = origin
+        else:
+            line = _longest(key_lines(self.text), error.field)
+            source = "" if line is None else f"{self.file}, line {line}"
+        return InvalidSettingError(error.field, error.problem, source=source)
+
+
+def _longest(known: Mapping[str, Value], field: str) -> Value | None:
+    """Return what is known of a key, or of the nearest one that it lies within."""
+    within = [key for key in known if field == key or field.startswith((f"{key}.", f"{key}["))]
+    return known[max(within, key=len)] if within else None
+
+
+def key_lines(text: str) -> dict[str, int]:
+    """Return the line at which each key of a TOML file is written, as far as lines tell it.
+
+    It is a help for people: what lies inside of values that span lines is not told apart.
+    """
+    lines: dict[str, int] = {}
+    table: tuple[str, ...] = ()
+    slots = -1
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            table = _parts(header[2])
+            if header[1] == "[[":
+                slots += 1
+                table = (*table, f"[{slots}]")
+            lines.setdefault(key_path(*table), number)
+        elif assigned := _ASSIGNED.match(line):
+            parts = (*table, *_parts(assigned[1]))
+            lines.setdefault(key_path(*parts), number)
+            name = _NAME.match(line)
+            if slots >= 0 and table[0] == SLOTS and name:
+                # From its name on, a slot goes by it.
+                _rename(lines, key_path(*table), key_path(SLOTS, name[1]))
+                table = (SLOTS, name[1])
+    return lines
+
+
+def _parts(dotted: str) -> tuple[str, ...]:
+    return tuple(part.strip("\"'") for part in _PART.findall(dotted))
+
+
+def _rename(lines: dict[str, int], old: str, new: str) -> None:
+    for key in [key for key in lines if key == old or key.startswith(f"{old}.")]:
+        lines.setdefault(new + key.removeprefix(old), lines[key])
 
 
 def settings_file(given: Path | None) -> Path | None:
@@ -53,17 +123,44 @@ def settings_file(given: Path | None) -> Path | None:
     return here if here.exists() else None
 
 
-def merge(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]) -> Merged:
-    """Read the sources and lay them over each other; an override of None was not given."""
-    raw = {} if path is None else read_file(path)
-    return merge_tables(raw, environ, overrides, origin=str(path))
+def merge(
+    path: Path | None,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, object],
+    *,
+    is_again: bool = False,
+) -> Merged:
+    """Read the sources and lay them over each other; an override of None was not given.
+
+    `is_again` is for a running service, where a 0 may mean what was before.
+    """
+    if path is None:
+        return merge_tables({}, environ, overrides, origin="")
+    text = read_text(path)
+    raw = _parsed(text, str(path))
+    try:
+        merged = merge_tables(raw, environ, overrides, origin=str(path), is_again=is_again)
+    except InvalidSettingError as error:
+        raise Merged({}, {}, file=str(path), text=text).located(error) from None
+    return merged._replace(text=text)
 
 
 def merge_tables(
-    raw: Table, environ: Mapping[str, str], overrides: Mapping[str, object], *, origin: str
+    raw: Table,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, object],
+    *,
+    origin: str,
+    is_again: bool = False,
 ) -> Merged:
     """Lay variables and options over the tables of a file that was read."""
-    merged = Merged({name: {} for name in (*TABLES, *NAMED_TABLES)}, {})
+    kept: tuple[str, ...] = ()
+    scheduler = raw.get("scheduler")
+    if is_again and isinstance(scheduler, dict):
+        zeros = [key for key, value in scheduler.items() if _keeps(key, value)]
+        kept = tuple(f"scheduler.{key}" for key in zeros)
+        raw = raw | {"scheduler": {key: scheduler[key] for key in scheduler if key not in zeros}}
+    merged = Merged({name: {} for name in (*TABLES, *NAMED_TABLES)}, {}, kept, origin)
     _add_file(merged, raw, origin)
     for section, key, value, variable in _variables(environ):
         _add(merged, section, key, value, variable)
@@ -75,8 +172,8 @@ def merge_tables(
     return merged
 
 
-def read_file(path: Path) -> Table:
-    """Read a TOML file; whatever is wrong with it is one line that names the place."""
+def read_text(path: Path) -> str:
+    """Read a settings file; whatever is wrong with it is one line that names the place."""
     try:
         content = regular_content(path, MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -86,7 +183,13 @@ def read_file(path: Path) -> Table:
     if len(content) > MAX_FILE_BYTES:
         problem = f"has more than {MAX_FILE_BYTES:,} bytes; it is not a settings file"
         raise InvalidSettingError(str(path), problem)
-    return _parsed(content.removeprefix(BYTE_ORDER_MARK), str(path))
+    content = content.removeprefix(BYTE_ORDER_MARK)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line, column = _line_and_column(content[: error.start].decode())
+        place = f"{path}, line {line}, column {column}"
+        raise InvalidSettingError(place, "is not UTF-8") from None
 
 
 def regular_content(path: Path, most_bytes: int) -> bytes:
@@ -102,16 +205,13 @@ def _opened(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _parsed(content: bytes, name: str) -> Table:
+def _parsed(text: str, name: str) -> Table:
     try:
-        return tomllib.loads(content.decode())
-    except UnicodeDecodeError as error:
-        line, column = _line_and_column(content[: error.start].decode())
-        problem = "is not UTF-8"
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         match = _PLACE.fullmatch(str(error))
         problem = (match["problem"] if match else str(error)).removesuffix(_AT_END)
-        line, column = _line_and_column(content.decode())
+        line, column = _line_and_column(text)
         if match:
             line, column = int(match["line"]), int(match["column"])
     except RecursionError:
@@ -138,16 +238,14 @@ def _add_file(merged: Merged, raw: Table, origin: str) -> None:
 
 
 def _add(merged: Merged, section: str, key: str, value: object, origin: str) -> None:
-    if section == "scheduler" and _is_left_out(key, value):
-        return
     merged.tables[section][key] = value
     for path in _leaves((section, key), value, named=section in NAMED_TABLES):
         merged.origins[path] = origin
 
 
-def _is_left_out(key: str, value: object) -> bool:
+def _keeps(key: str, value: object) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and value == 0 and key in ZERO_LEAVES_OUT
+    return is_number and value == 0 and key in ZERO_KEEPS
 
 
 def _leaves(path: tuple[str, ...], value: object, *, named: bool) -> Iterator[tuple[str, ...]]:
@@ -172,8 +270,6 @@ def _value_of(variable: str, section: str, key: str, text: str) -> object:
         _check_key(section, key)
     except InvalidSettingError as error:
         raise InvalidSettingError(variable, error.problem) from None
-    if key in ZERO_LEAVES_OUT and text.strip() == "0":
-        return 0
     fields = msgspec.structs.fields(TABLES[section])
     field_type = next(field.type for field in fields if field.name == key)
     is_list = isinstance(inspect.type_info(field_type), inspect.VarTupleType)

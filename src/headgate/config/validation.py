@@ -23,9 +23,15 @@ from headgate.config.settings import (
 )
 from headgate.config.slot_keys import endpoint_of, wake_config
 from headgate.core.budgets.scopes import parse_scope
+from headgate.core.money import MAX_RESERVATION_MICRO_USD, MICRO_PER_USD, MicroUsd
 from headgate.core.slots.wakes import check_wake_config
 from headgate.core.snapshot import BUILT_IN_AGENT, MIN_CREDIT_WEIGHT, RESERVED, Standing
-from headgate.errors import InvalidFieldError, InvalidScopeError, InvalidSettingError
+from headgate.errors import (
+    InvalidAmountError,
+    InvalidFieldError,
+    InvalidScopeError,
+    InvalidSettingError,
+)
 from headgate.executors.targets import PULL_NAME, PullTarget
 from headgate.executors.templates import KEY
 from headgate.providers.endpoints import HTTP_JSON, check_endpoint
@@ -164,6 +170,7 @@ def _check_key_places(settings: Settings) -> None:
 
 
 MAX_NAMES = 10_000
+_SHOWN_CHARACTERS = 40
 MAX_NAME_LENGTH = 128
 STORE_URLS = ("sqlite:///headgate.db", "postgresql://host/database", "memory:")
 _HOST = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
@@ -183,6 +190,17 @@ def at_key(*parts: str) -> Iterator[None]:
         yield
     except InvalidFieldError as error:
         raise InvalidSettingError(key_path(*parts), error.problem) from None
+
+
+@contextmanager
+def at_dollars(value: object, most: MicroUsd, *parts: str) -> Iterator[None]:
+    """Say of this key which dollars it may be, when a rule of the core refuses them."""
+    try:
+        yield
+    except InvalidAmountError:
+        shown = repr(value[:_SHOWN_CHARACTERS]) if isinstance(value, str) else str(value)
+        problem = f"must be dollars from 0 to {most // MICRO_PER_USD:,}, not {shown}"
+        raise InvalidSettingError(key_path(*parts), problem) from None
 
 
 def check_names(section: str, names: Iterable[str]) -> None:
@@ -215,7 +233,8 @@ def _check_scheduler(scheduler: SchedulerSettings) -> None:
     if scheduler.auto_tune and scheduler.allow_unsafe_alpha:
         problem = "keeps alpha at most 0.5; leave out allow_unsafe_alpha"
         raise InvalidSettingError("scheduler.auto_tune", problem)
-    with at_key("scheduler", "default_cost_usd"):
+    default = scheduler.default_cost_usd
+    with at_dollars(default, MAX_RESERVATION_MICRO_USD, "scheduler", "default_cost_usd"):
         _ = scheduler.default_cost_micro_usd
     base, longest = scheduler.retry_base_seconds, scheduler.retry_max_seconds
     if longest < base:

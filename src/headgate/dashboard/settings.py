@@ -180,6 +180,8 @@ async def reload(view: View, _: str, __: Form) -> Done:
     said = "the file was read; nothing in it has changed."
     if changed or waiting:
         said = f"the file was read; {_keys(changed)} changed, {_keys(waiting)} for a restart."
+    if found.kept:
+        said += f" A 0 keeps what was: {', '.join(found.kept)}. The next start refuses it."
     return Done(to=SETTINGS, said=said)
 
 

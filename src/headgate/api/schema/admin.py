@@ -154,10 +154,14 @@ class ChangeBody(msgspec.Struct, kw_only=True):
 
 
 class ReloadBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """What a reload changed, and what is written otherwise and waits for a restart."""
+    """What a reload changed, and what is written otherwise and waits for a restart.
+
+    `kept` are keys of the scheduler that a zero leaves as they were; the next start refuses it.
+    """
 
     changed: list[ChangeBody]
     needs_restart: list[ChangeBody]
+    kept: list[str] = []
 
 
 class LastReloadBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
