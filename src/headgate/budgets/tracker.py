@@ -11,14 +11,16 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextvars import ContextVar
 from decimal import Decimal
 from math import inf
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self, get_args
 
 import msgspec
 
 from headgate.budgets.status import ScopeStatus, status_tree
+from headgate.budgets.waiting import BudgetQueue, queue_of, tell_freed
 from headgate.core.budgets.ledger import (
     MAX_ACCOUNTS,
     JournalEntry,
@@ -53,6 +55,8 @@ from headgate.errors import (
 # The contract of a budget tracker: reserve before the work, commit or release after it.
 
 Amount = Decimal | int | str | float
+OnExhausted = Literal["wait", "reject"]
+"""What a call does where a budget has no room now, and may have it later."""
 
 DEFAULT_LEASE_SECONDS = 60.0
 MAX_ID_LENGTH = 200
@@ -182,6 +186,7 @@ class ActiveReservation:
         self.micro_usd = token.micro_usd
         self.tokens = token.tokens
         self.renewal_error: HeadgateError | None = None
+        self.is_over = False
         self._charged: tuple[MicroUsd, Tokens] | None = None
         self._is_free = False
 
@@ -219,35 +224,53 @@ async def reserved(
     lease_seconds: float = DEFAULT_LEASE_SECONDS,
     reservation_id: str | None = None,
     not_charged_on: tuple[type[BaseException], ...] = (),
+    on_exhausted: OnExhausted = "wait",
+    max_wait_seconds: float | None = None,
 ) -> AsyncIterator[ActiveReservation]:
     """Hold an estimate while the body runs, and settle it when the body ends.
 
     An error of a kind in `not_charged_on` says that the provider cannot have charged.
 
+    Where a budget has no room now and may have it later, the call waits its turn, for
+    `max_wait_seconds` at most; with `on_exhausted="reject"` it is refused at once. Inside of
+    another reservation it waits only if it says for how long: it could be waiting for itself.
+
     One `reservation_id` is one call. While it is live it must not be held a second time: both
     bodies would run on the same money, and the ledger keeps only the cost that is booked first.
     """
+    further = tuple(also)
+    scopes = scopes_of(scope, further)
     own_id = new_reservation_id()
-    reserving = asyncio.ensure_future(
-        tracker.reserve(
-            scope,
-            amount_usd,
-            tokens=tokens,
-            reservation_id=own_id if reservation_id is None else reservation_id,
-            lease_seconds=lease_seconds,
-            also=also,
-            dispatched=True,
+
+    async def ask() -> ReservationToken:
+        reserving = asyncio.ensure_future(
+            tracker.reserve(
+                scope,
+                amount_usd,
+                tokens=tokens,
+                reservation_id=own_id if reservation_id is None else reservation_id,
+                lease_seconds=lease_seconds,
+                also=further,
+                dispatched=True,
+            )
         )
-    )
-    try:
-        token = await asyncio.shield(reserving)
-    except (asyncio.CancelledError, LedgerUnavailableError):
-        # It may be held all the same. Nobody else knows this id and the provider was not called,
-        # so it can be given back; under an id of the caller's another call may be under way.
-        await _finish(_give_up(tracker, reserving, own_id if reservation_id is None else None))
-        raise
+        try:
+            return await asyncio.shield(reserving)
+        except (asyncio.CancelledError, LedgerUnavailableError):
+            # It may be held all the same. Nobody else knows this id and the provider was not
+            # called, so it can be given back; under an id of the caller's another call may be
+            # under way.
+            await _finish(_give_up(tracker, reserving, own_id if reservation_id is None else None))
+            raise
+
+    if may_wait(on_exhausted, max_wait_seconds):
+        queue = budget_queue(tracker)
+        token = await queue.reserve(scopes, ask, max_wait_seconds=max_wait_seconds)
+    else:
+        token = await ask()
     _check_live(token)
     held = ActiveReservation(token)
+    note_held(held)
     renewing = asyncio.create_task(_renew(tracker, held, lease_seconds))
     try:
         yield held
@@ -256,7 +279,50 @@ async def reserved(
             held.not_charged()
         await _finish(_settle_after(tracker, held, renewing, error))
         raise
-    await _finish(_settle(tracker, held, renewing))
+    else:
+        await _finish(_settle(tracker, held, renewing))
+    finally:
+        held.is_over = True
+        if not isinstance(tracker, LedgerTracker):
+            # The trackers of this package tell by themselves, whoever settles.
+            tell_freed(tracker, scopes)
+
+
+def budget_queue(tracker: BudgetTracker) -> BudgetQueue:
+    """Return the queue of those who wait for a tracker on this event loop."""
+    clock = tracker.ledger.now if isinstance(tracker, LedgerTracker) else time.time
+    return queue_of(tracker, clock)
+
+
+def scopes_of(scope: str, also: Iterable[str]) -> tuple[Scope, ...]:
+    """Return every scope that a reservation is charged to."""
+    further = [parse_scope(name, field="also") for name in also]
+    return charged_scopes(parse_scope(scope), further)
+
+
+_held_here: ContextVar[tuple[ActiveReservation, ...]] = ContextVar("held_here", default=())
+"""What this task holds, or held a moment ago."""
+
+
+def note_held(held: ActiveReservation) -> None:
+    """Note that this task holds money until it says otherwise."""
+    _held_here.set((*_live_here(), held))
+
+
+def may_wait(on_exhausted: OnExhausted, max_wait_seconds: float | None) -> bool:
+    """Tell whether a call waits for money; one that holds some only if it says for how long."""
+    if on_exhausted not in get_args(OnExhausted):
+        choices = ", ".join(get_args(OnExhausted))
+        raise InvalidFieldError("on_exhausted", f"must be one of {choices}, not {on_exhausted!r}")
+    if max_wait_seconds is not None and not max_wait_seconds >= 0:
+        raise InvalidFieldError("max_wait_seconds", "must be a number of seconds, at least 0")
+    if on_exhausted == "reject":
+        return False
+    return max_wait_seconds is not None or not _live_here()
+
+
+def _live_here() -> tuple[ActiveReservation, ...]:
+    return tuple(held for held in _held_here.get() if not held.is_over)
 
 
 def _check_live(token: ReservationToken) -> None:
@@ -450,6 +516,8 @@ class LedgerTracker:
         lease_seconds: float = DEFAULT_LEASE_SECONDS,
         reservation_id: str | None = None,
         not_charged_on: tuple[type[BaseException], ...] = (),
+        on_exhausted: OnExhausted = "wait",
+        max_wait_seconds: float | None = None,
     ) -> AbstractAsyncContextManager[ActiveReservation]:
         """Hold an estimate while the body runs, and settle it when the body ends."""
         return reserved(
@@ -461,6 +529,8 @@ class LedgerTracker:
             lease_seconds=lease_seconds,
             reservation_id=reservation_id,
             not_charged_on=not_charged_on,
+            on_exhausted=on_exhausted,
+            max_wait_seconds=max_wait_seconds,
         )
 
     async def dispatched(self, token: ReservationToken | str) -> ReservationToken:
@@ -538,6 +608,8 @@ class LedgerTracker:
             lease_seconds=lease_seconds,
         )
         reservation = await self.ledger.settle(request)
+        if reservation.state not in LIVE:
+            tell_freed(self, reservation.scopes)
         scope = token.scope if isinstance(token, ReservationToken) else reservation.scopes[-1]
         return _token(reservation, scope)
 

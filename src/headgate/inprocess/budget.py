@@ -5,8 +5,9 @@ scopes its task names; each of these may have a limit. Its estimate is held when
 before its body runs, so parallel calls cannot all see the same free money.
 
 Rule: what a budget cannot hold does not run, and does not stand in the way of what it can hold. The
-modes differ in what becomes of it: `refuse` raises, `wait` waits for room, `downgrade` tries the
-cheaper model that the caller named. In `alert` the limits given here are not kept by the ledger;
+modes differ in what becomes of it: `wait` waits while reservations in flight or a window may free
+room, `refuse` raises, `downgrade` tries the cheaper model that the caller named before it waits. In
+`alert` the limits given here are not kept by the ledger;
 passing one is reported, and nothing is held up. Limits that the tracker has from elsewhere refuse
 in every mode.
 """
@@ -33,6 +34,7 @@ from headgate.budgets.tracker import (
     LedgerTracker,
     reserved,
 )
+from headgate.budgets.waiting import LONGEST_PAUSE_SECONDS
 from headgate.core.budgets.scopes import parse_scope
 from headgate.core.money import format_usd, to_limit_micro_usd, to_micro_usd, to_tokens
 from headgate.errors import (
@@ -50,7 +52,8 @@ from headgate.inprocess.permits import Grant, Permits, unknown_agent
 
 _log = logging.getLogger(__name__)
 
-Mode = Literal["refuse", "wait", "alert", "downgrade"]
+Mode = Literal["wait", "refuse", "downgrade", "alert"]
+_WAITING: tuple[Mode, ...] = ("wait", "downgrade")
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +95,7 @@ class Budget:
         self,
         tracker: BudgetTracker | str = "memory:",
         *,
-        mode: Mode = "refuse",
+        mode: Mode = "wait",
         session: str | None = None,
         teams: Mapping[str, str] | None = None,
         limits: Mapping[str, Amount] | None = None,
@@ -255,6 +258,8 @@ class Budget:
             also=also,
             lease_seconds=self._lease_seconds,
             not_charged_on=self._not_charged_on,
+            # Who waits for money keeps no permit, so the scheduler waits.
+            on_exhausted="reject",
         )
 
 
@@ -355,7 +360,7 @@ class BudgetReserver:
             holding.result()
         except BudgetExceededError as refusal:
             self._permits.refuse(grant)
-            if self.budget.mode != "wait" or not refusal.may_clear:
+            if self.budget.mode not in _WAITING or not refusal.may_clear:
                 raise
             return refusal
         except CallerError:
@@ -409,7 +414,6 @@ class BudgetReserver:
 
 TRYING_AT_ONCE = 16
 MOST_TRIED = 256
-POLL_SECONDS = 5.0
 LEAST_POLL_SECONDS = 0.25
 
 
@@ -422,6 +426,7 @@ class BudgetWaiters:
         self._waiting: OrderedDict[asyncio.Future[bool], int] = OrderedDict()
         self._trying = 0
         self._left = 0
+        self._pause = LEAST_POLL_SECONDS
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -448,6 +453,10 @@ class BudgetWaiters:
 
     def wake(self) -> None:
         """Let those who wait try, a few at once, until all have been tried or enough were."""
+        self._pause = LEAST_POLL_SECONDS
+        self._let_try()
+
+    def _let_try(self) -> None:
         self.chances += 1
         self._left = MOST_TRIED
         while self._trying < TRYING_AT_ONCE and self._left and self._wake_next():
@@ -479,7 +488,7 @@ class BudgetWaiters:
         return False
 
     def _poll_by(self, loop: asyncio.AbstractEventLoop, refusal: BudgetExceededError) -> None:
-        pause = POLL_SECONDS
+        pause = self._pause
         if refusal.resets_at is not None:
             pause = min(max(refusal.resets_at - self._clock(), LEAST_POLL_SECONDS), pause)
         if self._timer is None or self._timer.when() > loop.time() + pause:
@@ -489,6 +498,7 @@ class BudgetWaiters:
 
     def _poll(self) -> None:
         self._timer = None
-        self.wake()
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+        self._let_try()
         if self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(POLL_SECONDS, self._poll)
+            self._timer = asyncio.get_running_loop().call_later(self._pause, self._poll)

@@ -289,7 +289,7 @@ def test_a_pause_is_part_of_the_time_for_a_permit() -> None:
     async def main(loop: SimulatedLoop) -> float:
         client = async_client(
             scheduler=LoadScheduler(None, SharedResource("llm", 1)),
-            permit_timeout=5,
+            max_wait_seconds=5,
             pause_when_limited=True,
             transport=Limiting(),
         )

@@ -101,7 +101,7 @@ async def test_a_model_without_a_price_is_refused(sdk: Sdk) -> None:
 
 
 async def test_no_permit_in_time_is_told_and_not_tried_again(sdk: Sdk) -> None:
-    async with scene(whole(sdk.body), permit_timeout=0.01) as made:
+    async with scene(whole(sdk.body), max_wait_seconds=0.01) as made:
         async with made.scheduler.acquire("other"):
             with pytest.raises(PermitTimeoutError):
                 await sdk.ask(made, retries=2)

@@ -161,7 +161,7 @@ async def test_embeddings_are_governed() -> None:
 
 async def test_what_asks_no_model_passes_and_what_may_cost_is_refused() -> None:
     models = whole({"object": "list", "data": []})
-    async with scene(models, permit_timeout=0.01) as made, openai_of(made) as sdk:
+    async with scene(models, max_wait_seconds=0.01) as made, openai_of(made) as sdk:
         async with made.scheduler.acquire("other"):
             await sdk.models.list()
             with pytest.raises(UngovernedRequestError, match="allow_other"):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.budgets.local import LocalBudgetTracker
+from headgate.budgets.tracker import budget_queue
 from headgate.errors import BudgetExceededError, PermitTimeoutError
 from headgate.inprocess.permits import SharedResource
 from headgate.inprocess.scheduler import LoadScheduler
@@ -111,7 +112,7 @@ def test_nothing_is_leaked(
                 tracker=tracker,
                 scope=SCOPE,
                 prices=PRICES,
-                permit_timeout=4,
+                max_wait_seconds=4,
                 pause_when_limited=pauses,
                 transport=Provider(ANSWERS[caller.answer]),
             )
@@ -133,6 +134,49 @@ def test_nothing_is_leaked(
         assert (resource.free, scheduler.queued) == (capacity, 0)
 
     simulate(main, seed=seed)
+
+
+@pytest.mark.parametrize("capacity", [None, 5, 60])
+def test_at_the_defaults_sixty_calls_all_run_in_a_budget_that_holds_a_few(
+    capacity: int | None,
+) -> None:
+    async def main(loop: SimulatedLoop) -> tuple[int, float]:
+        tracker = LocalBudgetTracker(clock=loop.clock)
+        # Each call holds 109 micro-dollars and costs 70, so 41 fit at once and 64 in all.
+        await tracker.set_budget(SCOPE, limit_usd="0.0045")
+        resource = SharedResource("llm", capacity or 1)
+        client = async_client(
+            scheduler=None if capacity is None else LoadScheduler(None, resource),
+            tracker=tracker,
+            scope=SCOPE,
+            prices=PRICES,
+            transport=Provider(ANSWERS["whole"]),
+        )
+        answers = await asyncio.gather(*[client.post(URL, content=BODY) for _ in range(60)])
+        assert [answer.status_code for answer in answers] == [200] * 60
+        assert (resource.free, len(budget_queue(tracker))) == (capacity or 1, 0)
+        status = await tracker.status(SCOPE)
+        assert status.reserved_micro_usd == status.overrun_micro_usd == 0
+        return status.spent_micro_usd, loop.time()
+
+    spent, seconds = simulate(main).result
+    assert spent == 60 * COST
+    assert seconds < 40
+
+
+def test_a_stream_that_is_open_does_not_wait_for_itself() -> None:
+    async def main(loop: SimulatedLoop) -> float:
+        tracker = LocalBudgetTracker(clock=loop.clock)
+        await tracker.set_budget(SCOPE, limit_usd="0.00015")
+        client = async_client(
+            tracker=tracker, scope=SCOPE, prices=PRICES, transport=Provider(ANSWERS["streamed"])
+        )
+        async with client.stream("POST", URL, content=BODY):
+            with pytest.raises(BudgetExceededError):
+                await client.post(URL, content=BODY)
+        return loop.time()
+
+    assert simulate(main).result < 10
 
 
 def test_after_a_rate_limit_calls_wait_as_long_as_it_asked() -> None:

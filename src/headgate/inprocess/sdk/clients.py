@@ -24,7 +24,7 @@ from urllib.request import getproxies
 
 import httpx2
 
-from headgate.budgets.tracker import SETTLE_SECONDS, BudgetTracker
+from headgate.budgets.tracker import SETTLE_SECONDS, BudgetTracker, OnExhausted, note_held
 from headgate.errors import CallerError, HeadgateError, LedgerUnavailableError
 from headgate.inprocess.scheduler import LoadScheduler
 from headgate.inprocess.sdk.governed_call import GovernedCall, let_pass
@@ -46,7 +46,8 @@ class GovernorFields(TypedDict, total=False):
     prices: PriceList | None
     max_tokens: int
     cheaper: Mapping[str, str] | None
-    permit_timeout: float | None
+    on_exhausted: OnExhausted
+    max_wait_seconds: float | None
     lease_seconds: float
     ask_stream_usage: bool
     pause_when_limited: bool
@@ -241,6 +242,9 @@ class GovernedTransport(httpx2.BaseTransport):
         call = self._governor.call_for(request, request.read())
         try:
             self._loop_thread.run(call.begin)
+            if call.held is not None:
+                # It began on another thread: this one must know that it holds money.
+                note_held(call.held)
             response = self._inner.handle_request(call.to_send())
             call.received(response)
             return with_stream(response, GovernedStream(response.stream, call, self))

@@ -30,11 +30,23 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from headgate.budgets.tracker import ActiveReservation, reserved
+from headgate.budgets.tracker import (
+    ActiveReservation,
+    BudgetTracker,
+    budget_queue,
+    may_wait,
+    reserved,
+    scopes_of,
+)
 from headgate.core.lifecycle import Limited, Outcome, Succeeded, Usage, cost_of, pause_seconds
 from headgate.core.load import estimate_weight
 from headgate.core.task import Task
-from headgate.errors import HeadgateError, LedgerUnavailableError, PermitTimeoutError
+from headgate.errors import (
+    BudgetExceededError,
+    HeadgateError,
+    LedgerUnavailableError,
+    PermitTimeoutError,
+)
 from headgate.executors.http import refused
 from headgate.inprocess.budget import Estimate
 from headgate.inprocess.scheduler import Acquisition
@@ -87,13 +99,19 @@ class GovernedCall:
         """Take a permit, then hold the estimate; who does not get both keeps neither."""
         async with self._turn:
             try:
-                await self._take_permit()
-                await self._reserve_money()
+                await self._take_both()
             except BaseException as error:
-                await self._hand_back()
+                self._not_charged()
+                await self._end()
+                self._held = None
                 if isinstance(error, HeadgateError):
                     let_pass(error, self._request.headers)
                 raise
+
+    @property
+    def held(self) -> ActiveReservation | None:
+        """The money that is held for it."""
+        return self._held
 
     @property
     def is_sent(self) -> bool:
@@ -150,18 +168,43 @@ class GovernedCall:
             finally:
                 await self._end()
 
-    async def _take_permit(self) -> None:
-        """Take a permit while no pause is on; one that is given during a pause is handed back."""
-        pauses, timeout = self._governor.pauses, self._governor.permit_timeout
-        if pauses is None:
-            await self._ask_for_permit(timeout)
+    async def _take_both(self) -> None:
+        """Take a permit and then the money; who has to wait for money keeps no permit."""
+        governor = self._governor
+        seconds = governor.max_wait_seconds
+        now = asyncio.get_running_loop().time()
+        ends = None if seconds is None else now + seconds
+        shared = governor.tracker
+        if shared is None or self._estimate is None:
+            await self._take_permit(ends)
             return
+        tracker = await shared.use()
+        self._tracker_in_use = shared
+        estimate, (scope, *also) = self._estimate, self._scopes
+
+        async def ask() -> None:
+            await self._take_permit(ends)
+            try:
+                await self._reserve_money(tracker, estimate)
+            except BudgetExceededError:
+                await self._hand_back()
+                raise
+
+        if may_wait(governor.on_exhausted, seconds):
+            queue = budget_queue(tracker)
+            await queue.reserve(scopes_of(scope, also), ask, max_wait_seconds=seconds)
+        else:
+            await ask()
+
+    async def _take_permit(self, ends: float | None) -> None:
+        """Take a permit while no pause is on; one that is given during a pause is handed back."""
+        pauses = self._governor.pauses
         now = asyncio.get_running_loop().time
-        ends = None if timeout is None else now() + timeout
         while True:
-            await self._wait_for(pauses, ends)
+            if pauses is not None:
+                await self._wait_for(pauses, ends)
             await self._ask_for_permit(None if ends is None else max(ends - now(), 0.0))
-            if not pauses.is_on:
+            if pauses is None or not pauses.is_on:
                 return
             await self._hand_back()
 
@@ -173,11 +216,11 @@ class GovernedCall:
             raise self._paused_too_long() from None
 
     def _paused_too_long(self) -> PermitTimeoutError:
-        seconds, scheduler = self._governor.permit_timeout or 0.0, self._governor.scheduler
+        seconds, scheduler = self._governor.max_wait_seconds or 0.0, self._governor.scheduler
         resource = "provider" if scheduler is None else scheduler.resource.name
         error = PermitTimeoutError(resource, self._agent_id, seconds)
         line = f"the provider asked for a pause that takes longer than {seconds:g} seconds"
-        error.args = (f"{line}; ask again later, or give a longer permit_timeout",)
+        error.args = (f"{line}; ask again later, or give longer max_wait_seconds",)
         return error
 
     async def _ask_for_permit(self, seconds: float | None) -> None:
@@ -195,20 +238,16 @@ class GovernedCall:
         self._permit, self._held = permit, grant.held
         self._model = grant.model or self._model
 
-    async def _reserve_money(self) -> None:
-        shared = self._governor.tracker
-        if shared is None or self._estimate is None:
-            return
-        tracker = await shared.use()
-        self._tracker_in_use = shared
+    async def _reserve_money(self, tracker: BudgetTracker, estimate: Estimate) -> None:
         scope, *also = self._scopes
         holding = reserved(
             tracker,
             scope,
-            self._estimate.usd,
-            tokens=self._estimate.tokens,
+            estimate.usd,
+            tokens=estimate.tokens,
             also=also,
             lease_seconds=self._governor.lease_seconds,
+            on_exhausted="reject",
         )
         self._held = await holding.__aenter__()
         self._holding = holding
@@ -254,26 +293,29 @@ class GovernedCall:
             self._held.not_charged()
 
     async def _hand_back(self) -> None:
-        """Give permit and money back before anything was sent."""
+        """Give permit and money back before anything was sent, to ask for both again."""
         self._not_charged()
-        await self._end()
+        await self._free_both()
         self._held = None
 
     async def _end(self) -> None:
         """Free the permit, settle, leave the tracker; what cannot be done stops nothing else."""
+        tracker, self._tracker_in_use = self._tracker_in_use, None
+        try:
+            await self._free_both()
+        finally:
+            if tracker is not None:
+                await self._settled(tracker.leave())
+
+    async def _free_both(self) -> None:
         permit, self._permit = self._permit, None
         holding, self._holding = self._holding, None
-        tracker, self._tracker_in_use = self._tracker_in_use, None
         try:
             if permit is not None:
                 await self._settled(permit.__aexit__(None, None, None))
         finally:
-            try:
-                if holding is not None:
-                    await self._settled(holding.__aexit__(None, None, None))
-            finally:
-                if tracker is not None:
-                    await self._settled(tracker.leave())
+            if holding is not None:
+                await self._settled(holding.__aexit__(None, None, None))
 
     async def _settled(self, settling: Awaitable[object]) -> None:
         try:

@@ -13,7 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 import httpx2
 
 from headgate.budgets.connect import connect_budget
-from headgate.budgets.tracker import DEFAULT_LEASE_SECONDS, BudgetTracker, LedgerTracker
+from headgate.budgets.tracker import (
+    DEFAULT_LEASE_SECONDS,
+    BudgetTracker,
+    LedgerTracker,
+    OnExhausted,
+)
 from headgate.errors import CallerError, HeadgateError, InvalidFieldError, InvalidSettingError
 from headgate.inprocess.budget import Estimate
 from headgate.inprocess.scheduler import LoadScheduler
@@ -49,6 +54,10 @@ class Governor:
 
     `max_tokens` is what a response is taken to be at most where the request does not say. `cheaper`
     names the model to use instead of another where a budget in mode `downgrade` is too small.
+
+    A call waits for a permit, for the end of a provider's pause and for room in a budget, in all at
+    most `max_wait_seconds`. With `on_exhausted="reject"` it does not wait for room in the budget of
+    a tracker; that of a scheduler has a mode of its own.
     """
 
     def __init__(
@@ -62,7 +71,8 @@ class Governor:
         prices: PriceList | None = None,
         max_tokens: int = DEFAULT_MAX_TOKENS,
         cheaper: Mapping[str, str] | None = None,
-        permit_timeout: float | None = None,
+        on_exhausted: OnExhausted = "wait",
+        max_wait_seconds: float | None = None,
         lease_seconds: float = DEFAULT_LEASE_SECONDS,
         ask_stream_usage: bool = False,
         pause_when_limited: bool = False,
@@ -72,7 +82,8 @@ class Governor:
         _check(scheduler, tracker, scope)
         self.scheduler = scheduler
         self.prices = PriceList() if prices is None else prices
-        self.permit_timeout = permit_timeout
+        self.on_exhausted: OnExhausted = on_exhausted
+        self.max_wait_seconds = max_wait_seconds
         self.lease_seconds = lease_seconds
         self.ask_stream_usage = ask_stream_usage
         self.pauses = Pauses() if pause_when_limited else None
