@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from itertools import count
 from math import inf
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from headgate.core.budgets.scopes import Scope
@@ -32,6 +32,8 @@ TOLD_AFTER_SECONDS = 30.0
 MAX_WAITERS = 10_000
 
 Result = TypeVar("Result")
+_Key = tuple[str, str]
+"""A scope, and the kind of work that waits there for its like; empty where calls wait for room."""
 
 _log = logging.getLogger("headgate.budgets")
 
@@ -43,22 +45,22 @@ class BudgetQueue:
         self.clock = clock
         self.chances = 0
         """How often room may have come."""
-        self.lines: dict[Scope, _Line] = {}
+        self.lines: dict[_Key, _Line] = {}
         self._numbers = count()
 
     def __len__(self) -> int:
         return sum(len(line.waiters) for line in self.lines.values())
 
-    def waiter(self, scopes: Iterable[Scope]) -> BudgetWaiter:
+    def waiter(self, scopes: Iterable[Scope], kind: str = "") -> BudgetWaiter:
         """Return one who comes now, and is charged to these scopes; it leaves when it is served."""
-        return BudgetWaiter(self, next(self._numbers), tuple(scopes))
+        return BudgetWaiter(self, next(self._numbers), tuple(scopes), kind)
 
     def freed(self, scopes: Iterable[Scope]) -> None:
         """Let those who wait in these scopes ask again: something was settled there."""
         self.chances += 1
-        for scope in scopes:
-            line = self.lines.get(scope)
-            if line is not None:
+        if self.lines:
+            freed = frozenset(scopes)
+            for line in [line for (scope, _), line in self.lines.items() if scope in freed]:
                 line.wake()
 
     async def reserve(
@@ -66,12 +68,16 @@ class BudgetQueue:
         scopes: Iterable[Scope],
         ask: Callable[[], Awaitable[Result]],
         *,
+        kind: str = "",
         max_wait_seconds: float | None,
     ) -> Result:
-        """Ask when it is one's turn, until it is granted, cannot be, or has waited long enough."""
+        """Ask when it is one's turn, until it is granted, cannot be, or has waited long enough.
+
+        `kind` is that of work whose amount may be worked out by the ledger.
+        """
         loop = asyncio.get_running_loop()
         deadline = None if max_wait_seconds is None else loop.time() + max_wait_seconds
-        waiter = self.waiter(scopes)
+        waiter = self.waiter(scopes, kind)
         refusal: BudgetExceededError | None = None
         is_late = False
         try:
@@ -98,7 +104,9 @@ class BudgetQueue:
 class BudgetWaiter:
     """One who wants money. It asks, and whenever it is refused it waits for its next turn."""
 
-    def __init__(self, queue: BudgetQueue, number: int, scopes: tuple[Scope, ...]) -> None:
+    def __init__(
+        self, queue: BudgetQueue, number: int, scopes: tuple[Scope, ...], kind: str
+    ) -> None:
         self.number = number
         self.since = queue.clock()
         self.turn: asyncio.Future[None] | None = None
@@ -106,6 +114,7 @@ class BudgetWaiter:
         self.not_before: float | None = None
         self._queue = queue
         self._scopes = scopes
+        self._kind = kind
         self._line: _Line | None = None
         self._chance = queue.chances
 
@@ -123,7 +132,7 @@ class BudgetWaiter:
         line = self._line_for(refusal)
         if line is None:
             return
-        self.not_before = None if refusal is None else _window_time(refusal)
+        self.not_before = None if refusal is None else self._window_time(refusal)
         self.turn = asyncio.get_running_loop().create_future()
         has_chance = refusal is not None and self._chance != self._queue.chances
         line.enter(self, has_chance=has_chance)
@@ -141,32 +150,47 @@ class BudgetWaiter:
             if ahead is None or ahead is self._line:
                 return ahead
         else:
-            scope = refusal.scope
-            found = self._queue.lines.get(scope)
+            key = (refusal.scope, refusal.kind)
+            found = self._queue.lines.get(key)
             if found is None:
-                found = self._queue.lines[scope] = _Line(self._queue, scope)
+                found = self._queue.lines[key] = _Line(self._queue, key)
             ahead = found
         if ahead is not self._line:
             if refusal is not None and len(self._queue) >= MAX_WAITERS:
                 raise refusal
             self.leave()
             # Leaving may have ended the line that it goes to.
-            self._line = self._queue.lines.setdefault(ahead.scope, ahead)
+            self._line = self._queue.lines.setdefault(ahead.key, ahead)
         return self._line
 
     def _line_ahead(self) -> _Line | None:
+        if not self._queue.lines:
+            return None
+        kinds = ("", self._kind) if self._kind else ("",)
         for scope in self._scopes:
-            line = self._queue.lines.get(scope)
-            if line is not None and line.is_held_before(self.number):
-                return line
+            for kind in kinds:
+                line = self._queue.lines.get((scope, kind))
+                if line is not None and line.is_held_before(self.number):
+                    return line
         return None
+
+    def _window_time(self, refusal: BudgetExceededError) -> float | None:
+        """Return when a window frees room, if reservations in flight cannot."""
+        could_be_released = refusal.spent + refusal.overrun + refusal.requested <= refusal.limit
+        # What may shrink may do with less than it asked for.
+        may_do_with_less = bool(self._kind) and refusal.reserved > 0
+        return None if could_be_released or may_do_with_less else refusal.resets_at
 
 
 class _Line:
-    """Those who wait in one scope, by when they came; one of them asks at a time."""
+    """Those who wait in one scope, by when they came; one of them asks at a time.
 
-    def __init__(self, queue: BudgetQueue, scope: Scope) -> None:
-        self.scope = scope
+    Work of a kind of which too much is in flight has a line of its own: it waits for its like, and
+    not for room.
+    """
+
+    def __init__(self, queue: BudgetQueue, key: _Key) -> None:
+        self.key = key
         self.waiters: list[BudgetWaiter] = []
         self._queue = queue
         self._asking: BudgetWaiter | None = None
@@ -213,8 +237,8 @@ class _Line:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._queue.lines.get(self.scope) is self:
-            del self._queue.lines[self.scope]
+        if self._queue.lines.get(self.key) is self:
+            del self._queue.lines[self.key]
 
     def wake(self) -> None:
         """Let the first one ask: room may have come."""
@@ -263,25 +287,25 @@ class _Line:
             return
         self._is_told = True
         until = "" if first.not_before is None else f" until {utc_time(first.not_before)}"
+        scope, kind = self.key
+        if kind:
+            line = "%d calls wait for the first of their kind (%s); give estimates to run them all"
+            _log.warning(line, len(self.waiters), kind)
+            return
         line = "%d calls wait for room in the budget %s%s; raise its limit, or set max_wait_seconds"
-        _log.warning(line, len(self.waiters), self.scope or "(root)", until)
+        _log.warning(line, len(self.waiters), scope or "(root)", until)
 
 
-def _window_time(refusal: BudgetExceededError) -> float | None:
-    """Return when a window frees room, if reservations in flight cannot."""
-    could_be_released = refusal.spent + refusal.overrun + refusal.requested <= refusal.limit
-    return None if could_be_released else refusal.resets_at
-
-
-_queues: WeakKeyDictionary[Any, WeakKeyDictionary[asyncio.AbstractEventLoop, BudgetQueue]]
-_queues = WeakKeyDictionary()
+_PerLoop = WeakKeyDictionary[asyncio.AbstractEventLoop, BudgetQueue]
+_queues: WeakKeyDictionary[object, _PerLoop] = WeakKeyDictionary()
 
 
 def queue_of(tracker: object, clock: Callable[[], float] = time.time) -> BudgetQueue:
     """Return the queue of a tracker on this event loop."""
     loop = asyncio.get_running_loop()
     try:
-        return _queues.setdefault(tracker, WeakKeyDictionary()).setdefault(loop, BudgetQueue(clock))
+        per_loop = _queues.setdefault(tracker, WeakKeyDictionary())
+        return per_loop.setdefault(loop, BudgetQueue(clock))
     except TypeError:
         # One that cannot be referred to weakly has no queue: its calls wait each for themselves.
         return BudgetQueue(clock)
@@ -290,6 +314,7 @@ def queue_of(tracker: object, clock: Callable[[], float] = time.time) -> BudgetQ
 def tell_freed(tracker: object, scopes: Iterable[Scope]) -> None:
     """Tell those who wait for a tracker on this event loop that something was settled."""
     with suppress(TypeError):
-        queue = _queues.get(tracker, {}).get(asyncio.get_running_loop())
+        per_loop = _queues.get(tracker)
+        queue = None if per_loop is None else per_loop.get(asyncio.get_running_loop())
         if queue is not None:
             queue.freed(scopes)
