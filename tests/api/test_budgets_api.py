@@ -205,6 +205,7 @@ async def test_a_full_budget_is_402_with_its_figures(kind: str) -> None:
             "scope": "project:search",
             "unit": "usd",
             "limit": "1.00",
+            "used": "0.75",
             "spent": "0.00",
             "reserved": "0.75",
             "overrun": "0.00",
@@ -222,6 +223,7 @@ async def test_tokens_are_refused_in_tokens() -> None:
         details = answer.problem["details"]
         assert (details["unit"], details["limit"], details["requested"]) == ("tokens", 10, 11)
         assert (details["resetsAt"], details["mayClear"]) == (None, False)
+        assert (details["scope"], details["used"]) == ("session:s", 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -237,7 +239,8 @@ async def test_a_lease_that_ends_gives_back_what_was_held_and_books_what_was_sen
         status = (await it.status("session:s")).json
         assert (status["reservedUsd"], status["spentUsd"]) == ("0.00", "1.00")
         late = await it.ask("dispatched", id="held", scope="session:s")
-        assert (late.status, late.problem["details"]) == (409, {"state": "expired"})
+        expired = {"id": "held", "scope": "session:s", "state": "expired"}
+        assert (late.status, late.problem["details"]) == (409, expired)
         assert (await it.ask("commit", id="sent", scope="session:s", usd="0.5")).status == 200
         assert (await it.status("session:s")).json["spentUsd"] == "0.50"
 
@@ -258,10 +261,8 @@ async def test_an_extended_lease_ends_later_and_never_sooner(kind: str) -> None:
         it.clock.advance(2.0)
         late = await it.ask("extend", **name)
         assert (late.status, late.problem["code"]) == (409, "reservation_conflict")
-        assert (late.problem["details"], "'r'" in late.problem["error"]) == (
-            {"state": "expired"},
-            True,
-        )
+        assert late.problem["details"] == {**name, "state": "expired"}
+        assert "'r'" in late.problem["error"]
         unknown = await it.ask("extend", id="other", scope="session:s")
         assert (unknown.status, unknown.problem["code"]) == (404, "not_found")
 

@@ -26,6 +26,7 @@ from headgate.api.schema.tasks import (
     BudgetStatusBody,
     CommitBody,
     CreateBudgetBody,
+    Details,
     ExtendBody,
     ReservationBody,
     ReservationNameBody,
@@ -182,7 +183,8 @@ def _in_words_of_the_caller(given_id: str, scope: Scope) -> Iterator[str]:
     except IllegalSettlementError as error:
         line = str(error).replace(reservation_id, f"'{given_id}'")
         code = "not_found" if error.current == "unknown" else "reservation_conflict"
-        raise ApiError(code, line, details={"state": error.current}) from None
+        details: Details = {"id": given_id, "scope": scope, "state": error.current}
+        raise ApiError(code, line, details=details) from None
 
 
 def _id_within(scope: Scope, given_id: str) -> str:

@@ -270,16 +270,18 @@ def _outage(error: StoreError) -> ApiError:
 
 def _exceeded(error: BudgetExceededError) -> Details:
     is_money = error.unit == "micro_usd"
-    names = ("limit", "spent", "reserved", "overrun", "requested")
-    amounts: Details = {
-        name: plain_usd(amount) if is_money else amount
-        for name in names
-        for amount in (getattr(error, name),)
+    amounts = {
+        "limit": error.limit,
+        "used": error.spent + error.reserved + error.overrun,
+        "spent": error.spent,
+        "reserved": error.reserved,
+        "overrun": error.overrun,
+        "requested": error.requested,
     }
     return {
         "scope": error.scope,
         "unit": "usd" if is_money else "tokens",
-        **amounts,
+        **{name: plain_usd(amount) if is_money else amount for name, amount in amounts.items()},
         "resetsAt": _time(error.resets_at),
         "mayClear": error.may_clear,
     }
