@@ -8,7 +8,10 @@ import pytest
 
 from budgets.support import A_DAY_SECONDS, TrackerFactory, assert_ledger_is_right, usd
 from headgate.budgets.tracker import LedgerTracker
-from headgate.core.budgets.reservations import ReservationState
+from headgate.core.budgets.ledger import ReserveRequest
+from headgate.core.budgets.reservations import NO_LEASE_END, Reservation, ReservationState
+from headgate.core.budgets.scopes import ROOT, Scope
+from headgate.core.money import MicroUsd, Tokens
 from headgate.errors import BudgetExceededError, IllegalSettlementError
 
 SESSION = "session:eval"
@@ -236,4 +239,35 @@ async def test_the_ledger_outlives_a_tracker(tracker_factory: TrackerFactory) ->
         assert await tracker.status() == before
         tracker_factory.clock.advance(10)
         assert await usd(tracker, SESSION) == (0, 0, 0)
+        await assert_ledger_is_right(tracker)
+
+
+async def test_money_without_a_lease_is_held_until_it_is_settled(
+    tracker_factory: TrackerFactory,
+) -> None:
+    """A task store ends it with the attempt that holds it; time alone never does."""
+    clock = tracker_factory.clock
+    async with tracker_factory() as tracker:
+        ledger = tracker.ledger
+        for number, dispatched in enumerate((False, True, True)):
+            made = await ledger.reserve(
+                ReserveRequest(
+                    reservation_id=f"task:{number}",
+                    scopes=(ROOT, Scope(SESSION)),
+                    micro_usd=MicroUsd(100_000),
+                    tokens=Tokens(0),
+                    lease_seconds=None,
+                    dispatched=dispatched,
+                )
+            )
+            assert isinstance(made, Reservation)
+            assert made.lease_until == NO_LEASE_END
+        clock.advance(365 * A_DAY_SECONDS)
+        assert await ledger.sweep() == 0
+        assert await usd(tracker, SESSION) == (0, 300_000, 0)
+        extended = await tracker.extend("task:0", 60)
+        assert extended.lease_until == NO_LEASE_END, "a lease is never shortened"
+        await tracker.commit("task:1", "0.04")
+        await tracker.release("task:2")
+        assert await usd(tracker, SESSION) == (40_000, 100_000, 0)
         await assert_ledger_is_right(tracker)

@@ -1,4 +1,4 @@
-"""The time of one attempt: whoever runs it stops it then, and its money is not held for longer."""
+"""The time of one attempt: whoever runs it stops it then."""
 
 from __future__ import annotations
 
@@ -10,23 +10,15 @@ import pytest
 from engine.one_service import Service, play
 from engine.simulated_work import DONE, FOREVER_SECONDS, always, in_turn
 from engine.simulated_workers import SimulatedClient
-from headgate.budgets.local import LocalLedger
 from headgate.client.worker import ServiceConnection, Worker
-from headgate.core.budgets.scopes import ROOT
-from headgate.core.dispatch_state import (
-    DEADLINE_GRACE_SECONDS,
-    GRACE_SECONDS,
-    NO_DEADLINE_SECONDS,
-    Planned,
-)
+from headgate.core.dispatch_state import DEADLINE_GRACE_SECONDS
 from headgate.core.lifecycle import Failed, Succeeded, Usage
-from headgate.core.task import Task, TaskRecord, TaskStatus, Terms
+from headgate.core.task import TaskRecord, TaskStatus
 from headgate.engine.engine import Engine
 from headgate.engine.workers import Claim
 from headgate.testing import Host
 
 PULL: dict[str, Any] = {"pull_targets": frozenset({"pull"}), "worker_lease_seconds": 30.0}
-NOW = 1_000_000.0
 
 
 @pytest.mark.parametrize("stop_seconds", [0.0, 0.5])
@@ -102,53 +94,6 @@ def test_the_deadline_still_counts_while_a_timed_out_task_waits_for_its_next_try
 
     record = play(scenario, always(FOREVER_SECONDS))
     assert record.error in ("deadline exceeded while queued", "deadline exceeded while running")
-
-
-@pytest.mark.parametrize(
-    ("deadline", "attempt_seconds", "lasts_seconds"),
-    [
-        (None, None, NO_DEADLINE_SECONDS),
-        (NOW + 50, None, 50.0),
-        (None, 30.0, 30.0),
-        (None, 7 * 86_400.0, 7 * 86_400.0),
-        (NOW + 50, 30.0, 30.0),
-        (NOW + 20, 30.0, 20.0),
-        (NOW - 1, 30.0, 0.0),
-    ],
-)
-def test_money_is_held_for_as_long_as_the_attempt_can_take_and_a_grace(
-    deadline: float | None, attempt_seconds: float | None, lasts_seconds: float
-) -> None:
-    line = Planned(
-        task=Task(id="t", project_id="x", created_at=NOW, deadline=deadline),
-        terms=Terms(attempt_seconds=attempt_seconds),
-        attempt=1,
-        agent_id="a",
-        node_id="n",
-        tokens=1,
-        micro_usd=1,
-    )
-    request = line.reserve_request("r", NOW, dispatched=True)
-    assert request.lease_seconds == lasts_seconds + GRACE_SECONDS
-
-
-def test_money_of_a_dead_process_is_assumed_soon_after_its_attempt_could_have_ended() -> None:
-    async def scenario(service: Service) -> None:
-        ledger = service.ledger
-        assert ledger is not None
-        task_id = await service.submit(attempt_seconds=30.0)
-        await service.running(task_id)
-        service.engine.runner.abandon()
-        service.away.add(0)
-        await asyncio.sleep(30.0 + GRACE_SECONDS - 1.0)
-        assert (await ledger.accounts(ROOT, most=1))[0].balance.reserved_tokens == 100
-        await asyncio.sleep(2.0)
-        balance = (await ledger.accounts(ROOT, most=1))[0].balance
-        assert (balance.spent_tokens, balance.reserved_tokens) == (100, 0)
-        service.away.clear()
-
-    work = always(FOREVER_SECONDS)
-    play(scenario, work, new_ledger=lambda clock: LocalLedger(clock=clock))
 
 
 async def claimed(service: Service, worker_id: str | None, running: dict[str, int]) -> str:

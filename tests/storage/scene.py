@@ -45,7 +45,6 @@ STORES = ("memory", "wired", "sqlite", "postgres")
 HERE = "n1"
 AWAY = "n2"
 LEASE_SECONDS = 10.0
-RESERVATION_SECONDS = 1_000.0
 NO_LIMITS = QueueLimits(max_queue=None, max_per_agent=None)
 DONE = Finish(status=TaskStatus.DONE)
 FAILED = Finish(status=TaskStatus.FAILED, error="it broke")
@@ -178,7 +177,7 @@ class Scene:
             scopes=(ROOT, Scope("project:search"), Scope("session:s")),
             micro_usd=micro_usd,  # type: ignore[arg-type]
             tokens=tokens,  # type: ignore[arg-type]
-            lease_seconds=RESERVATION_SECONDS,
+            lease_seconds=None,
             dispatched=starts,
         )
         return Assignment(

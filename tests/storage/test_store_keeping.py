@@ -7,18 +7,20 @@ from functools import partial
 import msgspec
 import pytest
 
-from headgate.core.budgets.ledger import SettleRequest
-from headgate.core.budgets.reservations import Call
+from headgate.core.budgets.ledger import Balance, SettleRequest
+from headgate.core.budgets.reservations import Call, Reservation
+from headgate.core.budgets.scopes import ROOT
 from headgate.core.lifecycle import NOTHING_USED
 from headgate.core.money import MicroUsd, Tokens
 from headgate.core.rate_limits import RateCharge
 from headgate.core.retention import BY_AGE, BY_NUMBER, Retention, RetentionCut
 from headgate.errors import StoreError
-from headgate.storage import maintenance, queries
+from headgate.storage import ledger, maintenance, queries
+from headgate.storage.sql_store import UPKEEP_SECONDS
 from headgate.storage.store import Node, TaskQuery
 from headgate.storage.task_ids import first_id_at
 from headgate.storage.transaction import Dialect, Transaction
-from storage.scene import AWAY, DONE, FAILED, HERE, LEASE_SECONDS, Place, ids
+from storage.scene import AWAY, DONE, FAILED, HERE, LEASE_SECONDS, Place, Scene, ids
 
 A_DAY_SECONDS = 86_400.0
 
@@ -277,3 +279,64 @@ async def test_what_was_acknowledged_can_be_read_at_once(place: Place) -> None:
         for number in range(50):
             await scene.submit(f"t{number}")
             assert await scene.state(f"t{number}") == "queued"
+
+
+async def test_money_that_no_task_holds_any_more_is_not_held_for_ever(place: Place) -> None:
+    """A reservation of a task has no lease; one that was left behind is ended."""
+    async with place.scene() as scene:
+        await scene.run("runs")
+        await scene.run("ends")
+        await scene.settle("ends")
+        await scene.submit("waits")
+
+        def leave_behind(transaction: Transaction) -> None:
+            for task_id, dispatched in (("gone", True), ("ends", True), ("waits", False)):
+                line = scene.line(task_id, attempt=7).reserve
+                assert line is not None
+                request = msgspec.structs.replace(line, dispatched=dispatched)
+                (answer,) = ledger.apply_batch(transaction, [request], scene.clock())
+                assert isinstance(answer, Reservation)
+
+        await scene.store.writer.submit(leave_behind)
+        assert await balance(scene) == Balance(
+            spent_tokens=Tokens(70),
+            spent_micro_usd=MicroUsd(7),
+            reserved_tokens=Tokens(400),
+            reserved_micro_usd=MicroUsd(40),
+        )
+        await scene.let_time_pass(UPKEEP_SECONDS - 1.0)
+        assert (await balance(scene)).reserved_tokens == 400, "once a minute is enough"
+        await scene.let_time_pass(2.0)
+        assert await balance(scene) == Balance(
+            spent_tokens=Tokens(270),
+            spent_micro_usd=MicroUsd(27),
+            reserved_tokens=Tokens(100),
+            reserved_micro_usd=MicroUsd(10),
+        ), "what had begun is assumed, what had not is given back, what runs is held"
+
+
+async def balance(scene: Scene) -> Balance:
+    """Read what is booked at the root."""
+
+    def read(transaction: Transaction) -> Balance:
+        return ledger.accounts(transaction, ROOT, scene.clock(), most=1)[0].balance
+
+    return await scene.store.writer.submit(read)
+
+
+async def test_more_orphans_than_fit_into_one_step_are_ended_in_several(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "HOLDERS_PER_STEP", 3)
+    async with place.scene() as scene:
+
+        def leave_behind(transaction: Transaction) -> None:
+            for number in range(8):
+                line = scene.line(f"gone{number}").reserve
+                assert line is not None
+                ledger.apply_batch(transaction, [line], scene.clock())
+
+        await scene.store.writer.submit(leave_behind)
+        for left in (500, 200, 0, 0):
+            await scene.let_time_pass(UPKEEP_SECONDS + 1.0)
+            assert (await balance(scene)).reserved_tokens == left

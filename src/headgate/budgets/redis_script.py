@@ -207,7 +207,7 @@ class Batch:
             request.reservation_id,
             request.micro_usd,
             request.tokens,
-            self.now + request.lease_seconds,
+            request.lease_until(self.now),
             dispatched,
             place,
             flexible,
@@ -225,7 +225,7 @@ class Batch:
             charges=self._sets[request.scopes][1],
             micro_usd=request.micro_usd,
             tokens=request.tokens,
-            lease_until=self.now + request.lease_seconds,
+            lease_until=request.lease_until(self.now),
             state=ReservationState.DISPATCHED if request.dispatched else ReservationState.HELD,
             dispatched_at_once=request.dispatched,
         )

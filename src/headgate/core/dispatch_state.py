@@ -46,15 +46,12 @@ from headgate.core.task import (
     TaskRecord,
     TaskStatus,
     Terms,
+    reservation_name,
     slot_of,
 )
 
 PAUSED = "paused by an administrator"
 MISSING = "it is not configured; put it back into the file, or cancel the task"
-GRACE_SECONDS = 60.0
-"""How long a reservation outlives the time of its attempt, so that settling comes first."""
-
-NO_DEADLINE_SECONDS = 86_400.0
 
 
 class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,30 +149,24 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
     def reservation_id(self, epoch: int) -> str:
         """Return the name of its reservation: a plan that is tried again reserves nothing twice."""
-        return f"{self.task.id}:{self.attempt}:{epoch}"
+        return reservation_name(self.task.id, self.attempt, epoch)
 
-    def reserve_request(self, name: str, now: float, *, dispatched: bool) -> ReserveRequest:
+    def reserve_request(
+        self, name: str, *, dispatched: bool, lease_seconds: float | None = None
+    ) -> ReserveRequest:
         """Return what the ledger is asked for.
 
-        The lease lasts as long as the attempt can: its settlement ends it, and after a crash the
-        task is recovered and its reservation with it. So nothing is renewed while a task runs.
+        The ledger of the store needs no lease: the lease of the node is that of the money, since
+        whoever settles or recovers the task ends both in one transaction.
         """
         return ReserveRequest(
             reservation_id=name,
             scopes=_charged(self.task.scopes),
             micro_usd=MicroUsd(self.micro_usd),
             tokens=Tokens(self.tokens),
-            lease_seconds=self._longest_seconds(now) + GRACE_SECONDS,
+            lease_seconds=lease_seconds,
             dispatched=dispatched,
         )
-
-    def _longest_seconds(self, now: float) -> float:
-        """Return how long the attempt can take."""
-        deadline, attempt_seconds = self.task.deadline, self.terms.attempt_seconds
-        if deadline is None:
-            return NO_DEADLINE_SECONDS if attempt_seconds is None else attempt_seconds
-        left_seconds = max(0.0, deadline - now)
-        return left_seconds if attempt_seconds is None else min(left_seconds, attempt_seconds)
 
 
 @lru_cache(maxsize=4_096)
@@ -193,6 +184,8 @@ class InFlightAttempt(msgspec.Struct, frozen=True):
     tokens: int
     slot: str | None = None
     attempt_seconds: float | None = None
+    reservation_id: str | None = None
+    """What its money is held under, once that is known."""
 
     @property
     def is_at_worker(self) -> bool:
@@ -240,6 +233,13 @@ class InFlightAttempts:
         self.reserved[task.project_id] = self.reserved.get(task.project_id, 0) + attempt.tokens
         if attempt.slot is not None:
             self.by_slot[attempt.slot] = self.by_slot.get(attempt.slot, 0) + 1
+
+    def name_reservation(self, task_id: str, number: int, reservation_id: str) -> None:
+        """Note what the money of an attempt is held under; one that is over is left alone."""
+        attempt = self._attempts.get(task_id)
+        if attempt is not None and attempt.number == number:
+            named = msgspec.structs.replace(attempt, reservation_id=reservation_id)
+            self._attempts[task_id] = named
 
     def remove(self, attempt: InFlightAttempt) -> None:
         """Stop counting an attempt that is over."""
@@ -1047,6 +1047,7 @@ class DispatchState:
             progress.reserved_tokens,
             slot_of(record),
             record.terms.attempt_seconds,
+            progress.reservation_id,
         )
         self.in_flight.add(attempt)
         self.workers.start(attempt, now)

@@ -326,6 +326,16 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
 
 
+def reservation_name(task_id: str, attempt: int, epoch: int) -> str:
+    """Return what the money of an attempt is held under."""
+    return f"{task_id}:{attempt}:{epoch}"
+
+
+def task_holding(reservation_id: str) -> str:
+    """Return the task whose attempt holds the money of this name."""
+    return reservation_id.rsplit(":", 2)[0]
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far a task has come: the counts behind retries, and its latest attempt.
 

@@ -225,11 +225,20 @@ class Dispatcher:
             now = self._store.now()
         planned = state.plan(now, most=MAX_PLANNED)
         if planned:
-            await self._apply(state, epoch, planned, now)
+            await self._apply(state, epoch, planned)
         if state.forgiven_now:
             forgiven, state.forgiven_now = state.forgiven_now, {}
             await self._store.forgive(epoch, forgiven)
         return bool(planned or expirations)
+
+    def reservations(self) -> list[str]:
+        """Return what the money of everything in flight is held under, as far as this node knows.
+
+        A node that does not dispatch, or has not read the tasks yet, knows of nothing.
+        """
+        state = self.dispatch_state
+        attempts = () if state is None else state.in_flight
+        return [one.reservation_id for one in attempts if one.reservation_id]
 
     async def recover(self, dead_nodes: Sequence[str]) -> None:
         """Take tasks back from nodes whose lease has ended."""
@@ -378,23 +387,24 @@ class Dispatcher:
         known = state.in_flight.nodes() | state.in_flight.known_nodes()
         await self.recover(sorted(known - {node.id for node in news.nodes}))
 
-    async def _apply(
-        self, state: DispatchState, epoch: int, planned: list[Planned], now: float
-    ) -> None:
+    async def _apply(self, state: DispatchState, epoch: int, planned: list[Planned]) -> None:
         """Have the store apply a plan, and give back what it or a budget refused."""
         expirations: list[Expiration] = []
         if self._external is not None:
-            plan = await self._external.reserve(planned, epoch, now)
+            plan = await self._external.reserve(planned, epoch)
             planned = plan.reserved
             for one, refused in plan.refused:
                 expirations += self._refuse(state, one, _not_reserved(one, refused))
             for one, error in plan.wrong:
                 self._refuse(state, one, _not_reserved(one, None))
                 expirations += _rejected({one.task.id: error})
-        answers = await self._assign(planned, epoch, now) if planned else []
+        answers = await self._assign(planned, epoch) if planned else []
         not_applied: list[Planned] = []
         for one, answer in zip(planned, answers, strict=True):
             if isinstance(answer, Assigned):
+                if self._external is not None:
+                    name = answer.record.progress.reservation_id or ""
+                    state.in_flight.name_reservation(one.task.id, one.attempt, name)
                 self._assigned(answer.record)
                 continue
             expirations += self._refuse(state, one, answer)
@@ -406,10 +416,8 @@ class Dispatcher:
         if expirations:
             self._observe(state, await self._store.drop(epoch, expirations))
 
-    async def _assign(
-        self, planned: list[Planned], epoch: int, now: float
-    ) -> list[Assigned | NotAssigned]:
-        assignments = [self._assignment(one, epoch, now) for one in planned]
+    async def _assign(self, planned: list[Planned], epoch: int) -> list[Assigned | NotAssigned]:
+        assignments = [self._assignment(one, epoch) for one in planned]
         try:
             return await self._store.assign(epoch, assignments)
         except StaleEpochError:
@@ -421,12 +429,12 @@ class Dispatcher:
             self._lost_starts.suspect(one.task.id for one in planned)
             raise
 
-    def _assignment(self, planned: Planned, epoch: int, now: float) -> Assignment:
+    def _assignment(self, planned: Planned, epoch: int) -> Assignment:
         """Return what the store is asked for; what is reserved elsewhere is not reserved again."""
         starts = planned.node_id == self._node_id
         if self._external is None:
             name = planned.reservation_id(epoch)
-            reserve = planned.reserve_request(name, now, dispatched=starts)
+            reserve = planned.reserve_request(name, dispatched=starts)
         else:
             name, reserve = self._external.name(planned, epoch), None
         return Assignment(

@@ -48,7 +48,7 @@ from headgate.core.task_view import moment
 from headgate.core.why import TaskReason, reasons
 from headgate.engine.dispatcher import Dispatcher
 from headgate.engine.events import EventFeed
-from headgate.engine.external_ledger import SettlementOutbox, WatchedLedger
+from headgate.engine.external_ledger import LeaseRenewer, SettlementOutbox, WatchedLedger
 from headgate.engine.history import History, Present
 from headgate.engine.node import NodeLife
 from headgate.engine.reaper import Reaper
@@ -90,6 +90,9 @@ IN_FLIGHT = frozenset({TaskStatus.ASSIGNED, TaskStatus.RUNNING})
 MAX_AMONG = 20_000
 LOOK_ON_SECONDS = 1.0
 """How long a node that does not dispatch looks for what is in flight."""
+
+LOADED_SECONDS = 1.0
+"""How long the leases of money wait for the dispatcher to read what is in flight."""
 
 MAX_SLOTS_SHOWN = 100
 MAX_LOOKED_AT = 20_000
@@ -483,9 +486,18 @@ class Engine:
         }
         if self.ledger is not None:
             loops["ledger"] = self.ledger.run
+            loops["leases"] = LeaseRenewer(self.ledger, self._reservations).run
         if self._outbox is not None:
             loops["outbox"] = self._outbox.run
         return loops | dict(self._further_loops)
+
+    async def _reservations(self) -> set[str]:
+        """Return the money of all attempts that this node runs or sees in flight elsewhere."""
+        # Whoever dispatches reads everything anew after each failure, which takes a moment.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOADED_SECONDS):
+                await self.dispatcher.loaded()
+        return {*self.runner.reservations(), *self.dispatcher.reservations()}
 
     async def _set_budgets(self) -> None:
         budgets = self.settings.budgets

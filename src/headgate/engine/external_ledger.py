@@ -257,7 +257,7 @@ class ReservedPlan(msgspec.Struct, frozen=True, kw_only=True):
 class ExternalReservations:
     """Reserves the money of plans in a ledger outside the store.
 
-    It is only reserved: a crash before the work starts gives it back when its lease ends. The node
+    It is only held: a crash before the work starts gives it back when its lease ends. The node
     that starts the work says so to the ledger first. What was given back is over for the ledger, so
     the next try at the same attempt has another name.
     """
@@ -272,9 +272,9 @@ class ExternalReservations:
         tries = self._given_back.get(first, 0)
         return f"{first}:{tries}" if tries else first
 
-    async def reserve(self, planned: list[Planned], epoch: int, now: float) -> ReservedPlan:
+    async def reserve(self, planned: list[Planned], epoch: int) -> ReservedPlan:
         """Reserve the money of a plan, each attempt by itself."""
-        answers = await asyncio.gather(*(self._reserve(one, epoch, now) for one in planned))
+        answers = await asyncio.gather(*(self._reserve(one, epoch) for one in planned))
         plan = ReservedPlan(reserved=[], refused=[], wrong=[])
         for one, answer in zip(planned, answers, strict=True):
             if isinstance(answer, Refused):
@@ -292,15 +292,12 @@ class ExternalReservations:
             self._use_up(one, epoch)
             await self._ledger.settle(SettleRequest(reservation_id=name, call=Call.RELEASE))
 
-    async def _reserve(
-        self, planned: Planned, epoch: int, now: float
-    ) -> Reservation | Refused | CallerError:
+    async def _reserve(self, planned: Planned, epoch: int) -> Reservation | Refused | CallerError:
         for _ in range(MAX_NAMES):
             name = self.name(planned, epoch)
+            request = planned.reserve_request(name, dispatched=False, lease_seconds=LEASE_SECONDS)
             try:
-                answer = await self._ledger.reserve(
-                    planned.reserve_request(name, now, dispatched=False)
-                )
+                answer = await self._ledger.reserve(request)
             except CallerError as error:
                 return error
             if isinstance(answer, Refused) or answer.state in LIVE:
@@ -314,6 +311,66 @@ class ExternalReservations:
         self._given_back[first] = self._given_back.get(first, 0) + 1
         if len(self._given_back) > MAX_GIVEN_BACK:
             del self._given_back[next(iter(self._given_back))]
+
+
+# The leases of that money. The ledger knows nothing of nodes and their leases, so its own are
+# short, and whoever is in charge of an attempt renews them: the node that runs it, and the
+# dispatcher for all that is in flight, at workers too. They outlive an election, and a restart that
+# takes no longer. When everybody is gone, or the ledger was away for longer, what had begun is
+# assumed to be spent, and its settlement corrects that.
+
+LEASE_SECONDS = 60.0
+RENEWALS_PER_LEASE = 4
+MAX_RENEWED = 1_000
+"""How many leases are renewed at once; a ledger may send them as one batch."""
+
+
+class LeaseRenewer:
+    """Renews the leases of money in a ledger outside the store."""
+
+    def __init__(self, ledger: Ledger, held: Callable[[], Awaitable[set[str]]]) -> None:
+        """Renew what `held` returns: the reservations of attempts that are under way."""
+        self._ledger = ledger
+        self._held = held
+        self._over: set[str] = set()
+
+    async def run(self) -> None:
+        """Renew until cancelled; a ledger that is away is asked again soon."""
+        while True:
+            is_told = await self.run_once()
+            await asyncio.sleep(LEASE_SECONDS / RENEWALS_PER_LEASE if is_told else RETRY_SECONDS)
+
+    async def run_once(self) -> bool:
+        """Renew all leases; return whether the ledger could be told of all of them."""
+        held = await self._held()
+        self._over &= held
+        names = sorted(held - self._over)
+        over: list[str] = []
+        for start in range(0, len(names), MAX_RENEWED):
+            batch = names[start : start + MAX_RENEWED]
+            answers = await asyncio.gather(*(self._renew(name) for name in batch))
+            if None in answers:
+                return False
+            over += [name for name, is_held in zip(batch, answers, strict=True) if not is_held]
+        if over:
+            # Most have been settled since. Of the others the lease ended while nobody renewed it:
+            # what had begun is booked in full by now, and its settlement will correct that.
+            ended = (await self._held()).intersection(over)
+            self._over |= ended
+            if ended:
+                log.warning("the lease of money in use has ended", reservations=len(ended))
+        return True
+
+    async def _renew(self, name: str) -> bool | None:
+        """Renew a lease; return whether the money is held, None if the ledger cannot be asked."""
+        request = SettleRequest(reservation_id=name, call=Call.EXTEND, lease_seconds=LEASE_SECONDS)
+        try:
+            await self._ledger.settle(request)
+        except IllegalSettlementError:
+            return False
+        except StoreError:
+            return None
+        return True
 
 
 async def mark_dispatched(ledger: Ledger, name: str) -> bool:

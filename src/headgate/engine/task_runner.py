@@ -126,6 +126,11 @@ class TaskRunner:
         """Return the tasks that are under way."""
         return list(self._attempts)
 
+    def reservations(self) -> list[str]:
+        """Return what the money of the attempts under way is held under."""
+        names = [one.record.progress.reservation_id for one in self._attempts.values()]
+        return [name for name in names if name]
+
     def start(self, record: TaskRecord) -> None:
         """Begin an attempt; one that is under way already goes on."""
         task_id = record.task.id

@@ -29,6 +29,7 @@ from headgate.core.budgets.ledger import (
 )
 from headgate.core.budgets.reservations import (
     LIVE,
+    NO_LEASE_END,
     Call,
     Charge,
     Delta,
@@ -337,6 +338,10 @@ _DUE = (
     f"SELECT {_RESERVATION} FROM ledger_reservations"  # noqa: S608
     " WHERE finished_at IS NULL AND lease_until <= ? ORDER BY lease_until LIMIT ?"
 )
+_WITHOUT_LEASE = (
+    f"SELECT {_RESERVATION} FROM ledger_reservations"  # noqa: S608
+    " WHERE finished_at IS NULL AND lease_until = ? AND id > ? ORDER BY id LIMIT ?"
+)
 _IS_ANY_DUE = (
     "SELECT 1 FROM ledger_reservations WHERE finished_at IS NULL AND lease_until <= ? LIMIT 1"
 )
@@ -412,6 +417,19 @@ def expire_due(transaction: Transaction, now: float) -> int:
         if len(due) < EXPIRED_PER_ROUND:
             break
     return expired
+
+
+def without_lease(transaction: Transaction, *, after: str, most: int) -> list[Reservation]:
+    """Return reservations that only their holder ends, by id, from behind one on."""
+    rows = transaction.read(_WITHOUT_LEASE, (NO_LEASE_END, after, most))
+    return [to_reservation(row) for row in rows]
+
+
+def end_now(transaction: Transaction, reservations: Sequence[Reservation], now: float) -> None:
+    """End reservations as if their lease ended now: what had begun is assumed to be spent."""
+    due = [msgspec.structs.replace(one, lease_until=now) for one in reservations]
+    if due:
+        _expire(transaction, due, now)
 
 
 def load(transaction: Transaction, requests: Sequence[Request], now: float) -> LedgerState:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import msgspec
+
 from headgate.core.budgets.ledger import Account, SettleRequest
 from headgate.core.budgets.reservations import Call
 from headgate.core.lane_index import NEVER_SERVED
@@ -29,7 +31,7 @@ from headgate.core.retention import (
     excess,
     usage_kept_since,
 )
-from headgate.core.task import TaskStatus
+from headgate.core.task import Progress, TaskStatus, task_holding
 from headgate.storage import ledger, usage
 from headgate.storage.schema import CUTS
 from headgate.storage.task_ids import seconds_of
@@ -178,6 +180,35 @@ def purge(transaction: Transaction, now: float) -> None:
     transaction.run(_PURGE_RATES, (2 * BUCKETS_PER_WINDOW,))
     for statement in (_FOLD_LANES, _PURGE_LANES):
         transaction.run(statement, (LANE_KEPT_TICKS,))
+
+
+# Money that a task holds has no lease of its own: whatever ends the attempt settles it in the same
+# transaction. So a live reservation without an attempt is left over from another configuration or
+# from a fault, and nobody else would ever end it.
+
+HOLDERS_PER_STEP = 500
+
+_HOLDERS = about("SELECT state, progress FROM tasks", "id")
+_IN_FLIGHT = frozenset({TaskStatus.ASSIGNED.value, TaskStatus.RUNNING.value})
+_progresses = msgspec.json.Decoder(Progress)
+
+
+def end_orphans(transaction: Transaction, now: float, *, after: str = "") -> str:
+    """End reservations whose task does not hold them any more, for some after the given one.
+
+    Returns the reservation to go on after, empty at the end.
+    """
+    found = ledger.without_lease(transaction, after=after, most=HOLDERS_PER_STEP)
+    if not found:
+        return ""
+    task_ids = list({task_holding(one.id) for one in found})
+    held = {
+        _progresses.decode(progress).reservation_id
+        for state, progress in transaction.read(_HOLDERS, task_ids)
+        if state in _IN_FLIGHT
+    }
+    ledger.end_now(transaction, [one for one in found if one.id not in held], now)
+    return found[-1].id if len(found) == HOLDERS_PER_STEP else ""
 
 
 # The scopes that have a limit, with what they have used, some at a time.

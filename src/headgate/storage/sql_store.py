@@ -230,6 +230,7 @@ class TaskTables:
         self._cache = cache
         self._tidied_at = float("-inf")
         self._purged_up_to = ROOT
+        self._held_up_to = ""
         # A database has one transaction object for each of its connections.
         self._checked: Transaction | None = None
 
@@ -288,6 +289,7 @@ class TaskTables:
             return
         self._tidied_at = now
         self._purged_up_to = ledger.purge_buckets(transaction, now, after=self._purged_up_to)
+        self._held_up_to = maintenance.end_orphans(transaction, now, after=self._held_up_to)
         maintenance.purge(transaction, now)
 
 

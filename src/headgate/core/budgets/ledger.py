@@ -26,6 +26,7 @@ import msgspec
 
 from headgate.core.budgets.reservations import (
     LIVE,
+    NO_LEASE_END,
     Call,
     Charge,
     Delta,
@@ -478,13 +479,18 @@ ZoneResolver = Callable[[str], tzinfo]
 
 
 class ReserveRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Reserve amounts in all these scopes, root first, or in none."""
+    """Reserve amounts in all these scopes, root first, or in none.
+
+    Without a lease the money is held until it is settled, however long that takes. That is for
+    whoever keeps the holder in the same transactions, as a task store does: the end of a task, or
+    of the node that runs it, settles its money.
+    """
 
     reservation_id: str
     scopes: tuple[Scope, ...]
     micro_usd: MicroUsd
     tokens: Tokens
-    lease_seconds: float
+    lease_seconds: float | None
     dispatched: bool = False
     flexible: Flexible | None = None
 
@@ -503,6 +509,10 @@ class ReserveRequest(msgspec.Struct, frozen=True, kw_only=True):
             self.tokens if flexible.tokens is HoldRule.EXACT else None,
         )
 
+    def lease_until(self, now: float) -> float:
+        """Return when the lease ends of a reservation that is made now."""
+        return NO_LEASE_END if self.lease_seconds is None else now + self.lease_seconds
+
 
 class SettleRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A further call on a reservation; the amounts go with commit, the lease with extend."""
@@ -512,6 +522,10 @@ class SettleRequest(msgspec.Struct, frozen=True, kw_only=True):
     micro_usd: MicroUsd = MicroUsd(0)
     tokens: Tokens = Tokens(0)
     lease_seconds: float = 0.0
+
+    def lease_until(self, now: float) -> float:
+        """Return when a lease ends that is renewed now."""
+        return now + self.lease_seconds
 
 
 class LedgerState:
@@ -575,7 +589,7 @@ class LedgerState:
             charges=self._charges_at(request.scopes, accounts, now),
             micro_usd=amounts[0],
             tokens=amounts[1],
-            lease_until=now + request.lease_seconds,
+            lease_until=request.lease_until(now),
             dispatched=request.dispatched,
             kind="" if flexible is None else counted_kind(accounts, flexible),
         )
@@ -658,7 +672,7 @@ def _settlement(reservation: Reservation, request: SettleRequest, now: float) ->
         case Call.DISPATCHED:
             return mark_dispatched(reservation)
         case Call.EXTEND:
-            return extend(reservation, lease_until=now + request.lease_seconds)
+            return extend(reservation, lease_until=request.lease_until(now))
         case Call.COMMIT:
             return commit(reservation, micro_usd=request.micro_usd, tokens=request.tokens)
         case Call.RELEASE:

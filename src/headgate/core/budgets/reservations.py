@@ -37,6 +37,9 @@ class ReservationState(FastEnum):
 
 LIVE = frozenset({ReservationState.HELD, ReservationState.DISPATCHED})
 
+NO_LEASE_END = 253_402_300_800.0
+"""The year 10000: the `lease_until` of a reservation that only its holder ends, never time."""
+
 
 class Call(FastEnum):
     """What can be asked of a reservation; `expire` is asked by time."""
