@@ -12,7 +12,7 @@ import gc
 import logging
 import resource
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from itertools import count
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -50,6 +50,11 @@ class QuietProvider:
         """Tell that a little is used."""
         row = QuotaLimit(type="TOKENS_LIMIT", percentage=7, next_reset_epoch_ms=1_800_000_000_000)
         return QuotaReport(limits=(row,))
+
+    def read_response(
+        self, _status: int, _headers: Mapping[str, str], _now: float
+    ) -> QuotaReport | None:
+        """Tell nothing: there is no traffic."""
 
     async def wake(self, _call: Call) -> WakeAnswer:
         """Answer; nobody asks."""

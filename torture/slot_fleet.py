@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 from zoneinfo import ZoneInfo
 
@@ -145,6 +145,11 @@ class FleetProvider:
             type="TOKENS_LIMIT", unit=3, percentage=window.percent, next_reset_epoch_ms=reset_ms
         )
         return QuotaReport(limits=(row,))
+
+    def read_response(
+        self, _status: int, _headers: Mapping[str, str], _now: float
+    ) -> QuotaReport | None:
+        """Tell nothing: there is no traffic."""
 
     async def wake(self, call: Call) -> WakeAnswer:
         """Open the window of the key, and note a wake that found it open."""

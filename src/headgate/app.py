@@ -54,7 +54,7 @@ from headgate.errors import InvalidSettingError
 from headgate.executors.build import build_executors
 from headgate.executors.executor import Executor
 from headgate.executors.targets import Target, free_failures
-from headgate.executors.templates import VARIABLE, Environment
+from headgate.executors.templates import VARIABLE, Environment, ObserveSlot
 from headgate.metrics import Beside, ServiceMetrics
 from headgate.providers.endpoints import ProviderEndpoint
 from headgate.providers.http_headers import check_header_value
@@ -105,7 +105,8 @@ def build_service(
     store = build_store(settings, data=data, keeps_ledger=ledger is None, starter=starter)
     telemetry = build_telemetry(environ) if settings.telemetry.otel else None
     slot_keys = SlotKeys(settings, environ)
-    assembly = ServiceParts(environ, telemetry, slot_keys)
+    slots = build_slots(settings, store, environ, data=data, is_shared=is_shared(settings))
+    assembly = ServiceParts(environ, telemetry, slot_keys, slots.slots.observe)
     executors = assembly.executors(settings.targets)
     engine = Engine(store, executors, engine_settings(settings), ledger=ledger)
     if telemetry is not None:
@@ -122,7 +123,7 @@ def build_service(
         ledger=ledger,
     )
     config.listen(lambda settings, _is_paused: slot_keys.reconfigure(settings))
-    slots = attach_slots(engine, store, settings, environ, data=data, is_shared=is_shared(settings))
+    attach_slots(engine, slots)
     config.listen(lambda settings, _is_paused: slots.reconfigure(settings))
     api = build_api(
         engine, store, settings, config, slots=slots.slots, webhooks=webhooks, telemetry=telemetry
@@ -199,11 +200,16 @@ class ServiceParts:
     """How settings become parts of the engine, with the variables and keys of the targets."""
 
     def __init__(
-        self, environ: Mapping[str, str], telemetry: Telemetry | None, slot_keys: SlotKeys
+        self,
+        environ: Mapping[str, str],
+        telemetry: Telemetry | None,
+        slot_keys: SlotKeys,
+        observe_slot: ObserveSlot,
     ) -> None:
         self._environ = environ
         self._telemetry = telemetry
         self._slot_keys = slot_keys
+        self._observe_slot = observe_slot
 
     def engine_settings(self, settings: Settings, *, is_paused: bool) -> EngineSettings:
         """Return the part of the settings that the engine goes by."""
@@ -211,7 +217,7 @@ class ServiceParts:
 
     def executors(self, targets: Mapping[str, Target]) -> dict[str, Executor]:
         """Return an executor for each target; none of them is open."""
-        executors = build_executors(targets, self._environ, self._slot_keys)
+        executors = build_executors(targets, self._environ, self._slot_keys, self._observe_slot)
         if self._telemetry is None:
             return executors
         return {name: self._telemetry.traced(name, one) for name, one in executors.items()}
@@ -389,22 +395,12 @@ def build_slots(
     return SlotWork(settings, store, environ, data=data, is_shared=is_shared)
 
 
-def attach_slots(
-    engine: Engine,
-    store: SqlTaskStore,
-    settings: Settings,
-    environ: Mapping[str, str],
-    *,
-    data: Path,
-    is_shared: bool,
-) -> SlotWork:
+def attach_slots(engine: Engine, work: SlotWork) -> None:
     """Have an engine run slots, and decide by how much room they have."""
-    work = build_slots(settings, store, environ, data=data, is_shared=is_shared)
     engine.before_start(work.slots.prepare)
     engine.also_run("slots", work.run)
     engine.feed.subscribe(paused_slots=work.slots.read_soon)
     work.slots.listen(engine.dispatcher.set_slots)
-    return work
 
 
 def file_mark(name: str | None) -> object:

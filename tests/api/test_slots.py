@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
 
 import pytest
@@ -45,6 +45,11 @@ class Key:
         """Tell the quota."""
         assert call.key == KEY
         return self.quota
+
+    def read_response(
+        self, status: int, headers: Mapping[str, str], now: float
+    ) -> QuotaReport | QuotaFailure | None:
+        """Tell nothing."""
 
     async def wake(self, call: Call) -> WakeAnswer:
         """Take a wake, which opens nothing by itself."""

@@ -21,6 +21,8 @@ OPEN: dict[str, Any] = {
     "name": "work",
     "provider": "zai",
     "zone": "Europe/Berlin",
+    "quotaFrom": "traffic",
+    "quotaText": "headers",
     "state": "open",
     "enabled": True,
     "percentUsed": 7.0,
@@ -147,6 +149,7 @@ OFF = "disabled by hand, `headgate slots enable work` brings it back"
         ({"enabled": False, "disabledReason": OFF, "waitReason": OFF}, "holds tasks", OFF),
         ({"enabled": False, "disabledReason": OFF, "waitReason": OFF}, "reason", None),
         ({"disabledReason": "wakes were not confirmed"}, "reason", "wakes were not confirmed"),
+        ({}, "quota from", "traffic: headers"),
         ({}, "next wake", "13:06 Europe/Berlin: 1 min after the reset"),
         (
             {"readAt": "2027-01-14T06:30:00Z"},

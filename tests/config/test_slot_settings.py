@@ -155,6 +155,14 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"wake_modes": ["sometimes"]}, "slots.work.wake_modes[0]: must be one of interval, times"),
     ({"wake_modes": ["none", "times"]}, "slots.work.wake_modes[0]: must be one of interval"),
     ({"wake_modes": "times"}, "slots.work.wake_modes: must be a list"),
+    ({"wake_on_start": True}, "slots.work.wake_on_start: needs wake_modes beside it; without one"),
+    ({"wake_on_start": "no"}, "slots.work.wake_on_start: must be true or false"),
+    ({"poll": "often"}, "slots.work.poll: must be one of free, request"),
+    ({"poll": "request"}, "slots.work.poll: would cost a request, and the quota is told for"),
+    (
+        {"poll": "request", "provider": "openai", "quota_url": "https://h/q"},
+        "slots.work.poll: would cost a request, and the quota is told for nothing here",
+    ),
     # The key.
     ({"key_env": None}, "slots.work.key_env: is missing; write it, or key_file"),
     ({"key_file": "k"}, "slots.work.key_env: give either key_env or key_file, not both"),
@@ -357,6 +365,27 @@ def test_a_slot_as_the_rules_see_it() -> None:
     plain = slot_config(found, found.slots["plain"], KEY)
     assert (plain.is_enabled, plain.adaptive_polling) == (False, True)
     assert (plain.limit_type, plain.limit_unit, plain.wake.zone) == ("CREDIT_LIMIT", 3, UTC)
+
+
+@pytest.mark.parametrize(
+    ("slot", "source"),
+    [
+        ({}, "address"),
+        (HTTP_JSON, "address"),
+        ({"provider": "anthropic"}, "traffic"),
+        ({"provider": "openai"}, "traffic"),
+        ({"provider": "openai", "wake_modes": ["interval"]}, "traffic"),
+        ({"provider": "anthropic", "quota_url": "https://h/q"}, "address"),
+        ({"provider": "anthropic", "poll": "request"}, "requests"),
+        ({"provider": "openai", "poll": "request"}, "requests"),
+    ],
+)
+def test_no_quota_is_asked_for_with_requests_unless_the_settings_say_so(
+    slot: dict[str, object], source: str
+) -> None:
+    found = made(slot)
+    wake = slot_config(found, found.slots["work"], KEY).wake
+    assert (wake.quota_from, wake.is_polled) == (source, source != "traffic")
 
 
 def digests(slot: Mapping[str, object], key: str | None = KEY, **quota: object) -> tuple[str, str]:

@@ -38,6 +38,8 @@ def slot(**fields: Any) -> SlotBody:
         "name": "work",
         "provider": "zai",
         "zone": "UTC",
+        "quota_from": "address",
+        "quota_text": "",
         "state": "open",
         "enabled": True,
         "limits": [],

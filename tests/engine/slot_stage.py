@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, MutableMapping
 from datetime import UTC, tzinfo
 from itertools import count
 from pathlib import Path
@@ -31,7 +31,9 @@ from headgate.engine.slots.slot import SlotSetup, SlotStatus
 from headgate.engine.slots.slot_log import SlotLog
 from headgate.engine.slots.slots import Slots
 from headgate.errors import InvalidSettingError
+from headgate.providers.endpoints import ProviderEndpoint
 from headgate.providers.provider import Call, RequestFailed, RequestSent, ResponseReceived
+from headgate.providers.quota_apis import ANTHROPIC, HeaderQuotaProvider
 from headgate.storage.memory import MemoryDatabase, MemoryTaskStore
 from headgate.storage.slot_rows import SlotStore
 from headgate.storage.writer import Fault, Faults
@@ -39,6 +41,8 @@ from headgate.testing import SimulatedLoop, simulate
 from headgate.testing.fake_provider import FakeWindow
 
 T = TypeVar("T")
+
+READER = HeaderQuotaProvider(ANTHROPIC, ProviderEndpoint(), clock=lambda: 0.0)
 
 WINDOW_SECONDS = 5 * 3_600.0
 MINUTE = 60.0
@@ -119,6 +123,12 @@ class PlayedProvider:
         answer = world.poll_script.popleft() if world.poll_script else self._report(call.key)
         _tell(call, answer if isinstance(answer, QuotaFailure) else None)
         return answer
+
+    def read_response(
+        self, status: int, headers: Mapping[str, str], now: float
+    ) -> QuotaReport | QuotaFailure | None:
+        """Read the headers as those of Anthropic."""
+        return READER.read_response(status, headers, now)
 
     async def wake(self, call: Call) -> WakeAnswer:
         """Open the window of the key, or answer as the script says."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -181,3 +182,23 @@ def test_only_so_many_keys_are_remembered_and_none_is_shown() -> None:
     assert environment.cleaned(f"key-of-{MAX_KEYS:05}") == "{slot.key}"
     assert environment.cleaned("key-of-00001") == "key-of-00001"
     assert "key-of" not in repr(environment)
+
+
+@pytest.mark.parametrize("status", [200, 429, 500])
+async def test_what_comes_back_with_the_key_of_a_slot_is_shown_to_its_slot(status: int) -> None:
+    seen: list[tuple[str, int, str, float]] = []
+
+    def observe(slot: str, status: int, headers: Mapping[str, str], now: float) -> None:
+        seen.append((slot, status, headers["x-ratelimit-remaining-tokens"], now))
+
+    clock = VirtualClock()
+    async with running_endpoint(reply(status, b"{}", X_RateLimit_Remaining_Tokens="7")) as endpoint:
+        target = HttpTarget(url=endpoint.url, provider="openai")
+        executor = build_executor(
+            "it", target, environ=PATH, clock=clock, slot_keys=read_key, observe_slot=observe
+        )
+        await executor.open()
+        for slot in ("work", None):
+            await executor.execute(on(slot))
+        await executor.close()
+    assert seen == [("work", status, "7", clock())]

@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.slots.quota import QuotaLimit
+from headgate.core.slots.quota import QuotaFailure, QuotaFailureKind, QuotaLimit, QuotaReport
+from headgate.core.slots.slot import SlotConfig, SlotRow
+from headgate.core.slots.steps import is_news, observe
+from headgate.core.slots.wakes import WakeConfig
 from headgate.providers import quota_apis
+from headgate.providers.provider import build_provider
 from headgate.providers.quota_apis import duration_seconds, epoch_ms, reset_time
-from providers.trails import NOW
+from providers.trails import CLOCK, NOW, endpoint_at
 
 SHANGHAI = ZoneInfo("Asia/Shanghai")
 A = "anthropic-ratelimit-"
@@ -208,3 +212,73 @@ def test_no_headers_raise_anything(headers: dict[str, str]) -> None:
         report = dialect.rows_of(headers, NOW)
         assert all(row.percent_used is None or row.percent_used >= 0 for row in report.limits)
         dialect.used_up_until(headers, NOW)
+
+
+PLAN = {
+    f"{A}unified-5h-utilization": "0.25",
+    f"{A}unified-5h-reset": "1771177008",
+    f"{A}unified-5h-status": "allowed",
+}
+REFUSING = PLAN | {f"{A}unified-5h-status": "rejected", f"{A}unified-status": "rejected"}
+RATES = {f"{X}limit-tokens": "100", f"{X}remaining-tokens": "25", f"{X}reset-tokens": "6m0s"}
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "headers", "percent", "resets_at"),
+    [
+        ("anthropic", 200, PLAN, 25.0, 1_771_177_008.0),
+        ("anthropic", 500, PLAN, 25.0, 1_771_177_008.0),
+        ("anthropic", 200, RATES, None, None),
+        ("anthropic", 401, {}, None, None),
+        ("anthropic", 429, {}, None, None),
+        ("openai", 200, RATES, 75.0, NOW + 360),
+        ("openai", 429, RATES, 75.0, NOW + 360),
+        ("openai", 200, PLAN, None, None),
+        ("zai", 200, PLAN | RATES, None, None),
+        ("http-json", 200, PLAN | RATES, None, None),
+    ],
+)
+def test_a_response_to_anybody_tells_the_quota_in_its_headers_or_nothing(
+    name: str,
+    status: int,
+    headers: dict[str, str],
+    percent: float | None,
+    resets_at: float | None,
+) -> None:
+    provider = build_provider(name, endpoint_at(name, "https://p.test"), clock=CLOCK)
+    found = provider.read_response(status, headers, NOW)
+    if percent is None:
+        assert found is None
+        return
+    assert isinstance(found, QuotaReport)
+    assert found.limits[0].percent_used == percent
+    assert found.limits[0].next_reset_epoch_ms == epoch_ms(resets_at)
+
+
+def test_a_refusal_of_a_window_that_is_used_up_says_until_when() -> None:
+    provider = build_provider("anthropic", endpoint_at("anthropic", "https://p.test"), clock=CLOCK)
+    found = provider.read_response(429, REFUSING, NOW)
+    assert isinstance(found, QuotaFailure)
+    assert (found.kind, found.resets_at) == (QuotaFailureKind.EXHAUSTED, 1_771_177_008.0)
+
+
+NAMES = st.sampled_from(sorted({*PLAN, *RATES, f"{A}tokens-remaining", f"{A}tokens-reset"}))
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.sampled_from(["anthropic", "openai"]),
+    st.integers(100, 599),
+    st.dictionaries(NAMES, st.text(max_size=80)),
+)
+def test_no_header_of_real_traffic_breaks_anything(
+    name: str, status: int, headers: dict[str, str]
+) -> None:
+    provider = build_provider(name, endpoint_at(name, "https://p.test"), clock=CLOCK)
+    answer = provider.read_response(status, headers, NOW)
+    config = SlotConfig(name="work", provider=name, wake=WakeConfig(quota_from="traffic"))
+    if answer is not None:
+        row = SlotRow(name="work")
+        is_news(config, row, answer, NOW)
+        changed, done = observe({"work": row}, NOW, config=config, answer=answer, at=NOW)
+        assert (done.row,) == changed or not changed

@@ -7,6 +7,7 @@ import pytest
 from executors.endpoint import reply, reply_json, running_endpoint
 from headgate.core.slots.quota import (
     CREDIT_LIMIT,
+    RATE_LIMIT,
     TOKENS_LIMIT,
     QuotaFailureKind,
     QuotaLimit,
@@ -14,7 +15,6 @@ from headgate.core.slots.quota import (
     driving_limit,
 )
 from headgate.providers.provider import Provider
-from headgate.providers.quota_apis import RATE_LIMIT
 from headgate.testing import FakeProvider
 from providers.trails import CLOCK, KEY, NOW, call, failure_of, faked, provider_at, report_of
 

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from executors.endpoint import Seen, free_port, reply, reply_json, running_endpoint
@@ -436,3 +437,48 @@ async def test_a_target_with_a_slot_uses_its_key_and_runs_no_other_slot(tmp_path
     assert server.seen[0].headers["authorization"] == "Bearer sk-of-a-slot"
     assert b"sk-of-a-slot" not in stage.files()
     assert stage.run.record.config == str(path)
+
+
+TRAFFIC = """
+[[slots]]
+name = "plan"
+provider = "anthropic"
+base_url = "http://127.0.0.1:9"
+key_env = "SLOT_KEY"
+[targets.there]
+kind = "http"
+url = "{there}"
+slot = "plan"
+"""
+
+
+async def test_a_model_step_with_the_key_of_a_slot_tells_its_quota(tmp_path: Path) -> None:
+    usage = {"input_tokens": 10, "output_tokens": 5}
+    answer = {"model": "mine", "content": [{"type": "text", "text": "hi"}], "usage": usage}
+    told = reply(
+        200,
+        msgspec.json.encode(answer),
+        Anthropic_RateLimit_Unified_5h_Utilization="0.25",
+        Anthropic_RateLimit_Unified_5h_Reset="3600",
+    )
+    async with running_endpoint(told) as server, running_endpoint(reply_json({})) as there:
+        path = tmp_path / "headgate.toml"
+        path.write_text(TRAFFIC.format(there=there.url))
+        asking = step(model("here"))
+        using = step(TargetWork(target="there", action=parsed_text("go")), "two")
+        stage = Stage(
+            tmp_path,
+            asking,
+            using,
+            options={"config": path},
+            environ={"SLOT_KEY": "sk-1"},
+            endpoints={"here": endpoint(server.url, "anthropic", "{env.SLOT_KEY}")},
+            prices=PRICES,
+        )
+        async with stage.opened() as (backend, ear):
+            await backend.submit([order(asking)])
+            await ear.wait()
+            async with asyncio.timeout(20):
+                while b"quota-observed" not in stage.files():  # noqa: ASYNC110 - a file tells it
+                    await asyncio.sleep(0.02)
+    assert b'"percent_used":25.0' in stage.files()

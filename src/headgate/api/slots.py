@@ -13,7 +13,7 @@ from headgate.api.http.request import Request, read_limit
 from headgate.api.http.response import Response, json_response
 from headgate.api.submission import check_unknown
 from headgate.core.slots.quota import QuotaLimit
-from headgate.core.slots.slot import SlotReading, why_off
+from headgate.core.slots.slot import SlotReading, is_exhausted, why_off
 from headgate.core.slots.status import (
     LogLine,
     LoopBody,
@@ -23,6 +23,7 @@ from headgate.core.slots.status import (
     SlotLogBody,
     SlotState,
     next_wake,
+    quota_source_words,
 )
 from headgate.core.slots.wakes import WakeMode, is_paused
 from headgate.core.task_view import exact_moment
@@ -48,6 +49,8 @@ def slot_body(status: SlotStatus, now: float) -> SlotBody:
         name=status.config.name,
         provider=status.config.provider,
         zone=str(status.config.wake.zone),
+        quota_from=status.config.wake.quota_from,
+        quota_text=quota_source_words(status.config.wake),
         state=_state(status, now),
         enabled=not off,
         percent_used=standing.percent_used,
@@ -82,7 +85,7 @@ def _state(status: SlotStatus, now: float) -> SlotState:
         return "paused"
     if reading is None:
         return "unknown"
-    if reading.is_exhausted:
+    if is_exhausted(status.config, reading, now):
         return "exhausted"
     return "cold" if reading.resets_at is None or reading.resets_at <= now else "open"
 

@@ -28,8 +28,9 @@ from headgate.config.loading import (
     variables_of_slot,
 )
 from headgate.config.messages import key_path
-from headgate.config.slot_keys import read_key
+from headgate.config.slot_keys import read_key, wake_config
 from headgate.config.sources import merge
+from headgate.core.slots.status import quota_source_words
 from headgate.errors import InvalidSettingError
 from headgate.executors.build import build_executor
 
@@ -94,7 +95,7 @@ def _target_warnings(settings: Settings) -> list[str]:
 
 
 def _slot_warnings(settings: Settings) -> list[str]:
-    """Say of which slots the key is not here; with it missing they start disabled."""
+    """Say of which slots the key is not here, and what polls cost that are no GET."""
     warnings = []
     for name, slot in settings.slots.items():
         missing = sorted(variables_of_slot(slot) - set(os.environ))
@@ -103,6 +104,9 @@ def _slot_warnings(settings: Settings) -> list[str]:
             warnings.append(f"{key}: needs {', '.join(missing)} in the environment")
         elif slot.enabled:
             warnings += _key_warnings(slot)
+        if slot.enabled and slot.poll == "request":
+            words = quota_source_words(wake_config(settings.quota, slot))
+            warnings.append(f"{key_path('slots', name, 'poll')}: {words}")
     return warnings
 
 

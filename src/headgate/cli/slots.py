@@ -553,6 +553,7 @@ def _facts(slot: SlotBody) -> list[tuple[str, str]]:
         ("holds tasks", _wait(slot)),
         ("used", percent(slot.percent_used)),
         ("resets", _reset(slot)),
+        ("quota from", f"{slot.quota_from}: {slot.quota_text}"),
         ("read", _at(slot, slot.read_at)),
         ("next poll", _at(slot, slot.next_poll_at)),
         ("wake modes", ", ".join(slot.wake_modes) or "none: it is never woken"),

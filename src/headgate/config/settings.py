@@ -70,7 +70,8 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One key of a provider: where it is asked, when it is polled, when it is woken.
 
     `base_url` stands for both addresses, `quota_url` and `request_url` for one each. The pointers
-    (RFC 6901) find the numbers in the answer of an `http-json` provider.
+    (RFC 6901) find the numbers in the answer of an `http-json` provider. `poll` says whether a
+    quota that only headers of responses tell may be asked for with requests, which cost.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=MAX_SLOT_NAME_LENGTH)]
@@ -89,6 +90,7 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     wake_interval_minutes: Minutes = 60
     wake_times: tuple[str, ...] = ()
     wake_after_reset_minutes: Minutes = 1
+    poll: Literal["free", "request"] = "free"
     poll_interval_minutes: Minutes = 30
     zone: Text = "UTC"
     limit_type: Text | None = None

@@ -17,7 +17,7 @@ from headgate.config.messages import key_path
 from headgate.config.settings import SLOTS, QuotaSettings, Settings, SlotSettings
 from headgate.config.sources import regular_content
 from headgate.core.slots.slot import SlotConfig
-from headgate.core.slots.wakes import WakeConfig
+from headgate.core.slots.wakes import QuotaSource, WakeConfig
 from headgate.errors import InvalidSettingError
 from headgate.executors.templates import no_slot_keys
 from headgate.providers.endpoints import ProviderEndpoint
@@ -83,11 +83,19 @@ def wake_config(quota: QuotaSettings, slot: SlotSettings) -> WakeConfig:
         wake_after_reset_minutes=slot.wake_after_reset_minutes,
         poll_interval_minutes=slot.poll_interval_minutes,
         zone=zone(slot.zone, field="zone"),
+        quota_from=quota_source(slot),
         wake_catch_up_minutes=quota.wake_catch_up_minutes,
         wake_quota_retry_window_minutes=quota.wake_quota_retry_window_minutes,
         max_consecutive_errors=quota.max_consecutive_errors,
         quota_poll_backoff_cap_minutes=quota.quota_poll_backoff_cap_minutes,
     )
+
+
+def quota_source(slot: SlotSettings) -> QuotaSource:
+    """Return where readings come from: requests are sent for them only if that was asked for."""
+    if endpoint_of(slot).with_defaults(slot.provider).quota_url is not None:
+        return "address"
+    return "requests" if slot.poll == "request" else "traffic"
 
 
 def slot_config(settings: Settings, slot: SlotSettings, key: str | None) -> SlotConfig:

@@ -21,7 +21,7 @@ from headgate.config.settings import (
     SlotSettings,
     WebhookSettings,
 )
-from headgate.config.slot_keys import endpoint_of, wake_config
+from headgate.config.slot_keys import endpoint_of, quota_source, wake_config
 from headgate.core.budgets.scopes import parse_scope
 from headgate.core.money import MAX_RESERVATION_MICRO_USD, MICRO_PER_USD, MicroUsd
 from headgate.core.slots.wakes import check_wake_config
@@ -86,6 +86,9 @@ def _check_slot(settings: Settings, slot: SlotSettings) -> None:
     wakes = bool(slot.wake_modes)
     check_endpoint(slot.provider, endpoint_of(slot), setting=key_path(*where), wakes=wakes)
     _check_addresses(slot, where)
+    if slot.poll == "request" and quota_source(slot) == "address":
+        problem = "would cost a request, and the quota is told for nothing here; leave it out"
+        raise InvalidSettingError(key_path(*where, "poll"), problem)
     if slot.limit_unit is not None and slot.limit_type is None:
         problem = "needs limit_type, the type of the row that it is the unit of"
         raise InvalidSettingError(key_path(*where, "limit_unit"), problem)

@@ -116,6 +116,7 @@ LOG_ACTIONS = {
     "wake-window-closed": "the wake was not confirmed in time",
     "wake-scheduler.started": "wakes are watched",
     "wake-scheduler.config-changed": "wakes go by new settings",
+    "quota-observed": "traffic told the quota",
     "quota-poller.started": "the quota is read from now on",
     "quota-poller.config-changed": "readings go by new settings",
     "quota-poller.stale-answer": "an answer came too late",

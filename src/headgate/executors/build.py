@@ -14,16 +14,26 @@ from headgate.executors.callable import CallableExecutor
 from headgate.executors.command import CommandExecutor
 from headgate.executors.executor import Executor
 from headgate.executors.targets import CallableTarget, CommandTarget, HttpTarget, PullTarget, Target
-from headgate.executors.templates import SlotKeys, no_slot_keys
+from headgate.executors.templates import ObserveSlot, SlotKeys, no_slot_keys
 from headgate.providers.prices import PriceList
 
 
 def build_executors(
-    targets: Mapping[str, Target], environ: Mapping[str, str], slot_keys: SlotKeys
+    targets: Mapping[str, Target],
+    environ: Mapping[str, str],
+    slot_keys: SlotKeys,
+    observe_slot: ObserveSlot | None = None,
 ) -> dict[str, Executor]:
     """Return the executor of every target; what workers pull has none."""
     return {
-        name: build_executor(name, target, environ=environ, clock=time.time, slot_keys=slot_keys)
+        name: build_executor(
+            name,
+            target,
+            environ=environ,
+            clock=time.time,
+            slot_keys=slot_keys,
+            observe_slot=observe_slot,
+        )
         for name, target in targets.items()
         if not isinstance(target, PullTarget)
     }
@@ -37,16 +47,24 @@ def build_executor(
     clock: Callable[[], float],
     prices: PriceList | None = None,
     slot_keys: SlotKeys = no_slot_keys,
+    observe_slot: ObserveSlot | None = None,
 ) -> Executor:
     """Return the executor of a target; it does nothing before it is opened.
 
-    What workers pull is not executed here, and has none. `slot_keys` reads the keys of slots.
+    What workers pull is not executed here, and has none. `slot_keys` reads the keys of slots, and
+    `observe_slot` is shown what came back to requests that were sent with one.
     """
     prices = prices or PriceList()
     match target:
         case HttpTarget():
             return _http_executor(
-                name, target, environ=environ, clock=clock, prices=prices, slot_keys=slot_keys
+                name,
+                target,
+                environ=environ,
+                clock=clock,
+                prices=prices,
+                slot_keys=slot_keys,
+                observe_slot=observe_slot,
             )
         case CommandTarget():
             return CommandExecutor(
@@ -67,6 +85,7 @@ def _http_executor(
     clock: Callable[[], float],
     prices: PriceList,
     slot_keys: SlotKeys,
+    observe_slot: ObserveSlot | None,
 ) -> Executor:
     try:
         from headgate.executors.http import HttpExecutor  # noqa: PLC0415  httpx2 is an extra
@@ -78,5 +97,11 @@ def _http_executor(
         advice = "run pip install 'headgate[server]'"
         raise InvalidSettingError(setting, f"{problem}; {advice}") from None
     return HttpExecutor(
-        name, target, environ=environ, clock=clock, prices=prices, slot_keys=slot_keys
+        name,
+        target,
+        environ=environ,
+        clock=clock,
+        prices=prices,
+        slot_keys=slot_keys,
+        observe_slot=observe_slot,
     )

@@ -30,6 +30,7 @@ from headgate.executors.executor import WorkOrder, as_json_or_text, shortened, t
 from headgate.executors.targets import HttpTarget, Resolver, has_slot
 from headgate.executors.templates import (
     Environment,
+    ObserveSlot,
     SlotKeys,
     SlotText,
     UnfilledError,
@@ -70,6 +71,7 @@ class HttpExecutor:
         clock: Callable[[], float],
         prices: PriceList,
         slot_keys: SlotKeys = no_slot_keys,
+        observe_slot: ObserveSlot | None = None,
     ) -> None:
         setting = f"targets.{name}"
         self._target = target
@@ -91,6 +93,7 @@ class HttpExecutor:
             cleaned=self._environment.cleaned,
             max_result_bytes=target.max_result_bytes,
             books_failures=target.book_failures is True,
+            observe_slot=observe_slot,
         )
         self._client: HttpClient | None = None
 
@@ -128,6 +131,7 @@ class HttpExecutor:
             url=await self._endpoint(order, client),
             content=self._content(order.submission),
             headers=self._headers_for(order),
+            slot=order.slot,
         )
 
     async def _endpoint(self, order: WorkOrder, client: HttpClient) -> str:
@@ -406,13 +410,17 @@ def refused(
 
 
 class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as it is sent; `priced_as` is the model whose price the response's usage has."""
+    """A request as it is sent; `priced_as` is the model whose price the response's usage has.
+
+    `slot` is the one whose key it carries.
+    """
 
     method: str
     url: str
     headers: dict[str, str]
     content: bytes | None = None
     priced_as: str | None = None
+    slot: str | None = None
 
     def __repr__(self) -> str:
         return f"HttpRequest({self.method!r})"
@@ -435,8 +443,10 @@ class RequestRunner:
         max_result_bytes: int,
         whom: str = EXECUTOR,
         books_failures: bool = False,
+        observe_slot: ObserveSlot | None = None,
     ) -> None:
         self._prices = prices
+        self._observe_slot = observe_slot
         self._books_failures = books_failures
         self._clock = clock
         self._cleaned = cleaned
@@ -463,6 +473,9 @@ class RequestRunner:
     async def _sent(self, request: HttpRequest, client: HttpClient) -> Outcome:
         response = await client.send(request.method, request.url, request.headers, request.content)
         try:
+            if self._observe_slot is not None and request.slot is not None:
+                told = (response.status_code, response.headers, self._clock())
+                self._observe_slot(request.slot, *told)
             if response.is_success:
                 return await self._succeeded(response, request.priced_as)
             text = await read_error_body(response)

@@ -34,6 +34,12 @@ MAX_KEYS = 1_000
 SlotKeys = Callable[[str], str]
 """Reads the key of a slot by its name, or raises `InvalidSettingError`."""
 
+ObserveSlot = Callable[[str, int, Mapping[str, str], float], None]
+"""Learns from a response that was got with the key of a slot: its name, status, headers, and now.
+
+It returns at once and raises nothing.
+"""
+
 
 def no_slot_keys(slot: str) -> str:
     """Read no key: there are no slots here."""

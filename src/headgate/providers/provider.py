@@ -8,7 +8,7 @@ connection, a time that ran out or a response that makes no sense. Each request 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -82,6 +82,14 @@ class Provider(Protocol):
 
     async def read_quota(self, call: Call) -> QuotaReport | QuotaFailure:
         """Ask how much of the quota is used, and when it resets."""
+
+    def read_response(
+        self, status: int, headers: Mapping[str, str], now: float
+    ) -> QuotaReport | QuotaFailure | None:
+        """Read what a response to anybody's request says of the quota; None if it says nothing.
+
+        The names of headers are in lower case.
+        """
 
     async def wake(self, call: Call) -> WakeAnswer:
         """Send the tiny request that opens a window."""

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from headgate.core.slots.quota import (
+    RATE_LIMIT,
     QuotaFailure,
     QuotaFailureKind,
     QuotaLimit,
@@ -30,10 +31,9 @@ from headgate.providers.endpoints import KEY_PLACEHOLDER, ProviderEndpoint
 from headgate.providers.provider import Call
 from headgate.providers.slot_client import SlotClient, SlotResponse
 
-RATE_LIMIT = "RATE_LIMIT"
-"""The type of rows that are a rate of requests or tokens; the unit says of which."""
-
 Headers = Mapping[str, str]
+
+_TOO_MANY = 429
 
 
 class ZaiProvider:
@@ -63,6 +63,11 @@ class ZaiProvider:
             told = self._client.line(found.message, call)
             return msgspec.structs.replace(found, message=told)
         return found
+
+    def read_response(
+        self, status: int, headers: Headers, now: float
+    ) -> QuotaReport | QuotaFailure | None:
+        """Return None: a response to a request says nothing of the quota."""
 
     async def wake(self, call: Call) -> WakeAnswer:
         """Send one word, to be answered with one token."""
@@ -120,6 +125,11 @@ class HttpJsonProvider:
         except ValueError as error:
             message = self._client.line(f"the answer cannot be used: {error}", call)
             return QuotaFailure(kind=QuotaFailureKind.GARBAGE, message=message)
+
+    def read_response(
+        self, status: int, headers: Headers, now: float
+    ) -> QuotaReport | QuotaFailure | None:
+        """Return None: where the quota is in a response is not configured."""
 
     async def wake(self, call: Call) -> WakeAnswer:
         """Send the configured request."""
@@ -220,11 +230,11 @@ class Dialect(NamedTuple):
 
 
 class HeaderQuotaProvider:
-    """Asks a provider that tells its quota only in the headers of a response.
+    """Speaks to a provider that tells its quota only in the headers of a response.
 
-    So reading it takes a request, the same as a wake: one word in and one token out, unless
-    `quota_url` names an address whose answer has the headers for nothing. A wake reads the quota as
-    well.
+    Any response tells it: those of real traffic, that of a wake, and that of `quota_url`, an
+    address whose answer has the headers for nothing. To poll without one takes a request, the same
+    as a wake: one word in and one token out. A slot does so only if its settings say so.
     """
 
     def __init__(
@@ -244,6 +254,19 @@ class HeaderQuotaProvider:
             response = await self._client.send(call, "GET", url)
         failure = self._failure(response, call)
         return failure or self._report(response) or self._garbage()
+
+    def read_response(
+        self, status: int, headers: Headers, now: float
+    ) -> QuotaReport | QuotaFailure | None:
+        """Read the headers; a refusal may say that a window is used up."""
+        until = self._dialect.used_up_until(headers, now) if status == _TOO_MANY else None
+        if until is not None:
+            message = f"the provider answered {status}, and that a window is used up"
+            return QuotaFailure(
+                kind=QuotaFailureKind.EXHAUSTED, message=message, code=status, resets_at=until
+            )
+        report = self._dialect.rows_of(headers, now)
+        return report if report.limits else None
 
     async def wake(self, call: Call) -> WakeAnswer:
         """Send the smallest request there is; its response tells the quota."""

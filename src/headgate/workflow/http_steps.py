@@ -16,6 +16,7 @@ from headgate.executors import http as header_names
 from headgate.executors.executor import WorkOrder, shortened
 from headgate.executors.http import HttpRequest, RequestRunner, header_value
 from headgate.executors.targets import MAX_RESULT_BYTES
+from headgate.executors.templates import ObserveSlot
 from headgate.providers.http_client import HttpClient
 from headgate.providers.prices import PriceList
 from headgate.workflow import step_requests
@@ -76,6 +77,7 @@ class RequestSteps:
         variables: Variables,
         prices: PriceList,
         whom: str,
+        observe_slot: ObserveSlot | None = None,
     ) -> None:
         self._write = write
         self._connections = connections
@@ -85,6 +87,7 @@ class RequestSteps:
             cleaned=variables.cleaned,
             max_result_bytes=MAX_RESULT_BYTES,
             whom=whom,
+            observe_slot=observe_slot,
         )
 
     async def open(self) -> None:
@@ -141,23 +144,35 @@ class ModelSteps:
 class Sending:
     """Makes the executors of steps that are requests, over the same connections."""
 
-    def __init__(self, connections: Connections, variables: Variables, prices: PriceList) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        variables: Variables,
+        prices: PriceList,
+        observe_slot: ObserveSlot | None = None,
+    ) -> None:
         self._connections = connections
         self._variables = variables
         self._prices = prices
+        self._observe_slot = observe_slot
 
     def http(self) -> RequestSteps:
         """Return what sends the requests of `http` steps."""
         return self._steps(http_writer(self._variables), whom="endpoint")
 
-    def model(self, endpoint: Endpoint) -> ModelSteps:
-        """Return what asks the models of an endpoint."""
-        requests = self._steps(model_writer(endpoint, self._variables), whom=endpoint.name)
+    def model(self, endpoint: Endpoint, slot: str | None = None) -> ModelSteps:
+        """Return what asks the models of an endpoint, whose key may be that of a slot."""
+        requests = self._steps(model_writer(endpoint, self._variables, slot), whom=endpoint.name)
         return ModelSteps(requests, self._variables, whom=endpoint.name)
 
     def _steps(self, write: Writer, *, whom: str) -> RequestSteps:
         return RequestSteps(
-            write, self._connections, variables=self._variables, prices=self._prices, whom=whom
+            write,
+            self._connections,
+            variables=self._variables,
+            prices=self._prices,
+            whom=whom,
+            observe_slot=self._observe_slot,
         )
 
 
@@ -178,7 +193,7 @@ def http_writer(variables: Variables) -> Writer:
     return write
 
 
-def model_writer(endpoint: Endpoint, variables: Variables) -> Writer:
+def model_writer(endpoint: Endpoint, variables: Variables, slot: str | None = None) -> Writer:
     """Return what writes the calls to the models of an endpoint."""
 
     def write(order: WorkOrder) -> HttpRequest:
@@ -189,6 +204,7 @@ def model_writer(endpoint: Endpoint, variables: Variables) -> Writer:
             headers=_own_headers(order) | _JSON | model_headers(endpoint, variables),
             content=msgspec.json.encode(request.body),
             priced_as=request.model,
+            slot=slot,
         )
 
     return write

@@ -45,6 +45,7 @@ from headgate.errors import (
 from headgate.executors.callable import CallableExecutor
 from headgate.executors.executor import Executor
 from headgate.executors.targets import CallableTarget
+from headgate.executors.templates import ObserveSlot
 from headgate.providers.prices import PriceList
 from headgate.storage import queries
 from headgate.storage.sql_store import StoreLedger
@@ -104,6 +105,7 @@ from headgate.workflow.workflow import (
 )
 
 if TYPE_CHECKING:
+    from headgate.app import SlotWork
     from headgate.workflow.target_steps import TargetSteps
 
 PAGE = 1_000
@@ -136,18 +138,39 @@ def local_backend(
     ledger = None if choice.url is None else connect_budget(choice.url).ledger
     store = SqliteTaskStore(run.path / STORE, keeps_ledger=ledger is None, starter=starter_of(run))
     prices = PriceList(workflow.prices)
+    slots = None if targets is None else _slots(run, store, targets, environ)
+    executors = step_executors(
+        workflow,
+        variables,
+        prices,
+        targets,
+        concurrency=concurrency,
+        observe_slot=None if slots is None else slots.slots.observe,
+    )
     engine = Engine(
         store,
-        step_executors(workflow, variables, prices, targets, concurrency=concurrency),
+        executors,
         engine_settings(workflow, targets, concurrency, {} if ledger else limits_of(scopes)),
         ledger=ledger,
     )
-    if targets is not None and targets.slot_settings is not None:
+    if slots is not None:
         from headgate.app import attach_slots  # noqa: PLC0415  most runs have no slots
 
-        attach_slots(engine, store, targets.slot_settings, environ, data=run.path, is_shared=False)
+        attach_slots(engine, slots)
     tasks = LocalTasks(run.id, workflow, scopes[-1].scope, targets)
     return LocalBackend(run, tasks, store, engine, scopes=scopes, options=options)
+
+
+def _slots(
+    run: Run, store: SqliteTaskStore, targets: TargetSteps, environ: Mapping[str, str]
+) -> SlotWork | None:
+    """Return the slots that the targets of a run use; None if they use none."""
+    settings = targets.slot_settings
+    if settings is None:
+        return None
+    from headgate.app import build_slots  # noqa: PLC0415  most runs have no slots
+
+    return build_slots(settings, store, environ, data=run.path, is_shared=False)
 
 
 def _budgets(
@@ -575,9 +598,10 @@ def step_executors(
     targets: TargetSteps | None,
     *,
     concurrency: int,
+    observe_slot: ObserveSlot | None = None,
 ) -> dict[str, Executor]:
     """Return the executors of all steps, by the names that their tasks have them under."""
-    found = {} if targets is None else targets.executors(variables.environ)
+    found = {} if targets is None else targets.executors(variables.environ, observe_slot)
     found[_WRONG] = WrongSteps()
     for step in workflow.steps:
         name = _target_name(step, step.work)
@@ -586,12 +610,17 @@ def step_executors(
                 found[name] = CommandSteps(workflow.folder, variables, prices)
             case CallWork(entry_point=entry_point) if name not in found:
                 found[name] = _call(entry_point, f"steps.{step.id}.call", prices, concurrency)
-    found |= _requesting(workflow, variables, prices, concurrency)
+    found |= _requesting(workflow, variables, prices, concurrency, targets, observe_slot)
     return {name: WithinTimeout(executor) for name, executor in found.items()}
 
 
 def _requesting(
-    workflow: Workflow, variables: Variables, prices: PriceList, concurrency: int
+    workflow: Workflow,
+    variables: Variables,
+    prices: PriceList,
+    concurrency: int,
+    targets: TargetSteps | None,
+    observe_slot: ObserveSlot | None,
 ) -> dict[str, Executor]:
     """Return the executors of steps that are requests; they share their connections."""
     steps = [step for step in workflow.steps if isinstance(step.work, HttpWork | ModelWork)]
@@ -600,7 +629,8 @@ def _requesting(
     # It brings a client for HTTP along, which a run of commands does without.
     from headgate.workflow import http_steps as step_requests  # noqa: PLC0415
 
-    sending = step_requests.Sending(step_requests.Connections(concurrency), variables, prices)
+    connections = step_requests.Connections(concurrency)
+    sending = step_requests.Sending(connections, variables, prices, observe_slot)
     http = sending.http()
     found: dict[str, Executor] = {}
     for step in steps:
@@ -608,7 +638,9 @@ def _requesting(
         if isinstance(step.work, HttpWork):
             found[name] = http
         elif isinstance(step.work, ModelWork) and name not in found:
-            found[name] = sending.model(workflow.endpoints[step.work.endpoint])
+            endpoint = workflow.endpoints[step.work.endpoint]
+            slot = None if targets is None else targets.slot_of(endpoint)
+            found[name] = sending.model(endpoint, slot)
     return found
 
 

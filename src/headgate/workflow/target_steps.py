@@ -23,9 +23,11 @@ from headgate.errors import InvalidSettingError, InvalidTaskError
 from headgate.executors.build import build_executors
 from headgate.executors.executor import Executor
 from headgate.executors.targets import PullTarget, free_failures, has_slot
+from headgate.executors.templates import ObserveSlot
+from headgate.workflow.placeholders import EnvPlaceholder, Text
 from headgate.workflow.step_executors import OWN_PREFIX
 from headgate.workflow.step_requests import TargetRequest
-from headgate.workflow.workflow import Step, TargetWork, Workflow
+from headgate.workflow.workflow import Endpoint, Step, TargetWork, Workflow
 
 
 class TargetSteps:
@@ -59,10 +61,24 @@ class TargetSteps:
         """The targets whose failures cost nothing unless they report figures."""
         return free_failures(self._settings.all_targets)
 
-    def executors(self, environ: Mapping[str, str]) -> dict[str, Executor]:
+    def slot_of(self, endpoint: Endpoint) -> str | None:
+        """Return the slot of the run whose key an endpoint of models uses; None if there is none.
+
+        What such a model answers tells the quota of the slot.
+        """
+        for name, slot in self._slots.items():
+            key = Text(parts=(EnvPlaceholder(name=slot.key_env or ""),))
+            if slot.provider == endpoint.kind and endpoint.key == key:
+                return name
+        return None
+
+    def executors(
+        self, environ: Mapping[str, str], observe_slot: ObserveSlot | None = None
+    ) -> dict[str, Executor]:
         """Return the executors of the targets that steps use."""
         targets = {name: self._settings.targets[name] for name in self._names}
-        return build_executors(targets, environ, SlotKeys(self._settings, environ))
+        slot_keys = SlotKeys(self._settings, environ)
+        return build_executors(targets, environ, slot_keys, observe_slot)
 
     def draft(self, step: Step, request: TargetRequest, now: float) -> Draft:
         """Return the task of a step as the service would take it, or raise `InvalidTaskError`."""

@@ -155,7 +155,7 @@ def test_a_waiting_task_says_its_first_reason_and_how_many_more(
 def slot(**given: object) -> SlotBody:
     fields = {
         "name": "work", "provider": "zai", "zone": "UTC", "state": "open", "enabled": True,
-        "limits": [],
+        "quota_from": "address", "quota_text": "", "limits": [],
         "wake_modes": [], "wakes_enabled": False, "wake_pending": False, "wake_errors": 0,
         "poll_errors": 0, **given,
     }  # fmt: skip

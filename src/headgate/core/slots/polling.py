@@ -64,8 +64,8 @@ def next_poll_at(
     reading: SlotReading | None = None,
     is_adaptive: bool = False,
 ) -> float | None:
-    """Return the Unix second of the next poll; `now` if it is due, None if polling is disabled."""
-    if schedule.slot_auto_disabled:
+    """Return the Unix second of the next poll; `now` if it is due, None if there is none."""
+    if schedule.slot_auto_disabled or not config.is_polled:
         return None
     due_at = _unpaused_poll_at(config, schedule, now, reading, is_adaptive=is_adaptive)
     return max(due_at, schedule.paused_until or now) if is_paused(schedule, now) else due_at
@@ -276,6 +276,31 @@ def due_wake(config: SlotConfig, row: SlotRow, now: float) -> DueWake | None:
     if row.start == "wake" and wakes_on_start(config.wake) and may_wake(row.schedule, now):
         return DueWake(cause="initial", reason="start of the slot")
     return None
+
+
+def open_until(row: SlotRow, moment: float) -> float | None:
+    """Return the reset of the window that will be open at a moment, as far as is known."""
+    reset_ms, reading = row.schedule.next_reset_epoch_ms, row.reading
+    known = [] if reset_ms is None else [reset_ms / 1_000]
+    if reading is not None and reading.is_exhausted and reading.resets_at is not None:
+        known.append(reading.resets_at)
+    return max((reset for reset in known if reset > moment), default=None)
+
+
+def is_rate(row: SlotRow) -> bool:
+    """Tell whether the last reading was one of a rate: its reset lies ahead whenever one asks."""
+    reading = row.reading
+    if reading is None or reading.resets_at is None or not is_sliding(row.schedule):
+        return False
+    return reading.resets_at > reading.read_at
+
+
+def may_open_window(row: SlotRow, now: float) -> bool:
+    """Tell whether a wake could open a window, by what is known where nobody can be asked.
+
+    What is not known calls for a wake, as a reading that failed does.
+    """
+    return open_until(row, now) is None and not is_rate(row)
 
 
 def window_is_over(config: SlotConfig, row: SlotRow, now: float) -> bool:

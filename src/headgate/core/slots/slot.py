@@ -14,6 +14,7 @@ import msgspec
 
 from headgate.core.gates import GateClosure
 from headgate.core.slots.quota import (
+    RATE_LIMIT,
     QuotaFailure,
     QuotaFailureKind,
     QuotaLimit,
@@ -186,9 +187,12 @@ def _after(previous: SlotReading | None, read: Reading) -> Reading:
 def slides(config: SlotConfig, read: Reading, row: SlotRow) -> bool:
     """Tell whether the reset of a reading is the one before it, moved by the time that has passed.
 
-    A window of its own would move so too if it ended and another began between the two readings.
-    Where it is longer than the time between polls that is told apart; and never after a wake.
+    A row that is a rate by its type does so. A window of its own would move so too if it ended and
+    another began between the two readings. Where it is longer than the time between polls that is
+    told apart; and never after a wake.
     """
+    if isinstance(read.driving, QuotaLimit) and read.driving.type == RATE_LIMIT:
+        return True
     last_ms, previous = row.schedule.next_reset_epoch_ms, row.reading
     if previous is None or previous.resets_at is None or last_ms is None or read.reset_ms is None:
         return False
@@ -242,7 +246,8 @@ def _seconds(epoch_ms: int | None) -> float | None:
 
 
 # Whether a slot's tasks may start. An exhausted slot stays closed until a poll says otherwise. Its
-# reset only says when that poll comes: a provider may reset later than it said.
+# reset only says when that poll comes: a provider may reset later than it said. One that is not
+# polled opens at its reset, and the first answer after it tells whether that was right.
 
 
 def standing_of(config: SlotConfig, row: SlotRow, now: float) -> SlotStanding:
@@ -253,7 +258,7 @@ def standing_of(config: SlotConfig, row: SlotRow, now: float) -> SlotStanding:
     reading = row.reading
     percent = None if reading is None else reading.percent_used
     resets_at = None if reading is None else reading.resets_at
-    if reading is not None and _is_over(reading, now):
+    if reading is not None and _is_over(config, reading, now):
         percent, resets_at = 0.0, None
     return SlotStanding(
         name=config.name,
@@ -264,9 +269,9 @@ def standing_of(config: SlotConfig, row: SlotRow, now: float) -> SlotStanding:
     )
 
 
-def _is_over(reading: SlotReading, now: float) -> bool:
+def _is_over(config: SlotConfig, reading: SlotReading, now: float) -> bool:
     has_reset = reading.resets_at is not None and reading.resets_at <= now
-    return has_reset and not reading.is_exhausted
+    return has_reset and not is_exhausted(config, reading, now)
 
 
 def _standing_closure(config: SlotConfig, row: SlotRow, now: float) -> GateClosure | None:
@@ -277,9 +282,26 @@ def _standing_closure(config: SlotConfig, row: SlotRow, now: float) -> GateClosu
     if is_paused(row.schedule, now) or row.schedule.paused_why:
         why = f"paused, {why_paused(row.schedule)}"
         return _closure(config, why + _used(row.reading), row.schedule.paused_until)
-    if row.reading is not None and row.reading.is_exhausted:
+    if row.reading is not None and is_exhausted(config, row.reading, now):
         return _exhausted(config, row.reading, now)
     return None
+
+
+def is_exhausted(config: SlotConfig, reading: SlotReading, now: float) -> bool:
+    """Tell whether a slot is used up: until a poll says otherwise, or by its time if none comes.
+
+    Where only traffic tells the quota, nobody would let its tasks go again.
+    """
+    if not reading.is_exhausted or config.wake.is_polled:
+        return reading.is_exhausted
+    return now < exhausted_until(config, reading)
+
+
+def exhausted_until(config: SlotConfig, reading: SlotReading) -> float:
+    """Return when a slot that is not polled is tried again: at its reset, or after an interval."""
+    if reading.resets_at is not None:
+        return reading.resets_at
+    return reading.read_at + config.wake.poll_interval_minutes * SECONDS_PER_MINUTE
 
 
 def why_off(config: SlotConfig, row: SlotRow) -> str:
@@ -297,6 +319,8 @@ def why_off(config: SlotConfig, row: SlotRow) -> str:
 def _exhausted(config: SlotConfig, reading: SlotReading, now: float) -> GateClosure:
     percent = _used(reading)
     resets_at = reading.resets_at
+    if not config.wake.is_polled:
+        return _closure(config, f"exhausted{percent}", exhausted_until(config, reading))
     if resets_at is None or resets_at > now:
         return _closure(config, f"exhausted{percent}", resets_at)
     return _closure(config, f"exhausted{percent}, a poll has to show the reset")

@@ -11,14 +11,17 @@ from typing import Any, Literal
 
 import msgspec
 
+from headgate.core.slots.polling import is_rate, open_until
 from headgate.core.slots.slot import SlotConfig, SlotRow, why_off
 from headgate.core.slots.wakes import (
+    MINUTES_PER_DAY,
+    QuotaSource,
     SlotSchedule,
+    WakeConfig,
     WakeMode,
     WakeTrigger,
     first_wake_from,
     is_paused,
-    is_sliding,
     next_wake_at,
     reason_words,
 )
@@ -66,7 +69,10 @@ class LoopBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
 class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """Everything about a slot: `wait_reason` says why its tasks wait, if they do.
 
-    `zone` is the one in which its times of day are set, and told.
+    `zone` is the one in which its times of day are set, and told. `quota_from` is where readings
+    come from: an `address` that tells the quota, `requests` that are sent for it and cost, or the
+    responses to real `traffic`; then nothing is asked, and there is no `next_poll_at`.
+    `quota_text` says so in words, and what it costs.
 
     `state` is `cold` while no window is open, and `unknown` before the first reading. A slot that
     is not `enabled` is neither polled nor woken, one without `wakes_enabled` is only polled;
@@ -77,6 +83,8 @@ class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
     name: str
     provider: str
     zone: str
+    quota_from: QuotaSource
+    quota_text: str
     state: SlotState
     enabled: bool
     percent_used: float | None = None
@@ -141,6 +149,17 @@ RETRY = "retry"
 _RETRY_REASON = "the last wake is not confirmed yet; if it is not by then, it is sent again"
 
 
+def quota_source_words(config: WakeConfig) -> str:
+    """Return where readings come from, and what that costs."""
+    if config.quota_from == "requests":
+        a_day = max(1, round(MINUTES_PER_DAY / config.poll_interval_minutes))
+        cost = "one request of one word and one token, which opens a window"
+        return f"each poll costs {cost}; about {a_day} a day while there is no traffic"
+    if config.quota_from == "traffic":
+        return "the headers of real traffic tell it, and wakes; nothing else is sent"
+    return "an address tells it; no request to a model is sent"
+
+
 def local_time(moment: float, zone: tzinfo, *, now: float) -> str:
     """Return a time as a clock in the zone shows it: `13:05`, on another day with its date."""
     local = datetime.fromtimestamp(moment, zone)
@@ -174,14 +193,14 @@ def _of_trigger(config: SlotConfig, row: SlotRow, trigger: WakeTrigger, now: flo
     # A pause holds what is due; it is sent when the pause ends.
     paused_until = schedule.paused_until if is_paused(schedule, now) else None
     at = max(trigger.due_at, paused_until or trigger.due_at)
-    open_until = _open_until(row, max(at, now))
-    then = None if open_until is None else first_wake_from(config.wake, schedule, open_until)
-    is_rate = open_until is None and _is_rate(row)
+    ends_at = open_until(row, max(at, now))
+    then = None if ends_at is None else first_wake_from(config.wake, schedule, ends_at)
+    has_no_window = ends_at is None and is_rate(row)
     when = "now" if at <= now else _zoned(config, at, now)
-    if open_until is not None:
-        text = f"{when}: skipped, the window is open until {_local(config, open_until, now)}"
+    if ends_at is not None:
+        text = f"{when}: skipped, the window is open until {_local(config, ends_at, now)}"
         text += "" if then is None else f"; the next one at {_local(config, then, now)}"
-    elif is_rate:
+    elif has_no_window:
         text = f"{when}: skipped, the limit of this key is a rate, which has no window to open"
     elif trigger.mode is WakeMode.TIMES and at > now:
         text = f"{when}: set in wake_times"
@@ -192,8 +211,8 @@ def _of_trigger(config: SlotConfig, row: SlotRow, trigger: WakeTrigger, now: flo
         mode=trigger.mode.value,
         reason=trigger.reason,
         text=text,
-        is_skipped=open_until is not None or is_rate,
-        open_until=None if open_until is None else exact_moment(open_until),
+        is_skipped=ends_at is not None or has_no_window,
+        open_until=None if ends_at is None else exact_moment(ends_at),
         then=None if then is None else exact_moment(then),
     )
 
@@ -201,23 +220,6 @@ def _of_trigger(config: SlotConfig, row: SlotRow, trigger: WakeTrigger, now: flo
 def _retry_at(schedule: SlotSchedule) -> float | None:
     is_ahead = schedule.wake_pending and not schedule.wake_timeout_retry_fired
     return schedule.wake_retry_window_deadline if is_ahead else None
-
-
-def _open_until(row: SlotRow, moment: float) -> float | None:
-    """Return the reset of the window that the pre-check of a wake at this moment will find open."""
-    reset_ms, reading = row.schedule.next_reset_epoch_ms, row.reading
-    known = [] if reset_ms is None else [reset_ms / 1_000]
-    if reading is not None and reading.is_exhausted and reading.resets_at is not None:
-        known.append(reading.resets_at)
-    return max((reset for reset in known if reset > moment), default=None)
-
-
-def _is_rate(row: SlotRow) -> bool:
-    """Tell whether each reading shows a reset that lies ahead, however late it comes."""
-    reading = row.reading
-    if reading is None or reading.resets_at is None or not is_sliding(row.schedule):
-        return False
-    return reading.resets_at > reading.read_at
 
 
 def _zoned(config: SlotConfig, moment: float, now: float) -> str:

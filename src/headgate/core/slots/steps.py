@@ -15,6 +15,7 @@ from headgate.core.slots.polling import (
     due_wake,
     is_live,
     key_is_away,
+    may_open_window,
     poll_delay_minutes,
     poll_due_at,
     poll_failed,
@@ -37,12 +38,14 @@ from headgate.core.slots.slot import (
     SlotConfig,
     SlotRow,
     StartPhase,
+    is_exhausted,
     is_same,
     read_answer,
     slides,
     why_off,
 )
 from headgate.core.slots.wakes import (
+    SAME_RESET_MS,
     SECONDS_PER_MINUTE,
     Confirmation,
     SlotSchedule,
@@ -56,6 +59,7 @@ from headgate.core.slots.wakes import (
     key_refused,
     mark_fired,
     mark_missed,
+    may_wake,
     missed_time,
     quota_read,
     reset_slides,
@@ -63,6 +67,7 @@ from headgate.core.slots.wakes import (
     slot_started,
     wake_needed,
     wake_sent,
+    wakes_on_start,
 )
 from headgate.core.slots.wakes import close_window as close_retry_window
 
@@ -90,6 +95,14 @@ class PollDone(msgspec.Struct, frozen=True, kw_only=True):
     is_disabled: bool = False
     backoff_minutes: int | None = None
     key_was_away: bool = False
+
+
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a response to real traffic: the row after it, and what it confirmed."""
+
+    row: SlotRow
+    confirmation: Confirmation = Confirmation.NOT_PENDING
+    is_kept: bool = False
 
 
 def begin(
@@ -171,6 +184,76 @@ def poll_done(
         done = _read_nothing(config, released, read, now, began_at=began_at)
     key_was_away = bool(row.schedule.paused_why)
     return (done.row,), msgspec.structs.replace(done, key_was_away=key_was_away)
+
+
+def look(
+    rows: Rows, now: float, *, config: SlotConfig, key_problem: str = ""
+) -> tuple[Changed, SlotRow]:
+    """Look after a slot that is not polled: whether it has its key, and whether a start wakes it.
+
+    The start goes by what is known, since nobody can be asked for nothing.
+    """
+    row = _row(rows, config.name)
+    if why_off(config, row):
+        return (), row
+    if key_problem:
+        away = key_is_away(row.schedule, now, key_problem)
+        after = msgspec.structs.replace(row, schedule=away)
+        return _changed(row, after), after
+    schedule = row.schedule
+    if schedule.paused_why:
+        schedule = msgspec.structs.replace(schedule, paused_until=None, paused_why="")
+    is_woken = wakes_on_start(config.wake) and may_wake(schedule, now) and may_open_window(row, now)
+    start: StartPhase = "wake" if row.start and is_woken else ""
+    after = msgspec.structs.replace(row, schedule=schedule, start=start)
+    return _changed(row, after), after
+
+
+def observe(
+    rows: Rows, now: float, *, config: SlotConfig, answer: QuotaReport | QuotaFailure, at: float
+) -> tuple[Changed, Observed]:
+    """Take what a response to real traffic said at a moment as a reading, as good as a poll's.
+
+    It counts no errors: whoever sent the request deals with a refusal. It comes in the place of the
+    next poll. One that is older than what is known changes nothing.
+    """
+    row = _row(rows, config.name)
+    read = read_answer(config, answer, at, row.reading)
+    is_late = row.reading is not None and row.reading.read_at > at
+    if isinstance(read, QuotaFailure) or is_late or why_off(config, row):
+        return (), Observed(row=row)
+    schedule = poll_succeeded(row.schedule, at, is_unchanged=is_same(read.kept, row.reading))
+    # A pause for want of a key is over: somebody has used it.
+    has_ended = bool(row.schedule.paused_why)
+    schedule = msgspec.structs.replace(
+        schedule,
+        poll_requested=row.schedule.poll_requested and row.schedule.wake_pending,
+        paused_until=None if has_ended else schedule.paused_until,
+    )
+    is_sliding = not schedule.wake_pending and slides(config, read, row)
+    before = msgspec.structs.replace(row, schedule=schedule)
+    after, confirmation = with_reading(before, read, now, counts_errors=False)
+    if is_sliding:
+        after = msgspec.structs.replace(after, schedule=reset_slides(after.schedule))
+    return (after,), Observed(row=after, confirmation=confirmation, is_kept=True)
+
+
+def is_news(
+    config: SlotConfig, row: SlotRow, answer: QuotaReport | QuotaFailure, now: float
+) -> bool:
+    """Tell whether what a response said changes more than a percentage, and must not wait."""
+    read = read_answer(config, answer, now, row.reading)
+    if isinstance(read, QuotaFailure):
+        return False
+    known, schedule = row.reading, row.schedule
+    if known is None or schedule.wake_pending or schedule.paused_why or row.start:
+        return True
+    if read.kept.is_exhausted != is_exhausted(config, known, now):
+        return True
+    if slides(config, read, row) or read.reset_ms is None:
+        return False
+    known_ms = schedule.next_reset_epoch_ms
+    return known_ms is None or abs(read.reset_ms - known_ms) > SAME_RESET_MS
 
 
 def with_reading(
@@ -538,7 +621,9 @@ def _answered(config: SlotConfig, row: SlotRow, now: float, answer: WakeAnswer) 
             after = msgspec.structs.replace(after, schedule=schedule)
     elif answer.failure is not None:
         after = with_failure(config, row, answer.failure, now) or row
-    if after.schedule.wake_pending:
+    if not config.wake.is_polled:
+        after = _settled_unpolled(after, answer)
+    elif after.schedule.wake_pending:
         # A poll from while it was on its way may have told nothing of it; the retry waits for one.
         schedule = msgspec.structs.replace(after.schedule, poll_requested=True)
         after = msgspec.structs.replace(after, schedule=schedule)
@@ -549,6 +634,19 @@ def _answered(config: SlotConfig, row: SlotRow, now: float, answer: WakeAnswer) 
         confirmation=confirmation,
         is_disabled=after.schedule.slot_auto_disabled and not row.schedule.slot_auto_disabled,
     )
+
+
+def _settled_unpolled(row: SlotRow, answer: WakeAnswer) -> SlotRow:
+    """Return the row after a wake that no poll can confirm: what the provider took has worked.
+
+    One that failed stays pending, and is sent once more when its retry window ends.
+    """
+    schedule = row.schedule
+    if answer.failure is None:
+        schedule = msgspec.structs.replace(end_pending(schedule), last_problem="")
+    elif not schedule.slot_auto_disabled:
+        schedule = msgspec.structs.replace(schedule, last_problem=problem_of(answer.failure))
+    return msgspec.structs.replace(row, schedule=schedule)
 
 
 def _wake_outcome(answer: WakeAnswer) -> str:

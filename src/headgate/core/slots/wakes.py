@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from enum import Enum
 from functools import lru_cache
+from typing import Literal
 
 import msgspec
 
@@ -132,11 +133,18 @@ class WakeMode(LenientEnum):
     AFTER_RESET = "after_reset"
 
 
+QuotaSource = Literal["address", "requests", "traffic"]
+"""Where a quota is read: at an address for nothing, by requests that cost, or from responses to
+real traffic alone.
+"""
+
+
 class WakeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """When one slot is woken and polled. Without `wake_modes` it is never woken.
 
     `wake_times` are read in `zone`. `wake_on_start` is None where nobody said, see
-    `wakes_on_start`. The last four are the same for all slots of an installation.
+    `wakes_on_start`. `quota_from` is where readings come from. The last four are the same for all
+    slots of an installation.
     """
 
     wake_modes: frozenset[WakeMode] = frozenset()
@@ -146,10 +154,16 @@ class WakeConfig(msgspec.Struct, frozen=True, kw_only=True):
     wake_after_reset_minutes: int = 1
     poll_interval_minutes: int = 30
     zone: tzinfo = UTC
+    quota_from: QuotaSource = "address"
     wake_catch_up_minutes: int = 15
     wake_quota_retry_window_minutes: int = 15
     max_consecutive_errors: int = 10
     quota_poll_backoff_cap_minutes: int = 480
+
+    @property
+    def is_polled(self) -> bool:
+        """Whether anybody is asked for the quota; otherwise real traffic and wakes tell it."""
+        return self.quota_from != "traffic"
 
 
 RANGES: dict[str, tuple[int, int]] = {
@@ -649,7 +663,8 @@ def close_window(config: WakeConfig, schedule: SlotSchedule, now: float) -> Wind
 
 
 def _window_is_over(config: WakeConfig, schedule: SlotSchedule, now: float) -> bool:
-    if schedule.poll_requested or is_paused(schedule, now):
+    awaits_poll = schedule.poll_requested and config.is_polled
+    if awaits_poll or is_paused(schedule, now):
         return False
     deadline = schedule.wake_retry_window_deadline
     if deadline is None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from headgate.core.slots.polling import due_wake, window_is_over
-from headgate.core.slots.slot import SlotConfig, SlotRow
+from headgate.core.slots.polling import due_wake, may_open_window, window_is_over
+from headgate.core.slots.slot import SlotConfig, SlotRow, exhausted_until
 from headgate.core.slots.steps import (
     close_window,
     miss_wake,
@@ -114,6 +114,13 @@ class WakeLoop:
             return True
         config = slot.config
         self._tell_trigger(due.trigger)
+        if not config.wake.is_polled:
+            # To ask would be to send the wake: what is known decides.
+            if may_open_window(slot.row, slot.now()):
+                await slot.claim_and_send("scheduled", pulse=slot.wake_pulse)
+            else:
+                await self._skip(config, due.trigger)
+            return True
         pre_check = await slot.poll("wake-precheck", pulse=slot.wake_pulse, is_forced=True)
         if pre_check is None or pre_check.is_stale:
             # Somebody else reads, or died at it. Rather than miss the time, go without.
@@ -224,8 +231,11 @@ class QuotaLoop:
         slot.look_at_key()
         self._tell_change()
         await slot.begin()
+        await slot.store_observed()
         slot.restate()
         is_looking = slot.takes_look()
+        if not slot.config.wake.is_polled and slot.is_on:
+            return await self._look_unpolled()
         due_at = slot.next_poll_at(slot.row)
         # Read after it: what is due is due at the moment at which that was asked.
         now = slot.now()
@@ -239,15 +249,26 @@ class QuotaLoop:
             await slot.claim_and_send("initial", pulse=slot.quota_pulse)
         return self._next_look()
 
+    async def _look_unpolled(self) -> float:
+        """Look after a slot whose quota only traffic tells; nothing is sent but a first wake."""
+        slot = self._slot
+        await slot.look()
+        if slot.row.start == "wake":
+            await slot.claim_and_send("initial", pulse=slot.quota_pulse)
+        interval = slot.config.wake.poll_interval_minutes * SECONDS_PER_MINUTE
+        return min(self._next_look(), slot.now() + interval)
+
     def _next_look(self) -> float:
         """Return when the next poll is due, or the slot means something else for its tasks."""
         slot, now = self._slot, self._slot.now()
-        row = slot.row
+        row, reading = slot.row, slot.row.reading
         due_at = slot.next_poll_at(row)
         moments = (
             due_at,
             row.schedule.paused_until,
-            None if row.reading is None else row.reading.resets_at,
+            slot.observed_due_at,
+            None if reading is None else reading.resets_at,
+            None if reading is None else exhausted_until(slot.config, reading),
         )
         ahead = [moment for moment in moments if moment is not None and moment > now]
         return now if due_at is not None and due_at <= now else min(ahead, default=float("inf"))

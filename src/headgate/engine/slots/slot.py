@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -21,6 +21,7 @@ import structlog
 from headgate.core.slots.polling import (
     CLAIM_SECONDS,
     WakeCause,
+    open_until,
     poll_due_at,
     wake_obstacle,
 )
@@ -34,6 +35,9 @@ from headgate.core.slots.steps import (
     begin,
     claim_poll,
     claim_wake,
+    is_news,
+    look,
+    observe,
     poll_done,
     switch,
     wake_done,
@@ -152,6 +156,10 @@ ANSWER_SECONDS = 30.0
 
 LOOK_SECONDS = 60.0
 
+OBSERVE_SECONDS = 30.0
+NEWS_SECONDS = 1.0
+"""How often at most what real traffic tells of a quota is stored: anything, and what matters."""
+
 
 class Shared(NamedTuple):
     """What the slots of a node have in common.
@@ -197,6 +205,9 @@ class KeySlot:
         self._begun: SlotConfig | None = None
         self._looked_at = float("-inf")
         self._is_looking = False
+        self.observed_due_at = float("inf")
+        self._observed: tuple[float, QuotaReport | QuotaFailure] | None = None
+        self._observed_at = float("-inf")
         self._standing: SlotStanding | None = None
         # Equal to no mark, so that the first look is a real one.
         self._key_mark: object = object()
@@ -303,6 +314,47 @@ class KeySlot:
             # One that lies ahead was sent before the clock went back.
             return due_at
         return max(due_at, sent_at + ANSWER_SECONDS)
+
+    def observe(self, status: int, headers: Mapping[str, str], at: float) -> None:
+        """Take note of a response that somebody got with this key; the quota loop stores it.
+
+        What changes nothing but a percentage is stored at most every half minute, whatever the
+        traffic; the rest within a second.
+        """
+        answer = self.setup.provider.read_response(status, headers, at)
+        if answer is None:
+            return
+        self._observed = (at, answer)
+        wait = NEWS_SECONDS if is_news(self.config, self.row, answer, at) else OBSERVE_SECONDS
+        due_at = self._observed_at + wait
+        if due_at < self.observed_due_at:
+            self.observed_due_at = due_at
+            if due_at < self.quota_sleeps_until:
+                self.quota_alarm.ring()
+
+    async def store_observed(self) -> None:
+        """Have the store know what responses to real traffic said, if that is due."""
+        if self._observed is None or self.now() < self.observed_due_at:
+            return
+        (at, answer), self._observed = self._observed, None
+        self.observed_due_at, self._observed_at = float("inf"), self.now()
+        step = partial(observe, config=self.config, answer=answer, at=at)
+        done = await self.shared.rows.step((self.name,), step)
+        if done.is_kept:
+            self.polls["observed"] += 1
+            slot_log.observed(self.trail, self.config, done)
+
+    async def look(self) -> None:
+        """Look after a slot that is not polled: whether its key is there, and its start."""
+        try:
+            self._use_key(self.setup.read_key())
+            problem = ""
+        except InvalidSettingError as error:
+            problem = str(error)
+        row = self.row
+        if problem or row.start == "poll" or row.schedule.paused_why:
+            step = partial(look, config=self.config, key_problem=problem)
+            await self.shared.rows.step((self.name,), step)
 
     async def poll(self, action: str, *, pulse: Pulse, is_forced: bool = False) -> PollDone | None:
         """Read the quota, and have the store know; None if another node does so just now.
@@ -438,9 +490,12 @@ class KeySlot:
         """Wake a slot, unless a fresh reading shows that its window is open."""
         await self.begin()
         self._check_free()
-        checked = await self._pre_check()
+        if self.config.wake.is_polled:
+            needs_wake = (await self._pre_check()).needs_wake
+        else:
+            needs_wake = open_until(self.row, self.now()) is None
         self._check_free()
-        if not checked.needs_wake:
+        if not needs_wake:
             raise self._needless()
         claim, done = await self.claim_and_send("manual", pulse=Pulse(), entry=entry)
         if claim is None:

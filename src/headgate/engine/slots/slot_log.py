@@ -24,7 +24,7 @@ from structlog.typing import FilteringBoundLogger
 from headgate.core.slots.quota import QuotaFailureKind
 from headgate.core.slots.slot import SlotConfig, SlotRow
 from headgate.core.slots.status import LogLine, LogPhase
-from headgate.core.slots.steps import PollDone, WakeClaim, WakeDone, WindowDone
+from headgate.core.slots.steps import Observed, PollDone, WakeClaim, WakeDone, WindowDone
 from headgate.core.slots.wakes import Confirmation, WakeTrigger, WindowEnd
 from headgate.engine.supervisor import Pulse
 from headgate.providers.provider import RequestEvent, RequestFailed, RequestSent, ResponseReceived
@@ -502,6 +502,15 @@ def polled(trail: SlotTrail, config: SlotConfig, done: PollDone, *, flow_id: str
             f"slot {name} wake not confirmed yet ({errors} reading(s) without a new reset)"
         )
         trail.event("quota-poller.wake-unconfirmed", flow_id, wake_errors=errors)
+
+
+def observed(trail: SlotTrail, config: SlotConfig, done: Observed) -> None:
+    """Tell what responses to real traffic said of the quota; people are told of a wake only."""
+    reading = done.row.reading
+    percent = None if reading is None else reading.percent_used
+    trail.event("quota-observed", next_reset=_reset(done.row), percent_used=percent)
+    if done.confirmation is Confirmation.CONFIRMED:
+        _confirmed(trail, config.name, done.row, "")
 
 
 def switched(trail: SlotTrail, name: str, *, is_on: bool) -> None:

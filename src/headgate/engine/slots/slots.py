@@ -8,7 +8,7 @@ from its row cache.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -241,6 +241,17 @@ class Slots:
         slot = self._slots.get(name)
         if slot is not None:
             slot.read_soon()
+
+    def observe(self, name: str, status: int, headers: Mapping[str, str], now: float) -> None:
+        """Learn from a response to a request that was sent with the key of a slot, whoever sent it.
+
+        So a quota that is told by headers is known while traffic flows, and nobody has to ask for
+        it. The names of headers are in lower case; a name that no slot has changes nothing. It
+        returns at once: what matters is stored within a second.
+        """
+        slot = self._slots.get(name)
+        if slot is not None:
+            slot.observe(status, headers, now)
 
     def loops(self, name: str) -> tuple[asyncio.Task[None] | None, ...]:
         """Return what runs the loops of a slot, its wake loop first."""
