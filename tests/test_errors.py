@@ -13,7 +13,7 @@ import headgate.providers.prices
 import headgate.storage.transaction
 import headgate.testing.simulation
 from headgate.budgets.connect import connect_budget
-from headgate.errors import BudgetExceededError, HeadgateError, InvalidFieldError
+from headgate.errors import BudgetExceededError, HeadgateError, InvalidFieldError, WaitTimeoutError
 
 LOADED = (headgate.storage.transaction, headgate.providers.prices, headgate.testing.simulation)
 
@@ -45,14 +45,23 @@ def is_same(copied: HeadgateError, error: HeadgateError) -> bool:
 
 @pytest.mark.parametrize("kind", tree_of(HeadgateError), ids=lambda kind: kind.__name__)
 def test_every_error_is_pickled_and_copied_with_its_fields(kind: type[HeadgateError]) -> None:
-    error = kind.__new__(kind, "a line")
+    error = kind.__new__(kind)
+    error.args = ("a line",)
     vars(error).update(field="url", problem="is wrong", limit=3)
     error.add_note("a note")
     for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
         assert is_same(copied, error)
+        assert copied.args == ("a line",)
 
 
-@pytest.mark.parametrize("error", [exceeded(), InvalidFieldError("url", "is wrong")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        exceeded(),
+        InvalidFieldError("url", "is wrong"),
+        WaitTimeoutError("task t is still queued", code="wait_timeout", task_id="t"),
+    ],
+)
 def test_an_error_that_was_raised_is_pickled_whole(error: HeadgateError) -> None:
     assert is_same(pickle.loads(pickle.dumps(error)), error)
 

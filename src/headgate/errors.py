@@ -76,7 +76,9 @@ class HeadgateError(Exception):
 def _restored(
     kind: type[HeadgateError], args: tuple[object, ...], fields: dict[str, object]
 ) -> HeadgateError:
-    error = kind.__new__(kind, *args)
+    error = kind.__new__(kind)
+    # Given to __new__ they would be lost where it is that of OSError, as of a timeout.
+    error.args = args
     vars(error).update(fields)
     return error
 

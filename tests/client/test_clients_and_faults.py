@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
+from contextlib import closing, suppress
+
 import pytest
 
 from client.both_clients import Ask, EitherClient
@@ -13,6 +18,7 @@ from headgate.errors import (
     RequestRefusedError,
     ServiceLimitError,
     ServiceUnavailableError,
+    WaitTimeoutError,
 )
 from service.support import wait_until
 
@@ -214,3 +220,43 @@ def test_a_stream_that_is_refused_is_not_asked_for_again(
             EitherClient(ask, server.url).events("nope")
         assert len(server.requests) == 1
     assert (type(caught.value), str(caught.value)) == (error, line)
+
+
+class HeartbeatServer:
+    """A service whose task never ends, and whose events are nothing but signs of life."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._is_over = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            while request := connection.recv(65536):
+                if b"/events" not in request.partition(b"\r\n")[0]:
+                    connection.sendall(response(200, TASK % "running"))
+                    continue
+                head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+                connection.sendall(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+                while not self._is_over.wait(0.02):
+                    connection.sendall(b"3\r\n:\n\n\r\n")
+
+
+def test_signs_of_life_do_not_keep_a_wait_from_ending_in_time(ask: Ask) -> None:
+    server = HeartbeatServer()
+    with closing(server):
+        began = time.monotonic()
+        with pytest.raises(WaitTimeoutError, match="still running"):
+            EitherClient(ask, server.url).wait("t", timeout_seconds=0.5)
+        assert 0.5 <= time.monotonic() - began < 5.0

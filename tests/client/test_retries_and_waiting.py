@@ -232,6 +232,34 @@ def test_waiting_ends_in_time_and_says_that_the_task_goes_on(script: Script) -> 
     assert isinstance(caught.value, TimeoutError)
 
 
+def test_a_service_that_is_gone_for_a_while_is_waited_for(script: Script) -> None:
+    away = [False, *[NOBODY] * 12, *[refused(503, "unavailable")] * 4, *[GONE] * 3]
+    client, transport = script(snapshot("running"), *away, snapshot("done"), retries=1)
+    assert client.wait("t", timeout_seconds=1_000).state.value == "done"
+    assert transport.taken.count("pause") >= 19
+
+
+def test_a_service_that_stays_away_is_said_when_the_time_is_up(script: Script) -> None:
+    client, transport = script(snapshot("running"), False, *[NOBODY] * 100, retries=0)
+    with pytest.raises(WaitTimeoutError, match="was running when it was last seen; no service"):
+        client.wait("t", timeout_seconds=30)
+    assert transport.taken.count("send") < 40
+
+
+def test_without_a_time_a_service_that_stays_away_is_an_error_in_the_end(script: Script) -> None:
+    client, transport = script(snapshot("running"), False, *[NOBODY] * 1_000, retries=0)
+    with pytest.raises(ServiceUnavailableError, match="no service answers"):
+        client.wait("t")
+    assert transport.taken.count("send") > 100
+
+
+def test_a_service_that_never_answered_is_not_waited_for(script: Script) -> None:
+    client, transport = script(*[NOBODY] * 10, retries=1)
+    with pytest.raises(ServiceUnavailableError):
+        client.wait("t", timeout_seconds=1_000)
+    assert transport.taken.count("send") == 2
+
+
 def test_a_task_that_is_gone_is_an_error_and_not_waited_for(script: Script) -> None:
     client, _ = script(refused(404, "not_found"))
     with pytest.raises(RequestRefusedError):

@@ -85,10 +85,17 @@ from headgate.core.retries import Backoff
 from headgate.core.slots.status import SlotBody, SlotListBody, SlotLogBody
 from headgate.core.task import TERMINAL
 from headgate.core.task_view import TaskSnapshot
-from headgate.errors import ServiceError, WaitTimeoutError
+from headgate.errors import (
+    ServiceError,
+    ServiceLimitError,
+    ServiceUnavailableError,
+    WaitTimeoutError,
+)
 from headgate.storage.tokens import Permission
 
 LISTEN_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0
+"""How long a service may be away while something is waited for that has no time of its own."""
 
 Body = TypeVar("Body")
 
@@ -291,7 +298,11 @@ class SyncClient:
             yield task
 
     def wait(self, task_id: str, *, timeout_seconds: float | None = None) -> TaskSnapshot:
-        """Return a task when it has ended, or raise `WaitTimeoutError`; it goes on then."""
+        """Return a task when it has ended, or raise `WaitTimeoutError`; it goes on then.
+
+        A service that is away meanwhile is asked again until the time is up; without a time, for
+        five minutes.
+        """
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         task = self.get(task_id)
         while task.state not in TERMINAL:
@@ -306,7 +317,7 @@ class SyncClient:
         project_id: str | None = None,
         kind: str | None = None,
         last_event_id: str | None = None,
-        patience_seconds: float = 300.0,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> Iterator[TaskEvent]:
         """Give events as they happen, of all tasks or of one until it has ended.
 
@@ -709,7 +720,7 @@ class SyncClient:
         while True:
             reads += 1
             self._until_news(seen, reads, until=until)
-            task = self.get(seen.task_id)
+            task = self._read_again(seen, until=until)
             if (task.state, task.attempt) != (seen.state, seen.attempt):
                 return task
             if until is not None and time.monotonic() >= until:
@@ -718,6 +729,29 @@ class SyncClient:
             if reads > 1:
                 # Events that promise a change which cannot be seen must not make this spin.
                 time.sleep(_POLLING.seconds(reads, draw=random.random()))  # noqa: S311
+
+    def _read_again(self, seen: TaskSnapshot, *, until: float | None) -> TaskSnapshot:
+        """Return a task as it is now; a service that is away is asked until time is up."""
+        end = time.monotonic() + PATIENCE_SECONDS if until is None else until
+        failures = 0
+        while True:
+            try:
+                return self.get(seen.task_id)
+            except (ServiceLimitError, ServiceUnavailableError) as error:
+                left = end - time.monotonic()
+                if left <= 0 and until is None:
+                    raise
+                if left <= 0:
+                    was = f"task {seen.task_id} was {seen.state.value} when it was last seen"
+                    line = f"{was}; {error}"
+                    raise WaitTimeoutError(
+                        line, code="wait_timeout", task_id=seen.task_id
+                    ) from error
+                failures += 1
+                draw = random.random()  # noqa: S311 - spreads load, no secret
+                asked = error.retry_after_seconds or 0.0
+                pause = max(_POLLING.seconds(failures, draw=draw), asked)
+            time.sleep(min(pause, left))
 
     def _until_news(self, seen: TaskSnapshot, reads: int, *, until: float | None) -> None:
         left = LISTEN_SECONDS if until is None else max(0.0, until - time.monotonic())

@@ -10,7 +10,7 @@ import http.client
 import select
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
@@ -67,10 +67,11 @@ class SyncTransport:
         return response
 
     def stream(
-        self, call: Call[Any], *, silence_seconds: float = SILENCE_SECONDS
+        self, call: Call[Any], *, until: float | None = None
     ) -> Generator[Message, None, None]:
-        """Give the messages of a stream until it ends; raise the error if it is refused."""
-        connection = self._connected(silence_seconds)
+        """Give the messages of a stream until it ends, or time is up; raise if it is refused."""
+        connection = self._connected(_patience_seconds(until))
+        sock = connection.sock
         try:
             response = self._request(connection, call)
             if response.status == _NO_CONTENT:
@@ -78,7 +79,14 @@ class SyncTransport:
             if response.status != _OK:
                 api_error = _read(response)
                 raise error_of(api_error) or no_response(self._address.url, "not a stream")
-            yield from _messages(response)
+            reader = MessageReader()
+            while (seconds := _patience_seconds(until)) > 0:
+                # Signs of life satisfy a read, and must not put off the end.
+                sock.settimeout(seconds)
+                piece = response.read1(PIECE_BYTES)
+                if not piece:
+                    return
+                yield from reader.feed(piece)
         except ServiceError:
             # What the service refuses is a ValueError too, and no fault of the connection.
             raise
@@ -93,15 +101,14 @@ class SyncTransport:
         """Return when a message is news or time is up; False if there is no stream."""
         until = time.monotonic() + seconds
         try:
-            with closing(self.stream(call, silence_seconds=seconds)) as messages:
-                for message in messages:
-                    if is_news(message) or time.monotonic() >= until:
-                        return True
+            with closing(self.stream(call, until=until)) as messages:
+                if any(map(is_news, messages)):
+                    return True
         except StreamOverError:
             return True
         except ServiceError:
-            return False
-        return False
+            pass
+        return time.monotonic() >= until
 
     def close(self) -> None:
         """Close the connections that are kept."""
@@ -180,10 +187,11 @@ def _read(response: http.client.HTTPResponse) -> Response:
     return Response(response.status, headers, body)
 
 
-def _messages(response: http.client.HTTPResponse) -> Iterator[Message]:
-    reader = MessageReader()
-    while piece := response.read1(PIECE_BYTES):
-        yield from reader.feed(piece)
+def _patience_seconds(until: float | None) -> float:
+    """Return how long to wait for the next bytes of a stream that is read until then."""
+    if until is None:
+        return SILENCE_SECONDS
+    return min(SILENCE_SECONDS, max(0.0, until - time.monotonic()))
 
 
 def _why(error: Exception) -> str:
