@@ -138,6 +138,14 @@ def test_a_task_that_fails_makes_a_script_fail(headgate: Command) -> None:
     assert (said.code, said.json["state"]) == (1, "failed")
 
 
+def test_a_task_that_waits_says_why_on_the_way(headgate: Command) -> None:
+    said = headgate("submit", "x", "--agent", "a", "--project", "off", "--wait", "--timeout", "3s")
+    assert said.code == 5
+    task = said.err.split()[0]
+    assert said.err.splitlines().count(f"{task} waits: project off is paused") == 1
+    assert headgate("cancel", task).code == 0
+
+
 def test_waiting_can_be_limited_and_leaves_the_task_alone(headgate: Command) -> None:
     said = headgate(
         "submit", "x", "--agent", "a", "--target", "slow", "--wait", "--timeout", "0.2s"

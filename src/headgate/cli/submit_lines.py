@@ -28,6 +28,7 @@ from headgate.cli.connection import Connection, connect
 from headgate.cli.main import EXIT_FAILED, EXIT_INTERRUPTED
 from headgate.cli.output import FRAMES, is_terminal, length_of, print_json
 from headgate.cli.task_view import has_colour, in_colour_of, shortened
+from headgate.cli.why import reason_line
 from headgate.client.requests import TaskFields, key_headers, shared_by, task_body
 from headgate.core.retries import Backoff
 from headgate.core.task import TaskStatus
@@ -41,6 +42,7 @@ from headgate.errors import (
 )
 
 if TYPE_CHECKING:
+    from headgate.api.schema.tasks import WhyBody
     from headgate.client.sync_client import SyncClient
     from headgate.core.task_view import TaskSnapshot
 
@@ -340,14 +342,60 @@ def _result(number: int, entry: BatchEntryBody) -> LineResult:
 # What is told while a task is waited for: a line that changes, or a line for each change.
 
 FRAME_SECONDS = 0.1
+LOOK_SECONDS = 1.0
+SAID_AFTER_SECONDS = 1.0
+"""How long a task may wait before anybody is told why."""
+
 _CLEAR = "\r\x1b[2K"
+_MINUTE_SECONDS = 60
+
+
+class WaitReasons:
+    """Says why a task waits, once it has waited for a moment, and again when that changes."""
+
+    def __init__(self, task_id: str, why: Callable[[str], WhyBody]) -> None:
+        self._task_id = task_id
+        self._why = why
+        self._since: float | None = None
+        self._said: object = None
+        self._is_allowed = True
+
+    def line(self, state: TaskStatus, now: float) -> str | None:
+        """Return what is to be said now of a task in this state; None if that is nothing."""
+        if state is not TaskStatus.QUEUED:
+            self._since = self._said = None
+            return None
+        if self._since is None:
+            self._since = now
+        if now - self._since < SAID_AFTER_SECONDS or not self._is_allowed:
+            return None
+        try:
+            reasons = self._why(self._task_id).reasons
+        except NotAllowedError:
+            self._is_allowed = False
+            return None
+        except ServiceError:
+            # Whoever waits for the task is told of an outage; the next look may do better.
+            return None
+        # Counts and seconds change all the time; what keeps the task does not.
+        is_now = [
+            (one.detail.get("reason"), (one.until or 0) // _MINUTE_SECONDS) for one in reasons
+        ]
+        if not reasons or is_now == self._said:
+            return None
+        self._said = is_now
+        return f"{self._task_id} waits: {'; '.join(map(reason_line, reasons))}"
 
 
 class ProgressLine:
-    """Shows a task on standard error; in a terminal a thread keeps the line moving."""
+    """Shows a task on standard error; in a terminal a thread keeps the line moving.
 
-    def __init__(self, task_id: str) -> None:
+    Another one says why the task waits.
+    """
+
+    def __init__(self, task_id: str, why: Callable[[str], WhyBody]) -> None:
         self._task_id = task_id
+        self._reasons = WaitReasons(task_id, why)
         self._started = time.monotonic()
         self._is_live = sys.stderr is not None and sys.stderr.isatty()
         self._coloured = has_colour(sys.stderr)
@@ -358,6 +406,8 @@ class ProgressLine:
     def __enter__(self) -> Self:
         if self._is_live:
             self._thread.start()
+        # Nobody waits for its end: it may be asking a service that does not answer.
+        threading.Thread(target=self._explain, name="reasons", daemon=True).start()
         return self
 
     def __exit__(
@@ -378,6 +428,12 @@ class ProgressLine:
             if not self._is_live:
                 click.echo(self._text(), err=True)
             yield task
+
+    def _explain(self) -> None:
+        while not self._over.wait(LOOK_SECONDS):
+            line = self._task and self._reasons.line(self._task.state, time.monotonic())
+            if line and not self._over.is_set():
+                click.echo(f"{_CLEAR if self._is_live else ''}{line}", err=True)
 
     def _draw(self) -> None:
         frame = 0
@@ -462,7 +518,7 @@ def _tell_one(submitted: SubmittedBody, *, as_json: bool) -> None:
 
 def _wait(client: SyncClient, task_id: str, *, timeout_seconds: float | None, as_json: bool) -> int:
     try:
-        with ProgressLine(task_id) as line:
+        with ProgressLine(task_id, client.why) as line:
             task = _last(line.told(client.progress(task_id, timeout_seconds=timeout_seconds)))
     except KeyboardInterrupt:
         click.echo(f"headgate: {task_id} goes on; headgate cancel {task_id} stops it", err=True)

@@ -45,7 +45,7 @@ def lines_of(answer: WhyBody) -> list[str]:
         return [line, *_rooms(answer)]
     lines = [f"{answer.task_id} is {answer.state.value}:"]
     for reason in answer.reasons:
-        lines.append(f"  {_message(reason)}")
+        lines.append(f"  {reason_line(reason)}")
         if reason.held_by:
             lines.append(f"    held by {', '.join(map(printable, reason.held_by))}")
         if reason.held_by_others:
@@ -69,7 +69,7 @@ def _room(slot: SlotRoomBody) -> str:
     return f"  slot {printable(slot.name)}: {known}" if known else ""
 
 
-def _message(reason: ReasonBody) -> str:
+def reason_line(reason: ReasonBody) -> str:
     """Return the line of a reason, with how far away its end is."""
     from headgate.cli.output import from_now, moment_of  # noqa: PLC0415
 
