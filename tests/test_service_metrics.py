@@ -241,7 +241,7 @@ def test_what_a_project_counted_stays_when_its_lanes_are_forgotten() -> None:
 
 def used(totals: list[UsageTotal]) -> tuple[dict[str, float], dict[str, float]]:
     """Return dollars and tokens by their labels."""
-    spend, tokens = (
+    spend, tokens, _ = (
         {" ".join(sample.labels.values()): sample.value for sample in metric.samples}
         for metric in usage_metrics(totals)
     )
@@ -270,6 +270,13 @@ def test_spend_is_told_apart_by_how_it_is_known() -> None:
         "p (none) reported": 1,
         "p (none) assumed": 0,
     }
+
+
+def test_overruns_are_counted_by_project_and_model() -> None:
+    totals = [UsageTotal(project_id="p", model=model, overruns=2) for model in (OTHER, "other")]
+    *_, overruns = usage_metrics([*totals, UsageTotal(project_id="p", model="m", overruns=1)])
+    found = {tuple(sample.labels.values()): sample.value for sample in overruns.samples}
+    assert found == {("p", "other"): 4, ("p", "m"): 1}
 
 
 def test_models_and_projects_beyond_the_bound_are_summed_up() -> None:
@@ -318,9 +325,15 @@ async def test_spend_goes_on_after_a_restart(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'tasks.db'}"
 
     def use(transaction: Transaction, now: float) -> None:
-        counters, key = Counters(now), ("default", "coder", "large")
-        amounts = {"tokens": 70, "micro_usd": 1_500_000}
-        counters.use(key, is_over=True, **amounts, assumed_tokens=0, assumed_micro_usd=0)
+        counters = Counters(now)
+        counters.use(
+            ("default", "coder", "large"),
+            is_over=True,
+            tokens=70,
+            micro_usd=1_500_000,
+            assumed_tokens=0,
+            assumed_micro_usd=0,
+        )
         transaction.insert_all(counters.rows())
 
     for times in (1, 2):

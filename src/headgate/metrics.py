@@ -264,10 +264,14 @@ NO_MODEL = "(none)"
 
 
 def usage_metrics(totals: Iterable[UsageTotal]) -> Iterator[Metric]:
-    """Yield the dollars and tokens that were booked, by project, model and how they are known."""
+    """Yield the dollars and tokens that were booked, by project, model and how they are known.
+
+    Beside them is how often more was booked than was reserved.
+    """
     labels = ("project", "model", "kind")
     dollars: dict[tuple[str, str, str], int] = {}
     tokens: dict[tuple[str, str, str], int] = {}
+    overruns: dict[tuple[str, str], int] = {}
     projects: set[str] = set()
     for one in totals:
         if len(projects) < MAX_LABELS:
@@ -288,6 +292,7 @@ def usage_metrics(totals: Iterable[UsageTotal]) -> Iterator[Metric]:
         ):
             key = (project, model, kind)
             tokens[key] = tokens.get(key, 0) + amount
+        overruns[project, model] = overruns.get((project, model), 0) + one.overruns
     text = "Dollars that tasks have cost."
     spend = CounterMetricFamily("headgate_spend_usd", text, labels=labels)
     for key, micro_usd in dollars.items():
@@ -297,6 +302,11 @@ def usage_metrics(totals: Iterable[UsageTotal]) -> Iterator[Metric]:
     for key, amount in tokens.items():
         used.add_metric(key, amount)
     yield used
+    text = "Attempts that cost more than was reserved for them."
+    over = CounterMetricFamily("headgate_overruns", text, labels=("project", "model"))
+    for pair, count in overruns.items():
+        over.add_metric(pair, count)
+    yield over
 
 
 # What slots show to Prometheus: room, resets, wakes, polls, errors, and how their loops do.

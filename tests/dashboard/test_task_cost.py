@@ -9,6 +9,7 @@ import pytest
 from dashboard.test_task_page import record_of
 from headgate.core.task import Progress, Task, TaskRecord, TaskStatus, Terms
 from headgate.dashboard.task import CostRow, cost_rows
+from headgate.dashboard.tasks import row_of
 
 Row = tuple[str, int | None, int | None, str]
 
@@ -72,6 +73,22 @@ COSTS: list[tuple[TaskRecord, list[Row]]] = [
         ],
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("assumed", "text"),
+    [((0, 0), ""), ((80, 11), "assumed"), ((80, 0), "partly assumed"), ((0, 5), "partly assumed")],
+)
+def test_the_list_says_which_amounts_nobody_reported(assumed: tuple[int, int], text: str) -> None:
+    progress = Progress(
+        attempt=1,
+        used_tokens=80,
+        used_micro_usd=11,
+        assumed_tokens=assumed[0],
+        assumed_micro_usd=assumed[1],
+    )
+    task = record(DONE, tokens=80, micro_usd=11, progress=progress)
+    assert row_of(task, now=200.0).assumed == text
 
 
 @pytest.mark.parametrize(("task", "rows"), COSTS)

@@ -37,8 +37,14 @@ def used(transaction: Transaction, now: float, *, keys: list[tuple[str, str, str
     """Write one attempt for each key, the first the cheapest."""
     counters = Counters(now)
     for place, key in enumerate(keys):
-        amounts = {"tokens": 10, "micro_usd": place}
-        counters.use(key, is_over=True, **amounts, assumed_tokens=4, assumed_micro_usd=place // 2)
+        counters.use(
+            key,
+            is_over=True,
+            tokens=10,
+            micro_usd=place,
+            assumed_tokens=4,
+            assumed_micro_usd=place // 2,
+        )
         counters.spend(key[0], tokens=10, micro_usd=place)
         counters.count(TICK)
     transaction.insert_all(counters.rows())
@@ -220,7 +226,24 @@ async def test_sums_tell_dollars_apart_by_how_they_are_known(place: Place) -> No
             await scene.run(task_id)
             await scene.settle(task_id, cost=cost)
         # What was held, 100 tokens and 10 micro-dollars, is assumed.
-        assert await in_all(scene) == {("search", "m"): (310, 25, 100, 10, 10)}
+        assert await in_all(scene) == {("search", "m"): (310, 25, 100, 10, 10, 0)}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "micro_usd", "overruns"),
+    [(100, 10, 0), (101, 10, 1), (100, 11, 1), (500, 50, 1), (0, 0, 0)],
+)
+async def test_an_attempt_that_cost_more_than_was_held_is_an_overrun(
+    place: Place, tokens: int, micro_usd: int, overruns: int
+) -> None:
+    async with place.scene() as scene:
+        await scene.run("t1")
+        await scene.settle("t1", cost=Usage(tokens=tokens, micro_usd=micro_usd))
+        await scene.submit("t2")
+        await scene.assign("t2", tokens=0, micro_usd=0)
+        await scene.settle("t2", cost=Usage(tokens=9, micro_usd=9))
+        (sums,) = (await in_all(scene)).values()
+        assert sums[-1] == overruns
 
 
 @pytest.mark.parametrize("seed", range(3))

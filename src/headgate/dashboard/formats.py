@@ -43,6 +43,13 @@ def capital(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
+def assumption(assumed: tuple[int, int], booked: tuple[int, int]) -> str:
+    """Say whether tokens and micro-dollars were reported; nothing where they were."""
+    if not any(assumed):
+        return ""
+    return "assumed" if assumed == booked else "partly assumed"
+
+
 def short_id(whole: str) -> str:
     """Return the beginning and the end of an id, which is where ids differ."""
     short = f"{whole[:ID_BEGINNING]}{ELLIPSIS}{whole[-ID_END:]}"

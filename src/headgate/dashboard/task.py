@@ -22,7 +22,7 @@ from headgate.core.money import plain_usd
 from headgate.core.task import MAX_LOSSES, PastAttempt, TaskRecord, TaskStatus, slot_of, waits_since
 from headgate.core.task_view import whole_snapshot_of
 from headgate.core.text import count, duration, iso, percent, usd
-from headgate.dashboard.formats import capital, started_at
+from headgate.dashboard.formats import assumption, capital, started_at
 from headgate.dashboard.lists import may_open, project_href, scope_href, slot_href
 from headgate.dashboard.page import (
     PAGE_HEADERS,
@@ -397,9 +397,8 @@ def _booked_event(attempt: PastAttempt) -> list[str]:
     if not amounts:
         return []
     assumed = (attempt.assumed_tokens, attempt.assumed_micro_usd)
-    if any(assumed):
-        is_whole = assumed == (attempt.tokens, attempt.micro_usd)
-        amounts.append("assumed" if is_whole else "partly assumed")
+    said = assumption(assumed, (attempt.tokens, attempt.micro_usd))
+    amounts += [said] if said else []
     return [f"Booked: {', '.join(amounts)}."]
 
 

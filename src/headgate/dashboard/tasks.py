@@ -30,7 +30,7 @@ from headgate.api.tasks import (
 )
 from headgate.core.lifecycle import parse_rfc3339
 from headgate.core.task import TaskRecord, TaskStatus
-from headgate.dashboard.formats import capital, seconds_so_far
+from headgate.dashboard.formats import assumption, capital, seconds_so_far
 from headgate.dashboard.forms import FILTER_FIELDS, error_text
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
 from headgate.engine.engine import read_on
@@ -440,6 +440,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     micro_usd: int | None
     tokens: int | None
+    assumed: str
     error: str
 
 
@@ -496,6 +497,10 @@ def row_of(record: TaskRecord, now: float) -> Row:
         attempt=progress.attempt,
         micro_usd=progress.used_micro_usd if record.micro_usd is not None else None,
         tokens=progress.used_tokens if record.tokens is not None else None,
+        assumed=assumption(
+            (progress.assumed_tokens, progress.assumed_micro_usd),
+            (progress.used_tokens, progress.used_micro_usd),
+        ),
         error=record.error or "",
     )
 

@@ -270,7 +270,7 @@ USED = _counters(
 USED_IN_ALL = _counters(
     "usage_totals",
     {"project_id": "TEXT", "model": "TEXT"},
-    ("tokens", "micro_usd", "assumed_tokens", "assumed_micro_usd", "priced_micro_usd"),
+    ("tokens", "micro_usd", "assumed_tokens", "assumed_micro_usd", "priced_micro_usd", "overruns"),
 )
 RATES = _counters("rate_counts", {"limit_id": "TEXT", "bucket": "BIGINT"}, ("amount",))
 
@@ -337,15 +337,16 @@ class Counters:
         assumed_tokens: int,
         assumed_micro_usd: int,
         priced_micro_usd: int = 0,
+        is_overrun: bool = False,
     ) -> None:
         """Add an attempt to what a project, an agent and a model used; its task may be over.
 
         The assumed amounts are the part of the others that nobody reported, and the priced one is
-        the part of the dollars that the price list knows.
+        the part of the dollars that the price list knows. An overrun cost more than was reserved.
         """
         sums = self._used.get(key)
         if sums is None:
-            sums = self._used[key] = [0] * 7
+            sums = self._used[key] = [0] * 8
         sums[0] += is_over
         sums[1] += 1
         sums[2] += tokens
@@ -353,6 +354,7 @@ class Counters:
         sums[4] += assumed_tokens
         sums[5] += assumed_micro_usd
         sums[6] += priced_micro_usd
+        sums[7] += is_overrun
 
     def start(self, project_id: str) -> None:
         """Count a task of a project that was started."""
@@ -379,7 +381,7 @@ class Counters:
             (COUNTERS, [(name, amount) for name, amount in self.totals.items() if amount]),
             (LANES, [(*key, *sums) for key, sums in self._lanes.items()]),
             (USAGE, [(project_id, hour, *sums) for project_id, sums in self._usage.items()]),
-            (USED, [(hour, *key, *sums[:-1]) for key, sums in self._used.items()]),
+            (USED, [(hour, *key, *sums[:-2]) for key, sums in self._used.items()]),
             (USED_IN_ALL, self._used_in_all()),
             (RATES, [(*key, amount) for key, amount in self._rates.items()]),
         ]

@@ -68,7 +68,8 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
     """What a project and a model have used since the store was made; `OTHER` is all other models.
 
     The assumed amounts are the part of the others that nobody reported, and the priced one is the
-    part of the dollars that the price list knows.
+    part of the dollars that the price list knows. `overruns` are attempts that cost more than was
+    reserved for them.
     """
 
     project_id: str
@@ -78,6 +79,7 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
     assumed_tokens: int = 0
     assumed_micro_usd: int = 0
     priced_micro_usd: int = 0
+    overruns: int = 0
 
 
 PART = "usage"
@@ -117,12 +119,14 @@ CREATE TABLE usage_totals (
     assumed_tokens BIGINT NOT NULL,
     assumed_micro_usd BIGINT NOT NULL,
     priced_micro_usd BIGINT NOT NULL,
+    overruns BIGINT NOT NULL,
     UNIQUE (project_id, model)
 );
 INSERT INTO usage_totals
-    (project_id, model, tokens, micro_usd, assumed_tokens, assumed_micro_usd, priced_micro_usd)
-    SELECT project_id, model, SUM(tokens), SUM(micro_usd), SUM(assumed_tokens),
-    SUM(assumed_micro_usd), 0 FROM usage_rows GROUP BY project_id, model ORDER BY project_id, model;
+    (project_id, model, tokens, micro_usd, assumed_tokens, assumed_micro_usd, priced_micro_usd,
+    overruns) SELECT project_id, model, SUM(tokens), SUM(micro_usd), SUM(assumed_tokens),
+    SUM(assumed_micro_usd), 0, 0 FROM usage_rows GROUP BY project_id, model
+    ORDER BY project_id, model;
 CREATE TABLE forgotten_lanes (
     project_id {text} PRIMARY KEY,
     submitted BIGINT NOT NULL,
@@ -189,7 +193,7 @@ _FOLD = (
 )
 _FORGET = f"DELETE FROM usage_rows WHERE {_CHEAPEST}"  # noqa: S608
 
-_TOTALS = ("tokens", "micro_usd", "assumed_tokens", "assumed_micro_usd", "priced_micro_usd")
+_TOTALS = UsageTotal.__struct_fields__[2:]
 _TOTAL_SUMS = ", ".join(f"CAST(SUM({name}) AS BIGINT)" for name in _TOTALS)
 # Those that came first, so that no other takes the place of one; sums of others are never first.
 _FIRST = f"FROM usage_totals WHERE model <> '{OTHER}' ORDER BY seq LIMIT {OWN_TOTALS}"
