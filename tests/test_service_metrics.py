@@ -241,7 +241,7 @@ def test_what_a_project_counted_stays_when_its_lanes_are_forgotten() -> None:
 
 def used(totals: list[UsageTotal]) -> tuple[dict[str, float], dict[str, float]]:
     """Return dollars and tokens by their labels."""
-    spend, tokens, _ = (
+    spend, tokens, *_ = (
         {" ".join(sample.labels.values()): sample.value for sample in metric.samples}
         for metric in usage_metrics(totals)
     )
@@ -274,9 +274,16 @@ def test_spend_is_told_apart_by_how_it_is_known() -> None:
 
 def test_overruns_are_counted_by_project_and_model() -> None:
     totals = [UsageTotal(project_id="p", model=model, overruns=2) for model in (OTHER, "other")]
-    *_, overruns = usage_metrics([*totals, UsageTotal(project_id="p", model="m", overruns=1)])
+    *_, overruns, _ = usage_metrics([*totals, UsageTotal(project_id="p", model="m", overruns=1)])
     found = {tuple(sample.labels.values()): sample.value for sample in overruns.samples}
     assert found == {("p", "other"): 4, ("p", "m"): 1}
+
+
+def test_tokens_of_models_without_a_price_are_counted() -> None:
+    total = UsageTotal(project_id="p", model="house-model", tokens=9, unpriced_tokens=7)
+    *_, unpriced = usage_metrics([total, UsageTotal(project_id="p", model="m", tokens=1)])
+    found = {(sample.name, *sample.labels.values()): sample.value for sample in unpriced.samples}
+    assert found == {("headgate_unpriced_tokens_total", "p", "house-model"): 7}
 
 
 def test_models_and_projects_beyond_the_bound_are_summed_up() -> None:

@@ -272,12 +272,16 @@ def usage_metrics(totals: Iterable[UsageTotal]) -> Iterator[Metric]:
     dollars: dict[tuple[str, str, str], int] = {}
     tokens: dict[tuple[str, str, str], int] = {}
     overruns: dict[tuple[str, str], int] = {}
+    unpriced: dict[tuple[str, str], int] = {}
     projects: set[str] = set()
     for one in totals:
         if len(projects) < MAX_LABELS:
             projects.add(one.project_id)
         project = one.project_id if one.project_id in projects else OTHER
         model = OTHER if one.model == OTHER_MODELS else one.model or NO_MODEL
+        if one.unpriced_tokens:
+            both = (project, model)
+            unpriced[both] = unpriced.get(both, 0) + one.unpriced_tokens
         said = one.micro_usd - one.assumed_micro_usd - one.priced_micro_usd
         for kind, micro_usd in (
             ("reported", said),
@@ -307,6 +311,11 @@ def usage_metrics(totals: Iterable[UsageTotal]) -> Iterator[Metric]:
     for pair, count in overruns.items():
         over.add_metric(pair, count)
     yield over
+    text = "Tokens of models without a price; what was reserved for them was booked."
+    without = CounterMetricFamily("headgate_unpriced_tokens", text, labels=("project", "model"))
+    for both, amount in unpriced.items():
+        without.add_metric(both, amount)
+    yield without
 
 
 # What slots show to Prometheus: room, resets, wakes, polls, errors, and how their loops do.

@@ -11,6 +11,7 @@ from headgate.budgets.status import ScopeStatus
 from headgate.core.slots.status import SlotBody
 from headgate.dashboard import overview
 from headgate.dashboard.overview import MAX_BUDGETS, MAX_NOTICES, Notice, worst_first
+from headgate.storage.usage import UnpricedModel
 
 LATER = datetime(2026, 11, 15, 21, 0, tzinfo=UTC)
 
@@ -74,6 +75,13 @@ def test_a_budget_is_as_full_as_its_tighter_limit(
     limits: dict[str, Any], share: float | None
 ) -> None:
     assert scope(**limits).used_share == (None if share is None else pytest.approx(share))
+
+
+def test_a_model_without_a_price_is_told_of_with_the_lines_to_add() -> None:
+    (notice,) = overview.of_unpriced([UnpricedModel(model='house "x"', tokens=900_000)])
+    assert (notice.tone, notice.name) == ("warning", 'house "x"')
+    assert "900,000 tokens" in notice.text
+    assert r'[prices."house \"x\""] with input = … and output = …' in notice.text
 
 
 @pytest.mark.parametrize(

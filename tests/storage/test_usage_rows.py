@@ -8,6 +8,7 @@ from functools import partial
 import msgspec
 import pytest
 
+from headgate.cli.doctor_checks import price_findings
 from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Succeeded, Usage, cost_of
 from headgate.core.retention import USAGE_KEPT_SECONDS
 from headgate.storage import usage
@@ -23,6 +24,7 @@ from headgate.storage.usage import (
     OTHER,
     OWN_TOTALS,
     Grouping,
+    UnpricedModel,
     UsageReport,
     UsageReports,
     UsageSum,
@@ -226,7 +228,7 @@ async def test_sums_tell_dollars_apart_by_how_they_are_known(place: Place) -> No
             await scene.run(task_id)
             await scene.settle(task_id, cost=cost)
         # What was held, 100 tokens and 10 micro-dollars, is assumed.
-        assert await in_all(scene) == {("search", "m"): (310, 25, 100, 10, 10, 0)}
+        assert await in_all(scene) == {("search", "m"): (310, 25, 100, 10, 70, 10, 0)}
 
 
 @pytest.mark.parametrize(
@@ -244,6 +246,33 @@ async def test_an_attempt_that_cost_more_than_was_held_is_an_overrun(
         await scene.settle("t2", cost=Usage(tokens=9, micro_usd=9))
         (sums,) = (await in_all(scene)).values()
         assert sums[-1] == overruns
+
+
+async def test_models_without_a_price_are_told_for_a_day(place: Place) -> None:
+    async with place.scene() as scene:
+        reports = UsageReports(scene.store)
+        for task_id, cost in (
+            ("t1", Usage(tokens=900_000, model="house-model")),
+            ("t2", Usage(tokens=5, model="small")),
+            ("t3", Usage(tokens=5, model="known", micro_usd=1)),
+            ("t4", Usage(tokens=5, model="free", micro_usd=0)),
+            ("t5", Usage(tokens=5)),
+            ("t6", Usage(model="silent")),
+        ):
+            await scene.run(task_id)
+            await scene.settle(task_id, cost=cost)
+        assert await reports.unpriced() == (
+            UnpricedModel(model="house-model", tokens=900_000),
+            UnpricedModel(model="small", tokens=5),
+        )
+        first, second = await scene.store.run(lambda *asked: list(price_findings(*asked)))
+        assert (first.verdict, second.verdict) == ("warn", "warn")
+        assert "900,000 tokens" in first.found
+        assert first.advice.startswith('add [prices."house-model"] with input = …')
+        scene.clock.advance(DAY + HOUR)
+        assert await reports.unpriced() == ()
+        (finding,) = await scene.store.run(lambda *asked: list(price_findings(*asked)))
+        assert finding.verdict == "ok"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -276,6 +305,7 @@ async def test_sums_over_all_time_are_those_of_the_rows_from_before(place: Place
     def to_third_version(transaction: Transaction, _: float) -> None:
         for table in ("usage_totals", "forgotten_lanes"):
             transaction.run(f"DROP TABLE {table}")
+        transaction.run("ALTER TABLE usage_rows DROP COLUMN unpriced_tokens")
         transaction.run("UPDATE headgate_schema SET version = 3 WHERE part = 'usage'")
 
     def migrated(transaction: Transaction, _: float) -> int:
@@ -286,7 +316,7 @@ async def test_sums_over_all_time_are_those_of_the_rows_from_before(place: Place
         await scene.store.run(partial(used, keys=keys))
         before = await in_all(scene)
         await scene.store.run(to_third_version)
-        assert await scene.store.run(migrated) == 1
+        assert await scene.store.run(migrated) == 2
         assert await in_all(scene) == before
         await scene.store.run(partial(used, keys=keys))
         assert await in_all(scene) == {

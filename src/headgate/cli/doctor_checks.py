@@ -26,13 +26,16 @@ from headgate.cli.connection import TOKEN_FILE, data_directory, settings_of
 from headgate.config import Settings, SlotSettings, settings_file, warnings_of
 from headgate.config.loading import variables_of, variables_of_slot
 from headgate.config.slot_keys import read_key
+from headgate.core.fair_share import hour_of
 from headgate.errors import HeadgateError, InvalidSettingError
 from headgate.executors.build import build_executor
 from headgate.executors.targets import CallableTarget, CommandTarget, HttpTarget, Target
+from headgate.providers.prices import price_advice
 from headgate.storage.data_lock import Holder, holder_of, is_held
 from headgate.storage.migrations import schema_version
 from headgate.storage.sql_store import PARTS
 from headgate.storage.transaction import Database, Transaction
+from headgate.storage.usage import UNPRICED_SECONDS, unpriced
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -171,7 +174,10 @@ def _postgres(url: str) -> Iterator[Finding]:
 def _versions(database: Database, name: str) -> Iterator[Finding]:
     try:
         transaction = database.begin()
-        yield _judged(transaction, name)
+        judged = _judged(transaction, name)
+        yield judged
+        if judged.verdict == "ok":
+            yield from price_findings(transaction, time.time())
     finally:
         database.rollback()
         database.close()
@@ -190,6 +196,16 @@ def _judged(transaction: Transaction, name: str) -> Finding:
         advice = "the next start brings it up to date; back it up before"
         return warn("store", f"{name}: {', '.join(older)} tables are of an older version", advice)
     return ok("store", f"{name}: all tables are up to date")
+
+
+def price_findings(transaction: Transaction, now: float) -> Iterator[Finding]:
+    """Look for models that were used in the last day though nobody knows their price."""
+    found = unpriced(transaction, since=hour_of(now - UNPRICED_SECONDS))
+    for one in found:
+        line = f"{one.model!r} has no price: for {one.tokens:,} tokens what was reserved was booked"
+        yield warn("prices", line, price_advice(one.model))
+    if not found:
+        yield ok("prices", "every model that was used in the last day has a price")
 
 
 # Whether targets could be used: reachable, there to be run, importable; nothing is sent or run.

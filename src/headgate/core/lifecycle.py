@@ -40,6 +40,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     is_priced: bool = False
 
+    @property
+    def is_unpriced(self) -> bool:
+        """Whether a model was used of which nobody knows the price."""
+        return self.model is not None and bool(self.tokens) and self.micro_usd is None
+
 
 UNKNOWN_USAGE = Usage()
 NOTHING_USED = Usage(tokens=0, micro_usd=0)

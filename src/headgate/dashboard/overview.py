@@ -50,7 +50,9 @@ from headgate.dashboard.task import ReasonShown, WhyView, why_view
 from headgate.engine.history import LONG_STEP_SECONDS, STEP_SECONDS, History, Present, Step, summed
 from headgate.engine.supervisor import OK, STORE_FAILS
 from headgate.errors import StoreError
+from headgate.providers.prices import price_advice
 from headgate.storage.deliveries import DeliveryQuery, DeliveryState
+from headgate.storage.usage import UnpricedModel
 
 # `/ui/history`: the numbers over time, as columns for the charts, and as rows for a table.
 #
@@ -317,6 +319,14 @@ def _slot_attention(slot: SlotBody, tone: Literal["bad", "warning"], text: str) 
     )
 
 
+def of_unpriced(models: Iterable[UnpricedModel]) -> Iterator[Notice]:
+    """Yield the models that were used without a price: budgets know only what was reserved."""
+    for one in models:
+        lines = capital(price_advice(one.model))
+        text = f"has no price: for {one.tokens:,} tokens what was reserved was booked. {lines}."
+        yield Notice(tone="warning", title="Model", name=one.model, text=text, href="/ui/budgets")
+
+
 def of_webhooks(dead: int, *, is_more: bool) -> Iterator[Notice]:
     """Yield that webhooks were given up."""
     if dead:
@@ -379,16 +389,18 @@ class SlotMeter(msgspec.Struct, frozen=True, kw_only=True):
 
 async def show(view: View, _: str) -> Page:
     """Show the overview."""
-    stats, budget, dead, oldest = await asyncio.gather(
+    stats, budget, dead, unpriced, oldest = await asyncio.gather(
         _or_none(stats_body(view.api, view.caller)),
         _or_none(own_status(view.api, view.caller)),
         _or_none(_dead_webhooks(view)),
+        _or_none(_unpriced(view)),
         _oldest(view),
     )
     slots, parts = slot_bodies(view.api), _parts(view, stats)
     found = [
         *of_health(parts, view.api.engine.health().problem),
         *_notices(view, budget, slots),
+        *of_unpriced(unpriced or ()),
         *_of_webhooks(dead, is_store_away=stats is None),
     ]
     notices, more_notices = worst_first(found)
@@ -462,6 +474,11 @@ def _of_webhooks(dead: tuple[int, bool] | None, *, is_store_away: bool) -> Itera
         return of_webhooks(dead[0], is_more=dead[1])
     # Of a store that is away there is a notice already, and it is about everything.
     return () if is_store_away else (WEBHOOKS_UNKNOWN,)
+
+
+async def _unpriced(view: View) -> tuple[UnpricedModel, ...]:
+    # Which models others use is nothing for whoever is bound to one project or agent.
+    return () if view.caller.is_bound else await view.api.usage.unpriced()
 
 
 def _own_projects(view: View) -> dict[str, ProjectSettings]:

@@ -34,9 +34,15 @@ class UnknownPriceError(CallerError):
     """Nobody said what a model costs, so a call to it cannot be reserved."""
 
     def __init__(self, model: str, problem: str = "has no known price") -> None:
-        advice = "give it an override, or set a default price"
-        super().__init__(f"model {model[:MAX_MODEL_LENGTH]!r} {problem}; {advice}")
+        name = model[:MAX_MODEL_LENGTH]
+        super().__init__(f"model {name!r} {problem}; {price_advice(name)}, or give an estimate")
         self.model = model
+
+
+def price_advice(model: str) -> str:
+    """Return the lines that give a model a price, for somebody who is to add them."""
+    name = msgspec.json.encode(model[:MAX_MODEL_LENGTH]).decode()
+    return f"add [prices.{name}] with input = … and output = … in dollars a million tokens"
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):

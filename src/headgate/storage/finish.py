@@ -239,6 +239,7 @@ def conclude(work: UnitOfWork, row: TaskRow, step: Finish | TryAgain, cost: Usag
         micro_usd=micro_usd,
         assumed_tokens=row.progress.assumed_tokens - before.assumed_tokens,
         assumed_micro_usd=row.progress.assumed_micro_usd - before.assumed_micro_usd,
+        unpriced_tokens=(cost.tokens or 0) if cost.is_unpriced else 0,
         priced_micro_usd=(cost.micro_usd or 0) if cost.is_priced else 0,
         is_overrun=0 < before.reserved_tokens < tokens or 0 < before.reserved_micro_usd < micro_usd,
     )

@@ -265,12 +265,18 @@ USAGE = _counters(
 USED = _counters(
     "usage_rows",
     {"hour": "BIGINT", "project_id": "TEXT", "agent_id": "TEXT", "model": "TEXT"},
-    ("tasks", "attempts", "tokens", "micro_usd", "assumed_tokens", "assumed_micro_usd"),
+    (
+        *("tasks", "attempts", "tokens", "micro_usd"),
+        *("assumed_tokens", "assumed_micro_usd", "unpriced_tokens"),
+    ),
 )
 USED_IN_ALL = _counters(
     "usage_totals",
     {"project_id": "TEXT", "model": "TEXT"},
-    ("tokens", "micro_usd", "assumed_tokens", "assumed_micro_usd", "priced_micro_usd", "overruns"),
+    (
+        *("tokens", "micro_usd", "assumed_tokens", "assumed_micro_usd"),
+        *("unpriced_tokens", "priced_micro_usd", "overruns"),
+    ),
 )
 RATES = _counters("rate_counts", {"limit_id": "TEXT", "bucket": "BIGINT"}, ("amount",))
 
@@ -336,25 +342,28 @@ class Counters:
         micro_usd: int,
         assumed_tokens: int,
         assumed_micro_usd: int,
+        unpriced_tokens: int = 0,
         priced_micro_usd: int = 0,
         is_overrun: bool = False,
     ) -> None:
         """Add an attempt to what a project, an agent and a model used; its task may be over.
 
         The assumed amounts are the part of the others that nobody reported, and the priced one is
-        the part of the dollars that the price list knows. An overrun cost more than was reserved.
+        the part of the dollars that the price list knows. Unpriced are the tokens of a model of
+        which nobody knows the price. An overrun cost more than was reserved.
         """
         sums = self._used.get(key)
         if sums is None:
-            sums = self._used[key] = [0] * 8
+            sums = self._used[key] = [0] * 9
         sums[0] += is_over
         sums[1] += 1
         sums[2] += tokens
         sums[3] += micro_usd
         sums[4] += assumed_tokens
         sums[5] += assumed_micro_usd
-        sums[6] += priced_micro_usd
-        sums[7] += is_overrun
+        sums[6] += unpriced_tokens
+        sums[7] += priced_micro_usd
+        sums[8] += is_overrun
 
     def start(self, project_id: str) -> None:
         """Count a task of a project that was started."""

@@ -42,7 +42,8 @@ class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
     """What was used under one key: tasks that ended, attempts that ended, tokens, micro-dollars.
 
     The assumed amounts are the part of the others that nobody reported: an attempt was lost or
-    ended without a word, and what was held for it was booked.
+    ended without a word, and what was held for it was booked. Unpriced are the tokens of a model of
+    which nobody knows the price.
     """
 
     key: str
@@ -52,6 +53,7 @@ class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
     micro_usd: int = 0
     assumed_tokens: int = 0
     assumed_micro_usd: int = 0
+    unpriced_tokens: int = 0
 
 
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,14 +80,25 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
     micro_usd: int = 0
     assumed_tokens: int = 0
     assumed_micro_usd: int = 0
+    unpriced_tokens: int = 0
     priced_micro_usd: int = 0
     overruns: int = 0
+
+
+class UnpricedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that was used though nobody knows its price, and how many tokens of it."""
+
+    model: str
+    tokens: int
 
 
 PART = "usage"
 OWN_TOTALS = 500
 MAX_TOTALS = 1_000
 MAX_PER_HOUR = 1_000
+MAX_UNPRICED = 20
+UNPRICED_SECONDS = 86_400
+"""For how long a model counts as unpriced after it was used without a price."""
 SECONDS_PER_DAY = 86_400
 
 _TABLE = """
@@ -108,6 +121,10 @@ _RENAME_OTHER = (
 _ADD_ASSUMED = (
     "ALTER TABLE usage_rows ADD COLUMN assumed_tokens BIGINT NOT NULL DEFAULT 0",
     "ALTER TABLE usage_rows ADD COLUMN assumed_micro_usd BIGINT NOT NULL DEFAULT 0",
+)
+_ADD_UNPRICED = (
+    "ALTER TABLE usage_rows ADD COLUMN unpriced_tokens BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE usage_totals ADD COLUMN unpriced_tokens BIGINT NOT NULL DEFAULT 0",
 )
 _TOTAL_TABLES = """
 CREATE TABLE usage_totals (
@@ -165,9 +182,13 @@ MIGRATIONS = (
             by_key="",
         ),
     ),
+    Migration(number=5, sqlite=_ADD_UNPRICED, postgres=_ADD_UNPRICED),
 )
 
-_AMOUNTS = ("tasks", "attempts", "tokens", "micro_usd", "assumed_tokens", "assumed_micro_usd")
+_AMOUNTS = (
+    *("tasks", "attempts", "tokens", "micro_usd"),
+    *("assumed_tokens", "assumed_micro_usd", "unpriced_tokens"),
+)
 _SUMS = ", ".join(f"CAST(SUM({name}) AS BIGINT)" for name in _AMOUNTS)
 _KEYS: dict[Grouping, str] = {
     "project": "project_id",
@@ -212,6 +233,11 @@ _FOLD_TOTALS = (
     " ON CONFLICT (project_id, model) DO UPDATE SET "
     + ", ".join(f"{name} = usage_totals.{name} + excluded.{name}" for name in _TOTALS)
 )
+_UNPRICED = (
+    "SELECT model, CAST(SUM(unpriced_tokens) AS BIGINT) FROM usage_rows"  # noqa: S608
+    " WHERE hour >= ? AND unpriced_tokens > 0 AND model <> ? GROUP BY model"
+    f" ORDER BY 2 DESC, 1 LIMIT {MAX_UNPRICED}"
+)
 _FORGET_TOTALS = f"DELETE FROM usage_totals WHERE {_LATER_OWN}"  # noqa: S608
 
 
@@ -231,6 +257,12 @@ def totals(transaction: Transaction) -> tuple[UsageTotal, ...]:
     own, rest = transaction.read_all([(_OWN, ()), (_REST, ())])
     names = UsageTotal.__struct_fields__
     return tuple(UsageTotal(**dict(zip(names, row, strict=True))) for row in (*own, *rest))
+
+
+def unpriced(transaction: Transaction, *, since: int) -> tuple[UnpricedModel, ...]:
+    """Return the models that were used from an hour on without a price, the most used first."""
+    rows = transaction.read(_UNPRICED, (since, OTHER))
+    return tuple(UnpricedModel(model=model, tokens=tokens) for model, tokens in rows)
 
 
 def report(
@@ -267,6 +299,11 @@ class UsageReports:
         first, end = hour_of(since), -hour_of(-until)
         question = partial(report, by=by, since=first, until=end, bounds=bounds)
         return await self._access.ask(question, is_long=True)
+
+    async def unpriced(self) -> tuple[UnpricedModel, ...]:
+        """Return the models that were used without a price in the last day."""
+        since = hour_of(self._access.now() - UNPRICED_SECONDS)
+        return await self._access.ask(partial(unpriced, since=since), is_long=True)
 
     async def totals(self) -> tuple[UsageTotal, ...]:
         """Return what was used by project and model since the store was made."""
