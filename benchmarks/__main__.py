@@ -11,7 +11,7 @@ from benchmarks.options import PEERS_PYTHON, QUEUED, Options
 
 ALL = (
     *("decide", "load_ranking", "inprocess", "ledger", "ledger_memory"),
-    *("engine", "slots", "runs", "dashboard"),
+    *("engine", "kept", "slots", "runs", "dashboard"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,16 +14,35 @@ from headgate.core.budgets.scopes import ROOT
 from headgate.core.lifecycle import NOTHING_USED
 from headgate.core.money import MicroUsd, Tokens
 from headgate.core.rate_limits import RateCharge
-from headgate.core.retention import BY_AGE, BY_NUMBER, Retention, RetentionCut
+from headgate.core.retention import BY_AGE, BY_NUMBER, Evicted, Retention, RetentionCut
+from headgate.core.task import TaskStatus
 from headgate.errors import StoreError
 from headgate.storage import ledger, maintenance, queries
+from headgate.storage.queries import BulkFilter
 from headgate.storage.sql_store import UPKEEP_SECONDS
+from headgate.storage.sqlite import SqliteTaskStore
 from headgate.storage.store import Node, TaskQuery
 from headgate.storage.task_ids import first_id_at
 from headgate.storage.transaction import Dialect, Transaction
 from storage.scene import AWAY, DONE, FAILED, HERE, LEASE_SECONDS, Place, Scene, ids
 
 A_DAY_SECONDS = 86_400.0
+
+LISTS = {
+    "SELECT id FROM tasks WHERE eviction_rank IS NULL ORDER BY id DESC LIMIT 9": "live_tasks",
+    "SELECT id FROM tasks WHERE id < 'x' AND eviction_rank IS NULL ORDER BY id DESC LIMIT 9": (
+        "live_tasks"
+    ),
+    "SELECT id FROM tasks WHERE eviction_rank IN (3) ORDER BY id || '' DESC LIMIT 9": (
+        "ended_tasks"
+    ),
+    "SELECT id FROM tasks WHERE id < 'x' AND eviction_rank IN (0, 3) ORDER BY id || '' LIMIT 9": (
+        "ended_tasks"
+    ),
+    "SELECT id FROM tasks WHERE eviction_rank = 2 AND evictable_since IS NOT NULL"
+    " AND evictable_since <= 9 ORDER BY evictable_since, id LIMIT 9": "ended_tasks",
+}
+"""Statements as lists and the reaper ask them, with the index that they must not go without."""
 
 
 async def test_ended_tasks_go_oldest_first(place: Place) -> None:
@@ -136,6 +156,83 @@ async def test_a_dispatcher_starts_without_looking_at_what_has_ended(place: Plac
         plan = await scene.store.writer.submit(partial(explained, queries.BACKLOG))
         assert "live_tasks" in plan
         assert ids((await scene.store.backlog(scene.epoch)).records) == ["t2"]
+
+
+async def test_a_list_of_what_few_tasks_are_reads_nothing_else(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "MAX_ROWS", 3)
+    async with place.scene(evicts=True) as scene:
+        for number in range(2):
+            await scene.submit(f"a{number}")
+            await scene.run(f"b{number}")
+            await scene.settle(f"b{number}", FAILED)
+        for number in range(8):
+            await scene.run(f"c{number}")
+            await scene.settle(f"c{number}")
+        for states, expected in (
+            ((TaskStatus.QUEUED,), ["a1", "a0"]),
+            ((TaskStatus.QUEUED, TaskStatus.RUNNING), ["a1", "a0"]),
+            ((TaskStatus.FAILED,), ["b1", "b0"]),
+            ((TaskStatus.FAILED, TaskStatus.CANCELLED), ["b1", "b0"]),
+        ):
+            page = await scene.store.find(TaskQuery(states=states))
+            assert (ids(page.records), page.next_before) == (expected, None)
+            first = await scene.store.find(TaskQuery(states=states, limit=1))
+            assert (ids(first.records), first.next_before) == (expected[:1], expected[0])
+            last = await scene.store.find(TaskQuery(states=states, before=expected[0]))
+            assert (ids(last.records), last.next_before) == (expected[1:], None)
+            oldest = await scene.store.find(TaskQuery(states=states, is_oldest_first=True))
+            assert ids(oldest.records) == expected[::-1]
+            wanted = BulkFilter(states=states)
+            found = await scene.store.ask(partial(queries.ids, wanted=wanted, limit=9))
+            assert found == expected[::-1]
+            counted = await scene.store.ask(partial(queries.count_part, wanted=wanted))
+            assert counted == (2, None)
+        # There are too many of these to sort; the page says that there is more.
+        done = await scene.store.find(TaskQuery(states=(TaskStatus.DONE,)))
+        assert (ids(done.records), done.next_before) == (["c7", "c6", "c5"], "c5")
+
+
+@pytest.mark.parametrize("sql", LISTS)
+async def test_such_a_list_goes_by_its_index(place: Place, sql: str) -> None:
+    async with place.scene() as scene:
+        assert LISTS[sql] in await scene.store.writer.submit(partial(explained, sql))
+
+
+async def test_a_file_stops_growing_and_shrinks_when_tasks_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "FREE_PAGES_KEPT", 20)
+    monkeypatch.setattr(maintenance, "MAX_PAGES_GIVEN_BACK", 50)
+    path = tmp_path / "tasks.db"
+    place = Place(
+        "sqlite", lambda clock, ledger: SqliteTaskStore(path, clock=clock, keeps_ledger=ledger)
+    )
+    kept = Retention(seconds=1e6, max_tasks=40)
+
+    def page_count(transaction: Transaction) -> int:
+        return int(transaction.read("PRAGMA page_count")[0][0])
+
+    async with place.scene(evicts=True) as scene:
+        pages = []
+        for turn in range(4):
+            for number in range(40):
+                await scene.run(f"t{turn}-{number}")
+                result = msgspec.Raw(b'"' + b"x" * 20_000 + b'"')
+                await scene.settle(f"t{turn}-{number}", result=result)
+                scene.clock.advance(0.01)
+                await scene.store.evict(kept, limit=100)
+            pages.append(await scene.store.writer.submit(page_count))
+        # What one turn deletes is where the next one writes.
+        assert max(pages[1:]) <= 1.3 * pages[0]
+        steps = [Evicted(has_more=True)]
+        while steps[-1].has_more or steps[-1].tasks:
+            before = await scene.store.writer.submit(page_count)
+            steps.append(await scene.store.evict(Retention(seconds=0, max_tasks=0), limit=100))
+            after = await scene.store.writer.submit(page_count)
+            assert before - after <= 50
+        assert after < 0.6 * pages[-1]
 
 
 def explained(sql: str, transaction: Transaction) -> str:

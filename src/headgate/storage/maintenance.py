@@ -35,13 +35,20 @@ from headgate.core.task import Progress, TaskStatus, task_holding
 from headgate.storage import ledger, usage
 from headgate.storage.schema import CUTS
 from headgate.storage.task_ids import seconds_of
-from headgate.storage.transaction import Access, Lookup, Transaction, about
+from headgate.storage.transaction import Access, Dialect, Lookup, Transaction, about
 from headgate.storage.unit_of_work import COUNTERS, ENDED, HAPPENINGS, KEPT, parents_in
 
 LANE_KEPT_TICKS = 10_000
 
 MAX_EVICTED_BYTES = 8 * 2**20
 """What the tasks of one step may have together: to delete a page costs as much as to write it."""
+
+FREE_PAGES_KEPT = 1_024
+FREE_SHARE_KEPT = 0.1
+MAX_PAGES_GIVEN_BACK = 500
+"""Of the free pages of an SQLite file: how many stay, and how many go in one step."""
+
+_INCREMENTAL = 2
 
 _IS_UNTOLD = (
     "SELECT 1 FROM deliveries WHERE deliveries.id = 'msg_' || replace(tasks.id, 'tsk_', '')"
@@ -102,7 +109,27 @@ def evict(transaction: Transaction, now: float, *, retention: Retention, limit: 
             too_many -= step.delete(status, ended_by=now, most=too_many)
         step.cut(BY_NUMBER, retention)
     step.count_out()
-    return Evicted(tasks=step.deleted, has_more=step.is_full)
+    has_more = step.is_full
+    if not step.deleted and transaction.dialect is Dialect.SQLITE:
+        has_more = _give_back_pages(transaction)
+    return Evicted(tasks=step.deleted, has_more=has_more)
+
+
+def _give_back_pages(transaction: Transaction) -> bool:
+    """Shorten the file by some of its free pages; return whether there are more to give back.
+
+    A part stays free: what is deleted now is written again soon, and a page that was given back
+    would have to be asked for again.
+    """
+    statements = [
+        (f"PRAGMA {name}", ()) for name in ("auto_vacuum", "page_count", "freelist_count")
+    ]
+    (mode,), (pages,), (free,) = (rows[0] for rows in transaction.read_all(statements))
+    surplus = free - max(FREE_PAGES_KEPT, int(pages * FREE_SHARE_KEPT))
+    if mode != _INCREMENTAL or surplus <= 0:
+        return False
+    transaction.read(f"PRAGMA incremental_vacuum({min(surplus, MAX_PAGES_GIVEN_BACK)})")
+    return bool(surplus > MAX_PAGES_GIVEN_BACK)
 
 
 class _Eviction:

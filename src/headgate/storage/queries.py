@@ -15,7 +15,8 @@ import msgspec
 from headgate.core.fair_share import UsageRow
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.rate_limits import RateCharge
-from headgate.core.task import TaskRecord, TaskStatus
+from headgate.core.retention import EVICTION_RANKS
+from headgate.core.task import TERMINAL, TaskRecord, TaskStatus
 from headgate.storage import nodes
 from headgate.storage.nodes import Message
 from headgate.storage.schema import TASK_COLUMNS
@@ -32,7 +33,9 @@ from headgate.storage.store import (
 from headgate.storage.task_ids import first_id_at
 from headgate.storage.transaction import Dialect, Insert, Row, Transaction, Value, about, json_rows
 from headgate.storage.unit_of_work import (
+    ENDED,
     HAPPENINGS,
+    KEPT,
     TICK,
     UnitOfWork,
     read_submissions,
@@ -362,13 +365,22 @@ A task that is larger by itself is read by itself.
 
 # Beside the tasks lies an index that has nothing but their ids.
 _IDS = "SELECT id FROM task_inputs"
+_INDEXED_IDS = "SELECT id FROM tasks"
 _SIZES = "SELECT id, octet_length(submission) AS size_bytes FROM task_inputs"
+_INDEXED_SIZES = (
+    "SELECT id, (SELECT octet_length(submission) FROM task_inputs AS given"
+    " WHERE given.id = tasks.id) AS size_bytes FROM tasks"
+)
+_LIVE = "eviction_rank IS NULL"
+_KEPT = about("SELECT COALESCE(SUM(amount), 0) FROM counters", "name")
 
 
 class Part(NamedTuple):
     """The tasks that one question looks at: how many, within which ids, and among which.
 
-    They are looked at from the newest back, or forward from the oldest.
+    They are looked at from the newest back, or forward from the oldest. `only` is the condition of
+    an index in which all of them are: a list of what waits, or of few failures among a million
+    ended tasks, reads nothing else. With `sorts` that index is in another order.
     """
 
     rows: int
@@ -377,11 +389,25 @@ class Part(NamedTuple):
     above: str | None = None
     is_forward: bool = False
     among: Conditions = ([], [])
+    only: str = ""
+    sorts: bool = False
 
     @property
     def order(self) -> str:
         """The order in which tasks are looked at, as SQL."""
-        return "ORDER BY id" if self.is_forward else "ORDER BY id DESC"
+        # Of an expression there is no index, so no planner walks over all ids to save the sorting.
+        by = "id || ''" if self.sorts else "id"
+        return f"ORDER BY {by}" if self.is_forward else f"ORDER BY {by} DESC"
+
+    @property
+    def ids(self) -> str:
+        """The ids of all tasks among which these are, as SQL."""
+        return _INDEXED_IDS if self.only else _IDS
+
+    @property
+    def sizes(self) -> str:
+        """The same ids, each with the size of what its client sent."""
+        return _INDEXED_SIZES if self.only else _SIZES
 
     def table(self, columns: tuple[str, ...]) -> tuple[str, list[Value]]:
         """Return the part as SQL, with its values, under the name of the whole table."""
@@ -400,7 +426,7 @@ def part_of(
     below = _lowest(None if is_forward else past, wanted.created_before)
     above = past if is_forward else None
     among = is_among(transaction.dialect, wanted.among)
-    part = Part(MAX_ROWS, below, least, above, is_forward, among)
+    part = Part(MAX_ROWS, below, least, above, is_forward, among, *_index_of(transaction, wanted))
     if wanted.reads_submissions:
         return part._replace(rows=max(1, _readable_rows(transaction, part)))
     if (below if is_forward else least) is not None:
@@ -408,10 +434,28 @@ def part_of(
     return part
 
 
+def _index_of(transaction: Transaction, wanted: TaskFilter) -> tuple[str, bool]:
+    """Return the condition of the index that has all these states, and whether it is to be sorted.
+
+    There is none for all states, nor for an end that most tasks have.
+    """
+    if not wanted.states or wanted.among is not None:
+        return "", False
+    if TERMINAL.isdisjoint(wanted.states):
+        return _LIVE, False
+    if not TERMINAL.issuperset(wanted.states):
+        return "", False
+    kept = transaction.read(_KEPT, [KEPT[ENDED[status]] for status in wanted.states])[0][0]
+    if kept > MAX_ROWS:
+        return "", False
+    ranks = ", ".join(str(EVICTION_RANKS[status]) for status in wanted.states)
+    return f"eviction_rank IN ({ranks})", True
+
+
 def after(transaction: Transaction, part: Part) -> str | None:
     """Return the last id of a part; None if there is no task after it."""
     where, values = _within(part)
-    sql = f"{_IDS}{where} {part.order} LIMIT 2 OFFSET ?"
+    sql = f"{part.ids}{where} {part.order} LIMIT 2 OFFSET ?"
     rows = transaction.read(sql, (*values, max(0, part.rows - 1)))
     return str(rows[0][0]) if len(rows) > 1 else None
 
@@ -434,13 +478,15 @@ def _within(part: Part) -> tuple[str, list[Value]]:
     ends = (("id < ?", part.below), ("id >= ?", part.least), ("id > ?", part.above))
     conditions = [condition for condition, end in ends if end is not None]
     conditions += part.among[0]
+    if part.only:
+        conditions.append(part.only)
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     return where, [*(end for _, end in ends if end is not None), *part.among[1]]
 
 
 def _rows_within(transaction: Transaction, part: Part) -> int:
     where, values = _within(part)
-    inner = f"{_IDS}{where} {part.order} LIMIT ?"
+    inner = f"{part.ids}{where} {part.order} LIMIT ?"
     sql = f"SELECT COUNT(*) FROM ({inner}) AS within"  # noqa: S608
     return int(transaction.read(sql, (*values, part.rows))[0][0])
 
@@ -448,7 +494,7 @@ def _rows_within(transaction: Transaction, part: Part) -> int:
 def _readable_rows(transaction: Transaction, part: Part) -> int:
     """Return how many tasks may be looked at until what clients sent becomes too much."""
     where, values = _within(part)
-    sizes = f"{_SIZES}{where} {part.order} LIMIT ?"
+    sizes = f"{part.sizes}{where} {part.order} LIMIT ?"
     sums = f"SELECT SUM(size_bytes) OVER ({part.order}) AS total FROM ({sizes}) AS sizes"  # noqa: S608
     sql = f"SELECT COUNT(*) FROM ({sums}) AS sums WHERE total <= ?"  # noqa: S608
     return int(transaction.read(sql, (*values, MAX_READ_ROWS, MAX_SUBMISSION_BYTES))[0][0])
@@ -588,9 +634,13 @@ def count_part(
 
 def ids(transaction: Transaction, *, wanted: BulkFilter, limit: int) -> list[str]:
     """Return the oldest tasks that match."""
-    conditions = conditions_of(transaction.dialect, wanted)
-    where, values = _joined(transaction.dialect, wanted, conditions)
-    sql = f"SELECT id FROM tasks WHERE {where} ORDER BY id LIMIT ?"  # noqa: S608
+    conditions, given = conditions_of(transaction.dialect, wanted)
+    only, sorts = _index_of(transaction, wanted)
+    where, values = _joined(
+        transaction.dialect, wanted, ([*conditions, only] if only else conditions, given)
+    )
+    order = "id || ''" if sorts else "id"
+    sql = f"SELECT id FROM tasks WHERE {where} ORDER BY {order} LIMIT ?"  # noqa: S608
     return [row[0] for row in transaction.read(sql, (*values, limit))]
 
 
