@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import httpx2
 
-from benchmarks.engine_client import Feed, Measured
+from benchmarks.engine_client import Feed, Measured, cpu_seconds
 from benchmarks.engine_measures import BATCH_CONNECTIONS, CONFIGURATION, fed, serving
 from benchmarks.options import Options
 from benchmarks.report import Row, table
@@ -43,7 +43,7 @@ from headgate.storage.unit_of_work import (
 from service.support import ServiceProcess
 
 LEAST_RATIO = 0.9
-MOST_MORE_SECONDS = 2.0
+MOST_MORE_CPU_SECONDS = 0.5
 MOST_PAUSE_SECONDS = 0.5
 MOST_PAGE_SECONDS = 0.5
 FILLED_AT_ONCE = 2_000
@@ -70,11 +70,11 @@ class Sizes(NamedTuple):
     runs: int
 
 
-FULL = Sizes(few=1_000, many=1_000_000, left=800_000, tasks=5_000, runs=5)
+FULL = Sizes(few=1_000, many=1_000_000, left=700_000, tasks=5_000, runs=5)
 QUICK = Sizes(few=100, many=2_000, left=1_000, tasks=100, runs=1)
 
 RATES_HEADER = ("kept tasks", "tasks/s", "ratio", "CPU us/task", "ratio", "target", "met")
-STARTS_HEADER = ("kept tasks", "seconds to start", "MiB", "target", "met")
+STARTS_HEADER = ("kept tasks", "seconds to start", "CPU seconds", "MiB", "target", "met")
 PAGES_HEADER = ("milliseconds", "few kept", "many kept", "target", "met")
 DELETES_HEADER = ("while deleting", "figure", "target", "met")
 
@@ -85,6 +85,7 @@ class Service(NamedTuple):
     what: str
     process: ServiceProcess
     start_seconds: float
+    start_cpu_seconds: float
     memory_mib: float
 
 
@@ -143,7 +144,7 @@ def measure(name: str, sizes: Sizes, new_store: NewStore) -> bool:
             for what, store, cap in zip(names, stores, caps, strict=True)
         ]
         met = [
-            show_rates(name, services, sizes),
+            show_rates(name, services, sizes, has_no_server=not stores[0].arguments),
             show_starts(name, services),
             show_pages(name, services[0], services[1]),
         ]
@@ -205,7 +206,9 @@ def _ended_task(task_id: str, at: float, number: int) -> tuple[TaskRow, str]:
 def _service(what: str, store: Store, cap: int | None) -> Iterator[Service]:
     began_at = time.monotonic()
     with serving(store.folder, *store.arguments, settings=_settings(store.folder, cap)) as process:
-        yield Service(what, process, time.monotonic() - began_at, _memory_mib(process))
+        seconds = time.monotonic() - began_at
+        cpu = sum(cpu_seconds(pid) for pid in process.pids)
+        yield Service(what, process, seconds, cpu, _memory_mib(process))
 
 
 def _settings(folder: Path, cap: int | None) -> Path:
@@ -217,7 +220,7 @@ def _settings(folder: Path, cap: int | None) -> Path:
     return path
 
 
-def show_rates(name: str, services: list[Service], sizes: Sizes) -> bool:
+def show_rates(name: str, services: list[Service], sizes: Sizes, *, has_no_server: bool) -> bool:
     """Feed the services in turn, and compare the best of each."""
 
     async def once(feed: Feed) -> Measured:
@@ -234,9 +237,10 @@ def show_rates(name: str, services: list[Service], sizes: Sizes) -> bool:
     rows: list[Row] = []
     met = []
     for what, rate, cost in zip(found, rates, costs, strict=True):
-        # Others on the machine make a rate worse, and hardly the processor's time.
+        # Others on the machine make a rate worse, and hardly the processor's time; but what a
+        # server spends is not in it.
         ratio, cost_ratio = rate / rates[0], costs[0] / max(1.0, cost)
-        is_met = max(ratio, cost_ratio) >= LEAST_RATIO
+        is_met = (max(ratio, cost_ratio) if has_no_server else ratio) >= LEAST_RATIO
         met.append(is_met)
         verdict = (f"{LEAST_RATIO}", _met(is_met)) if rows else ("", "")
         rate_cells = f"{rate:,.0f}", f"{ratio:.2f}"
@@ -249,12 +253,12 @@ def show_starts(name: str, services: list[Service]) -> bool:
     """Show how long a service took to start over what was kept, and its memory then."""
     rows: list[Row] = []
     met = []
-    most = services[0].start_seconds + MOST_MORE_SECONDS
+    most = services[0].start_cpu_seconds + MOST_MORE_CPU_SECONDS
     for service in services:
-        met.append(service.start_seconds <= most)
+        met.append(service.start_cpu_seconds <= most)
         verdict = (f"{most:.1f}", _met(met[-1])) if rows else ("", "")
-        figures = f"{service.start_seconds:.1f}", f"{service.memory_mib:.0f}"
-        rows.append((service.what, *figures, *verdict))
+        times = f"{service.start_seconds:.1f}", f"{service.start_cpu_seconds:.1f}"
+        rows.append((service.what, *times, f"{service.memory_mib:.0f}", *verdict))
     table(f"kept: start on {name}", STARTS_HEADER, rows)
     return all(met)
 

@@ -162,6 +162,7 @@ async def test_a_list_of_what_few_tasks_are_reads_nothing_else(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queries, "MAX_ROWS", 3)
+    monkeypatch.setattr(queries, "MAX_SORTED_ROWS", 3)
     async with place.scene(evicts=True) as scene:
         for number in range(2):
             await scene.submit(f"a{number}")

@@ -356,6 +356,9 @@ def _json(text: str) -> str:
 MAX_ROWS = 20_000
 """How many tasks one question looks at."""
 
+MAX_SORTED_ROWS = 5_000
+"""How many tasks are sorted for a list; of ends that are less rare, the newest tasks have some."""
+
 MAX_READ_ROWS = 5_000
 MAX_SUBMISSION_BYTES = 32 * 2**20
 """How many tasks, and how much of what clients sent, one question reads that has to read that.
@@ -446,7 +449,7 @@ def _index_of(transaction: Transaction, wanted: TaskFilter) -> tuple[str, bool]:
     if not TERMINAL.issuperset(wanted.states):
         return "", False
     kept = transaction.read(_KEPT, [KEPT[ENDED[status]] for status in wanted.states])[0][0]
-    if kept > MAX_ROWS:
+    if kept > MAX_SORTED_ROWS:
         return "", False
     ranks = ", ".join(str(EVICTION_RANKS[status]) for status in wanted.states)
     return f"eviction_rank IN ({ranks})", True
