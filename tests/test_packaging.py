@@ -66,8 +66,13 @@ def test_the_metadata_says_what_a_stranger_needs(archives: Path) -> None:
     assert found["License-Expression"] == "Apache-2.0"
     assert found["Requires-Python"] == ">=3.11"
     required = [line for line in found.get_all("Requires-Dist") or [] if "extra ==" not in line]
-    assert {re.split(r"[<>=]", line)[0] for line in required} == {"click", "msgspec", "rich"}
-    extras = {"bench", "client", "dev", "otel", "postgres", "prices", "redis", "server"}
+    assert {re.split(r"[<>=]", line)[0] for line in required} == {
+        "click",
+        "genai-prices",
+        "msgspec",
+        "rich",
+    }
+    extras = {"bench", "client", "dev", "otel", "postgres", "redis", "server"}
     assert set(found.get_all("Provides-Extra") or []) >= extras
 
 
@@ -149,7 +154,7 @@ def test_what_the_container_copies_exists() -> None:
             assert (ROOT / name).exists()
 
 
-@pytest.mark.parametrize("extra", ["server", "postgres", "redis", "prices"])
+@pytest.mark.parametrize("extra", ["server", "postgres", "redis"])
 def test_the_extras_of_the_container_exist(extra: str) -> None:
     installed = re.search(r"'\.\[([a-z,]+)\]'", CONTAINERFILE.read_text())
     assert installed is not None

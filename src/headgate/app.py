@@ -58,6 +58,7 @@ from headgate.executors.templates import VARIABLE, Environment, ObserveSlot
 from headgate.metrics import Beside, ServiceMetrics
 from headgate.providers.endpoints import ProviderEndpoint
 from headgate.providers.http_headers import check_header_value
+from headgate.providers.prices import PriceList
 from headgate.providers.provider import Provider, build_provider
 from headgate.storage.audit import AuditLog
 from headgate.storage.deliveries import Deliveries, DeliveryCounts
@@ -106,7 +107,8 @@ def build_service(
     telemetry = build_telemetry(environ) if settings.telemetry.otel else None
     slot_keys = SlotKeys(settings, environ)
     slots = build_slots(settings, store, environ, data=data, is_shared=is_shared(settings))
-    assembly = ServiceParts(environ, telemetry, slot_keys, slots.slots.observe)
+    prices = PriceList(settings.price_overrides)
+    assembly = ServiceParts(environ, telemetry, slot_keys, slots.slots.observe, prices)
     executors = assembly.executors(settings.targets)
     engine = Engine(store, executors, engine_settings(settings), ledger=ledger)
     if telemetry is not None:
@@ -123,10 +125,18 @@ def build_service(
         ledger=ledger,
     )
     config.listen(lambda settings, _is_paused: slot_keys.reconfigure(settings))
+    config.listen(lambda settings, _is_paused: prices.change(settings.price_overrides))
     attach_slots(engine, slots)
     config.listen(lambda settings, _is_paused: slots.reconfigure(settings))
     api = build_api(
-        engine, store, settings, config, slots=slots.slots, webhooks=webhooks, telemetry=telemetry
+        engine,
+        store,
+        settings,
+        config,
+        prices=prices,
+        slots=slots.slots,
+        webhooks=webhooks,
+        telemetry=telemetry,
     )
     return Service(engine=engine, settings=settings, config=config, api=api, telemetry=telemetry)
 
@@ -205,7 +215,9 @@ class ServiceParts:
         telemetry: Telemetry | None,
         slot_keys: SlotKeys,
         observe_slot: ObserveSlot,
+        prices: PriceList,
     ) -> None:
+        self._prices = prices
         self._environ = environ
         self._telemetry = telemetry
         self._slot_keys = slot_keys
@@ -217,7 +229,13 @@ class ServiceParts:
 
     def executors(self, targets: Mapping[str, Target]) -> dict[str, Executor]:
         """Return an executor for each target; none of them is open."""
-        executors = build_executors(targets, self._environ, self._slot_keys, self._observe_slot)
+        executors = build_executors(
+            targets,
+            self._environ,
+            self._slot_keys,
+            prices=self._prices,
+            observe_slot=self._observe_slot,
+        )
         if self._telemetry is None:
             return executors
         return {name: self._telemetry.traced(name, one) for name, one in executors.items()}
@@ -527,6 +545,7 @@ def build_api(
     settings: Settings,
     config: LiveConfig,
     *,
+    prices: PriceList,
     slots: Slots,
     webhooks: Webhooks | None,
     telemetry: Telemetry | None,
@@ -547,6 +566,7 @@ def build_api(
         bulk=BulkWork(engine, store),
         tracker=metrics.budgets.observe(tracker),
         usage=usage,
+        prices=prices,
         slots=slots,
         webhooks=webhooks,
         metrics=metrics,

@@ -41,6 +41,7 @@ def test_check_says_ok_and_counts_what_there_is(
         "  agents       1       a",
         "  targets      1       echo",
         "  budgets      1       root",
+        "  prices       0",
         "  rate limits  0",
         "  slots        0",
     ]
@@ -63,6 +64,7 @@ def test_check_writes_json(here: Path, capsys: pytest.CaptureFixture[str]) -> No
         "agents": [],
         "targets": ["echo"],
         "budgets": [],
+        "prices": [],
         "rate_limits": ["claude"],
         "slots": [],
     }

@@ -66,3 +66,9 @@ async def other_work(order: dict[str, Any]) -> dict[str, Any]:
 async def nap(order: dict[str, Any]) -> None:
     """Sleep for as long as the task says."""
     await asyncio.sleep(order["params"]["seconds"])
+
+
+async def model(order: dict[str, Any]) -> dict[str, Any]:
+    """Answer as a model does that is priced by the settings."""
+    usage = {"input_tokens": 1_000_000, "output_tokens": 0}
+    return {"model": "house-7b", "usage": usage, "taskId": order["taskId"]}

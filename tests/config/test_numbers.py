@@ -158,6 +158,10 @@ def test_a_variable_and_an_option_outside_the_range_are_refused(number: Number) 
     [
         ('budgets."session:x".limit_usd', '[budgets."session:x"]', "from 0 to 1,000,000,000"),
         ("scheduler.default_cost_usd", "[scheduler]", "from 0 to 1,000,000"),
+        ("prices.x.input", "[prices.x]\noutput = 1", "from 0 to 1,000,000"),
+        ("prices.x.output", "[prices.x]\ninput = 1", "from 0 to 1,000,000"),
+        ("prices.x.cached_input", "[prices.x]\ninput = 1\noutput = 1", "from 0 to 1,000,000"),
+        ("prices.x.cache_write", "[prices.x]\ninput = 1\noutput = 1", "from 0 to 1,000,000"),
     ],
 )
 def test_dollars_outside_their_range_are_refused(
@@ -169,7 +173,7 @@ def test_dollars_outside_their_range_are_refused(
         load_settings(path, {}, {})
     line = str(caught.value)
     assert line.startswith(f"{key}: must be dollars {wanted}"), line
-    assert line.endswith(f"({path}, line 2)"), line
+    assert line.endswith(f"({path}, line {path.read_text().count(chr(10))})"), line
 
 
 async def test_in_a_hot_reload_a_zero_keeps_what_was_and_says_so(tmp_path: Path) -> None:

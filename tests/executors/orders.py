@@ -16,7 +16,7 @@ from headgate.executors.targets import Target
 from headgate.providers.prices import Price, PriceList
 from headgate.testing import VirtualClock
 
-PRICES = PriceList({"mine": Price(input_usd=1, output_usd=2)})
+PRICES = PriceList({"mine": Price(input=1, output=2)})
 CHAT = {"model": "mine", "usage": {"prompt_tokens": 10, "completion_tokens": 5}}
 """A body that says that fifteen tokens and twenty micro-dollars were used."""
 

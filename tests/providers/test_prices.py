@@ -15,10 +15,8 @@ from headgate.errors import CallerError, InvalidAmountError
 from headgate.providers.prices import Cost, Price, PriceList, UnknownPriceError
 
 PUBLISHED = PriceList()
-OWN = PriceList({"mine": Price(input_usd="0.50", output_usd="1.50")})
-CACHING = PriceList(
-    {"mine": Price(input_usd=3, output_usd=15, cache_read_usd="0.30", cache_write_usd="3.75")}
-)
+OWN = PriceList({"mine": Price(input="0.50", output="1.50")})
+CACHING = PriceList({"mine": Price(input=3, output=15, cached_input="0.30", cache_write="3.75")})
 
 OVERRIDDEN: list[tuple[PriceList, dict[str, int], int]] = [
     (OWN, {"input_tokens": 0, "output_tokens": 0}, 0),
@@ -61,7 +59,7 @@ def test_a_cost_in_dollars_is_what_a_tracker_takes() -> None:
 
 
 def test_an_override_comes_before_the_published_price() -> None:
-    prices = PriceList({"gpt-4o": Price(input_usd=1_000, output_usd=0)})
+    prices = PriceList({"gpt-4o": Price(input=1_000, output=0)})
     assert prices.cost("gpt-4o", input_tokens=1, output_tokens=0).micro_usd == 1_000
 
 
@@ -80,7 +78,7 @@ def test_a_model_that_is_not_sold_by_the_token_is_refused() -> None:
 
 
 def test_a_default_stands_in_for_an_unknown_model_only() -> None:
-    prices = PriceList(default=Price(input_usd=10, output_usd=30))
+    prices = PriceList(default=Price(input=10, output=30))
     assert prices.cost("no-such-model", input_tokens=1, output_tokens=1).micro_usd == 40
     known = prices.cost("gpt-4o", input_tokens=1_000, output_tokens=0)
     assert known == PUBLISHED.cost("gpt-4o", input_tokens=1_000, output_tokens=0)
@@ -119,8 +117,8 @@ def test_usage_that_cannot_be_is_refused(usage: dict[str, int], field: str) -> N
 
 @pytest.mark.parametrize("bad", ["nan", "-1", "free", 2_000_000])
 def test_a_price_that_cannot_be_is_refused_when_it_is_set(bad: str | int) -> None:
-    with pytest.raises(InvalidAmountError, match=r"overrides\[mine\]\.output_usd"):
-        PriceList({"mine": Price(input_usd=1, output_usd=bad)})
+    with pytest.raises(InvalidAmountError, match=r"overrides\[mine\]\.output"):
+        PriceList({"mine": Price(input=1, output=bad)})
 
 
 @settings(deadline=None, max_examples=60)
@@ -157,19 +155,58 @@ def test_the_list_is_not_loaded_before_it_is_asked() -> None:
     subprocess.run([sys.executable, "-c", f"{code}; {check}"], check=True)
 
 
-def test_without_the_list_the_error_says_what_to_install() -> None:
-    code = """
-import sys
-sys.modules["genai_prices"] = None
-from headgate.providers.prices import Price, PriceList, UnknownPriceError
-try:
-    PriceList().cost("gpt-4o", input_tokens=1, output_tokens=1)
-except UnknownPriceError as error:
-    print(error)
-print(PriceList(default=Price(input_usd=1, output_usd=1)).cost(
-    "gpt-4o", input_tokens=1, output_tokens=1).micro_usd)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    first, second = done.stdout.splitlines()
-    assert "pip install 'headgate[prices]'" in first
-    assert second == "2"
+def price(dollars: int) -> Price:
+    return Price(input=dollars, output=dollars)
+
+
+PATTERNS = {
+    "*": price(1),
+    "gpt-*": price(2),
+    "gpt-5*": price(3),
+    "gpt-5-mini": price(4),
+    "gpt-?-mini": price(5),
+    "claude[1m]": price(6),
+    "acme/gpt-5*": price(7),
+    "*-mini": price(8),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "dollars"),
+    [
+        ("gpt-5-mini", 4),
+        ("GPT-5-Mini", 4),
+        ("gpt-5-nano", 3),
+        ("gpt-4o", 2),
+        ("gpt-4-mini", 5),
+        ("o4-mini", 8),
+        ("llama", 1),
+        ("claude[1m]", 6),
+        ("claude1", 6),
+        ("openai/gpt-5-mini", 4),
+        ("acme/gpt-5-mini", 7),
+    ],
+)
+def test_the_most_specific_pattern_wins(model: str, dollars: int) -> None:
+    for overrides in (PATTERNS, dict(reversed(PATTERNS.items()))):
+        cost = PriceList(overrides).cost(model, input_tokens=1_000_000, output_tokens=0)
+        assert cost.micro_usd == dollars * 1_000_000
+
+
+def test_a_model_with_its_provider_has_the_price_of_the_model_alone() -> None:
+    prices = PriceList({"gpt-5*": price(3)})
+    assert prices.cost("openai/gpt-5", input_tokens=1_000_000, output_tokens=0).usd == 3
+
+
+def test_overrides_change_while_the_list_is_in_use() -> None:
+    prices = PriceList({"mine": price(1)})
+    assert (prices.is_known("mine"), prices.is_known("yours")) == (True, False)
+    prices.change({"yours": price(2)})
+    assert (prices.is_known("mine"), prices.is_known("yours")) == (False, True)
+    assert prices.is_known("gpt-4o")
+
+
+@given(st.text("ab*?[]/", max_size=12), st.text("ab*?[]/", max_size=12))
+def test_whatever_is_written_as_a_pattern_is_a_pattern_of_itself(one: str, other: str) -> None:
+    prices = PriceList({one: price(1), other: price(2)})
+    assert prices.cost(other, input_tokens=1_000_000, output_tokens=0).usd == 2

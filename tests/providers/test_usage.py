@@ -18,8 +18,8 @@ from headgate.providers.usage import usage_of
 # A token of input costs one micro-dollar, one of output ten, one from the cache nothing.
 PRICES = PriceList(
     {
-        "mine": Price(input_usd=1, output_usd=10, cache_read_usd=0, cache_write_usd=2),
-        "dear": Price(input_usd=1_000_000, output_usd=1_000_000),
+        "mine": Price(input=1, output=10, cached_input=0, cache_write=2),
+        "dear": Price(input=1_000_000, output=1_000_000),
     }
 )
 

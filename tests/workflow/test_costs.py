@@ -13,7 +13,7 @@ from headgate.workflow.placeholders import UnfilledError, fill_template
 from headgate.workflow.workflow import ModelWork, Workflow
 from workflow.views import SimpleView, read
 
-PRICES = "config: {prices: {m: {input_usd: 2, output_usd: 8}}}\n"
+PRICES = "config: {prices: {m: {input: 2, output: 8}}}\n"
 
 
 def estimate(workflow: Workflow, item: Any = None) -> tuple[int, int]:

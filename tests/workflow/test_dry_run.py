@@ -91,7 +91,7 @@ def test_a_condition_on_items_is_decided_and_one_on_outputs_is_left_open() -> No
 
 MODEL = """
 config:
-  prices: {stand-in: {input_usd: 10, output_usd: 30}}
+  prices: {stand-in: {input: 10, output: 30}}
 steps:
   - {id: draft, model: stand-in, max_tokens: 100, prompt: "a question"}
   - {id: judge, model: stand-in, max_tokens: 100, prompt: "judge {steps.draft.output}"}

@@ -18,7 +18,7 @@ from headgate.workflow.workflow import Endpoint, Estimate
 from run_commands import EXIT_DONE, Commands
 from workflow.local_stage import RUN_ID, Stage, call, http, model, order, shell, step
 
-PRICES = {"mine": Price(input_usd=1, output_usd=2)}
+PRICES = {"mine": Price(input=1, output=2)}
 DEEP = "[" * 5_000 + "]" * 5_000
 LONG = "9" * 5_000
 UNREADABLE = ["1e400", '{"a": [-1e999]}', DEEP, LONG]

@@ -18,7 +18,7 @@ from headgate.workflow.placeholders import parsed_template, parsed_text
 from headgate.workflow.workflow import CallWork, CommandWork, Endpoint, Estimate, Step, TargetWork
 from workflow.local_stage import Stage, call, http, model, order, shell, step
 
-PRICES = {"mine": Price(input_usd=1, output_usd=2)}
+PRICES = {"mine": Price(input=1, output=2)}
 CHAT = {
     "model": "other",
     "choices": [{"message": {"content": "hi"}}],

@@ -130,7 +130,7 @@ WORKFLOW = """
 config:
   endpoints:
     here: {{kind: openai, url: "{url}/v1"}}
-  prices: {{mine: {{input_usd: 1, output_usd: 1}}}}
+  prices: {{mine: {{input: 1, output: 1}}}}
   budget_usd: 1.00
 steps:
   - id: case

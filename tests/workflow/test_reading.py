@@ -54,7 +54,7 @@ config:
   endpoints:
     local: {kind: openai, url: "http://127.0.0.1:8080/v1", key: "{env.KEY}", headers: {X-A: 1}}
   prices:
-    m: {input_usd: 0.10, output_usd: "2"}
+    m: {input: 0.10, output: "2"}
   concurrency: 3
   fail_fast: true
   on_exhausted: wait
@@ -113,7 +113,7 @@ def test_every_key_of_a_file_has_its_meaning() -> None:
         BudgetScope(name="team", key=parsed("search"), line=7),
     )
     assert (workflow.concurrency, workflow.fail_fast, workflow.on_exhausted) == (3, True, "wait")
-    assert workflow.prices == {"m": Price(input_usd="0.10", output_usd="2")}
+    assert workflow.prices == {"m": Price(input="0.10", output="2")}
     assert workflow.endpoints == BUILT_IN | {
         "local": Endpoint(
             name="local",

@@ -23,6 +23,7 @@ from headgate.engine.slots.slot import SlotStatus
 from headgate.engine.slots.slots import Slots
 from headgate.engine.webhooks import Webhooks
 from headgate.metrics import ServiceMetrics
+from headgate.providers.prices import PriceList
 from headgate.storage.audit import Actor, AuditLog, Detail
 from headgate.storage.tokens import Permission, TokenStore
 from headgate.storage.usage import UsageReports
@@ -52,6 +53,7 @@ class Api:
         bulk: BulkWork,
         tracker: LedgerTracker,
         usage: UsageReports,
+        prices: PriceList,
         slots: Slots,
         webhooks: Webhooks | None,
         metrics: ServiceMetrics,
@@ -69,6 +71,7 @@ class Api:
         self.bulk = bulk
         self.tracker = tracker
         self.usage = usage
+        self.prices = prices
         self.slots = slots
         self.webhooks = webhooks
         self.metrics = metrics

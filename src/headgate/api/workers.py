@@ -45,7 +45,6 @@ from headgate.core.task_view import snapshot_of
 from headgate.engine.workers import MAX_WAIT_SECONDS, Claim, Report
 from headgate.errors import InvalidAmountError, InvalidFieldError, StaleWorkerError
 from headgate.executors.executor import shortened
-from headgate.providers.prices import PriceList
 from headgate.providers.usage import usage_of
 from headgate.storage.store import StaleLease
 
@@ -53,7 +52,6 @@ OK = 200
 MAX_CAPACITY = 1_000
 
 _WORKER_ID = re.compile(r"worker-[0-9a-f]{32}")
-_PRICES = PriceList()
 
 
 async def claim(api: Api, request: Request, agent_id: str) -> Response:
@@ -100,7 +98,9 @@ async def complete(api: Api, request: Request, task_id: str) -> Response:
     """Take the result of an attempt."""
     body = read_body(await request.json_body(), CompleteBody)
     result = submission.parse_json_value(body.result, "result") if body.result else None
-    usage = usage_of(result, _PRICES) if result and body.usage is None else _usage(body.usage)
+    usage = (
+        usage_of(result, api.prices) if result and body.usage is None else _usage(api, body.usage)
+    )
     outcome = Succeeded(result=result, usage=usage)
     return await _settle(api, request, task_id, body, outcome)
 
@@ -112,7 +112,7 @@ async def fail(api: Api, request: Request, task_id: str) -> Response:
     outcome: Outcome = Failed(
         error=error,
         is_transient=body.retryable,
-        usage=_usage(body.usage),
+        usage=_usage(api, body.usage),
         is_cut=body.cut_off,
     )
     pause = body.retry_after_seconds
@@ -167,7 +167,7 @@ def _check_range(field: str, value: float, most: float) -> None:
         raise InvalidFieldError(field, f"must be from 0 to {most:g}")
 
 
-def _usage(used: UsedBody | None) -> Usage:
+def _usage(api: Api, used: UsedBody | None) -> Usage:
     """Return what was used; tokens of a known model are priced where no amount is given."""
     if used is None:
         return UNKNOWN_USAGE
@@ -175,7 +175,7 @@ def _usage(used: UsedBody | None) -> Usage:
     if used.input_tokens is not None or used.output_tokens is not None:
         counts = {"input_tokens": used.input_tokens or 0, "output_tokens": used.output_tokens or 0}
         said = msgspec.json.encode({"model": used.model, "usage": counts})
-        found = usage_of(said, _PRICES)
+        found = usage_of(said, api.prices)
     try:
         tokens = found.tokens if used.tokens is None else to_tokens(used.tokens)
         micro_usd = found.micro_usd if used.usd is None else to_micro_usd(used.usd)

@@ -11,7 +11,7 @@ from headgate.cli.output import print_json, print_table
 from headgate.core.text import printable
 
 NAMES_SHOWN = 6
-COUNTED = ("projects", "agents", "targets", "budgets", "rate_limits", "slots")
+COUNTED = ("projects", "agents", "targets", "budgets", "prices", "rate_limits", "slots")
 
 _config_option = click.option(
     "--config",

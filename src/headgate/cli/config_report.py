@@ -47,6 +47,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     agents: list[str]
     targets: list[str]
     budgets: list[str]
+    prices: list[str]
     rate_limits: list[str]
     slots: list[str]
     warnings: list[str]
@@ -62,6 +63,7 @@ def check_settings(given: Path | None) -> CheckReport:
         agents=list(settings.agents),
         targets=list(settings.targets),
         budgets=[scope or ROOT_NAME for scope in budgets(settings)],
+        prices=list(settings.prices),
         rate_limits=list(settings.rate_limits),
         slots=list(settings.slots),
         warnings=[

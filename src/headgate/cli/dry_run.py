@@ -15,13 +15,14 @@ from headgate.cli.main import EXIT_EXHAUSTED
 from headgate.cli.output import print_json, print_table
 from headgate.cli.run_progress import limited_or_used, money_text
 from headgate.cli.run_session import found_address, own_output, read_source
+from headgate.config import settings_file
 from headgate.core.budgets.ledger import Account, Unit
 from headgate.core.money import format_usd
 from headgate.core.text import printable
 from headgate.errors import LedgerUnavailableError
 from headgate.workflow.backend import Money
 from headgate.workflow.budgets import choose_ledger, run_scopes
-from headgate.workflow.costs import check_prices
+from headgate.workflow.costs import check_prices, with_settings_prices
 from headgate.workflow.dry_run import (
     DryPart,
     DryRun,
@@ -44,6 +45,7 @@ HEADER = ("step", "runs", "", "each", "together", "cumulated", "why")
 def print_dry_run(file: Path, options: RunOptions, *, as_json: bool) -> int:
     """Write what a run of a file would do, and return the exit code of a run that a budget ends."""
     workflow = read_workflow(file, read_source(file))
+    workflow = with_settings_prices(workflow, settings_file(options.config))
     check_prices(workflow)
     if options.server is None:
         # A module may print while it is imported; standard output is for what comes below.

@@ -47,6 +47,7 @@ from headgate.cli.run_progress import (
     resume_command,
     show_command,
 )
+from headgate.config import load_prices, settings_file
 from headgate.config.settings import LogSettings
 from headgate.core.text import printable
 from headgate.errors import CallerError, HeadgateError, InvalidSettingError
@@ -61,7 +62,7 @@ from headgate.workflow.budgets import (
 )
 from headgate.workflow.checks import in_file
 from headgate.workflow.conductor import Conductor
-from headgate.workflow.costs import check_prices
+from headgate.workflow.costs import check_prices, with_settings_prices
 from headgate.workflow.local_backend import LocalBackend, local_backend
 from headgate.workflow.parser import read_workflow
 from headgate.workflow.report import RunReport, RunState, StepState
@@ -367,7 +368,7 @@ class Ending:
 def _begun(file: Path, options: RunOptions) -> Run:
     """Read a file and make the folder of a new run of it."""
     text = read_source(file)
-    workflow = read_workflow(file, text)
+    workflow = with_settings_prices(read_workflow(file, text), settings_file(options.config))
     check_prices(workflow)
     return create_run(
         options,
@@ -380,6 +381,11 @@ def _begun(file: Path, options: RunOptions) -> Run:
 
 
 def _backend(run: Run, options: RunOptions, *, sets_own_limit: bool) -> Backend:
+    path = settings_file(options.config)
+    if path is not None and run.record.config is None and load_prices(path):
+        # A resume finds the same prices, wherever it is started.
+        run.change(config=str(path.absolute()))
+    run.workflow = with_settings_prices(run.workflow, path)
     if options.server is not None:
         return service_backend(run, options, sets_own_limit=sets_own_limit)
     return local_backend(run, run.workflow, options, os.environ)

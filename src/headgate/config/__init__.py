@@ -1,7 +1,7 @@
 """The settings of the service: where they come from, what they may be, what they make."""
 
 from headgate.config.budget_limits import budgets, rate_limits, warnings_of
-from headgate.config.loading import load_settings
+from headgate.config.loading import load_prices, load_settings
 from headgate.config.settings import (
     AgentSettings,
     AuthSettings,
@@ -9,6 +9,7 @@ from headgate.config.settings import (
     DashboardSettings,
     LedgerSettings,
     LogSettings,
+    PriceSettings,
     ProjectSettings,
     QuotaSettings,
     RateLimitSettings,
@@ -30,6 +31,7 @@ __all__ = [
     "DashboardSettings",
     "LedgerSettings",
     "LogSettings",
+    "PriceSettings",
     "ProjectSettings",
     "QuotaSettings",
     "RateLimitSettings",
@@ -41,6 +43,7 @@ __all__ = [
     "TelemetrySettings",
     "WebhookSettings",
     "budgets",
+    "load_prices",
     "load_settings",
     "rate_limits",
     "settings_file",

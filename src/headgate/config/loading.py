@@ -24,6 +24,7 @@ from headgate.config.settings import (
     DashboardSettings,
     LedgerSettings,
     LogSettings,
+    PriceSettings,
     ProjectSettings,
     QuotaSettings,
     RateLimitSettings,
@@ -35,11 +36,12 @@ from headgate.config.settings import (
     TelemetrySettings,
     WebhookSettings,
 )
-from headgate.config.sources import Merged, Table, merge, settings_file
-from headgate.config.validation import check, check_names
+from headgate.config.sources import Merged, Table, merge, parsed, read_text, settings_file
+from headgate.config.validation import check, check_names, check_prices
 from headgate.errors import InvalidSettingError
 from headgate.executors.targets import ECHO, CommandTarget, Target
 from headgate.executors.templates import VARIABLE
+from headgate.providers.prices import Price
 from headgate.redaction import HIDDEN, hidden_address, redacted
 
 ECHO_NAME = "echo"
@@ -55,6 +57,22 @@ def load_settings(
     Options are named by their key, as in `server.port`; None was not given.
     """
     return decode(merge(path, environ, overrides))
+
+
+def load_prices(path: Path) -> dict[str, Price]:
+    """Read the prices of a settings file, and nothing else of it, for a `PriceList`."""
+    text = read_text(path)
+    raw = parsed(text, str(path))
+    merged = Merged({"prices": {}}, {}, file=str(path), text=text)
+    try:
+        table = raw.get("prices", {})
+        if not isinstance(table, dict):
+            raise table_expected(("prices",), table)
+        prices: dict[str, PriceSettings] = _many({"prices": table}, "prices", PriceSettings)
+        check_prices(prices)
+    except InvalidSettingError as error:
+        raise merged.located(error) from None
+    return {pattern: price.to_price() for pattern, price in prices.items()}
 
 
 def decode(merged: Merged) -> Settings:
@@ -73,6 +91,7 @@ def _checked(tables: Mapping[str, Table]) -> Settings:
         projects=_many(tables, "projects", ProjectSettings),
         agents=_many(tables, "agents", AgentSettings),
         budgets=_many(tables, "budgets", BudgetSettings),
+        prices=_many(tables, "prices", PriceSettings),
         quota=_one(tables, "quota", QuotaSettings),
         slots=_many(tables, "slots", SlotSettings),
         server=_one(tables, "server", ServerSettings),

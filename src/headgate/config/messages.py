@@ -21,7 +21,7 @@ _STEP = re.compile(r"\.(\w+)|\[([^\]]*)\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _SHOWN_CHARACTERS = 40
-_LISTED_NAMES = 16
+_LISTED_NAMES = 20
 _LARGEST_SHOWN = 10**18
 
 

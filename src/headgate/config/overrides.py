@@ -151,7 +151,17 @@ def _written(target: Target) -> Table:
 # Rule: what may be a secret is never shown; that it changed is. Settings that say where the service
 # is and what keeps its tasks cannot change while it runs: those stay as they are, and are named.
 
-HOT = ("scheduler", "rate_limits", "targets", "projects", "agents", "budgets", "quota", "slots")
+HOT = (
+    "scheduler",
+    "rate_limits",
+    "targets",
+    "projects",
+    "agents",
+    "budgets",
+    "prices",
+    "quota",
+    "slots",
+)
 """The sections that can change while the service runs; all others need a restart."""
 
 COLD_KEYS = ("enabled",)

@@ -37,6 +37,7 @@ from headgate.core.snapshot import (
 from headgate.core.task import MAX_ATTEMPTS
 from headgate.errors import InvalidSettingError
 from headgate.executors.targets import PULL, PULL_NAME, PullTarget, Target
+from headgate.providers.prices import Price
 
 # The settings of key slots: `[quota]` for all of them, and a table of `[[slots]]` for each.
 #
@@ -299,6 +300,19 @@ class BudgetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     window: str = "none"
 
 
+class PriceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What models of a pattern cost, in dollars for a million tokens."""
+
+    input: Dollars
+    output: Dollars
+    cached_input: Dollars | None = None
+    cache_write: Dollars | None = None
+
+    def to_price(self) -> Price:
+        """Return the price as the price list takes it."""
+        return Price(**msgspec.structs.asdict(self))
+
+
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the API is served."""
 
@@ -383,6 +397,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     projects: dict[str, ProjectSettings] = {}
     agents: dict[str, AgentSettings] = {}
     budgets: dict[str, BudgetSettings] = {}
+    prices: dict[str, PriceSettings] = {}
     quota: QuotaSettings = QuotaSettings()
     slots: dict[str, SlotSettings] = {}
     server: ServerSettings = ServerSettings()
@@ -420,6 +435,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(name for name, target in targets if isinstance(target, PullTarget))
 
     @property
+    def price_overrides(self) -> dict[str, Price]:
+        """What models cost that the published prices do not say, or say otherwise."""
+        return {pattern: price.to_price() for pattern, price in self.prices.items()}
+
+    @property
     def agent_targets(self) -> dict[str, str]:
         """The targets of agents whose tasks go there unless they say otherwise."""
         agents = self.agents.items()
@@ -453,7 +473,7 @@ TABLES: dict[str, type[msgspec.Struct]] = {
 }
 """The sections that are one table each; environment variables reach these."""
 
-NAMED_TABLES = ("rate_limits", "targets", "projects", "agents", "budgets", "slots")
+NAMED_TABLES = ("rate_limits", "targets", "projects", "agents", "budgets", "prices", "slots")
 """The sections that have a table for each name; that of a slot is written inside."""
 
 

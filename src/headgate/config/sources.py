@@ -137,7 +137,7 @@ def merge(
     if path is None:
         return merge_tables({}, environ, overrides, origin="")
     text = read_text(path)
-    raw = _parsed(text, str(path))
+    raw = parsed(text, str(path))
     try:
         merged = merge_tables(raw, environ, overrides, origin=str(path), is_again=is_again)
     except InvalidSettingError as error:
@@ -205,7 +205,8 @@ def _opened(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _parsed(text: str, name: str) -> Table:
+def parsed(text: str, name: str) -> Table:
+    """Parse the text of a settings file; `name` is how errors call it."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -6,7 +6,7 @@ Rule: whatever would fail at the start of the service, and can be known before i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from headgate.config.messages import key_path
 from headgate.config.settings import (
     SLOTS,
     AuthSettings,
+    PriceSettings,
     SchedulerSettings,
     Settings,
     SlotSettings,
@@ -23,7 +24,7 @@ from headgate.config.settings import (
 )
 from headgate.config.slot_keys import endpoint_of, quota_source, wake_config
 from headgate.core.budgets.scopes import parse_scope
-from headgate.core.money import MAX_RESERVATION_MICRO_USD, MICRO_PER_USD, MicroUsd
+from headgate.core.money import MAX_RESERVATION_MICRO_USD, MICRO_PER_USD, MicroUsd, to_micro_usd
 from headgate.core.slots.wakes import check_wake_config
 from headgate.core.snapshot import BUILT_IN_AGENT, MIN_CREDIT_WEIGHT, RESERVED, Standing
 from headgate.errors import (
@@ -220,6 +221,7 @@ def check(settings: Settings) -> None:
     """Raise `InvalidSettingError`, naming the key, unless the settings go together."""
     _check_scheduler(settings.scheduler)
     _check_projects(settings)
+    check_prices(settings.prices)
     _check_targets(settings)
     _check_pulling_and_agents(settings)
     check_slots(settings)
@@ -251,6 +253,19 @@ def _check_projects(settings: Settings) -> None:
         if 0 < project.credit_weight < MIN_CREDIT_WEIGHT:
             problem = f"must be 0, or {MIN_CREDIT_WEIGHT} or more, not {project.credit_weight}"
             raise InvalidSettingError(key_path("projects", name, "credit_weight"), problem)
+
+
+def check_prices(prices: Mapping[str, PriceSettings]) -> None:
+    """Raise `InvalidSettingError`, naming the key, unless every price can be computed with."""
+    seen: dict[str, str] = {}
+    for pattern, price in prices.items():
+        same = seen.setdefault(pattern.lower(), pattern)
+        if same != pattern:
+            problem = f"{key_path('prices', same)} is the same model; keep one of them"
+            raise InvalidSettingError(key_path("prices", pattern), problem)
+        for key, dollars in msgspec.structs.asdict(price).items():
+            with at_dollars(dollars, MAX_RESERVATION_MICRO_USD, "prices", pattern, key):
+                _ = None if dollars is None else to_micro_usd(dollars)
 
 
 def _check_project_name(name: str) -> None:

@@ -22,6 +22,8 @@ def build_executors(
     targets: Mapping[str, Target],
     environ: Mapping[str, str],
     slot_keys: SlotKeys,
+    *,
+    prices: PriceList,
     observe_slot: ObserveSlot | None = None,
 ) -> dict[str, Executor]:
     """Return the executor of every target; what workers pull has none."""
@@ -31,6 +33,7 @@ def build_executors(
             target,
             environ=environ,
             clock=time.time,
+            prices=prices,
             slot_keys=slot_keys,
             observe_slot=observe_slot,
         )

@@ -1,15 +1,19 @@
 """What a call to a model costs: before it, as an estimate to reserve, and after it.
 
-The prices are those that genai-prices carries along, so nothing is fetched; overrides come first.
+The prices are those that genai-prices carries along, so nothing is fetched; overrides come first,
+by patterns such as `gpt-5*`. The most specific one counts: the name itself, then the pattern with
+the longest beginning before its first wildcard, then the longest pattern.
 Rule: a model without a known price is refused unless a default is set, because a price of zero
 would let it spend without end. Every result is in whole micro-dollars, rounded up.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Context, Decimal, localcontext
+from fnmatch import translate
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -28,6 +32,7 @@ CHARACTERS_PER_TOKEN = 4
 MAX_MODELS_CACHED = 1_024
 MAX_MODEL_LENGTH = 200
 _TOKENS_PER_PRICE = 1_000_000
+_WILDCARD = re.compile(r"[*?\[]")
 
 
 class UnknownPriceError(CallerError):
@@ -48,10 +53,10 @@ def price_advice(model: str) -> str:
 class Price(msgspec.Struct, frozen=True, kw_only=True):
     """Dollars for a million tokens; what is left out costs as much as other input."""
 
-    input_usd: Dollars
-    output_usd: Dollars
-    cache_read_usd: Dollars | None = None
-    cache_write_usd: Dollars | None = None
+    input: Dollars
+    output: Dollars
+    cached_input: Dollars | None = None
+    cache_write: Dollars | None = None
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,16 +88,28 @@ class _Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PriceList:
-    """Prices by model name, as it is sent to the provider; `provider/model` works too."""
+    """Prices by model name, as it is sent to the provider; `provider/model` works too.
+
+    The overrides are by name or by pattern, in either case of letters.
+    """
 
     def __init__(
         self, overrides: Mapping[str, Price] | None = None, *, default: Price | None = None
     ) -> None:
-        self._overrides = {
-            model: _rates(price, f"overrides[{model}]")
-            for model, price in (overrides or {}).items()
-        }
+        self._overrides = _Overrides(overrides or {})
         self._default = None if default is None else _rates(default, "default")
+
+    def change(self, overrides: Mapping[str, Price]) -> None:
+        """Go by other overrides from now on, whoever uses the list."""
+        self._overrides = _Overrides(overrides)
+
+    def is_known(self, model: str) -> bool:
+        """Tell whether a call to a model has a price; without one, `cost` refuses it."""
+        try:
+            self._micro_usd(model, _Usage(input_tokens=1, output_tokens=1))
+        except UnknownPriceError:
+            return False
+        return True
 
     def estimate(
         self,
@@ -137,7 +154,7 @@ class PriceList:
         return Cost(micro_usd=self._micro_usd(model, usage), tokens=total)
 
     def _micro_usd(self, model: str, usage: _Usage) -> MicroUsd:
-        rates = self._overrides.get(model)
+        rates = self._overrides.find(model)
         if rates is not None:
             return _priced(usage, rates)
         try:
@@ -148,16 +165,61 @@ class PriceList:
             return _priced(usage, self._default)
 
 
+class _Overrides:
+    """Rates by patterns of models, the most specific first."""
+
+    def __init__(self, overrides: Mapping[str, Price]) -> None:
+        named = {
+            pattern.lower(): _rates(price, f"overrides[{pattern}]")
+            for pattern, price in overrides.items()
+        }
+        self._exact = named
+        self._patterns = [
+            (re.compile(translate(pattern)), named[pattern])
+            for pattern in sorted(named, key=_specificity)
+            if _WILDCARD.search(pattern)
+        ]
+        self._found: dict[str, _Rates | None] = {}
+
+    def find(self, model: str) -> _Rates | None:
+        """Return the rates of a model.
+
+        What names a provider, as `acme/gpt-5*`, is asked for names with one, and before the rest.
+        """
+        if not self._exact or len(model) > MAX_MODEL_LENGTH:
+            return None
+        if model not in self._found:
+            if len(self._found) >= MAX_MODELS_CACHED:
+                self._found.clear()
+            self._found[model] = self._most_specific(model.lower())
+        return self._found[model]
+
+    def _most_specific(self, name: str) -> _Rates | None:
+        if name in self._exact:
+            return self._exact[name]
+        has_provider = "/" in name
+        for pattern, rates in self._patterns:
+            if ("/" in pattern.pattern) is has_provider and pattern.match(name):
+                return rates
+        return self._most_specific(name.partition("/")[2]) if has_provider else None
+
+
+def _specificity(pattern: str) -> tuple[int, int, str]:
+    wildcard = _WILDCARD.search(pattern)
+    literal = len(pattern) if wildcard is None else wildcard.start()
+    return -literal, -len(pattern), pattern
+
+
 def _rates(price: Price, field: str) -> _Rates:
     def rate(name: str, amount: Dollars | None) -> int:
-        chosen = price.input_usd if amount is None else amount
+        chosen = price.input if amount is None else amount
         return to_micro_usd(chosen, field=f"{field}.{name}")
 
     return _Rates(
-        input=rate("input_usd", price.input_usd),
-        output=rate("output_usd", price.output_usd),
-        cache_read=rate("cache_read_usd", price.cache_read_usd),
-        cache_write=rate("cache_write_usd", price.cache_write_usd),
+        input=rate("input", price.input),
+        output=rate("output", price.output),
+        cache_read=rate("cached_input", price.cached_input),
+        cache_write=rate("cache_write", price.cache_write),
     )
 
 
@@ -175,7 +237,7 @@ def _priced(usage: _Usage, rates: _Rates) -> MicroUsd:
 def _published(model: str, usage: _Usage) -> MicroUsd:
     found = _find(model)
     if found is None:
-        raise UnknownPriceError(model, _why_unknown())
+        raise UnknownPriceError(model)
     prices = found.get_prices(datetime.now(UTC))
     # What is sold by the hour or by the image has no price for tokens; they would seem free.
     needed = [prices.input_mtok, prices.output_mtok if usage.output_tokens else Decimal(0)]
@@ -185,12 +247,6 @@ def _published(model: str, usage: _Usage) -> MicroUsd:
     with localcontext(Context(prec=40)):
         total = prices.calc_price(usage)["total_price"]
     return to_micro_usd(total, field="cost")
-
-
-def _why_unknown() -> str:
-    if _providers():
-        return "has no known price"
-    return "has no price while the list is not installed (pip install 'headgate[prices]')"
 
 
 @lru_cache(maxsize=MAX_MODELS_CACHED)
@@ -223,10 +279,6 @@ def _offers(provider: Provider, name: str, provider_id: str | None) -> bool:
 
 
 def _providers() -> list[Provider]:
-    try:
-        from genai_prices.data import providers  # noqa: PLC0415  large, and an extra
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "genai_prices":
-            raise
-        return []
+    from genai_prices.data import providers  # noqa: PLC0415  large, and not always needed
+
     return providers

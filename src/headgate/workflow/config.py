@@ -166,7 +166,7 @@ CONFIG_KEYS = (
 )
 SCOPE_KEYS = ("name", "key", "budget_usd")
 DEFAULT_KEYS = (*TERMS, "endpoint", "model", "max_tokens", "target")
-PRICE_KEYS = ("input_usd", "output_usd", "cache_read_usd", "cache_write_usd")
+PRICE_KEYS = ("input", "output", "cached_input", "cache_write")
 MAX_CONCURRENCY = 10_000
 WORKFLOW = "workflow"
 """The kind of the innermost scope, which every workflow has."""
@@ -270,7 +270,7 @@ def _price(model: str, value: Value) -> Price:
     if not model or len(model) > MAX_MODEL_LENGTH:
         value.refuse(f"is no model; a name has 1 to {MAX_MODEL_LENGTH} characters")
     fields = value.fields(PRICE_KEYS, "a price")
-    for key in ("input_usd", "output_usd"):
+    for key in ("input", "output"):
         if key not in fields:
             value.refuse(f"has no {key}; write dollars for a million tokens")
     return Price(**{key: entry.dollars() for key, entry in fields.items()})

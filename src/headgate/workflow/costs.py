@@ -8,10 +8,12 @@ Rule: a call whose price nobody knows is refused before the run, because it coul
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from headgate.config import load_prices
 from headgate.errors import InvalidAmountError, WorkflowError
 from headgate.providers.prices import CHARACTERS_PER_TOKEN, UnknownPriceError
 from headgate.providers.requests import ModelCall, read_call
@@ -37,6 +39,12 @@ def estimated(workflow: Workflow, step: Step, request: Any) -> tuple[int, int]: 
         micro_usd = _price(workflow, call, step.work)
     tokens = _tokens(call, step.work) if said.tokens is None else said.tokens
     return micro_usd, tokens
+
+
+def with_settings_prices(workflow: Workflow, path: Path | None) -> Workflow:
+    """Return a workflow that knows the prices of a settings file; its own say more than those."""
+    prices = {} if path is None else load_prices(path)
+    return msgspec.structs.replace(workflow, prices=prices | workflow.prices)
 
 
 def check_prices(workflow: Workflow) -> None:

@@ -24,7 +24,6 @@ from headgate.core.budgets.scopes import Scope, ancestors
 from headgate.core.money import MicroUsd, Tokens
 from headgate.errors import InvalidSettingError
 from headgate.executors.callable import CallableExecutor
-from headgate.providers.prices import PriceList
 from headgate.redaction import hidden_address
 from headgate.workflow.backend import Money
 from headgate.workflow.budgets import (
@@ -427,9 +426,7 @@ async def _check(workflow: Workflow, options: RunOptions, environ: Mapping[str, 
     check_steps(workflow, variables)
     targets = named_targets(workflow, options, environ)
     search(workflow.folder)
-    executors = step_executors(
-        workflow, variables, PriceList(workflow.prices), targets, concurrency=1
-    )
+    executors = step_executors(workflow, variables, workflow.price_list, targets, concurrency=1)
     for executor in executors.values():
         if isinstance(executor, CallSteps | CallableExecutor):
             await executor.open()

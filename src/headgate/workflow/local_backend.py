@@ -137,12 +137,11 @@ def local_backend(
     concurrency = options.concurrency or workflow.concurrency
     ledger = None if choice.url is None else connect_budget(choice.url).ledger
     store = SqliteTaskStore(run.path / STORE, keeps_ledger=ledger is None, starter=starter_of(run))
-    prices = PriceList(workflow.prices)
     slots = None if targets is None else _slots(run, store, targets, environ)
     executors = step_executors(
         workflow,
         variables,
-        prices,
+        workflow.price_list,
         targets,
         concurrency=concurrency,
         observe_slot=None if slots is None else slots.slots.observe,

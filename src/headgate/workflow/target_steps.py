@@ -43,6 +43,7 @@ class TargetSteps:
             if isinstance(step.work, TargetWork)
         ]
         self._slots = self._slots_of(workflow)
+        self._prices = workflow.price_list
 
     @property
     def slot_settings(self) -> Settings | None:
@@ -78,7 +79,9 @@ class TargetSteps:
         """Return the executors of the targets that steps use."""
         targets = {name: self._settings.targets[name] for name in self._names}
         slot_keys = SlotKeys(self._settings, environ)
-        return build_executors(targets, environ, slot_keys, observe_slot)
+        return build_executors(
+            targets, environ, slot_keys, prices=self._prices, observe_slot=observe_slot
+        )
 
     def draft(self, step: Step, request: TargetRequest, now: float) -> Draft:
         """Return the task of a step as the service would take it, or raise `InvalidTaskError`."""

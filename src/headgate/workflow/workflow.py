@@ -180,7 +180,7 @@ class Workflow(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def price_list(self) -> PriceList:
-        """What models cost: the file's own prices, and those that are published."""
+        """What models cost: the file's own prices, then those that are published."""
         return PriceList(self.prices)
 
     def step(self, step_id: str) -> Step:

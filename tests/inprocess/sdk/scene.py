@@ -24,7 +24,7 @@ PROMPT = "what is the answer?"
 MAX_TOKENS = 100
 MOST_STEPS = 1_000_000
 # A token of input costs one micro-dollar, one of output ten.
-PRICE = Price(input_usd=1, output_usd=10)
+PRICE = Price(input=1, output=10)
 PRICES = PriceList({"gpt-4o": PRICE, "gpt-4o-mini": PRICE, "claude-house": PRICE})
 COST = upstream.INPUT_TOKENS + 10 * upstream.OUTPUT_TOKENS
 

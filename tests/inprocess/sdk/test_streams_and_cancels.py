@@ -30,7 +30,7 @@ CHAT: dict[str, Any] = {
     "max_tokens": MAX_TOKENS,
 }
 
-DEAR = Price(input_usd=1_000, output_usd=10_000)
+DEAR = Price(input=1_000, output=10_000)
 DEAR_PRICES = PriceList({"o3-dear": DEAR, "gpt-4o": PRICE})
 
 
