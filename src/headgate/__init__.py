@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headgate.budgets.sqlite import SqliteBudgetTracker as SqliteBudgetTracker
     from headgate.budgets.tracker import BudgetTracker, ReservationToken
     from headgate.client.client import Client
+    from headgate.client.local_slots import SlotReporter
     from headgate.client.sync_client import SyncClient
     from headgate.core.fair_share import BudgetManager
     from headgate.core.gates import GateClosure
@@ -58,6 +59,7 @@ __all__ = [
     "SchedulerState",
     "SharedResource",
     "SlidingRateLimitWindow",
+    "SlotReporter",
     "SyncClient",
     "Task",
     "TaskStatus",
@@ -99,6 +101,7 @@ _MODULES = {
     "SchedulerState": "headgate.core.snapshot",
     "SharedResource": "headgate.inprocess.permits",
     "SlidingRateLimitWindow": "headgate.inprocess.rate_windows",
+    "SlotReporter": "headgate.client.local_slots",
     "SqliteBudgetTracker": "headgate.budgets.sqlite",
     "SyncClient": "headgate.client.sync_client",
     "Task": "headgate.core.task",

@@ -49,7 +49,9 @@ class Key:
     def read_response(
         self, status: int, headers: Mapping[str, str], now: float
     ) -> QuotaReport | QuotaFailure | None:
-        """Tell nothing."""
+        """Tell the used percentage of a header of its own."""
+        used = headers.get("x-used")
+        return None if used is None else report(float(used), now + status)
 
     async def wake(self, call: Call) -> WakeAnswer:
         """Take a wake, which opens nothing by itself."""
@@ -239,6 +241,32 @@ def test_whoever_may_read_sees_slots_and_only_admins_change_them() -> None:
         ("GET", "/slots/{id}"): "read",
         ("GET", "/slots/{id}/log"): "admin",
         ("POST", "/slots/{id}/warm"): "admin",
+        ("POST", "/slots/{id}/observe"): "admin",
         ("POST", "/slots/{id}/enable"): "admin",
         ("POST", "/slots/{id}/disable"): "admin",
     }
+
+
+def test_a_response_that_somebody_else_got_is_learned_from(stage: Stage) -> None:
+    told = {"status": 200, "headers": {"X-Used": "40"}}
+    answer = stage.client.post("/slots/work/observe", told)
+    assert (answer.status, answer.json["name"]) == (202, "work")
+    assert stage.client.post("/slots/nowhere/observe", told).status == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"headers": {}}, "status"),
+        ({"status": 200}, "headers"),
+        ({"status": 99, "headers": {}}, "status"),
+        ({"status": 200, "headers": {"a": 1}}, "headers"),
+        ({"status": 200, "headers": {f"h{n}": "" for n in range(65)}}, "headers"),
+    ],
+)
+def test_a_response_that_cannot_be_one_is_refused(
+    body: dict[str, object], field: str, stage: Stage
+) -> None:
+    answer = stage.client.post("/slots/work/observe", body)
+    assert answer.status == 400
+    assert field in answer.problem["error"]

@@ -17,8 +17,9 @@ import pytest
 
 from headgate.cli.connection import Connection
 from headgate.cli.main import run
-from headgate.cli.slots import SOCKET_NAME, alone_in
+from headgate.cli.slots import alone_in
 from headgate.cli.slots_alone import listening_in
+from headgate.client.local_slots import SOCKET_NAME, SlotReporter, SlotsAlone
 from headgate.storage.data_lock import hold_directory
 from service.fake_providers import fake_provider, requests_of
 from service.support import environment, wait_until
@@ -194,3 +195,42 @@ def test_a_socket_that_a_crash_left_behind_is_nobody(tmp_path: Path) -> None:
     listening = listening_in(tmp_path)
     assert listening is not None
     listening.close()
+
+
+PLAN = """
+[[slots]]
+name = "plan"
+provider = "anthropic"
+base_url = "{provider}"
+key_env = "SLOT_KEY"
+"""
+
+
+def test_a_program_tells_slots_that_run_alone_what_its_own_responses_say(tmp_path: Path) -> None:
+    with fake_provider() as provider:
+        (tmp_path / "slots.toml").write_text(PLAN.format(provider=provider))
+        with running_alone(tmp_path) as alone:
+            alone.wait_for("slot plan quota poller started")
+            asked = SlotsAlone(tmp_path / "data")
+            wait_until((tmp_path / "data" / SOCKET_NAME).exists, seconds=20)
+            assert asked.slot("plan").state == "unknown"
+            reporter = SlotReporter("plan", data=tmp_path / "data")
+            prefix = "Anthropic-RateLimit-Unified-5h"
+            told = {f"{prefix}-Utilization": "0.25", f"{prefix}-Reset": "3600"}
+            reporter(200, {**told, "Set-Cookie": "none of anybody's"})
+            reporter.close()
+            wait_until(lambda: asked.slot("plan").percent_used == 25.0, seconds=20)
+            assert asked.slot("plan").state == "open"
+            assert alone.end() == 0
+        assert requests_of(provider) == (0, 0)
+
+
+def test_a_reporter_that_reaches_nobody_fails_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reporter = SlotReporter("plan", data=tmp_path)
+    for _ in range(3):
+        reporter(200, {"x-ratelimit-remaining-tokens": "1"})
+    reporter(200, {"content-type": "text/plain"})
+    reporter.close()
+    assert caplog.text.count("cannot be reported") == 1

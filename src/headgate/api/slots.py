@@ -11,7 +11,7 @@ from datetime import datetime
 from headgate.api.api import Api, Route, actor_of
 from headgate.api.http.request import Request, read_limit
 from headgate.api.http.response import Response, json_response
-from headgate.api.submission import check_unknown
+from headgate.api.submission import check_unknown, read_body
 from headgate.core.slots.quota import QuotaLimit
 from headgate.core.slots.slot import SlotReading, is_exhausted, why_off
 from headgate.core.slots.status import (
@@ -21,6 +21,7 @@ from headgate.core.slots.status import (
     SlotBody,
     SlotListBody,
     SlotLogBody,
+    SlotResponseBody,
     SlotState,
     next_wake,
     quota_source_words,
@@ -180,6 +181,20 @@ async def warmed(api: Api, request: Request, name: str) -> SlotBody:
     return slot_body(status, api.engine.now())
 
 
+async def observe_slot(api: Api, request: Request, name: str) -> Response:
+    """Learn from a response that somebody else got with the key of a slot."""
+    body = read_body(await request.json_body(), SlotResponseBody)
+    status = _status(api.slots, name)
+    observe_response(api.slots, name, body, api.engine.now())
+    return json_response(ACCEPTED, slot_body(status, api.engine.now()))
+
+
+def observe_response(slots: Slots, name: str, response: SlotResponseBody, now: float) -> None:
+    """Have a slot learn from a response; the names of headers may be in any case."""
+    headers = {header.lower(): value for header, value in response.headers.items()}
+    slots.observe(name, response.status, headers, now)
+
+
 async def enable_slot(api: Api, request: Request, name: str) -> Response:
     """Have a slot polled and woken again, whatever had disabled it."""
     return json_response(OK, await switched(api, request, name, is_on=True))
@@ -239,6 +254,14 @@ ROUTES = (
         "open the window of a key slot now",
         responses={202: SlotBody},
         errors=("window_open", "slot_unavailable"),
+    ),
+    Route(
+        "POST",
+        "/slots/{id}/observe",
+        observe_slot,
+        "tell what came back to a request with the key of a slot: its status and its headers",
+        body=SlotResponseBody,
+        responses={202: SlotBody},
     ),
     Route(
         "POST",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 import msgspec
@@ -38,16 +37,14 @@ from headgate.core.text import printable
 from headgate.errors import InvalidSettingError
 
 if TYPE_CHECKING:
+    from headgate.client.local_slots import SlotsAlone
     from headgate.client.sync_client import SyncClient
     from headgate.core.slots.status import (
         LogLine,
         LoopBody,
         QuotaLimitBody,
         SlotBody,
-        SlotListBody,
     )
-
-Body = TypeVar("Body")
 
 
 # `headgate slots log`: what was sent for slots, what came back, and what happened.
@@ -246,95 +243,6 @@ def run(*, path: Path | None, data: Path | None, store_url: str | None, as_json:
 
 WARM_SECONDS = 60.0
 
-# Who answers the commands: `headgate slots run` of a data directory, over a socket there that only
-# its owner can open, or a service. A line of JSON asks, and a line answers as the API would.
-
-SOCKET_NAME = "slots.sock"
-MAX_REPLY_BYTES = 64 << 20
-
-SocketVerb = Literal["list", "show", "warm", "enable", "disable"]
-
-
-class SocketRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command asks the process that runs slots alone."""
-
-    verb: SocketVerb
-    name: str = ""
-
-
-class SocketReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The status and the body that the API would answer with."""
-
-    status: int
-    body: msgspec.Raw
-
-
-class SlotsAlone:
-    """Asks the process that runs slots alone in a data directory, as a client asks a service."""
-
-    def __init__(self, directory: Path, *, timeout_seconds: float) -> None:
-        self._directory = directory
-        self._timeout_seconds = timeout_seconds
-
-    def slots(self) -> SlotListBody:
-        """Return all slots."""
-        from headgate.core.slots.status import SlotListBody  # noqa: PLC0415
-
-        return self._asked(SlotListBody, "list")
-
-    def slot(self, name: str) -> SlotBody:
-        """Return a slot."""
-        return self._of_slot("show", name)
-
-    def warm_slot(self, name: str, *, timeout_seconds: float) -> SlotBody:
-        """Open a slot's window now."""
-        self._timeout_seconds = timeout_seconds
-        return self._of_slot("warm", name)
-
-    def enable_slot(self, name: str) -> SlotBody:
-        """Poll and wake a slot again, whatever has disabled it."""
-        return self._of_slot("enable", name)
-
-    def disable_slot(self, name: str) -> SlotBody:
-        """Leave a slot alone until it is enabled."""
-        return self._of_slot("disable", name)
-
-    def _of_slot(self, verb: SocketVerb, name: str) -> SlotBody:
-        from headgate.core.slots.status import SlotBody  # noqa: PLC0415
-
-        return self._asked(SlotBody, verb, name)
-
-    def _asked(self, kind: type[Body], verb: SocketVerb, name: str = "") -> Body:
-        from headgate.client.responses import Response, no_response, read_body  # noqa: PLC0415
-
-        line = msgspec.json.encode(SocketRequest(verb=verb, name=name)) + b"\n"
-        place = self._directory / SOCKET_NAME
-        try:
-            with connected_socket(self._directory, self._timeout_seconds) as connection:
-                connection.sendall(line)
-                with connection.makefile("rb") as answer:
-                    told = answer.readline(MAX_REPLY_BYTES)
-            reply = msgspec.json.decode(told, type=SocketReply)
-        except TimeoutError:
-            raise no_response(str(place), f"none in {self._timeout_seconds:g} seconds") from None
-        except (OSError, msgspec.MsgspecError) as error:
-            raise no_response(str(place), error) from None
-        return read_body(Response(reply.status, {}, bytes(reply.body)), kind)
-
-
-def connected_socket(directory: Path, timeout_seconds: float) -> socket.socket:
-    """Return a connection to whoever runs slots alone there; `OSError` if nobody does."""
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.settimeout(timeout_seconds)
-        # A path may be longer than the address of a socket may be; its name is not.
-        with chdir(directory):
-            connection.connect(SOCKET_NAME)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
 
 @contextmanager
 def _asking(
@@ -343,6 +251,8 @@ def _asking(
     """Give whoever has the slots: a process that runs them alone here, or the service."""
     directory = alone_in(connection)
     if directory is not None:
+        from headgate.client.local_slots import SlotsAlone  # noqa: PLC0415
+
         yield SlotsAlone(directory, timeout_seconds=timeout_seconds)
         return
     with connect(connection, retries=retries, timeout_seconds=timeout_seconds) as client:
@@ -355,6 +265,8 @@ def alone_in(connection: Connection) -> Path | None:
     directory = connection.data or default_directory()
     if connection.url or named or directory is None:
         return None
+    from headgate.client.local_slots import connected_socket  # noqa: PLC0415
+
     try:
         connected_socket(directory, LOOK_SECONDS).close()
     except OSError:

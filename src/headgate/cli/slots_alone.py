@@ -12,23 +12,24 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import AbstractContextManager, chdir, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
 import structlog
 
 from headgate.api.errors import ApiError, api_error_of
-from headgate.api.slots import slot_body
+from headgate.api.slots import observe_response, slot_body
 from headgate.app import SlotWork, build_slots, build_store, held_folder, is_shared
 from headgate.cli.connection import data_directory
 from headgate.cli.logs import configure_logs
-from headgate.cli.slots import (
+from headgate.cli.slots import WARM_SECONDS
+from headgate.client.local_slots import (
     SOCKET_NAME,
-    WARM_SECONDS,
     SocketReply,
     SocketRequest,
     connected_socket,
+    short_address,
 )
 from headgate.config import Settings, settings_file
 from headgate.config.loading import Loaded, Origin, load
@@ -144,7 +145,7 @@ class Reloading:
 # The socket of the data directory, by which `headgate slots status`, `warm`, `enable` and `disable`
 # reach this process. Whoever may open it may do all of that: only the owner of the directory can.
 
-MAX_REQUEST_BYTES = 4_096
+MAX_REQUEST_BYTES = 64 << 10
 MAX_CONNECTIONS = 16
 REQUEST_SECONDS = 5.0
 OK = 200
@@ -213,11 +214,13 @@ class SlotCommands:
             case "list":
                 bodies = [self._body(status) for status in slots.statuses()]
                 return SlotListBody(slots=bodies, count=len(bodies))
-            case "show":
+            case "show" | "observe":
                 found = (one for one in slots.statuses() if one.config.name == name)
                 status = next(found, None)
                 if status is None:
                     raise SlotNotFoundError(name)
+                if request.response is not None:
+                    observe_response(slots, name, request.response, self._now())
                 return self._body(status)
             case "warm":
                 return self._body(await slots.warm(name, entry))
@@ -248,8 +251,8 @@ def listening_in(directory: Path) -> socket.socket | None:
     before = os.umask(_ONLY_THE_OWNER)
     try:
         (directory / SOCKET_NAME).unlink(missing_ok=True)
-        with chdir(directory):
-            listening.bind(SOCKET_NAME)
+        with short_address(directory) as address:
+            listening.bind(address)
     except OSError as error:
         listening.close()
         why = error.strerror or str(error)

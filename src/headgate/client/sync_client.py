@@ -623,6 +623,16 @@ class SyncClient:
             timeout_seconds=timeout_seconds,
         )
 
+    def observe_slot(self, name: str, *, status: int, headers: Mapping[str, str]) -> SlotBody:
+        """Tell what came back to a request that was sent with the key of a slot."""
+        return self.request(
+            "POST",
+            resource_path("slots", name, "observe"),
+            response_type=SlotBody,
+            body={"status": status, "headers": dict(headers)},
+            is_repeatable=True,
+        )
+
     def enable_slot(self, name: str) -> SlotBody:
         """Poll and wake a slot again, whatever has disabled it."""
         return self.request(

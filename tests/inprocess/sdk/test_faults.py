@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx2
+import msgspec
 import openai
 import pytest
 
@@ -414,3 +415,23 @@ async def test_a_call_that_was_not_sent_costs_nothing_whoever_ends_it() -> None:
         assert made.resource.in_use == 1
         await call.finish()
         assert await made.booked() == (0, 0)
+
+
+@pytest.mark.parametrize("status", [200, 429])
+async def test_the_head_of_every_response_is_shown_and_who_fails_at_it_fails_no_call(
+    status: int,
+) -> None:
+    seen: list[tuple[int, str]] = []
+
+    def listen(status: int, headers: Mapping[str, str]) -> None:
+        seen.append((status, headers["x-ratelimit-remaining-tokens"]))
+        raise ZeroDivisionError
+
+    answer = reply(status, msgspec.json.encode(USED_CHAT), X_RateLimit_Remaining_Tokens="7")
+    async with scene(answer, on_response=listen) as made, made.async_client() as client:
+        response = await client.post(f"{made.endpoint.url}/v1/chat/completions", json=BODY)
+        assert response.status_code == status
+    assert seen == [(status, "7")]
+
+
+USED_CHAT = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}

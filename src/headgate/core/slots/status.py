@@ -7,7 +7,7 @@ slot's own zone, which they name.
 from __future__ import annotations
 
 from datetime import datetime, tzinfo
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -56,6 +56,13 @@ class NextWakeBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     is_skipped: bool = False
     open_until: datetime | None = None
     then: datetime | None = None
+
+
+class SlotResponseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What came back to a request that was sent with the key of a slot: its headers of limits."""
+
+    status: Annotated[int, msgspec.Meta(ge=100, le=599)]
+    headers: Annotated[dict[str, str], msgspec.Meta(max_length=64)]
 
 
 class LoopBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):

@@ -28,7 +28,7 @@ from headgate.budgets.tracker import SETTLE_SECONDS, BudgetTracker, OnExhausted,
 from headgate.errors import CallerError, HeadgateError, LedgerUnavailableError
 from headgate.inprocess.scheduler import LoadScheduler
 from headgate.inprocess.sdk.governed_call import GovernedCall, let_pass
-from headgate.inprocess.sdk.governor import Governor, Name
+from headgate.inprocess.sdk.governor import Governor, Name, OnResponse
 from headgate.providers.prices import PriceList
 
 TIMEOUT = httpx2.Timeout(600.0, connect=5.0)
@@ -53,6 +53,7 @@ class GovernorFields(TypedDict, total=False):
     pause_when_limited: bool
     allow_other: bool
     on_unsettled: Callable[[HeadgateError], None] | None
+    on_response: OnResponse | None
 
 
 def async_client(

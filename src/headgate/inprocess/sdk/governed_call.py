@@ -140,6 +140,7 @@ class GovernedCall:
 
     def received(self, response: httpx2.Response) -> None:
         """Note the head of the response."""
+        self._governor.responded(response)
         if response.is_success:
             self._reader = ResponseReader(response.headers)
         elif response.status_code in _SAME_CALL_ELSEWHERE and response.has_redirect_location:

@@ -29,6 +29,9 @@ from headgate.providers.requests import Kind, ModelCall, kind_of, read_call
 DEFAULT_MAX_TOKENS = 4_096
 MAX_CHEAPER = 8
 
+OnResponse = Callable[[int, Mapping[str, str]], None]
+"""Is shown the status and the headers of each response, as a `headgate.SlotReporter` is."""
+
 Name = str | Callable[[], str]
 """A name, or a function that gives it for each call, in the task or thread that makes the call."""
 
@@ -78,6 +81,7 @@ class Governor:
         pause_when_limited: bool = False,
         allow_other: bool = False,
         on_unsettled: Callable[[HeadgateError], None] | None = None,
+        on_response: OnResponse | None = None,
     ) -> None:
         _check(scheduler, tracker, scope)
         self.scheduler = scheduler
@@ -88,6 +92,7 @@ class Governor:
         self.ask_stream_usage = ask_stream_usage
         self.pauses = Pauses() if pause_when_limited else None
         self._on_unsettled = _warn if on_unsettled is None else on_unsettled
+        self._on_response = on_response
         self._agent_id = agent_id
         self._scope = scope
         self._also = tuple(also)
@@ -136,6 +141,15 @@ class Governor:
         except Exception as problem:  # noqa: BLE001  it is somebody else's function
             _warn(error)
             _log.warning("on_unsettled failed with %s", type(problem).__name__)
+
+    def responded(self, response: httpx2.Response) -> None:
+        """Show the head of a response; a listener that fails takes no response away."""
+        if self._on_response is None:
+            return
+        try:
+            self._on_response(response.status_code, response.headers)
+        except Exception as problem:  # noqa: BLE001  it is somebody else's function
+            _log.warning("on_response failed with %s", type(problem).__name__)
 
     async def close(self) -> None:
         """Close a ledger that was opened here, once the calls that use it are over."""
