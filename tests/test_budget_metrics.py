@@ -7,9 +7,10 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from headgate.budgets.local import LocalBudgetTracker
-from headgate.budgets.status import ScopeStatus
+from headgate.budgets.local import LocalBudgetTracker, LocalLedger
 from headgate.budgets.tracker import LedgerTracker
+from headgate.core.budgets.ledger import MAX_ACCOUNTS, Account
+from headgate.core.budgets.scopes import Scope
 from headgate.errors import BudgetExceededError, LedgerUnavailableError
 from headgate.metrics import MAX_SCOPES, BudgetMetrics
 from headgate.testing import SimulatedLoop, simulate
@@ -203,17 +204,17 @@ def test_the_shared_label_leaves_out_what_labels_of_their_own_show() -> None:
     assert registry.get_sample_value(RESERVED, {"scope": "other"}) == pytest.approx(0.25)
 
 
-class SilentTracker(LocalBudgetTracker):
-    """A tracker whose ledger does not answer."""
+class SilentLedger(LocalLedger):
+    """A ledger that does not answer."""
 
-    async def status(self, scope: str = "") -> ScopeStatus:
+    async def accounts(self, scope: Scope, *, most: int = MAX_ACCOUNTS) -> list[Account]:
         await asyncio.sleep(3_600)
-        return await super().status(scope)
+        return await super().accounts(scope, most=most)
 
 
 def test_a_ledger_that_does_not_answer_is_unavailable() -> None:
     async def main(_: SimulatedLoop) -> None:
         with pytest.raises(LedgerUnavailableError, match="did not answer within 10 seconds"):
-            await BudgetMetrics(CollectorRegistry()).refresh(SilentTracker())
+            await BudgetMetrics(CollectorRegistry()).refresh(LedgerTracker(SilentLedger()))
 
     simulate(main)

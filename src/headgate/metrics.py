@@ -26,9 +26,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 import headgate
-from headgate.budgets.status import ScopeStatus
-from headgate.budgets.tracker import BudgetTracker, LedgerTracker
-from headgate.core.budgets.ledger import Ledger, Refused, ReserveRequest
+from headgate.budgets.tracker import LedgerTracker
+from headgate.core.budgets.ledger import Account, Ledger, Refused, ReserveRequest
 from headgate.core.budgets.reservations import Reservation
 from headgate.core.budgets.scopes import ROOT, Scope, ancestors, depth, leaf_kind, leaf_name
 from headgate.core.dispatch_state import Waiting
@@ -432,10 +431,21 @@ class Unit(NamedTuple):
     field: str
     divisor: int
 
-    def read(self, status: ScopeStatus, name: str) -> float | None:
-        """Return an amount of a scope, None if it has none."""
-        amount: int | None = getattr(status, f"{name}_{self.field}")
-        return None if amount is None else amount / self.divisor
+    def amount(self, account: Account, name: str) -> float:
+        """Return an amount of the balance of a scope."""
+        amount: int = getattr(account.balance, f"{name}_{self.field}")
+        return amount / self.divisor
+
+    def limit(self, account: Account) -> float | None:
+        """Return the limit of a scope, None if it has none."""
+        limit: int | None = getattr(account.limit, f"limit_{self.field}", None)
+        return None if limit is None else limit / self.divisor
+
+    def remaining(self, account: Account) -> float | None:
+        """Return what a scope has left of its limit, None if it has none."""
+        limit: int | None = getattr(account.limit, f"limit_{self.field}", None)
+        used: int = getattr(account.balance, f"used_{self.field}")
+        return None if limit is None else (limit - used) / self.divisor
 
 
 UNITS = (Unit("Dollars", "usd", "micro_usd", MICRO_PER_USD), Unit("Tokens", "tokens", "tokens", 1))
@@ -446,7 +456,7 @@ class BudgetMetrics(Collector):
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         chosen = REGISTRY if registry is None else registry
-        self._statuses: tuple[ScopeStatus, ...] = ()
+        self._accounts: Sequence[Account] = ()
         self._refusing: set[str] = set()
         self._rejections = Counter(
             "headgate_budget_rejections",
@@ -460,11 +470,11 @@ class BudgetMetrics(Collector):
         """Return a tracker over the same ledger whose refusals are counted; use it instead."""
         return LedgerTracker(_CountingLedger(tracker.ledger, self))
 
-    async def refresh(self, tracker: BudgetTracker) -> None:
+    async def refresh(self, tracker: LedgerTracker) -> None:
         """Read the ledger for the gauges; call this every few seconds."""
         try:
             async with asyncio.timeout(REFRESH_SECONDS):
-                self._statuses = tuple(_flat(await tracker.status()))
+                self._accounts = await tracker.ledger.accounts(ROOT)
         except TimeoutError:
             waited = f"the ledger did not answer within {REFRESH_SECONDS:g} seconds"
             problem = f"{waited}; the gauges stay as they were"
@@ -489,7 +499,7 @@ class BudgetMetrics(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the gauges, as prometheus-client asks for them."""
-        own, rest = _shared_out(self._statuses)
+        own, rest = _shared_out(self._accounts)
         together = _counted(own, rest)
         for unit in UNITS:
             yield _remaining(unit, own, rest)
@@ -498,64 +508,58 @@ class BudgetMetrics(Collector):
                 yield _amounts(name, text, unit, own, together)
 
 
-def _flat(status: ScopeStatus) -> Iterator[ScopeStatus]:
-    yield status
-    for child in status.children:
-        yield from _flat(child)
-
-
 def _shared_out(
-    statuses: Iterable[ScopeStatus],
-) -> tuple[list[ScopeStatus], list[ScopeStatus]]:
+    accounts: Iterable[Account],
+) -> tuple[list[Account], list[Account]]:
     """Part the scopes that get a label from the rest: the root, then limited and outer ones."""
 
-    def rank(one: ScopeStatus) -> tuple[bool, bool, int, str]:
-        has_limit = one.limit_micro_usd is not None or one.limit_tokens is not None
+    def rank(one: Account) -> tuple[bool, bool, int, str]:
+        has_limit = one.limit is not None and one.limit.has_amount
         return one.scope != ROOT, not has_limit, depth(one.scope), one.scope
 
-    ranked = sorted(statuses, key=rank)
+    ranked = sorted(accounts, key=rank)
     return ranked[:MAX_SCOPES], ranked[MAX_SCOPES:]
 
 
-def _remaining(unit: Unit, own: list[ScopeStatus], rest: list[ScopeStatus]) -> GaugeMetricFamily:
+def _remaining(unit: Unit, own: list[Account], rest: list[Account]) -> GaugeMetricFamily:
     text = f"{unit.word} that a budget has left; of the other ones the least."
     name = f"headgate_budget_remaining_{unit.suffix}"
     gauge = GaugeMetricFamily(name, text, labels=("workflow", "scope"))
-    for status in own:
-        left = unit.read(status, "remaining")
+    for account in own:
+        left = unit.remaining(account)
         if left is not None:
-            workflow = leaf_name(status.scope) if leaf_kind(status.scope) == "workflow" else ""
-            gauge.add_metric((workflow, status.scope or ROOT_LABEL), left)
-    others = [left for one in rest if (left := unit.read(one, "remaining")) is not None]
+            workflow = leaf_name(account.scope) if leaf_kind(account.scope) == "workflow" else ""
+            gauge.add_metric((workflow, account.scope or ROOT_LABEL), left)
+    others = [left for one in rest if (left := unit.remaining(one)) is not None]
     if others:
         gauge.add_metric(("", OTHER), min(others))
     return gauge
 
 
-def _limits(unit: Unit, own: list[ScopeStatus]) -> GaugeMetricFamily:
+def _limits(unit: Unit, own: list[Account]) -> GaugeMetricFamily:
     text = f"{unit.word} that a budget may use in its window."
     gauge = GaugeMetricFamily(f"headgate_budget_limit_{unit.suffix}", text, labels=("scope",))
-    for status in own:
-        limit = unit.read(status, "limit")
+    for account in own:
+        limit = unit.limit(account)
         if limit is not None:
-            gauge.add_metric((status.scope or ROOT_LABEL,), limit)
+            gauge.add_metric((account.scope or ROOT_LABEL,), limit)
     return gauge
 
 
 def _amounts(
-    name: str, text: str, unit: Unit, own: list[ScopeStatus], together: list[ScopeStatus]
+    name: str, text: str, unit: Unit, own: list[Account], together: list[Account]
 ) -> GaugeMetricFamily:
     gauge = GaugeMetricFamily(
         f"headgate_budget_{name}_{unit.suffix}", f"{unit.word} {text}", labels=("scope",)
     )
-    for status in own:
-        gauge.add_metric((status.scope or ROOT_LABEL,), unit.read(status, name) or 0)
+    for account in own:
+        gauge.add_metric((account.scope or ROOT_LABEL,), unit.amount(account, name))
     if together:
-        gauge.add_metric((OTHER,), sum(unit.read(one, name) or 0 for one in together))
+        gauge.add_metric((OTHER,), sum(unit.amount(one, name) for one in together))
     return gauge
 
 
-def _counted(own: list[ScopeStatus], rest: list[ScopeStatus]) -> list[ScopeStatus]:
+def _counted(own: list[Account], rest: list[Account]) -> list[Account]:
     """Choose the scopes whose sum counts no money twice.
 
     Money held in a scope is held in its ancestors too. It is counted in the outermost one that does
@@ -610,7 +614,7 @@ CountDeliveries = Callable[[], Awaitable[Mapping[str, int]]]
 class Beside(NamedTuple):
     """What the metrics show of parts that the engine does not know."""
 
-    tracker: BudgetTracker | None = None
+    tracker: LedgerTracker | None = None
     usage: UsageReports | None = None
     streams: Callable[[], int] = lambda: 0
     writer_queue: Callable[[], int] = lambda: 0
