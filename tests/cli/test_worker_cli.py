@@ -18,9 +18,19 @@ from headgate.cli.main import EXIT_BAD_INPUT, run
         ([], "--agent is missing"),
         (["--agent", "a"], "give --run or --command, one of the two"),
         (["--agent", "a", "--run", "m:f", "--command", "cat"], "give --run or --command"),
-        (["--agent", "a", "--run", "no function"], "must be written as package.module:function"),
-        (["--agent", "a", "--run", "no_such_module:f"], "no_such_module cannot be imported"),
-        (["--agent", "a", "--run", "headgate:nothing"], "headgate has no function nothing"),
+        (
+            ["--agent", "a", "--run", "no function"],
+            "headgate: --run: must be written as",
+        ),
+        (
+            ["--agent", "a", "--run", "no_such_module:f"],
+            ": --run: no_such_module cannot be imported",
+        ),
+        (
+            ["--agent", "a", "--run", "headgate:nothing"],
+            ": --run: headgate has no function nothing",
+        ),
+        (["--agent", "a", "--command", "cat {slot.key}"], "headgate: --command: "),
         (["--agent", "a", "--command", ""], "must begin with the name of a program"),
         (["--agent", "a", "--command", "echo 'open"], "cannot be read: No closing quotation"),
         (["--agent", "a", "--command", "cat", "--capacity", "0"], "0 is not in the range"),

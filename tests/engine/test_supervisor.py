@@ -77,6 +77,41 @@ def test_one_loop_that_fails_does_not_disturb_the_others() -> None:
     assert simulate(main).result == 10
 
 
+def test_a_loop_of_a_name_runs_once_whenever_it_is_started() -> None:
+    async def main(_loop: SimulatedLoop) -> tuple[list[int], list[str]]:
+        running = 0
+        seen: list[int] = []
+        begun: list[str] = []
+
+        async def fails() -> None:
+            begun.append("fails")
+            raise LookupError("a fault")
+
+        async def lasts() -> None:
+            nonlocal running
+            begun.append("lasts")
+            running += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                running -= 1
+
+        supervisor = Supervisor()
+        supervisor.start("one", fails)
+        await asyncio.sleep(0.1)
+        # Its restart is pending, and takes its place no more.
+        supervisor.start("one", lasts)
+        await asyncio.sleep(100)
+        seen.append(running)
+        supervisor.start("one", lasts)
+        await asyncio.sleep(100)
+        seen.append(running)
+        await supervisor.stop()
+        return [*seen, running], begun
+
+    assert simulate(main).result == ([1, 1, 0], ["fails", "lasts", "lasts"])
+
+
 def test_a_loop_that_returns_is_over() -> None:
     async def main(_loop: SimulatedLoop) -> int:
         calls = 0

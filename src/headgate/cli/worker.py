@@ -69,18 +69,23 @@ def worker(
 
 def _executor(entry_point: str | None, command: str | None, capacity: int) -> Executor:
     from headgate.executors.build import build_executor  # noqa: PLC0415
-    from headgate.executors.targets import CallableTarget, CommandTarget, Target  # noqa: PLC0415
+    from headgate.executors.callable import CallableExecutor  # noqa: PLC0415
+    from headgate.executors.targets import CallableTarget, CommandTarget  # noqa: PLC0415
+    from headgate.providers.prices import PriceList  # noqa: PLC0415
 
     if (entry_point is None) == (command is None):
         raise InvalidSettingError("headgate worker", "give --run or --command, one of the two")
-    target: Target
     if entry_point is not None:
         # A console script does not look where it is called.
         sys.path.insert(0, str(Path.cwd()))
-        target = CallableTarget(entry_point=entry_point, threads=capacity)
-    else:
-        target = CommandTarget(command=_words(command or ""))
-    return build_executor("worker", target, environ=os.environ, clock=lambda: 0.0)
+        function = CallableTarget(entry_point=entry_point, threads=capacity)
+        return CallableExecutor("worker", function, prices=PriceList(), setting="--run")
+    target = CommandTarget(command=_words(command or ""))
+    try:
+        return build_executor("worker", target, environ=os.environ, clock=lambda: 0.0)
+    except InvalidSettingError as error:
+        # Nobody has written a target: whoever calls it knows the option.
+        raise InvalidSettingError("--command", error.problem) from None
 
 
 def _words(command: str) -> tuple[str, ...]:

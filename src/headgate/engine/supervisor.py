@@ -77,7 +77,8 @@ class Supervisor:
         self._leaving: set[asyncio.Task[None]] = set()
 
     def start(self, name: str, loop: Loop, pulse: Pulse | None = None) -> None:
-        """Run a loop from now on."""
+        """Run a loop from now on, in place of one that has its name."""
+        self.drop(name)
         self._begin(name, loop, pulse, failures=0)
         if pulse is not None:
             self._watched[name] = (loop, pulse)
@@ -107,7 +108,6 @@ class Supervisor:
                 log.warning("a loop is started again", loop=name, problem=problem)
                 pulse.started_again(problem)
                 # The old one may not even hear that it is cancelled, so nobody waits for it.
-                self.drop(name)
                 self.start(name, loop, pulse)
                 restarted.append(name)
         return restarted
