@@ -41,7 +41,7 @@ max_queue_size = 8
 max_per_agent = 3
 worker_count = 4
 task_retention_seconds = 86_400
-default_timeout_seconds = 20
+default_deadline_seconds = 20
 lease_seconds = 2
 drain_seconds = 2
 
@@ -51,7 +51,7 @@ entry_point = "torture.service_tasks:run"
 
 [webhooks]
 allow = ["127.0.0.0/8"]
-timeout_seconds = 1
+try_timeout_seconds = 1
 """
 
 

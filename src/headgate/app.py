@@ -271,7 +271,7 @@ def engine_settings(settings: Settings, *, is_paused: bool = False) -> EngineSet
         budgets=budgets(settings),
         policy=scheduler.retry_policy,
         capacity=scheduler.worker_count,
-        lease_seconds=scheduler.lease_seconds,
+        node_lease_seconds=scheduler.node_lease_seconds,
         worker_lease_seconds=scheduler.worker_lease_seconds,
         tick_seconds=scheduler.tick_seconds,
         retention=scheduler.retention,
@@ -496,10 +496,10 @@ def attach_webhooks(
     webhooks = Webhooks(
         Deliveries(store),
         WebhookSender(
-            guard, timeout_seconds=given.timeout_seconds, max_connections=given.concurrency
+            guard, timeout_seconds=given.try_timeout_seconds, max_connections=given.concurrency
         ),
         concurrency=given.concurrency,
-        timeout_seconds=given.timeout_seconds,
+        timeout_seconds=given.try_timeout_seconds,
         is_alone=is_alone,
     )
     engine.feed.subscribe(records=webhooks.observe)

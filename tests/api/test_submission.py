@@ -72,7 +72,8 @@ def test_the_least_task_gets_all_defaults() -> None:
     assert (task.project_id, task.scopes) == ("default", ("project:default",))
     assert (task.target, task.slot) == ("browser", None)
     assert (task.priority, task.weight, task.estimate_tokens) == (0, 1.0, None)
-    assert (task.created_at, task.deadline, task.not_before) == (NOW, NOW + 900, None)
+    assert (task.created_at, task.deadline, task.not_before) == (NOW, None, None)
+    assert terms.attempt_seconds == 3_600
     assert (terms.max_attempts, terms.estimate_micro_usd, terms.depends_on) == (1, 0, ())
     assert (submission.action, submission.params, submission.labels) == ("click", NO_JSON, {})
 
@@ -246,13 +247,33 @@ def test_a_start_after_the_deadline_is_refused_and_one_in_the_past_is_now() -> N
 
 
 def test_a_task_that_starts_later_has_its_whole_time_from_then_on() -> None:
-    task = read(notBefore=at(NOW + 3600)).task
-    assert task.deadline == NOW + 3600 + 900
+    judge = submission_parser(deadline_seconds=900.0)
+    later = json.dumps(LEAST | {"notBefore": at(NOW + 3600)}).encode()
+    assert judge.read_task(later, now=NOW).task.deadline == NOW + 3600 + 900
 
 
-def test_without_a_default_timeout_there_is_no_deadline() -> None:
-    draft = submission_parser(timeout_seconds=None).read_task(json.dumps(LEAST).encode(), now=NOW)
-    assert draft.task.deadline is None
+def test_a_task_has_a_deadline_only_where_it_or_the_settings_say_so() -> None:
+    least = json.dumps(LEAST).encode()
+    assert INTAKE.read_task(least, now=NOW).task.deadline is None
+    judge = submission_parser(deadline_seconds=900.0)
+    draft = judge.read_task(least, now=NOW)
+    assert draft.task.deadline == NOW + 900
+    record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
+    assert judge.again(record, now=NOW + 50).task.deadline == NOW + 50 + 900
+    assert INTAKE.again(record, now=NOW + 50).task.deadline is None
+    own = json.dumps(LEAST | {"deadline": at(NOW + 60)}).encode()
+    assert judge.read_task(own, now=NOW).task.deadline == NOW + 60
+
+
+@pytest.mark.parametrize("fields", [{}, {"maxAttempts": 3}])
+def test_an_attempt_has_the_time_of_the_settings_unless_the_task_says(
+    fields: dict[str, object],
+) -> None:
+    judge = submission_parser(attempt_seconds=7_200.0)
+    draft = judge.read_task(json.dumps(LEAST | fields).encode(), now=NOW)
+    assert draft.terms.attempt_seconds == 7_200.0
+    own = json.dumps(LEAST | fields | {"timeoutSeconds": 5}).encode()
+    assert judge.read_task(own, now=NOW).terms.attempt_seconds == 5
 
 
 def test_defaults_hold_where_nothing_else_was_said() -> None:

@@ -92,7 +92,6 @@ def test_the_snapshot_of_a_new_task_has_what_is_set_and_nothing_else(client: Cli
         "action": "click",
         "priority": 0,
         "state": "queued",
-        "deadline": "2027-01-15T08:15:00Z",
         "createdAt": "2027-01-15T08:00:00Z",
         "projectId": "default",
         "target": "browser",
@@ -100,6 +99,7 @@ def test_the_snapshot_of_a_new_task_has_what_is_set_and_nothing_else(client: Cli
         "scopes": ["project:default"],
         "onParentFailure": "fail",
         "maxAttempts": 1,
+        "timeoutSeconds": 3600.0,
         "onExhausted": "wait",
         "attempt": 0,
     }
@@ -123,6 +123,7 @@ def test_the_snapshot_of_a_finished_task_has_everything(client: Client) -> None:
         dependsOn=[parent],
         onParentFailure="run",
         notBefore="2027-01-15T08:00:05Z",
+        deadline="2027-01-15T09:00:00Z",
         labels={"k": "v"},
         maxAttempts=3,
         timeoutSeconds=30,

@@ -139,7 +139,9 @@ def test_a_task_that_fails_makes_a_script_fail(headgate: Command) -> None:
 
 
 def test_a_task_that_waits_says_why_on_the_way(headgate: Command) -> None:
-    said = headgate("submit", "x", "--agent", "a", "--project", "off", "--wait", "--timeout", "3s")
+    said = headgate(
+        "submit", "x", "--agent", "a", "--project", "off", "--wait", "--wait-timeout", "3s"
+    )
     assert said.code == 5
     task = said.err.split()[0]
     assert said.err.splitlines().count(f"{task} waits: project off is paused") == 1
@@ -148,7 +150,7 @@ def test_a_task_that_waits_says_why_on_the_way(headgate: Command) -> None:
 
 def test_waiting_can_be_limited_and_leaves_the_task_alone(headgate: Command) -> None:
     said = headgate(
-        "submit", "x", "--agent", "a", "--target", "slow", "--wait", "--timeout", "0.2s"
+        "submit", "x", "--agent", "a", "--target", "slow", "--wait", "--wait-timeout", "0.2s"
     )
     assert said.code == 5
     task = said.err.split()[0]

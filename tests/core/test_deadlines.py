@@ -102,18 +102,18 @@ def test_no_text_makes_the_reader_raise(text: str) -> None:
     ],
 )
 def test_a_deadline_must_lie_ahead(text: str, accepted: float | DeadlineRefused) -> None:
-    assert accept_deadline(text, now=NOON, default_timeout_seconds=60) == accepted
+    assert accept_deadline(text, now=NOON, default_deadline_seconds=60) == accepted
 
 
-def test_without_a_deadline_the_default_timeout_counts_from_now() -> None:
-    assert accept_deadline(None, now=NOON, default_timeout_seconds=60) == NOON + 60
+def test_without_a_deadline_the_default_counts_from_now() -> None:
+    assert accept_deadline(None, now=NOON, default_deadline_seconds=60) == NOON + 60
     assert accept_deadline(None, now=NOON) is None
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
-def test_a_default_timeout_that_leaves_no_time_is_refused(timeout: float) -> None:
-    with pytest.raises(InvalidSettingError, match="default_timeout_seconds"):
-        accept_deadline(None, now=NOON, default_timeout_seconds=timeout)
+def test_a_default_deadline_that_leaves_no_time_is_refused(timeout: float) -> None:
+    with pytest.raises(InvalidSettingError, match="default_deadline_seconds"):
+        accept_deadline(None, now=NOON, default_deadline_seconds=timeout)
 
 
 @pytest.mark.parametrize(

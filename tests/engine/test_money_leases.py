@@ -115,7 +115,7 @@ def test_a_node_that_dies_gives_up_its_money_with_its_lease(
         lost = [order.task_id for order in executor.orders]
         assert 0 < len(lost) < 4
         crash(service, host, doomed)
-        lease_seconds = service.settings.lease_seconds
+        lease_seconds = service.settings.node_lease_seconds
         expected = (100 * len(lost), 400)  # assumed, and held again by the next attempts
         assert await settles(service, expected, within_seconds=60.0) <= lease_seconds + 3.0
         for task_id in task_ids:

@@ -171,7 +171,7 @@ def test_a_restarted_process_takes_back_what_it_was_running_at_once() -> None:
         await asyncio.sleep(1)
         host.crash()
         service.engines.clear()
-        await asyncio.sleep(service.settings.lease_seconds + 1)
+        await asyncio.sleep(service.settings.node_lease_seconds + 1)
         service.engine = await service.start_another()
         started = service.now()
         await service.ended(task_id)

@@ -125,7 +125,7 @@ def test_a_task_of_a_lost_node_is_charted_once() -> None:
             await service.ended(task_id)
         return await charted_and_booked(service, *tasks)
 
-    charted, booked = play(scenario, always(5.0), capacity=3, lease_seconds=10.0)
+    charted, booked = play(scenario, always(5.0), capacity=3, node_lease_seconds=10.0)
     assert charted == booked > 4 * COST
 
 

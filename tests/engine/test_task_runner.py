@@ -305,7 +305,7 @@ def test_a_settlement_is_offered_until_the_store_takes_it() -> None:
         assert service.ordered() == [task_id]
         return record
 
-    record = play(scenario, always(1.0), lease_seconds=60.0)
+    record = play(scenario, always(1.0), node_lease_seconds=60.0)
     assert (record.task.status, record.progress.attempt) == (TaskStatus.DONE, 1)
 
 

@@ -33,6 +33,7 @@ from headgate.core.snapshot import (
     Standing,
 )
 from headgate.core.task import (
+    ATTEMPT_SECONDS,
     MAX_ATTEMPT_SECONDS,
     MAX_ATTEMPTS,
     NO_JSON,
@@ -485,9 +486,10 @@ MAX_BATCH = 50
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task gets that does not say it; a timeout of None sets no deadline."""
+    """What a task gets that does not say it; without `deadline_seconds` it gets no deadline."""
 
-    timeout_seconds: float | None = 900.0
+    deadline_seconds: float | None = None
+    attempt_seconds: float = ATTEMPT_SECONDS
     max_attempts: int = 1
 
 
@@ -548,7 +550,9 @@ class SubmissionParser:
         self._target_providers = dict(target_providers or {})
         self._slots = dict(slots or {})
         self._defaults = defaults or Defaults()
-        self._default_terms = Terms(max_attempts=self._defaults.max_attempts)
+        self._default_terms = Terms(
+            max_attempts=self._defaults.max_attempts, attempt_seconds=self._defaults.attempt_seconds
+        )
         self._check_url = check_url
         self._draining = draining
         self._bodies = BodyReader()
@@ -571,7 +575,8 @@ class SubmissionParser:
             },
             slots={name: slot.provider for name, slot in settings.slots.items()},
             defaults=Defaults(
-                timeout_seconds=scheduler.default_timeout_seconds,
+                deadline_seconds=scheduler.default_deadline_seconds,
+                attempt_seconds=scheduler.attempt_timeout_seconds,
                 max_attempts=scheduler.max_attempts,
             ),
             draining=Draining(
@@ -733,10 +738,10 @@ class SubmissionParser:
             if not_before is not None and not_before >= deadline:
                 reject_field("notBefore", "is not before the deadline")
             return deadline
-        if self._defaults.timeout_seconds is None:
+        if self._defaults.deadline_seconds is None:
             return None
         # A task that asks to start later has its whole time from then on.
-        return (not_before or now) + self._defaults.timeout_seconds
+        return (not_before or now) + self._defaults.deadline_seconds
 
     def _terms(self, body: TaskBody) -> Terms:
         if not (
@@ -762,7 +767,9 @@ class SubmissionParser:
             depends_on=parse_depends_on(body.depends_on) if body.depends_on else (),
             callback_url=self._callback_url(body.callback_url) if body.callback_url else None,
             names_slot=bool(body.slot or body.provider),
-            attempt_seconds=None if seconds is None else parse_timeout_seconds(seconds),
+            attempt_seconds=(
+                default.attempt_seconds if seconds is None else parse_timeout_seconds(seconds)
+            ),
             cost_micro_usd=_cost(body),
         )
 

@@ -30,7 +30,7 @@ Examples:
 
 \b
 Exit codes: 0 taken, or done with --wait; 1 the task did not succeed, or a line was
-refused; 3 no service answers; 5 --timeout was over; 130 Ctrl-C, and the task goes on.
+refused; 3 no service answers; 5 --wait-timeout was over; 130 Ctrl-C, and the task goes on.
 """
 )
 @click.argument("action", required=False)
@@ -80,7 +80,7 @@ refused; 3 no service answers; 5 --timeout was over; 130 Ctrl-C, and the task go
     "--idempotency-key", metavar="KEY", help="The same key again gives the same task again."
 )
 @click.option("--wait", "is_waiting", is_flag=True, help="Wait for its end, and print its result.")
-@click.option("--timeout", metavar="TIME", type=duration, help="How long to wait for its end.")
+@click.option("--wait-timeout", metavar="TIME", type=duration, help="How long to wait for its end.")
 @click.option("--patient", is_flag=True, help="Wait as long as there is no room for it.")
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="Write JSON, and of many a line for each.")
@@ -91,7 +91,7 @@ def submit(
     *,
     action: str | None,
     is_waiting: bool,
-    timeout: float | None,
+    wait_timeout: float | None,
     patient: bool,
     idempotency_key: str | None,
     connection: Connection,
@@ -108,7 +108,9 @@ def submit(
     # A list of commands loads none of this.
 
     if action == STANDARD_INPUT:
-        _check_many(is_waiting=is_waiting, timeout=timeout, idempotency_key=idempotency_key)
+        _check_many(
+            is_waiting=is_waiting, wait_timeout=wait_timeout, idempotency_key=idempotency_key
+        )
         from headgate.cli.submit_lines import submit_lines  # noqa: PLC0415
 
         fields = task_fields(None, given)
@@ -121,15 +123,17 @@ def submit(
             task_fields(action, given),
             idempotency_key=idempotency_key,
             patient=patient,
-            timeout_seconds=timeout if is_waiting else None,
+            timeout_seconds=wait_timeout if is_waiting else None,
             is_waiting=is_waiting,
             as_json=as_json,
         )
     )
 
 
-def _check_many(*, is_waiting: bool, timeout: float | None, idempotency_key: str | None) -> None:
-    if is_waiting or timeout is not None:
+def _check_many(
+    *, is_waiting: bool, wait_timeout: float | None, idempotency_key: str | None
+) -> None:
+    if is_waiting or wait_timeout is not None:
         message = "--wait is for one task; headgate watch follows many"
         raise click.UsageError(message)
     if idempotency_key is not None:

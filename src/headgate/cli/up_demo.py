@@ -17,7 +17,6 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import timedelta
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
@@ -51,9 +50,6 @@ DOLLARS_PER_MILLION_TOKENS = 6.0
 MAX_PARENTS = 2
 OPENING_SECONDS = 0.4
 FIRST = -10
-OPENING_DEADLINE = timedelta(days=30)
-"""Some of the first tasks are there to wait, and would otherwise fail after 15 minutes."""
-
 FAIL_SHARE = 0.05
 RECOVER_SHARE = 0.04
 CANCEL_SHARE = 0.02
@@ -188,13 +184,7 @@ def _opening() -> Iterator[tuple[TaskFields, Hook | None]]:
 def _short(action: str, subject: str, *, project_id: str) -> TaskFields:
     """Return a task that is soon done, and goes before others, so that its effect is seen."""
     params = _params(subject, OPENING_SECONDS, 900, "succeeds")
-    return TaskFields(
-        action=action,
-        project_id=project_id,
-        params=params,
-        priority=FIRST,
-        deadline=OPENING_DEADLINE,
-    )
+    return TaskFields(action=action, project_id=project_id, params=params, priority=FIRST)
 
 
 def _charged(action: str, subject: str, *, usd: str, scope: str) -> TaskFields:

@@ -34,7 +34,7 @@ from headgate.core.snapshot import (
     Standing,
     with_built_in_agent,
 )
-from headgate.core.task import MAX_ATTEMPTS
+from headgate.core.task import ATTEMPT_SECONDS, MAX_ATTEMPT_SECONDS, MAX_ATTEMPTS
 from headgate.errors import InvalidSettingError
 from headgate.executors.targets import PULL, PULL_NAME, PullTarget, Target
 from headgate.providers.prices import Price
@@ -189,7 +189,10 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     worker_count: Workers = 20
     task_retention_seconds: Seconds = TASK_RETENTION_SECONDS
     max_ended_tasks: EndedTasks = MAX_ENDED_TASKS
-    default_timeout_seconds: Seconds = 900.0
+    default_deadline_seconds: Seconds | None = None
+    attempt_timeout_seconds: Annotated[float, Meta(ge=0.001, le=MAX_ATTEMPT_SECONDS)] = (
+        ATTEMPT_SECONDS
+    )
     tick_seconds: Annotated[float, Meta(ge=0.01, le=3_600)] = 5.0
     usage_window_hours: Hours = 24
     global_budget: Annotated[int, Meta(ge=0, le=MAX_LIMIT_TOKENS)] = 0
@@ -198,7 +201,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     max_attempts: Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)] = 1
     max_lag_tokens: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1_000_000
     priority_ageing_seconds: SecondsOrNone = 0.0
-    lease_seconds: Annotated[float, Meta(ge=1, le=3_600)] = 10.0
+    node_lease_seconds: Annotated[float, Meta(ge=1, le=3_600)] = 10.0
     worker_lease_seconds: Annotated[float, Meta(ge=1, le=3_600)] = 30.0
     max_result_bytes: Annotated[int, Meta(ge=1, le=64 * 2**20)] = 2**20
     drain_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
@@ -335,7 +338,7 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     enabled: bool = True
     allow: tuple[Text, ...] = ()
     alerts_url: Text | None = None
-    timeout_seconds: Annotated[float, Meta(ge=0.1, le=60)] = 10.0
+    try_timeout_seconds: Annotated[float, Meta(ge=0.1, le=60)] = 10.0
     concurrency: Annotated[int, Meta(ge=1, le=256)] = 32
 
 

@@ -337,14 +337,14 @@ def _leap_second_after(moment: datetime) -> float | None:
 
 
 def accept_deadline(
-    text: str | None, *, now: float, default_timeout_seconds: float | None = None
+    text: str | None, *, now: float, default_deadline_seconds: float | None = None
 ) -> float | DeadlineRefused | None:
     """Return the deadline of a task submitted now, None for no deadline, or the refusal.
 
-    Without a submitted one the deadline is the default timeout from now, if there is a default.
+    Without a submitted one it is so many seconds from now, if there is a default.
     """
     if text is None:
-        return _default_deadline(now, default_timeout_seconds)
+        return _default_deadline(now, default_deadline_seconds)
     deadline = parse_rfc3339(text)
     if deadline is None:
         return DeadlineRefused(message=INVALID_FORMAT)
@@ -364,9 +364,9 @@ def remaining_seconds(task: Task, now: float) -> float | None:
     return None if task.deadline is None else max(0.0, task.deadline - now)
 
 
-def _default_deadline(now: float, timeout_seconds: float | None) -> float | None:
-    if timeout_seconds is None:
+def _default_deadline(now: float, seconds: float | None) -> float | None:
+    if seconds is None:
         return None
-    if not timeout_seconds > 0:
-        raise InvalidSettingError("default_timeout_seconds", f"must be above 0: {timeout_seconds}")
-    return now + timeout_seconds
+    if not seconds > 0:
+        raise InvalidSettingError("default_deadline_seconds", f"must be above 0: {seconds}")
+    return now + seconds

@@ -239,6 +239,9 @@ def _percent(share: float) -> str:
 
 MAX_ATTEMPTS = 100
 MAX_ATTEMPT_SECONDS = 7 * 86_400.0
+ATTEMPT_SECONDS = 3_600.0
+"""How long an attempt of a task may take that does not say."""
+
 WORKER_PREFIX = "worker-"
 """How the names of workers begin, and of no node: so a task in flight tells where it is."""
 

@@ -113,7 +113,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     budgets: dict[Scope, Limit] = {}
     policy: RetryPolicy = DEFAULT_POLICY
     capacity: int = 20
-    lease_seconds: float = 10.0
+    node_lease_seconds: float = 10.0
     worker_lease_seconds: float = 30.0
     tick_seconds: float = 5.0
     retention: Retention = Retention()
@@ -181,7 +181,7 @@ class Engine:
             self.runner,
             self.dispatcher,
             capacity=settings.capacity if settings.is_enabled else 0,
-            lease_seconds=settings.lease_seconds,
+            lease_seconds=settings.node_lease_seconds,
         )
         self.reaper = Reaper(store, settings.retention)
         self._supervisor, self.retired = Supervisor(), RetiredExecutors()
@@ -449,7 +449,7 @@ class Engine:
         nobody uses them.
         """
         capacity = settings.capacity if settings.is_enabled else 0
-        await self.node.offer(capacity, lease_seconds=settings.lease_seconds)
+        await self.node.offer(capacity, lease_seconds=settings.node_lease_seconds)
         before, self.settings = self.settings, settings
         self.workers.lease_seconds = settings.worker_lease_seconds
         self.reaper.retention = settings.retention
