@@ -431,10 +431,11 @@ class Unit(NamedTuple):
     field: str
     divisor: int
 
-    def amount(self, account: Account, name: str) -> float:
-        """Return an amount of the balance of a scope."""
-        amount: int = getattr(account.balance, f"{name}_{self.field}")
-        return amount / self.divisor
+    def total(self, accounts: Iterable[Account], name: str) -> float:
+        """Return an amount of the balances of scopes, summed up exactly."""
+        column = f"{name}_{self.field}"
+        total: int = sum(getattr(one.balance, column) for one in accounts)
+        return total / self.divisor
 
     def limit(self, account: Account) -> float | None:
         """Return the limit of a scope, None if it has none."""
@@ -444,8 +445,10 @@ class Unit(NamedTuple):
     def remaining(self, account: Account) -> float | None:
         """Return what a scope has left of its limit, None if it has none."""
         limit: int | None = getattr(account.limit, f"limit_{self.field}", None)
+        if limit is None:
+            return None
         used: int = getattr(account.balance, f"used_{self.field}")
-        return None if limit is None else (limit - used) / self.divisor
+        return (limit - used) / self.divisor
 
 
 UNITS = (Unit("Dollars", "usd", "micro_usd", MICRO_PER_USD), Unit("Tokens", "tokens", "tokens", 1))
@@ -500,7 +503,7 @@ class BudgetMetrics(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the gauges, as prometheus-client asks for them."""
         own, rest = _shared_out(self._accounts)
-        together = _counted(own, rest)
+        together = _counted(own, rest) if rest else None
         for unit in UNITS:
             yield _remaining(unit, own, rest)
             yield _limits(unit, own)
@@ -547,15 +550,15 @@ def _limits(unit: Unit, own: list[Account]) -> GaugeMetricFamily:
 
 
 def _amounts(
-    name: str, text: str, unit: Unit, own: list[Account], together: list[Account]
+    name: str, text: str, unit: Unit, own: list[Account], together: list[Account] | None
 ) -> GaugeMetricFamily:
     gauge = GaugeMetricFamily(
         f"headgate_budget_{name}_{unit.suffix}", f"{unit.word} {text}", labels=("scope",)
     )
     for account in own:
-        gauge.add_metric((account.scope or ROOT_LABEL,), unit.amount(account, name))
-    if together:
-        gauge.add_metric((OTHER,), sum(unit.amount(one, name) for one in together))
+        gauge.add_metric((account.scope or ROOT_LABEL,), unit.total((account,), name))
+    if together is not None:
+        gauge.add_metric((OTHER,), unit.total(together, name))
     return gauge
 
 
