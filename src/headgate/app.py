@@ -53,7 +53,7 @@ from headgate.engine.webhooks import Webhooks
 from headgate.errors import InvalidSettingError
 from headgate.executors.build import build_executors
 from headgate.executors.executor import Executor
-from headgate.executors.targets import Target, free_failures
+from headgate.executors.targets import Target, free_failures, free_targets, target_estimates
 from headgate.executors.templates import VARIABLE, Environment, ObserveSlot
 from headgate.metrics import Beside, ServiceMetrics
 from headgate.providers.endpoints import ProviderEndpoint
@@ -298,7 +298,10 @@ def dispatch_settings(settings: Settings, *, is_paused: bool = False) -> Dispatc
         max_wait_ticks=scheduler.max_wait_ticks,
         priority_ageing_seconds=scheduler.priority_ageing_seconds,
         default_tokens=scheduler.default_tokens,
-        default_micro_usd=scheduler.default_cost_micro_usd,
+        free_targets=free_targets(settings.all_targets),
+        target_estimates=target_estimates(settings.all_targets),
+        estimate_quantile=scheduler.estimate_quantile,
+        reserve=scheduler.reserve,
         max_inflight=scheduler.max_inflight,
         max_per_agent_inflight=scheduler.max_per_agent_inflight,
         max_lag_tokens=scheduler.max_lag_tokens,

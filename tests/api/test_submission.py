@@ -74,7 +74,7 @@ def test_the_least_task_gets_all_defaults() -> None:
     assert (task.priority, task.weight, task.estimate_tokens) == (0, 1.0, None)
     assert (task.created_at, task.deadline, task.not_before) == (NOW, None, None)
     assert terms.attempt_seconds == 3_600
-    assert (terms.max_attempts, terms.estimate_micro_usd, terms.depends_on) == (1, 0, ())
+    assert (terms.max_attempts, terms.estimate_micro_usd, terms.depends_on) == (1, None, ())
     assert (submission.action, submission.params, submission.labels) == ("click", NO_JSON, {})
 
 
@@ -279,10 +279,10 @@ def test_an_attempt_has_the_time_of_the_settings_unless_the_task_says(
 def test_defaults_hold_where_nothing_else_was_said() -> None:
     given_defaults = submission_parser(max_attempts=4)
     task, terms, _ = given_defaults.read_task(json.dumps(LEAST).encode(), now=NOW)
-    assert (task.estimate_tokens, terms.estimate_micro_usd, terms.max_attempts) == (None, 0, 4)
+    assert (task.estimate_tokens, terms.estimate_micro_usd, terms.max_attempts) == (None, None, 4)
     body = LEAST | {"estimate": {"tokens": 0}, "maxAttempts": 2}
     task, terms, _ = given_defaults.read_task(json.dumps(body).encode(), now=NOW)
-    assert (task.estimate_tokens, terms.estimate_micro_usd, terms.max_attempts) == (0, 0, 2)
+    assert (task.estimate_tokens, terms.estimate_micro_usd, terms.max_attempts) == (0, None, 2)
 
 
 @pytest.mark.parametrize("seconds", [0.001, 30, MAX_ATTEMPT_SECONDS])
@@ -298,7 +298,7 @@ def test_the_time_of_an_attempt_is_kept_and_goes_with_a_retry(seconds: float) ->
 def test_a_fixed_cost_is_kept_and_goes_with_a_retry(usd: float | str, micro_usd: int) -> None:
     judge = submission_parser()
     draft = judge.read_task(json.dumps(LEAST | {"costUsd": usd}).encode(), now=NOW)
-    assert (draft.terms.cost_micro_usd, draft.terms.estimate_micro_usd) == (micro_usd, 0)
+    assert (draft.terms.cost_micro_usd, draft.terms.estimate_micro_usd) == (micro_usd, None)
     record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
     assert judge.again(record, now=NOW).terms.cost_micro_usd == micro_usd
     assert snapshot_of(record).cost_usd == micro_usd / 1e6

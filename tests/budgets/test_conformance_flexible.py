@@ -268,20 +268,17 @@ async def answers(factory: TrackerFactory, steps: list[Any]) -> list[object]:
     given: list[object] = []
     async with factory() as tracker:
         for step in steps:
-            match step:
-                case ReserveRequest():
-                    call = tracker.ledger.reserve(step)
-                case SettleRequest():
-                    call = tracker.ledger.settle(step)
-                case float():
-                    factory.clock.advance(step)
-                    continue
-                case (scope, limit_micro_usd, limit_tokens):
-                    dollars = None if limit_micro_usd is None else f"0.{limit_micro_usd:06d}"
-                    await tracker.set_budget(scope, dollars, limit_tokens=limit_tokens)
-                    continue
             try:
-                given.append(await call)
+                match step:
+                    case ReserveRequest():
+                        given.append(await tracker.ledger.reserve(step))
+                    case SettleRequest():
+                        given.append(await tracker.ledger.settle(step))
+                    case float():
+                        factory.clock.advance(step)
+                    case (scope, micro_usd, tokens):
+                        dollars = None if micro_usd is None else f"0.{micro_usd:06d}"
+                        await tracker.set_budget(scope, dollars, limit_tokens=tokens)
             except IllegalSettlementError as error:
                 given.append(str(error))
         await assert_ledger_is_right(tracker)

@@ -286,8 +286,8 @@ REFUSED: list[tuple[str, str]] = [
         "scheduler.global_budget: budgets.root sets the budget of root too",
     ),
     (
-        '[scheduler]\ndefault_cost_usd = "-1"',
-        "scheduler.default_cost_usd: must be dollars from 0 to 1,000,000, not '-1'",
+        '[targets.t]\nkind = "pull"\nestimate_usd = "-1"',
+        "targets.t.estimate_usd: must be dollars from 0 to 1,000,000, not '-1'",
     ),
     # Targets.
     (
@@ -425,7 +425,7 @@ def test_variables_without_two_underscores_are_no_settings() -> None:
         ("ENABLED", "false", False),
         ("STRATEGY", "load", LanePolicy.HIGHEST_LOAD),
         ("ALPHA", "0", 0.0),
-        ("DEFAULT_COST_USD", "0.07", "0.07"),
+        ("ESTIMATE_QUANTILE", "0.9", 0.9),
     ],
 )
 def test_a_variable_is_read_as_the_type_of_its_key(
@@ -474,12 +474,10 @@ def test_the_scheduler_hands_out_the_types_of_the_core() -> None:
         max_per_agent=2,
         retry_base_seconds=2.0,
         retry_max_seconds=9.0,
-        default_cost_usd="0.07",
     )
     assert (scheduler.queue_limits.max_queue, scheduler.queue_limits.max_per_agent) == (3, 2)
     backoff = scheduler.retry_policy.backoff
     assert (backoff.base_seconds, backoff.max_seconds) == (2.0, 9.0)
-    assert scheduler.default_cost_micro_usd == 70_000
 
 
 def test_a_project_has_no_cap_unless_one_is_set(file: Path) -> None:

@@ -101,8 +101,9 @@ def taken(record: TaskRecord, line: Planned, *, starts: bool = True) -> TaskReco
         record.progress,
         attempt=line.attempt,
         node_id=line.node_id,
-        reserved_tokens=line.tokens,
-        reserved_micro_usd=line.micro_usd,
+        reserved_tokens=line.share_tokens,
+        share_tokens=line.share_tokens,
+        reserved_micro_usd=line.hold.micro_usd.amount,
         slot=line.slot,
     )
     return msgspec.structs.replace(
@@ -123,7 +124,12 @@ def ended(
         task=msgspec.structs.replace(
             record.task, status=status, not_before=not_before or record.task.not_before
         ),
-        progress=msgspec.structs.replace(record.progress, node_id=None),
+        progress=msgspec.structs.replace(
+            record.progress,
+            node_id=None,
+            share_tokens=tokens if was_in_flight else record.progress.share_tokens,
+            reported_tokens=tokens if was_in_flight else record.progress.reported_tokens,
+        ),
         agent_id=record.task.agent_id,
         tokens=tokens if was_in_flight else record.tokens,
         micro_usd=0,
@@ -169,14 +175,14 @@ class StoreModel:
         if not is_queued or record.progress.attempt != line.attempt - 1:
             return False
         for scope in self._purses_of(record.task):
-            refused = self.purses[scope].refusal(scope, line.tokens, self.now)
+            refused = self.purses[scope].refusal(scope, line.share_tokens, self.now)
             if refused is not None:
                 return refused
         for scope in self._purses_of(record.task):
-            self.purses[scope].reserved += line.tokens
+            self.purses[scope].reserved += line.share_tokens
         self.write(taken(record, line, starts=starts))
         counted_at = self.now if planned_at is None else planned_at
-        self.starts.append((counted_at, record.task, line.agent_id, line.tokens))
+        self.starts.append((counted_at, record.task, line.agent_id, line.share_tokens))
         return True
 
     def settle(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from headgate.core.budgets.ledger import Refused, Unit
@@ -14,10 +15,17 @@ from headgate.core.dispatch_state import (
     ask_again_at,
     closure_of,
 )
+from headgate.core.estimates import Hold, given
+from headgate.core.gates import GatePart
 from headgate.core.task import OnExhausted, Task, Terms
 
 WAIT = Terms()
 REJECT = Terms(on_exhausted=OnExhausted.REJECT)
+SESSION = GatePart("scope", "session:s")
+
+
+def holds(tokens: int) -> Hold:
+    return Hold(micro_usd=given(0), tokens=given(tokens))
 
 
 def refused(
@@ -63,19 +71,22 @@ def test_a_refused_task_ends_or_closes_the_gate_or_is_set_aside(
     refusal: Refused, terms: Terms, expected: str
 ) -> None:
     parking = BudgetParking()
-    verdict = parking.judge("t1", refusal, terms)
+    verdict = parking.judge(Task(id="t1"), refusal, terms)
     found = "error" if verdict.error else "closure" if verdict.closure else "aside"
     assert found == expected
-    assert (parking.scope_of("t1") == "session:s") == (expected == "aside")
+    assert (parking.refusal_of("t1") is refusal) == (expected == "aside")
 
 
 def test_beyond_a_number_of_tasks_set_aside_the_gate_is_closed() -> None:
     parking = BudgetParking()
     for number in range(MAX_SET_ASIDE):
-        assert parking.judge(f"t{number}", refused(spent=60, reserved=1), WAIT).closure is None
-    assert parking.judge("last", refused(spent=60, reserved=1), WAIT).closure is not None
-    assert len(parking.leave("session:s")) == MAX_SET_ASIDE
-    assert parking.leave("session:s") == []
+        assert (
+            parking.judge(Task(id=f"t{number}"), refused(spent=60, reserved=1), WAIT).closure
+            is None
+        )
+    assert parking.judge(Task(id="last"), refused(spent=60, reserved=1), WAIT).closure is not None
+    assert len(parking.leave(SESSION)) == MAX_SET_ASIDE
+    assert parking.leave(SESSION) == []
 
 
 @pytest.mark.parametrize(
@@ -93,15 +104,15 @@ def test_an_attempt_wakes_the_scopes_that_it_was_charged_to(
     scopes: tuple[str, ...], has_freed: bool, resets_at: int | None, is_woken: bool
 ) -> None:
     parking = BudgetParking()
-    parking.judge("t1", refused(spent=60, reserved=30, resets_at=resets_at), WAIT)
-    assert parking.wake(scopes, has_freed=has_freed) == (["session:s"] if is_woken else [])
+    parking.judge(Task(id="t1"), refused(spent=60, reserved=30, resets_at=resets_at), WAIT)
+    assert parking.wake(Task(scopes=scopes), has_freed=has_freed) == ([SESSION] if is_woken else [])
 
 
 @pytest.mark.parametrize("scopes", [(), ("session:s",), ("project:p", "session:s/workflow:w")])
 def test_every_attempt_was_charged_to_the_root(scopes: tuple[str, ...]) -> None:
     parking = BudgetParking()
-    parking.judge("t1", refused("", reserved=100), WAIT)
-    assert parking.wake(scopes, has_freed=True) == [""]
+    parking.judge(Task(id="t1"), refused("", reserved=100), WAIT)
+    assert parking.wake(Task(scopes=scopes), has_freed=True) == [GatePart("scope", "")]
 
 
 @pytest.mark.parametrize(
@@ -123,10 +134,13 @@ def test_a_scope_is_asked_again_when_it_resets_or_soon_while_somebody_holds_its_
 def test_tasks_that_ended_leave_nothing_behind() -> None:
     parking = BudgetParking()
     for number in range(1_000):
-        parking.judge(f"t{number}", refused(f"session:{number}", spent=60, reserved=1), WAIT)
+        parking.judge(
+            Task(id=f"t{number}"), refused(f"session:{number}", spent=60, reserved=1), WAIT
+        )
         parking.drop(f"t{number}", (f"session:{number}",))
     assert parking.refusals == {}
-    assert parking.wake([f"session:{number}" for number in range(1_000)], has_freed=True) == []
+    every = tuple(f"session:{number}" for number in range(1_000))
+    assert parking.wake(Task(scopes=every), has_freed=True) == []
 
 
 def waiting(task_id: str, terms: Terms, *scopes: str) -> Waiting:
@@ -148,24 +162,21 @@ def test_who_will_not_wait_is_refused_by_what_a_closed_scope_said_last(
     terms: Terms, scopes: tuple[str, ...], tokens: int, is_refused: bool
 ) -> None:
     parking = BudgetParking()
-    parking.judge("t1", refused(spent=60, reserved=40), WAIT)
-    error = parking.refuses(waiting("t2", terms, *scopes), lambda _waiting: {Unit.TOKENS: tokens})
+    parking.judge(Task(id="t1"), refused(spent=60, reserved=40), WAIT)
+    error = parking.refuses(waiting("t2", terms, *scopes), lambda _waiting: holds(tokens))
     assert (error is not None) == is_refused
     assert parking.unwilling("session:s") == (
         ["t2"] if "session:s" in str(scopes) and terms is REJECT else []
     )
-    parking.leave("session:s")
-    assert (
-        parking.refuses(waiting("t3", terms, *scopes), lambda _waiting: {Unit.TOKENS: tokens})
-        is None
-    )
+    parking.leave(SESSION)
+    assert parking.refuses(waiting("t3", terms, *scopes), lambda _waiting: holds(tokens)) is None
 
 
 def test_who_will_not_wait_is_forgotten_when_it_has_ended() -> None:
     parking = BudgetParking()
     for number in range(100):
         scopes = (f"session:{number}",)
-        parking.refuses(waiting(f"t{number}", REJECT, *scopes), lambda _waiting: {Unit.TOKENS: 1})
+        parking.refuses(waiting(f"t{number}", REJECT, *scopes), lambda _waiting: holds(1))
         parking.drop(f"t{number}", scopes)
     assert parking.unwilling("") == []
     assert parking._unwilling == {}
@@ -173,11 +184,11 @@ def test_who_will_not_wait_is_forgotten_when_it_has_ended() -> None:
 
 def test_a_closed_scope_is_woken_though_nobody_is_set_aside_for_it() -> None:
     parking = BudgetParking()
-    parking.judge("t1", refused(spent=60, reserved=1), WAIT)
-    parking.judge("t2", refused(spent=60, reserved=40), WAIT)
+    parking.judge(Task(id="t1"), refused(spent=60, reserved=1), WAIT)
+    parking.judge(Task(id="t2"), refused(spent=60, reserved=40), WAIT)
     parking.drop("t1", ("session:s",))
     parking.drop("t2", ("session:s",))
-    assert parking.wake(("session:s",), has_freed=True) == ["session:s"]
+    assert parking.wake(Task(scopes=("session:s",)), has_freed=True) == [SESSION]
 
 
 @pytest.mark.parametrize(
@@ -188,6 +199,31 @@ def test_a_closed_scope_is_woken_though_nobody_is_set_aside_for_it() -> None:
     ],
 )
 def test_a_closed_gate_says_how_much_is_used_and_needed(unit: Unit, words: str) -> None:
-    closure = closure_of(refused(spent=60, reserved=30, overrun=10, resets_at=9, unit=unit))
+    closure = closure_of(
+        SESSION, refused(spent=60, reserved=30, overrun=10, resets_at=9, unit=unit)
+    )
     assert closure.why == words
     assert (closure.kind, closure.name, closure.until) == ("scope", "session:s", 9)
+
+
+def test_work_of_which_nothing_is_known_waits_for_one_of_its_kind() -> None:
+    parking = BudgetParking()
+    kind = GatePart("kind", "alpha/agent")
+    refusal = msgspec.structs.replace(refused(reserved=10), kind="alpha/agent/", live=1)
+    first = Task(id="t0", project_id="alpha", target="agent", scopes=("session:s",))
+    # It was not refused for want of money, so one that will not wait for money waits, too.
+    assert parking.judge(first, refusal, REJECT).error is None
+    for number in range(1, MAX_SET_ASIDE):
+        other = msgspec.structs.replace(first, id=f"t{number}")
+        assert parking.judge(other, refusal, WAIT).closure is None
+    last = parking.judge(msgspec.structs.replace(first, id="last"), refusal, WAIT).closure
+    assert last is not None
+    assert last.part == kind
+    assert last.why == (
+        "first of its kind; set `estimate_usd` on the target to run them in parallel"
+    )
+    elsewhere = msgspec.structs.replace(first, target="other")
+    assert parking.wake(elsewhere, has_freed=True) == []
+    assert parking.wake(first, has_freed=False) == [kind]
+    assert len(parking.leave(kind)) == MAX_SET_ASIDE
+    assert parking.refusals == {}

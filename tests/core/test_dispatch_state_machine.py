@@ -19,7 +19,7 @@ from headgate.core.dispatch_state import (
     InFlightAttempt,
     Planned,
 )
-from headgate.core.gates import GateClosure
+from headgate.core.gates import GateClosure, GatePart
 from headgate.core.rate_limits import RateLimit
 from headgate.core.reasons import (
     AgentFull,
@@ -440,7 +440,7 @@ class StateBesideAStore(RuleBasedStateMachine):
             assert sum(task.target == "t" for _, task, _, _ in lately) < 3
         if line.agent_id == "a":
             used = sum(tokens for _, _, agent_id, tokens in lately if agent_id == "a")
-            assert used + line.tokens <= 900
+            assert used + line.share_tokens <= 900
 
     def is_true(self, hold: Reason, task_id: str) -> bool:
         dispatch_state, now = self.dispatch_state, self.model.now
@@ -488,11 +488,12 @@ class StateBesideAStore(RuleBasedStateMachine):
     def is_short(self, hold: GateClosed | BudgetShort | RateLimited, task_id: str) -> bool:
         dispatch_state, now = self.dispatch_state, self.model.now
         if isinstance(hold, BudgetShort):
-            return dispatch_state.parking.scope_of(task_id) == hold.scope
+            refused = dispatch_state.parking.refusal_of(task_id)
+            return refused is not None and refused.scope == hold.scope
         if isinstance(hold, RateLimited):
             return hold.until > now and hold.agent_type in dispatch_state.limited
         if hold.kind == "scope":
-            return hold.name in dispatch_state.parking.refusals
+            return GatePart("scope", hold.name) in dispatch_state.parking.refusals
         if hold.kind == "slot":
             return self.closes_slot(hold.name)
         if hold.kind == "provider":
@@ -510,7 +511,9 @@ def picture(dispatch_state: DispatchState, now: float) -> dict[str, object]:
     """Everything that the dispatch state believes, as plain values."""
     overdue = dispatch_state.workers.next_at()
     aside = {
-        name for name in dispatch_state.waiting if dispatch_state.parking.scope_of(name) is not None
+        name
+        for name in dispatch_state.waiting
+        if dispatch_state.parking.refusal_of(name) is not None
     }
     offered = {task.id for task in dispatch_state.index} | aside | dispatch_state.too_large.keys()
     offered |= dispatch_state.hopeless.keys()

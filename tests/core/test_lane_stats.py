@@ -194,12 +194,12 @@ def test_tasks_that_wait_for_a_budget_are_counted_behind_it_and_set_aside_for_it
         dispatch_state, *(task(f"t{n}", "a", scopes=(EVAL,)) for n in range(3)), task("free", "b")
     )
     assert dispatch_state.waiting_for_scopes() == {}
-    dispatch_state.parking.judge("t0", refused(), DEFAULT_TERMS)
+    dispatch_state.parking.judge(task("t0", "a", scopes=(EVAL,)), refused(), DEFAULT_TERMS)
     dispatch_state.close(closure(), NOW)
     assert dispatch_state.waiting_for_scopes() == {EVAL: 3}
     aside = new_state()
     queue(aside, task("dear", "a", created_at=600.0, scopes=(EVAL,)))
-    aside.parking.judge("dear", refused(spent=6), DEFAULT_TERMS)
+    aside.parking.judge(task("dear", "a", scopes=(EVAL,)), refused(spent=6), DEFAULT_TERMS)
     aside.index.remove("dear")
     assert aside.waiting_for_scopes() == {EVAL: 1}
     assert figure(aside, "p", "a").longest_wait_seconds == 400.0

@@ -100,7 +100,7 @@ class Service:
         terms = {name: fields.pop(name) for name in TERMS if name in fields}
         fields.setdefault("project_id", "x")
         fields.setdefault("target", "")
-        task = Task(created_at=self.now(), **fields)
+        task = Task(created_at=self.now(), **({"estimate_tokens": 100} | fields))
         answer = await self.engine.submit(task, Terms(**terms), Submission(action="work"))
         assert isinstance(answer, Queued)
         return answer.record.task.id

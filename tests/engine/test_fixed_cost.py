@@ -9,10 +9,12 @@ import pytest
 
 from engine.one_service import Service, play
 from engine.simulated_work import FOREVER_SECONDS, always, in_turn
+from headgate.core.dispatch_state import TargetEstimate
 from headgate.core.lifecycle import NOTHING_USED, Failed, Limited, Outcome, Succeeded, Usage
 from headgate.core.task import TaskRecord, TaskStatus
 from headgate.engine.workers import Claim, Report
 
+DEFAULT = {"": TargetEstimate(micro_usd=5)}
 COST = 70_000
 PULL: dict[str, Any] = {"pull_targets": frozenset({"pull"}), "worker_lease_seconds": 30.0}
 
@@ -51,7 +53,7 @@ def test_the_cost_is_held_before() -> None:
         await service.ended(task_id)
         return held
 
-    assert play(scenario, always(FOREVER_SECONDS), default_micro_usd=5) == COST
+    assert play(scenario, always(FOREVER_SECONDS), target_estimates=DEFAULT) == COST
 
 
 @pytest.mark.parametrize("usd", [0, COST])
@@ -59,7 +61,7 @@ def test_what_is_held_by_default_is_for_tasks_that_say_no_cost(usd: int) -> None
     async def scenario(service: Service) -> TaskRecord:
         return await service.ended(await service.submit(cost_micro_usd=usd))
 
-    assert booked(play(scenario, always(1.0), default_micro_usd=5)) == (usd, 0)
+    assert booked(play(scenario, always(1.0), target_estimates=DEFAULT)) == (usd, 0)
 
 
 def test_each_attempt_costs_it_again_and_a_pause_costs_nothing() -> None:

@@ -187,6 +187,7 @@ class Scene:
             node_id=node_id,
             starts=starts,
             reservation_id=reservation_id,
+            share_tokens=tokens,
             tokens=tokens,
             micro_usd=micro_usd,
             reserve=reserve if reserves else None,

@@ -127,15 +127,24 @@ def _audit_side_tables(transaction: Transaction, rows: dict[str, TaskRow]) -> No
 
 
 def _audit_usage(transaction: Transaction, _: dict[str, TaskRow]) -> None:
-    """Whoever reports usage and whoever reckons shares have added up the same."""
-    sums = "SELECT CAST(SUM(tokens) AS BIGINT), CAST(SUM(micro_usd) AS BIGINT)"
-    (reported,) = transaction.read(f"{sums}, CAST(SUM(attempts) AS BIGINT) FROM usage_rows")
-    (shared,) = transaction.read(f"{sums} FROM project_usage")
+    """Whoever reports usage and whoever reckons shares have added up the same.
+
+    What nobody reported in tokens counts in a share by its weight, and only there.
+    """
+    (used,) = transaction.read(
+        "SELECT CAST(SUM(micro_usd) AS BIGINT), CAST(SUM(attempts) AS BIGINT),"
+        " CAST(SUM(tokens - assumed_tokens) AS BIGINT), CAST(SUM(tokens) AS BIGINT)"
+        " FROM usage_rows"
+    )
+    sums = "SELECT CAST(SUM(micro_usd) AS BIGINT), CAST(SUM(tokens) AS BIGINT) FROM project_usage"
+    ((shared_micro_usd, shared_tokens),) = transaction.read(sums)
     ticks = transaction.read("SELECT amount FROM counters WHERE name = 'tick'")
-    expected = (*shared, ticks[0][0] if ticks else 0)
-    assert [amount or 0 for amount in reported] == [amount or 0 for amount in expected]
-    (in_all,) = transaction.read(f"{sums} FROM usage_totals")
-    assert in_all == reported[:2]
+    assert (used[0] or 0, used[1] or 0) == (shared_micro_usd or 0, ticks[0][0] if ticks else 0)
+    assert (used[2] or 0) <= (shared_tokens or 0)
+    (in_all,) = transaction.read(
+        "SELECT CAST(SUM(micro_usd) AS BIGINT), CAST(SUM(tokens) AS BIGINT) FROM usage_totals"
+    )
+    assert in_all == (used[0], used[3])
 
 
 def _audit_counters(transaction: Transaction, rows: dict[str, TaskRow]) -> None:

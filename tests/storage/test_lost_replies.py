@@ -69,8 +69,7 @@ def assigned_to_the_other(task_id: str) -> Assignment:
         node_id="n2",
         starts=False,
         reservation_id="",
-        tokens=0,
-        micro_usd=0,
+        share_tokens=0,
     )
 
 

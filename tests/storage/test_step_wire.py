@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from headgate.core.admission import QueueLimits, Rejected
+from headgate.core.estimates import PROBE, Hold, given
 from headgate.core.gates import GateClosure
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, RejectedEntry, SubmitKey, TakenEntry
 from headgate.core.lifecycle import Finish, TryAgain, Usage
@@ -116,8 +117,10 @@ STEPS = (
                 node_id="n1",
                 starts=True,
                 reservation_id="r",
+                share_tokens=3,
                 tokens=1,
                 micro_usd=2,
+                hold=Hold(micro_usd=PROBE, tokens=given(1)),
                 slot="key-2",
                 choice=Choice(projects=2, rule=LaneRule.HIGHEST_LOAD),
             )
@@ -131,7 +134,7 @@ FIELDS: dict[type[msgspec.Struct], tuple[str, ...]] = {
     KeyedSubmit: ("key", "tasks"),
     Settlement: ("task_id", "lease", "step", "cost", "result", "closure", "node_id"),
     Lease: ("node_id", "attempt"),
-    Usage: ("tokens", "micro_usd", "model"),
+    Usage: ("tokens", "micro_usd", "model", "is_priced"),
     Cancellation: ("task_id", "node_id"),
     Plan: ("epoch", "assignments"),
     Queued: ("record", "position"),

@@ -92,8 +92,7 @@ def assignment(task_id: str, *, to: str, starts: bool = False, attempt: int = 1)
         node_id=to,
         starts=starts,
         reservation_id="",
-        tokens=0,
-        micro_usd=0,
+        share_tokens=0,
     )
 
 

@@ -172,7 +172,7 @@ class FakeBackend:
                 continue
             order = self.kept.orders[key]
             limit = self.kept.limit
-            if limit is not None and self.kept.spent + self._held + order.micro_usd > limit:
+            if limit is not None and self.kept.spent + self._held + (order.micro_usd or 0) > limit:
                 if self._held:
                     return
                 heapq.heappop(self._queue)
@@ -180,7 +180,7 @@ class FakeBackend:
                 continue
             heapq.heappop(self._queue)
             self._free -= 1
-            self._held += order.micro_usd
+            self._held += order.micro_usd or 0
             self.kept.started.append(number)
             now = asyncio.get_running_loop().time() + DEFAULT_START
             attempt = self.kept.tasks[key].attempt + 1
@@ -194,13 +194,13 @@ class FakeBackend:
             return
         del self._running[key]
         self._free += 1
-        self._held -= order.micro_usd
-        self.kept.spent += order.micro_usd
+        self._held -= order.micro_usd or 0
+        self.kept.spent += order.micro_usd or 0
         self.kept.executed[order.number] = self.kept.executed.get(order.number, 0) + 1
         if fate.state is TaskState.DONE:
             self.kept.results[self.kept.tasks[key].task_id] = fate.result
         error = "it went wrong" if fate.state is TaskState.FAILED else None
-        self._end(key, fate.state, error=error, micro_usd=order.micro_usd)
+        self._end(key, fate.state, error=error, micro_usd=order.micro_usd or 0)
         self._start()
 
     def _end(

@@ -9,32 +9,36 @@ import pytest
 
 from headgate.errors import WorkflowError
 from headgate.workflow.costs import check_prices, estimated
-from headgate.workflow.placeholders import UnfilledError, fill_template
-from headgate.workflow.workflow import ModelWork, Workflow
+from headgate.workflow.placeholders import UnfilledError, fill, fill_template
+from headgate.workflow.workflow import CommandWork, ModelWork, Workflow
 from workflow.views import SimpleView, read
 
 PRICES = "config: {prices: {m: {input: 2, output: 8}}}\n"
 
 
-def estimate(workflow: Workflow, item: Any = None) -> tuple[int, int]:
+def estimate(workflow: Workflow, item: Any = None) -> tuple[Any, Any]:
     step = workflow.steps[0]
     body = None
     if isinstance(step.work, ModelWork):
         body = fill_template(step.work.body, SimpleView(item))
-    return estimated(workflow, step, SimpleNamespace(body=body))
+    command = None
+    if isinstance(step.work, CommandWork):
+        command = [fill(one, SimpleView(item)) for one in step.work.command]
+    return estimated(workflow, step, SimpleNamespace(body=body, command=command))
 
 
 SAID = [
-    ("command: [x]", (0, 0)),
-    ("command: [x], cost_usd: 0.07", (70_000, 0)),
+    ("command: [x]", (None, None)),
+    ("command: [echo, x]", (0, 0)),
+    ("command: [x], cost_usd: 0.07", (70_000, None)),
     ("command: [x], cost_usd: 0.07, estimate: {tokens: 5}", (70_000, 5)),
-    ("command: [x], estimate: {usd: 0.5}", (500_000, 0)),
+    ("command: [x], estimate: {usd: 0.5}", (500_000, None)),
     ("command: [x], estimate: {usd: 0.0000001, tokens: 9}", (1, 9)),
     ("model: unheard-of, prompt: x, cost_usd: 1, estimate: {tokens: 9}", (1_000_000, 9)),
     ("model: unheard-of, prompt: x, estimate: {usd: 1, tokens: 9}", (1_000_000, 9)),
-    ("http: {url: 'http://x'}", (0, 0)),
-    ("target: t", (0, 0)),
-    ("call: 'a:b'", (0, 0)),
+    ("http: {url: 'http://x'}", (None, None)),
+    ("target: t", (None, None)),
+    ("call: 'a:b'", (None, None)),
 ]
 
 

@@ -378,10 +378,10 @@ def parse_estimated_tokens(body: EstimateBody) -> int | None:
         reject_field(error.field, error.problem)
 
 
-def parse_estimated_micro_usd(body: EstimateBody) -> int:
-    """Return the micro-dollars that were estimated; 0 is not estimated."""
+def parse_estimated_micro_usd(body: EstimateBody) -> int | None:
+    """Return the micro-dollars that were estimated; None is not estimated."""
     if body.usd is None:
-        return 0
+        return None
     try:
         return to_micro_usd(body.usd, field="estimate.usd")
     except InvalidAmountError as error:
@@ -755,12 +755,14 @@ class SubmissionParser:
             or body.callback_url
             or body.slot
             or body.provider
+            or body.action
         ):
             return self._default_terms
         default = self._default_terms
         attempts, seconds = body.max_attempts, body.timeout_seconds
         return Terms(
-            estimate_micro_usd=parse_estimated_micro_usd(body.estimate) if body.estimate else 0,
+            estimate_micro_usd=parse_estimated_micro_usd(body.estimate) if body.estimate else None,
+            action=body.action or "",
             max_attempts=default.max_attempts if attempts is None else parse_max_attempts(attempts),
             on_exhausted=body.on_exhausted or default.on_exhausted,
             on_parent_failure=body.on_parent_failure or default.on_parent_failure,

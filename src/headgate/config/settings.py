@@ -15,9 +15,10 @@ from msgspec import Meta, inspect
 from headgate.config.messages import key_path, table_expected
 from headgate.core.admission import QueueLimits
 from headgate.core.budgets.windows import MAX_ROLLING_HOURS, Window, WindowKind
+from headgate.core.estimates import DEFAULT_QUANTILE, Reserve
 from headgate.core.lifecycle import RetryPolicy
 from headgate.core.load import MOST_ALPHA, MOST_UNSAFE_ALPHA, resolve_alpha
-from headgate.core.money import MAX_LIMIT_TOKENS, MAX_RESERVATION_TOKENS, MicroUsd, to_micro_usd
+from headgate.core.money import MAX_LIMIT_TOKENS, MAX_RESERVATION_TOKENS
 from headgate.core.rate_limits import RateKind
 from headgate.core.retention import MAX_ENDED_TASKS, TASK_RETENTION_SECONDS, Retention
 from headgate.core.retries import Backoff
@@ -197,7 +198,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     usage_window_hours: Hours = 24
     global_budget: Annotated[int, Meta(ge=0, le=MAX_LIMIT_TOKENS)] = 0
     default_tokens: Annotated[int, Meta(ge=1, le=MAX_RESERVATION_TOKENS)] = DEFAULT_TOKENS
-    default_cost_usd: Dollars = "0"
+    reserve: Reserve = Reserve.EXPECTED
+    estimate_quantile: Annotated[float, Meta(ge=0.5, le=0.999)] = DEFAULT_QUANTILE
     max_attempts: Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)] = 1
     max_lag_tokens: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1_000_000
     priority_ageing_seconds: SecondsOrNone = 0.0
@@ -229,11 +231,6 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """How long tasks wait before another try."""
         base, longest = self.retry_base_seconds, self.retry_max_seconds
         return RetryPolicy(backoff=Backoff(base_seconds=base, max_seconds=longest))
-
-    @property
-    def default_cost_micro_usd(self) -> MicroUsd:
-        """What is held for a task without an estimate in dollars."""
-        return to_micro_usd(self.default_cost_usd, field="default_cost_usd")
 
     @property
     def usage_window(self) -> Window:

@@ -238,9 +238,6 @@ def _check_scheduler(scheduler: SchedulerSettings) -> None:
     if scheduler.auto_tune and scheduler.allow_unsafe_alpha:
         problem = "keeps alpha at most 0.5; leave out allow_unsafe_alpha"
         raise InvalidSettingError("scheduler.auto_tune", problem)
-    default = scheduler.default_cost_usd
-    with at_dollars(default, MAX_RESERVATION_MICRO_USD, "scheduler", "default_cost_usd"):
-        _ = scheduler.default_cost_micro_usd
     base, longest = scheduler.retry_base_seconds, scheduler.retry_max_seconds
     if longest < base:
         problem = f"must be at least retry_base_seconds ({base:g}), not {longest:g}"
@@ -290,6 +287,11 @@ def _check_pulling_and_agents(settings: Settings) -> None:
 
 
 def _check_targets(settings: Settings) -> None:
+    for name, target in settings.targets.items():
+        if target.estimate_usd is not None:
+            said = target.estimate_usd
+            with at_dollars(said, MAX_RESERVATION_MICRO_USD, "targets", name, "estimate_usd"):
+                to_micro_usd(said, field="estimate_usd")
     marked = [name for name, target in settings.targets.items() if target.default]
     for name in marked[1:]:
         problem = f"{marked[0]} is the default already; mark one target"

@@ -17,10 +17,22 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from headgate.core.budgets.ledger import Refused, ReserveRequest, Unit, exceeded
+from headgate.core.budgets.ledger import Refused, ReserveRequest, exceeded
 from headgate.core.budgets.scopes import ROOT, Scope, ancestors, charged_scopes
+from headgate.core.estimates import (
+    DEFAULT_QUANTILE,
+    FREE_HOLD,
+    Basis,
+    Estimates,
+    Hold,
+    Kind,
+    Learned,
+    Reserve,
+    configured,
+    given,
+)
 from headgate.core.fair_share import ProjectUsage, UsageRow
-from headgate.core.gates import GateClosure, GateKind, GatePart
+from headgate.core.gates import GateClosure, GateKind, GatePart, kind_part
 from headgate.core.lane_index import Lane, LaneIndex, ProjectLanes, waited
 from headgate.core.load import MICRO, AdaptiveAlpha, load_score
 from headgate.core.money import MicroUsd, Tokens, amount_of
@@ -46,12 +58,25 @@ from headgate.core.task import (
     TaskRecord,
     TaskStatus,
     Terms,
+    kind_of,
     reservation_name,
+    sample_of,
     slot_of,
 )
+from headgate.errors import first_of_kind
 
 PAUSED = "paused by an administrator"
 MISSING = "it is not configured; put it back into the file, or cancel the task"
+
+
+class TargetEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task of a target costs, as its operator says; None is not said."""
+
+    micro_usd: int | None = None
+    tokens: int | None = None
+
+
+NO_ESTIMATE = TargetEstimate()
 
 
 class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +91,6 @@ class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_ticks: int | None = None
     priority_ageing_seconds: float = 0.0
     default_tokens: int = DEFAULT_TOKENS
-    default_micro_usd: int = 0
     max_inflight: int = 20
     max_per_agent_inflight: int = 10
     max_lag_tokens: int | None = None
@@ -77,8 +101,10 @@ class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     is_paused: bool = False
     set_keys: frozenset[str] | None = None
     """The keys of caps that somebody set, so that a reason can say so; None names no settings."""
-    counts_free_work: bool = True
-    """Whether work that is said to use no tokens reserves one, so that projects of it are fair."""
+    free_targets: frozenset[str] = frozenset()
+    target_estimates: Mapping[str, TargetEstimate] = {}
+    estimate_quantile: float = DEFAULT_QUANTILE
+    reserve: Reserve = Reserve.EXPECTED
 
     def new_index(self) -> LaneIndex:
         """Return an index in which nothing waits and nobody works."""
@@ -102,15 +128,23 @@ class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
         ]
         return {closure.part: closure for closure in closures}
 
-    def needs(self, waiting: Waiting) -> dict[Unit, int]:
-        """Return what an attempt at a task has to reserve."""
-        fixed = waiting.terms.cost_micro_usd
-        estimated = waiting.terms.estimate_micro_usd or self.default_micro_usd
-        micro_usd = estimated if fixed is None else fixed
-        tokens = tokens_charged(waiting.task, self.default_tokens)
-        if waiting.task.estimate_tokens == 0 and not self.counts_free_work:
-            tokens = 0
-        return {Unit.TOKENS: tokens, Unit.MICRO_USD: micro_usd}
+    def hold(self, waiting: Waiting, estimates: Estimates) -> Hold:
+        """Return what an attempt at a task has to hold."""
+        task, terms = waiting.task, waiting.terms
+        target = task.target or ""
+        if target in self.free_targets:
+            return FREE_HOLD
+        said = terms.estimate_micro_usd if terms.cost_micro_usd is None else terms.cost_micro_usd
+        defaults = self.target_estimates.get(target, NO_ESTIMATE)
+        return estimates.hold(
+            kind_of(task, terms),
+            micro_usd=None if said is None else given(said),
+            tokens=None if task.estimate_tokens is None else given(task.estimate_tokens),
+            default_micro_usd=configured(defaults.micro_usd),
+            default_tokens=configured(defaults.tokens),
+            quantile=self.estimate_quantile,
+            reserve=self.reserve,
+        )
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -129,15 +163,18 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of a plan, with what is to be reserved; `slot` is set if one was chosen."""
+    """One attempt of a plan, with what is to be held; `slot` is set if one was chosen.
+
+    `share_tokens` is what it counts in the share of its project, which is not its budget.
+    """
 
     task: Task
     terms: Terms
     attempt: int
     agent_id: str
     node_id: str
-    tokens: int
-    micro_usd: int
+    share_tokens: int
+    hold: Hold
     rate_charges: tuple[RateCharge, ...] = ()
     slot: str | None = None
     choice: Choice | None = None
@@ -162,10 +199,11 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
         return ReserveRequest(
             reservation_id=name,
             scopes=_charged(self.task.scopes),
-            micro_usd=MicroUsd(self.micro_usd),
-            tokens=Tokens(self.tokens),
+            micro_usd=MicroUsd(self.hold.micro_usd.amount),
+            tokens=Tokens(self.hold.tokens.amount),
             lease_seconds=lease_seconds,
             dispatched=dispatched,
+            flexible=self.hold.flexible,
         )
 
 
@@ -175,13 +213,17 @@ def _charged(scopes: tuple[str, ...]) -> tuple[Scope, ...]:
 
 
 class InFlightAttempt(msgspec.Struct, frozen=True):
-    """An attempt in flight: whose it is, where it runs, what it has reserved, for how long."""
+    """An attempt in flight: whose it is, where it runs, for how long it may.
+
+    `tokens` is what it counts in the share of its project, `rate_tokens` in rate limits.
+    """
 
     task: Task
     number: int
     agent_id: str
     node_id: str
     tokens: int
+    rate_tokens: int = 0
     slot: str | None = None
     attempt_seconds: float | None = None
     reservation_id: str | None = None
@@ -658,9 +700,6 @@ def _part(slot: str) -> GatePart:
     return GatePart("slot", slot)
 
 
-Needs = Mapping[Unit, int]
-"""What an attempt has to reserve."""
-
 MAX_SET_ASIDE = 64
 """How many tasks are tried one by one against a scope with a little room, before it is closed."""
 
@@ -687,40 +726,49 @@ class BudgetParking:
     an attempt that was charged to it ends, and every few seconds while somebody else may give money
     back. A task that asked to be refused does not wait behind a closed scope: it is refused by what
     the scope said last.
+
+    A kind of work of which too little is known waits in the same way, until one of it has ended.
     """
 
     def __init__(self) -> None:
-        self._aside: dict[str, dict[str, None]] = {}
-        self._scope_of: dict[str, str] = {}
-        self._closed: set[str] = set()
+        self._aside: dict[GatePart, dict[str, None]] = {}
+        self._part_of: dict[str, GatePart] = {}
+        self._closed: set[GatePart] = set()
         self._unwilling: dict[str, dict[str, None]] = {}
-        self.refusals: dict[str, Refused] = {}
+        self.refusals: dict[GatePart, Refused] = {}
 
-    def judge(self, task_id: str, refused: Refused, terms: Terms) -> Verdict:
-        """Decide what becomes of a task that a scope refused."""
-        if not refused.may_clear or terms.on_exhausted is OnExhausted.REJECT:
+    def judge(self, task: Task, refused: Refused, terms: Terms) -> Verdict:
+        """Decide what becomes of a task that was refused, by a scope or for want of an estimate."""
+        part = refusing_part(task, refused)
+        is_kind = part.kind == "kind"
+        is_willing = is_kind or terms.on_exhausted is OnExhausted.WAIT
+        if not refused.may_clear or not is_willing:
             return Verdict(error=str(exceeded(refused)))
-        scope = refused.scope
-        self.refusals[scope] = refused
-        has_room = refused.spent + refused.reserved + refused.overrun < refused.limit
-        if has_room and len(self._aside.get(scope, ())) < MAX_SET_ASIDE:
-            self._aside.setdefault(scope, {})[task_id] = None
-            self._scope_of[task_id] = scope
+        self.refusals[part] = refused
+        has_room = is_kind or refused.spent + refused.reserved + refused.overrun < refused.limit
+        if has_room and len(self._aside.get(part, ())) < MAX_SET_ASIDE:
+            self._aside.setdefault(part, {})[task.id] = None
+            self._part_of[task.id] = part
             return Verdict()
-        self._closed.add(scope)
-        return Verdict(closure=closure_of(refused))
+        self._closed.add(part)
+        return Verdict(closure=closure_of(part, refused))
 
-    def refuses(self, waiting: Waiting, needs: Callable[[Waiting], Needs]) -> str | None:
+    def refuses(self, waiting: Waiting, hold: Callable[[Waiting], Hold]) -> str | None:
         """Return why a task that will not wait cannot start; None if it may be asked for."""
         if waiting.terms.on_exhausted is not OnExhausted.REJECT:
             return None
         reached = _reached(waiting.task.scopes)
         for scope in reached:
             self._unwilling.setdefault(scope, {})[waiting.task.id] = None
-        for scope in sorted(reached & self._closed):
-            refused = self.refusals[scope]
+        for scope in sorted(reached):
+            part = GatePart("scope", scope)
+            if part not in self._closed:
+                continue
+            refused = self.refusals[part]
             used = refused.spent + refused.reserved + refused.overrun
-            requested = needs(waiting)[refused.unit]
+            estimate = hold(waiting).estimate(refused.unit)
+            # A probe takes whatever is left, and a closed scope has nothing.
+            requested = max(1, estimate.amount) if estimate.at_once else estimate.amount
             if used + requested > refused.limit:
                 return str(exceeded(msgspec.structs.replace(refused, requested=requested)))
         return None
@@ -729,50 +777,54 @@ class BudgetParking:
         """Return the tasks behind a scope that will not wait for it."""
         return list(self._unwilling.get(scope, ()))
 
-    def leave(self, scope: str) -> list[str]:
-        """Take out the tasks that were set aside for a scope."""
-        self.refusals.pop(scope, None)
-        self._closed.discard(scope)
-        tasks = list(self._aside.pop(scope, ()))
+    def leave(self, part: GatePart) -> list[str]:
+        """Take out the tasks that were set aside for a scope or a kind."""
+        self.refusals.pop(part, None)
+        self._closed.discard(part)
+        tasks = list(self._aside.pop(part, ()))
         for task_id in tasks:
-            self._scope_of.pop(task_id, None)
+            self._part_of.pop(task_id, None)
         return tasks
 
     def drop(self, task_id: str, scopes: Iterable[str]) -> None:
         """Forget a task that has ended, or waits no more."""
         self._forget_unwilling(task_id, scopes)
-        scope = self._scope_of.pop(task_id, None)
-        if scope is None:
+        part = self._part_of.pop(task_id, None)
+        if part is None:
             return
-        aside = self._aside[scope]
+        aside = self._aside[part]
         del aside[task_id]
         if not aside:
-            del self._aside[scope]
-            if scope not in self._closed:
-                del self.refusals[scope]
+            del self._aside[part]
+            if part not in self._closed:
+                del self.refusals[part]
 
-    def set_aside(self, scope: str) -> int:
-        """Return how many tasks were set aside for a scope."""
-        return len(self._aside.get(scope, ()))
+    def set_aside(self, part: GatePart) -> int:
+        """Return how many tasks were set aside for a scope or a kind."""
+        return len(self._aside.get(part, ()))
 
     def all_aside(self) -> Iterable[str]:
-        """Return the tasks that were set aside one by one, for any scope."""
-        return self._scope_of.keys()
+        """Return the tasks that were set aside one by one, for any reason."""
+        return self._part_of.keys()
 
-    def scope_of(self, task_id: str) -> str | None:
-        """Return the scope that a task was set aside for."""
-        return self._scope_of.get(task_id)
+    def refusal_of(self, task_id: str) -> Refused | None:
+        """Return what a task that was set aside was refused by."""
+        part = self._part_of.get(task_id)
+        return None if part is None else self.refusals.get(part)
 
-    def wake(self, scopes: Iterable[str], *, has_freed: bool) -> list[str]:
-        """Return the refusing scopes in which an attempt that ended may have left room.
+    def wake(self, task: Task, *, has_freed: bool) -> list[GatePart]:
+        """Return what an attempt that ended may have made room in.
 
-        One without a window is asked again in any case: its tasks wait only for what is in
-        attempt, and are refused for good when nothing is.
+        A scope without a window is asked again in any case: its tasks wait only for what is in
+        flight, and are refused for good when nothing is. Of a kind one more is known now.
         """
         if not self.refusals:
             return []
-        refusing = sorted(_reached(scopes) & self.refusals.keys())
-        return [scope for scope in refusing if has_freed or self.refusals[scope].resets_at is None]
+        scopes = [GatePart("scope", scope) for scope in sorted(_reached(task.scopes))]
+        refusing = [part for part in scopes if part in self.refusals]
+        found = [part for part in refusing if has_freed or self.refusals[part].resets_at is None]
+        kind = kind_part(task)
+        return [*found, kind] if kind in self.refusals else found
 
     def _forget_unwilling(self, task_id: str, scopes: Iterable[str]) -> None:
         if not self._unwilling:
@@ -782,6 +834,11 @@ class BudgetParking:
             tasks.pop(task_id, None)
             if not tasks:
                 del self._unwilling[scope]
+
+
+def refusing_part(task: Task, refused: Refused) -> GatePart:
+    """Return what stands in the way of a refused task: a scope, or others of its kind."""
+    return kind_part(task) if refused.kind else GatePart("scope", refused.scope)
 
 
 def _reached(scopes: Iterable[str]) -> set[str]:
@@ -796,8 +853,10 @@ def ask_again_at(refused: Refused, now: float) -> float | None:
     return min(times, default=None)
 
 
-def closure_of(refused: Refused) -> GateClosure:
-    """Return the closed gate of a scope without room."""
+def closure_of(part: GatePart, refused: Refused) -> GateClosure:
+    """Return the closed gate of a scope without room, or of a kind that is to wait."""
+    if refused.kind:
+        return GateClosure(kind="kind", name=part.name, why=first_of_kind(refused.live))
     used = refused.spent + refused.reserved + refused.overrun
     unit = refused.unit.value
     most, asked = amount_of(refused.limit, unit), amount_of(refused.requested, unit)
@@ -983,6 +1042,7 @@ class DispatchState:
         self.usage = ProjectUsage(window_hours=settings.usage_window_hours)
         self.rates = RateTable(settings.rate_limits)
         self.parking = BudgetParking()
+        self.estimates = Estimates()
         self.tuning = _tuning(settings)
         self.forgiven_now: dict[str, int] = {}
         self.present: list[str] = []
@@ -1015,8 +1075,10 @@ class DispatchState:
         lane_served: dict[str, dict[str, float]],
         tick: int,
         now: float,
+        learned: Iterable[tuple[Kind, Learned]] = (),
     ) -> None:
         """Start from what the store has; only on a new state."""
+        self.estimates = Estimates(learned)
         window_hours = self.settings.usage_window_hours
         self.usage = ProjectUsage(window_hours=window_hours, rows=usage)
         self.rates.load(rate_counts)
@@ -1044,7 +1106,8 @@ class DispatchState:
             progress.attempt,
             agent_id,
             progress.node_id or "",
-            progress.reserved_tokens,
+            progress.share_tokens,
+            progress.share_tokens,
             slot_of(record),
             record.terms.attempt_seconds,
             progress.reservation_id,
@@ -1102,18 +1165,23 @@ class DispatchState:
         return True
 
     def _settle(self, attempt: InFlightAttempt, record: TaskRecord, now: float) -> None:
-        """Free the capacity of an attempt that is over, and count what it used."""
+        """Free the capacity of an attempt that is over, count what it used, and learn from it."""
         self._free_capacity(attempt, now)
         self.tick += 1
-        task, tokens = attempt.task, record.tokens or 0
+        task, progress = attempt.task, record.progress
         is_done = record.task.status is TaskStatus.DONE
-        self.usage.add(task.project_id, now, tokens=tokens, completed=int(is_done))
-        if tokens > attempt.tokens:
+        self.usage.add(task.project_id, now, tokens=progress.share_tokens, completed=int(is_done))
+        tokens = progress.reported_tokens or 0
+        if tokens > attempt.rate_tokens:
             limits = self.rate_limits_on(task, attempt.slot, attempt.agent_id)
-            self.rates.count_more(limits, tokens=tokens - attempt.tokens, now=now)
-        reserved_micro_usd = record.progress.reserved_micro_usd
-        has_freed = tokens < attempt.tokens or (record.micro_usd or 0) < reserved_micro_usd
-        self.ask_again(task.scopes, has_freed=has_freed)
+            self.rates.count_more(limits, tokens=tokens - attempt.rate_tokens, now=now)
+        sample = sample_of(progress, record.terms, is_done=is_done)
+        self.estimates.feed(kind_of(task, record.terms), sample)
+        has_freed = (record.tokens or 0) < progress.reserved_tokens or (
+            (record.micro_usd or 0) < progress.reserved_micro_usd
+        )
+        for part in self.parking.wake(task, has_freed=has_freed):
+            self.open(part)
 
     def _take_back(self, attempt: InFlightAttempt, now: float) -> None:
         """Undo an attempt that never began."""
@@ -1144,7 +1212,7 @@ class DispatchState:
         if waiting is None or waiting.waiting_for:
             return
         self.too_large.pop(task_id, None)
-        error = self.parking.refuses(waiting, self.settings.needs)
+        error = self.parking.refuses(waiting, self._hold)
         if error is not None:
             self.hopeless[task_id] = error
             self.index.remove(task_id)
@@ -1154,6 +1222,9 @@ class DispatchState:
             self.slots.track(task.provider)
         self.made_agents.ensure(task.agent_id)
         self.index.add(task)
+
+    def _hold(self, waiting: Waiting) -> Hold:
+        return self.settings.hold(waiting, self.estimates)
 
     def offer_again(self, task_id: str) -> None:
         """Try a task that a rule had set aside, because the rule has changed."""
@@ -1184,19 +1255,14 @@ class DispatchState:
             self.rate_closed.pop(part, None)
             if part.kind == "slot":
                 self.slots.changed(part.name)
-        if part.kind == "scope":
-            for task_id in self.parking.leave(part.name):
+        if part.kind in ("scope", "kind"):
+            for task_id in self.parking.leave(part):
                 self._offer(task_id)
 
-    def ask_again(self, scopes: Iterable[str], *, has_freed: bool) -> None:
-        """Offer again what waits for budgets that an attempt was charged to."""
-        for scope in self.parking.wake(scopes, has_freed=has_freed):
-            self.open(GatePart("scope", scope))
-
     def ask_budgets_again(self) -> None:
-        """Offer again what waits for any budget, because limits may have been raised."""
-        for scope in list(self.parking.refusals):
-            self.open(GatePart("scope", scope))
+        """Offer again what waits for any budget, because something may have changed there."""
+        for part in list(self.parking.refusals):
+            self.open(part)
 
     def set_pauses(self, pauses: dict[GatePart, GateClosure]) -> None:
         """Park what an administrator has paused, and offer again what is paused no more."""
@@ -1278,19 +1344,20 @@ class DispatchState:
         self.observe(record, now)
         if refused is None or task_id not in self.waiting:
             return None
-        verdict = self.parking.judge(task_id, refused, planned.terms)
+        verdict = self.parking.judge(planned.task, refused, planned.terms)
         if verdict.error is not None:
             self.index.remove(task_id)
             return verdict.error
         if verdict.closure is not None:
             self.close(verdict.closure, now)
-            for unwilling in self.parking.unwilling(refused.scope):
-                self._offer(unwilling)
+            if verdict.closure.kind == "scope":
+                for unwilling in self.parking.unwilling(refused.scope):
+                    self._offer(unwilling)
         else:
             self.index.remove(task_id)
         ask_at = ask_again_at(refused, now)
         if ask_at is not None:
-            self.closures.recheck_at(GatePart("scope", refused.scope), ask_at)
+            self.closures.recheck_at(refusing_part(planned.task, refused), ask_at)
         return None
 
     def state(self, now: float, *, max_started: int | None = None) -> SchedulerState:
@@ -1344,8 +1411,10 @@ class DispatchState:
     def _plan_attempt(self, action: AssignAction, choice: Choice, now: float) -> Planned | None:
         waiting = self.waiting[action.task_id]
         task, terms = waiting.task, waiting.terms
-        needs = self.settings.needs(waiting)
-        tokens = needs[Unit.TOKENS]
+        hold = self._hold(waiting)
+        share = tokens_charged(task, self.settings.default_tokens)
+        is_known = hold.tokens.basis in (Basis.LEARNED, Basis.CONFIGURED)
+        tokens = hold.tokens.amount if is_known else share
         slot = task.slot
         if slot is None and task.provider is not None:
             slot = self._chosen_slot(task, task.provider, tokens, now)
@@ -1369,7 +1438,9 @@ class DispatchState:
         is_pull = task.target in self.settings.pull_targets
         node_id = self.in_flight.node_for_next(action.agent_id if is_pull else "")
         seconds = terms.attempt_seconds
-        attempt = InFlightAttempt(task, number, action.agent_id, node_id, tokens, slot, seconds)
+        attempt = InFlightAttempt(
+            task, number, action.agent_id, node_id, share, tokens, slot, seconds
+        )
         self.in_flight.add(attempt)
         self.workers.start(attempt, now)
         self.usage.add(task.project_id, now, started=1)
@@ -1380,8 +1451,8 @@ class DispatchState:
             attempt=number,
             agent_id=action.agent_id,
             node_id=node_id,
-            tokens=tokens,
-            micro_usd=needs[Unit.MICRO_USD],
+            share_tokens=share,
+            hold=hold,
             rate_charges=self.rates.count(limits, tokens=tokens, now=now),
             slot=None if task.provider is None else slot,
             choice=choice,
@@ -1471,7 +1542,7 @@ class DispatchState:
             self.tuning = _tuning(settings)
         if _differ(before, settings, "rate_limits"):
             self._set_rate_limits()
-        if _differ(before, settings, "default_tokens", "default_micro_usd"):
+        if _differ(before, settings, "target_estimates", "estimate_quantile", "reserve"):
             self.ask_budgets_again()
         self.set_pauses(settings.pauses())
 
@@ -1538,8 +1609,9 @@ class DispatchState:
     def waiting_for_scopes(self) -> dict[str, int]:
         """Return how many tasks wait for each budget that has refused some."""
         return {
-            scope: self.parking.set_aside(scope) + self._behind(GatePart("scope", scope))
-            for scope in self.parking.refusals
+            part.name: self.parking.set_aside(part) + self._behind(part)
+            for part in self.parking.refusals
+            if part.kind == "scope"
         }
 
     def _waits_aside(self, now: float) -> dict[tuple[str, str], float]:

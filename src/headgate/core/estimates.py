@@ -259,10 +259,29 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     @property
+    def is_worth_keeping(self) -> bool:
+        """Whether it says more than that the amounts were given."""
+        plain = (Basis.GIVEN, Basis.FREE)
+        return self.micro_usd.basis not in plain or self.tokens.basis not in plain
+
+    @property
     def probed(self) -> tuple[Unit, ...]:
         """The units of which nothing is known."""
         both = ((Unit.MICRO_USD, self.micro_usd), (Unit.TOKENS, self.tokens))
         return tuple([unit for unit, one in both if one.basis in (Basis.PROBE, Basis.SILENT)])
+
+
+def kept_hold(hold: Hold | None, *, tokens: int, micro_usd: int) -> Hold | None:
+    """Return what is kept of how the amounts came about that an attempt holds now.
+
+    What it came with is kept anyway, and a probe where nothing is limited has told nothing.
+    """
+    if hold is None:
+        return None
+    usd = hold.micro_usd if micro_usd or hold.micro_usd.basis is Basis.SILENT else NOTHING
+    other = hold.tokens if tokens or hold.tokens.basis is Basis.SILENT else NOTHING
+    kept = Hold(micro_usd=usd, tokens=other)
+    return kept if kept.is_worth_keeping else None
 
 
 FREE_HOLD = Hold(micro_usd=NOTHING, tokens=NOTHING)

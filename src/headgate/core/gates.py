@@ -1,9 +1,10 @@
 """Gates: what must be open before a task can start.
 
 A gate is the set of things that a task passes through: its budget scopes with all their
-ancestors, its target, its slot or the provider whose slots it may use, and where it can run: on the
-nodes of the service, or, if it is to be pulled, at a worker of its agent. Tasks with the same gate
-are held together, so that a closed one costs nothing however many tasks stand behind it.
+ancestors, its kind of work, its target, its slot or the provider whose slots it may use, and where
+it can run: on the nodes of the service, or, if it is to be pulled, at a worker of its agent. Tasks
+with the same gate are held together, so that a closed one costs nothing however many tasks stand
+behind it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 from headgate.core.budgets.scopes import ROOT, Scope, ancestors
 from headgate.core.task import Task
 
-GateKind = Literal["scope", "target", "slot", "provider", "agent", "worker", "node"]
+GateKind = Literal["scope", "kind", "target", "slot", "provider", "agent", "worker", "node"]
 
 
 class GatePart(NamedTuple):
@@ -50,16 +51,21 @@ ANY_WORKER = GatePart("worker", "")
 OFFERED = frozenset(("node", "worker"))
 """The kinds whose parts are open while permits are offered; nobody closes them by a closure."""
 
-GateKey = tuple[str | None, str | None, tuple[str, ...], str | None, str | None]
+GateKey = tuple[str, str | None, str | None, tuple[str, ...], str | None, str | None]
 
 Shut = Callable[[GatePart], "GateClosure | None"]
 """Says whether a part of an offered kind is closed now."""
 
 
 def gate_key(task: Task, pull_targets: frozenset[str] = frozenset()) -> GateKey:
-    """Return what tasks of the same gate have in common; the fourth is who may pull them."""
+    """Return what tasks of the same gate have in common; the fifth is who may pull them."""
     puller = (task.agent_id or "") if task.target in pull_targets else None
-    return (task.target, task.slot, task.scopes, puller, task.provider)
+    return (task.project_id, task.target, task.slot, task.scopes, puller, task.provider)
+
+
+def kind_part(task: Task) -> GatePart:
+    """Return what closes while too little is known of the work of a project at a target."""
+    return GatePart("kind", f"{task.project_id}/{task.target or ''}")
 
 
 def gate_parts(key: GateKey) -> frozenset[GatePart]:
@@ -67,8 +73,8 @@ def gate_parts(key: GateKey) -> frozenset[GatePart]:
 
     The root of the budget tree, the empty scope, stands above every task.
     """
-    target, slot, scopes, puller, provider = key
-    parts = {GatePart("scope", ROOT)}
+    project_id, target, slot, scopes, puller, provider = key
+    parts = {GatePart("scope", ROOT), GatePart("kind", f"{project_id}/{target or ''}")}
     for scope in scopes:
         parts.update(GatePart("scope", charged) for charged in ancestors(Scope(scope)))
     if target is not None:
@@ -91,7 +97,7 @@ class Gate:
     def __init__(self, key: GateKey, serial: int) -> None:
         self.key = key
         self.serial = serial
-        self.is_pull = key[3] is not None
+        self.is_pull = key[4] is not None
         self.parts = gate_parts(key)
         self.closed_by: dict[GatePart, GateClosure] = {}
 

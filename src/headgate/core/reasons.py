@@ -12,7 +12,7 @@ from typing import ClassVar
 import msgspec
 
 from headgate.core.money import amount_of
-from headgate.errors import utc_time
+from headgate.errors import first_of_kind, utc_time
 
 
 class Lasting(IntEnum):
@@ -244,6 +244,19 @@ class BudgetShort(Reason, frozen=True, kw_only=True, tag="budget_short"):
         """One line for a person."""
         room, needed = amount_of(self.room, self.unit), amount_of(self.requested, self.unit)
         return f"scope {self.scope or '(root)'} has {room} left, and it needs {needed}"
+
+
+class FirstOfKind(Reason, frozen=True, kw_only=True, tag="first_of_kind"):
+    """Nobody knows what this kind of work costs, so the first of it must end before others."""
+
+    lasts = Lasting.OTHERS_MAKE_ROOM
+    target: str
+    in_flight: int
+
+    @property
+    def message(self) -> str:
+        """One line for a person."""
+        return first_of_kind(self.in_flight)
 
 
 class NoWorker(Reason, frozen=True, kw_only=True, tag="no_worker"):

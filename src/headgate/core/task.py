@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from headgate.core.enums import LenientEnum
+from headgate.core.estimates import Hold, Kind, Sample
 from headgate.errors import IllegalTransitionError
 
 
@@ -275,10 +276,13 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     provider's rate limit costs one. `callback_url` is told of the end of the task. With
     `names_slot` its slot or provider is its own word, and not that of its target. An attempt that
     takes longer than `attempt_seconds` is stopped and counts as failed; None is no such limit.
-    Every attempt at a task with `cost_micro_usd` costs that, whatever the work reports.
+    Every attempt at a task with `cost_micro_usd` costs that, whatever the work reports. `action`
+    names what kind of work it is, among all that its target does, for estimates. An estimate of
+    None is one that nobody gave.
     """
 
-    estimate_micro_usd: int = 0
+    estimate_micro_usd: int | None = None
+    action: str = ""
     max_attempts: int = 1
     on_exhausted: OnExhausted = OnExhausted.WAIT
     on_parent_failure: OnParentFailure = OnParentFailure.FAIL
@@ -344,7 +348,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `waiting_for` counts parents that have not ended, `dependants` the tasks that wait for this
     one. `used_…` is what all attempts were booked at, and `assumed_…` the part of it for which
-    nobody gave a figure, so that what was held was booked. `node_id` is set while the task is in
+    nobody gave a figure, so that what was held was booked. `share_tokens` is what the latest
+    attempt counts in the share of its project, which is not its budget. `hold` is how the amounts
+    that it reserved came about, where nobody gave them, and `reported_…` what is known of its cost;
+    `is_priced` of one that was priced from a provider's answer, `is_unpriced` of a success whose
+    dollars nobody knows. `node_id` is set while the task is in
     flight, and only then. `slot` is the one that was chosen for the latest attempt, of a task that
     names a provider, and `choice` why it was started. `attempts` has the latest of those after
     which it was tried again.
@@ -361,6 +369,12 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reservation_id: str | None = None
     reserved_tokens: int = 0
     reserved_micro_usd: int = 0
+    share_tokens: int = 0
+    hold: Hold | None = None
+    reported_tokens: int | None = None
+    reported_micro_usd: int | None = None
+    is_priced: bool = False
+    is_unpriced: bool = False
     used_tokens: int = 0
     used_micro_usd: int = 0
     started_at: float | None = None
@@ -405,6 +419,28 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if node_id is None:
             return None
         return Lease(node_id=node_id, attempt=self.progress.attempt)
+
+
+def kind_of(task: Task, terms: Terms) -> Kind:
+    """Return the kind of work that a task is, for what is learned of its cost."""
+    if task.target is None:
+        return Kind(task.project_id, terms.action)
+    return Kind(task.project_id, task.target, terms.action)
+
+
+def sample_of(progress: Progress, terms: Terms, *, is_done: bool) -> Sample:
+    """Return what the latest attempt of a task tells of its kind of work, once it has ended."""
+    # A cost that the task came with says nothing of what the work costs.
+    is_fixed = terms.cost_micro_usd is not None
+    return Sample(
+        micro_usd=None if is_fixed else progress.reported_micro_usd,
+        tokens=progress.reported_tokens,
+        held_micro_usd=progress.reserved_micro_usd,
+        held_tokens=progress.reserved_tokens,
+        is_priced=progress.is_priced,
+        is_done=is_done,
+        probed=() if progress.hold is None else progress.hold.probed,
+    )
 
 
 def slot_of(record: TaskRecord) -> str | None:

@@ -134,7 +134,7 @@ def snapshot_of(record: TaskRecord) -> TaskSnapshot:
         provider=task.provider,
         input=given.input or None,
         weight=task.weight,
-        estimate=_amount(task.estimate_tokens, terms.estimate_micro_usd or None),
+        estimate=_amount(task.estimate_tokens, terms.estimate_micro_usd),
         cost_usd=None if terms.cost_micro_usd is None else to_usd_float(terms.cost_micro_usd),
         scopes=task.scopes,
         depends_on=terms.depends_on,

@@ -22,6 +22,7 @@ from headgate.core.reasons import (
     BudgetShort,
     Cap,
     EverythingPaused,
+    FirstOfKind,
     GateClosed,
     InflightCapReached,
     LaneBehind,
@@ -94,9 +95,10 @@ def _own_reasons(dispatch_state: DispatchState, task_id: str, waiting: Waiting) 
     found: list[Reason] = [EverythingPaused()] if dispatch_state.settings.is_paused else []
     if waiting.waiting_for:
         found.append(ParentsPending(count=waiting.waiting_for, parents=waiting.terms.depends_on))
-    scope = dispatch_state.parking.scope_of(task_id)
-    refused = None if scope is None else dispatch_state.parking.refusals.get(scope)
-    if refused is not None:
+    refused = dispatch_state.parking.refusal_of(task_id)
+    if refused is not None and refused.kind:
+        found.append(FirstOfKind(target=waiting.task.target or "", in_flight=refused.live))
+    elif refused is not None:
         used = refused.spent + refused.reserved + refused.overrun
         found.append(
             BudgetShort(
@@ -208,6 +210,10 @@ def _taker_reasons(dispatch_state: DispatchState) -> list[Reason]:
 def _told(dispatch_state: DispatchState, reason: Reason, *, is_pull: bool) -> list[Reason]:
     """Return a reason with all that is known of it; what two things close is two reasons."""
     match reason:
+        case GateClosed(kind="kind", name=name):
+            refused = dispatch_state.parking.refusals.get(GatePart("kind", name))
+            live = 1 if refused is None else refused.live
+            return [FirstOfKind(target=name.partition("/")[2], in_flight=live)]
         case InflightCapReached():
             return _capacity_reasons(dispatch_state, is_pull=is_pull)
         case ProjectConcurrencyReached(project_id=project_id, limit=limit):
@@ -295,6 +301,8 @@ def _holder_test(reason: Reason) -> IsHolder | None:
             return lambda attempt: (
                 is_worker(attempt.node_id) and reason.agent_id in ("", attempt.agent_id)
             )
+        case FirstOfKind():
+            return lambda attempt: (attempt.task.target or "") == reason.target
         case GateClosed(kind="scope", name=scope) | BudgetShort(scope=scope):
             return lambda attempt: _is_charged(attempt, scope)
         case _:

@@ -72,7 +72,7 @@ def cost_rows(record: TaskRecord) -> list[CostRow]:
     terms, progress = record.terms, record.progress
     estimate = record.task.estimate_tokens
     rows = [
-        CostRow(name="Estimate", tokens=estimate, micro_usd=terms.estimate_micro_usd or None),
+        CostRow(name="Estimate", tokens=estimate, micro_usd=terms.estimate_micro_usd),
     ]
     if terms.cost_micro_usd is not None:
         rows.append(CostRow(name="Known beforehand", tokens=None, micro_usd=terms.cost_micro_usd))
@@ -177,7 +177,7 @@ def _value(raw: msgspec.Raw | None) -> object:
 
 def _estimate(record: TaskRecord) -> dict[str, object]:
     tokens, micro_usd = record.task.estimate_tokens, record.terms.estimate_micro_usd
-    given = {"tokens": tokens, "usd": plain_usd(micro_usd) if micro_usd else None}
+    given = {"tokens": tokens, "usd": None if micro_usd is None else plain_usd(micro_usd)}
     return {name: value for name, value in given.items() if value is not None}
 
 

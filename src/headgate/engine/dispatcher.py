@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 import structlog
 
 from headgate.core.budgets.ledger import Ledger, Refused
+from headgate.core.budgets.reservations import Reservation
 from headgate.core.dispatch_state import DispatchSettings, DispatchState, Planned
 from headgate.core.gates import GateClosure
 from headgate.core.lifecycle import EXPIRED_WHILE_QUEUED
@@ -346,6 +347,7 @@ class Dispatcher:
             lane_served=served,
             tick=backlog.tick,
             now=now,
+            learned=backlog.learned,
         )
         # Among equals the first is taken, and a task starts here in one step less than elsewhere.
         for node in sorted(backlog.nodes, key=lambda node: node.id != self._node_id):
@@ -390,15 +392,17 @@ class Dispatcher:
     async def _apply(self, state: DispatchState, epoch: int, planned: list[Planned]) -> None:
         """Have the store apply a plan, and give back what it or a budget refused."""
         expirations: list[Expiration] = []
+        held: dict[str, Reservation] = {}
         if self._external is not None:
             plan = await self._external.reserve(planned, epoch)
-            planned = plan.reserved
+            planned = [one for one, _ in plan.reserved]
+            held = {one.task.id: reservation for one, reservation in plan.reserved}
             for one, refused in plan.refused:
                 expirations += self._refuse(state, one, _not_reserved(one, refused))
             for one, error in plan.wrong:
                 self._refuse(state, one, _not_reserved(one, None))
                 expirations += _rejected({one.task.id: error})
-        answers = await self._assign(planned, epoch) if planned else []
+        answers = await self._assign(planned, epoch, held) if planned else []
         not_applied: list[Planned] = []
         for one, answer in zip(planned, answers, strict=True):
             if isinstance(answer, Assigned):
@@ -416,8 +420,10 @@ class Dispatcher:
         if expirations:
             self._observe(state, await self._store.drop(epoch, expirations))
 
-    async def _assign(self, planned: list[Planned], epoch: int) -> list[Assigned | NotAssigned]:
-        assignments = [self._assignment(one, epoch) for one in planned]
+    async def _assign(
+        self, planned: list[Planned], epoch: int, held: Mapping[str, Reservation]
+    ) -> list[Assigned | NotAssigned]:
+        assignments = [self._assignment(one, epoch, held.get(one.task.id)) for one in planned]
         try:
             return await self._store.assign(epoch, assignments)
         except StaleEpochError:
@@ -429,7 +435,7 @@ class Dispatcher:
             self._lost_starts.suspect(one.task.id for one in planned)
             raise
 
-    def _assignment(self, planned: Planned, epoch: int) -> Assignment:
+    def _assignment(self, planned: Planned, epoch: int, held: Reservation | None) -> Assignment:
         """Return what the store is asked for; what is reserved elsewhere is not reserved again."""
         starts = planned.node_id == self._node_id
         if self._external is None:
@@ -444,8 +450,10 @@ class Dispatcher:
             node_id=planned.node_id,
             starts=starts,
             reservation_id=name,
-            tokens=planned.tokens,
-            micro_usd=planned.micro_usd,
+            share_tokens=planned.share_tokens,
+            tokens=0 if held is None else held.tokens,
+            micro_usd=0 if held is None else held.micro_usd,
+            hold=planned.hold if planned.hold.is_worth_keeping else None,
             reserve=reserve,
             rate_charges=planned.rate_charges,
             tick=self.dispatch_state.tick if self.dispatch_state is not None else 0,

@@ -529,7 +529,7 @@ class Engine:
         """Ask again for what waits for budgets: the ledger outside the store has changed."""
         dispatch_state = self.dispatcher.dispatch_state
         if dispatch_state is not None and dispatch_state.parking.refusals:
-            dispatch_state.ask_again(list(dispatch_state.parking.refusals), has_freed=True)
+            dispatch_state.ask_budgets_again()
             self.dispatcher.observe(())
 
     async def _quietly(self, step: Coroutine[Any, Any, None]) -> None:

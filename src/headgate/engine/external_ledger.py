@@ -249,7 +249,7 @@ MAX_NAMES = 5
 class ReservedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a plan: reserved, refused by a scope, or asked for wrongly."""
 
-    reserved: list[Planned]
+    reserved: list[tuple[Planned, Reservation]]
     refused: list[tuple[Planned, Refused]]
     wrong: list[tuple[Planned, str]]
 
@@ -282,7 +282,7 @@ class ExternalReservations:
             elif isinstance(answer, CallerError):
                 plan.wrong.append((one, str(answer)))
             else:
-                plan.reserved.append(one)
+                plan.reserved.append((one, answer))
         return plan
 
     async def give_back(self, planned: Iterable[Planned], epoch: int) -> None:

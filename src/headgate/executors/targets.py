@@ -10,10 +10,13 @@ checked when its executor is built, which needs no network and runs nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 import msgspec
 
+from headgate.core.dispatch_state import TargetEstimate
+from headgate.core.money import MAX_RESERVATION_TOKENS, to_micro_usd
 from headgate.core.snapshot import Standing
 
 MAX_RESULT_BYTES = 1 << 20
@@ -25,6 +28,8 @@ ResultBytes = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST_RESULT_BYTES)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3_600)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
+Dollars = str | int | float
+TokenCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_RESERVATION_TOKENS)]
 
 
 class Resolver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +66,8 @@ class HttpTarget(
     slot: str | None = None
     provider: str | None = None
     book_failures: bool | None = None
+    estimate_usd: Dollars | None = None
+    estimate_tokens: TokenCount | None = None
     default: bool = False
     status: Standing = Standing.ACTIVE
 
@@ -84,6 +91,8 @@ class CommandTarget(
     slot: str | None = None
     provider: str | None = None
     book_failures: bool | None = None
+    estimate_usd: Dollars | None = None
+    estimate_tokens: TokenCount | None = None
     default: bool = False
     status: Standing = Standing.ACTIVE
 
@@ -104,6 +113,8 @@ class CallableTarget(
     slot: str | None = None
     provider: str | None = None
     book_failures: bool | None = None
+    estimate_usd: Dollars | None = None
+    estimate_tokens: TokenCount | None = None
     default: bool = False
     status: Standing = Standing.ACTIVE
 
@@ -121,6 +132,8 @@ class PullTarget(
     slot: str | None = None
     provider: str | None = None
     book_failures: bool | None = None
+    estimate_usd: Dollars | None = None
+    estimate_tokens: TokenCount | None = None
     default: bool = False
     status: Standing = Standing.ACTIVE
 
@@ -131,6 +144,40 @@ Target = HttpTarget | CommandTarget | CallableTarget | PullTarget
 def has_slot(target: Target) -> bool:
     """Tell whether tasks of a target have a slot: the one that it names, or one of a provider."""
     return target.slot is not None or target.provider is not None
+
+
+FREE_PROGRAMS = frozenset({"echo", "sleep", "true", "false"})
+"""Programs that cost nothing by definition."""
+
+
+def free_targets(targets: Mapping[str, Target]) -> frozenset[str]:
+    """Return the targets whose work costs nothing by definition."""
+    return frozenset(name for name, target in targets.items() if _is_free(target))
+
+
+def _is_free(target: Target) -> bool:
+    if isinstance(target, CommandTarget):
+        return is_free_program(target.command[0])
+    return isinstance(target, CallableTarget) and target.entry_point == ECHO.entry_point
+
+
+def is_free_program(program: str) -> bool:
+    """Tell whether a program costs nothing by definition."""
+    return PurePosixPath(program).name in FREE_PROGRAMS
+
+
+def target_estimates(targets: Mapping[str, Target]) -> dict[str, TargetEstimate]:
+    """Return what one task costs at those targets whose operator says it."""
+    return {
+        name: TargetEstimate(
+            micro_usd=None
+            if target.estimate_usd is None
+            else to_micro_usd(target.estimate_usd, field=f"targets.{name}.estimate_usd"),
+            tokens=target.estimate_tokens,
+        )
+        for name, target in targets.items()
+        if target.estimate_usd is not None or target.estimate_tokens is not None
+    }
 
 
 def free_failures(targets: Mapping[str, Target]) -> frozenset[str]:

@@ -13,6 +13,7 @@ import msgspec
 
 from headgate.core.budgets.ledger import Refused
 from headgate.core.budgets.reservations import LIVE
+from headgate.core.estimates import kept_hold
 from headgate.core.lifecycle import NOTHING_USED, TryAgain
 from headgate.core.task import Progress, TaskStatus, is_worker
 from headgate.errors import CallerError
@@ -42,10 +43,10 @@ def assign(work: UnitOfWork, line: Assignment, *, dead: set[str]) -> Assigned | 
         return _assigned(work, row, line)
     if line.node_id in dead or not _is_as_planned(row, line):
         return NotAssigned(task_id=line.task_id, record=row.record())
-    is_held, refused = _reserve(work, line)
-    if not is_held:
-        return NotAssigned(task_id=line.task_id, record=row.record(), refused=refused)
-    _take(work, row, line)
+    held = _reserve(work, line)
+    if held is None or isinstance(held, Refused):
+        return NotAssigned(task_id=line.task_id, record=row.record(), refused=held)
+    _take(work, row, line, *held)
     if not line.starts:
         work.notify(line.node_id, Kind.ASSIGNED, row.id)
         if is_worker(line.node_id):
@@ -80,11 +81,11 @@ def _is_as_planned(row: TaskRow, line: Assignment) -> bool:
     )
 
 
-def _reserve(work: UnitOfWork, line: Assignment) -> tuple[bool, Refused | None]:
-    """Reserve the money of a line; return whether it is reserved, and a budget's refusal."""
+def _reserve(work: UnitOfWork, line: Assignment) -> tuple[int, int] | Refused | None:
+    """Reserve the money of a line; return the tokens and micro-dollars, or a budget's refusal."""
     request = line.reserve
     if request is None or not work.keeps_ledger:
-        return True, None
+        return line.tokens, line.micro_usd
     if request.dispatched is not line.starts:
         request = msgspec.structs.replace(request, dispatched=line.starts)
     try:
@@ -92,14 +93,14 @@ def _reserve(work: UnitOfWork, line: Assignment) -> tuple[bool, Refused | None]:
     except CallerError:
         # An id that is taken, or a window whose zone this machine does not know: the line is not
         # applied, and the others in the same plan are not to suffer from it.
-        return False, None
+        return None
     if isinstance(answer, Refused):
-        return False, answer
+        return answer
     # A known id gets its answer again, also when what it held was given back long ago.
-    return answer.state in LIVE, None
+    return (answer.tokens, answer.micro_usd) if answer.state in LIVE else None
 
 
-def _take(work: UnitOfWork, row: TaskRow, line: Assignment) -> None:
+def _take(work: UnitOfWork, row: TaskRow, line: Assignment, tokens: int, micro_usd: int) -> None:
     leave_queue(work, row)
     # A start is counted with the agent that takes the task, here as when another node collects it.
     row.agent_id = line.agent_id
@@ -113,8 +114,14 @@ def _take(work: UnitOfWork, row: TaskRow, line: Assignment) -> None:
         attempt=line.attempt,
         node_id=line.node_id,
         reservation_id=line.reservation_id or None,
-        reserved_tokens=line.tokens,
-        reserved_micro_usd=line.micro_usd,
+        reserved_tokens=tokens,
+        reserved_micro_usd=micro_usd,
+        share_tokens=line.share_tokens,
+        hold=kept_hold(line.hold, tokens=tokens, micro_usd=micro_usd),
+        reported_tokens=None,
+        reported_micro_usd=None,
+        is_priced=False,
+        is_unpriced=False,
         started_at=work.now if line.starts else old.started_at,
         slot=line.slot,
         choice=line.choice,

@@ -8,9 +8,11 @@ changes together with its row: a task leaves its lane once, frees its permit onc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from headgate.core.budgets.ledger import Unit
 from headgate.core.lifecycle import (
     CANCELLED,
     DEADLINE_EXCEEDED,
@@ -27,10 +29,13 @@ from headgate.core.lifecycle import (
 from headgate.core.task import (
     OnParentFailure,
     PastAttempt,
+    Progress,
     TaskStatus,
     beginning_of,
     check_move,
     is_worker,
+    kind_of,
+    sample_of,
     with_latest,
 )
 from headgate.storage import nodes
@@ -66,33 +71,82 @@ def enter_queue(work: UnitOfWork, row: TaskRow) -> None:
     work.counters.queue(row.spec.task.agent_id, row.project_id, 1)
 
 
-def free_permit(work: UnitOfWork, row: TaskRow, cost: Usage) -> tuple[int, int]:
-    """Free the permit of an attempt, book what it cost, and return the tokens and micro-dollars.
+class Booked(NamedTuple):
+    """What an attempt was booked at, and the part of it for which nobody gave a number."""
 
-    What nobody knows of the cost is booked as it was held, and the task shows it as assumed.
+    tokens: int
+    micro_usd: int
+    assumed_tokens: int
+    assumed_micro_usd: int
+
+
+def free_permit(work: UnitOfWork, row: TaskRow, cost: Usage, *, is_done: bool) -> Booked:
+    """Free the permit of an attempt, book what it cost, and return that.
+
+    What nobody knows of the cost is booked as it was held, and the task shows it as assumed. Only
+    a success of which nothing was known before, and of which nothing is known now, costs nothing.
     """
     old = row.progress
-    assumed_tokens = old.reserved_tokens if cost.tokens is None else 0
-    assumed_micro_usd = old.reserved_micro_usd if cost.micro_usd is None else 0
-    tokens, micro_usd = cost.tokens or assumed_tokens, cost.micro_usd or assumed_micro_usd
+    booked = _booked(old, cost, is_done=is_done)
+    tokens, micro_usd = booked.tokens, booked.micro_usd
+    share_tokens = old.share_tokens if cost.tokens is None else cost.tokens
     work.counters.fly(row.agent_id, row.project_id, -1)
     work.counters.count(TICK)
-    if tokens or micro_usd:
-        work.counters.spend(row.project_id, tokens=tokens, micro_usd=micro_usd)
+    if share_tokens or micro_usd:
+        work.counters.spend(row.project_id, tokens=share_tokens, micro_usd=micro_usd)
     work.settle_money(row.progress.reservation_id, tokens=tokens, micro_usd=micro_usd)
     node_id = row.progress.node_id
     if node_id is not None and is_worker(node_id):
         work.take_from_worker(node_id, row.id)
     row.tokens, row.micro_usd = tokens, micro_usd
-    if tokens or micro_usd:
-        row.progress = msgspec.structs.replace(
-            old,
-            used_tokens=old.used_tokens + tokens,
-            used_micro_usd=old.used_micro_usd + micro_usd,
-            assumed_tokens=old.assumed_tokens + assumed_tokens,
-            assumed_micro_usd=old.assumed_micro_usd + assumed_micro_usd,
-        )
-    return tokens, micro_usd
+    # A model without a price is named, and so is work that held money and said nothing of it.
+    is_named = cost.model is not None and cost.tokens != 0
+    is_unpriced = (
+        is_done
+        and cost.micro_usd is None
+        and (is_named or (old.reserved_micro_usd > 0 and not booked.assumed_micro_usd))
+    )
+    row.progress = msgspec.structs.replace(
+        old,
+        used_tokens=old.used_tokens + tokens,
+        used_micro_usd=old.used_micro_usd + micro_usd,
+        assumed_tokens=old.assumed_tokens + booked.assumed_tokens,
+        assumed_micro_usd=old.assumed_micro_usd + booked.assumed_micro_usd,
+        share_tokens=share_tokens,
+        reported_tokens=cost.tokens,
+        reported_micro_usd=cost.micro_usd,
+        is_priced=cost.is_priced,
+        is_unpriced=is_unpriced,
+    )
+    sample = sample_of(row.progress, row.spec.terms, is_done=is_done)
+    if sample.says_something:
+        work.learn(kind_of(row.spec.task, row.spec.terms), sample)
+    return booked
+
+
+def _is_overrun(progress: Progress) -> bool:
+    """Tell whether an attempt that ended has used more than was held for it."""
+    tokens, micro_usd = progress.reported_tokens or 0, progress.reported_micro_usd or 0
+    return 0 < progress.reserved_tokens < tokens or 0 < progress.reserved_micro_usd < micro_usd
+
+
+def _booked(progress: Progress, cost: Usage, *, is_done: bool) -> Booked:
+    hold = progress.hold
+    is_probed = dict.fromkeys(Unit, False)
+    if is_done and hold is not None:
+        is_probed.update(dict.fromkeys(hold.probed, True))
+    # A model that was named has used something, though nobody knows its price.
+    has_model = cost.model is not None
+    assumed_tokens = progress.reserved_tokens if not is_probed[Unit.TOKENS] else 0
+    assumed_usd = progress.reserved_micro_usd if has_model or not is_probed[Unit.MICRO_USD] else 0
+    tokens = assumed_tokens if cost.tokens is None else cost.tokens
+    micro_usd = assumed_usd if cost.micro_usd is None else cost.micro_usd
+    return Booked(
+        tokens=tokens,
+        micro_usd=micro_usd,
+        assumed_tokens=tokens if cost.tokens is None else 0,
+        assumed_micro_usd=micro_usd if cost.micro_usd is None else 0,
+    )
 
 
 def requeue(work: UnitOfWork, row: TaskRow, step: TryAgain, cost: Usage) -> None:
@@ -230,18 +284,18 @@ def conclude(work: UnitOfWork, row: TaskRow, step: Finish | TryAgain, cost: Usag
 
     A task that somebody wants cancelled is not tried again.
     """
-    before = row.progress
-    tokens, micro_usd = free_permit(work, row, cost)
+    is_done = isinstance(step, Finish) and step.status is TaskStatus.DONE
+    booked = free_permit(work, row, cost, is_done=is_done)
     work.counters.use(
         (row.project_id, row.agent_id or "", cost.model or ""),
         is_over=row.progress.cancel_requested or isinstance(step, Finish),
-        tokens=tokens,
-        micro_usd=micro_usd,
-        assumed_tokens=row.progress.assumed_tokens - before.assumed_tokens,
-        assumed_micro_usd=row.progress.assumed_micro_usd - before.assumed_micro_usd,
+        tokens=booked.tokens,
+        micro_usd=booked.micro_usd,
+        assumed_tokens=booked.assumed_tokens,
+        assumed_micro_usd=booked.assumed_micro_usd,
         unpriced_tokens=(cost.tokens or 0) if cost.is_unpriced else 0,
         priced_micro_usd=(cost.micro_usd or 0) if cost.is_priced else 0,
-        is_overrun=0 < before.reserved_tokens < tokens or 0 < before.reserved_micro_usd < micro_usd,
+        is_overrun=_is_overrun(row.progress),
     )
     if isinstance(step, TryAgain):
         if not row.progress.cancel_requested:

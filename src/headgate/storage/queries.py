@@ -38,6 +38,7 @@ from headgate.storage.unit_of_work import (
     KEPT,
     TICK,
     UnitOfWork,
+    read_learned,
     read_submissions,
     states_of,
     to_submission,
@@ -141,6 +142,7 @@ def backlog(transaction: Transaction, now: float) -> Backlog:
         closures=closures(transaction, now),
         nodes=nodes.live(transaction, now),
         tick=_counters(transaction).get(TICK, 0),
+        learned=read_learned(transaction),
     )
 
 

@@ -439,3 +439,34 @@ CREATE TABLE worker_tasks (
 WORKER_MIGRATIONS = (first_migration(_WORKER_TABLES),)
 
 WORKER_TASKS = Insert(table="worker_tasks", columns=(("node_id", "TEXT"), ("task_id", "TEXT")))
+
+
+# What is learned of the cost of work, one row for each kind; `learned` is JSON.
+
+ESTIMATES = "estimates"
+
+_ESTIMATE_TABLES = """
+CREATE TABLE estimates (
+    project_id {text},
+    name {text},
+    action {text},
+    fed_at DOUBLE PRECISION NOT NULL,
+    learned {text} NOT NULL,
+    PRIMARY KEY (project_id, name, action)
+) {by_key}
+"""
+
+ESTIMATE_MIGRATIONS = (first_migration(_ESTIMATE_TABLES),)
+
+ESTIMATE_ROWS = Insert(
+    table="estimates",
+    columns=(
+        ("project_id", "TEXT"),
+        ("name", "TEXT"),
+        ("action", "TEXT"),
+        ("fed_at", "DOUBLE PRECISION"),
+        ("learned", "TEXT"),
+    ),
+    key=("project_id", "name", "action"),
+    updated=("fed_at", "learned"),
+)

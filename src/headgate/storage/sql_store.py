@@ -189,6 +189,7 @@ PARTS = (
     (usage.PART, usage.MIGRATIONS),
     (schema.ADMINISTRATION, schema.ADMINISTRATION_MIGRATIONS),
     (schema.WORKERS, schema.WORKER_MIGRATIONS),
+    (schema.ESTIMATES, schema.ESTIMATE_MIGRATIONS),
     (slot_rows.PART, slot_rows.MIGRATIONS),
 )
 

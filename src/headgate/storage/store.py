@@ -20,6 +20,7 @@ import msgspec
 from headgate.core.admission import QueueLimits, Rejected
 from headgate.core.budgets.ledger import Limit, Refused, ReserveRequest, SettleRequest
 from headgate.core.budgets.scopes import Scope
+from headgate.core.estimates import Hold, Kind, Learned
 from headgate.core.fair_share import UsageRow
 from headgate.core.gates import GateClosure
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitEntry, SubmitKey
@@ -216,8 +217,9 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of a plan: which attempt at which task goes to which agent, on which node.
 
     `starts` writes the task as running at once, on the dispatcher's own node. `reserve` is None
-    where the ledger is outside the store, and `slot` unless one was chosen for the attempt. What
-    was the `choice` is kept with the task, for people.
+    where the ledger is outside the store: then `tokens` and `micro_usd` are reserved already.
+    `slot` is set if one was chosen for the attempt. How the amounts came about, and what was the
+    `choice`, is kept with the task.
     """
 
     task_id: str
@@ -226,8 +228,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     node_id: str
     starts: bool
     reservation_id: str
-    tokens: int
-    micro_usd: int
+    share_tokens: int
+    tokens: int = 0
+    micro_usd: int = 0
+    hold: Hold | None = None
     reserve: ReserveRequest | None = None
     rate_charges: tuple[RateCharge, ...] = ()
     tick: int = 0
@@ -380,6 +384,7 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     closures: tuple[GateClosure, ...]
     nodes: tuple[Node, ...]
     tick: int
+    learned: tuple[tuple[Kind, Learned], ...] = ()
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):

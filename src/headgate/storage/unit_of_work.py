@@ -18,6 +18,7 @@ import msgspec
 from headgate.core.admission import Rejected
 from headgate.core.budgets.ledger import LedgerState, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import Call
+from headgate.core.estimates import MAX_KINDS, Kind, Learned, Sample
 from headgate.core.fair_share import SECONDS_PER_HOUR
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.lane_index import NEVER_SERVED
@@ -39,6 +40,7 @@ from headgate.storage import ledger, nodes
 from headgate.storage.schema import (
     CLOSURES,
     DELIVERY_ROWS,
+    ESTIMATE_ROWS,
     INPUTS,
     OUTBOX,
     PARENTS,
@@ -47,7 +49,7 @@ from headgate.storage.schema import (
     WORKER_TASKS,
 )
 from headgate.storage.store import DISPATCHER, NOT_SHOWN
-from headgate.storage.transaction import Insert, Row, Transaction, about
+from headgate.storage.transaction import Insert, Lookup, Row, Transaction, about
 from headgate.storage.zones import zone
 
 _STATUSES = {status.value: status for status in TaskStatus}
@@ -66,6 +68,20 @@ _encoder = msgspec.json.Encoder()
 _specs = msgspec.json.Decoder(Spec)
 _progresses = msgspec.json.Decoder(Progress)
 _submissions = msgspec.json.Decoder(Submission)
+_learned = msgspec.json.Decoder(Learned)
+
+_LEARNED = Lookup(
+    lambda dialect: (
+        "SELECT kept.project_id, kept.name, kept.action, kept.learned FROM"  # noqa: S608
+        f" {dialect.given({'project_id': 'TEXT', 'name': 'TEXT', 'action': 'TEXT'})}"
+        " JOIN estimates AS kept ON kept.project_id = given.project_id"
+        " AND kept.name = given.name AND kept.action = given.action"
+    )
+)
+_FORGET_KINDS = """
+DELETE FROM estimates WHERE project_id = ? AND (name, action) IN
+(SELECT name, action FROM estimates WHERE project_id = ? ORDER BY fed_at, name, action LIMIT ?)
+"""
 
 
 class TaskRow:
@@ -561,6 +577,7 @@ class UnitOfWork:
         self._tick_before = 0
         self._queued_by_agent: dict[str, int] = {}
         self._dispatcher: str | None = None
+        self._samples: list[tuple[Kind, Sample]] = []
 
     def load(self, task_ids: Iterable[str]) -> None:
         """Read the rows of tasks that are not here yet."""
@@ -699,6 +716,10 @@ class UnitOfWork:
         with suppress(IllegalSettlementError):
             self.ledger.settle(request, self.now)
 
+    def learn(self, kind: Kind, sample: Sample) -> None:
+        """Learn what a kind of work costs from an attempt that ended."""
+        self._samples.append((kind, sample))
+
     def mark_dispatched(self, reservation_id: str | None) -> bool:
         """Note that the provider is about to be called; False if the money is not held any more."""
         if not reservation_id or not self.keeps_ledger:
@@ -760,6 +781,8 @@ class UnitOfWork:
         ]
         if self.keeps_ledger:
             inserts += ledger.changed_rows(self.ledger, self.now)
+        if self._samples:
+            inserts.append((ESTIMATE_ROWS, learned_rows(transaction, self._samples, self.now)))
         # A task that one worker gives up and another gets is taken from the first one first.
         for pair in self._taken:
             transaction.run(_TAKE_FROM_WORKER, pair)
@@ -772,6 +795,38 @@ class UnitOfWork:
             for row in self._rows.values():
                 if row is not None and not row.is_terminal:
                     self._cache.put(row)
+
+
+def learned_rows(
+    transaction: Transaction, samples: Sequence[tuple[Kind, Sample]], now: float
+) -> list[Row]:
+    """Return what is known of these kinds of work with the samples added, as rows to write.
+
+    A new kind takes the place of those of its project that were fed longest ago, beyond a number.
+    """
+    fed = {one: None for kind, sample in samples for one in sample.kinds(kind)}
+    found = transaction.read(_LEARNED, [tuple(kind) for kind in fed])
+    known = {Kind(*row[:3]): _learned.decode(row[3]) for row in found}
+    new = [kind for kind in fed if kind not in known]
+    for project_id in {kind.project_id for kind in new}:
+        _forget_kinds(transaction, project_id, sum(one.project_id == project_id for one in new))
+    for kind, sample in samples:
+        for one in sample.kinds(kind):
+            sample.feed(known.setdefault(one, Learned()))
+    return [(*kind, now, _text(known[kind])) for kind in fed]
+
+
+def _forget_kinds(transaction: Transaction, project_id: str, more: int) -> None:
+    sql = "SELECT COUNT(*) FROM estimates WHERE project_id = ?"
+    excess = transaction.read(sql, (project_id,))[0][0] + more - MAX_KINDS
+    if excess > 0:
+        transaction.run(_FORGET_KINDS, (project_id, project_id, excess))
+
+
+def read_learned(transaction: Transaction) -> tuple[tuple[Kind, Learned], ...]:
+    """Return all that is known of kinds of work, those that were fed longest ago first."""
+    sql = "SELECT project_id, name, action, learned FROM estimates ORDER BY fed_at"
+    return tuple([(Kind(*row[:3]), _learned.decode(row[3])) for row in transaction.read(sql)])
 
 
 def read_submissions(transaction: Transaction, task_ids: Sequence[str]) -> dict[str, Submission]:

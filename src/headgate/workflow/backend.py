@@ -60,8 +60,8 @@ class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     step: Step
     request: Any
-    micro_usd: int
-    tokens: int
+    micro_usd: int | None
+    tokens: int | None
     is_provisional: bool = False
 
 

@@ -15,24 +15,34 @@ import msgspec
 
 from headgate.config import load_prices
 from headgate.errors import InvalidAmountError, WorkflowError
+from headgate.executors.targets import is_free_program
 from headgate.providers.prices import CHARACTERS_PER_TOKEN, UnknownPriceError
 from headgate.providers.requests import ModelCall, read_call
 from headgate.workflow.config import PATHS
 from headgate.workflow.placeholders import Text, UnfilledError
-from headgate.workflow.workflow import Estimate, ModelWork, Step, Workflow
+from headgate.workflow.workflow import CommandWork, Estimate, ModelWork, Step, Workflow
 
 _NOTHING = Estimate()
 
 
-def estimated(workflow: Workflow, step: Step, request: Any) -> tuple[int, int]:  # noqa: ANN401
+def estimated(
+    workflow: Workflow,
+    step: Step,
+    request: Any,  # noqa: ANN401
+) -> tuple[int | None, int | None]:
     """Return the micro-dollars and the tokens of a filled request; one to a model has a `body`.
+
+    None is what nobody knows, and what is learned from run to run.
 
     Raises `UnfilledError` for a model whose name was filled in, and which has no price.
     """
     said = step.estimate or _NOTHING
     micro_usd = said.micro_usd if step.cost_micro_usd is None else step.cost_micro_usd
     if not isinstance(step.work, ModelWork):
-        return micro_usd or 0, said.tokens or 0
+        program = request.command[0] if isinstance(step.work, CommandWork) else None
+        if isinstance(program, str) and is_free_program(program):
+            return micro_usd or 0, said.tokens or 0
+        return micro_usd, said.tokens
     path = PATHS[workflow.endpoints[step.work.endpoint].kind]
     call = read_call(path, msgspec.json.encode(request.body))
     if micro_usd is None:

@@ -268,7 +268,7 @@ class _Estimates:
         micro_usd, tokens = estimated(self._workflow, step, request_of(step.work, view))
         is_least = self._least[step.id]
         self.has_least |= is_least
-        return _Estimate(micro_usd, tokens, is_least)
+        return _Estimate(micro_usd or 0, tokens or 0, is_least)
 
 
 class _DryLedger:

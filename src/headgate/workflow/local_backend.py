@@ -27,6 +27,7 @@ from headgate.core.budgets.ledger import Ledger, Limit, Refused, Unit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.dispatch_state import DispatchSettings, DispatchState
 from headgate.core.events import LAST_RANK, rank_of
+from headgate.core.gates import GatePart
 from headgate.core.money import format_usd
 from headgate.core.reasons import BudgetShort, GateClosed, LaneBehind, NotYetDue, Reason
 from headgate.core.retention import Retention
@@ -503,7 +504,7 @@ class LocalTasks:
         self._project_id = workflow.name
         self._scopes = (scope,)
         self._targets = targets
-        self._terms: dict[tuple[str, int], Terms] = {}
+        self._terms: dict[tuple[str, int | None], Terms] = {}
 
     def draft(self, order: StepOrder, now: float) -> Draft:
         """Return the task of an order; one that no target would take fails when it runs."""
@@ -543,7 +544,7 @@ class LocalTasks:
         )
         return Draft(own, self._terms_of(step, order.micro_usd), submission)
 
-    def _terms_of(self, step: Step, micro_usd: int) -> Terms:
+    def _terms_of(self, step: Step, micro_usd: int | None) -> Terms:
         key = (step.id, micro_usd)
         terms = self._terms.get(key)
         if terms is None:
@@ -551,7 +552,8 @@ class LocalTasks:
                 self._terms.clear()
             is_fixed = step.cost_micro_usd is not None
             terms = self._terms[key] = Terms(
-                estimate_micro_usd=0 if is_fixed else micro_usd,
+                estimate_micro_usd=None if is_fixed else micro_usd,
+                action=step.id,
                 max_attempts=step.retries + 1,
                 attempt_seconds=step.timeout_seconds,
                 cost_micro_usd=step.cost_micro_usd,
@@ -720,8 +722,6 @@ def engine_settings(
             rate_limits=() if targets is None else targets.rate_limits,
             max_inflight=concurrency,
             max_per_agent_inflight=concurrency,
-            # There is one project, and nobody that it would have to be fair to.
-            counts_free_work=False,
         ),
         limits=QueueLimits(max_queue=None, max_per_agent=None),
         budgets=budgets,
@@ -760,7 +760,7 @@ def _waits_for_window(dispatch_state: DispatchState, found: tuple[TaskReason, ..
 def _refusal(reason: Reason, dispatch_state: DispatchState) -> Refused | None:
     match reason:
         case BudgetShort(scope=scope) | GateClosed(kind="scope", name=scope):
-            return dispatch_state.parking.refusals.get(scope)
+            return dispatch_state.parking.refusals.get(GatePart("scope", scope))
     return None
 
 

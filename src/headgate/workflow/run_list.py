@@ -60,7 +60,7 @@ class LiveTask:
     __slots__ = ("cancelled_as", "has_amounts", "micro_usd", "since", "task", "tokens", "why")
 
     def __init__(
-        self, task: StepTask, since: float, micro_usd: int | None = None, tokens: int = 0
+        self, task: StepTask, since: float, micro_usd: int | None = None, tokens: int | None = None
     ) -> None:
         self.task = task
         self.since = since

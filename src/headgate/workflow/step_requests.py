@@ -500,13 +500,17 @@ class RefusedAmounts:
     def __init__(self) -> None:
         self._smallest: list[tuple[int, int]] = []
 
-    def add(self, micro_usd: int, tokens: int) -> None:
+    def add(self, micro_usd: int | None, tokens: int | None) -> None:
         """Keep what was refused. Those that are too many are asked for again, which is safe."""
+        if micro_usd is None or tokens is None:
+            return
         if not self.cover(micro_usd, tokens) and len(self._smallest) < MAX_REFUSALS:
             self._smallest.append((micro_usd, tokens))
 
-    def cover(self, micro_usd: int, tokens: int) -> bool:
-        """Tell whether an amount would be refused again."""
+    def cover(self, micro_usd: int | None, tokens: int | None) -> bool:
+        """Tell whether an amount would be refused again; one that nobody knows is asked for."""
+        if micro_usd is None or tokens is None:
+            return False
         return any(micro_usd >= dollars and tokens >= count for dollars, count in self._smallest)
 
 
@@ -525,7 +529,7 @@ class OrderMaker:
         self._refusals = refusals
         self._progress = progress
         self._provisional: set[str] = set()
-        self._same: dict[str, tuple[int, int]] = {}
+        self._same: dict[str, tuple[int | None, int | None]] = {}
 
     def made(self, number: int, generation: int, values: Mapping[Any, Any]) -> StepOrder | NoOrder:
         """Return the order of a run, or how it ends without one."""
