@@ -13,7 +13,6 @@ from headgate.budgets.local import LocalBudgetTracker
 from headgate.budgets.tracker import LedgerTracker
 from headgate.errors import (
     BudgetExceededError,
-    InvalidFieldError,
     InvalidScopeError,
     InvalidSettingError,
     LedgerUnavailableError,
@@ -209,17 +208,86 @@ def test_a_limit_that_the_ledger_has_refuses_in_mode_alert_too() -> None:
     assert run(scenario) == "agent:a"
 
 
-def test_a_call_that_nobody_can_price_is_refused_and_keeps_no_permit() -> None:
-    async def scenario(tracker: LedgerTracker, _loop: SimulatedLoop) -> None:
+def test_calls_without_an_estimate_begin_with_one_that_holds_a_tenth() -> None:
+    async def scenario(tracker: LedgerTracker, _loop: SimulatedLoop) -> tuple[list[int], float]:
+        scheduler = scheduler_of(Budget(tracker, limits={"agent:a": "0.50"}), capacity=50)
+        held: list[int] = []
+
+        async def ask() -> None:
+            async with scheduler.acquire("a") as grant:
+                assert grant.held is not None
+                held.append(grant.held.micro_usd)
+                await asyncio.sleep(1)
+                grant.charge("0.02")
+
+        await asyncio.gather(*(ask() for _ in range(20)))
+        assert scheduler.resource.in_use == 0
+        return held, await tracker.get_spent("agent:a")
+
+    held, spent = run(scenario)
+    # The first holds a tenth of the limit; the next four times what it cost, then ever less.
+    assert held[:3] == [50_000, 80_000, 80_000]
+    assert held[-1] < 30_000
+    assert spent == pytest.approx(0.4)
+
+
+def test_a_limited_scope_is_not_passed_by_calls_without_an_estimate() -> None:
+    async def scenario(tracker: LedgerTracker, _loop: SimulatedLoop) -> list[str]:
+        budget = Budget(tracker, limits={"agent:a": "0.50"})
+        scheduler = scheduler_of(budget, capacity=50)
+
+        async def ask() -> str:
+            try:
+                async with scheduler.acquire("a") as grant:
+                    await asyncio.sleep(1)
+                    grant.charge("0.10")
+            except BudgetExceededError:
+                return "refused"
+            return "ran"
+
+        outcomes = await asyncio.gather(*(ask() for _ in range(20)))
+        assert await tracker.get_spent("agent:a") <= 0.6
+        return outcomes
+
+    assert 4 <= run(scenario).count("ran") <= 6
+
+
+def test_what_a_call_gives_in_one_unit_only_is_learned_in_the_other() -> None:
+    async def scenario(tracker: LedgerTracker, _loop: SimulatedLoop) -> tuple[int, int]:
+        await tracker.set_budget("agent:a", limit_usd=1, limit_tokens=1_000)
         scheduler = scheduler_of(Budget(tracker))
-        with pytest.raises(InvalidFieldError, match="estimate"):
-            await scheduler.acquire("a")
         async with scheduler.acquire("a", task=Task(estimate_tokens=100)) as grant:
             assert grant.held is not None
-            assert grant.held.tokens == 100
-        assert scheduler.resource.in_use == 0
+            return grant.held.micro_usd, grant.held.tokens
 
-    run(scenario)
+    assert run(scenario) == (100_000, 100)
+
+
+def test_work_that_never_says_what_it_cost_books_nothing_and_runs_in_parallel() -> None:
+    async def scenario(tracker: LedgerTracker, loop: SimulatedLoop) -> tuple[float, float]:
+        scheduler = scheduler_of(Budget(tracker, limits={"agent:a": "0.50"}), capacity=50)
+
+        async def ask() -> None:
+            async with scheduler.acquire("a"):
+                await asyncio.sleep(1)
+
+        await asyncio.gather(*(ask() for _ in range(30)))
+        return await tracker.get_spent("agent:a"), loop.time()
+
+    spent, seconds = run(scenario)
+    assert spent == 0
+    assert seconds < 6
+
+
+def test_a_probe_that_fails_without_a_word_books_what_it_held() -> None:
+    async def scenario(tracker: LedgerTracker, _loop: SimulatedLoop) -> float:
+        scheduler = scheduler_of(Budget(tracker, limits={"agent:a": "0.50"}))
+        with pytest.raises(ConnectionError):
+            async with scheduler.acquire("a"):
+                raise ConnectionError
+        return await tracker.get_spent("agent:a")
+
+    assert run(scenario) == pytest.approx(0.05)
 
 
 def test_an_agent_whose_name_is_no_scope_is_refused_and_keeps_no_permit() -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import ContextVar
 from decimal import Decimal
 from math import inf
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, get_args
+from weakref import ref
 
 import msgspec
 
@@ -23,6 +24,7 @@ from headgate.budgets.status import ScopeStatus, status_tree
 from headgate.budgets.waiting import BudgetQueue, queue_of, tell_freed
 from headgate.core.budgets.ledger import (
     MAX_ACCOUNTS,
+    Flexible,
     JournalEntry,
     Ledger,
     Limit,
@@ -35,6 +37,7 @@ from headgate.core.budgets.ledger import (
 from headgate.core.budgets.reservations import LIVE, Call, Reservation, ReservationState
 from headgate.core.budgets.scopes import Scope, charged_scopes, parse_scope
 from headgate.core.budgets.windows import Window, parse_window
+from headgate.core.estimates import Hold
 from headgate.core.money import (
     MicroUsd,
     Tokens,
@@ -95,8 +98,12 @@ class BudgetTracker(Protocol):
         lease_seconds: float = DEFAULT_LEASE_SECONDS,
         also: Iterable[str] = (),
         dispatched: bool = False,
+        flexible: Flexible | None = None,
     ) -> ReservationToken:
-        """Hold an estimate in the scope, its ancestors and `also`, or raise BudgetExceededError."""
+        """Hold an estimate in the scope, its ancestors and `also`, or raise BudgetExceededError.
+
+        Amounts count as given, also zero, unless `flexible` says that they are learned or unknown.
+        """
 
     async def dispatched(self, token: ReservationToken | str) -> ReservationToken:
         """Note that the provider is about to be called."""
@@ -181,7 +188,12 @@ class ActiveReservation:
     before the body ends, and its commit then corrects that.
     """
 
-    def __init__(self, token: ReservationToken) -> None:
+    def __init__(
+        self, token: ReservationToken, tracker: BudgetTracker, hold: Hold | None = None
+    ) -> None:
+        self.tracker = tracker
+        self.hold = hold
+        self.reported_tokens: int | None = None
         self.reservation_id = token.id
         self.micro_usd = token.micro_usd
         self.tokens = token.tokens
@@ -196,11 +208,17 @@ class ActiveReservation:
         Tokens that are not reported are taken to be those that were reserved.
         """
         cost = to_micro_usd(actual_usd, field="actual_usd")
+        self.reported_tokens = None if tokens is None else to_tokens(tokens)
         self._charged = (cost, self.tokens if tokens is None else to_tokens(tokens))
 
     def not_charged(self) -> None:
         """Report that the provider cannot have charged; a reported charge outweighs this."""
         self._is_free = True
+
+    @property
+    def reported_micro_usd(self) -> int | None:
+        """The cost that was reported, None without a report."""
+        return None if self._charged is None else self._charged[0]
 
     @property
     def is_given_back(self) -> bool:
@@ -226,6 +244,7 @@ async def reserved(
     not_charged_on: tuple[type[BaseException], ...] = (),
     on_exhausted: OnExhausted = "wait",
     max_wait_seconds: float | None = None,
+    hold: Callable[[], Hold] | None = None,
 ) -> AsyncIterator[ActiveReservation]:
     """Hold an estimate while the body runs, and settle it when the body ends.
 
@@ -235,6 +254,9 @@ async def reserved(
     `max_wait_seconds` at most; with `on_exhausted="reject"` it is refused at once. Inside of
     another reservation it waits only if it says for how long: it could be waiting for itself.
 
+    `hold` says instead of the amounts what is to be held, where that is learned or unknown. It is
+    asked anew for each try, because others of the kind may have ended meanwhile.
+
     One `reservation_id` is one call. While it is live it must not be held a second time: both
     bodies would run on the same money, and the ledger keeps only the cost that is booked first.
     """
@@ -242,12 +264,17 @@ async def reserved(
     scopes = scopes_of(scope, further)
     own_id = new_reservation_id()
 
-    async def ask() -> ReservationToken:
+    async def ask() -> tuple[ReservationToken, Hold | None]:
+        now = None if hold is None else hold()
+        flexible = None if now is None else now.flexible
+        # A tracker of somebody else's need not know what a flexible amount is.
+        more: dict[str, Any] = {} if flexible is None else {"flexible": flexible}
         reserving = asyncio.ensure_future(
             tracker.reserve(
                 scope,
-                amount_usd,
-                tokens=tokens,
+                amount_usd if now is None else Decimal(now.micro_usd.amount).scaleb(-6),
+                tokens=tokens if now is None else now.tokens.amount,
+                **more,
                 reservation_id=own_id if reservation_id is None else reservation_id,
                 lease_seconds=lease_seconds,
                 also=further,
@@ -255,7 +282,7 @@ async def reserved(
             )
         )
         try:
-            return await asyncio.shield(reserving)
+            return await asyncio.shield(reserving), now
         except (asyncio.CancelledError, LedgerUnavailableError):
             # It may be held all the same. Nobody else knows this id and the provider was not
             # called, so it can be given back; under an id of the caller's another call may be
@@ -263,13 +290,15 @@ async def reserved(
             await _finish(_give_up(tracker, reserving, own_id if reservation_id is None else None))
             raise
 
-    if may_wait(on_exhausted, max_wait_seconds):
-        queue = budget_queue(tracker)
-        token = await queue.reserve(scopes, ask, max_wait_seconds=max_wait_seconds)
+    if may_wait(tracker, on_exhausted, max_wait_seconds):
+        queue, kind = budget_queue(tracker), "" if hold is None else hold().kind
+        token, held_by = await queue.reserve(
+            scopes, ask, kind=kind, max_wait_seconds=max_wait_seconds
+        )
     else:
-        token = await ask()
+        token, held_by = await ask()
     _check_live(token)
-    held = ActiveReservation(token)
+    held = ActiveReservation(token, tracker, held_by)
     note_held(held)
     renewing = asyncio.create_task(_renew(tracker, held, lease_seconds))
     try:
@@ -300,16 +329,18 @@ def scopes_of(scope: str, also: Iterable[str]) -> tuple[Scope, ...]:
     return charged_scopes(parse_scope(scope), further)
 
 
-_held_here: ContextVar[tuple[ActiveReservation, ...]] = ContextVar("held_here", default=())
-"""What this task holds, or held a moment ago."""
+_held_here: ContextVar[tuple[ref[ActiveReservation], ...]] = ContextVar("held_here", default=())
+"""What this task holds, or held a moment ago; what was forgotten with its loop does not count."""
 
 
 def note_held(held: ActiveReservation) -> None:
     """Note that this task holds money until it says otherwise."""
-    _held_here.set((*_live_here(), held))
+    _held_here.set((*map(ref, _live_here()), ref(held)))
 
 
-def may_wait(on_exhausted: OnExhausted, max_wait_seconds: float | None) -> bool:
+def may_wait(
+    tracker: BudgetTracker, on_exhausted: OnExhausted, max_wait_seconds: float | None
+) -> bool:
     """Tell whether a call waits for money; one that holds some only if it says for how long."""
     if on_exhausted not in get_args(OnExhausted):
         choices = ", ".join(get_args(OnExhausted))
@@ -318,11 +349,12 @@ def may_wait(on_exhausted: OnExhausted, max_wait_seconds: float | None) -> bool:
         raise InvalidFieldError("max_wait_seconds", "must be a number of seconds, at least 0")
     if on_exhausted == "reject":
         return False
-    return max_wait_seconds is not None or not _live_here()
+    return max_wait_seconds is not None or all(one.tracker is not tracker for one in _live_here())
 
 
-def _live_here() -> tuple[ActiveReservation, ...]:
-    return tuple(held for held in _held_here.get() if not held.is_over)
+def _live_here() -> list[ActiveReservation]:
+    known = [one() for one in _held_here.get()]
+    return [held for held in known if held is not None and not held.is_over]
 
 
 def _check_live(token: ReservationToken) -> None:
@@ -485,8 +517,12 @@ class LedgerTracker:
         lease_seconds: float = DEFAULT_LEASE_SECONDS,
         also: Iterable[str] = (),
         dispatched: bool = False,
+        flexible: Flexible | None = None,
     ) -> ReservationToken:
-        """Hold an estimate in the scope, its ancestors and `also`, or raise BudgetExceededError."""
+        """Hold an estimate in the scope, its ancestors and `also`, or raise BudgetExceededError.
+
+        Amounts count as given, also zero, unless `flexible` says that they are learned or unknown.
+        """
         charged = parse_scope(scope)
         further = tuple(parse_scope(name, field="also") for name in also)
         request = ReserveRequest(
@@ -500,6 +536,7 @@ class LedgerTracker:
             tokens=to_tokens(tokens),
             lease_seconds=_lease(lease_seconds),
             dispatched=bool(dispatched),
+            flexible=flexible,
         )
         answer = await self.ledger.reserve(request)
         if isinstance(answer, Refused):

@@ -21,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from decimal import Decimal
+from functools import partial
 from typing import Literal, get_args
 
 import msgspec
@@ -35,13 +36,15 @@ from headgate.budgets.tracker import (
     reserved,
 )
 from headgate.budgets.waiting import LONGEST_PAUSE_SECONDS
+from headgate.core import estimates
+from headgate.core.budgets.ledger import Unit
 from headgate.core.budgets.scopes import parse_scope
+from headgate.core.estimates import Hold, Kind
 from headgate.core.money import format_usd, to_limit_micro_usd, to_micro_usd, to_tokens
 from headgate.errors import (
     BudgetExceededError,
     CallerError,
     HeadgateError,
-    InvalidFieldError,
     InvalidScopeError,
     InvalidSettingError,
     LedgerUnavailableError,
@@ -53,20 +56,35 @@ from headgate.inprocess.permits import Grant, Permits, unknown_agent
 _log = logging.getLogger(__name__)
 
 Mode = Literal["wait", "refuse", "downgrade", "alert"]
+_PROJECT = "calls"
+"""All calls of a budget are of one project: their kinds share its bound."""
+
 _WAITING: tuple[Mode, ...] = ("wait", "downgrade")
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call may cost at most, for which model; `cheaper` is tried where that is refused."""
+    """What a call may cost at most, for which model; `cheaper` is tried where that is refused.
 
-    usd: Amount = 0
-    tokens: int = 0
+    What is left out is learned from earlier calls; zero is given, and holds nothing. `hold` says
+    it for each try instead.
+    """
+
+    usd: Amount | None = None
+    tokens: int | None = None
     model: str | None = None
     cheaper: Estimate | None = None
+    hold: Callable[[], Hold] | None = None
 
     def __post_init__(self) -> None:
-        to_micro_usd(self.usd, field="usd")
-        to_tokens(self.tokens)
+        if self.usd is not None:
+            to_micro_usd(self.usd, field="usd")
+        if self.tokens is not None:
+            to_tokens(self.tokens)
+
+    def given(self) -> tuple[estimates.Estimate | None, estimates.Estimate | None]:
+        """Return the amounts that were given, in dollars and in tokens."""
+        usd = None if self.usd is None else estimates.given(to_micro_usd(self.usd, field="usd"))
+        return usd, None if self.tokens is None else estimates.given(to_tokens(self.tokens))
 
 
 class BudgetPassed(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,9 +104,11 @@ class Budget:
 
     `tracker` is one that is open, or a URL: a ledger at a URL is opened at the first call and
     closed with the last scheduler that used it. `limits` are dollars by scope, as
-    `{"agent:analyst": "5.00"}`; they are set at the first call. `teams` maps agents to teams. A
-    call that gives no estimate is taken to cost `default`; without one it is refused, because a
-    call that costs nothing could spend without end.
+    `{"agent:analyst": "5.00"}`; they are set at the first call. `teams` maps agents to teams.
+
+    A call that gives no estimate holds what its like have cost before, otherwise `default`. Where
+    neither is known it is a probe: it holds a tenth of the smallest limit, and is alone of its kind
+    until it has reported its cost. The kind is the model, the type of the call, or else the agent.
     """
 
     def __init__(
@@ -122,6 +142,7 @@ class Budget:
             for scope, limit in (limits or {}).items()
         }
         self._default = default
+        self._estimates = estimates.Estimates()
         self._on_alert = on_alert
         self._passed: set[str] = set()
         self._not_charged_on = not_charged_on
@@ -181,7 +202,8 @@ class Budget:
         refusal: BudgetExceededError | None = None
         while wanted is not None:
             try:
-                holding = self._holding(tracker, scope, also, wanted)
+                hold = wanted.hold or partial(self._hold, grant, wanted)
+                holding = self._holding(tracker, scope, also, hold)
                 grant.attach(holding, await holding.__aenter__(), wanted.model)
             except BudgetExceededError as error:
                 refusal = refusal or error
@@ -192,15 +214,46 @@ class Budget:
             raise refusal
 
     def estimate_of(self, grant: Grant, estimate: Estimate | None) -> Estimate:
-        """Return what a call is taken to cost, or say that nobody knows."""
+        """Return what is said of what a call may cost; it may be nothing."""
         if estimate is not None:
             return estimate
         if grant.task.estimate_tokens is not None:
             return Estimate(tokens=grant.task.estimate_tokens)
-        if self._default is None:
-            problem = "is missing, and the budget has no default; say what the call may cost"
-            raise InvalidFieldError("estimate", problem)
-        return self._default
+        if self._default is not None and self._default.cheaper is not None:
+            return self._default
+        return Estimate()
+
+    def learn(self, grant: Grant, error: BaseException | None) -> None:
+        """Learn what a call cost; one that was a probe, and says nothing, has cost nothing."""
+        held = grant.held
+        if held is None or held.hold is None:
+            return
+        probed, is_done = held.hold.probed, error is None
+        sample = estimates.Sample(
+            micro_usd=held.reported_micro_usd,
+            tokens=held.reported_tokens,
+            held_micro_usd=held.micro_usd,
+            held_tokens=held.tokens,
+            is_done=is_done and not held.is_given_back,
+            probed=probed,
+        )
+        self._estimates.feed(_kind_of(grant, grant.model), sample)
+        if is_done and probed and held.reported_micro_usd is None and not held.is_given_back:
+            micro_usd = 0 if Unit.MICRO_USD in probed else held.micro_usd
+            held.charge(_dollars(micro_usd), tokens=0 if Unit.TOKENS in probed else held.tokens)
+
+    def _hold(self, grant: Grant, wanted: Estimate) -> Hold:
+        """Return what a call is to hold: given, learned, by default, or as a probe."""
+        usd, tokens = wanted.given()
+        default = Estimate() if self._default is None else self._default
+        default_usd, default_tokens = default.given()
+        return self._estimates.hold(
+            _kind_of(grant, wanted.model),
+            micro_usd=usd,
+            tokens=tokens,
+            default_micro_usd=default_usd and estimates.configured(default_usd.amount),
+            default_tokens=default_tokens and estimates.configured(default_tokens.amount),
+        )
 
     def scopes_of(self, agent_id: str, further: Iterable[str]) -> tuple[str, ...]:
         """Return every scope that a call of an agent is charged to; the agent's own comes first."""
@@ -248,19 +301,22 @@ class Budget:
         self._is_open = True
 
     def _holding(
-        self, tracker: BudgetTracker, scope: str, also: list[str], wanted: Estimate
+        self, tracker: BudgetTracker, scope: str, also: list[str], hold: Callable[[], Hold]
     ) -> AbstractAsyncContextManager[ActiveReservation]:
         return reserved(
             tracker,
             scope,
-            wanted.usd,
-            tokens=wanted.tokens,
+            hold=hold,
             also=also,
             lease_seconds=self._lease_seconds,
             not_charged_on=self._not_charged_on,
             # Who waits for money keeps no permit, so the scheduler waits.
             on_exhausted="reject",
         )
+
+
+def _kind_of(grant: Grant, model: str | None) -> Kind:
+    return Kind(_PROJECT, model or grant.task.target or grant.agent_id)
 
 
 def _dollars(micro_usd: int) -> Decimal:

@@ -238,7 +238,7 @@ class Calls:
             weight = estimated * self.weights.factor(kind)
         grant = await self.scheduler.acquire(
             how.agent_id,
-            task=Task(agent_id=how.agent_id, weight=weight),
+            task=Task(agent_id=how.agent_id, weight=weight, target=kind),
             timeout=how.timeout,
             estimate=how.estimate,
         )

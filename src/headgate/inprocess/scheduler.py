@@ -193,6 +193,7 @@ class LoadScheduler:
         self._settling += 1
         try:
             self._permits.free(grant)
+            budget.learn(grant, error)
             await grant.settle(error)
             await budget.notify(grant.agent_id, grant.task.scopes)
         finally:

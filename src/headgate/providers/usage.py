@@ -127,6 +127,10 @@ class StreamedUsage:
         """Return what was used by what was read so far."""
         return _priced(self._merged, prices, priced_as)
 
+    def counts(self) -> CountedTokens | None:
+        """Return what went in and came out by what was read so far."""
+        return _counted(self._merged)
+
     def _read_event(self, data: bytes) -> None:
         try:
             event = _events.decode(data)
@@ -149,6 +153,10 @@ def counted_tokens(body: bytes | msgspec.Raw | None) -> CountedTokens | None:
         response = _responses.decode(text)
     except _UNREADABLE:
         return None
+    return _counted(response)
+
+
+def _counted(response: _Response) -> CountedTokens | None:
     tokens = None if response.usage is None else _tokens(response.usage)
     if tokens is None:
         return None
@@ -282,6 +290,12 @@ class ResponseReader:
             return UNKNOWN_USAGE, False
         return self._content.usage(prices, priced_as)
 
+    def counts(self) -> CountedTokens | None:
+        """Return what went in and came out, if all of it was read."""
+        if not self._is_readable or self._content is None:
+            return None
+        return self._content.counts()
+
     def _inflate(self, inflater: zlib._Decompress, chunk: bytes) -> None:
         while chunk:
             self._read(inflater.decompress(chunk, _PIECE_BYTES))
@@ -315,6 +329,9 @@ class _Body:
         usage = usage_of(b"".join(self._parts), prices, priced_as=priced_as)
         return usage, True
 
+    def counts(self) -> CountedTokens | None:
+        return counted_tokens(b"".join(self._parts))
+
 
 class _Lines:
     """A body of server-sent events."""
@@ -338,6 +355,9 @@ class _Lines:
     def usage(self, prices: PriceList, priced_as: str) -> tuple[Usage, bool]:
         self._end_line()
         return self._streamed.usage(prices, priced_as=priced_as), self._streamed.is_over
+
+    def counts(self) -> CountedTokens | None:
+        return self._streamed.counts() if self._streamed.is_over else None
 
     def _end_line(self) -> None:
         self._streamed.read(bytes(self._line).rstrip(b"\r\n"))

@@ -94,10 +94,23 @@ async def test_a_budget_that_is_too_small_refuses_once_and_sends_nothing(sdk: Sd
 
 async def test_a_model_without_a_price_is_refused(sdk: Sdk) -> None:
     async with scene(whole(sdk.body)) as made:
-        with pytest.raises(UnknownPriceError):
+        with pytest.raises(UnknownPriceError, match=r'add \[prices\."house-model"\]'):
             await sdk.ask(made, retries=2, model="house-model")
         assert made.endpoint.seen == []
         assert await made.booked() == (0, 0)
+
+
+async def test_a_model_without_a_price_is_sent_where_only_tokens_are_limited(sdk: Sdk) -> None:
+    async with scene(whole(sdk.body)) as made:
+        await made.tracker.set_budget(SCOPE, limit_tokens=10_000)
+        assert await sdk.ask(made, model="house-model") == upstream.TEXT
+        assert await made.booked() == (0, USED[1])
+
+
+async def test_a_model_without_a_price_is_sent_and_booked_at_the_estimate(sdk: Sdk) -> None:
+    async with scene(whole(sdk.body), estimate_usd="0.25") as made:
+        assert await sdk.ask(made, model="house-model") == upstream.TEXT
+        assert await made.booked() == (250_000, USED[1])
 
 
 async def test_no_permit_in_time_is_told_and_not_tried_again(sdk: Sdk) -> None:

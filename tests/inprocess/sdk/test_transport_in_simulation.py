@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Literal
 
 import httpx2
 import msgspec
@@ -162,6 +163,84 @@ def test_at_the_defaults_sixty_calls_all_run_in_a_budget_that_holds_a_few(
     spent, seconds = simulate(main).result
     assert spent == 60 * COST
     assert seconds < 40
+
+
+class Counting(Provider):
+    """Counts how many calls are in flight, and what is held for them."""
+
+    def __init__(self, tracker: LocalBudgetTracker) -> None:
+        super().__init__(ANSWERS["whole"])
+        self._tracker = tracker
+        self._calls = 0
+        self.most: list[int] = []
+        self.held: list[int] = []
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        self._calls += 1
+        self.most.append(self._calls)
+        self.held.append((await self._tracker.status(SCOPE)).reserved_micro_usd)
+        try:
+            return await super().handle_async_request(request)
+        finally:
+            self._calls -= 1
+
+
+OPEN = msgspec.json.encode({"model": "gpt-4o", "messages": []})
+LONG = msgspec.json.encode({"model": "gpt-4o", "messages": [], "max_tokens": 50})
+
+
+def test_a_request_that_leaves_its_length_open_begins_with_a_probe() -> None:
+    async def main(loop: SimulatedLoop) -> Counting:
+        tracker = LocalBudgetTracker(clock=loop.clock)
+        await tracker.set_budget(SCOPE, limit_usd="0.01")
+        provider = Counting(tracker)
+        client = async_client(tracker=tracker, scope=SCOPE, prices=PRICES, transport=provider)
+        answers = await asyncio.gather(*[client.post(URL, content=OPEN) for _ in range(60)])
+        assert [answer.status_code for answer in answers] == [200] * 60
+        status = await tracker.status(SCOPE)
+        assert status.spent_micro_usd + status.overrun_micro_usd == 60 * COST
+        return provider
+
+    provider = simulate(main).result
+    # One probe of a tenth, then two of four times five tokens, six of that, and so on.
+    assert provider.held[0] == 1_000
+    assert provider.most[:3] == [1, 1, 2]
+    assert max(provider.most) > 10
+
+
+def test_a_length_that_is_set_for_the_client_needs_no_probe() -> None:
+    async def main(loop: SimulatedLoop) -> Counting:
+        tracker = LocalBudgetTracker(clock=loop.clock)
+        await tracker.set_budget(SCOPE, limit_usd="0.1")
+        provider = Counting(tracker)
+        client = async_client(
+            tracker=tracker, scope=SCOPE, prices=PRICES, transport=provider, max_tokens=20
+        )
+        await asyncio.gather(*[client.post(URL, content=OPEN) for _ in range(20)])
+        return provider
+
+    assert max(simulate(main).result.most) == 20
+
+
+@pytest.mark.parametrize(("reserve", "is_less"), [("strict", False), ("expected", True)])
+def test_an_expected_output_holds_less_than_the_request_allows(
+    reserve: Literal["strict", "expected"], is_less: bool
+) -> None:
+    async def main(loop: SimulatedLoop) -> list[int]:
+        tracker = LocalBudgetTracker(clock=loop.clock)
+        await tracker.set_budget(SCOPE, limit_usd="1")
+        provider = Counting(tracker)
+        client = async_client(
+            tracker=tracker, scope=SCOPE, prices=PRICES, transport=provider, reserve=reserve
+        )
+        for _ in range(40):
+            await client.post(URL, content=LONG)
+        return provider.held
+
+    held = simulate(main).result
+    # The input is nine tokens, the output fifty at most and five as it came.
+    assert held[0] == 509
+    assert (held[-1] < 75) == is_less
 
 
 def test_a_stream_that_is_open_does_not_wait_for_itself() -> None:

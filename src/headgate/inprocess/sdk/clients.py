@@ -19,12 +19,18 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from urllib.request import getproxies
 
 import httpx2
 
-from headgate.budgets.tracker import SETTLE_SECONDS, BudgetTracker, OnExhausted, note_held
+from headgate.budgets.tracker import (
+    SETTLE_SECONDS,
+    Amount,
+    BudgetTracker,
+    OnExhausted,
+    note_held,
+)
 from headgate.errors import CallerError, HeadgateError, LedgerUnavailableError
 from headgate.inprocess.scheduler import LoadScheduler
 from headgate.inprocess.sdk.governed_call import GovernedCall, let_pass
@@ -44,7 +50,9 @@ class GovernorFields(TypedDict, total=False):
     scope: Name | None
     also: Iterable[str]
     prices: PriceList | None
-    max_tokens: int
+    reserve: Literal["strict", "expected"]
+    max_tokens: int | None
+    estimate_usd: Amount | None
     cheaper: Mapping[str, str] | None
     on_exhausted: OnExhausted
     max_wait_seconds: float | None

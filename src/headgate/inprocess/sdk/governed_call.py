@@ -175,13 +175,17 @@ class GovernedCall:
         seconds = governor.max_wait_seconds
         now = asyncio.get_running_loop().time()
         ends = None if seconds is None else now + seconds
-        shared = governor.tracker
-        if shared is None or self._estimate is None:
+        shared, estimate = governor.tracker, self._estimate
+        if shared is None or estimate is None:
+            await self._check_budget_price()
             await self._take_permit(ends)
             return
         tracker = await shared.use()
         self._tracker_in_use = shared
-        estimate, (scope, *also) = self._estimate, self._scopes
+        scope, *also = self._scopes
+        scopes = scopes_of(scope, also)
+        await governor.check_price(tracker, scopes, estimate)
+        kind = "" if estimate.hold is None else estimate.hold().kind
 
         async def ask() -> None:
             await self._take_permit(ends)
@@ -191,11 +195,20 @@ class GovernedCall:
                 await self._hand_back()
                 raise
 
-        if may_wait(governor.on_exhausted, seconds):
+        if may_wait(tracker, governor.on_exhausted, seconds):
             queue = budget_queue(tracker)
-            await queue.reserve(scopes_of(scope, also), ask, max_wait_seconds=seconds)
+            await queue.reserve(scopes, ask, kind=kind, max_wait_seconds=seconds)
         else:
             await ask()
+
+    async def _check_budget_price(self) -> None:
+        """Refuse a model without a price before a scheduler with a limited budget is asked."""
+        scheduler = self._governor.scheduler
+        if self._estimate is None or scheduler is None or scheduler.budget is None:
+            return
+        tracker = await scheduler.budget.open()
+        scope, *also = scheduler.budget.scopes_of(self._agent_id, self._scopes)
+        await self._governor.check_price(tracker, scopes_of(scope, also), self._estimate)
 
     async def _take_permit(self, ends: float | None) -> None:
         """Take a permit while no pause is on; one that is given during a pause is handed back."""
@@ -244,8 +257,7 @@ class GovernedCall:
         holding = reserved(
             tracker,
             scope,
-            estimate.usd,
-            tokens=estimate.tokens,
+            hold=estimate.hold,
             also=also,
             lease_seconds=self._governor.lease_seconds,
             on_exhausted="reject",
@@ -265,7 +277,11 @@ class GovernedCall:
                 pauses.begin(outcome, asyncio.get_running_loop().time())
             elif self._reader is not None:
                 pauses.responded()
-        if self._held is None or (outcome is None and self._reader is None):
+        if self._held is None:
+            return
+        if outcome is None and self._reader is None:
+            if not self._held.is_given_back:
+                self._held.charge(_usd(self._held.micro_usd), tokens=self._held.tokens)
             return
         cost = self._cost(self._held, outcome)
         if cost.micro_usd == 0 and cost.tokens == 0:
@@ -277,6 +293,7 @@ class GovernedCall:
         usage, is_all = Usage(), True
         if refusal is None and self._reader is not None:
             usage, is_all = self._reader.usage(self._governor.prices, priced_as=self._model)
+            self._governor.learn(self._model, self._asked, self._reader.counts())
         cost = cost_of(
             refusal or Succeeded(usage=usage),
             reserved_tokens=held.tokens,

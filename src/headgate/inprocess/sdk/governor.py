@@ -9,25 +9,37 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Literal
 
 import httpx2
+from msgspec.structs import replace
 
 from headgate.budgets.connect import connect_budget
 from headgate.budgets.tracker import (
     DEFAULT_LEASE_SECONDS,
+    Amount,
     BudgetTracker,
     LedgerTracker,
     OnExhausted,
 )
+from headgate.core import estimates
+from headgate.core.budgets.scopes import Scope
+from headgate.core.estimates import Basis, Hold, Kind, Reserve
+from headgate.core.money import to_micro_usd, to_tokens
 from headgate.errors import CallerError, HeadgateError, InvalidFieldError, InvalidSettingError
 from headgate.inprocess.budget import Estimate
 from headgate.inprocess.scheduler import LoadScheduler
 from headgate.inprocess.sdk.governed_call import GovernedCall, Pauses, let_pass
-from headgate.providers.prices import PriceList
-from headgate.providers.requests import Kind, ModelCall, kind_of, read_call
+from headgate.providers import requests
+from headgate.providers.prices import CHARACTERS_PER_TOKEN, Cost, PriceList, UnknownPriceError
+from headgate.providers.requests import ModelCall, kind_of, read_call
+from headgate.providers.usage import CountedTokens
 
-DEFAULT_MAX_TOKENS = 4_096
 MAX_CHEAPER = 8
+MAX_TOLD = 100
+_PROJECT = "sdk"
+"""All models of a client are of one project: what is learned of them shares its bound."""
 
 OnResponse = Callable[[int, Mapping[str, str]], None]
 """Is shown the status and the headers of each response, as a `headgate.SlotReporter` is."""
@@ -55,7 +67,14 @@ class Governor:
     money. `scope` and `also` of a scheduler with a budget are charged beside its own scopes. A
     tracker may be a URL: its ledger is opened at the first call, and closed with the client.
 
-    `max_tokens` is what a response is taken to be at most where the request does not say. `cheaper`
+    What a call holds is what its request can cost: the input as it is counted, and the output by
+    `reserve`. In `strict` that is as much as the request allows, in `expected` what 95% of the
+    model's responses stay below. Where the request leaves the length open it is what was learned,
+    otherwise `max_tokens`, and otherwise the call is a probe: it holds a tenth of the smallest
+    limit, and is alone of its model until it was answered.
+
+    A model without a price is refused where dollars are limited, unless `estimate_usd` says what a
+    call is taken to cost; that is booked then. `cheaper`
     names the model to use instead of another where a budget in mode `downgrade` is too small.
 
     A call waits for a permit, for the end of a provider's pause and for room in a budget, in all at
@@ -72,7 +91,9 @@ class Governor:
         scope: Name | None = None,
         also: Iterable[str] = (),
         prices: PriceList | None = None,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
+        reserve: Literal["strict", "expected"] = "strict",
+        max_tokens: int | None = None,
+        estimate_usd: Amount | None = None,
         cheaper: Mapping[str, str] | None = None,
         on_exhausted: OnExhausted = "wait",
         max_wait_seconds: float | None = None,
@@ -96,7 +117,13 @@ class Governor:
         self._agent_id = agent_id
         self._scope = scope
         self._also = tuple(also)
-        self._max_tokens = max_tokens
+        self._max_tokens = None if max_tokens is None else to_tokens(max_tokens, field="max_tokens")
+        self._reserve = _reserve(reserve)
+        self._estimate_micro_usd = (
+            None if estimate_usd is None else to_micro_usd(estimate_usd, field="estimate_usd")
+        )
+        self._lengths = estimates.Estimates()
+        self._told: set[str] = set()
         self._cheaper = dict(cheaper or {})
         self._allow_other = allow_other
         self.tracker = None if tracker is None else SharedTracker(tracker)
@@ -105,11 +132,11 @@ class Governor:
         """Say whether a request is a call to a model; refuse one that may cost anything else."""
         path = request.url.path
         kind = kind_of(request.method, path)
-        if kind is Kind.OTHER and not self._allow_other:
+        if kind is requests.Kind.OTHER and not self._allow_other:
             error = UngovernedRequestError(request.method, path)
             let_pass(error, request.headers)
             raise error
-        return kind is Kind.MODEL_CALL
+        return kind is requests.Kind.MODEL_CALL
 
     def call_for(self, request: httpx2.Request, body: bytes) -> GovernedCall:
         """Return the call that a request makes; nothing is asked for yet."""
@@ -151,6 +178,29 @@ class Governor:
         except Exception as problem:  # noqa: BLE001  it is somebody else's function
             _log.warning("on_response failed with %s", type(problem).__name__)
 
+    async def check_price(
+        self, tracker: BudgetTracker, scopes: Iterable[Scope], estimate: Estimate | None
+    ) -> None:
+        """Refuse a call to a model without a price where dollars are limited."""
+        if self._estimate_micro_usd is not None:
+            return
+        while estimate is not None:
+            problem = self._price_problem(estimate.model or "")
+            if problem is not None:
+                for scope in scopes:
+                    if await tracker.get_budget(scope) is not None:
+                        raise problem
+                self._tell_unpriced(problem)
+            estimate = estimate.cheaper
+
+    def learn(self, model: str, asked: ModelCall, counts: CountedTokens | None) -> None:
+        """Learn how long the responses of a model are."""
+        if counts is None:
+            return
+        length = -(-counts.output_tokens // max(asked.answers, 1))
+        sample = estimates.Sample(tokens=max(length, 0), is_done=True)
+        self._lengths.feed(Kind(_PROJECT, model), sample)
+
     async def close(self) -> None:
         """Close a ledger that was opened here, once the calls that use it are over."""
         if self.tracker is not None:
@@ -161,21 +211,84 @@ class Governor:
         return (*own, *self._also)
 
     def _estimate(self, asked: ModelCall) -> Estimate:
-        """Price a call, and the cheaper ones that may be used instead, the last first."""
+        """Return what a call holds, and the cheaper ones that may be used instead."""
         models = [asked.model]
         while len(models) <= MAX_CHEAPER and models[-1] in self._cheaper:
             models.append(self._cheaper[models[-1]])
         estimate: Estimate | None = None
         for model in reversed(models):
-            cost = self.prices.estimate(
-                model,
-                prompt_chars=asked.prompt_chars,
-                max_tokens=asked.output_tokens(self._max_tokens),
-            )
-            estimate = Estimate(usd=cost.usd, tokens=cost.tokens, model=model, cheaper=estimate)
+            hold = partial(self._hold, asked, model)
+            estimate = Estimate(model=model, cheaper=estimate, hold=hold)
         if estimate is None:
             raise AssertionError("a call has a model, if only an unnamed one")
         return estimate
+
+    def _hold(self, asked: ModelCall, model: str) -> Hold:
+        """Return what a call is to hold now; what was learned meanwhile counts."""
+        kind = Kind(self._kind_scope(), model).text
+        length = self._length(asked, model)
+        if length.basis is Basis.PROBE:
+            return Hold(micro_usd=self._unpriced() or length, tokens=length, kind=kind)
+        cost = self._cost(asked, model, length.amount)
+        least = self._cost(asked, model, length.least)
+        usd = self._unpriced()
+        if cost is not None and least is not None:
+            usd = replace(length, amount=cost.micro_usd, least=least.micro_usd)
+        input_tokens = -(-asked.prompt_chars // CHARACTERS_PER_TOKEN)
+        tokens = replace(
+            length, amount=input_tokens + length.amount, least=input_tokens + length.least
+        )
+        return Hold(micro_usd=usd or estimates.NOTHING, tokens=tokens, kind=kind)
+
+    def _length(self, asked: ModelCall, model: str) -> estimates.Estimate:
+        """Return how many tokens all responses to a request are taken to have."""
+        most = None if asked.max_tokens is None else asked.answers * asked.max_tokens
+        if most is not None and (self._reserve is Reserve.STRICT or not most):
+            return estimates.given(most)
+        learned = self._lengths.hold(
+            Kind(_PROJECT, model), micro_usd=estimates.NOTHING, tokens=None, reserve=self._reserve
+        ).tokens
+        if learned.basis is Basis.LEARNED:
+            amount, least = asked.answers * learned.amount, asked.answers * learned.least
+            if most is None or amount < most:
+                return replace(learned, amount=amount, least=least)
+        if most is None and self._max_tokens is not None:
+            most = asked.answers * self._max_tokens
+        return estimates.PROBE if most is None else estimates.given(most)
+
+    def _cost(self, asked: ModelCall, model: str, output_tokens: int) -> Cost | None:
+        try:
+            return self.prices.estimate(
+                model, prompt_chars=asked.prompt_chars, max_tokens=output_tokens
+            )
+        except UnknownPriceError:
+            return None
+
+    def _unpriced(self) -> estimates.Estimate | None:
+        return estimates.configured(self._estimate_micro_usd)
+
+    def _price_problem(self, model: str) -> UnknownPriceError | None:
+        try:
+            self.prices.cost(model, input_tokens=1, output_tokens=1)
+        except UnknownPriceError as error:
+            return error
+        return None
+
+    def _tell_unpriced(self, problem: UnknownPriceError) -> None:
+        """Say once for each model that its dollars are not known; tokens are booked."""
+        if problem.model not in self._told and len(self._told) < MAX_TOLD:
+            self._told.add(problem.model)
+            _log.warning("what calls cost is not booked: %s", problem)
+
+    def _kind_scope(self) -> str:
+        return self._scope if isinstance(self._scope, str) else _PROJECT
+
+
+def _reserve(name: str) -> Reserve:
+    try:
+        return Reserve(name)
+    except ValueError:
+        raise InvalidSettingError("reserve", f"must be strict or expected, not {name!r}") from None
 
 
 def _given(field: str, name: Name) -> str:
