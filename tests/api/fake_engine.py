@@ -80,6 +80,7 @@ class FakeEngine(Engine):
         self._ids = TaskIds()
         self.feed = EventFeed(self.now)
         self.feed.open(1)
+        self.opened.set()
 
     def events(self) -> EventFeed:
         self._check()

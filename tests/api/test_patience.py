@@ -11,6 +11,7 @@ from api.fake_app import fake_app
 from api.fake_engine import FakeEngine
 from headgate.api import app as web_app
 from headgate.core.task import TaskRecord
+from headgate.errors import StoreUnavailableError
 
 
 class HangingEngine(FakeEngine):
@@ -51,3 +52,20 @@ def test_a_request_that_is_cancelled_by_its_server_stays_cancelled() -> None:
             await request
 
     asyncio.run(main())
+
+
+def test_a_store_that_is_not_open_yet_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
+    engine = FakeEngine()
+    engine.failure = StoreUnavailableError("the database is closed; open it again")
+
+    async def ask() -> tuple[int, str]:
+        answer = await answer_of(fake_app(engine), "GET", "/tasks/t")
+        return answer.status, answer.json["error"]
+
+    engine.opened.clear()
+    status, line = asyncio.run(ask())
+    assert (status, "is starting" in line, caplog.messages) == (503, True, [])
+    engine.opened.set()
+    status, line = asyncio.run(ask())
+    assert (status, "is starting" in line) == (503, False)
+    assert "the database is closed" in caplog.messages[0]

@@ -109,6 +109,39 @@ def run(on_loop: Run) -> Serve:
     return serve_for
 
 
+@pytest.mark.parametrize("is_slow", [False, True], ids=["soon", "slow"])
+def test_a_request_that_comes_early_waits_until_all_is_open_but_not_for_ever(
+    on_loop: Run, *, is_slow: bool
+) -> None:
+    async def main() -> None:
+        opened = asyncio.Event()
+        bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(
+            serve(
+                fake_app(),
+                host="127.0.0.1",
+                port=0,
+                on_ready=lambda _, port: bound.set_result(port),
+                opened=opened,
+                opening_seconds=0.2 if is_slow else 60.0,
+            )
+        )
+        peer = Peer(*await asyncio.open_connection("127.0.0.1", await bound))
+        await peer.send(ALIVE)
+        answer = asyncio.create_task(peer.answer())
+        await asyncio.sleep(0.05)
+        assert not answer.done()
+        if not is_slow:
+            opened.set()
+        assert (await answer)[0] == 200
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        peer.writer.close()
+
+    on_loop(asyncio.wait_for(main(), 20))
+
+
 def test_a_connection_serves_one_request_after_the_other(run: Serve) -> None:
     async def scenario(connect: Connect) -> None:
         peer = await connect()

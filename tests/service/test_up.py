@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
 import msgspec
 import pytest
@@ -229,3 +231,28 @@ def test_a_dispatcher_is_asked_where_it_says_that_it_is_reached(
         answer = second.ask("GET", f"/tasks/{task_id}/why")
         assert (answer.status, answer.body["code"]) == (503, "not_dispatching")
         assert answer.body["details"] == {"address": nowhere}
+
+
+def test_the_first_answer_of_a_service_that_starts_is_a_good_one(tmp_path: Path) -> None:
+    port = free_port()
+    service = ServiceProcess(tmp_path, "--data", str(tmp_path / "data"), port=port)
+    service.spawn()
+    try:
+        statuses: list[int] = []
+        wait_until(partial(has_answered, port, statuses), seconds=30, what=service.output)
+        assert statuses == [200]
+        assert "cannot be asked" not in service.output()
+    finally:
+        service.stop()
+
+
+def has_answered(port: int, statuses: list[int]) -> bool:
+    """Ask for the tasks, and note the status unless nobody listens."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/tasks", timeout=20) as answer:
+            statuses.append(answer.status)
+    except HTTPError as error:
+        statuses.append(error.code)
+    except URLError:
+        pass
+    return bool(statuses)

@@ -76,6 +76,7 @@ ROUTES = (
 ANSWER_SECONDS = 30.0
 OUTAGE_LOG_SECONDS = 10.0
 _NO_ANSWER = "the store has not answered; whether the request was carried out is not known"
+_STARTING = "the service is starting, and its store is not open yet; try again in a moment"
 _PLACEHOLDER = "{id}"
 _OK = 200
 _NO_CONTENT = 204
@@ -196,6 +197,9 @@ class App:
     async def _answer_to(self, error: Exception, request: Request, path: str) -> Response:
         api_error = api_error_of(error)
         request_id = request.request_id.decode("ascii")
+        if isinstance(error, StoreError) and not self.api.engine.opened.is_set():
+            # Nothing is wrong, so the log has no line about it.
+            return await self._refused(ApiError("unavailable", _STARTING), request, path)
         if api_error.body.code == "internal":
             _LOG.error("request %s: %s %r", request_id, request.method, path, exc_info=error)
         elif isinstance(error, StoreError) and api_error.kind.is_retryable:

@@ -218,6 +218,7 @@ async def _serve(
             host=settings.server.host,
             port=settings.server.port,
             on_ready=lambda host, port: serves.set_result(_address(host, port)),
+            opened=service.engine.opened,
         )
     )
     await asyncio.wait((serving, serves), return_when=asyncio.FIRST_COMPLETED)

@@ -187,6 +187,8 @@ class Engine:
         self._supervisor, self.retired = Supervisor(), RetiredExecutors()
         self._preparations: list[Preparation] = []
         self._phase = "starting"
+        self.opened = asyncio.Event()
+        """Set once the store and the ledger can be asked; tasks may still be read then."""
 
     def now(self) -> float:
         """Return the time by which tasks are judged."""
@@ -203,6 +205,7 @@ class Engine:
             await prepare()
         await self._set_budgets()
         await self.node.begin()
+        self.opened.set()
         for name, loop in self._loops().items():
             self._supervisor.start(name, loop)
         await self.dispatcher.loaded()

@@ -7,6 +7,7 @@ import errno
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -15,6 +16,9 @@ from headgate.api.http.connection import Connections
 from headgate.errors import InvalidSettingError
 
 DRAIN_SECONDS = 10.0
+OPENING_SECONDS = 5.0
+"""How long requests wait for what they need to be open; then they are told that it is not."""
+
 BACKLOG = 2048
 MAX_PORT = 65_535
 
@@ -31,19 +35,30 @@ async def serve(
     host: str,
     port: int,
     on_ready: Callable[[str, int], None],
+    opened: asyncio.Event | None = None,
+    opening_seconds: float = OPENING_SECONDS,
     drain_seconds: float = DRAIN_SECONDS,
 ) -> None:
     """Serve until cancelled; then take no more requests, and finish those that there are.
 
-    `on_ready` gets the address and the port, which for port 0 is one that was free.
+    `on_ready` gets the address and the port, which for port 0 is one that was free. Connections
+    that come before `opened` is set wait for it, unless that takes too long.
     """
     listener = listen(host, port)
+    try:
+        bound = listener.getsockname()
+        on_ready(bound[0], bound[1])
+        if opened is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(opening_seconds):
+                    await opened.wait()
+    except BaseException:
+        listener.close()
+        raise
     connections = Connections(app)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(connections.new, sock=listener, backlog=BACKLOG)
     try:
-        bound = listener.getsockname()
-        on_ready(bound[0], bound[1])
         await loop.create_future()
     finally:
         server.close()
