@@ -592,6 +592,7 @@ def limits_body(settings: Settings) -> LimitsBody:
     return LimitsBody(
         strategy=scheduler.strategy.value,
         max_queue_size=scheduler.max_queue_size,
+        queue_share=scheduler.queue_share,
         max_per_agent=scheduler.max_per_agent,
         max_inflight=scheduler.max_inflight,
         max_per_agent_inflight=scheduler.max_per_agent_inflight,

@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 
 import headgate
 from headgate.budgets.tracker import LedgerTracker
+from headgate.core.admission import QueueLimit
 from headgate.core.budgets.ledger import Account, Ledger, Refused, ReserveRequest
 from headgate.core.budgets.reservations import Reservation
 from headgate.core.budgets.scopes import ROOT, Scope, ancestors, depth, leaf_kind, leaf_name
@@ -182,6 +183,11 @@ def count_metrics(totals: Totals, agents: Labels, projects: Labels) -> Iterator[
             for owner, lanes in lanes_of.items():
                 each.add_metric((owner,), _total(lanes, field) / divisor)
             yield each
+    text = "Tasks that were turned away because as many waited as may, by the limit that they met."
+    refused = CounterMetricFamily("headgate_queue_rejections", text, labels=("limit",))
+    for limit in QueueLimit:
+        refused.add_metric((limit.value,), getattr(totals, f"rejected_by_{limit.value}"))
+    yield refused
 
 
 def share_metrics(

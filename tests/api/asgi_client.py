@@ -31,14 +31,14 @@ class Response(NamedTuple):
         """What Headgate says of a refusal; that it is one of the one shape is checked here."""
         assert self.headers["content-type"] == "application/problem+json"
         body: dict[str, Any] = self.json
-        members = [body.pop(name) for name in ("type", "title", "status", "detail", "instance")]
+        members = [body.pop(name) for name in ("type", "title", "status", "instance")]
+        assert body.pop("detail").startswith(body["error"])
         request_id = body.pop("requestId")
         assert request_id == self.headers["x-request-id"]
         assert members == [
             f"urn:headgate:error:{body['code']}",
             CODES[body["code"]].title,
             self.status,
-            body["error"],
             f"urn:headgate:request:{request_id}",
         ]
         return body

@@ -9,7 +9,14 @@ import msgspec
 
 from headgate.core.admission import Admitted, QueueLimits, admit
 from headgate.core.dispatch_state import DispatchSettings
-from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitEntry, SubmitKey, is_kept
+from headgate.core.idempotency import (
+    InvalidEntry,
+    KeyRefusal,
+    SubmitEntry,
+    SubmitKey,
+    is_kept,
+    to_try_again,
+)
 from headgate.core.reasons import GlobalBudgetExhausted
 from headgate.core.retention import RetentionCut, cut_of
 from headgate.core.task import (
@@ -115,13 +122,18 @@ class FakeEngine(Engine):
     ) -> KeyedAnswer | KeyRefusal:
         self._check()
         digest, entries = self.keyed.get((key.owner, key.name), ("", ()))
-        if digest:
-            same = digest == key.digest
-            return KeyedAnswer(entries=entries) if same else KeyRefusal.MISMATCH
-        if self.keys_are_full:
+        if digest and digest != key.digest:
+            return KeyRefusal.MISMATCH
+        if not digest and self.keys_are_full:
             return KeyRefusal.FULL
-        stored = [one if isinstance(one, InvalidEntry) else self._store(*one) for one in drafts]
-        entries = tuple([entry_of(outcome) for outcome in stored])
+        places = to_try_again(entries, drafts) if digest else range(len(drafts))
+        if not places:
+            return KeyedAnswer(entries=entries)
+        found = dict(enumerate(entries))
+        for place in places:
+            one = drafts[place]
+            found[place] = entry_of(one if isinstance(one, InvalidEntry) else self._store(*one))
+        entries = tuple([found[place] for place in range(len(drafts))])
         if is_kept(entries):
             self.keyed[key.owner, key.name] = (key.digest, entries)
         return KeyedAnswer(entries=entries, is_replay=False)
@@ -134,7 +146,11 @@ class FakeEngine(Engine):
         admission = admit(
             self.limits,
             queued=len(self._waiting()),
+            queued_for_project=sum(
+                record.task.project_id == task.project_id for record in self._waiting()
+            ),
             queued_for_agent=len(self._waiting(task.agent_id)),
+            project_id=task.project_id,
             agent_id=task.agent_id,
         )
         if isinstance(admission, Admitted):

@@ -126,6 +126,20 @@ def test_a_batch_of_which_nothing_was_taken_may_be_sent_again() -> None:
     assert is_replay(send(client, BATCH, path="/tasks/batch"))
 
 
+def test_tasks_of_a_batch_that_had_no_room_are_tried_again_under_the_same_key() -> None:
+    client = Client(FakeEngine(limits=ONE_WAITS))
+    batch = {"agentId": "a", "tasks": [{"action": "x"}, {"action": "y"}]}
+    first = send(client, batch, path="/tasks/batch").json
+    taken = first["tasks"][0]["taskId"]
+    assert (first["submitted"], first["tasks"][1]["code"]) == (1, "queue_full")
+    client.engine.set_state(taken, TaskStatus.DONE)
+    second = send(client, batch, path="/tasks/batch")
+    assert (second.json["submitted"], is_replay(second)) == (2, False)
+    assert second.json["tasks"][0]["taskId"] == taken
+    third = send(client, batch, path="/tasks/batch")
+    assert (third.body, is_replay(third)) == (second.body, True)
+
+
 def test_two_callers_may_use_the_same_key(client: Client) -> None:
     async def submit(token_id: str) -> http.Response:
         body = json.dumps(TASK).encode()

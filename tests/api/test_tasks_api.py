@@ -73,9 +73,39 @@ def test_a_full_queue_answers_429_with_the_id_of_the_rejected_task() -> None:
         "code": "queue_full",
         "error": "rejected: global queue full (1/1)",
         "retryable": True,
-        "details": {"agentId": "a", "queued": 1, "maxQueue": 1, "maxPerAgent": 5},
+        "details": {
+            "limit": "global",
+            "projectId": "default",
+            "agentId": "a",
+            "queued": 1,
+            "maxQueue": 1,
+            "maxPerProject": 0,
+            "maxPerAgent": 5,
+            "queueShare": 8,
+        },
     }
     assert client.get(f"/tasks/{task_id}").json["state"] == "rejected"
+
+
+def test_a_project_beyond_its_share_of_the_queue_is_told_its_bound_and_what_to_do() -> None:
+    client = Client(FakeEngine(limits=QueueLimits(max_queue=4, max_per_agent=9, queue_share=1)))
+    batch = client.post("/tasks/batch", {"agentId": "a", "tasks": [{"action": "x"}] * 3}).json
+    assert [entry.get("code") for entry in batch["tasks"]] == [None, None, "queue_full"]
+    answer = client.post("/tasks", TASK)
+    assert answer.status == 429
+    assert answer.problem["error"] == 'rejected: project queue full for "default" (2/2)'
+    assert answer.problem["details"] == {
+        "limit": "project",
+        "projectId": "default",
+        "agentId": "a",
+        "queued": 2,
+        "maxQueue": 4,
+        "maxPerProject": 2,
+        "maxPerAgent": 9,
+        "queueShare": 1,
+    }
+    assert "send it again when some of its tasks have started" in answer.json["detail"]
+    assert client.post("/tasks", TASK | {"projectId": "search"}).status == 202
 
 
 def test_a_parent_that_is_not_there_is_refused(client: Client) -> None:
@@ -436,6 +466,7 @@ def test_stats_count_lanes_by_agent_and_show_the_limits(client: Client) -> None:
     assert body["config"] == {
         "strategy": "fair-fifo",
         "maxQueueSize": 1000,
+        "queueShare": 8,
         "maxPerAgent": 100,
         "maxInflight": 20,
         "maxPerAgentInflight": 10,

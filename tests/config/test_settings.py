@@ -69,6 +69,7 @@ AGREED = """
 enabled = true
 strategy = "fair-fifo"
 max_queue_size = 1000
+queue_share = 8
 max_per_agent = 100
 max_inflight = 20
 max_per_agent_inflight = 10

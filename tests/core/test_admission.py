@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.admission import Admitted, QueueLimits, Rejected, admit
+from headgate.core.admission import Admitted, QueueLimit, QueueLimits, Rejected, admit
 from headgate.errors import InvalidSettingError
 
 LIMITS = st.none() | st.integers(0, 20)
 
 
 def test_the_limits_are_a_thousand_in_all_and_a_hundred_an_agent() -> None:
-    assert QueueLimits() == QueueLimits(max_queue=1000, max_per_agent=100)
+    assert QueueLimits() == QueueLimits(max_queue=1000, max_per_agent=100, queue_share=8)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,7 @@ def test_a_task_waits_unless_a_limit_is_reached(
 def test_a_refusal_carries_what_the_client_needs() -> None:
     limits = QueueLimits(max_queue=10, max_per_agent=5)
     assert admit(limits, queued=7, queued_for_agent=5, agent_id="a") == Rejected(
+        limit=QueueLimit.AGENT,
         code="queue_full",
         message='rejected: agent queue full for "a" (5/5)',
         retryable=True,
@@ -67,10 +70,141 @@ def test_an_open_task_has_only_the_global_limit() -> None:
     assert isinstance(admit(limits, queued=10), Rejected)
 
 
-@pytest.mark.parametrize("name", ["max_queue", "max_per_agent"])
+PROJECTS = [
+    # max_queue  share  queued  of the project  answer
+    (1000,       8,     0,      0,              1),
+    (1000,       8,     888,    888,            889),  # alone: 888 < 8 * 112
+    (1000,       8,     889,    889,            'project queue full for "p" (889/888)'),
+    (1000,       8,     889,    0,              890),
+    (1000,       8,     999,    0,              1000),  # the last place is for who has none
+    (1000,       8,     999,    7,              1000),
+    (1000,       8,     999,    8,              'project queue full for "p" (8/8)'),
+    (1000,       8,     1000,   0,              "global queue full (1000/1000)"),
+    (1000,       8,     1200,   0,              "global queue full (1200/1000)"),
+    (1000,       1,     499,    499,            500),
+    (1000,       1,     500,    500,            'project queue full for "p" (500/500)'),
+    (10,         1.1,   0,      10,             1),  # 11 places, although 1.1 * 10 is above 11
+    (10,         1.1,   0,      11,             'project queue full for "p" (11/11)'),
+    (None,       1,     10**6,  10**6,          10**6 + 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("max_queue", "share", "queued", "of_project", "answer"), PROJECTS)
+def test_a_project_may_queue_while_it_has_fewer_waiting_than_so_many_times_the_free_places(
+    max_queue: int | None, share: float, queued: int, of_project: int, answer: int | str
+) -> None:
+    limits = QueueLimits(max_queue=max_queue, max_per_agent=None, queue_share=share)
+    decision = admit(limits, queued=queued, queued_for_project=of_project, project_id="p")
+    if isinstance(decision, Admitted):
+        assert decision.position == answer
+    else:
+        assert decision.message == f"rejected: {answer}"
+
+
+ORDER = [
+    # full: all, project, agent   asked first
+    (True,        True,    True,  QueueLimit.GLOBAL),
+    (True,        False,   True,  QueueLimit.GLOBAL),
+    (False,       True,    True,  QueueLimit.PROJECT),
+    (False,       False,   True,  QueueLimit.AGENT),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("is_all", "is_project", "is_agent", "limit"), ORDER)
+def test_the_global_limit_is_asked_first_then_the_project_then_the_agent(
+    is_all: bool, is_project: bool, is_agent: bool, limit: QueueLimit
+) -> None:
+    decision = admit(
+        QueueLimits(max_queue=10, max_per_agent=5),
+        queued=10 if is_all else 9,
+        queued_for_project=8 if is_project else 0,
+        queued_for_agent=5 if is_agent else 0,
+        project_id="p",
+        agent_id="a",
+    )
+    assert isinstance(decision, Rejected)
+    assert decision.limit is limit
+    assert (decision.project_id, decision.agent_id, decision.queue_share) == ("p", "a", 8)
+    assert decision.max_per_project == (0 if is_all else 8)
+    assert "send it again" in decision.advice
+
+
+@pytest.mark.parametrize("name", ["max_queue", "max_per_agent", "queue_share"])
 def test_a_negative_limit_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidSettingError, match=name):
         QueueLimits(**{name: -1})
+
+
+@pytest.mark.parametrize("share", [0, 0.99, 1_000_001, float("nan"), float("inf")])
+def test_a_share_below_one_is_refused_with_the_range(share: float) -> None:
+    with pytest.raises(InvalidSettingError, match="queue_share: must be a number from 1 to 1,000"):
+        QueueLimits(queue_share=share)
+
+
+class Queue:
+    """What waits, by project; each asks until it is refused."""
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self.limits = limits
+        self.waiting: Counter[str] = Counter()
+
+    def submit(self, project_id: str) -> bool:
+        decision = admit(
+            self.limits,
+            queued=self.waiting.total(),
+            queued_for_project=self.waiting[project_id],
+            project_id=project_id,
+        )
+        self.waiting[project_id] += isinstance(decision, Admitted)
+        return isinstance(decision, Admitted)
+
+    def flood(self, projects: str) -> None:
+        """Let projects submit in turn until all are refused."""
+        while sum(self.submit(project_id) for project_id in projects):
+            pass
+
+
+FLOODS = [
+    # projects  share  each gets
+    ("a",        8,    {889}),
+    ("ab",       8,    {470, 471}),
+    ("abcd",     8,    {242, 243}),
+    ("a",        1,    {500}),
+    ("ab",       1,    {333, 334}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("projects", "share", "each"), FLOODS)
+def test_projects_that_flood_the_queue_share_it_and_leave_places(
+    projects: str, share: float, each: set[int]
+) -> None:
+    queue = Queue(QueueLimits(max_queue=1000, max_per_agent=None, queue_share=share))
+    queue.flood(projects)
+    assert set(queue.waiting.values()) <= each
+    assert queue.submit("late")
+
+
+@given(
+    st.integers(1, 60),
+    st.sampled_from([1, 1.5, 8, 100]),
+    st.lists(st.tuples(st.sampled_from("++-"), st.sampled_from("aaabc")), max_size=200),
+)
+@settings(deadline=None)
+def test_whoever_has_nothing_waiting_gets_a_free_place_and_nobody_passes_its_bound(
+    max_queue: int, share: float, steps: list[tuple[str, str]]
+) -> None:
+    queue = Queue(QueueLimits(max_queue=max_queue, max_per_agent=None, queue_share=share))
+    for sign, project_id in steps:
+        waiting, free = queue.waiting[project_id], max_queue - queue.waiting.total()
+        if sign == "-":
+            queue.waiting[project_id] -= min(1, waiting)
+        elif queue.submit(project_id):
+            assert free > 0
+            assert waiting < share * free
+        else:
+            assert free == 0 or waiting >= share * free > 0
+            assert waiting or not free
+        assert queue.waiting.total() <= max_queue
 
 
 @given(LIMITS, LIMITS, st.lists(st.sampled_from("abc"), max_size=60))

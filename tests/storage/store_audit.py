@@ -95,6 +95,13 @@ def _audit_lanes(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
     assert {(row[0], row[1]): row[3] for row in kept if row[3]} == dict(inflight)
     total = transaction.read("SELECT amount FROM counters WHERE name = 'queued'")
     assert sum(row[0] for row in total) == queued.total()
+    of_projects = transaction.read(
+        "SELECT name, amount FROM counters WHERE substr(name, 1, 7) = 'queued:' AND amount <> 0"
+    )
+    by_project: Counter[str] = Counter()
+    for (_, project_id), tasks in queued.items():
+        by_project[f"queued:{project_id}"] += tasks
+    assert dict(of_projects) == dict(by_project)
 
 
 def _audit_leases(_transaction: Transaction, rows: dict[str, TaskRow]) -> None:

@@ -32,11 +32,12 @@ Draw = Callable[[Any], Any]
 
 MAX_TASKS = 7
 NOBODY = "t-nobody"
-LIMITS = QueueLimits(max_queue=5, max_per_agent=3)
+LIMITS = QueueLimits(max_queue=5, max_per_agent=3, queue_share=1)
 LIMIT_TOKENS = 1_500
 FOR_EVER_SECONDS = 1e9
 
 agents = st.sampled_from([None, "coder", "finder"])
+projects = st.sampled_from(["search", "search", "evals"])
 attempts_off = st.sampled_from([*[0] * 8, -1, 1])
 ends = st.sampled_from(["done", "failed", "cancelled", None])
 costs = st.sampled_from([0, 70, 150])
@@ -73,7 +74,7 @@ class StoreMachine(RuleBasedStateMachine):
         self._lives = self._names = 0
         self.away = ""
         self.model = TaskModel(
-            max_queue=5, max_per_agent=3, limit_tokens=LIMIT_TOKENS, nodes={HERE}
+            max_queue=5, max_per_agent=3, queue_share=1, limit_tokens=LIMIT_TOKENS, nodes={HERE}
         )
         self.run(self._start())
 
@@ -96,7 +97,7 @@ class StoreMachine(RuleBasedStateMachine):
         getattr(self, f"_{act}")(data.draw)
 
     def _submit(self, draw: Draw) -> None:
-        name, agent_id = self._new_name(draw), draw(agents)
+        name, agent_id, project_id = self._new_name(draw), draw(agents), draw(projects)
         known = st.sampled_from([*self.model.tasks, NOBODY])
         depends_on = tuple(draw(st.lists(known, max_size=2)))
         runs_anyway = draw(st.booleans())
@@ -104,12 +105,15 @@ class StoreMachine(RuleBasedStateMachine):
         new = self.scene.new(
             name,
             agent_id=agent_id,
+            project_id=project_id,
             depends_on=depends_on,
             terms=Terms(on_parent_failure=policy),
             limits=LIMITS,
         )
         answer = self.run(self.scene.ask(new))
-        task = ModelTask(agent_id=agent_id, parents=depends_on, runs_anyway=runs_anyway)
+        task = ModelTask(
+            agent_id=agent_id, project_id=project_id, parents=depends_on, runs_anyway=runs_anyway
+        )
         expected = self.model.submit(name, task, self.clock())
         if expected == "unknown parent":
             assert not isinstance(answer, Queued | TurnedAway)

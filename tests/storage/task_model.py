@@ -14,6 +14,7 @@ NOTED_ATTEMPTS = 10
 @dataclass
 class ModelTask:
     agent_id: str | None
+    project_id: str
     parents: tuple[str, ...]
     runs_anyway: bool
     state: str = "queued"
@@ -34,6 +35,7 @@ class TaskModel:
 
     max_queue: int
     max_per_agent: int
+    queue_share: int
     limit_tokens: int
     tasks: dict[str, ModelTask] = field(default_factory=dict)
     nodes: set[str] = field(default_factory=set)
@@ -60,13 +62,20 @@ class TaskModel:
         failed = [p for p in task.parents if self.tasks[p].state in ENDED[1:]]
         if failed and not task.runs_anyway:
             self._store_ended(name, task, "failed", now)
-        elif self.queued() >= self.max_queue or (
-            task.agent_id is not None and self.queued(task.agent_id) >= self.max_per_agent
-        ):
+        elif not self.has_room(task):
             self._store_ended(name, task, "rejected", now)
         else:
             self.tasks[name] = task
         return self.tasks[name].state
+
+    def has_room(self, task: ModelTask) -> bool:
+        """Tell whether one more task may wait."""
+        free = self.max_queue - self.queued()
+        waiting = [one for one in self.tasks.values() if one.state == "queued"]
+        of_project = sum(one.project_id == task.project_id for one in waiting)
+        if free <= 0 or of_project >= self.queue_share * free:
+            return False
+        return task.agent_id is None or self.queued(task.agent_id) < self.max_per_agent
 
     def assign(self, name: str, attempt: int, node_id: str, *, starts: bool, agent: str) -> bool:
         """Take a task for a node."""

@@ -25,11 +25,19 @@ from headgate.core.idempotency import (
     TakenEntry,
 )
 from headgate.core.retention import Retention
+from headgate.core.task import TaskStatus
 from headgate.errors import StoreUnavailableError
 from headgate.storage import submit
 from headgate.storage.memory import MemoryDatabase, MemoryTaskStore
 from headgate.storage.sql_store import UPKEEP_SECONDS
-from headgate.storage.store import KeyedAnswer, KeyedSubmit, NewTask, Queued, TaskQuery
+from headgate.storage.store import (
+    KeyedAnswer,
+    KeyedSubmit,
+    NewTask,
+    Queued,
+    TaskQuery,
+    TurnedAway,
+)
 from headgate.storage.transaction import Transaction
 from headgate.storage.writer import Fault
 from headgate.testing import SimulatedLoop, simulate
@@ -119,16 +127,47 @@ async def test_requests_at_the_same_time_share_one_answer(place: Place) -> None:
         assert len(await scene.found(TaskQuery())) == 1
 
 
-async def test_a_batch_with_some_tasks_refused_is_an_answer(place: Place) -> None:
+async def test_of_a_batch_only_the_tasks_that_had_no_room_are_tried_again(place: Place) -> None:
     async with place.scene() as scene:
-        orphan = scene.new("t4", depends_on=("gone",))
-        tasks = (scene.new("t1", limits=ONE_WAITS), scene.new("t2", limits=ONE_WAITS))
-        first = await answer_of(scene, keyed(*tasks, WRONG, orphan))
+        orphan = scene.new("t9", depends_on=("gone",))
+
+        async def sent(one: str, other: str) -> KeyedAnswer:
+            tasks = [scene.new(name, limits=ONE_WAITS) for name in (one, other)]
+            return await answer_of(scene, keyed(*tasks, WRONG, orphan))
+
+        first = await sent("t1", "t2")
         kinds = [type(entry) for entry in first.entries]
         assert kinds == [TakenEntry, RejectedEntry, InvalidEntry, OrphanEntry]
-        again = await answer_of(scene, keyed(scene.new("t5"), scene.new("t6"), WRONG, orphan))
+        sums = await kept_sums(scene)
+        # There is still no room, and what is kept stays as it is.
+        refused = await sent("t3", "t4")
+        assert [type(entry) for entry in refused.entries] == kinds
+        assert (refused.is_replay, [type(one) for one in refused.fresh]) == (False, [TurnedAway])
+        assert await kept_sums(scene) == sums
+        await scene.cancel("t1")
+        taken = await sent("t5", "t6")
+        assert [type(one) for one in taken.entries] == [TakenEntry, TakenEntry, *kinds[2:]]
+        assert taken.entries[0] == first.entries[0]
+        assert [one.record.task.id for one in taken.fresh if isinstance(one, Queued)] == ["t6"]
+        assert not taken.is_replay
+        again = await sent("t7", "t8")
+        assert (again.entries, again.is_replay) == (taken.entries, True)
+        assert (await kept_sums(scene))["submit_keys"] == 1
+        assert await scene.states("t1", "t2", "t4", "t6") == [
+            "cancelled",
+            "rejected",
+            "rejected",
+            "queued",
+        ]
+        assert await scene.states("t3", "t5", "t7", "t8", "t9") == ["gone"] * 5
+
+
+async def test_a_batch_that_is_wrong_as_a_whole_by_now_has_its_first_answer(place: Place) -> None:
+    async with place.scene() as scene:
+        tasks = [scene.new(name, limits=ONE_WAITS) for name in ("t1", "t2")]
+        first = await answer_of(scene, keyed(*tasks))
+        again = await answer_of(scene, keyed(WRONG))
         assert (again.entries, again.is_replay) == (first.entries, True)
-        assert sorted(ids(await scene.found(TaskQuery()))) == ["t1", "t2"]
 
 
 async def test_an_answer_that_only_says_later_is_not_kept(place: Place) -> None:
@@ -270,3 +309,39 @@ def test_whatever_commits_are_refused_and_replies_lost_each_key_has_one_task(
         return len((await until_answered(partial(store.find, TaskQuery()))).records)
 
     assert simulate(main, seed=seed, max_steps=50_000).result == 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 100_000), share=st.sampled_from([0.2, 0.5, 0.8]))
+def test_whatever_replies_are_lost_each_task_of_a_batch_is_taken_once(
+    seed: int, share: float
+) -> None:
+    async def main(loop: SimulatedLoop) -> list[str]:
+        random, numbers = Random(seed), count()
+        store = MemoryTaskStore(
+            MemoryDatabase(), clock=loop.clock, faults=lambda: faults_of(random, share)
+        )
+        scene = Scene(Place("memory", lambda _clock, _ledger: store), store)
+
+        async def submit() -> KeyedAnswer:
+            tasks = [scene.new(f"t{next(numbers)}", limits=ONE_WAITS) for _ in range(3)]
+            return await answer_of(scene, keyed(*tasks))
+
+        async def make_room() -> None:
+            for record in (await store.find(TaskQuery())).records:
+                if not record.is_terminal:
+                    await store.cancel(record.task.id, node_id="")
+
+        await until_answered(store.open)
+        while True:
+            answers = await asyncio.gather(*[until_answered(submit) for _ in range(2)])
+            if all(isinstance(entry, TakenEntry) for entry in answers[-1].entries):
+                break
+            await until_answered(make_room)
+        records = (await until_answered(partial(store.find, TaskQuery(limit=1_000)))).records
+        taken = [one.task.id for one in records if one.task.status is not TaskStatus.REJECTED]
+        named = [one.task_id for one in answers[-1].entries if isinstance(one, TakenEntry)]
+        assert sorted(taken) == sorted(named)
+        return taken
+
+    assert len(simulate(main, seed=seed, max_steps=50_000).result) == 3

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.core.admission import QueueLimits, Rejected
+from headgate.core.admission import QueueLimit, QueueLimits, Rejected
 from headgate.core.estimates import PROBE, Hold, given
 from headgate.core.gates import GateClosure
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, RejectedEntry, SubmitKey, TakenEntry
@@ -77,7 +77,16 @@ PAST = PastAttempt(attempt=1, started_at=1.5, ended_at=2.5, error="é broke", mi
 LIMITS = QueueLimits(max_queue=10, max_per_agent=5)
 NEW = NewTask(task=TASK, terms=TERMS, submission=SUBMISSION, limits=LIMITS, node_id="n1")
 OTHER = msgspec.structs.replace(NEW, task=msgspec.structs.replace(TASK, id="tsk_2"))
-FULL = Rejected(message="full", queued=10, max_queue=10, max_per_agent=None)
+FULL = Rejected(
+    limit=QueueLimit.PROJECT,
+    message="full",
+    queued=10,
+    max_queue=10,
+    max_per_agent=None,
+    max_per_project=8,
+    queue_share=1.5,
+    project_id="p",
+)
 WRONG = InvalidEntry(code="invalid_field", field="priority", message="is wrong")
 KEYED = KeyedSubmit(key=SubmitKey(owner="tok_1", name="k", digest="d"), tasks=(NEW, WRONG, OTHER))
 STEPS = (

@@ -12,6 +12,7 @@ from headgate.core.admission import QueueLimits
 from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Finish, TryAgain, Usage
 from headgate.core.task import NO_JSON, Submission, TaskStatus
 from headgate.errors import IllegalTransitionError, UnfitValueError
+from headgate.storage.schema import COUNT_QUEUED_OF_PROJECTS
 from headgate.storage.store import (
     MAX_PAGE_BYTES,
     CancelAnswer,
@@ -20,6 +21,7 @@ from headgate.storage.store import (
     TaskQuery,
     TurnedAway,
 )
+from headgate.storage.transaction import Transaction
 from storage.scene import AGAIN, AWAY, COST, DONE, FAILED, HERE, Place, Scene, ids
 
 WORK = Submission(
@@ -101,6 +103,61 @@ async def test_an_agent_has_a_limit_across_projects(place: Place) -> None:
         assert refused.rejected.message == 'rejected: agent queue full for "coder" (2/2)'
         await scene.submit("t3", agent_id="other", limits=limits)
         await scene.submit("t4", agent_id=None, limits=limits)
+
+
+async def test_a_project_queues_up_to_its_share_of_what_is_free(place: Place) -> None:
+    limits = QueueLimits(max_queue=10, max_per_agent=None, queue_share=1)
+    async with place.scene() as scene:
+        news = [
+            scene.new(f"t{number}", project_id="many", agent_id=f"a{number}", limits=limits)
+            for number in range(7)
+        ]
+        answers = await asyncio.gather(*[scene.ask(new) for new in news])
+        kinds = [type(answer).__name__ for answer in answers]
+        assert kinds == [*["Queued"] * 5, "TurnedAway", "TurnedAway"]
+        assert isinstance(answers[5], TurnedAway)
+        refused = answers[5].rejected
+        assert refused.message == 'rejected: project queue full for "many" (5/5)'
+        assert (refused.project_id, refused.max_per_project) == ("many", 5)
+        # Another project has room, and leaves less of it for the first.
+        for number in range(2):
+            await scene.submit(f"u{number}", project_id="few", limits=limits)
+        await scene.assign("t0")
+        await scene.cancel("t1")
+        assert isinstance(
+            await scene.ask(scene.new("t7", project_id="many", limits=limits)), Queued
+        )
+        again = await scene.ask(scene.new("t8", project_id="many", limits=limits))
+        assert isinstance(again, TurnedAway)
+        totals = await scene.store.totals()
+        assert (totals.rejected, totals.rejected_by_project, totals.rejected_by_global) == (3, 3, 0)
+
+
+async def test_what_was_admitted_is_not_judged_again(place: Place) -> None:
+    limits = QueueLimits(max_queue=3, max_per_agent=None, queue_share=1)
+    async with place.scene() as scene:
+        await scene.run("t1", limits=limits)
+        await scene.submit("child", depends_on=("t1",), limits=limits)
+        await scene.submit("other", project_id="evals", limits=limits)
+        # The queue is beyond the share of this project now, and takes back what it has admitted.
+        assert isinstance(await scene.ask(scene.new("t2", limits=limits)), TurnedAway)
+        await scene.settle("t1", AGAIN)
+        assert await scene.states("t1", "child", "other") == ["queued"] * 3
+        await scene.assign("t1", attempt=2)
+        await scene.settle("t1", DONE, attempt=2)
+        await scene.assign("child")
+        assert await scene.states("t1", "child") == ["done", "running"]
+
+
+async def test_a_store_from_before_projects_were_counted_has_them_counted(place: Place) -> None:
+    def count_again(transaction: Transaction, _: float) -> None:
+        transaction.run("DELETE FROM counters WHERE substr(name, 1, 7) = 'queued:'")
+        transaction.run(COUNT_QUEUED_OF_PROJECTS)
+
+    async with place.scene() as scene:
+        for number in range(5):
+            await scene.submit(f"t{number}", project_id=f"p{number % 2}", agent_id=f"a{number}")
+        await scene.store.run(count_again)
 
 
 async def test_what_runs_or_ended_takes_no_room_in_the_queue(place: Place) -> None:

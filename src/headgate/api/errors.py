@@ -127,6 +127,7 @@ class ApiError(Exception):
         code: str,
         error: str,
         *,
+        detail: str | None = None,
         details: Details | None = None,
         task_id: str | None = None,
         allow: str = "",
@@ -145,7 +146,7 @@ class ApiError(Exception):
             type=f"{TYPE_PREFIX}{code}",
             title=self.kind.title,
             status=self.kind.status,
-            detail=error,
+            detail=detail or error,
         )
 
     def body_of(self, request_id: str) -> ErrorBody:
@@ -191,12 +192,22 @@ def _days_or_seconds(seconds: float) -> str:
 def queue_full(rejected: Rejected, task_id: str) -> ApiError:
     """Return the error for a task that was turned away; it is stored under its id."""
     details: Details = {
+        "limit": rejected.limit.value,
+        "projectId": rejected.project_id or "",
         "agentId": rejected.agent_id or "",
         "queued": rejected.queued,
         "maxQueue": rejected.max_queue,
+        "maxPerProject": rejected.max_per_project,
         "maxPerAgent": rejected.max_per_agent,
+        "queueShare": rejected.queue_share,
     }
-    return ApiError("queue_full", rejected.message, details=details, task_id=task_id)
+    return ApiError(
+        "queue_full",
+        rejected.message,
+        detail=f"{rejected.message}: {rejected.advice}",
+        details=details,
+        task_id=task_id,
+    )
 
 
 def unknown_parent(parent_id: str) -> ApiError:

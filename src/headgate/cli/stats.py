@@ -47,6 +47,7 @@ def _totals(answer: StatsBody) -> list[tuple[str, str, str]]:
     return [
         ("queued", str(queue.total_queued), _limit(limits.max_queue_size)),
         ("in flight", str(queue.total_inflight), _limit(limits.max_inflight)),
+        ("queued of one project", "", f"{limits.queue_share:g} times what is free"),
         ("queued for one agent", "", _limit(limits.max_per_agent)),
         ("in flight for one agent", "", _limit(limits.max_per_agent_inflight)),
     ]

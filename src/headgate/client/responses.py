@@ -75,7 +75,7 @@ def error_of(response: Response) -> ServiceError | None:
         return _foreign_error(response)
     kind = TaskDeletedError if api_error.code == DELETED else _error_type(response.status)
     return kind(
-        api_error.error,
+        api_error.detail or api_error.error,
         code=api_error.code,
         status=response.status,
         request_id=response.headers.get("x-request-id") or api_error.request_id,

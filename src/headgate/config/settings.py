@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, inspect
 
 from headgate.config.messages import key_path, table_expected
-from headgate.core.admission import QueueLimits
+from headgate.core.admission import LEAST_QUEUE_SHARE, MOST_QUEUE_SHARE, QueueLimits
 from headgate.core.budgets.windows import MAX_ROLLING_HOURS, Window, WindowKind
 from headgate.core.estimates import DEFAULT_QUANTILE, Reserve
 from headgate.core.lifecycle import RetryPolicy
@@ -161,6 +161,7 @@ Dollars = str | int | float
 Permits = Annotated[int, Meta(ge=1, le=1_000_000)]
 QueueLength = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 EndedTasks = Annotated[int, Meta(ge=1, le=100_000_000)]
+QueueShare = Annotated[float, Meta(ge=LEAST_QUEUE_SHARE, le=MOST_QUEUE_SHARE)]
 Workers = Annotated[int, Meta(ge=1, le=10_000)]
 Seconds = Annotated[float, Meta(ge=0.001, le=ONE_YEAR_SECONDS)]
 SecondsOrNone = Annotated[float, Meta(ge=0, le=ONE_YEAR_SECONDS)]
@@ -184,6 +185,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     auto_tune: bool = False
     max_wait_ticks: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1_000
     max_queue_size: QueueLength = 1_000
+    queue_share: QueueShare = 8.0
     max_per_agent: QueueLength = 100
     max_inflight: Permits = 20
     max_per_agent_inflight: Permits = 10
@@ -219,7 +221,11 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     @property
     def queue_limits(self) -> QueueLimits:
         """How many tasks may wait."""
-        return QueueLimits(max_queue=self.max_queue_size, max_per_agent=self.max_per_agent)
+        return QueueLimits(
+            max_queue=self.max_queue_size,
+            max_per_agent=self.max_per_agent,
+            queue_share=self.queue_share,
+        )
 
     @property
     def retention(self) -> Retention:

@@ -1,8 +1,8 @@
 """Submissions under a key: the same key gets the same answer, however often it is sent.
 
 What is kept is what became of each task, and not the text of an answer: that is written from it
-each time. Rule: an answer is kept unless it only says that there is no room now, so that a request
-with its key may be sent again until it was taken, and is never taken twice.
+each time. Rule: what became of a task is kept unless there was no room for it. So a request with
+its key may be sent again until all of its tasks were taken, and none of them is taken twice.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TakenEntry(msgspec.Struct, frozen=True, kw_only=True, tag="taken"):
 
 
 class RejectedEntry(msgspec.Struct, frozen=True, kw_only=True, tag="rejected"):
-    """A task for which there was no room; it is stored as rejected."""
+    """A task for which there was no room; it is stored as rejected, and may be tried again."""
 
     task_id: str
     rejected: Rejected
@@ -93,3 +93,15 @@ def is_kept(entries: Sequence[SubmitEntry]) -> bool:
     if any(isinstance(entry, TakenEntry) for entry in entries):
         return True
     return not any(isinstance(entry, RejectedEntry) for entry in entries)
+
+
+def to_try_again(
+    kept: Sequence[SubmitEntry], sent: Sequence[object | InvalidEntry]
+) -> tuple[int, ...]:
+    """Return the places of the tasks that had no room, in a request that is sent again.
+
+    There are none if the request as a whole would not be taken any more: then what is kept stays.
+    """
+    if len(kept) != len(sent):
+        return ()
+    return tuple([place for place, entry in enumerate(kept) if isinstance(entry, RejectedEntry)])

@@ -147,6 +147,11 @@ def _retention_statements(*, text: str, by_key: str) -> tuple[str, ...]:
     return tuple(statement.strip() for statement in script.split(";"))
 
 
+COUNT_QUEUED_OF_PROJECTS = (
+    "INSERT INTO counters SELECT 'queued:' || project_id, CAST(SUM(queued) AS BIGINT)"
+    " FROM lanes GROUP BY project_id"
+)
+
 TASK_MIGRATIONS = (
     Migration(
         number=1,
@@ -172,6 +177,7 @@ TASK_MIGRATIONS = (
         sqlite=_retention_statements(text="TEXT", by_key="WITHOUT ROWID"),
         postgres=_retention_statements(text='TEXT COLLATE "C"', by_key=""),
     ),
+    Migration(number=4, sqlite=(COUNT_QUEUED_OF_PROJECTS,), postgres=(COUNT_QUEUED_OF_PROJECTS,)),
 )
 
 _CHANGING = (

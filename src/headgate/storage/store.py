@@ -401,6 +401,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """The counts of the whole store: what waits and runs by lane, and what has happened so far.
 
     `forgotten` has what happened in lanes that were forgotten, one sum a project.
+    The limits of the queue have kept out what they are named for in `rejected`.
     """
 
     lanes: tuple[LaneCount, ...]
@@ -409,6 +410,9 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     cancelled: int = 0
     rejected: int = 0
+    rejected_by_global: int = 0
+    rejected_by_project: int = 0
+    rejected_by_agent: int = 0
     expired: int = 0
     started: int = 0
     wait_ms: int = 0

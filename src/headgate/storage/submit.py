@@ -7,7 +7,7 @@ the answer that it got the first time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -26,6 +26,7 @@ from headgate.core.idempotency import (
     SubmitKey,
     TakenEntry,
     is_kept,
+    to_try_again,
 )
 from headgate.core.task import OnParentFailure, Progress, TaskStatus
 from headgate.storage.finish import enter_queue, parent_error
@@ -39,7 +40,14 @@ from headgate.storage.store import (
     UnknownParent,
 )
 from headgate.storage.transaction import Insert, Lookup, Row, Transaction, about
-from headgate.storage.unit_of_work import ENDED, SUBMITTED, Spec, TaskRow, UnitOfWork
+from headgate.storage.unit_of_work import (
+    ENDED,
+    REJECTED_BY,
+    SUBMITTED,
+    Spec,
+    TaskRow,
+    UnitOfWork,
+)
 
 SubmitAnswer = Queued | TurnedAway | UnknownParent
 
@@ -47,7 +55,10 @@ SubmitAnswer = Queued | TurnedAway | UnknownParent
 def prepare_submits(work: UnitOfWork, requests: Sequence[NewTask]) -> None:
     """Read what these submissions need, beside their rows."""
     agents = {new.task.agent_id for new in requests}
-    work.load_counts([agent for agent in agents if agent is not None])
+    work.load_counts(
+        project_ids={new.task.project_id for new in requests},
+        agent_ids=[agent for agent in agents if agent is not None],
+    )
 
 
 def task_ids(new: NewTask) -> tuple[str, ...]:
@@ -73,10 +84,14 @@ def _store(work: UnitOfWork, new: NewTask, parents: list[TaskRow]) -> SubmitAnsw
     fatal = _failed_parent(new, parents)
     if fatal is not None:
         return _store_failed(work, new, fatal)
-    agent_id = new.task.agent_id
-    queued_for_agent = 0 if agent_id is None else work.queued_for(agent_id)
+    project_id, agent_id = new.task.project_id, new.task.agent_id
     answer = admit(
-        new.limits, queued=work.queued(), queued_for_agent=queued_for_agent, agent_id=agent_id
+        new.limits,
+        queued=work.queued(),
+        queued_for_project=work.queued_of(project_id),
+        queued_for_agent=0 if agent_id is None else work.queued_for(agent_id),
+        project_id=project_id,
+        agent_id=agent_id,
     )
     if isinstance(answer, Rejected):
         return _store_rejected(work, new, answer)
@@ -127,6 +142,7 @@ def _store_rejected(work: UnitOfWork, new: NewTask, rejected: Rejected) -> Turne
         return TurnedAway(record=row.record(new.submission), rejected=rejected)
     row = _row(work, new, position=0, rejected=rejected)
     _end_at_once(work, row, TaskStatus.REJECTED, rejected.message)
+    work.counters.count(REJECTED_BY[rejected.limit])
     # It has nothing to decide there, but tells those who listen.
     work.notify_dispatcher((row,), by=new.node_id)
     return TurnedAway(record=row.record(new.submission), rejected=rejected)
@@ -210,6 +226,8 @@ _KEEP = Insert(
         ("bytes", "INTEGER"),
         ("kept_at", "DOUBLE PRECISION"),
     ),
+    key=("owner", "name"),
+    updated=("entries", "bytes", "kept_at"),
 )
 _ADD = Insert(
     table="submit_key_owners",
@@ -220,7 +238,7 @@ _ADD = Insert(
 _FIND_OWNERS = about("SELECT owner, key_count, bytes FROM submit_key_owners", "owner")
 _FIND = Lookup(
     lambda dialect: (
-        "SELECT owner, name, digest, entries FROM submit_keys WHERE (owner, name) IN"  # noqa: S608
+        "SELECT owner, name, digest, entries, bytes FROM submit_keys WHERE (owner, name) IN"  # noqa: S608
         " (SELECT given.owner, given.name FROM"
         f" {dialect.given({'owner': 'TEXT', 'name': 'TEXT'})})"
     )
@@ -246,8 +264,8 @@ class _Held(NamedTuple):
     keys: int
     size_bytes: int
 
-    def plus(self, size_bytes: int) -> _Held:
-        return _Held(self.keys + 1, self.size_bytes + size_bytes)
+    def plus(self, size_bytes: int, *, keys: int = 1) -> _Held:
+        return _Held(self.keys + keys, self.size_bytes + size_bytes)
 
     def fills(self, share: float) -> bool:
         return self.keys >= MAX_KEYS * share or self.size_bytes >= MAX_KEPT_BYTES * share
@@ -256,20 +274,28 @@ class _Held(NamedTuple):
 _NOTHING = _Held(0, 0)
 
 
+class _Kept(NamedTuple):
+    """What is kept under a key."""
+
+    digest: str
+    entries: Entries
+    size_bytes: int
+
+
 class Keys:
     """What is kept under the keys of one transaction, and what it adds."""
 
     def __init__(self, work: UnitOfWork, steps: Sequence[KeyedSubmit]) -> None:
         self._work = work
-        self._kept: dict[tuple[str, str], tuple[str, Entries]] = {}
-        self._new: list[Row] = []
+        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._new: dict[tuple[str, str], Row] = {}
         self._added: dict[str, _Held] = {}
         transaction = work.transaction
         find = (_FIND, [(step.key.owner, step.key.name) for step in steps])
         owners = (_FIND_OWNERS, list({step.key.owner for step in steps}))
         rows, sums, held = transaction.read_all([find, (_SUMS, ()), owners])
-        for owner, name, digest, entries in rows:
-            self._kept[owner, name] = (digest, _DECODER.decode(entries))
+        for owner, name, digest, entries, size_bytes in rows:
+            self._kept[owner, name] = _Kept(digest, _DECODER.decode(entries), size_bytes)
         amounts: dict[str, int] = dict(sums)
         self._all = _Held(amounts.get(_COUNT, 0), amounts.get(_BYTES, 0))
         self._held = {owner: _Held(count, size) for owner, count, size in held}
@@ -281,49 +307,67 @@ class Keys:
         # Where no token is asked for there is nobody else who could go short.
         return bool(owner) and self._held.get(owner, _NOTHING).fills(OWNER_SHARE)
 
-    def get(self, key: SubmitKey) -> tuple[str, Entries] | None:
+    def get(self, key: SubmitKey) -> _Kept | None:
         """Return the digest and the answer that are kept under a key."""
         return self._kept.get((key.owner, key.name))
 
     def keep(self, key: SubmitKey, entries: Entries) -> None:
-        """Keep an answer, beginning with the steps after this one."""
+        """Keep an answer in place of the one before, beginning with the steps after this one."""
         text = _ENCODER.encode(entries).decode()
         texts = (key.owner, key.name, key.digest, text)
         size = ROW_BYTES + sum(len(one) for one in texts)
-        self._kept[key.owner, key.name] = (key.digest, entries)
-        self._new.append((*texts, size, self._work.now))
-        self._all = self._all.plus(size)
+        place = (key.owner, key.name)
+        before = self._kept.get(place)
+        self._kept[place] = _Kept(key.digest, entries, size)
+        self._new[place] = (*texts, size, self._work.now)
+        keys, more = (1, size) if before is None else (0, size - before.size_bytes)
+        self._all = self._all.plus(more, keys=keys)
         for sums in (self._held, self._added):
-            sums[key.owner] = sums.get(key.owner, _NOTHING).plus(size)
-        self._work.counters.count(_COUNT)
-        self._work.counters.count(_BYTES, size)
+            sums[key.owner] = sums.get(key.owner, _NOTHING).plus(more, keys=keys)
+        self._work.counters.count(_COUNT, keys)
+        self._work.counters.count(_BYTES, more)
 
     def write(self) -> None:
         """Write the answers that were kept."""
         transaction = self._work.transaction
-        transaction.insert(_KEEP, self._new)
+        transaction.insert(_KEEP, list(self._new.values()))
         transaction.insert(_ADD, [(owner, *held) for owner, held in self._added.items()])
 
 
 def submit_keyed(work: UnitOfWork, keys: Keys, step: KeyedSubmit) -> KeyedAnswer | KeyRefusal:
-    """Store the tasks of a request and what to answer, or find what was answered."""
-    known = keys.get(step.key)
-    if known is not None:
-        digest, entries = known
-        if digest != step.key.digest:
-            return KeyRefusal.MISMATCH
-        own = _own(work, step, entries)
-        return KeyedAnswer(entries=entries, fresh=own, is_replay=not own)
-    if keys.is_full(step.key.owner):
-        return KeyRefusal.FULL
-    outcomes = [
-        one if isinstance(one, InvalidEntry) else submit_task(work, one) for one in step.tasks
-    ]
-    entries = tuple([entry_of(outcome) for outcome in outcomes])
-    if is_kept(entries):
+    """Store the tasks of a request and what to answer, or find what was answered.
+
+    Of a request that is known, the tasks that had no room are tried again.
+    """
+    kept = keys.get(step.key)
+    if kept is None:
+        if keys.is_full(step.key.owner):
+            return KeyRefusal.FULL
+        entries, fresh = _try(work, step.tasks)
+        if is_kept(entries):
+            keys.keep(step.key, entries)
+        return KeyedAnswer(entries=entries, fresh=fresh, is_replay=False)
+    if kept.digest != step.key.digest:
+        return KeyRefusal.MISMATCH
+    own = _own(work, step, kept.entries)
+    places = to_try_again(kept.entries, step.tasks)
+    if not places:
+        return KeyedAnswer(entries=kept.entries, fresh=own, is_replay=not own)
+    tried, fresh = _try(work, [step.tasks[place] for place in places])
+    outcomes = dict(zip(places, tried, strict=True))
+    entries = tuple([outcomes.get(place, entry) for place, entry in enumerate(kept.entries)])
+    if not all(isinstance(entry, RejectedEntry) for entry in tried):
         keys.keep(step.key, entries)
-    fresh = tuple([outcome for outcome in outcomes if not isinstance(outcome, InvalidEntry)])
-    return KeyedAnswer(entries=entries, fresh=fresh, is_replay=False)
+    return KeyedAnswer(entries=entries, fresh=(*own, *fresh), is_replay=False)
+
+
+def _try(
+    work: UnitOfWork, tasks: Iterable[NewTask | InvalidEntry]
+) -> tuple[Entries, tuple[SubmitAnswer, ...]]:
+    """Store tasks, and return what is kept of each and what became of those that are tasks."""
+    outcomes = [one if isinstance(one, InvalidEntry) else submit_task(work, one) for one in tasks]
+    fresh = [outcome for outcome in outcomes if not isinstance(outcome, InvalidEntry)]
+    return tuple([entry_of(outcome) for outcome in outcomes]), tuple(fresh)
 
 
 def new_tasks(steps: Sequence[KeyedSubmit]) -> list[NewTask]:
@@ -351,7 +395,7 @@ def _less_by_owner(rows: Sequence[Row]) -> list[Row]:
 
 def _own(work: UnitOfWork, step: KeyedSubmit, entries: Entries) -> tuple[SubmitAnswer, ...]:
     """Return what this step stored itself, if its transaction is run once more after its commit."""
-    stored = {one.task_id for one in entries if isinstance(one, TakenEntry | RejectedEntry)}
+    stored = {one.task_id for one in entries if isinstance(one, TakenEntry)}
     return tuple([submit_task(work, new) for new in new_tasks([step]) if new.task.id in stored])
 
 

@@ -7,7 +7,7 @@ same lock first, so what was read is still true when it is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Protocol
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headgate.core.admission import Rejected
+from headgate.core.admission import QueueLimit, Rejected
 from headgate.core.budgets.ledger import LedgerState, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import Call
 from headgate.core.estimates import MAX_KINDS, Kind, Learned, Sample
@@ -231,6 +231,9 @@ def _text(value: object) -> str:
 
 
 QUEUED = "queued"
+QUEUED_OF = "queued:"
+"""Before the name of a project: how many of its tasks wait."""
+
 TICK = "tick"
 SUBMITTED = "submitted"
 STARTED = "started"
@@ -244,6 +247,9 @@ ENDED = {
 }
 KEPT = {name: f"kept_{status.value}" for status, name in ENDED.items()}
 """The counters of ended tasks that are still there, by what is counted when one ends."""
+
+REJECTED_BY = {limit: f"rejected_by_{limit.value}" for limit in QueueLimit}
+"""How many tasks each limit of the queue has kept out."""
 
 HAPPENINGS = (SUBMITTED, *ENDED.values(), EXPIRED, STARTED, WAIT_MS)
 """What is counted for the whole store and for each lane."""
@@ -305,11 +311,21 @@ class Counters:
     the rows say, and nothing that is retried is counted twice.
     """
 
-    __slots__ = ("_hour", "_lanes", "_rates", "_usage", "_used", "queued_by_agent", "totals")
+    __slots__ = (
+        "_hour",
+        "_lanes",
+        "_rates",
+        "_usage",
+        "_used",
+        "queued_by_agent",
+        "queued_by_project",
+        "totals",
+    )
 
     def __init__(self, now: float) -> None:
         self.totals: dict[str, int] = {QUEUED: 0}
         self.queued_by_agent: dict[str, int] = {}
+        self.queued_by_project: dict[str, int] = {}
         self._hour = int(now) // SECONDS_PER_HOUR * SECONDS_PER_HOUR
         self._lanes: dict[tuple[str, str], list[int]] = {}
         self._usage: dict[str, list[int]] = {}
@@ -333,6 +349,8 @@ class Counters:
         self._lane(agent, project_id)[0] += amount
         self.totals[QUEUED] += amount
         self.queued_by_agent[agent] = self.queued_by_agent.get(agent, 0) + amount
+        of_project = self.queued_by_project
+        of_project[project_id] = of_project.get(project_id, 0) + amount
 
     def fly(self, agent_id: str | None, project_id: str, amount: int) -> None:
         """Count permits that are taken or freed."""
@@ -403,7 +421,7 @@ class Counters:
         """Return all sums as rows to be written."""
         hour = self._hour
         return [
-            (COUNTERS, [(name, amount) for name, amount in self.totals.items() if amount]),
+            (COUNTERS, [*self._counts()]),
             (LANES, [(*key, *sums) for key, sums in self._lanes.items()]),
             (USAGE, [(project_id, hour, *sums) for project_id, sums in self._usage.items()]),
             (USED, [(hour, *key, *sums[:-2]) for key, sums in self._used.items()]),
@@ -419,6 +437,14 @@ class Counters:
             for place, amount in enumerate(amounts):
                 sums[place] += amount
         return [(*key, *sums) for key, sums in found.items()]
+
+    def _counts(self) -> Iterator[Row]:
+        for name, amount in self.totals.items():
+            if amount:
+                yield name, amount
+        for project_id, amount in self.queued_by_project.items():
+            if amount:
+                yield QUEUED_OF + project_id, amount
 
     def _lane(self, agent_id: str, project_id: str) -> list[int]:
         key = (agent_id, project_id)
@@ -541,7 +567,7 @@ _TASKS = about(f"SELECT {', '.join(TASK_COLUMNS)} FROM tasks", "id")  # noqa: S6
 _INPUTS = about("SELECT id, submission FROM task_inputs", "id")
 _CHILDREN = about("SELECT parent_id, task_id FROM task_parents", "parent_id")
 _LANES = about("SELECT agent_id, queued FROM lanes", "agent_id")
-_COUNTERS = "SELECT name, amount FROM counters WHERE name IN ('queued', 'tick')"
+_COUNTERS = about("SELECT name, amount FROM counters", "name")
 
 
 class UnitOfWork:
@@ -576,6 +602,7 @@ class UnitOfWork:
         self._queued_before = 0
         self._tick_before = 0
         self._queued_by_agent: dict[str, int] = {}
+        self._queued_by_project: dict[str, int] = {}
         self._dispatcher: str | None = None
         self._samples: list[tuple[Kind, Sample]] = []
 
@@ -609,13 +636,17 @@ class UnitOfWork:
         if wanted:
             self._submissions.update(read_submissions(self.transaction, wanted))
 
-    def load_counts(self, agent_ids: Iterable[str]) -> None:
-        """Read how many tasks wait, in all and for these agents."""
+    def load_counts(self, *, project_ids: Iterable[str], agent_ids: Iterable[str]) -> None:
+        """Read how many tasks wait, in all, of these projects and for these agents."""
+        projects = {QUEUED_OF + project_id: project_id for project_id in project_ids}
         of_agents = (_LANES, list(set(agent_ids)))
-        counters, lanes = self.transaction.read_all([(_COUNTERS, ()), of_agents])
+        names = (_COUNTERS, [QUEUED, TICK, *projects])
+        counters, lanes = self.transaction.read_all([names, of_agents])
         counts: dict[str, int] = dict(counters)
         self._queued_before = counts.get(QUEUED, 0)
         self._tick_before = counts.get(TICK, 0)
+        for name, project_id in projects.items():
+            self._queued_by_project[project_id] = counts.get(name, 0)
         for agent_id, queued in lanes:
             self._queued_by_agent[agent_id] = self._queued_by_agent.get(agent_id, 0) + queued
 
@@ -650,6 +681,11 @@ class UnitOfWork:
     def queued(self) -> int:
         """Return how many tasks wait now."""
         return self._queued_before + self.counters.totals[QUEUED]
+
+    def queued_of(self, project_id: str) -> int:
+        """Return how many tasks of a project wait now."""
+        added = self.counters.queued_by_project.get(project_id, 0)
+        return self._queued_by_project.get(project_id, 0) + added
 
     def queued_for(self, agent_id: str) -> int:
         """Return how many tasks of an agent wait now."""

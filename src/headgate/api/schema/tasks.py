@@ -16,7 +16,7 @@ from headgate.core.task import TaskStatus
 from headgate.core.task_view import TaskSnapshot
 from headgate.storage.tokens import Permission
 
-Details = dict[str, str | int | bool | None]
+Details = dict[str, str | int | float | bool | None]
 
 
 class SubmittedBody(msgspec.Struct, rename="camel"):
@@ -98,6 +98,7 @@ class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     strategy: str = "fair-fifo"
     max_queue_size: int | None = 1000
+    queue_share: float = 8
     max_per_agent: int | None = 100
     max_inflight: int | None = 20
     max_per_agent_inflight: int | None = 10
@@ -178,7 +179,8 @@ class ReadyBody(msgspec.Struct, kw_only=True):
 class ErrorBody(msgspec.Struct, kw_only=True, rename="camel"):
     """The JSON of a refusal: what Headgate says of it, and the same as problem details (RFC 9457).
 
-    Programs go by `code`, whose meaning `type` and `title` name; `error` and `detail` are one text.
+    Programs go by `code`, whose meaning `type` and `title` name. `detail` is the text of `error`,
+    and after it what to do, where something can be done.
     """
 
     code: str
