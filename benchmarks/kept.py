@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import httpx2
+import psycopg
 
 from benchmarks.engine_client import Feed, Measured, cpu_seconds
 from benchmarks.engine_measures import BATCH_CONNECTIONS, CONFIGURATION, fed, serving
@@ -30,7 +31,7 @@ from headgate.storage.schema import INPUTS, TASK_ROWS
 from headgate.storage.sql_store import migrate_all
 from headgate.storage.sqlite import SqliteDatabase, SqliteReader
 from headgate.storage.task_ids import TaskIds
-from headgate.storage.transaction import Database
+from headgate.storage.transaction import Database, about
 from headgate.storage.unit_of_work import (
     COUNTERS,
     ENDED,
@@ -58,6 +59,9 @@ PAGES = {
     "page of tasks": "/ui/tasks",
     "page of failures": "/ui/tasks?state=failed",
 }
+
+
+_KEPT = about("SELECT SUM(amount) FROM counters", "name")
 
 
 class Sizes(NamedTuple):
@@ -107,6 +111,16 @@ class Store(NamedTuple):
     reader: Database
     arguments: tuple[str, ...]
     folder: Path
+    url: str = ""
+
+    def fill(self, kept: int) -> None:
+        """Store so many ended tasks, and have the server come to rest as it would in a week."""
+        fill(self.database, kept)
+        if self.url:
+            with psycopg.connect(self.url, autocommit=True) as connection:
+                for statement in (b"VACUUM ANALYZE tasks", b"VACUUM ANALYZE task_inputs"):
+                    connection.execute(statement)
+                connection.execute(b"CHECKPOINT")
 
 
 NewStore = Callable[[Path], Store]
@@ -124,7 +138,7 @@ def _sqlite_stores() -> NewStore:
 def _postgres_stores(new_url: Callable[[], str]) -> NewStore:
     def new(folder: Path) -> Store:
         url = new_url()
-        return Store(PostgresDatabase(url), PostgresReader(url), ("--store", url), folder)
+        return Store(PostgresDatabase(url), PostgresReader(url), ("--store", url), folder, url)
 
     return new
 
@@ -136,7 +150,7 @@ def measure(name: str, sizes: Sizes, new_store: NewStore) -> bool:
         kept = (sizes.few, sizes.many, sizes.many)
         stores = [new_store(folder) for folder in folders]
         for store, many in zip(stores, kept, strict=True):
-            fill(store.database, many)
+            store.fill(many)
         caps = (None, 2 * sizes.many, sizes.many)
         names = [f"{sizes.few:,}", f"{sizes.many:,}", f"{sizes.many:,}, at the cap"]
         services = [
@@ -151,7 +165,7 @@ def measure(name: str, sizes: Sizes, new_store: NewStore) -> bool:
     with ExitStack() as stack:
         folder = stack.enter_context(_folder())
         store = new_store(folder)
-        fill(store.database, sizes.many)
+        store.fill(sizes.many)
         met.append(show_deletes(name, store, sizes))
     return all(met)
 
@@ -334,8 +348,7 @@ async def _submit_while_deleting(
 
 
 def _kept(reader: Database) -> int:
-    sql = "SELECT SUM(amount) FROM counters WHERE name LIKE 'kept_%'"
-    found = int(reader.begin().read(sql)[0][0])
+    found = int(reader.begin().read(_KEPT, list(KEPT.values()))[0][0])
     reader.rollback()
     return found
 

@@ -45,6 +45,22 @@ def test_a_quick_benchmark_of_runs_prints_every_figure() -> None:
         assert re.search(rf"^  {re.escape(name)} +-?[\d,.]+", done.stdout, re.MULTILINE), name
 
 
+KEPT_FIGURES = (
+    *("100", "2,000", "2,000, at the cap", "list of failures", "page of tasks"),
+    *("tasks deleted a second", "longest submit, ms"),
+)
+
+
+def test_a_quick_benchmark_of_kept_tasks_prints_every_figure_for_both_stores() -> None:
+    command = [sys.executable, "-m", "benchmarks", "kept", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in KEPT_FIGURES:
+        found = re.findall(rf"^  {re.escape(name)} +[\d,.]+", done.stdout, re.MULTILINE)
+        assert len(found) >= 2, name
+    assert "file afterwards, MiB" in done.stdout
+
+
 PAGES = (
     *("overview", "tasks", "tasks by a rare label", "tasks by a text that none has"),
     *("a task that waits", "cancel all that wait?", "projects", "budgets", "slots"),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headgate.core.budgets.ledger import Balance, SettleRequest
 from headgate.core.budgets.reservations import Call, Reservation
@@ -22,7 +24,7 @@ from headgate.storage.queries import BulkFilter
 from headgate.storage.sql_store import UPKEEP_SECONDS
 from headgate.storage.sqlite import SqliteTaskStore
 from headgate.storage.store import Node, TaskQuery
-from headgate.storage.task_ids import first_id_at
+from headgate.storage.task_ids import TaskIds, first_id_at, seconds_of
 from headgate.storage.transaction import Dialect, Transaction
 from storage.scene import AWAY, DONE, FAILED, HERE, LEASE_SECONDS, Place, Scene, ids
 
@@ -132,6 +134,19 @@ async def test_a_deleted_task_is_told_from_one_that_never_was_without_a_row(plac
         assert await deleted_by(names[3]) is None
         assert await deleted_by(names[4]) is None
         assert await deleted_by("mine") is None
+
+
+@pytest.mark.hypothesis
+@given(st.floats(0, 4e9), st.integers(0, 29), st.sampled_from("ilouI!é"))
+@settings(deadline=None)
+def test_an_id_of_our_form_tells_its_time_and_any_other_none(
+    now: float, place: int, wrong: str
+) -> None:
+    task_id = TaskIds().new(now)
+    assert seconds_of(task_id) == int(now * 1_000) / 1_000
+    assert first_id_at(now) <= task_id < first_id_at(now + 0.002)
+    assert seconds_of(task_id[:place] + wrong + task_id[place + 1 :]) is None
+    assert seconds_of(task_id[:-1]) is None
 
 
 async def test_a_step_of_eviction_is_bounded_in_bytes(

@@ -11,6 +11,7 @@ import os
 
 PREFIX = "tsk_"
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_CHARACTERS = frozenset(_ALPHABET)
 _PAIRS = [high + low for high in _ALPHABET for low in _ALPHABET]
 _RANDOM_BITS = 80
 _STEP_BYTES = 4
@@ -52,14 +53,11 @@ def first_id_at(seconds: float) -> str:
 def seconds_of(task_id: str) -> float | None:
     """Return the time that an id was made at; None of one that was made elsewhere."""
     text = task_id.removeprefix(PREFIX)
-    if text == task_id or len(text) != _LENGTH_BITS // 5:
+    if text == task_id or len(text) != _LENGTH_BITS // 5 or not _CHARACTERS.issuperset(text):
         return None
     milliseconds = 0
     for character in text[:_TIME_CHARACTERS]:
-        value = _ALPHABET.find(character)
-        if value < 0:
-            return None
-        milliseconds = milliseconds * 32 + value
+        milliseconds = milliseconds * 32 + _ALPHABET.index(character)
     return milliseconds / 1000
 
 
