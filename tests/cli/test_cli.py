@@ -40,7 +40,7 @@ def test_decide_prints_the_plan_and_the_reasons(
         "",
         "Waiting: 1 task",
         "  task     reason",
-        "  p-00001  project p runs 1 of 1 agents",
+        "  p-00001  project p has 1 of 1 tasks in flight",
     ]
 
 
@@ -55,7 +55,7 @@ def test_decide_writes_json(snapshot_file: Path, capsys: pytest.CaptureFixture[s
                     "project_id": "p",
                     "active": 1,
                     "limit": 1,
-                    "message": "project p runs 1 of 1 agents",
+                    "message": "project p has 1 of 1 tasks in flight",
                 }
             ]
         },

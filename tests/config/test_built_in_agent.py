@@ -52,6 +52,13 @@ async def test_a_task_with_only_a_project_runs_on_a_plain_service(tmp_path: Path
         assert (await service.get(f"/agents/{BUILT_IN_AGENT}")) == agent
         stats = await service.get("/scheduler/stats")
         assert stats["metrics"]["agents"][BUILT_IN_AGENT]["tasksCompleted"] == 1
+        counted = f'headgate_agent_tasks_completed_total{{agent="{BUILT_IN_AGENT}"}} 1.0'
+        async with asyncio.timeout(10.0):
+            while counted.encode() not in (await service.ask("GET", "/metrics")).body:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        page = (await service.ask("GET", "/ui/projects")).body.decode()
+        assert "takes tasks that name no agent" in page
+        assert f"/ui/agents/{BUILT_IN_AGENT}/change" not in page
 
 
 async def test_as_many_open_tasks_run_as_may_be_in_flight(tmp_path: Path) -> None:

@@ -20,7 +20,15 @@ from headgate.core.dispatch_state import (
 )
 from headgate.core.gates import GateClosure
 from headgate.core.rate_limits import RateLimit
-from headgate.core.snapshot import Agent, AgentState, LanePolicy, Project, ProjectStatus
+from headgate.core.snapshot import (
+    BUILT_IN_AGENT,
+    Agent,
+    AgentState,
+    LanePolicy,
+    Project,
+    ProjectStatus,
+    with_built_in_agent,
+)
 from headgate.core.task import Progress, TaskRecord, TaskStatus
 from headgate.core.why import reasons
 
@@ -64,10 +72,11 @@ def dispatch_settings(draw: st.DrawFn) -> DispatchSettings:
         for name in PROJECTS
     )
     limits = draw(st.sampled_from(((), (1,), (2,))))
+    max_inflight = draw(st.integers(1, 6))
     return settings(
         projects=projects,
-        agents=agents,
-        max_inflight=draw(st.integers(1, 6)),
+        agents=with_built_in_agent(agents, capacity=max_inflight),
+        max_inflight=max_inflight,
         max_per_agent_inflight=draw(st.integers(1, 3)),
         default_tokens=draw(st.sampled_from((10, 100))),
         lane_policy=draw(st.sampled_from(LanePolicy)),
@@ -100,7 +109,7 @@ def records(draw: st.DrawFn) -> list[TaskRecord]:
 def in_flight(record: TaskRecord) -> TaskRecord:
     task = msgspec.structs.replace(record.task, id=f"f{record.task.id}", status=TaskStatus.RUNNING)
     progress = Progress(attempt=1, node_id="n1")
-    agent_id = record.agent_id or "a"
+    agent_id = record.agent_id or BUILT_IN_AGENT
     return msgspec.structs.replace(record, task=task, progress=progress, agent_id=agent_id)
 
 

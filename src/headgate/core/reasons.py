@@ -36,7 +36,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="reason"):
         return self.line.format_map(msgspec.structs.asdict(self))
 
 
-class Cap(Reason, frozen=True, kw_only=True):
+class Cap(Reason, frozen=True, kw_only=True, omit_defaults=True):
     """A reason that a setting causes.
 
     `setting` is the key as the file writes it, with its value; `is_default` says that nobody set
