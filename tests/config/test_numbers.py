@@ -46,7 +46,7 @@ class Number(NamedTuple):
 
     parts: tuple[str, ...]
     header: str
-    info: inspect.IntType | inspect.FloatType
+    info: Any
     annotation: Any
 
     @property
@@ -88,9 +88,10 @@ def _numbers_of(kind: Any, parts: tuple[str, ...], header: str) -> Iterator[Numb
                 yield Number((*parts, field.name), header, one, field.type)
 
 
-def _all_numbers() -> Iterator[Number]:
+def _tables() -> Iterator[tuple[Any, tuple[str, ...], str]]:
+    """Return every table of the settings: its type, its key, and how it begins."""
     for section, kind in TABLES.items():
-        yield from _numbers_of(kind, (section,), f"[{section}]")
+        yield kind, (section,), f"[{section}]"
     types = {field.name: field.type for field in msgspec.structs.fields(Settings)}
     for section in NAMED_TABLES:
         value = inspect.type_info(types[section])
@@ -98,10 +99,10 @@ def _all_numbers() -> Iterator[Number]:
         members: tuple[Any, ...] = getattr(value.value_type, "types", (value.value_type,))
         for member in members:
             parts, header = CONTEXTS.get(section, ((section, "x"), ""))
-            yield from _numbers_of(member.cls, parts, header or TARGETS[str(member.tag)])
+            yield member.cls, parts, header or TARGETS[str(member.tag)]
 
 
-NUMBERS = list(_all_numbers())
+NUMBERS = [number for table in _tables() for number in _numbers_of(*table)]
 
 
 def test_the_table_has_every_section_with_numbers() -> None:
@@ -152,27 +153,41 @@ def test_a_variable_and_an_option_outside_the_range_are_refused(number: Number) 
         assert str(caught.value).endswith("(given as an option)")
 
 
+def _is_dollars(info: inspect.Type) -> bool:
+    members = {type(one) for one in info.types} if isinstance(info, inspect.UnionType) else set()
+    return members >= {inspect.StrType, inspect.FloatType}
+
+
+def _dollars() -> Iterator[tuple[str, str]]:
+    """Return each key that is dollars, with its table but for this key."""
+    for kind, parts, header in _tables():
+        fields = msgspec.structs.fields(kind)
+        for field in fields:
+            if _is_dollars(inspect.type_info(field.type)):
+                needed = [one.name for one in fields if one.required and one is not field]
+                beside = "".join(f"\n{name} = 1" for name in needed if f"{name} =" not in header)
+                yield Number((*parts, field.name), header, None, None).key, header + beside
+
+
+DOLLARS = list(_dollars())
+
+
+def test_the_table_has_all_that_is_dollars() -> None:
+    keys = {key.rpartition(".")[2] for key, _ in DOLLARS}
+    assert keys >= {"limit_usd", "estimate_usd", "input", "output", "cached_input", "cache_write"}
+
+
 @pytest.mark.parametrize("written", ["-1", "nan", "inf", "'-0.01'", "'x'", "1e30"])
-@pytest.mark.parametrize(
-    ("key", "header", "wanted"),
-    [
-        ('budgets."session:x".limit_usd', '[budgets."session:x"]', "from 0 to 1,000,000,000"),
-        ("scheduler.default_cost_usd", "[scheduler]", "from 0 to 1,000,000"),
-        ("prices.x.input", "[prices.x]\noutput = 1", "from 0 to 1,000,000"),
-        ("prices.x.output", "[prices.x]\ninput = 1", "from 0 to 1,000,000"),
-        ("prices.x.cached_input", "[prices.x]\ninput = 1\noutput = 1", "from 0 to 1,000,000"),
-        ("prices.x.cache_write", "[prices.x]\ninput = 1\noutput = 1", "from 0 to 1,000,000"),
-    ],
-)
+@pytest.mark.parametrize(("key", "header"), DOLLARS)
 def test_dollars_outside_their_range_are_refused(
-    key: str, header: str, wanted: str, written: str, tmp_path: Path
+    key: str, header: str, written: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "headgate.toml"
     path.write_text(f"{header}\n{key.rpartition('.')[2]} = {written}\n")
     with pytest.raises(InvalidSettingError) as caught:
         load_settings(path, {}, {})
     line = str(caught.value)
-    assert line.startswith(f"{key}: must be dollars {wanted}"), line
+    assert line.startswith(f"{key}: must be dollars from 0 to 1,000,000"), line
     assert line.endswith(f"({path}, line {path.read_text().count(chr(10))})"), line
 
 
