@@ -14,6 +14,7 @@ from headgate.errors import InvalidSettingError
 from headgate.providers.prices import Price, PriceList
 from headgate.workflow.costs import check_prices, with_settings_prices
 from headgate.workflow.parser import read_workflow
+from headgate.workflow.run_record import RunScope
 
 TARGET = """
 [targets.model]
@@ -120,7 +121,7 @@ def test_a_run_here_is_priced_by_the_settings_file_beneath_its_own(tmp_path: Pat
     file = tmp_path / "flow.yaml"
     file.write_text(FLOW)
     workflow = with_settings_prices(read_workflow(file, file.read_bytes()), path)
-    check_prices(workflow)
+    check_prices(workflow, [RunScope(scope="workflow:w", micro_usd=1)])
     costs = [
         workflow.price_list.cost(model, input_tokens=1_000_000, output_tokens=0).usd
         for model in ("own", "house-7b")
@@ -133,7 +134,8 @@ def test_a_dry_run_takes_the_prices_of_the_settings_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("flow.yaml").write_text(FLOW)
-    assert run(["run", "flow.yaml", "--dry-run", "--data", "d"]) == 2
+    limited = ["run", "flow.yaml", "--dry-run", "--data", "d", "--budget-usd", "5"]
+    assert run(limited) == 2
     assert "model 'house-7b' has no known price" in capsys.readouterr().err
     Path("headgate.toml").write_text(CHEAP)
-    assert run(["run", "flow.yaml", "--dry-run", "--data", "d"]) == 0
+    assert run(limited) == 0

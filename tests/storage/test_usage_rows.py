@@ -8,9 +8,10 @@ from functools import partial
 import msgspec
 import pytest
 
-from headgate.cli.doctor_checks import price_findings
+from headgate.cli.doctor_checks import Finding, price_findings
 from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Succeeded, Usage, cost_of
 from headgate.core.retention import USAGE_KEPT_SECONDS
+from headgate.providers.prices import PriceList
 from headgate.storage import usage
 from headgate.storage.migrations import migrate
 from headgate.storage.tokens import UNBOUND, Bounds
@@ -248,6 +249,10 @@ async def test_an_attempt_that_cost_more_than_was_held_is_an_overrun(
         assert sums[-1] == overruns
 
 
+def price_lines(transaction: Transaction, now: float) -> list[Finding]:
+    return list(price_findings(transaction, now, PriceList()))
+
+
 async def test_models_without_a_price_are_told_for_a_day(place: Place) -> None:
     async with place.scene() as scene:
         reports = UsageReports(scene.store)
@@ -265,13 +270,15 @@ async def test_models_without_a_price_are_told_for_a_day(place: Place) -> None:
             UnpricedModel(model="house-model", tokens=900_000),
             UnpricedModel(model="small", tokens=5),
         )
-        first, second = await scene.store.run(lambda *asked: list(price_findings(*asked)))
+        first, second = await scene.store.run(
+            lambda *asked: list(price_findings(*asked, PriceList()))
+        )
         assert (first.verdict, second.verdict) == ("warn", "warn")
         assert "900,000 tokens" in first.found
         assert first.advice.startswith('add [prices."house-model"] with input = …')
         scene.clock.advance(DAY + HOUR)
         assert await reports.unpriced() == ()
-        (finding,) = await scene.store.run(lambda *asked: list(price_findings(*asked)))
+        (finding,) = await scene.store.run(price_lines)
         assert finding.verdict == "ok"
 
 

@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 
 from headgate.errors import WorkflowError
-from headgate.workflow.costs import check_prices, estimated
+from headgate.workflow.costs import check_prices, estimated, limits_dollars
 from headgate.workflow.placeholders import UnfilledError, fill, fill_template
+from headgate.workflow.run_record import RunScope
 from headgate.workflow.workflow import CommandWork, ModelWork, Workflow
 from workflow.views import SimpleView, read
 
 PRICES = "config: {prices: {m: {input: 2, output: 8}}}\n"
 
 
-def estimate(workflow: Workflow, item: Any = None) -> tuple[Any, Any]:
+LIMITED = [RunScope(scope="workflow:w", micro_usd=1)]
+
+
+def estimate(workflow: Workflow, item: Any = None, *, is_limited: bool = True) -> tuple[Any, Any]:
     step = workflow.steps[0]
     body = None
     if isinstance(step.work, ModelWork):
@@ -24,7 +28,8 @@ def estimate(workflow: Workflow, item: Any = None) -> tuple[Any, Any]:
     command = None
     if isinstance(step.work, CommandWork):
         command = [fill(one, SimpleView(item)) for one in step.work.command]
-    return estimated(workflow, step, SimpleNamespace(body=body, command=command))
+    request = SimpleNamespace(body=body, command=command)
+    return estimated(workflow, step, request, is_limited=is_limited)
 
 
 SAID = [
@@ -70,11 +75,21 @@ def test_tokens_that_are_said_go_before_those_that_are_measured() -> None:
 def test_a_model_without_a_price_is_refused_before_the_run() -> None:
     workflow = read("steps:\n  - {id: a, command: [x]}\n  - {id: b, model: unheard-of, prompt: x}")
     with pytest.raises(WorkflowError) as caught:
-        check_prices(workflow)
+        check_prices(workflow, LIMITED)
     assert str(caught.value) == (
-        "eval.yaml:3: steps[1].model: model 'unheard-of' has no known price; write it into "
-        "config.prices, or give the step an estimate with usd"
+        "eval.yaml:3: steps[1].model: model 'unheard-of' has no known price; "
+        'add [prices."unheard-of"] with input = … and output = … in dollars a million tokens '
+        "to the settings, or config.prices to the file, or give the step an estimate with usd"
     )
+
+
+def test_a_run_whose_budgets_limit_no_dollars_needs_no_prices() -> None:
+    workflow = read("steps: [{id: b, model: unheard-of, prompt: x, max_tokens: 100}]")
+    check_prices(workflow, [RunScope(scope="workflow:w")])
+    micro_usd, tokens = estimate(workflow, is_limited=False)
+    assert (micro_usd, tokens > 100) == (None, True)
+    shared = [RunScope(scope="session:s"), RunScope(scope="session:s/workflow:w")]
+    assert limits_dollars(shared)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +104,11 @@ def test_a_model_without_a_price_is_refused_before_the_run() -> None:
     ],
 )
 def test_a_model_passes_that_has_a_price_or_an_estimate(text: str) -> None:
-    check_prices(read(text))
+    check_prices(read(text), LIMITED)
 
 
 def test_a_model_that_was_filled_in_and_has_no_price_fails_that_run_only() -> None:
     workflow = read('steps: [{id: a, foreach: [m], model: "{item}", prompt: x}]')
     assert estimate(workflow, "gpt-4o-mini")[0] > 0
-    with pytest.raises(UnfilledError, match="model 'unheard-of' has no known price; write it into"):
+    with pytest.raises(UnfilledError, match="model 'unheard-of' has no known price; add"):
         estimate(workflow, "unheard-of")

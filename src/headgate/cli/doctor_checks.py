@@ -30,7 +30,7 @@ from headgate.core.fair_share import hour_of
 from headgate.errors import HeadgateError, InvalidSettingError
 from headgate.executors.build import build_executor
 from headgate.executors.targets import CallableTarget, CommandTarget, HttpTarget, Target
-from headgate.providers.prices import price_advice
+from headgate.providers.prices import PriceList, price_advice
 from headgate.storage.data_lock import Holder, holder_of, is_held
 from headgate.storage.migrations import schema_version
 from headgate.storage.sql_store import PARTS
@@ -103,13 +103,14 @@ _SERVER_TIME = "SELECT EXTRACT(EPOCH FROM clock_timestamp())::double precision"
 
 def store_findings(settings: Settings, directory: Path) -> Iterator[Finding]:
     """Look at the store, without changing or founding it."""
+    prices = PriceList(settings.price_overrides)
     try:
         if settings.store.url == "memory:":
             yield warn("store", "in memory", "tasks are lost at the end; this is for trying out")
         elif is_shared(settings):
-            yield from _postgres(settings.store.url or "")
+            yield from _postgres(settings.store.url or "", prices)
         else:
-            yield from _sqlite(sqlite_file(settings, directory))
+            yield from _sqlite(sqlite_file(settings, directory), prices)
     except (HeadgateError, ModuleNotFoundError) as error:
         yield fail("store", str(error), _advice(error))
 
@@ -139,21 +140,21 @@ async def _reach(url: str) -> None:
         pass
 
 
-def _sqlite(path: Path) -> Iterator[Finding]:
+def _sqlite(path: Path, prices: PriceList) -> Iterator[Finding]:
     from headgate.storage.sqlite import SqliteReader  # noqa: PLC0415
 
     if not path.exists():
         yield ok("store", f"{path} is created at the first start")
         return
-    yield from _versions(SqliteReader(path), str(path))
+    yield from _versions(SqliteReader(path), str(path), prices)
     yield ok("clock", "the store is on this machine")
 
 
-def _postgres(url: str) -> Iterator[Finding]:
+def _postgres(url: str, prices: PriceList) -> Iterator[Finding]:
     from headgate.storage.postgres import PostgresReader  # noqa: PLC0415
 
     database = PostgresReader(url)
-    yield from _versions(database, "postgresql")
+    yield from _versions(database, "postgresql", prices)
     try:
         before = time.time()
         at = float(database.begin().read(_SERVER_TIME)[0][0])
@@ -171,13 +172,13 @@ def _postgres(url: str) -> Iterator[Finding]:
         yield ok("clock", found)
 
 
-def _versions(database: Database, name: str) -> Iterator[Finding]:
+def _versions(database: Database, name: str, prices: PriceList) -> Iterator[Finding]:
     try:
         transaction = database.begin()
         judged = _judged(transaction, name)
         yield judged
         if judged.verdict == "ok":
-            yield from price_findings(transaction, time.time())
+            yield from price_findings(transaction, time.time(), prices)
     finally:
         database.rollback()
         database.close()
@@ -198,9 +199,10 @@ def _judged(transaction: Transaction, name: str) -> Finding:
     return ok("store", f"{name}: all tables are up to date")
 
 
-def price_findings(transaction: Transaction, now: float) -> Iterator[Finding]:
+def price_findings(transaction: Transaction, now: float, prices: PriceList) -> Iterator[Finding]:
     """Look for models that were used in the last day though nobody knows their price."""
-    found = unpriced(transaction, since=hour_of(now - UNPRICED_SECONDS))
+    used = unpriced(transaction, since=hour_of(now - UNPRICED_SECONDS))
+    found = [one for one in used if not prices.is_known(one.model)]
     for one in found:
         line = f"{one.model!r} has no price: for {one.tokens:,} tokens what was reserved was booked"
         yield warn("prices", line, price_advice(one.model))

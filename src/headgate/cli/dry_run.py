@@ -22,7 +22,7 @@ from headgate.core.text import printable
 from headgate.errors import LedgerUnavailableError
 from headgate.workflow.backend import Money
 from headgate.workflow.budgets import choose_ledger, run_scopes
-from headgate.workflow.costs import check_prices, with_settings_prices
+from headgate.workflow.costs import check_prices, limits_dollars, with_settings_prices
 from headgate.workflow.dry_run import (
     DryPart,
     DryRun,
@@ -46,7 +46,8 @@ def print_dry_run(file: Path, options: RunOptions, *, as_json: bool) -> int:
     """Write what a run of a file would do, and return the exit code of a run that a budget ends."""
     workflow = read_workflow(file, read_source(file))
     workflow = with_settings_prices(workflow, settings_file(options.config))
-    check_prices(workflow)
+    scopes = run_scopes(workflow, options, os.environ)
+    check_prices(workflow, scopes)
     if options.server is None:
         # A module may print while it is imported; standard output is for what comes below.
         with own_output(lambda line: click.echo(line, err=True)):
@@ -57,6 +58,7 @@ def print_dry_run(file: Path, options: RunOptions, *, as_json: bool) -> int:
         asyncio.run(_budgets(workflow, options)),
         concurrency=options.concurrency or workflow.concurrency,
         now=time.time(),
+        is_limited=limits_dollars(scopes),
     )
     if as_json:
         print_json(as_keys(found))

@@ -369,14 +369,15 @@ def _begun(file: Path, options: RunOptions) -> Run:
     """Read a file and make the folder of a new run of it."""
     text = read_source(file)
     workflow = with_settings_prices(read_workflow(file, text), settings_file(options.config))
-    check_prices(workflow)
+    scopes = run_scopes(workflow, options, os.environ)
+    check_prices(workflow, scopes)
     return create_run(
         options,
         source=file,
         text=text,
         workflow=workflow,
         now=time.time(),
-        scopes=run_scopes(workflow, options, os.environ),
+        scopes=scopes,
     )
 
 

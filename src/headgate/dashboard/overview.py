@@ -478,7 +478,11 @@ def _of_webhooks(dead: tuple[int, bool] | None, *, is_store_away: bool) -> Itera
 
 async def _unpriced(view: View) -> tuple[UnpricedModel, ...]:
     # Which models others use is nothing for whoever is bound to one project or agent.
-    return () if view.caller.is_bound else await view.api.usage.unpriced()
+    if view.caller.is_bound:
+        return ()
+    found = await view.api.usage.unpriced()
+    # One that has a price by now needs nobody any more.
+    return tuple(one for one in found if not view.api.prices.is_known(one.model))
 
 
 def _own_projects(view: View) -> dict[str, ProjectSettings]:

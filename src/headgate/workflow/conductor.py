@@ -19,6 +19,7 @@ from typing import Any
 
 from headgate.errors import HeadgateError
 from headgate.workflow.backend import Backend, StepOrder, StepTask, TaskState, keep_newest
+from headgate.workflow.costs import limits_dollars
 from headgate.workflow.expansion import Expansion
 from headgate.workflow.progress import StepRunState, WorkflowProgress
 from headgate.workflow.report import Ended, RunReport, RunState, RunTotals
@@ -147,7 +148,13 @@ class Conductor:
         self._tally = RunTotals(workflow, self._progress, fields_read(workflow))
         self._filler = Filler(run, self._progress, self._tally, backend.results)
         self._refusals = RefusedAmounts()
-        self._maker = OrderMaker(workflow, self._filler, self._refusals, self._progress)
+        self._maker = OrderMaker(
+            workflow,
+            self._filler,
+            self._refusals,
+            self._progress,
+            is_limited=limits_dollars(run.record.scopes),
+        )
         self._reporter = Reporter(run, self._progress, self._tally)
         concurrency = run.record.concurrency or workflow.concurrency
         self._window = max(SMALLEST_WINDOW, WINDOW_PER_PERMIT * concurrency)

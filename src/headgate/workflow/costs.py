@@ -3,11 +3,13 @@
 `cost_usd` and `estimate` say it themselves; a call to a model is measured as it will be sent, and
 priced. Everything else costs nothing that is known here.
 
-Rule: a call whose price nobody knows is refused before the run, because it could not be held.
+Rule: where dollars are limited, a call whose price nobody knows is refused before the run, because
+it could not be held. Where they are not, it is made, and its tokens are counted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from headgate.providers.prices import CHARACTERS_PER_TOKEN, UnknownPriceError
 from headgate.providers.requests import ModelCall, read_call
 from headgate.workflow.config import PATHS
 from headgate.workflow.placeholders import Text, UnfilledError
+from headgate.workflow.run_record import RunScope
 from headgate.workflow.workflow import CommandWork, Estimate, ModelWork, Step, Workflow
 
 _NOTHING = Estimate()
@@ -29,12 +32,15 @@ def estimated(
     workflow: Workflow,
     step: Step,
     request: Any,  # noqa: ANN401
+    *,
+    is_limited: bool = True,
 ) -> tuple[int | None, int | None]:
     """Return the micro-dollars and the tokens of a filled request; one to a model has a `body`.
 
     None is what nobody knows, and what is learned from run to run.
 
-    Raises `UnfilledError` for a model whose name was filled in, and which has no price.
+    Raises `UnfilledError` for a model whose name was filled in and which has no price, where
+    dollars are limited.
     """
     said = step.estimate or _NOTHING
     micro_usd = said.micro_usd if step.cost_micro_usd is None else step.cost_micro_usd
@@ -46,7 +52,7 @@ def estimated(
     path = PATHS[workflow.endpoints[step.work.endpoint].kind]
     call = read_call(path, msgspec.json.encode(request.body))
     if micro_usd is None:
-        micro_usd = _price(workflow, call, step.work)
+        micro_usd = _price(workflow, call, step.work, is_limited=is_limited)
     tokens = _tokens(call, step.work) if said.tokens is None else said.tokens
     return micro_usd, tokens
 
@@ -57,11 +63,14 @@ def with_settings_prices(workflow: Workflow, path: Path | None) -> Workflow:
     return msgspec.structs.replace(workflow, prices=prices | workflow.prices)
 
 
-def check_prices(workflow: Workflow) -> None:
+def check_prices(workflow: Workflow, scopes: Sequence[RunScope]) -> None:
     """Raise `WorkflowError` for a call to a model that has no price and no estimate.
 
-    A model whose name is filled in is known when it runs, and not before.
+    A model whose name is filled in is known when it runs, and not before. A run whose budgets limit
+    no dollars needs no prices.
     """
+    if not limits_dollars(scopes):
+        return
     known: set[str] = set()
     for position, step in enumerate(workflow.steps):
         if not isinstance(step.work, ModelWork) or _is_said(step):
@@ -86,12 +95,19 @@ def _is_said(step: Step) -> bool:
     return is_estimated or step.cost_micro_usd is not None
 
 
-def _price(workflow: Workflow, call: ModelCall, work: ModelWork) -> int:
+def limits_dollars(scopes: Sequence[RunScope]) -> bool:
+    """Tell whether dollars are limited, as far as the run knows; what others share may be."""
+    return len(scopes) > 1 or any(one.micro_usd is not None for one in scopes)
+
+
+def _price(workflow: Workflow, call: ModelCall, work: ModelWork, *, is_limited: bool) -> int | None:
     most = call.output_tokens(work.max_tokens)
     prices = workflow.price_list
     try:
         cost = prices.estimate(call.model, prompt_chars=call.prompt_chars, max_tokens=most)
     except UnknownPriceError as error:
+        if not is_limited:
+            return None
         raise UnfilledError(_unknown(error)) from None
     except InvalidAmountError as error:
         raise UnfilledError(str(error)) from None
@@ -99,8 +115,8 @@ def _price(workflow: Workflow, call: ModelCall, work: ModelWork) -> int:
 
 
 def _unknown(error: UnknownPriceError) -> str:
-    advice = "write it into config.prices, or give the step an estimate with usd"
-    return f"{str(error).rpartition(';')[0]}; {advice}"
+    advice = "to the settings, or config.prices to the file, or give the step an estimate with usd"
+    return f"{str(error).rpartition(',')[0]} {advice}"
 
 
 def _tokens(call: ModelCall, work: ModelWork) -> int:

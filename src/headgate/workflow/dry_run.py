@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -111,14 +112,16 @@ def rehearse(
     *,
     concurrency: int,
     now: float,
+    is_limited: bool = True,
 ) -> DryRun:
-    """Go through a run on paper."""
-    rehearsal = _Rehearsal(workflow, items, accounts, concurrency=concurrency, now=now)
-    found = rehearsal.gone_through()
+    """Go through a run on paper; `is_limited` says whether dollars are."""
+    go = partial(
+        _Rehearsal, workflow, items, concurrency=concurrency, now=now, is_limited=is_limited
+    )
+    found = go(accounts).gone_through()
     if found.stop is None:
         return found
-    unlimited = _Rehearsal(workflow, items, (), concurrency=concurrency, now=now).gone_through()
-    return msgspec.structs.replace(found, needed_micro_usd=unlimited.micro_usd)
+    return msgspec.structs.replace(found, needed_micro_usd=go(()).gone_through().micro_usd)
 
 
 class _View:
@@ -144,6 +147,7 @@ class _Rehearsal:
         *,
         concurrency: int,
         now: float,
+        is_limited: bool,
     ) -> None:
         self._workflow = workflow
         self._items = items
@@ -155,7 +159,7 @@ class _Rehearsal:
         )
         self._books = _DryLedger(accounts, now=now)
         self._order = _Order()
-        self._estimates = _Estimates(workflow)
+        self._estimates = _Estimates(workflow, is_limited=is_limited)
         self._concurrency = concurrency
         self._last: str | None = None
         self._stop: DryStop | None = None
@@ -258,14 +262,17 @@ class _Estimate(msgspec.Struct, frozen=True):
 class _Estimates:
     """What is held for runs of steps."""
 
-    def __init__(self, workflow: Workflow) -> None:
+    def __init__(self, workflow: Workflow, *, is_limited: bool) -> None:
         self._workflow = workflow
+        self._is_limited = is_limited
         self._least = {step.id: _is_least(step) for step in workflow.steps}
         self.has_least = False
 
     def of(self, step: Step, view: _View) -> _Estimate:
         """Return what is held for one run; `UnfilledError` if a placeholder has nothing in it."""
-        micro_usd, tokens = estimated(self._workflow, step, request_of(step.work, view))
+        micro_usd, tokens = estimated(
+            self._workflow, step, request_of(step.work, view), is_limited=self._is_limited
+        )
         is_least = self._least[step.id]
         self.has_least |= is_least
         return _Estimate(micro_usd or 0, tokens or 0, is_least)

@@ -15,6 +15,7 @@ import msgspec
 
 from headgate.errors import HeadgateError, InvalidSettingError, StoreError
 from headgate.workflow.backend import Money, StepTask, TaskState, keep_newest
+from headgate.workflow.costs import limits_dollars
 from headgate.workflow.expansion import Expansion
 from headgate.workflow.progress import StepRunState, WorkflowProgress
 from headgate.workflow.report import RunReport, RunState, RunTotals, StepRow, StepState
@@ -297,7 +298,13 @@ class _View:
         )
         self._tally = RunTotals(workflow, self._progress, fields_read(workflow))
         self._filler = Filler(run, self._progress, self._tally, self._results)
-        self._maker = OrderMaker(workflow, self._filler, RefusedAmounts(), self._progress)
+        self._maker = OrderMaker(
+            workflow,
+            self._filler,
+            RefusedAmounts(),
+            self._progress,
+            is_limited=limits_dollars(run.record.scopes),
+        )
         self._reporter = Reporter(run, self._progress, self._tally)
         self._reporter.state = self._state
         self._reporter.ended_at = run.record.ended_at

@@ -523,8 +523,11 @@ class OrderMaker:
         filler: Filler,
         refusals: RefusedAmounts,
         progress: WorkflowProgress,
+        *,
+        is_limited: bool = True,
     ) -> None:
         self._workflow = workflow
+        self._is_limited = is_limited
         self._filler = filler
         self._refusals = refusals
         self._progress = progress
@@ -550,7 +553,7 @@ class OrderMaker:
         request = request_of(step.work, view)
         amounts = self._same.get(step.id)
         if amounts is None:
-            amounts = estimated(self._workflow, step, request)
+            amounts = estimated(self._workflow, step, request, is_limited=self._is_limited)
             # Only what a model is asked makes a difference from run to run.
             if step.cost_micro_usd is not None or not isinstance(step.work, ModelWork):
                 self._same[step.id] = amounts
