@@ -189,7 +189,7 @@ async def test_a_task_that_is_gone_after_a_break_is_not_begun_anew_by_itself(
         await backend.submit([order(1, of=notes, params=params)])
         task = await told.until(1, TaskState.QUEUED)
     path = f"/tasks/{task.task_id}"
-    wait_until(lambda: forgetful.ask("GET", path).status == 404, seconds=10)
+    wait_until(lambda: forgetful.ask("GET", path).status == 410, seconds=10)
     again = backend_at(forgetful.address, tmp_path, notes, run_id="gone")
     async with opened(again):
         end = (await known(again))[1]
