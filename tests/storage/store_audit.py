@@ -71,6 +71,9 @@ def _audit_assumptions(transaction: Transaction, rows: dict[str, TaskRow]) -> No
     ):
         assert 0 <= assumed_tokens <= tokens
         assert 0 <= assumed <= micro_usd
+    columns = "micro_usd, assumed_micro_usd, priced_micro_usd"
+    for micro_usd, assumed, priced in transaction.read(f"SELECT {columns} FROM usage_totals"):
+        assert 0 <= assumed + priced <= micro_usd
 
 
 def _retained_until(row: TaskRow) -> float | None:
